@@ -14,6 +14,7 @@ from jinfercept.chat.function_tools import ChatTool, ChatToolLike
 from jinfercept.chat.messages import Message
 from jinfercept.chat.options import ChatArguments, ChatOptions, VllmArguments, check_generate
 from jinfercept.chat.requests import Prompt, make_requests
+from jinfercept.chat.turn_tokens import TurnTokens
 from jinfercept.chat.written_tools import log_written_tools
 from jinfercept.config import EngineConfig, LLMOptions, RestartOptions
 from jinfercept.engine.async_streaming import AsyncStream, aserve
@@ -112,6 +113,7 @@ class LLM:
         self.tokenizer = model.machine.tokenizer
         self.grammars = Grammars(self.tokenizer, self.model.config.vocab_size) if self.tokenizer else None
         self._note_written_tools = cache(log_written_tools)
+        self._turn_tokens = TurnTokens()
         self._ids = map("request-{}".format, count())  # taken from any thread
 
     def __repr__(self) -> str:
@@ -199,6 +201,7 @@ class LLM:
             RequestError: requests are not finished, or the LLM is closed.
         """
         self.engine.restart(policy, record, estimator, order, options)
+        self._turn_tokens = TurnTokens()
 
     def update_weights(self, params: Params) -> None:
         """Serve other weights of the same model from now on; starts over as `restart`. For a moment both have to fit.
@@ -379,15 +382,16 @@ class LLM:
         options: ChatOptions,
         ids: Iterable[str] | None = None,
         tenant: str = "",
+        salt: str = "",
     ) -> list[Request]:
         """What `chat` serves, not submitted; several of a conversation with `n` outputs; `ids` and `tenant` as of
-        `make_requests`."""
+        `make_requests`, and the salt of their pages."""
         self.engine.thread.check_process()
         params = replace(DEFAULT_PARAMS, **self.sampling_defaults) if params is None else params
         ends = end_token_ids(self.model.config, self.tokenizer)
         grammars = self.grammars and self.grammars.of(tenant)
         given = (ids or self._ids, messages, params, tools, options, self.tokenizer, grammars, ends)
-        return make_chats(*given, self._note_written_tools)
+        return make_chats(*given, self._note_written_tools, self._turn_tokens, tenant, salt)
 
     def _either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatArguments) -> list[Request]:
         """A single prompt or a single conversation."""

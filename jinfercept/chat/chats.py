@@ -27,7 +27,8 @@ from jinfercept.chat.requests import check_chars, make_requests
 from jinfercept.chat.template import ChatTemplate, Rendered
 from jinfercept.chat.tool_choice import TurnCalls, compile_answer_or_calls, compile_calls, tool_choice
 from jinfercept.chat.tool_messages import ToolMessages
-from jinfercept.chat.transcript import ChatTranscript
+from jinfercept.chat.transcript import ChatTranscript, Note
+from jinfercept.chat.turn_tokens import Continued, TurnTokens
 from jinfercept.chat.turns import ChatTurns
 from jinfercept.chat.written_tools import FORMAT, are_written, log_written_tools
 from jinfercept.engine.parallel_sampling import forks
@@ -73,6 +74,9 @@ def make_chats(
     grammars: Grammars | None,
     eos_token_ids: Sequence[int],
     note_written_tools: Callable[[], None] = log_written_tools,
+    turn_tokens: TurnTokens | None = None,
+    tenant: str = "",
+    salt: str = "",
 ) -> list[Request]:
     """One request per conversation and output.
 
@@ -82,6 +86,9 @@ def make_chats(
         tools: those that the model may call.
         eos_token_ids: tokens that end a turn.
         note_written_tools: called if the template knows no tools.
+        turn_tokens: the tokens of the chats that these may continue; None: prompts are made of text.
+        tenant: owner of the requests.
+        salt: of their pages.
 
     Raises:
         RequestError: messages, tools or options are invalid, or the template does not take them.
@@ -108,6 +115,12 @@ def make_chats(
     template = _template(tokenizer, declared, written, options, ends)
     reasoning = reasoning_format(options.get("reasoning_parser", "auto"), template.source)
     texts = _prompts(template, listed, options)
+    prompts: list[Continued | None] = [
+        turn_tokens.prompt(template, messages, text, tenant, salt)
+        if turn_tokens is not None and options.get("add_generation_prompt", True)
+        else None
+        for messages, text in zip(listed, texts, strict=True)
+    ]
     later = _later_beginning(template, reasoning, executed)
     turns = ChatTurns(
         tokenizer=tokenizer,
@@ -125,7 +138,10 @@ def make_chats(
     all_turns = [turns.beginning(reasoning.beginning(text)) if reasoning else turns for text in texts]
     requests = make_requests(
         ids,
-        [{"prompt": text, "prompt_token_ids": template.encode(text)} for text in texts],
+        [
+            {"prompt": text, "prompt_token_ids": prompt.token_ids.tolist() if prompt else template.encode(text)}
+            for prompt, text in zip(prompts, texts, strict=True)
+        ],
         DEFAULT_PARAMS if params is None else params,
         (),
         None,
@@ -136,10 +152,17 @@ def make_chats(
     limits = {name: tool.max_result_tokens for name, tool in executed.items()}
     renderer = ToolMessages(template, tokenizer, limits) if form else None
     return [
-        _chat(fork, turns, executed, renderer, calls, free)
-        for request, turns in zip(requests, all_turns, strict=True)
+        _chat(fork, turns, executed, renderer, calls, free, _note_of(turn_tokens, prompt))
+        for request, turns, prompt in zip(requests, all_turns, prompts, strict=True)
         for fork in forks(request)
     ]
+
+
+def _note_of(turn_tokens: TurnTokens | None, prompt: Continued | None) -> Note | None:
+    """Stores the tokens of a chat that has ended, for a follow-up."""
+    if turn_tokens is None or prompt is None:
+        return None
+    return lambda tenant, *written: turn_tokens.remember(tenant, prompt, *written)
 
 
 def _turn_grammars(
@@ -241,6 +264,7 @@ def _chat(
     renderer: ToolMessages | None,
     calls: Grammar | None,
     free: Grammar | None,
+    note: Note | None,
 ) -> Request:
     """A request with its own grammar, which counts its turns.
 
@@ -248,6 +272,7 @@ def _chat(
         tools: that the engine runs.
         calls: grammar of its first turn, if that has to call.
         free: grammar of turns that may call, if the request has none and ends its turns.
+        note: stores its tokens.
     """
     if calls is not None and request.params.ignore_eos:
         raise RequestError(
@@ -259,5 +284,5 @@ def _chat(
         for grammar, beginning in zip((calls or own, own), turns.beginnings, strict=True)
     )
     grammar = PerTurnGrammar(first, later) if first else None
-    transcript = partial(ChatTranscript, turns)
+    transcript = partial(ChatTranscript, turns, note=note)
     return replace(request, tools=tools, grammar=grammar, transcript=transcript, render=renderer)

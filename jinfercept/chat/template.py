@@ -3,7 +3,7 @@
 A request that called keeps its tokens; only the text that the template puts behind them is added: the rest of the turn, the
 tool messages, and the opening of the next turn. That text comes from a small stand-in conversation, so a template that would
 write the model's turn differently (without its reasoning, with other spaces in arguments) changes nothing of the computed
-tokens. Knows no engine.
+tokens. A follow-up request is told what its template writes behind a turn by marks in the conversation. Knows no engine.
 """
 
 import json
@@ -37,6 +37,7 @@ from jinfercept.tokenizer.tokenizer import Tokenizer
 
 _STAND_IN = ({"role": "user", "content": "?"},)
 _MARK = "@@result-5f1c"
+_TURN, _NEXT = (f"@@{secrets.token_hex(8)}@@" for _ in range(2))  # no text of a client has them
 _PLACE = re.compile(rf"{_MARK}-(\d+)(.*?){_MARK}@@", re.DOTALL)
 _RESERVED = frozenset(
     {
@@ -77,6 +78,10 @@ class ChatTemplate:
             else they are text.
         written_tools: declarations that stand in a system message, since the template knows no tools.
 
+    Attributes:
+        source: the Jinja source.
+        given: all that two templates have in common that write the same text for the same messages.
+
     Raises:
         ModelError: there is no template.
         RequestError: it fails on a simple question, or the variables are not a mapping of free names.
@@ -100,6 +105,7 @@ class ChatTemplate:
             )
         self._tokenizer, self._special_tokens_in_text = tokenizer, special_tokens_in_text
         self.source = tokenizer.chat_template(bool(tools)) if source is None else source
+        self.given = (self.source, tools, variables, special_tokens_in_text, written_tools)
         self._mark, self._is_marked = chr(0xF0000 + secrets.randbelow(0xFFFE)), False  # one of those for private use
         self._written_tools = written_tools
         self._tools, self._variables = self._given(tools), self._given(variables)
@@ -265,6 +271,49 @@ class ChatTemplate:
         turn = {"role": "assistant", "content": "", "tool_calls": [call_message(call) for call in calls]}
         return self._apply([*map(checked_message, (*_STAND_IN, turn, *results))], add_generation_prompt=True)
 
+    @cached_property
+    def keeps_reasoning(self) -> bool:
+        """Whether the template writes the reasoning of a turn to which the user has replied."""
+        turn = {"role": "assistant", "content": "?", "reasoning_content": _MARK}
+        try:
+            return _MARK in self.render([*_STAND_IN, turn, *_STAND_IN])
+        except RequestError:
+            return False
+
+    def behind_turn(self, messages: Sequence[Message], place: int, text: Rendered) -> Rendered | None:
+        """The end of a turn and the text behind it, as the template writes them; None if they cannot be told from the turn.
+
+        Two marks tell them: one in place of what the turn says, one before what the next message does.
+
+        Args:
+            messages: of the conversation.
+            place: of the turn, a message of the assistant before the last message.
+            text: what `render` has returned for them.
+        """
+        turn, following = checked_message(messages[place]), checked_message(messages[place + 1])
+        if not isinstance(following["content"], str):
+            return None
+        following = following | {"content": _NEXT + following["content"]}
+        for marked in _marked_turns(turn):
+            try:
+                whole = self.render([*messages[:place], marked, following, *messages[place + 2 :]])
+            except RequestError:
+                continue
+            before, next_mark, rest = whole.partition(_NEXT)
+            _, turn_mark, between = before.rpartition(_TURN)
+            ends = [(at, end) for end in self._ends if (at := between.find(end)) >= 0]
+            if turn_mark and next_mark and ends:
+                break
+        else:
+            return None
+        at, end = min(ends)
+        behind = between[at + len(end) :] + rest.replace(_NEXT, "")
+        moved = following["role"] == "user" and any(tool["function"]["name"] in between for tool in self._tools)
+        if moved or not text.endswith(behind):  # `moved`: the tools stand before the last message of the user
+            return None
+        start = len(text) - len(behind)
+        return Rendered(end + behind, tuple(len(end) + at - start for at in text.breaks if at >= start))
+
     def encode(self, text: str) -> list[int]:
         """Tokens of a text that `render` returned, or of any text in which the names of special tokens stand for them."""
         breaks = text.breaks if isinstance(text, Rendered) else ()
@@ -287,6 +336,18 @@ class ChatTemplate:
         if tokens[: len(before)] == before:
             return tokens[len(before) :]
         return self.encode(self._rendered("".join(texts)))
+
+
+def _marked_turns(turn: dict[str, Any]) -> list[dict[str, Any]]:
+    """A message of the assistant with a mark as its last words: in its last call, and in its content if calls are not shown."""
+    *calls, last = turn.get("tool_calls") or [None]
+    if last is None:
+        return [{"role": "assistant", "content": _TURN}]
+    marked = {**last, "function": {**last["function"], "arguments": json.dumps({_TURN: _TURN})}}
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [*calls, marked]},
+        {"role": "assistant", "content": _TURN, "tool_calls": [*calls, last]},
+    ]
 
 
 def _common(one: str, other: str) -> int:

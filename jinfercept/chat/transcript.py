@@ -3,7 +3,7 @@
 Each token is decoded once and each character parsed once; what every client sees of the chat is made of these pieces.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -15,6 +15,9 @@ from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece,
 from jinfercept.intercept.parsed_turn import ParsedTurn
 from jinfercept.request import Call, CompletionOutput, Request, Result
 
+Note = Callable[[str, Sequence[int], Sequence[Message]], None]
+"""Takes what a chat has written whose last turn has ended: its tenant, the tokens, the messages that they are."""
+
 
 @final
 class ChatTranscript:
@@ -23,15 +26,16 @@ class ChatTranscript:
     Args:
         turns: how the chat's turns are parsed.
         request: of the chat.
+        note: called at the end, if a follow-up may continue the chat; None: it is not kept.
 
     Attributes:
         text: the request's text as the model writes it, markup included.
         finds_calls: whether the chat has a format of calls.
     """
 
-    def __init__(self, turns: ChatTurns, request: Request) -> None:
+    def __init__(self, turns: ChatTurns, request: Request, note: Note | None = None) -> None:
         params = request.params
-        self._turns, self._request_id = turns, request.id
+        self._turns, self._request, self._note = turns, request, note
         self._ends = frozenset(turns.ends)
         self.finds_calls = turns.form is not None
         self.text = TextStream(
@@ -95,7 +99,17 @@ class ChatTranscript:
         pending = self._message.all_calls if reason not in ("abort", "error") else ()  # else no results will follow
         unread = unread_calls(completion.interceptions)
         messages = (*self._messages, self._message.closed(pending))
+        if self._note is not None and self._can_continue(completion):
+            self._note(self._request.tenant, completion.token_ids, messages)
         return replace(completion, finish_reason=reason, stop_reason=stop, messages=messages, cancelled=unread)
+
+    def _can_continue(self, completion: CompletionOutput) -> bool:
+        """Whether a follow-up may continue the tokens: the turn has ended, and all of it is in the messages."""
+        follow_up, params, turns = self._request.follow_up, self._request.params, self._turns
+        if follow_up is None or follow_up.last or params.ignore_eos or not completion.token_ids:
+            return False
+        whole = turns.parallel or not self._message.calls  # further calls were dropped
+        return whole and completion.finish_reason == "stop" and completion.token_ids[-1] in self._ends
 
     def _in_call(self, before: str, text: str) -> bool:
         return self._parsed.in_call(before, text)
@@ -115,7 +129,7 @@ class ChatTranscript:
     def _noted(self, pieces: list[Piece]) -> list[Piece]:
         for piece in pieces:
             self._message.add(piece)
-        return [replace(piece, request_id=self._request_id) for piece in pieces]
+        return [replace(piece, request_id=self._request.id) for piece in pieces]
 
 
 @final

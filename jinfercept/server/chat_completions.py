@@ -98,7 +98,8 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
     check_conversation(service, messages, tools, body.chat_template_kwargs)
     messages = service.tool_history.restored(hints.salt, messages)
     try:
-        return service.llm.make_chats([messages], params, [*tools, *offered], options, iter([name]), hints.owner)
+        given = [*tools, *offered], options, iter([name]), hints.owner, hints.salt
+        return service.llm.make_chats([messages], params, *given)
     except JinferceptError as error:
         raise ApiError.of(error, field_of_chat(error, bool(tools))) from error
 

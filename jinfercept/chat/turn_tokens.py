@@ -1,0 +1,203 @@
+"""The tokens of chats that have ended, by their messages: a follow-up continues from them, whatever its template would write.
+
+Many templates write a turn of the past in another way than the model wrote it: without its reasoning, with other spaces in
+arguments, with its text stripped. A prompt made of that misses the pages of the turn, and the model reads what it never wrote.
+Knows no engine; a server keeps one `TurnTokens`.
+"""
+
+import hashlib
+import json
+import secrets
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple, final
+
+from jinfercept.chat.messages import ARGUMENT_FORMS, Message, checked_message
+from jinfercept.chat.template import ChatTemplate, Rendered
+from jinfercept.parsers.reasoning import REASONING_FORMATS
+from jinfercept.quota import Quota
+
+MOST, MOST_BYTES, MAX_AGE_S = 4096, 2**26, 3600.0
+_CLOSINGS = tuple({form.closing for form in REASONING_FORMATS.values()})
+
+
+class _Chat(NamedTuple):
+    """The tokens of a chat up to the end of a turn.
+
+    Attributes:
+        owner: tenant of the request.
+        token_ids: the prompt, and what follows it.
+        reasons: whether there is reasoning among them.
+        before: name of the chat that this one has continued, "" without one.
+        until_s: when it is forgotten.
+    """
+
+    owner: str
+    token_ids: "array[int]"
+    reasons: bool
+    before: str
+    until_s: float
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.token_ids) * self.token_ids.itemsize
+
+
+class Continued(NamedTuple):
+    """The prompt of a chat.
+
+    Attributes:
+        token_ids: its tokens.
+        digest: of its template and its messages.
+        reasons: whether there is reasoning of earlier turns in it.
+        before: name of the chat that it continues, "" without one.
+    """
+
+    token_ids: "array[int]"
+    digest: bytes
+    reasons: bool
+    before: str = ""
+
+
+@final
+class TurnTokens:
+    """The chats of all owners; each finds its own. Thread-safe. Space is shared fairly between owners (`Quota`).
+
+    Args:
+        most, most_bytes: maximum chats and bytes; the owner with the most loses its least recently used chat first.
+        max_age_s: seconds until a chat is forgotten, since its last use.
+        now: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        most: int = MOST,
+        most_bytes: int = MOST_BYTES,
+        max_age_s: float = MAX_AGE_S,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._quota, self._max_age_s, self._now = Quota(most, most_bytes), max_age_s, now
+        self._chats: dict[str, _Chat] = {}  # least recently used first
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._chats)
+
+    def prompt(
+        self, template: ChatTemplate, messages: Sequence[Message], text: Rendered, owner: str, salt: str
+    ) -> Continued:
+        """The prompt of a conversation: the tokens of the chat that it continues, and the text behind them.
+
+        Behind a message of the user a turn's reasoning is no longer read, unless the template writes it there too: a
+        conversation with both is made of its text.
+
+        Args:
+            template: of the conversation.
+            messages: with an answer of the model to come.
+            text: what the template writes for them.
+            owner: tenant of the request.
+            salt: of its pages; chats are found only with the same one.
+        """
+        digests = _digests([salt, *template.given], messages)
+        asks = False
+        for place in range(len(messages) - 2, -1, -1):
+            asks |= messages[place + 1]["role"] not in ("tool", "assistant")
+            if messages[place]["role"] != "assistant":
+                continue
+            name = digests[place].hex()
+            chat = self._found(name)
+            if chat is None or chat.owner != owner or (asks and chat.reasons and not template.keeps_reasoning):
+                continue
+            if (behind := template.behind_turn(messages, place, text)) is not None:
+                ids = chat.token_ids[:-1]
+                ids.extend(template.encode(behind))  # begins with the template's end in place of the model's
+                return Continued(ids, digests[-1], chat.reasons, name)
+        return Continued(array("i", template.encode(text)), digests[-1], _has_reasoning(messages))
+
+    def remember(self, owner: str, prompt: Continued, token_ids: Sequence[int], messages: Sequence[Message]) -> None:
+        """Store the tokens of a chat whose last turn has ended; of the chats before it only the last one stays.
+
+        Args:
+            owner: tenant of the request.
+            prompt: of the chat.
+            token_ids: that follow the prompt; the last one ends a turn.
+            messages: that they are.
+        """
+        *_, digest = _digests(prompt.digest, messages)
+        ids = prompt.token_ids + array("i", token_ids)
+        reasons = prompt.reasons or _has_reasoning(messages)
+        chat = _Chat(owner, ids, reasons, prompt.before, self._now() + self._max_age_s)
+        with self._lock:
+            if (before := self._chats.get(prompt.before)) is not None and before.before in self._chats:
+                self._remove(before.before)
+            self._put(digest.hex(), chat)
+
+    def _found(self, name: str) -> _Chat | None:
+        with self._lock:
+            chat = self._chats.get(name)
+            if chat is None or chat.until_s <= self._now():
+                return None
+            self._put(name, chat := chat._replace(until_s=self._now() + self._max_age_s))
+            return chat
+
+    def _put(self, name: str, chat: _Chat) -> None:
+        """Make a chat the most recent one, and remove old ones and those beyond the limits."""
+        if name in self._chats:
+            self._remove(name)
+        self._chats[name] = chat
+        self._quota.add(chat.owner, name)
+        self._quota.charge(chat.owner, chat.num_bytes)
+        now = self._now()
+        for old in list(takewhile(lambda old: self._chats[old].until_s <= now, self._chats)):
+            self._remove(old)
+        while (victim := self._quota.victim(chat.owner)) is not None:
+            self._remove(victim)
+
+    def _remove(self, name: str) -> None:
+        chat = self._chats.pop(name)
+        self._quota.remove(chat.owner, name)
+        self._quota.charge(chat.owner, -chat.num_bytes)
+
+
+def _digests(first: Any, messages: Sequence[Message]) -> list[bytes]:
+    """Digests of a conversation up to each of its messages.
+
+    Args:
+        first: the digest of what stands before them, or JSON values.
+    """
+    digest = first if isinstance(first, bytes) else hashlib.sha256(_encoded(first)).digest()
+    return [digest := hashlib.sha256(digest + _encoded(_compared(message))).digest() for message in messages]
+
+
+def _compared(message: Message) -> list[Any]:
+    """What two messages have in common that are the same: clients leave reasoning out, and write arguments anew."""
+    checked = checked_message(message)
+    content, calls = checked["content"], checked.get("tool_calls", ())
+    if checked["role"] == "assistant" and isinstance(content, str):
+        content = content.strip()
+    value = ARGUMENT_FORMS[0]
+    written = [
+        [call.get("id"), call["function"].get("name"), value(call["function"].get("arguments"))] for call in calls
+    ]
+    return [checked["role"], content, written, checked.get("tool_call_id")]
+
+
+def _has_reasoning(messages: Sequence[Message]) -> bool:
+    """Whether there is reasoning in turns of the assistant, told from their content or not."""
+    for message in messages:
+        if message["role"] == "assistant":
+            content, apart = message.get("content"), message.get("reasoning_content") or message.get("reasoning")
+            if (apart and apart.strip()) or (isinstance(content, str) and any(tag in content for tag in _CLOSINGS)):
+                return True
+    return False
+
+
+def _encoded(value: Any) -> bytes:
+    """A value as bytes; of one that is nested too deeply, some that no other value has."""
+    try:
+        return json.dumps(value, sort_keys=True, default=str).encode()
+    except RecursionError:
+        return secrets.token_bytes()
