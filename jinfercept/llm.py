@@ -113,7 +113,7 @@ class LLM:
         self.tokenizer = model.machine.tokenizer
         self.grammars = Grammars(self.tokenizer, self.model.config.vocab_size) if self.tokenizer else None
         self._note_written_tools = cache(log_written_tools)
-        self._turn_tokens = TurnTokens()
+        self._turn_tokens = TurnTokens(self.shape.max_model_len)
         self._ids = map("request-{}".format, count())  # taken from any thread
 
     def __repr__(self) -> str:
@@ -201,7 +201,7 @@ class LLM:
             RequestError: requests are not finished, or the LLM is closed.
         """
         self.engine.restart(policy, record, estimator, order, options)
-        self._turn_tokens = TurnTokens()
+        self._turn_tokens = TurnTokens(self.shape.max_model_len)
 
     def update_weights(self, params: Params) -> None:
         """Serve other weights of the same model from now on; starts over as `restart`. For a moment both have to fit.

@@ -139,7 +139,9 @@ def make_chats(
     requests = make_requests(
         ids,
         [
-            {"prompt": text, "prompt_token_ids": prompt.token_ids.tolist() if prompt else template.encode(text)}
+            {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids.tolist()}
+            if prompt
+            else {"prompt": text, "prompt_token_ids": template.encode(text)}
             for prompt, text in zip(prompts, texts, strict=True)
         ],
         DEFAULT_PARAMS if params is None else params,

@@ -320,6 +320,10 @@ class ChatTemplate:
         own = self._tokenizer.special_token_names.own(text, breaks) if breaks else None
         return self._tokenizer.encode(text) if own is None else self._tokenizer.encode_with_special_tokens(text, own)
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, with the names of special ones."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
     def encode_results(self, end: str, after: str, contents: Sequence[str]) -> list[int]:
         """Tokens of the text that follows a turn with calls.
 

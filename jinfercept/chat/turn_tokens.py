@@ -13,6 +13,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import takewhile
+from sys import getsizeof
 from typing import Any, NamedTuple, final
 
 from jinfercept.chat.messages import ARGUMENT_FORMS, Message, checked_message
@@ -30,6 +31,8 @@ class _Chat(NamedTuple):
     Attributes:
         owner: tenant of the request.
         token_ids: the prompt, and what follows it.
+        num_written: tokens that follow the prompt.
+        text: of the prompt.
         reasons: whether there is reasoning among them.
         before: name of the chat that this one has continued, "" without one.
         until_s: when it is forgotten.
@@ -37,13 +40,15 @@ class _Chat(NamedTuple):
 
     owner: str
     token_ids: "array[int]"
+    num_written: int
+    text: str
     reasons: bool
     before: str
     until_s: float
 
     @property
     def num_bytes(self) -> int:
-        return len(self.token_ids) * self.token_ids.itemsize
+        return getsizeof(self.token_ids) + getsizeof(self.text)
 
 
 class Continued(NamedTuple):
@@ -51,12 +56,14 @@ class Continued(NamedTuple):
 
     Attributes:
         token_ids: its tokens.
+        text: of these tokens.
         digest: of its template and its messages.
         reasons: whether there is reasoning of earlier turns in it.
         before: name of the chat that it continues, "" without one.
     """
 
     token_ids: "array[int]"
+    text: str
     digest: bytes
     reasons: bool
     before: str = ""
@@ -67,6 +74,7 @@ class TurnTokens:
     """The chats of all owners; each finds its own. Thread-safe. Space is shared fairly between owners (`Quota`).
 
     Args:
+        max_tokens: of a prompt; one that would have so many is made of text, which may be shorter.
         most, most_bytes: maximum chats and bytes; the owner with the most loses its least recently used chat first.
         max_age_s: seconds until a chat is forgotten, since its last use.
         now: a monotonic clock.
@@ -74,12 +82,14 @@ class TurnTokens:
 
     def __init__(
         self,
+        max_tokens: int = 2**31,
         most: int = MOST,
         most_bytes: int = MOST_BYTES,
         max_age_s: float = MAX_AGE_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._quota, self._max_age_s, self._now = Quota(most, most_bytes), max_age_s, now
+        self._max_tokens, self._max_age_s, self._now = max_tokens, max_age_s, now
+        self._quota = Quota(most, most_bytes)
         self._chats: dict[str, _Chat] = {}  # least recently used first
         self._lock = threading.Lock()
 
@@ -114,8 +124,10 @@ class TurnTokens:
             if (behind := template.behind_turn(messages, place, text)) is not None:
                 ids = chat.token_ids[:-1]
                 ids.extend(template.encode(behind))  # begins with the template's end in place of the model's
-                return Continued(ids, digests[-1], chat.reasons, name)
-        return Continued(array("i", template.encode(text)), digests[-1], _has_reasoning(messages))
+                if len(ids) < self._max_tokens:
+                    written = template.decode(chat.token_ids[-chat.num_written : -1])
+                    return Continued(ids, chat.text + written + behind, digests[-1], chat.reasons, name)
+        return Continued(array("i", template.encode(text)), text, digests[-1], _has_reasoning(messages))
 
     def remember(self, owner: str, prompt: Continued, token_ids: Sequence[int], messages: Sequence[Message]) -> None:
         """Store the tokens of a chat whose last turn has ended; of the chats before it only the last one stays.
@@ -129,7 +141,8 @@ class TurnTokens:
         *_, digest = _digests(prompt.digest, messages)
         ids = prompt.token_ids + array("i", token_ids)
         reasons = prompt.reasons or _has_reasoning(messages)
-        chat = _Chat(owner, ids, reasons, prompt.before, self._now() + self._max_age_s)
+        until_s = self._now() + self._max_age_s
+        chat = _Chat(owner, ids, len(token_ids), prompt.text, reasons, prompt.before, until_s)
         with self._lock:
             if (before := self._chats.get(prompt.before)) is not None and before.before in self._chats:
                 self._remove(before.before)

@@ -36,7 +36,15 @@ def test_a_follow_up_has_the_tokens_of_the_chat_and_the_text_behind_it() -> None
     again = ask(turns, AGAIN)
     behind = "<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
     assert list(again.token_ids) == [*first.token_ids, *WRITTEN[:-1], *TOKENIZER.encode(behind)]
-    assert list(first.token_ids) == TEMPLATE.encode(TEMPLATE.render(QUESTION))
+    assert list(first.token_ids) == TEMPLATE.encode(first.text)
+    assert again.text == first.text + " 23. " + behind
+
+
+def test_a_prompt_that_would_be_too_long_is_made_of_text() -> None:
+    text = TEMPLATE.render(AGAIN)
+    turns = TurnTokens(max_tokens=len(TEMPLATE.encode(text)) + 1)
+    answered(turns)  # with blanks that the text has not
+    assert list(ask(turns, AGAIN).token_ids) == TEMPLATE.encode(text)
 
 
 def test_the_templates_end_stands_in_place_of_another_that_the_model_wrote() -> None:

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from jinfercept.chat.template import ChatTemplate
 from tests.support import responses as of_responses
 from tests.support.anthropic_client import PRICE as MESSAGES_PRICE
 from tests.support.anthropic_client import create
@@ -60,6 +61,11 @@ def result(said: Any) -> Any:
     return {"role": "tool", "tool_call_id": call["id"], "content": "23"}
 
 
+def made_anew(scripted: Scripted, messages: Any, tools: Any = (PRICE,)) -> str:
+    """What the template writes."""
+    return ChatTemplate(scripted.tokenizer, [*tools], None, {}, ()).render(messages)
+
+
 def scripts_round(scripted: Scripted, written: str) -> None:
     """Has the model call, read the result behind what it wrote, and answer; whatever else it reads, it writes no answer."""
     scripted.follow(prompt_of(scripted, QUESTION, [PRICE]) + written + END + "\n" + RESULT + ANSWER + END, end_every=50)
@@ -81,7 +87,7 @@ def test_a_round_of_a_tool_goes_on_from_what_the_model_wrote(
     then = chat(served, messages)
     assert then.text == ANSWER
     assert continues(first, then)
-    assert then.prompt != len(scripted.tokenizer.encode(prompt_of(scripted, messages, [PRICE])))
+    assert then.prompt != len(scripted.tokenizer.encode(made_anew(scripted, messages)))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +160,7 @@ def test_reasoning_is_not_read_behind_a_question_where_the_template_drops_it(
     then = chat(served, messages)
     assert continues(first, then)
     messages += [then.said, {"role": "user", "content": "And two?"}]
-    anew = prompt_of(scripted, messages, [PRICE])
+    anew = made_anew(scripted, messages)
     assert "A lamp." not in anew
     scripted.follow(anew + "46." + END, end_every=50)
     last = chat(served, messages)
@@ -179,7 +185,7 @@ def test_a_follow_up_with_another_prompt_is_made_of_its_text(
     first = chat(served, QUESTION)
     messages = [*QUESTION, first.said, result(first.said)]
     options: Any = change.get("extra_body", {})
-    anew = prompt_of(scripted, messages, change.get("tools", [PRICE]))
+    anew = made_anew(scripted, messages, change.get("tools", [PRICE]))
     scripted.follow(anew + ANSWER + END, end_every=50)
     then = chat(served, messages, **change)
     assert (then.text, then.prompt) == (ANSWER, len(scripted.tokenizer.encode(anew)))
@@ -193,7 +199,7 @@ def test_a_turn_that_the_client_has_changed_is_read_as_it_is_now(served: Running
     [call] = first.said["tool_calls"]
     other = {**call, "function": {"name": "price", "arguments": '{"item": "pen"}'}}
     messages = [*QUESTION, {**first.said, "tool_calls": [other]}, result(first.said)]
-    anew = prompt_of(scripted, messages, [PRICE])
+    anew = made_anew(scripted, messages)
     scripted.follow(anew + ANSWER + END, end_every=50)
     assert chat(served, messages).text == ANSWER
 
@@ -204,6 +210,6 @@ def test_a_turn_that_was_cut_off_or_cut_short_is_not_continued(served: Running, 
     for fields in ({"max_tokens": 8}, {"stop": "costs"}, {"extra_body": {"jinfercept": {"release": True}}}):
         scripted.follow(prompt_of(scripted, QUESTION, [PRICE]) + "  " + ANSWER + END, end_every=50)
         first = chat(served, QUESTION, **fields)
-        anew = prompt_of(scripted, messages := [*QUESTION, first.said, behind], [PRICE])
+        anew = made_anew(scripted, messages := [*QUESTION, first.said, behind])
         scripted.follow(anew + "46." + END, end_every=50)
         assert chat(served, messages).text == "46."
