@@ -115,8 +115,9 @@ def make_chats(
     template = _template(tokenizer, declared, written, options, ends)
     reasoning = reasoning_format(options.get("reasoning_parser", "auto"), template.source)
     texts = _prompts(template, listed, options)
+    num_new = (params.max_tokens if isinstance(params, SamplingParams) else None) or 1
     prompts: list[Continued | None] = [
-        turn_tokens.prompt(template, messages, text, tenant, salt)
+        turn_tokens.prompt(template, messages, text, tenant, salt, num_new)
         if turn_tokens is not None and options.get("add_generation_prompt", True)
         else None
         for messages, text in zip(listed, texts, strict=True)

@@ -74,7 +74,7 @@ class TurnTokens:
     """The chats of all owners; each finds its own. Thread-safe. Space is shared fairly between owners (`Quota`).
 
     Args:
-        max_tokens: of a prompt; one that would have so many is made of text, which may be shorter.
+        max_tokens: of a prompt and what is written behind it; one that would have more is made of text, which may be shorter.
         most, most_bytes: maximum chats and bytes; the owner with the most loses its least recently used chat first.
         max_age_s: seconds until a chat is forgotten, since its last use.
         now: a monotonic clock.
@@ -97,7 +97,13 @@ class TurnTokens:
         return len(self._chats)
 
     def prompt(
-        self, template: ChatTemplate, messages: Sequence[Message], text: Rendered, owner: str, salt: str
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Message],
+        text: Rendered,
+        owner: str,
+        salt: str,
+        num_new: int = 1,
     ) -> Continued:
         """The prompt of a conversation: the tokens of the chat that it continues, and the text behind them.
 
@@ -110,6 +116,7 @@ class TurnTokens:
             text: what the template writes for them.
             owner: tenant of the request.
             salt: of its pages; chats are found only with the same one.
+            num_new: tokens that may be written behind it.
         """
         digests = _digests([salt, *template.given], messages)
         asks = False
@@ -124,7 +131,7 @@ class TurnTokens:
             if (behind := template.behind_turn(messages, place, text)) is not None:
                 ids = chat.token_ids[:-1]
                 ids.extend(template.encode(behind))  # begins with the template's end in place of the model's
-                if len(ids) < self._max_tokens:
+                if len(ids) + num_new <= self._max_tokens:
                     written = template.decode(chat.token_ids[-chat.num_written : -1])
                     return Continued(ids, chat.text + written + behind, digests[-1], chat.reasons, name)
         return Continued(array("i", template.encode(text)), text, digests[-1], _has_reasoning(messages))

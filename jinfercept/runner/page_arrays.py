@@ -261,14 +261,14 @@ class KVArrays:
         if len(self._in_flight) == 2 and self._in_flight[0]:
             jax.block_until_ready(self._in_flight[0])
         self._in_flight.append([])
-        fetches = self._scatters(fetch)
+        fetches = self._scatters(fetch) if fetch else []
         self._compactions, selected = [], list[Int32[np.ndarray, "k"]]()
         for array in self.host.drop(drop):
             into, indices = self.host.compact(array)
             self._compactions.append(Compaction(array.parts, into))
             selected.append(_padded(dict(enumerate(indices)), into.size))
         self._offloads, gathered = [], list[Int32[np.ndarray, "k"]]()
-        for start, size in _cover(len(offload), self._sizes, self._staging):
+        for start, size in _cover(len(offload), self._sizes, self._staging) if offload else ():
             group, pages = offload[start : start + size], min(size, self._staging)
             pieces = [group[first : first + pages] for first in range(0, len(group), pages)]
             arrays = [self.host.add([copy.host_slot for copy in piece], pages) for piece in pieces]

@@ -8,7 +8,6 @@ while the device runs the forward pass. Nothing waits for the device but `collec
 """
 
 import time
-from collections.abc import Sequence
 from itertools import batched
 from typing import NamedTuple, Protocol, final
 
@@ -149,7 +148,8 @@ class ModelRunner:
             plan, drafts = self.drafter.fill(plan, last_tokens)
         transfers = self.kv.begin(plan.fetch, plan.drop, plan.offload)
         samples = self._sampler.pack(plan.chunks)
-        commons = self._commons(samples, transfers)
+        groups = [*batched(transfers, MOST_TRANSFERS)] or [()]  # of more transfers than an upload holds
+        commons = [self.kv.common_shape.pack(samples.packed, group) for group in groups]
         if plan.chunks:
             enter(plan.chunks, self._tables)
             return ForwardTicket(self._forward(plan, last_tokens, samples, commons), submitted_s, drafts)
@@ -229,11 +229,6 @@ class ModelRunner:
             for key, seconds in self.executables.compile_s.items()
             if isinstance(key, tuple) and key[0] in ("layers", "decode layers")
         ]
-
-    def _commons(self, samples: Samples, transfers: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The common part of a step's upload, and those of further uploads if it moves that much."""
-        shape, groups = self.kv.common_shape, [*batched(transfers, MOST_TRANSFERS)] or [()]
-        return [shape.pack(samples.packed, group) for group in groups]
 
     def _forward(
         self, plan: StepPlan, last_tokens: Int[Array, "slots"], samples: Samples, commons: list[np.ndarray]

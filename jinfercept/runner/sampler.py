@@ -53,11 +53,6 @@ class Samples(NamedTuple):
     num_best: tuple[int | None, ...]
     forced: Masks
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of the executables; 0 if nothing is sampled."""
-        return self.packed.shape[1]
-
 
 class Hidden(NamedTuple):
     """The output of a plan's forward pass, which sampling reads.
@@ -167,7 +162,7 @@ class Sampler:
             common: the common part of the step's upload, which has these.
             params: `Params.head`.
         """
-        num_rows = samples.num_rows
+        num_rows = samples.packed.shape[1]
         logits = self._run["head", x.shape[0], num_rows](params, x, common) if num_rows else None
         return Hidden(x, chunks, common, samples, logits)
 

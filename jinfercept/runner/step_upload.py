@@ -44,10 +44,12 @@ class CommonShape(NamedTuple):
             transfers: device slots of at most `MOST_TRANSFERS` gathers and scatters.
         """
         vector = np.zeros(self.size, np.int32)
-        self._samples(vector)[:, : samples.shape[1]] = samples
-        slots = self._transfers(vector)
-        for row, numbers in enumerate(transfers):
-            slots[row, : len(numbers)] = numbers
+        if samples.size:
+            self._samples(vector)[:, : samples.shape[1]] = samples
+        if transfers:
+            slots = self._transfers(vector)
+            for row, numbers in enumerate(transfers):
+                slots[row, : len(numbers)] = numbers
         return vector
 
     def samples(self, common: Int[Array, "common"], num_rows: int) -> Int[Array, "fields R"]:

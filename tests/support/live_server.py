@@ -73,7 +73,8 @@ def until(reached: Callable[[], bool], timeout_s: float = 60.0) -> None:
 @contextmanager
 def running(llm: LLM, tools: ServerTools | None = None, **options: Any) -> Iterator[Running]:
     """Serve a model, and tools, at a port that is free."""
-    settings = ServerOptions(**({"port": 0, "served_model_name": (MODEL,), "drain_timeout": 2.0} | options))
+    patient = {"port": 0, "served_model_name": (MODEL,), "drain_timeout": 2.0, "state_timeout": 60.0}
+    settings = ServerOptions(**(patient | options))
     service = Service(llm, "tiny", settings, tools)
     listener, url = listen(settings)
     server = DrainingServer(create_app(service), service, listener)
