@@ -40,10 +40,16 @@ class CallGrammar:
     template: str
     parallel: bool
 
-    def tag(self, text: str) -> str:
-        """The token that a tag is, or its text."""
-        token_id = self.token_of(text)
-        return quoted(text) if token_id is None else f"<[{token_id}]>"
+    def tag(self, text: str, tokens: tuple[str, ...] = ()) -> str:
+        """The token that a tag is, or its text, with those of `tokens` in it that are tokens."""
+        before, rest = self.divided(text, tokens)
+        return f"{quoted(before) if before else ''} {rest}".strip()
+
+    def divided(self, text: str, tokens: tuple[str, ...] = ()) -> tuple[str, str]:
+        """The text of a tag before its first token, and an expression for the rest; see `tag`."""
+        ids = {token: token_id for token in (text, *tokens) if (token_id := self.token_of(token)) is not None}
+        before, *rest = re.split(f"({'|'.join(map(re.escape, ids))})", text) if ids else [text]
+        return before, " ".join(f"<[{ids[part]}]>" if part in ids else quoted(part) for part in rest if part)
 
     def tagged(self, opening: str, closing: str, body: str) -> str:
         """The same with or without tags, where there are tokens for them."""

@@ -1,4 +1,4 @@
-"""Granite, Nemotron, Command R7B, Apriel, MiniMax M1, GigaChat, Firefunction: JSON objects behind a tag of their own.
+"""Granite, Nemotron, Command R, Apriel, MiniMax M1, GigaChat, Firefunction: JSON objects behind a tag of their own.
 
 `CallLists` is one family's way of writing them; the families differ in tags, in keys, and in how objects follow each other.
 """
@@ -28,6 +28,7 @@ class CallLists:
         members: an expression for the members that stand before them.
         readable: other tags behind which calls are read.
         aside: a tag up to the next `>`, with what stands between: never content.
+        fence: text that may stand behind the objects and is no tag.
     """
 
     opening: str
@@ -40,12 +41,14 @@ class CallLists:
     members: str = ""
     readable: tuple[str, ...] = ()
     aside: str = ""
+    fence: str = ""
 
     def read(self, source: Source) -> Steps[None]:
         """Read a turn. The closing tag may be missing; objects may be in a list or not. `read_calls` says the rest."""
         while mark := (yield from source.read_content()):
             if mark in (self.opening, *self.readable):
-                yield from read_calls(source, tagged=True)
+                if (yield from read_calls(source, tagged=True)) and self.fence:
+                    yield from source.take(self.fence)
             elif mark == self.aside and (yield from source.skip_until(_ASIDE_END)):
                 source.at += 1
 
@@ -53,7 +56,7 @@ class CallLists:
         """The grammar of a turn that has to call."""
         call = calls.objects(self.arguments, self.name, self.members)
         body = call if self.between is None else calls.several(call, quoted(self.between))
-        parts = (calls.tag(self.opening), _text(self.before), body, _text(self.behind))
+        parts = (calls.tag(self.opening), _text(self.before), body, _text(self.behind + self.fence))
         return " ".join((*parts, *([calls.tag(self.closing)] if self.closing else ())))
 
     def format(
@@ -108,6 +111,17 @@ COHERE = CallLists(
     tags=("<co>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     frames_text=True,
 )
+COMMAND_R = CallLists(
+    "Action:\n```json",
+    "",
+    "\n[\n    ",
+    ",\n    ",
+    "\n]",
+    "tool_name",
+    "parameters",
+    readable=("Action: ```json", "Action:```json"),
+    fence="```",
+).format(lambda template: "Action:\n```json" in template.replace("\\n", "\n"), ("<|END_OF_TURN_TOKEN|>",))
 GIGACHAT = CallLists("<|function_call|>", "", "", None, "", readable=("function call<|role_sep|>",)).format(
     lambda template: "<|role_sep|>" in template and "function call" in template, ("</s>",), tags=("<|message_sep|>",)
 )

@@ -4,15 +4,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from jinfercept.parsers.apertus import APERTUS
-from jinfercept.parsers.call_lists import APRIEL, COHERE, FIREFUNCTION, GIGACHAT, GRANITE, MINIMAX, NEMOTRON
+from jinfercept.parsers.call_lists import APRIEL, COHERE, COMMAND_R, FIREFUNCTION, GIGACHAT, GRANITE, MINIMAX, NEMOTRON
 from jinfercept.parsers.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
-from jinfercept.parsers.functionary import FUNCTIONARY
+from jinfercept.parsers.functionary import FUNCTIONARY_V31, FUNCTIONARY_V32
 from jinfercept.parsers.gemma import GEMMA4
 from jinfercept.parsers.harmony import OPENAI
 from jinfercept.parsers.hermes import HERMES
 from jinfercept.parsers.kimi import KIMI_K2
+from jinfercept.parsers.kimi_k3 import KIMI_K3
 from jinfercept.parsers.llama import LLAMA3_JSON, LLAMA4_JSON
+from jinfercept.parsers.minimax_m3 import MINIMAX_M3
 from jinfercept.parsers.mistral import MISTRAL
+from jinfercept.parsers.muse import MUSE
 from jinfercept.parsers.pythonic import LFM2, LLAMA4_PYTHONIC, PYTHONIC
 from jinfercept.parsers.solar import SOLAR
 from jinfercept.parsers.tool_call_format import ToolCallFormat
@@ -36,27 +39,32 @@ FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
         "hermes": HERMES,  # Hermes 2 and 3, Qwen 2.5 and 3
         "glm45": GLM45,  # GLM 4.5 to 4.7, Ling 3, Laguna, Spark 2.5
         "minimax_m2": MINIMAX_M2,
+        "minimax_m3": MINIMAX_M3,
         "seed_oss": SEED_OSS,
         "deepseek_v32": DEEPSEEK_V32,
         "deepseek_v4": DEEPSEEK_V4,
         "hy_v3": HY_V3,
         "minicpm5": MINICPM5,
+        "muse": MUSE,  # Muse Glimmer
         "llama4_pythonic": LLAMA4_PYTHONIC,
         "llama4_json": LLAMA4_JSON,
         "pythonic": PYTHONIC,  # Llama 3.2 when asked for a list of calls, ToolACE
         "llama3_json": LLAMA3_JSON,  # Llama 3.1, 3.2, 3.3
         "openai": OPENAI,  # gpt-oss
         "kimi_k2": KIMI_K2,
+        "kimi_k3": KIMI_K3,
         "deepseek_v3": DEEPSEEK_V3,  # and R1
         "deepseek_v31": DEEPSEEK_V31,
         "gemma4": GEMMA4,
         "lfm2": LFM2,  # and LFM2.5
         "apertus": APERTUS,
         "solar_open": SOLAR,
-        "functionary_v31": FUNCTIONARY,
+        "functionary_v31": FUNCTIONARY_V31,
+        "functionary_v32": FUNCTIONARY_V32,
         "granite": GRANITE,  # 3.0 to 3.3
         "nemotron_json": NEMOTRON,  # Nemotron Nano v2
         "cohere_command4": COHERE,  # and Command R7B, Command A
+        "command_r": COMMAND_R,  # and Command R+
         "gigachat3": GIGACHAT,
         "firefunction": FIREFUNCTION,
     }

@@ -1,11 +1,23 @@
-"""Functionary 3.1: `<function=name>{…}</function>`."""
+"""Functionary 3.1, `<function=name>{…}</function>`, and 3.2, `>>>name` and the arguments on the next line.
+
+In 3.2 a turn is messages, each to a tool or, as `>>>all`, to the user; the prompt ends with the first `>>>`.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
 
 from jinfercept.parsers.call_grammars import CallGrammar
+from jinfercept.parsers.json_values import stream_arguments
 from jinfercept.parsers.lark import quoted
 from jinfercept.parsers.llama import LLAMA3_TURN_ENDS
 from jinfercept.parsers.named_calls import NAME_CHAR, Head, NamedCalls
 from jinfercept.parsers.source import Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
+from jinfercept.parsers.tool_schemas import arguments_schema
+
+_RECIPIENT, _USER = ">>>", "all"
+_TOOL_NAME = re.compile(rf"(?!{_USER}$)[\w.:/-]+")
 
 
 def _read_head(source: Source) -> Steps[Head | None]:
@@ -19,10 +31,62 @@ def _write_head(calls: CallGrammar, name: str) -> str:
 
 
 _CALLS = NamedCalls("<function=", "</function>", _read_head, _write_head)
-FUNCTIONARY = ToolCallFormat(
+FUNCTIONARY_V31 = ToolCallFormat(
     read=_CALLS.read,
     grammar=_CALLS.grammar,
     detect=lambda template: "<function=example_function_name>{" in template,
     tags=_CALLS.tags,
     turn_ends=LLAMA3_TURN_ENDS,
+)
+
+
+def _read_v32(source: Source) -> Steps[None]:
+    """Read a turn.
+
+    Only the name of a tool that is offered, with an object on the next line, is a call: `>>>` is text elsewhere, such as in a
+    session of Python.
+    """
+    start = source.at
+    yield from source.skip()
+    if not (yield from _read_message(source)):
+        source.at = start
+    while mark := (yield from source.read_content()):
+        if mark == _RECIPIENT and not (yield from _read_message(source)):
+            source.add_content(len(mark))
+
+
+def _read_message(source: Source) -> Steps[bool]:
+    """Read a call, or pass over what addresses the user; returns whether either stands here, and stays here otherwise."""
+    start = source.at
+    yield from source.take(_RECIPIENT)
+    first = source.at
+    header = yield from source.take(*(f"{name}\n" for name in (_USER, *(source.tools or ()))))
+    if header == f"{_USER}\n":
+        source.begin_paragraph()
+        return True
+    if header and (yield from source.skip()) == "{":
+        source.begin_call(header[:-1], first)
+        if (yield from stream_arguments(source)):
+            source.end_call()
+        yield from source.skip(" \t\r\n}")
+        return True
+    source.at = start
+    return False
+
+
+def _v32_grammar(calls: CallGrammar) -> str:
+    def write(name: str, schema: Mapping[str, Any]) -> str:
+        return f"{quoted(f'{name}\n')} {calls.rules.json(arguments_schema(name, schema))}"
+
+    return calls.several(calls.each(write, _TOOL_NAME), quoted(_RECIPIENT))
+
+
+FUNCTIONARY_V32 = ToolCallFormat(
+    read=_read_v32,
+    grammar=_v32_grammar,
+    detect=lambda template: f"{_RECIPIENT}{_USER}" in template,
+    tags=(),
+    turn_ends=LLAMA3_TURN_ENDS,
+    openings=(_RECIPIENT,),
+    frames_text=True,
 )

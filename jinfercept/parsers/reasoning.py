@@ -1,8 +1,8 @@
 """Separates a model's reasoning from its answer. The formats have the names that vLLM's `--reasoning-parser` uses.
 
 A turn begins with its reasoning or has none: marks that stand later are text, but for closing ones with which the answer
-begins, as some models repeat them. A call within reasoning is not a call, unless the turn ends with it before the reasoning is
-closed (`trailing_calls`). Knows no engine and no format of calls.
+begins, as some models write or repeat them. A call within reasoning is not a call, unless the turn ends with it
+before the reasoning is closed (`trailing_calls`). Knows no engine and no format of calls.
 """
 
 from collections.abc import Mapping
@@ -53,6 +53,8 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
         "apertus": ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>"),
         "solar_open": ReasoningFormat("<|think|>", "<|end|>"),
         "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
+        "kimi_k3": ReasoningFormat("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        "muse": ReasoningFormat("to=self<|message|>", "<|eom|>"),
         "apriel": ReasoningFormat("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     }
 )
@@ -68,6 +70,8 @@ _MARKS = {
     "apertus": "<|inner_suffix|>",
     "solar_open": "assistant<|think|>",
     "gemma4": "<channel|>",
+    "kimi_k3": "open_tag('think')",
+    "muse": "to=self<|message|>",
     "apriel": "[BEGIN FINAL RESPONSE]",
 }
 """What templates of some formats have and others have not; Hy3's writes the suffix of its marks in place of braces."""

@@ -29,16 +29,18 @@ class XmlTags:
 
     Attributes:
         function, name_end: the texts around a function's name. Without an end the next tag, or white space before it, ends it.
+        head_end: an expression for the rest of a function's tag, which readers pass over.
         function_end: ends a call.
-        parameter, key_ends: the texts around an argument's key; each end says the type of the value, "string", "other" (none of
-            the strings), or "" if it says none. The first of each type is the one that grammars write.
+        parameter, key_ends: the texts around an argument's key; each end says the type of the value, as JSON schemas do, or
+            "other" (none of the strings), or "" if it says none. The first of each type is the one that grammars write.
         value_start: a tag behind the end of the key, which white space may precede.
         parameter_end: ends a value.
         padded: a line break on each side of a value is no part of it.
         outer: the tags around calls, none if empty; behind the first two others that are read.
         one_block: the outer tags stand around all calls, not around each.
-        token: a special token of which all tags have one, besides text.
+        tokens: special tokens in tags, besides text.
         cdata: values may stand in a CDATA section.
+        json: a tag before all arguments as one JSON object, which some models write in place of parameters.
     """
 
     function: str
@@ -51,14 +53,17 @@ class XmlTags:
     padded: bool = False
     outer: tuple[str, ...] = ()
     one_block: bool = False
-    token: str = ""
+    tokens: tuple[str, ...] = ()
     cdata: bool = False
+    head_end: str = ""
+    json: str = ""
 
     @property
     def tags(self) -> tuple[str, ...]:
         """All of them that are never content."""
         inner = [self.value_start, *self.key_ends] if self.value_start else []
-        return (*self.outer, self.function, self.function_end, self.parameter, *inner, self.parameter_end)
+        json = [self.json] if self.json else []
+        return (*self.outer, self.function, self.function_end, self.parameter, *inner, self.parameter_end, *json)
 
     @property
     def inner(self) -> tuple[str, ...]:
@@ -77,10 +82,10 @@ def read_xml_calls(source: Source, tags: XmlTags) -> Steps[None]:
     """
     while mark := (yield from source.read_content()):
         if mark == tags.function:
-            yield from _read_call(source, tags)
+            yield from read_xml_call(source, tags)
 
 
-def _read_call(source: Source, tags: XmlTags) -> Steps[None]:
+def read_xml_call(source: Source, tags: XmlTags) -> Steps[None]:
     """Read a call behind its function's tag, or leave it as content."""
     start = source.at
     name = yield from _read_name(source, tags)
@@ -125,10 +130,16 @@ def _read_parameters(source: Source, tags: XmlTags, name: str, marks: Marks) -> 
     rest = source.at
 
     def is_next(key: str) -> bool:
-        return key not in given and (not given or _is_declared(schema, key))
+        return key not in given and (not given or is_declared(schema, key))
 
-    while (mark := (yield from source.skip_until(marks))) == tags.parameter:
-        source.at += len(tags.parameter)
+    while (mark := (yield from source.skip_until(marks))) and mark in (tags.parameter, tags.json):
+        source.at += len(mark)
+        if mark == tags.json:
+            if not given and (yield from source.skip()) == "{":
+                if (yield from stream_arguments(source)):
+                    source.end_call()
+                return
+            continue
         key, kind = yield from _read_key(source, tags)
         if key is None or not is_next(key):
             continue
@@ -165,7 +176,7 @@ def _is_property(schema: Mapping[str, Any], key: str) -> bool:
     return isinstance(properties, Mapping) and key in properties
 
 
-def _is_declared(schema: Mapping[str, Any], key: str) -> bool:
+def is_declared(schema: Mapping[str, Any], key: str) -> bool:
     """Whether an argument may have this name: a schema without properties, or one that says more of them, allows any."""
     properties = schema.get("properties")
     if not isinstance(properties, Mapping) or _OPEN_SCHEMAS & {*schema} or schema.get("additionalProperties"):

@@ -17,8 +17,7 @@ def _format(tags: XmlTags, detect: Callable[[str], bool], turn_ends: tuple[str, 
     def grammar(calls: CallGrammar) -> str:
         return xml_grammar(calls, tags)
 
-    tokens = (tags.token,) if tags.token else ()
-    return ToolCallFormat(read, grammar, detect, tags=tags.tags, turn_ends=turn_ends, tokens=tokens)
+    return ToolCallFormat(read, grammar, detect, tags=tags.tags, turn_ends=turn_ends, tokens=tags.tokens)
 
 
 QWEN3_CODER = _format(
@@ -80,7 +79,7 @@ def _deepseek(block: str, other: str) -> ToolCallFormat:
         f"</{_DSML}parameter>",
         outer=tuple(f"<{slash}{_DSML}{name}>" for name in (block, other) for slash in ("", "/")),
         one_block=True,
-        token=_DSML,
+        tokens=(_DSML,),
     )
     return _format(tags, detect, turn_ends=("<｜end▁of▁sentence｜>",))
 

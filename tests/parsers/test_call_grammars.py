@@ -23,12 +23,15 @@ from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.json_schemas import closed_objects
 from tests.support.xml_writing import ENDS, xml_call
 
-TAGS = {tag for form in FORMATS.values() for tag in (*form.tags, *form.tokens)}
-MARKS = sorted(tag for tag in TAGS if not tag.endswith(("=", '"')) and (tag == "｜DSML｜" or "DSML" not in tag))
+TOKENS = {token for form in FORMATS.values() for token in form.tokens}
+TAGS = {tag for form in FORMATS.values() for tag in form.tags if not any(token in tag for token in form.tokens)}
+MARKS = sorted(TOKENS | {tag for tag in TAGS if not tag.endswith(("=", '"'))})
 NEW_MISTRAL = "[TOOL_CALLS] [CALL_ID] [ARGS]"
 CLOSING = {*"\"'}])", "}}", '<|"|>'}
 ONE_CALL = {"openai", "gigachat3"}
 """Formats in which a call ends its turn."""
+HEADS = {"muse": " to=f<|message|>"}
+"""What stands before a call of the tool `f`."""
 WRITINGS = [*((name, "") for name in FORMATS), ("mistral", NEW_MISTRAL)]
 
 
@@ -144,7 +147,7 @@ def test_without_parallel_calls_there_is_exactly_one(name: str, template: str) -
             "",
             "<tool_call>\n<function=f>\n<parameter=a>\nb <c>\nd\n</parameter>\n</function>\n</tool_call>",
         ),
-        *((name, "", xml_call(name, "f", {"a": "b <c>\nd"})) for name in ENDS),
+        *((name, "", HEADS.get(name, "") + xml_call(name, "f", {"a": "b <c>\nd"})) for name in ENDS),
         ("glm45", "", "<tool_call>f<arg_key>a</arg_key><arg_value>b</arg_value></tool_call>"),
         ("llama3_json", "", '{"name": "f", "parameters": {"a": "b"}}; {"name": "f", "parameters": {"a": "c"}}'),
         ("llama3_json", "", '<|python_tag|>{"name": "f", "parameters": {"a": "b"}}'),

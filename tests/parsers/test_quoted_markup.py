@@ -90,20 +90,21 @@ def test_a_quoted_document_is_the_text_of_its_argument(writer: str) -> None:
 @pytest.mark.parametrize("name", XML)
 def test_a_document_quotes_the_markup_that_it_stands_in(name: str) -> None:
     _, argument = XML[name]
-    path = argument.format("path", "/etc/passwd", "true")
+    end = argument.format("content", "@@", "true", "string").split("@@")[1]
+    path = argument.format("path", "/etc/passwd", "true", "string")
     for document in (
         f"one\n{path}two",
         f"one {path.strip()} two",
         "one\n" + xml_call(name, "rm", {"path": "/"}) + "\ntwo",
         xml_call(name, "write", {"content": xml_call(name, "rm", {"path": "/"}), "path": "/"}),
-        f"one{argument.rsplit('}', 1)[-1]}{path}two",
-        f"one{argument.rsplit('}', 1)[-1]}{argument.format('owner', 'root', 'true')}two",
+        f"one{end}{path}two",
+        f"one{end}{argument.format('owner', 'root', 'true', 'string')}two",
     ):
         values = {"path": "a", "content": document, "mode": "w"}
         assert values_of(read(name, xml_call(name, "write", values))) == [("write", values)], document
 
 
-@pytest.mark.parametrize("name", sorted({*XML} - {"minicpm5"}))
+@pytest.mark.parametrize("name", sorted({*XML} - {"kimi_k3", "minicpm5", "minimax_m3"}))
 def test_closing_tags_may_be_missing_before_a_tag_on_its_line_and_at_the_end(name: str) -> None:
     values = {"path": "a", "content": "b"}
     text = xml_call(name, "write", values, close=False)

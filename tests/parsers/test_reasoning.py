@@ -39,6 +39,8 @@ def read(parts: list[str] | str, beginning: Beginning, format: str | None = None
         ("undecided", "<thin air", [("content", "<thin air")]),
         ("undecided", " \n", [("content", " \n")]),
         ("undecided", "<thi", [("content", "<thi")]),
+        ("undecided", "</think>\n\n23.", [("content", "23.")]),
+        ("undecided", "</thin air", [("content", "</thin air")]),
         ("undecided", "<think>never ends </thin", [("reasoning", "never ends </thin")]),
         ("undecided", "<think>", []),
         (
@@ -55,7 +57,6 @@ def read(parts: list[str] | str, beginning: Beginning, format: str | None = None
         ("answering", "<think>23.", [("content", "<think>23.")]),
         ("answering", " 23. </think>", [("content", " 23. </think>")]),
         ("answering", "\n</think>\n\n23.", [("content", "23.")]),
-        ("undecided", "</think>\n\n23.", [("content", "23.")]),
         ("undecided", "</thin", [("content", "</thin")]),
     ],
 )
@@ -157,6 +158,18 @@ def test_mistral_has_marks_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "beginning", "text"),
+    [
+        ("kimi_k3", "thinking", "Hm.<|close|>think<|sep|><|open|>response<|sep|>It is 23.<|close|>response<|sep|>"),
+        ("muse", "undecided", " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>It is 23.<|eot|>"),
+        ("muse", "undecided", " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>It is 23."),
+    ],
+)
+def test_reasoning_and_answer_each_stand_in_markup(name: str, beginning: Beginning, text: str) -> None:
+    assert joined(read(text, beginning, name, name)) == [("reasoning", "Hm."), ("content", "It is 23.")]
+
+
+@pytest.mark.parametrize(
     ("name", "prompt", "beginning"),
     [
         ("qwen3", "<|im_start|>assistant\n", "undecided"),
@@ -187,6 +200,11 @@ def test_the_prompt_says_whether_reasoning_has_begun(name: str, prompt: str, beg
         ("{{ '<|inner_prefix|>' + thinking + '<|inner_suffix|>' }}", "apertus"),
         ("{{ '<|begin|>assistant<|think|>' + thinking + '<|end|>' }}", "solar_open"),
         ("{{ '<|channel>thought\\n' + thinking + '\\n<channel|>' }}", "gemma4"),
+        (
+            "{{- open_tag('think' if thinking else 'response') -}}{{ '<|open|>' + tag }}{{ open_tag('think') }}",
+            "kimi_k3",
+        ),
+        ("{{- '<|start|>assistant to=self<|message|>' + message['reasoning_content'] + '<|eom|>' -}}", "muse"),
         ("{{ 'Here are my reasoning steps:\n' }}{{ text.split('[BEGIN FINAL RESPONSE]')[-1] }}", "apriel"),
         ("{{ message.content }}", None),
     ],

@@ -58,6 +58,15 @@ def _functionary(calls: Called) -> str:
     return "".join(f"<function={name}>{json.dumps(values)}</function>" for name, values in calls) + "<|eot_id|>"
 
 
+def _functionary_v32(calls: Called) -> str:
+    return "".join(f">>>{name}\n{json.dumps(values)}" for name, values in calls) + "<|eot_id|>"
+
+
+def _command_r(calls: Called) -> str:
+    objects = [json.dumps({"tool_name": name, "parameters": values}, indent=4) for name, values in calls]
+    return f"Action: ```json\n[\n{',\n'.join(objects)}\n]```<|END_OF_TURN_TOKEN|>"
+
+
 def _lfm2(calls: Called) -> str:
     written = [f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})" for name, values in calls]
     return f"<|tool_call_start|>[{', '.join(written)}]<|tool_call_end|><|im_end|>"
@@ -88,10 +97,12 @@ WRITTEN: Mapping[str, Callable[[Called], str]] = {
     "apertus": _apertus,
     "apriel": _listed("<tool_calls>", "</tool_calls>\n<|end|>"),
     "cohere_command4": _listed("<|START_ACTION|>", "<|END_ACTION|><|END_OF_TURN_TOKEN|>", "parameters", "tool_name"),
+    "command_r": _command_r,
     "deepseek_v3": _deepseek_v3,
     "deepseek_v31": _deepseek_v31,
     "firefunction": _listed(" functools", "<|eot_id|>"),
     "functionary_v31": _functionary,
+    "functionary_v32": _functionary_v32,
     "gemma4": _gemma4,
     "gigachat3": _lines("<|function_call|>", "<|message_sep|>"),
     "granite": _listed("<|tool_call|>", "<|end_of_text|>"),
