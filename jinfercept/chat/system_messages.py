@@ -66,8 +66,32 @@ def with_leading_system(messages: Messages, keeps_leading: bool = True) -> list[
 
 def simpler_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """Forms of a conversation for a template that refuses it, the closest first: one call a turn; turns that alternate; no text
-    of the user behind a result, but in it; no system message.
+    of the user behind a result, but in it; no system message; then all of these with plainer turns of the assistant.
     """
+    yield from _stricter_forms(messages)
+    plainer = _with_plainer_turns(messages)
+    if plainer != messages:
+        yield plainer
+        yield from _stricter_forms(plainer)
+
+
+def _with_plainer_turns(messages: Messages) -> list[dict[str, Any]]:
+    """A conversation in which no text stands beside both reasoning and calls, but in the reasoning, and no turn is empty.
+
+    A model's turn may have all of them, or be cut off in its reasoning: some templates refuse the turns that models wrote.
+    """
+    written: list[dict[str, Any]] = []
+    for message in messages:
+        thought, calls = message.get("reasoning_content"), message.get("tool_calls")
+        if calls and thought and message["content"]:
+            whole = _joined(thought, message["content"])
+            written.append({**message, "content": "", "reasoning_content": whole, "reasoning": whole})
+        elif calls or message["content"] or message["role"] != "assistant":
+            written.append(dict(message))
+    return written
+
+
+def _stricter_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     alternating = _alternating(messages, {"user": "user", "assistant": "assistant"})
     behind_results = _alternating(alternating, {"user": "tool"})
     without_system = _alternating(with_leading_system(alternating, keeps_leading=False), {"user": "user"})

@@ -11,6 +11,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, final
@@ -20,6 +21,7 @@ from jinfercept.chat.messages import (
     Message,
     call_message,
     checked_message,
+    one_call_a_turn,
     with_arguments,
 )
 from jinfercept.chat.system_messages import (
@@ -29,7 +31,7 @@ from jinfercept.chat.system_messages import (
     simpler_forms,
     with_leading_system,
 )
-from jinfercept.chat.written_tools import with_written_tools
+from jinfercept.chat.written_tools import FUNCTIONS_MARK, with_written_tools
 from jinfercept.errors import RequestError, shown
 from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.request import Call
@@ -108,9 +110,17 @@ class ChatTemplate:
         self.given = (self.source, tools, variables, special_tokens_in_text, written_tools)
         self._mark, self._is_marked = chr(0xF0000 + secrets.randbelow(0xFFFE)), False  # one of those for private use
         self._written_tools = written_tools
-        self._tools, self._variables = self._given(tools), self._given(variables)
+        self._tools, self._variables = self._given(tools), self._given({**self._usual(tools), **variables})
         self._ends = tuple(filter(None, map(tokenizer.token_text, end_token_ids)))
         self._begun = self._render_stand_in(given=source is not None)
+
+    def _usual(self, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Variables that a template has to have, in the words of its model card; the date without the time of the day, so that
+        the next prompt begins as the last one did.
+        """
+        if FUNCTIONS_MARK not in self.source:
+            return {}
+        return {"functions": json.dumps(tools, indent=4, ensure_ascii=False), "datetime": f"{datetime.now():%Y-%m-%d}"}
 
     def _render_stand_in(self, given: bool) -> str:
         try:
@@ -133,6 +143,8 @@ class ChatTemplate:
         checked = [checked_message(message) for message in messages]
         if needs_system_anywhere(checked) and not self._takes_system_anywhere:
             checked = with_leading_system(checked)
+        if any(len(message.get("tool_calls", ())) > 1 for message in checked) and self._writes_one_call:
+            checked = one_call_a_turn(checked)
         try:
             return self._rendered(self._apply(checked, add_generation_prompt))
         except RequestError:
@@ -148,6 +160,16 @@ class ChatTemplate:
             return shows_probe(self._apply([*map(checked_message, PROBE)], add_generation_prompt=True))
         except RequestError:
             return False
+
+    @cached_property
+    def _writes_one_call(self) -> bool:
+        """Whether the template writes the first call of a turn only."""
+        calls = [Call(name, "{}", id=f"probe{name}") for name in ("7d3e", "9b1f")]
+        try:
+            written = self._with_turn(calls, [])
+        except RequestError:
+            return False
+        return calls[0].name in written and calls[1].name not in written
 
     def _apply(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         """The text, with marks in the names of special tokens that are not the template's.

@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 FORMAT = "hermes"
 """Name of the format of calls, in `parsers.formats.FORMATS`."""
+FUNCTIONS_MARK = "functools["
+"""Text in templates whose variable for tools is `functions`, a text (Firefunction); they want a `datetime` too."""
 
 _SYSTEM = """\
 # Tools
@@ -32,7 +34,7 @@ For each function call, return a JSON object with function name and arguments wi
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
-_TOOLS = re.compile(r"\btools\b")
+_TOOLS = re.compile(rf"\btools\b|{re.escape(FUNCTIONS_MARK)}")
 
 
 def are_written(choice: TurnCalls, parser: str | None, template: str) -> bool:

@@ -1,5 +1,6 @@
 """Conversations with several system messages, and templates that take one, none, or turns that alternate only."""
 
+import re
 from typing import Any
 
 import pytest
@@ -91,6 +92,54 @@ def test_text_behind_a_result_stands_in_it_if_the_template_takes_no_turn_of_the_
 def test_a_template_without_a_system_role_has_its_text_in_the_turn_of_the_user() -> None:
     first = "user: <system>\na\n\nb\n</system>\n\nc\n\nd\nassistant: e\nuser: <system>\nf\n</system>\n\ng"
     assert rendered(NO_SYSTEM, turns(CODEX)) == first
+
+
+CALLS = [{"id": name, "function": {"name": f"price-{name}", "arguments": {}}} for name in "12"]
+RESULTS = [{"role": "tool", "tool_call_id": name, "content": name} for name in "12"]
+THINKS = ANYWHERE.replace(_SAYS, f"{{{{ message.thinking }}}}{_SAYS}")
+
+
+def test_text_beside_reasoning_and_a_call_is_part_of_the_reasoning_if_the_template_takes_no_more() -> None:
+    both = (
+        "{% if message.tool_calls and message.content and message.thinking %}{{ raise_exception('both') }}{% endif %}"
+    )
+    source = THINKS.replace("{{ message.thinking }}", f"{both}{{{{ message.thinking }}}}")
+    fields = {"tool_calls": CALLS[:1], "reasoning_content": "c"}
+    given = [*turns("user: a; assistant: b", assistant=fields), RESULTS[0]]
+    assert rendered(source, given) == "user: a\nc\n\nbassistant: \ntool: 1"
+    assert rendered(THINKS, given) == "user: a\ncassistant: b\ntool: 1"
+
+
+def test_an_empty_turn_is_left_out_if_the_template_refuses_it() -> None:
+    source = ALTERNATES.replace(
+        _SAYS, f"{{% if not message.content %}}{{{{ raise_exception('no') }}}}{{% endif %}}{_SAYS}"
+    )
+    given = turns("user: a; assistant: ; user: b", assistant={"reasoning": "cut off"})
+    assert rendered(source, given) == "user: a\n\nb"
+
+
+@pytest.mark.parametrize(
+    ("calls", "written"),
+    [
+        ("(message.tool_calls or [])[:1]", "assistant: b\nprice-1 tool: 1\nassistant: \nprice-2 tool: 2"),
+        ("message.tool_calls", "assistant: b\nprice-1 price-2 tool: 1\ntool: 2"),
+    ],
+)
+def test_each_call_has_a_turn_of_its_own_where_the_template_writes_only_the_first(calls: str, written: str) -> None:
+    names = f"{_SAYS}{{% for call in {calls} %}}{{{{ call.function.name }}}} {{% endfor %}}"
+    given = [*turns("user: a; assistant: b", assistant={"tool_calls": CALLS}), *RESULTS]
+    assert rendered(ANYWHERE.replace(_SAYS, names), given) == f"user: a\n{written}"
+
+
+def test_a_template_that_has_its_tools_as_a_text_gets_them_and_the_date() -> None:
+    source = "{{ 'functools[' + functions + datetime }}"
+    price = {"type": "function", "function": {"name": "price"}}
+    text = ChatTemplate(byte_tokenizer(None), [price], source, {}, ()).render(turns("user: a"))
+    assert re.fullmatch(r'functools\[\[.*"name": "price".*]\d{4}-\d\d-\d\d', text, re.DOTALL)
+    assert (
+        ChatTemplate(byte_tokenizer(None), [], source, {"datetime": "now"}, ()).render(turns("user: a"))
+        == "functools[[]now"
+    )
 
 
 def test_a_conversation_that_no_form_helps_is_refused_for_its_own_reason() -> None:
