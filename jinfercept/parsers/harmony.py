@@ -1,4 +1,5 @@
-"""gpt-oss: a turn of messages, `<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>` for a call.
+"""gpt-oss: a turn of messages, `<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>` for a call;
+the recipient may stand before the channel.
 
 The first message's `<|start|>assistant` stands in the prompt. Reasoning, in the channel `analysis`, is a reasoning format's.
 """
@@ -20,6 +21,7 @@ _TURN_ENDS = ("<|call|>", "<|return|>")
 _HEADER_ENDS = Marks((_MESSAGE, _END, _START, *_TURN_ENDS, "\n"))
 _MESSAGE_ENDS = Marks((_END, _START, _CHANNEL, *_TURN_ENDS))
 _RECIPIENT = re.compile(r"\bto=(functions\.)?([\w.:/-]+)")
+_HEADER_CHAR = re.compile(r"[^<\n]")
 _ANALYSIS = re.compile(re.escape(_CHANNEL) + r"\s*analysis\b")
 _NAME = re.compile(r"[\w.:/-]+")
 _ASSISTANT = "assistant"
@@ -34,7 +36,9 @@ def _read(source: Source) -> Steps[None]:
     """
     begins = True  # nothing was read
     has_content = False  # a message was content
-    while mark := (yield from source.read_content()):
+    addressed = yield from _is_addressed(source)
+    while mark := (_START if addressed else (yield from source.read_content())):
+        addressed = False
         first, begins = begins and mark == _CHANNEL, False
         if mark not in (_START, _CHANNEL):
             continue
@@ -55,6 +59,18 @@ def _read(source: Source) -> Steps[None]:
         elif has_content:
             source.begin_paragraph()
         has_content = has_content or recipient is None
+
+
+def _is_addressed(source: Source) -> Steps[bool]:
+    """Whether the first message has its recipient before its channel: ` to=functions.name<|channel|>`. Stays before it."""
+    start = source.at
+    yield from source.skip()
+    addressed = False
+    if (yield from source.take("to=")):
+        yield from source.match(_HEADER_CHAR)
+        addressed = bool((yield from source.take(_CHANNEL, _MESSAGE)))
+    source.at = start
+    return addressed
 
 
 def _read_call(source: Source, recipient: re.Match[str], start: int) -> Steps[None]:

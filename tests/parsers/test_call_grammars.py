@@ -1,96 +1,26 @@
 """Turns that have to call, drawn at random of what their grammars allow: every one is calls that their tools take."""
 
-import json
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
-import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
-from tokenizers import decoders, models, pre_tokenizers
 
 from jinfercept.chat.function_tools import chat_tools
 from jinfercept.chat.tool_choice import compile_calls, tool_choice
 from jinfercept.errors import RequestError
-from jinfercept.events import CallEnded, Content
-from jinfercept.grammar.grammar import Grammars
 from jinfercept.parsers.formats import FORMATS
-from jinfercept.tokenizer.tokenizer import Tokenizer
+from tests.support.drawn_turns import calls, turn, vocabulary
 from tests.support.json_schemas import closed_objects
 from tests.support.xml_writing import ENDS, xml_call
 
-TOKENS = {token for form in FORMATS.values() for token in form.tokens}
-TAGS = {tag for form in FORMATS.values() for tag in form.tags if not any(token in tag for token in form.tokens)}
-MARKS = sorted(TOKENS | {tag for tag in TAGS if not tag.endswith(("=", '"'))})
 NEW_MISTRAL = "[TOOL_CALLS] [CALL_ID] [ARGS]"
-CLOSING = {*"\"'}])", "}}", '<|"|>'}
 ONE_CALL = {"openai", "gigachat3"}
 """Formats in which a call ends its turn."""
 HEADS = {"muse": " to=f<|message|>"}
 """What stands before a call of the tool `f`."""
 WRITINGS = [*((name, "") for name in FORMATS), ("mistral", NEW_MISTRAL)]
-
-
-@cache
-def vocabulary(marked: bool) -> tuple[Tokenizer, Grammars]:
-    """Single bytes and some JSON; tags are special tokens, or text."""
-    merges = [('"', ":"), ("{", '"'), ("Ġ", '"'), (",", 'Ġ"'), ("}", "}"), ("Ċ", "<"), ("e", ">")]
-    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
-    backend = tokenizers.Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore
-    backend.decoder = decoders.ByteLevel()  # pyright: ignore
-    backend.add_special_tokens(["<|im_end|>", *(MARKS if marked else ())])
-    tokenizer = Tokenizer(backend, eos_token_ids=frozenset(backend.encode("<|im_end|>").ids))
-    return tokenizer, Grammars(tokenizer, tokenizer.vocab_size)
-
-
-def turn(
-    name: str, template: str, tools: dict[str, Any], seed: int, *, marked: bool = True, parallel: bool = True
-) -> str:
-    """A turn drawn at random; after a while it closes what is open wherever it may."""
-    tokenizer, grammars = vocabulary(marked)
-    form = replace(FORMATS[name], tools=tools)
-    declared = chat_tools([{"name": name, "parameters": schema} for name, schema in tools.items()])
-    grammar = compile_calls(tool_choice("required", parallel, declared), form, template, tokenizer, grammars)
-    assert grammar is not None
-    end = tokenizer.encode(ENDS[name]) if name in ENDS else []
-    rng, drawn = np.random.default_rng(seed), list[int]()
-    constraint = grammar.constrain(tokenizer.eos_token_ids)
-    while not drawn or drawn[-1] not in tokenizer.eos_token_ids:
-        words = constraint.allowed()
-        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
-        assert allowed
-        ends = [token for token in allowed if token in tokenizer.eos_token_ids and len(drawn) > 200 * rng.random()]
-        texts = {token: tokenizer.token_text(token) for token in allowed if len(drawn) > 120}
-        wanted = [end[size] for size in range(len(end) - 1, -1, -1) if drawn[len(drawn) - size :] == end[:size]]
-        closing = [token for token in wanted if token in texts][:1]
-        shorter = [token for token in texts if texts[token] in CLOSING or (name == "gemma4" and texts[token] == "<")]
-        in_turn = closing or shorter if len(drawn) // 60 % 2 == 0 else shorter or closing
-        drawn.append(int(rng.choice(ends or in_turn or allowed)))
-        constraint.accept(drawn[-1])
-        assert len(drawn) < 4000
-    return tokenizer.decode(drawn[:-1], skip_special_tokens=False)
-
-
-def calls(name: str, tools: dict[str, Any], text: str) -> list[tuple[str, Any]]:
-    """What a turn calls, which must be all of it, with arguments that its tools take."""
-    parser = replace(FORMATS[name], tools=tools).parser()
-    pieces = parser.feed(text) + parser.finish()
-    assert not [piece for piece in pieces if isinstance(piece, Content)], text
-    found = [
-        (piece.call.name, json.loads(piece.call.arguments, strict=False))
-        for piece in pieces
-        if isinstance(piece, CallEnded)
-    ]
-    assert found, text
-    for tool, arguments in found:
-        Draft202012Validator({"type": "object", **tools[tool]}).validate(arguments)
-    return found
-
 
 TOOLS: dict[str, Any] = {
     "get_weather": {
