@@ -22,6 +22,9 @@ def call_message(call: Call) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
+WRITTEN_CALLS = "written_calls"
+"""Field of a checked message: its calls as text, which belongs behind its content. Clients cannot set it."""
+
 ArgumentForm = Callable[[Any], Any]
 """Makes the arguments of a call, as a client gives them, those that a template reads."""
 
@@ -41,6 +44,7 @@ def checked_message(message: object) -> dict[str, Any]:
     if not isinstance(content, str | None):
         raise RequestError("a message's content is text", got=shown(message), fix="give a string, or text parts")
     checked = {**message, "content": content or ""}
+    checked.pop(WRITTEN_CALLS, None)
     if thought := message.get("reasoning_content") or message.get("reasoning"):
         checked |= {"reasoning_content": thought, "reasoning": thought}  # templates read the one, some the other
     calls = checked.pop("tool_calls", None) or ()

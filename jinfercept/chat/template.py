@@ -18,6 +18,7 @@ from typing import Any, final
 
 from jinfercept.chat.messages import (
     ARGUMENT_FORMS,
+    WRITTEN_CALLS,
     Message,
     call_message,
     checked_message,
@@ -31,7 +32,7 @@ from jinfercept.chat.system_messages import (
     simpler_forms,
     with_leading_system,
 )
-from jinfercept.chat.written_tools import FUNCTIONS_MARK, with_written_tools
+from jinfercept.chat.written_tools import FUNCTIONS_MARK, with_written_tools, written_calls
 from jinfercept.errors import RequestError, shown
 from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.request import Call
@@ -143,8 +144,13 @@ class ChatTemplate:
         checked = [checked_message(message) for message in messages]
         if needs_system_anywhere(checked) and not self._takes_system_anywhere:
             checked = with_leading_system(checked)
-        if any(len(message.get("tool_calls", ())) > 1 for message in checked) and self._writes_one_call:
+        num_calls = max((len(message.get("tool_calls", ())) for message in checked), default=0)
+        if num_calls > 1 and self._num_calls_written == 1:
             checked = one_call_a_turn(checked)
+        elif num_calls and not self._num_calls_written:
+            checked = [
+                message | {WRITTEN_CALLS: written_calls(self._given(message), self.source)} for message in checked
+            ]
         try:
             return self._rendered(self._apply(checked, add_generation_prompt))
         except RequestError:
@@ -162,14 +168,16 @@ class ChatTemplate:
             return False
 
     @cached_property
-    def _writes_one_call(self) -> bool:
-        """Whether the template writes the first call of a turn only."""
-        calls = [Call(name, "{}", id=f"probe{name}") for name in ("7d3e", "9b1f")]
+    def _num_calls_written(self) -> int:
+        """How many of two calls of a turn the template writes; two where it refuses them."""
+        marks = ("7d3e", "9b1f")
+        calls = [Call("call", json.dumps({"mark": f"@@{mark}"}), id=f"probe{mark}") for mark in marks]
+        results = [{"role": "tool", "name": call.name, "tool_call_id": call.id, "content": "?"} for call in calls]
         try:
-            written = self._with_turn(calls, [])
+            written = self._with_turn(calls, results)
         except RequestError:
-            return False
-        return calls[0].name in written and calls[1].name not in written
+            return len(calls)
+        return sum(f"@@{mark}" in written for mark in marks)
 
     def _apply(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         """The text, with marks in the names of special tokens that are not the template's.
@@ -212,13 +220,17 @@ class ChatTemplate:
             raise RequestError(error.what, got=self._unmarked(str(error.got)), fix=error.fix) from error
 
     def _given_messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Messages with marks. An assistant's content keeps the tags of its reasoning, for the template to find."""
+        """Messages with marks. An assistant's content keeps the tags of reasoning, for the template to find, and of calls."""
         names = self._tokenizer.special_token_names
-        if names.but(_REASONING) is names:
+        if names.but(_REASONING) is names and not any(message.get(WRITTEN_CALLS) for message in messages):
             return self._given(messages)
         return [
             self._given(message)
-            | ({"content": self._given(message["content"], _REASONING)} if message["role"] == "assistant" else {})
+            | (
+                {"content": self._given(message["content"], _REASONING) + message.get(WRITTEN_CALLS, "")}
+                if message["role"] == "assistant"
+                else {}
+            )
             for message in messages
         ]
 

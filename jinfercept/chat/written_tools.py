@@ -10,8 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jinfercept.chat.messages import ARGUMENT_FORMS, with_arguments
 from jinfercept.chat.tool_choice import TurnCalls
-from jinfercept.parsers.formats import detect_format
+from jinfercept.parsers.formats import FORMATS, detect_format
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,20 @@ def with_written_tools(
             written.append(dict(message))
         previous = role
     return written
+
+
+def written_calls(message: Mapping[str, Any], template: str) -> str:
+    """A message's calls as the model writes them, for a template that shows their format and leaves them out; "" without any.
+
+    Args:
+        message: checked.
+        template: the chat template's source.
+    """
+    form = FORMATS.get(detect_format(template) or "")
+    if form is None or form.write is None or not message.get("tool_calls"):
+        return ""
+    (message,) = with_arguments([dict(message)], ARGUMENT_FORMS[0])
+    return form.write([(call["function"].get("name"), call["function"]["arguments"]) for call in message["tool_calls"]])
 
 
 def _call(function: Mapping[str, Any]) -> str:

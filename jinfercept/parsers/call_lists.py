@@ -3,9 +3,10 @@
 `CallLists` is one family's way of writing them; the families differ in tags, in keys, and in how objects follow each other.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from jinfercept.parsers.call_grammars import CallGrammar
 from jinfercept.parsers.call_objects import read_calls
@@ -59,6 +60,12 @@ class CallLists:
         parts = (calls.tag(self.opening), _text(self.before), body, _text(self.behind + self.fence))
         return " ".join((*parts, *([calls.tag(self.closing)] if self.closing else ())))
 
+    def write(self, calls: Sequence[tuple[str, Any]]) -> str:
+        """Calls of an earlier turn."""
+        objects = [json.dumps({self.name: name, self.arguments: values}, ensure_ascii=False) for name, values in calls]
+        listed = (self.between or "").join(objects)
+        return f"{self.opening}{self.before}{listed}{self.behind}{self.fence}{self.closing}"
+
     def format(
         self,
         detect: Callable[[str], bool],
@@ -79,6 +86,7 @@ class CallLists:
             tags=(*own, *tags),
             turn_ends=turn_ends,
             frames_text=frames_text,
+            write=self.write,
         )
 
 

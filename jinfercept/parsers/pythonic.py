@@ -3,7 +3,7 @@
 import json
 import keyword
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jinfercept.parsers.call_grammars import CallGrammar, check_name, unwritable_name
@@ -156,6 +156,14 @@ def _lfm2_grammar(calls: CallGrammar) -> str:
     return f"{calls.tag(_LFM2_START)} {_list_grammar(calls)} {calls.tag(_LFM2_END)}"
 
 
+def _write_lfm2(calls: Sequence[tuple[str, Any]]) -> str:
+    written: list[str] = []
+    for name, values in calls:
+        members = values.items() if isinstance(values, Mapping) else [("arguments", values)]
+        written.append(f"{name}({', '.join(f'{key}={value!r}' for key, value in members)})")
+    return f"{_LFM2_START}[{', '.join(written)}]{_LFM2_END}"
+
+
 def _value_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
     """The name of a rule for the Python literals that a schema allows; where there is none, for JSON, which is read too.
 
@@ -255,6 +263,7 @@ LLAMA4_PYTHONIC = ToolCallFormat(
 LFM2 = ToolCallFormat(
     read=_read,
     grammar=_lfm2_grammar,
+    write=_write_lfm2,
     detect=lambda template: any(text in template for text in (_LFM2_START, "List of tools: [", "<|tool_list_start|>")),
     tags=(_LFM2_START, _LFM2_END),
     turn_ends=("<|im_end|>",),

@@ -1,9 +1,9 @@
 """`ToolCallFormat`: how one model family writes its tool calls. `formats.FORMATS` has all of them."""
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from jinfercept.parsers.call_grammars import CallGrammar, TokenOf
 from jinfercept.parsers.lark import Rules
@@ -32,6 +32,7 @@ class ToolCallFormat:
         tokens: special tokens that stand within tags.
         tools: JSON schemas of the arguments of the tools that are offered, by name; None if unknown.
         frames_text: text stands in markup too, so that turns without tools are read as well.
+        write: writes calls of an earlier turn, each a name and its arguments; for templates that leave them out.
     """
 
     read: Callable[[Source], Steps[None]]
@@ -45,6 +46,7 @@ class ToolCallFormat:
     tokens: tuple[str, ...] = ()
     tools: ToolSchemas | None = None
     frames_text: bool = False
+    write: Callable[[Sequence[tuple[str, Any]]], str] | None = None
 
     def parser(self, new_id: Callable[[], str] | None = None) -> CallParser:
         """A parser for one turn.

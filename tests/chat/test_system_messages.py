@@ -121,14 +121,33 @@ def test_an_empty_turn_is_left_out_if_the_template_refuses_it() -> None:
 @pytest.mark.parametrize(
     ("calls", "written"),
     [
-        ("(message.tool_calls or [])[:1]", "assistant: b\nprice-1 tool: 1\nassistant: \nprice-2 tool: 2"),
-        ("message.tool_calls", "assistant: b\nprice-1 price-2 tool: 1\ntool: 2"),
+        ("(message.tool_calls or [])[:1]", "assistant: b\nprice-1{} tool: 1\nassistant: \nprice-2{} tool: 2"),
+        ("message.tool_calls", "assistant: b\nprice-1{} price-2{} tool: 1\ntool: 2"),
     ],
 )
 def test_each_call_has_a_turn_of_its_own_where_the_template_writes_only_the_first(calls: str, written: str) -> None:
-    names = f"{_SAYS}{{% for call in {calls} %}}{{{{ call.function.name }}}} {{% endfor %}}"
+    shown = "{{ call.function.name ~ (call.function.arguments | tojson) }}"
+    names = f"{_SAYS}{{% for call in {calls} %}}{shown} {{% endfor %}}"
     given = [*turns("user: a; assistant: b", assistant={"tool_calls": CALLS}), *RESULTS]
     assert rendered(ANYWHERE.replace(_SAYS, names), given) == f"user: a\n{written}"
+
+
+@pytest.mark.parametrize(
+    ("shown", "written"),
+    [
+        ("<|tool_call|><|start_of_role|>", '<|tool_call|>[{"name": "price", "arguments": {"of": "</s>é"}}]'),
+        ("List of tools: [", "<|tool_call_start|>[price(of='</s>é')]<|tool_call_end|>"),
+    ],
+)
+def test_calls_that_a_template_leaves_out_stand_in_the_text_of_their_turn(shown: str, written: str) -> None:
+    calls = [{"id": "1", "function": {"name": "price", "arguments": '{"of": "</s>é"}'}}]
+    given = [*turns("user: a; assistant: b", assistant={"tool_calls": calls}), RESULTS[0]]
+    template = ChatTemplate(byte_tokenizer(None), [], f"{{# {shown} #}}{ANYWHERE}", {}, ())
+    text = template.render(given)
+    assert text.strip() == f"user: a\nassistant: b{written}\ntool: 1"
+    assert text[text.breaks[0] - 1 :].startswith("</s>")
+    assert rendered(ANYWHERE, given) == "user: a\nassistant: b\ntool: 1"
+    assert rendered(ANYWHERE, turns("assistant: b", assistant={"written_calls": "</s>"})) == "assistant: b"
 
 
 def test_a_template_that_has_its_tools_as_a_text_gets_them_and_the_date() -> None:
