@@ -28,6 +28,7 @@ class AnthropicErrorObject(BaseModel):
 
     type: str
     message: str
+    details: dict[str, Any] | None = None
 
 
 class AnthropicErrorBody(BaseModel):
@@ -56,7 +57,9 @@ def authorizations(scope: Scope) -> list[str]:
     return list(dict.fromkeys([*given, *keys]))
 
 
-def anthropic_error(status: int, message: str, param: str | None, request_id: str | None) -> dict[str, Any]:
+def anthropic_error(
+    status: int, message: str, param: str | None, request_id: str | None, details: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The body of an error response.
 
     Args:
@@ -64,11 +67,13 @@ def anthropic_error(status: int, message: str, param: str | None, request_id: st
         message: for people.
         param: the wrong field, which the message names at its beginning.
         request_id: of the request.
+        details: for programs.
     """
     if param and not message.startswith(param):
         message = f"{param}: {message}"
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    error = {"type": kind, "message": message} | ({} if details is None else {"details": details})
+    return {"type": "error", "error": error, "request_id": request_id}
 
 
 def _is_at(path: str, route: str) -> bool:

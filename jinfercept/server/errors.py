@@ -33,6 +33,7 @@ class ApiError(HTTPException):
         param: the wrong field of the body, `messages[0].content` for example.
         code: for programs, as OpenAI defines them.
         headers: of the response.
+        details: for programs, in the error object of Anthropic's protocol.
     """
 
     def __init__(
@@ -43,9 +44,10 @@ class ApiError(HTTPException):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(status, message, headers)
-        self.param, self.code = param, code
+        self.param, self.code, self.details = param, code, details
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reduced(self)
@@ -121,7 +123,8 @@ def error_response(request: Request, error: ApiError) -> EncodedReply:
     """The response to a request, in the shape of its protocol."""
     body = error.body
     if speaks_anthropic(request.scope):
-        body = anthropic_error(error.status_code, error.detail, error.param, request.scope.get(REQUEST_ID))
+        request_id = request.scope.get(REQUEST_ID)
+        body = anthropic_error(error.status_code, error.detail, error.param, request_id, error.details)
     return EncodedReply(body, error.status_code, error.headers)
 
 

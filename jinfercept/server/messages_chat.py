@@ -43,8 +43,10 @@ _FIELDS = {
     "stop": "stop_sequences",
 }
 """Fields of `/v1/messages` by the chat's field with the same meaning."""
-_UNSUPPORTED = ("container", "mcp_servers")
+_UNSUPPORTED = ("compaction", "container", "mcp_servers", "thread")
 """Fields of Anthropic's protocol that are not supported; others without a meaning here are ignored."""
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""Details of an error for which Anthropic's client sends the whole conversation instead."""
 _BILLING = "x-anthropic-billing-header:"
 """Beginning of a block of Claude Code's system prompt that is for Anthropic's accounts and differs between requests."""
 _PLACES: dict[str, tuple[type[Any], ...]] = {
@@ -59,7 +61,8 @@ def check_message_fields(body: CountTokensBody) -> None:
     """Raise 400 for fields and values that `/v1/messages` does not support."""
     for name in _UNSUPPORTED:
         if (body.model_extra or {}).get(name):
-            raise ApiError.bad(f"{name} cannot be done here", name)
+            details = _NO_THREADS if name == "thread" else None
+            raise ApiError(400, f"{name} cannot be done here", param=name, details=details)
 
 
 def make_message_chat(

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from anthropic import beta_tool
 
 from tests.support.anthropic_client import ASKED, PRICE, anthropic, create, post, streamed
 from tests.support.chat_templates import PLAIN, QWEN3
@@ -93,6 +94,29 @@ def test_a_tool_is_called_and_its_result_finds_the_whole_context(
     assert answer.usage.cache_read_input_tokens >= context - 1
     prompt = len(scripted.tokenizer.encode(prompt_of(scripted, thanks, [CHAT_PRICE])))
     assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == prompt
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_runner_that_would_leave_its_messages_with_the_server_sends_all(
+    served: Running, scripted: Scripted, stream: bool
+) -> None:
+    def price(item: str) -> str:
+        """The price of an item."""
+        return "23"
+
+    tool = beta_tool(price)
+    declared: Any = tool.to_dict()
+    function = {"name": "price", "description": declared["description"], "parameters": declared["input_schema"]}
+    tools = [{"type": "function", "function": function}]
+    asked, after = (
+        prompt_of(scripted, ASKED, tools),
+        prompt_of(scripted, [*ASKED, turn("", "lamp"), result("23")], tools),
+    )
+    scripted.follow(asked + CALL + END, after + ANSWER + END)
+    with anthropic(served) as client:
+        fields: Any = {"model": MODEL, "max_tokens": 200, "messages": ASKED, "tools": [tool], "stream": stream}
+        last = client.beta.messages.tool_runner(**fields).until_done()
+    assert [block.text for block in last.content] == [ANSWER]
 
 
 def test_calls_are_streamed_in_pieces_of_json(served: Running, scripted: Scripted) -> None:

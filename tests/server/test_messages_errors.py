@@ -55,6 +55,7 @@ def said(block: Any) -> dict[str, Any]:
         ({"stop_sequences": ["x" * 70_000]}, "stop_sequences"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": 3}}}}, "output_config.format"),
         ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
+        ({"compaction": {"type": "summarize"}}, "compaction"),
         ({"system": [{"type": "image"}]}, "system"),
         ({"metadata": {"user_id": 7}}, "user_id"),
         ({"system": "a" * 70_000}, "messages"),
@@ -69,6 +70,13 @@ def test_what_is_wrong_is_named(served: Running, fields: dict[str, Any], words: 
         status, kind, message = failed(answer)
         assert (status, kind) == (400, "invalid_request_error")
         assert words in message
+
+
+@pytest.mark.parametrize("path", [MESSAGES, COUNT])
+def test_clients_learn_that_they_have_to_send_whole_conversations(served: Running, path: str) -> None:
+    answer = post(served, path, thread={"type": "continue", "previous_message_id": "msg_1"})
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert (answer.status_code, answer.json()["error"]["details"]) == (400, details)
 
 
 @pytest.mark.parametrize("path", [MESSAGES, COUNT])
