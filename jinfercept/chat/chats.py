@@ -106,7 +106,7 @@ def make_chats(
     offered = declared if choice.reads else []
     executed = {tool.name: futures.tools[tool.name] if futures else tool.tool for tool in offered if tool.tool}
     source = options.get("chat_template") or tokenizer.chat_template(tools=bool(declared))
-    written = declared if are_written(choice, options.get("tool_call_parser"), source) else []
+    written = bool(declared) and are_written(choice, options.get("tool_call_parser"), source)
     if written:
         note_written_tools()
     parser = FORMAT if written else options.get("tool_call_parser")
@@ -151,7 +151,7 @@ def make_chats(
         tokenizer,
         grammars,
     )
-    calls, free = _turn_grammars(choice, form, bool(written), template.source, tokenizer, grammars)
+    calls, free = _turn_grammars(choice, form, written, template.source, tokenizer, grammars)
     limits = {name: tool.max_result_tokens for name, tool in executed.items()}
     renderer = ToolMessages(template, tokenizer, limits) if form else None
     return [
@@ -211,18 +211,19 @@ def _is_message(value: object) -> bool:
 def _template(
     tokenizer: Tokenizer,
     tools: Sequence[ChatTool],
-    written: Sequence[ChatTool],
+    written: bool,
     options: ChatOptions,
     ends: tuple[int, ...],
 ) -> ChatTemplate:
+    declarations = [tool.declaration for tool in tools if not tool.is_deferred]
     return ChatTemplate(
         tokenizer,
-        [tool.declaration for tool in tools],
+        declarations,
         options.get("chat_template"),
         options.get("chat_template_kwargs") or {},
         ends,
         options.get("special_tokens_in_text", False),
-        [tool.declaration for tool in written],
+        declarations if written else [],
     )
 
 

@@ -34,10 +34,12 @@ class ChatTool:
     Attributes:
         declaration: `{"type": "function", "function": {"name": …, "description": …, "parameters": <JSON schema>}}`.
         tool: runs it, from a JSON object as text; None if the caller does.
+        is_deferred: a message of the conversation declares the tool, and the template does not.
     """
 
     declaration: Mapping[str, Any]
     tool: Tool | None
+    is_deferred: bool = False
 
     @property
     def name(self) -> str:

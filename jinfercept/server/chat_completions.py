@@ -1,7 +1,8 @@
 """`/v1/chat/completions`: makes engine requests of a conversation, and a chat completion of their outputs."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,7 +15,14 @@ from jinfercept.request import Request as EngineRequest
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.async_calls import async_calls
 from jinfercept.server.chat_answer import ChatAnswer
-from jinfercept.server.chat_protocol import AllowedFunctions, AllowedTools, ChatBody, ChatCompletion, NamedTool
+from jinfercept.server.chat_protocol import (
+    AllowedFunctions,
+    AllowedTools,
+    ChatBody,
+    ChatCompletion,
+    DeferredTool,
+    NamedTool,
+)
 from jinfercept.server.disconnection import unless_disconnected
 from jinfercept.server.encoding import EncodedReply, LargeReply
 from jinfercept.server.errors import ApiError
@@ -95,7 +103,7 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
         max_rounds=_max_rounds(service, body),
     )
     messages = [message.as_read() for message in body.messages]
-    check_conversation(service, messages, tools, body.chat_template_kwargs)
+    check_conversation(service, messages, [tool.declaration for tool in tools], body.chat_template_kwargs)
     messages = service.tool_history.restored(hints.salt, messages)
     try:
         given = [*tools, *offered], options, iter([name]), hints.owner, hints.salt
@@ -124,7 +132,9 @@ def field_of_chat(error: JinferceptError, tools: bool) -> str:
     return next((name for name in _OPTIONS if error.what.startswith(name)), field)
 
 
-def check_conversation(service: Service, messages: Sequence[Message], tools: Sequence[Message], variables: Any) -> None:
+def check_conversation(
+    service: Service, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], variables: Any
+) -> None:
     """Raise 400 if an argument of the chat template has more text than a prompt may have."""
     for texts, param in ((messages, "messages"), (tools, "tools"), (variables, "chat_template_kwargs")):
         service.check_chars(texts, param)
@@ -174,11 +184,12 @@ def _logprobs(body: ChatBody) -> int | None:
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
-def _tools(body: ChatBody) -> list[dict[str, Any]]:
-    """The body's tools as the chat template reads them. Raises 400 for a wrong declaration."""
-    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+def _tools(body: ChatBody) -> list[ChatTool]:
+    """The body's tools. Raises 400 for a wrong declaration."""
+    given = body.tools or ()
     try:
-        chat_tools(tools)
+        tools = chat_tools([tool.model_dump(exclude_none=True) for tool in given])
     except RequestError as error:
         raise ApiError.of(error, "tools") from error
-    return tools
+    deferred = [isinstance(tool, DeferredTool) for tool in given]
+    return [replace(tool, is_deferred=is_deferred) for tool, is_deferred in zip(tools, deferred, strict=True)]

@@ -83,6 +83,10 @@ class ToolDeclaration(Body):
     function: Function
 
 
+class DeferredTool(ToolDeclaration):
+    """A tool that a message of the conversation declares."""
+
+
 class NamedFunction(Body):
     """Name of a function."""
 

@@ -11,6 +11,7 @@ from jinfercept.server.chat_protocol import (
     MAX_MESSAGES,
     CalledFunction,
     ChatBody,
+    DeferredTool,
     Function,
     Message,
     NamedFunction,
@@ -130,9 +131,12 @@ def _renamed(error: ApiError, body: CountTokensBody) -> ApiError:
 
 def _chat_body(body: CountTokensBody) -> ChatBody:
     fields: dict[str, Any] = {name: getattr(body, name) for name in Extensions.model_fields}
+    deferred = {tool.name: tool for tool in body.tools or () if tool.defer_loading}
+    messages = _messages(body, deferred)
+    tools = [tool for tool in body.tools or () if not tool.defer_loading or tool.name not in deferred]
     fields |= {
-        "messages": _messages(body),
-        "tools": [_declared(tool) for tool in body.tools or () if not tool.defer_loading],
+        "messages": messages,
+        "tools": [_declared(tool) for tool in tools],
         **_tool_choice(body),
         "chat_template_kwargs": _template_kwargs(body),
         "response_format": _response_format(body),
@@ -148,7 +152,8 @@ def _chat_body(body: CountTokensBody) -> ChatBody:
 
 def _declared(tool: InputTool) -> ToolDeclaration:
     function = Function.model_construct(name=tool.name, description=tool.description, parameters=tool.input_schema)
-    return ToolDeclaration.model_construct(type="function", function=function)
+    kind = DeferredTool if tool.defer_loading else ToolDeclaration
+    return kind.model_construct(type="function", function=function)
 
 
 def _tool_choice(body: CountTokensBody) -> dict[str, Any]:
@@ -175,12 +180,15 @@ def _response_format(body: CountTokensBody) -> ResponseFormat | None:
     return None if form is None else ResponseFormat.model_construct(type="json_schema", schema_=form.schema_)
 
 
-def _messages(body: CountTokensBody) -> list[Message]:
-    """The messages of a chat. A turn with results becomes one message for each, and one for each text beside them."""
+def _messages(body: CountTokensBody, deferred: dict[str, InputTool]) -> list[Message]:
+    """The messages of a chat. A turn with results becomes one message for each, and one for each text beside them.
+
+    Args:
+        deferred: as of `_user_messages`.
+    """
     system = body.system if isinstance(body.system, str) else _joined(_lasting(body.system or ()))
     messages = [_message("system", content=system)] if system else []
     names: dict[str, str] = {}
-    deferred = {tool.name: tool for tool in body.tools or () if tool.defer_loading}
     for role, blocks in _turns(body.messages):
         if role == "assistant":
             messages.append(_assistant_message(blocks, names))

@@ -7,7 +7,7 @@ import pytest
 from anthropic import beta_tool
 
 from tests.support.anthropic_client import ASKED, PRICE, anthropic, create, post, streamed
-from tests.support.chat_templates import PLAIN, QWEN3
+from tests.support.chat_templates import PLAIN, QWEN3, QWEN3_CODER
 from tests.support.live_server import END, MODEL, Running, prompt_of
 from tests.support.responses import CALL, CHAT_PRICE, PEN, SCHEMA, says
 from tests.support.scripted_model import Make, Scripted
@@ -251,6 +251,22 @@ def test_a_deferred_tool_is_declared_where_a_result_refers_to_it(served: Running
         thinking={"type": "adaptive", "display": "updates"},
     )
     assert (done.content[0].name, done.content[0].input) == ("price", {"item": "lamp"})
+
+
+def test_a_deferred_tool_is_called_as_its_schema_says(served: Running, make_scripted: Make) -> None:
+    scripted = make_scripted(QWEN3_CODER)
+    schema = {"type": "object", "properties": {"number": {"type": "integer"}}}
+    declared = {"type": "function", "function": {"name": "count", "parameters": schema}}
+    search: Any = {"id": "1", "function": {"name": "search", "arguments": {}}}
+    found = {"role": "tool", "tool_call_id": "1", "name": "search", "content": json.dumps(declared)}
+    written = "<tool_call>\n<function=count>\n<parameter=number>\n3\n</parameter>\n</function>\n</tool_call>"
+    says(scripted, written + END, [*ASKED, {"role": "assistant", "content": "", "tool_calls": [search]}, found])
+    use = {"type": "tool_use", "id": "1", "name": "search", "input": {}}
+    back = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "tool_reference", "tool_name": "count"}]}
+    messages = [*ASKED, {"role": "assistant", "content": [use]}, {"role": "user", "content": [back]}]
+    tools = [{"name": "count", "input_schema": schema, "defer_loading": True}]
+    for choice in ({"type": "auto"}, {"type": "tool", "name": "count"}):
+        assert create(served, messages, tools=tools, tool_choice=choice).content[0].input == {"number": 3}
 
 
 def test_models_are_listed_as_anthropic_does(served: Running) -> None:
