@@ -19,7 +19,14 @@ from jinfercept.server.errors import ApiError
 from jinfercept.server.guarded_route import GuardedRoute
 from jinfercept.server.logprobs import chat_logprobs
 from jinfercept.server.responses_chat import check_supported, make_response_chat, wants_logprobs
-from jinfercept.server.responses_items import Item, check_length, read_items, references, types_left_out
+from jinfercept.server.responses_items import (
+    Item,
+    check_length,
+    read_items,
+    references,
+    tools_of_items,
+    types_left_out,
+)
 from jinfercept.server.responses_messages import messages_of
 from jinfercept.server.responses_objects import DeletedResponse, ItemList, ResponseObject
 from jinfercept.server.responses_protocol import ResponsesBody
@@ -55,7 +62,8 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     check_extras(body, service.ignored)
     check_supported(body)
     log_left_out("items", types_left_out(body.input), service.ignored)
-    log_left_out("tools", tool_types_left_out(body.tools or ()), service.ignored)
+    given_tools = [*(body.tools or ()), *tools_of_items(body.input)]
+    log_left_out("tools", tool_types_left_out(given_tools), service.ignored)
     owner, responses = _owner(request), service.responses
     previous = await _previous(service, body.previous_response_id, owner)
     check_length(body.input, previous.num_items if previous else 0)
@@ -101,19 +109,19 @@ async def _begun(
     if (trace := TRACE.get()) is not None:
         trace.name_conversation(body.conversation_id)
 
-    tools = ClientTools(body.tools or ())
-
-    def make() -> tuple[list[EngineRequest], ServerToolCalls, StoredResponse]:
+    def make() -> tuple[list[EngineRequest], ClientTools, ServerToolCalls, StoredResponse]:
         before = turn.items if turn else previous.conversation if previous else []
         asked = read_items(body.input, before, referred)
-        messages = messages_of([*before, *asked], body.instructions)
+        items = [*before, *asked]
+        tools = ClientTools(body.tools or (), items)
+        messages = messages_of(items, body.instructions)
         requests, tool_calls = make_response_chat(service, body, messages, tools, hints, name)
         response = _new_response(name, model, body, service.llm.get_default_sampling_params())
         num_bytes = 0 if body.store is False else measured(asked, response)
-        return requests, tool_calls, StoredResponse(owner, response, previous, asked, num_bytes=num_bytes)
+        return requests, tools, tool_calls, StoredResponse(owner, response, previous, asked, num_bytes=num_bytes)
 
     num_bytes = _CHARS_PER_TOKEN * _num_tokens(previous)
-    requests, tool_calls, stored = await service.prepare(request, make, 1, num_bytes)
+    requests, tools, tool_calls, stored = await service.prepare(request, make, 1, num_bytes)
     await responses.begin(stored)
     if body.background:
         responses.check_background(owner)  # other requests may have begun meanwhile

@@ -4,12 +4,13 @@ Stored items are dicts, with the same form for input and output.
 """
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jinfercept.server.errors import ApiError
 from jinfercept.server.responses_protocol import (
     MAX_ITEMS,
+    AdditionalToolsItem,
     CallOutputItem,
     CustomToolCallItem,
     FunctionCallItem,
@@ -22,7 +23,10 @@ from jinfercept.server.responses_protocol import (
     OtherItem,
     OutputPart,
     ReasoningItem,
+    ToolSearchCallItem,
+    ToolSearchOutputItem,
 )
+from jinfercept.server.responses_tool_protocol import InputTool
 from jinfercept.server.responses_tools import CLIENT_CALLS
 
 Item = dict[str, Any]
@@ -30,7 +34,7 @@ Item = dict[str, Any]
 
 SERVER_LABEL = "jinfercept"
 
-CALL_OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+CALL_OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output", "tool_search_output")
 """Types of the items of results of calls that the client ran."""
 
 _PREFIXES = {
@@ -41,6 +45,9 @@ _PREFIXES = {
     "custom_tool_call_output": "ctco",
     "local_shell_call": "lsh",
     "local_shell_call_output": "lsho",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+    "additional_tools": "at",
     "mcp_call": "mcp",
     "reasoning": "rs",
 }
@@ -118,6 +125,13 @@ def read_items(
     return items
 
 
+def tools_of_items(given: str | Sequence[InputItem]) -> Iterator[InputTool]:
+    """The tools that the items of a body have."""
+    for item in () if isinstance(given, str) else given:
+        if isinstance(item, AdditionalToolsItem | ToolSearchOutputItem):
+            yield from item.tools
+
+
 def types_left_out(given: str | Sequence[InputItem]) -> set[str]:
     """Types of a body's items that are not supported."""
     return set() if isinstance(given, str) else {item.type for item in given if isinstance(item, OtherItem)}
@@ -143,6 +157,12 @@ def _stored(item: InputItem) -> Item:
             fields = {"name": item.name, "input": item.input} | _call_fields(item)
         case LocalShellCallItem():
             fields = {"action": {"type": "exec"} | item.action.model_dump()} | _call_fields(item)
+        case ToolSearchCallItem():
+            fields = {"execution": "client", "arguments": item.arguments} | _call_fields(item)
+        case ToolSearchOutputItem():
+            fields = {"execution": "client", "call_id": item.call_id, "tools": _dumped(item.tools)}
+        case AdditionalToolsItem():
+            fields = {"role": "developer", "tools": _dumped(item.tools)}
         case McpCallItem():
             note = item.jinfercept.model_dump() if item.jinfercept else {}
             fields = server_call(item.name, note) | {"arguments": item.arguments, "output": item.output}
@@ -162,11 +182,17 @@ def _stored(item: InputItem) -> Item:
     return own | {"id": item.id} if item.id is not None else own
 
 
-def _call_fields(item: FunctionCallItem | CustomToolCallItem | LocalShellCallItem) -> dict[str, Any]:
+def _dumped(tools: Sequence[InputTool]) -> list[dict[str, Any]]:
+    return [tool.model_dump(exclude_none=True) for tool in tools]
+
+
+def _call_fields(
+    item: FunctionCallItem | CustomToolCallItem | LocalShellCallItem | ToolSearchCallItem,
+) -> dict[str, Any]:
     """Fields of calls of all types that the client runs."""
     call_id = item.call_id or item.id or f"call_{uuid.uuid4().hex}"
     fields: dict[str, Any] = {"call_id": call_id, "status": item.status or "completed"}
-    if not isinstance(item, LocalShellCallItem) and item.namespace is not None:
+    if isinstance(item, FunctionCallItem | CustomToolCallItem) and item.namespace is not None:
         fields["namespace"] = item.namespace
     return fields | ({"jinfercept": item.jinfercept.model_dump()} if item.jinfercept else {})
 

@@ -8,7 +8,7 @@ from typing import Any, final
 from jinfercept.chat.futures import placeholder
 from jinfercept.server.chat_protocol import CalledFunction, Message, ToolCall
 from jinfercept.server.responses_items import CALL_OUTPUTS, Item, joined
-from jinfercept.server.responses_tools import CLIENT_CALLS, called_function
+from jinfercept.server.responses_tools import CLIENT_CALLS, called_function, declared_text
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message]:
@@ -54,7 +54,8 @@ class _Messages:
         match item["type"]:
             case kind if kind in CALL_OUTPUTS:
                 call_id = item["call_id"]
-                fields = {"tool_call_id": call_id, "name": self._names.get(call_id), "content": item["output"]}
+                content = declared_text(item["tools"]) if kind == "tool_search_output" else item["output"]
+                fields = {"tool_call_id": call_id, "name": self._names.get(call_id), "content": content}
                 self.add(Message.model_construct(role="tool", **fields))
             case "message" if item["role"] != "assistant":
                 self.add(Message.model_construct(role=item["role"], content=joined(item["content"])))

@@ -5,7 +5,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from jinfercept.server.protocol import FIRST_ERROR, Body, SamplingBody, Text
-from jinfercept.server.responses_tool_protocol import MAX_TOOLS, ChosenTools, InputTool, Name, TypeName
+from jinfercept.server.responses_tool_protocol import (
+    MAX_TOOLS,
+    ChosenTools,
+    InputTool,
+    Name,
+    TypeName,
+    is_of_client,
+)
 
 MAX_ITEMS = 4096
 """Maximum items of a body, and of a conversation with its output."""
@@ -37,6 +44,7 @@ class OutputPart(Body):
     text: Text | None = None
 
 
+_Tools = Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
 _Output = Text | Annotated[list[OutputPart], Field(max_length=4096), FIRST_ERROR]
 
 
@@ -113,6 +121,34 @@ class LocalShellCallItem(Body):
     jinfercept: CallNote | None = None
 
 
+class ToolSearchCallItem(Body):
+    """A call of the client's search for tools."""
+
+    type: Literal["tool_search_call"]
+    id: _ID | None = None
+    call_id: _ID | None = None
+    arguments: Any = None
+    status: _Status = None
+    jinfercept: CallNote | None = None
+
+
+class ToolSearchOutputItem(Body):
+    """The tools that a search of the client has found; the model reads their declarations here."""
+
+    type: Literal["tool_search_output"]
+    id: _ID | None = None
+    call_id: _ID
+    tools: _Tools
+
+
+class AdditionalToolsItem(Body):
+    """Further tools of the body."""
+
+    type: Literal["additional_tools"]
+    id: _ID | None = None
+    tools: _Tools
+
+
 class CallOutputItem(Body):
     """The result of a call that the client ran. Without a `call_id`, `id` is that of the call, or of its item."""
 
@@ -161,6 +197,8 @@ def _kind(item: Any) -> str:
     if not isinstance(item, dict | Body):
         return ""
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    if kind in ("tool_search_call", "tool_search_output") and not is_of_client(item):
+        return "Other"
     return _KINDS.get("message" if kind is None else kind, "Other") if isinstance(kind, str | None) else ""
 
 
@@ -172,6 +210,9 @@ _KINDS = {
     "custom_tool_call_output": "CallOutput",
     "local_shell_call": "LocalShellCall",
     "local_shell_call_output": "CallOutput",
+    "tool_search_call": "ToolSearchCall",
+    "tool_search_output": "ToolSearchOutput",
+    "additional_tools": "AdditionalTools",
     "mcp_call": "McpCall",
     "reasoning": "Reasoning",
     "item_reference": "ItemReference",
@@ -183,6 +224,9 @@ InputItem = Annotated[
     | Annotated[CustomToolCallItem, Tag("CustomToolCall")]
     | Annotated[LocalShellCallItem, Tag("LocalShellCall")]
     | Annotated[CallOutputItem, Tag("CallOutput")]
+    | Annotated[ToolSearchCallItem, Tag("ToolSearchCall")]
+    | Annotated[ToolSearchOutputItem, Tag("ToolSearchOutput")]
+    | Annotated[AdditionalToolsItem, Tag("AdditionalTools")]
     | Annotated[McpCallItem, Tag("McpCall")]
     | Annotated[ReasoningItem, Tag("Reasoning")]
     | Annotated[ItemReference, Tag("ItemReference")]
@@ -235,7 +279,7 @@ class ResponsesBody(SamplingBody):
     background: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    tools: _Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTools | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None

@@ -47,6 +47,15 @@ class LocalShellTool(Body):
     type: Literal["local_shell"]
 
 
+class ToolSearchTool(Body):
+    """The client's search for further tools. A search of the provider's is a tool of another type."""
+
+    type: Literal["tool_search"]
+    execution: Literal["client"]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+
+
 class OtherTool(Body):
     """A tool of a type that is not supported, as OpenAI's hosted tools: it is left out."""
 
@@ -56,15 +65,28 @@ class OtherTool(Body):
 def _kind(tool: Any) -> str:
     """Tag of a tool's type."""
     kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    if kind == "tool_search" and not is_of_client(tool):
+        return "Other"
     return _KINDS.get(kind, "Other") if isinstance(kind, str) else ""
+
+
+def is_of_client(part: Any) -> bool:
+    """Whether the client runs the search for tools that a part of a body is about."""
+    return (part.get("execution") if isinstance(part, dict) else getattr(part, "execution", None)) == "client"
 
 
 def _kind_in_namespace(tool: Any) -> str:
     kind = _kind(tool)
-    return "Other" if kind in ("LocalShell", "Namespace") else kind
+    return "Other" if kind in ("LocalShell", "ToolSearch", "Namespace") else kind
 
 
-_KINDS = {"function": "Function", "custom": "Custom", "local_shell": "LocalShell", "namespace": "Namespace"}
+_KINDS = {
+    "function": "Function",
+    "custom": "Custom",
+    "local_shell": "LocalShell",
+    "tool_search": "ToolSearch",
+    "namespace": "Namespace",
+}
 _NO_TYPE = ("tool_type", "a tool is an object with a type")
 
 NamespacedTool = Annotated[
@@ -88,6 +110,7 @@ InputTool = Annotated[
     Annotated[FunctionTool, Tag("Function")]
     | Annotated[CustomTool, Tag("Custom")]
     | Annotated[LocalShellTool, Tag("LocalShell")]
+    | Annotated[ToolSearchTool, Tag("ToolSearch")]
     | Annotated[NamespaceTool, Tag("Namespace")]
     | Annotated[OtherTool, Tag("Other")],
     Discriminator(_kind, *_NO_TYPE),

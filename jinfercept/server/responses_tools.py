@@ -2,15 +2,19 @@
 
 A chat has functions only. A tool of a namespace is a function with both names; a custom tool is one with a text as its only
 argument; the local shell is one with a command. Their calls are items of their own types. Tools of other types are left out.
+Items of a conversation may have further tools: those that a search has found are declared in its result.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, final
+
+from pydantic import TypeAdapter
 
 from jinfercept.server.chat_protocol import (
     AllowedFunctions,
     AllowedTools,
+    DeferredTool,
     Function,
     NamedFunction,
     NamedTool,
@@ -27,13 +31,26 @@ from jinfercept.server.responses_tool_protocol import (
     NamespaceTool,
     OtherTool,
     ToolReference,
+    ToolSearchTool,
 )
 
-CLIENT_CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action"}
+CLIENT_CALLS = {
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+    "local_shell_call": "action",
+    "tool_search_call": "arguments",
+}
 """Types of the items of calls that the client runs, with the field of what the model wrote."""
 
-_CALL_TYPES = {"function": "function_call", "custom": "custom_tool_call", "local_shell": "local_shell_call"}
-_SHELL = "local_shell"
+_CALL_TYPES = {
+    "function": "function_call",
+    "custom": "custom_tool_call",
+    "local_shell": "local_shell_call",
+    "tool_search": "tool_search_call",
+}
+_SHELL, _SEARCH = "local_shell", "tool_search"
+"""Types of tools without names, and the names of their functions."""
+_TOOLS = TypeAdapter(list[InputTool])
 _INPUT: dict[str, Any] = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -56,12 +73,12 @@ _COMMAND: dict[str, Any] = {
 class _ClientTool(NamedTuple):
     """A tool that the client runs."""
 
-    tool: FunctionTool | CustomTool | LocalShellTool
+    tool: FunctionTool | CustomTool | LocalShellTool | ToolSearchTool
     namespace: str | None = None
 
     @property
     def name(self) -> str:
-        return _SHELL if isinstance(self.tool, LocalShellTool) else self.tool.name
+        return self.tool.name if isinstance(self.tool, FunctionTool | CustomTool) else self.tool.type
 
     @property
     def function(self) -> str:
@@ -75,15 +92,16 @@ class _ClientTool(NamedTuple):
         if reference.type != self.tool.type:
             return False
         in_namespace = reference.namespace in (None, self.namespace) and reference.name == self.name
-        return in_namespace or reference.name == self.function or reference.type == _SHELL
+        return in_namespace or reference.name == self.function or reference.type in (_SHELL, _SEARCH)
 
 
 @final
 class ClientTools:
-    """The tools of a body that the client runs.
+    """The tools of a body that the client runs. Of those that items have, the first of a name counts.
 
     Args:
         given: the body's tools.
+        items: the stored items of the conversation.
 
     Attributes:
         declarations: the tools as functions.
@@ -92,12 +110,22 @@ class ClientTools:
         ApiError: 400 for too many tools, namespaces expanded.
     """
 
-    def __init__(self, given: Sequence[InputTool]) -> None:
+    def __init__(self, given: Sequence[InputTool], items: Iterable[Mapping[str, Any]] = ()) -> None:
         tools = list(_flat(given))
-        if len(tools) > MAX_TOOLS:
-            raise ApiError.bad(f"there are at most {MAX_TOOLS} tools, not {len(tools)}", "tools")
-        self.declarations = [_declaration(tool) for tool in tools]
         self._tools = {tool.function: tool for tool in tools}
+        deferred: list[_ClientTool] = []
+        for item in items:
+            if item["type"] not in ("additional_tools", "tool_search_output"):
+                continue
+            further = [
+                tool for tool in _flat(_TOOLS.validate_python(item["tools"])) if tool.function not in self._tools
+            ]
+            self._tools |= {tool.function: tool for tool in further}
+            (tools if item["type"] == "additional_tools" else deferred).extend(further)
+        if len(tools) + len(deferred) > MAX_TOOLS:
+            raise ApiError.bad(f"there are at most {MAX_TOOLS} tools, not {len(tools) + len(deferred)}", "tools")
+        self.declarations = [_declaration(tool) for tool in tools]
+        self.declarations += [_declaration(tool, DeferredTool) for tool in deferred]
 
     def call_fields(self, function: str) -> tuple[str, dict[str, Any]]:
         """The type of the item of a call, and its fields before any arguments.
@@ -114,6 +142,8 @@ class ClientTools:
         kind = _CALL_TYPES[tool.tool.type]
         if kind == "local_shell_call":
             return kind, {"action": _action("")}
+        if kind == "tool_search_call":
+            return kind, {"execution": "client", "arguments": {}}
         fields = {"name": tool.name, CLIENT_CALLS[kind]: ""}
         return kind, fields if tool.namespace is None else fields | {"namespace": tool.namespace}
 
@@ -158,6 +188,8 @@ def called_function(item: Mapping[str, Any]) -> tuple[str, str]:
             return function_name(item.get("namespace"), item["name"]), item["arguments"]
         case "custom_tool_call":
             return function_name(item.get("namespace"), item["name"]), _json({"input": item["input"]})
+        case "tool_search_call":
+            return _SEARCH, _json(item["arguments"])
         case _:
             given = {name: value for name, value in item["action"].items() if name in _COMMAND["properties"] and value}
             return _SHELL, _json(given)
@@ -171,8 +203,16 @@ def client_call_value(kind: str, arguments: str) -> Any:
             return written if isinstance(written, str) else arguments
         case "local_shell_call":
             return _action(arguments)
+        case "tool_search_call":
+            return _object(arguments)
         case _:
             return arguments
+
+
+def declared_text(tools: Sequence[Mapping[str, Any]]) -> str:
+    """What the model reads as the result of a search: the declarations of the stored tools that it has found."""
+    declared = [_declaration(tool).model_dump(exclude_none=True) for tool in _flat(_TOOLS.validate_python(tools))]
+    return "\n\n".join(map(_json, declared)) or "no tools found"
 
 
 def types_left_out(given: Sequence[InputTool]) -> Iterator[str]:
@@ -192,7 +232,7 @@ def _flat(given: Sequence[InputTool]) -> Iterator[_ClientTool]:
             yield _ClientTool(tool)
 
 
-def _declaration(given: _ClientTool) -> ToolDeclaration:
+def _declaration(given: _ClientTool, kind: type[ToolDeclaration] = ToolDeclaration) -> ToolDeclaration:
     tool = given.tool
     match tool:
         case FunctionTool():
@@ -201,8 +241,10 @@ def _declaration(given: _ClientTool) -> ToolDeclaration:
             fields = {"description": _described(tool), "parameters": _INPUT}
         case LocalShellTool():
             fields = {"description": "Runs a command on the user's machine.", "parameters": _COMMAND}
+        case ToolSearchTool():
+            fields = {"description": tool.description, "parameters": tool.parameters}
     function = Function.model_construct(name=given.function, **fields)
-    return ToolDeclaration.model_construct(type="function", function=function)
+    return kind.model_construct(type="function", function=function)
 
 
 def _described(tool: CustomTool) -> str | None:

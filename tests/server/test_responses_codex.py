@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from jinfercept.server.errors import ApiError
+from jinfercept.server.responses_items import read_items
 from jinfercept.server.responses_protocol import ResponsesBody
 from jinfercept.server.responses_tools import ClientTools, client_call_value
 from tests.support.live_server import END, Running, prompt_of
@@ -230,3 +231,78 @@ def test_only_allowed_tools_are_offered(served: Running, scripted: Scripted, mod
         "allowed_tools": {"mode": mode, "tools": [named[0] | {"function": {"name": "x"}}]},
     }
     assert served.chat(tools=CHAT_TOOLS, tool_choice=missing).json()["error"]["param"] == "tool_choice"
+
+
+SEARCH: Any = {"type": "tool_search", "execution": "client", "description": "Finds tools.", "parameters": PATH}
+FOUND: Any = {
+    "type": "namespace",
+    "name": "mcp__shop",
+    "description": "A shop.",
+    "tools": [{"type": "function", "name": "close", "defer_loading": True, "parameters": TARGET}],
+}
+SEARCH_FUNCTION: Any = {"name": "tool_search", "description": "Finds tools.", "parameters": PATH}
+FOUND_FUNCTION: Any = {"name": "mcp__shop__close", "parameters": TARGET}
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_tools_that_a_search_has_found_are_declared_in_its_result(
+    served: Running, scripted: Scripted, stored: bool
+) -> None:
+    tools: Any = [{"type": "function", "function": SEARCH_FUNCTION}]
+    declared = json.dumps({"type": "function", "function": FOUND_FUNCTION})
+    chat: Any = [{"role": "user", "content": "Hi"}]
+    searched = turn(("tool_search", {"path": "shop"}, declared))
+    closed = turn(("mcp__shop__close", {"target": "x"}, "closed"))
+    says = (call("tool_search", {"path": "shop"}), call("mcp__shop__close", {"target": "x"}), "Done.")
+    chats = (chat, chat + searched, chat + searched + closed)
+    scripted.follow(*(prompt_of(scripted, c, tools) + s + END for c, s in zip(chats, says, strict=True)))
+
+    items: Any = [message("user", "Hi")]
+    body: Any = {"tools": [SEARCH, {"type": "tool_search"}], "temperature": 0}
+
+    def answer(*results: Any) -> Any:
+        items.extend(results)
+        done = served.http.post("/v1/responses", json=body | {"input": items}).json()
+        if stored:
+            body["previous_response_id"] = done["id"]
+            items.clear()
+        else:
+            items.extend(done["output"])
+        return done["output"][0]
+
+    search = answer()
+    assert (search["type"], search["execution"], search["arguments"]) == (
+        "tool_search_call",
+        "client",
+        {"path": "shop"},
+    )
+    result = {"type": "tool_search_output", "execution": "client", "status": "completed", "tools": [FOUND]}
+    close = answer(result | {"call_id": search["call_id"]})
+    assert (close["type"], close["namespace"], close["name"]) == ("function_call", "mcp__shop", "close")
+    text = answer({"type": "function_call_output", "call_id": close["call_id"], "output": "closed"})
+    assert text["content"][0]["text"] == "Done."
+
+
+def test_additional_tools_are_those_of_the_body(served: Running, scripted: Scripted) -> None:
+    tools = [{"type": "function", "function": FOUND_FUNCTION}]
+    chat: Any = [{"role": "user", "content": "Hi"}]
+    scripted.follow(prompt_of(scripted, chat, tools) + call("mcp__shop__close", {"target": "x"}) + END)
+    more = {"type": "additional_tools", "role": "developer", "tools": [FOUND, {"type": "web_search"}]}
+    for choice in ("auto", {"type": "function", "name": "close", "namespace": "mcp__shop"}):
+        body = {"input": [more, message("user", "Hi"), more], "tool_choice": choice, "temperature": 0}
+        [close] = served.http.post("/v1/responses", json=body).json()["output"]
+        assert (close["type"], close["namespace"], close["arguments"]) == (
+            "function_call",
+            "mcp__shop",
+            '{"target": "x"}',
+        )
+
+
+def test_a_search_of_the_provider_is_left_out() -> None:
+    results = [
+        {"type": "tool_search_call", "arguments": {}},
+        {"type": "tool_search_output", "tools": [], "call_id": None},
+    ]
+    body = ResponsesBody.model_validate({"input": results, "tools": [{"type": "tool_search"}, *TOOLS]})
+    assert read_items(body.input, [], {}) == []
+    assert len(ClientTools(body.tools or ()).declarations) == len(CHAT_TOOLS)
