@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from jinfercept.llm import LLM
 from tests.support.chat_templates import QWEN
-from tests.support.live_server import END, MODEL, Running, running
+from tests.support.fetched_packages import npm_packages
+from tests.support.live_server import MODEL, Running, running
 from tests.support.scripted_model import Scripted, scripted_llm
+from tests.support.scripted_turns import write_turns
 
 LENGTH = 131072
 """The programs' own prompts have up to 77,000 bytes, each of which is a token of the scripted model."""
@@ -99,20 +100,18 @@ PROGRAMS = (
 )
 
 
-def command(program: Program, folder: Path) -> str:
+def test_the_docs_name_the_versions_that_are_driven() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
+    for program in PROGRAMS:
+        name, version = program.package.rsplit("@", 1)
+        assert f"`{name}` {version}" in page
+
+
+def command(program: Program) -> str:
     """The program's command: the installed one, or one that npm fetches."""
     if (installed := shutil.which(program.name)) is not None:
         return installed
-    if (npm := shutil.which("npm")) is None:
-        pytest.skip(f"neither {program.name} nor npm is installed")
-    done = subprocess.run(
-        [npm, "install", "--foreground-scripts", "--prefix", folder, program.package],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        pytest.skip(f"npm cannot fetch {program.package}: {done.stderr[-200:]}")
+    folder = npm_packages(program.package)
     setup = folder / "node_modules" / program.package.partition("@1")[0] / "postinstall.mjs"
     if setup.exists():  # npm may leave scripts of packages out
         subprocess.run(["node", setup], cwd=setup.parent, check=True, capture_output=True)
@@ -135,31 +134,15 @@ def test_a_program_runs_its_tools_over_three_turns(
     long: tuple[Scripted, Running], program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     scripted, server = long
-    prompts: list[str] = []
-    make_chats = LLM.make_chats
-    written = (*program.calls, ANSWER)
     tool = json.loads(program.calls[0].splitlines()[1])["name"]
-
-    def scripting(llm: LLM, *args: Any, **more: Any) -> Any:
-        """Writes the script, since only the program knows its prompts."""
-        made = make_chats(llm, *args, **more)
-        prompt = made[0].prompt
-        assert prompt is not None
-        says = "A title"  # of the conversation, for which some programs ask first, without tools
-        if f'"name": "{tool}"' in prompt:
-            says = written[len(prompts)]
-            prompts.append(prompt)
-        scripted.follow(prompt + says + END)
-        return made
-
-    monkeypatch.setattr(LLM, "make_chats", scripting)
+    prompts = write_turns(monkeypatch, scripted, (*program.calls, ANSWER), tool)
     home, work = tmp_path / "home", tmp_path / "work"
     home.mkdir()
     work.mkdir()
     (work / "price.txt").write_text("lamp: 23\n")
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), **program.environment(server.url, home)}
     done = subprocess.run(
-        [command(program, tmp_path / "npm"), *program.words],
+        [command(program), *program.words],
         cwd=work,
         env=environment,
         stdin=subprocess.DEVNULL,
