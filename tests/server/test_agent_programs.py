@@ -82,7 +82,7 @@ PROGRAMS = (
         ("Output:\n23", "invalid agent id"),  # the second is its own answer: it has found the tool by its namespace
     ),
     Program(
-        "@anthropic-ai/claude-code@2.1.197",
+        "@anthropic-ai/claude-code@2.1.332",
         "claude",
         ("-p", "How much?", "--allowedTools", "Bash,Read"),
         _claude,
