@@ -20,6 +20,8 @@ from tests.support.scripted_turns import write_turns
 LENGTH = 131072
 """The programs' own prompts have up to 77,000 bytes, each of which is a token of the scripted model."""
 ANSWER = "It costs 23."
+OPENAI_MODEL = "gpt-5.6-luna"
+"""A name for which Codex sends its tools as an item, `additional_tools`."""
 CODEX_CONFIG = """\
 model = "{model}"
 model_provider = "jinfercept"
@@ -55,9 +57,13 @@ class Program:
     results: tuple[str, str]
 
 
-def _codex(url: str, home: Path) -> Mapping[str, str]:
-    (home / "config.toml").write_text(CODEX_CONFIG.format(model=MODEL, url=url))
+def _codex(url: str, home: Path, model: str = MODEL) -> Mapping[str, str]:
+    (home / "config.toml").write_text(CODEX_CONFIG.format(model=model, url=url))
     return {"CODEX_HOME": str(home)}
+
+
+def _codex_of_openai(url: str, home: Path) -> Mapping[str, str]:
+    return _codex(url, home, OPENAI_MODEL)
 
 
 def _claude(url: str, home: Path) -> Mapping[str, str]:
@@ -80,6 +86,17 @@ PROGRAMS = (
         _codex,
         (call("exec_command", cmd="printf 2; printf 3"), call("multi_agent_v1__close_agent", target="x")),
         ("Output:\n23", "invalid agent id"),  # the second is its own answer: it has found the tool by its namespace
+    ),
+    Program(
+        "@openai/codex@0.169.0",
+        "codex",
+        ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "How much?"),
+        _codex_of_openai,
+        (
+            call("functions__exec", input='text(await tools.exec_command({cmd: "printf 2; printf 3"}))'),
+            call("functions__wait", cell_id="x"),
+        ),
+        ('"output":"23"', "exec cell x not found"),
     ),
     Program(
         "@anthropic-ai/claude-code@2.1.332",
@@ -123,7 +140,8 @@ def long() -> Iterator[tuple[Scripted, Running]]:
     """A server whose model has a long context."""
     with scripted_llm(LENGTH) as make:
         scripted = make(QWEN)
-        with running(scripted.llm, max_prompt_chars=1_000_000) as server:
+        names = (MODEL, OPENAI_MODEL)
+        with running(scripted.llm, max_prompt_chars=1_000_000, served_model_name=names) as server:
             yield scripted, server
 
 
