@@ -99,7 +99,11 @@ def read_xml_call(source: Source, tags: XmlTags) -> Steps[None]:
     marks = Marks(tuple(tag for tag in source.tags if tag not in tags.inner))
     if (char := (yield from source.skip())) != "{":
         mark = yield from source.skip_until(marks)
-        if mark not in (tags.parameter, tags.function_end) and char and source.text[behind : source.at].strip():
+        if (
+            mark not in (tags.parameter, tags.function_end, tags.json or None)
+            and char
+            and source.text[behind : source.at].strip()
+        ):
             source.at = start
             return
     source.begin_call(name, start)

@@ -170,7 +170,7 @@ class KVArrays:
 
     A step calls `begin`, then for each part `fetch`, `offload`, the compute of the part's layers, and `scatter`. On a GPU a
     copy waits for what was dispatched when its memory was allocated and overlaps what is dispatched later: the first part's
-    `fetch` comes before every executable of the step. `offload` and `scatter` read slots in the step's upload, see `slots_in`.
+    `fetch` comes before every executable of the step. `offload` and `scatter` read slots in `commons`.
 
     Args:
         num_pages: pages of the device pool, without the scratch page.
@@ -188,6 +188,7 @@ class KVArrays:
     Attributes:
         shapes: of every layer's pages.
         layers: these arrays; () while there is no pool.
+        commons: the common parts of the step's uploads, which have the slots that `begin` returned.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class KVArrays:
         self._numbers: list[Array] = place(
             [np.array(number, np.int32) for number in range(MOST_TRANSFERS)], beside(layer)
         )
-        self._commons: Sequence[Array] = ()
+        self.commons: Sequence[Array] = ()
         self._on_device = beside(layer, COPIES_SPEC)
         self._pinned = pinned
         self._on_host = self._on_device.with_memory_kind("pinned_host")
@@ -239,7 +240,7 @@ class KVArrays:
         """Free everything, on the device and on the host."""
         self.layers = ()
         self.host.clear()
-        self._offloads, self._fetches, self._compactions, self._arrived, self._commons = [], [], [], [], ()
+        self._offloads, self._fetches, self._compactions, self._arrived, self.commons = [], [], [], [], ()
         self._in_flight.clear()
 
     def reset(self) -> None:
@@ -275,11 +276,7 @@ class KVArrays:
             self._offloads.append((size, arrays))
             gathered.append(_padded({index: copy.device_slot for index, copy in enumerate(group)}, size))
         self._fetches = [(size, arrays) for size, arrays, _ in fetches]
-        return [*gathered, *(slots for _, _, slots in fetches), *selected]
-
-    def slots_in(self, commons: Sequence[Array]) -> None:
-        """Set the common parts of the step's uploads, which have the slots that `begin` returned."""
-        self._commons = commons
+        return [*gathered, *[slots for _, _, slots in fetches], *selected]
 
     def fetch(self, part: int) -> None:
         """Dispatch the copies of one part to the device."""
@@ -324,7 +321,7 @@ class KVArrays:
 
     def _slots(self, number: int) -> tuple[Array, Array]:
         """Where the slots of a step's transfer are: in which common part, and in which row of that."""
-        return self._commons[number // MOST_TRANSFERS], self._numbers[number % MOST_TRANSFERS]
+        return self.commons[number // MOST_TRANSFERS], self._numbers[number % MOST_TRANSFERS]
 
     def _scatters(self, fetch: Sequence[PageCopy]) -> list[tuple[int, list[Fetched], Int32[np.ndarray, "k"]]]:
         """The arrays of these pages by the scatters that write them, each with its size and its slots: arrays of full size

@@ -153,7 +153,7 @@ class ModelRunner:
         if plan.chunks:
             enter(plan.chunks, self._tables)
             return ForwardTicket(self._forward(plan, last_tokens, samples, commons), submitted_s, drafts)
-        self.kv.slots_in(place(commons, self._home))
+        self.kv.commons = place(commons, self._home)
         for part in range(len(self._parts)):
             self.kv.fetch(part)
             self.kv.offload(part)
@@ -241,7 +241,7 @@ class ModelRunner:
         embed, layers_of = step_names(decode_only)
         kv.fetch(0)
         x, batch, common = self.executables[embed, size](self.params.embed, last_tokens, upload)
-        kv.slots_in((common, *further))
+        kv.commons = (common, *further)
         for part, groups in enumerate(self._parts):
             if part:
                 kv.fetch(part)

@@ -48,7 +48,7 @@ def pool(staging: int, parts: tuple[tuple[int, int], ...]) -> KVArrays:
 
 def step(kv: KVArrays, fetch: list[PageCopy], drop: list[int], offload: list[PageCopy]) -> None:
     transfers, blank = kv.begin(fetch, drop, offload), np.zeros((NUM_FIELDS, 0), np.int32)
-    kv.slots_in([jnp.asarray(kv.common_shape.pack(blank, group)) for group in batched(transfers, MOST_TRANSFERS)])
+    kv.commons = [jnp.asarray(kv.common_shape.pack(blank, group)) for group in batched(transfers, MOST_TRANSFERS)]
     for part in range(len(kv.parts)):
         kv.fetch(part)
         kv.offload(part)
