@@ -40,10 +40,13 @@ class ReasoningFormat:
         return "answering" if said.endswith(self.closing) else self.begins
 
 
+_BOTH = ReasoningFormat("<think>", "</think>")
+_CLOSES = ReasoningFormat("<think>", "</think>", begins="thinking")
+
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
     {
-        "qwen3": ReasoningFormat("<think>", "</think>"),  # all that write both marks, or have the first in their prompt
-        "deepseek_r1": ReasoningFormat("<think>", "</think>", begins="thinking"),  # and QwQ
+        "qwen3": _BOTH,  # all that write both marks, or have the first in their prompt
+        "deepseek_r1": _CLOSES,  # and QwQ
         "mistral": ReasoningFormat("[THINK]", "[/THINK]"),  # Magistral
         "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
         "hy_v3": ReasoningFormat("<think:opensource>", "</think:opensource>"),
@@ -57,8 +60,13 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
         "muse": ReasoningFormat("to=self<|message|>", "<|eom|>"),
         "apriel": ReasoningFormat("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     }
+    | dict.fromkeys(
+        ("deepseek_v3", "deepseek_v4", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "nemotron_v3", "poolside_v1"),
+        _BOTH,
+    )
+    | dict.fromkeys(("minimax_m2", "olmo3", "step3", "step3p5"), _CLOSES)
 )
-"""All reasoning formats by name."""
+"""All reasoning formats by name, some under several."""
 
 _MARKS = {
     "mistral": "[THINK]",
