@@ -342,7 +342,9 @@ class ChatTemplate:
             return None
         at, end = min(ends)
         behind = between[at + len(end) :] + rest.replace(_NEXT, "")
-        moved = following["role"] == "user" and any(tool["function"]["name"] in between for tool in self._tools)
+        moved = following["role"] == "user" and any(
+            json.dumps(tool["function"]["name"]) in between for tool in self._tools
+        )
         if moved or not text.endswith(behind):  # `moved`: the tools stand before the last message of the user
             return None
         start = len(text) - len(behind)

@@ -22,6 +22,11 @@ from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.quota import Quota
 
 MOST, MOST_BYTES, MAX_AGE_S = 4096, 2**26, 3600.0
+_UNREAD = frozenset(
+    {"role", "content", "tool_calls", "reasoning", "reasoning_content"}
+    | {"annotations", "audio", "function_call", "id", "index", "refusal", "status"}
+)
+"""Fields of an assistant's message that are compared in another way, or that no template reads."""
 _CLOSINGS = tuple({form.closing for form in REASONING_FORMATS.values()})
 
 
@@ -34,6 +39,7 @@ class _Chat(NamedTuple):
         num_written: tokens that follow the prompt.
         text: of the prompt.
         reasons: whether there is reasoning among them.
+        thoughts: digests of the reasoning of each turn of the assistant, b"" for none.
         before: name of the chat that this one has continued, "" without one.
         until_s: when it is forgotten.
     """
@@ -43,6 +49,7 @@ class _Chat(NamedTuple):
     num_written: int
     text: str
     reasons: bool
+    thoughts: tuple[bytes, ...]
     before: str
     until_s: float
 
@@ -59,6 +66,7 @@ class Continued(NamedTuple):
         text: of these tokens.
         digest: of its template and its messages.
         reasons: whether there is reasoning of earlier turns in it.
+        thoughts: digests of the reasoning of each earlier turn of the assistant, b"" for none.
         before: name of the chat that it continues, "" without one.
     """
 
@@ -66,6 +74,7 @@ class Continued(NamedTuple):
     text: str
     digest: bytes
     reasons: bool
+    thoughts: tuple[bytes, ...]
     before: str = ""
 
 
@@ -108,7 +117,7 @@ class TurnTokens:
         """The prompt of a conversation: the tokens of the chat that it continues, and the text behind them.
 
         Behind a message of the user a turn's reasoning is no longer read, unless the template writes it there too: a
-        conversation with both is made of its text.
+        conversation with both is made of its text. So is one whose client has changed the reasoning, or any message.
 
         Args:
             template: of the conversation.
@@ -128,13 +137,21 @@ class TurnTokens:
             chat = self._found(name)
             if chat is None or chat.owner != owner or (asks and chat.reasons and not template.keeps_reasoning):
                 continue
-            if (behind := template.behind_turn(messages, place, text)) is not None:
-                ids = chat.token_ids[:-1]
-                ids.extend(template.encode(behind))  # begins with the template's end in place of the model's
-                if len(ids) + num_new <= self._max_tokens:
-                    written = template.decode(chat.token_ids[-chat.num_written : -1])
-                    return Continued(ids, chat.text + written + behind, digests[-1], chat.reasons, name)
-        return Continued(array("i", template.encode(text)), text, digests[-1], _has_reasoning(messages))
+            thoughts = _thoughts(messages[: place + 1])
+            if len(thoughts) != len(chat.thoughts) or any(
+                given and given != written for given, written in zip(thoughts, chat.thoughts, strict=True)
+            ):
+                continue
+            if (behind := template.behind_turn(messages, place, text)) is None:
+                break  # not behind earlier turns either, each of which would take a rendering
+            ids = chat.token_ids[:-1]
+            ids.extend(template.encode(behind))  # begins with the template's end in place of the model's
+            if len(ids) + num_new <= self._max_tokens:
+                written = template.decode(chat.token_ids[-chat.num_written : -1])
+                thoughts = chat.thoughts + _thoughts(messages[place + 1 :])
+                return Continued(ids, chat.text + written + behind, digests[-1], chat.reasons, thoughts, name)
+        reasons, thoughts = _has_reasoning(messages), _thoughts(messages)
+        return Continued(array("i", template.encode(text)), text, digests[-1], reasons, thoughts)
 
     def remember(self, owner: str, prompt: Continued, token_ids: Sequence[int], messages: Sequence[Message]) -> None:
         """Store the tokens of a chat whose last turn has ended; of the chats before it only the last one stays.
@@ -149,7 +166,8 @@ class TurnTokens:
         ids = prompt.token_ids + array("i", token_ids)
         reasons = prompt.reasons or _has_reasoning(messages)
         until_s = self._now() + self._max_age_s
-        chat = _Chat(owner, ids, len(token_ids), prompt.text, reasons, prompt.before, until_s)
+        thoughts = prompt.thoughts + _thoughts(messages)
+        chat = _Chat(owner, ids, len(token_ids), prompt.text, reasons, thoughts, prompt.before, until_s)
         with self._lock:
             if (before := self._chats.get(prompt.before)) is not None and before.before in self._chats:
                 self._remove(before.before)
@@ -202,7 +220,20 @@ def _compared(message: Message) -> list[Any]:
     written = [
         [call.get("id"), call["function"].get("name"), value(call["function"].get("arguments"))] for call in calls
     ]
-    return [checked["role"], content, written, checked.get("tool_call_id")]
+    unread = _UNREAD if checked["role"] == "assistant" else {"role", "content"}
+    more = {key: value for key, value in checked.items() if key not in unread and value is not None}
+    return [checked["role"], content, written, more]
+
+
+def _thoughts(messages: Sequence[Message]) -> tuple[bytes, ...]:
+    """Digests of the reasoning beside each turn of the assistant, b"" for none: what clients leave out counts as unchanged."""
+    thoughts: list[bytes] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            apart = message.get("reasoning_content") or message.get("reasoning")
+            thought = apart.strip() if isinstance(apart, str) else ""
+            thoughts.append(hashlib.sha256(thought.encode(errors="surrogatepass")).digest()[:16] if thought else b"")
+    return tuple(thoughts)
 
 
 def _has_reasoning(messages: Sequence[Message]) -> bool:

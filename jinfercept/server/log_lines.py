@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, final
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 FIELDS = "jinfercept_fields"
 """Attribute of a log record: its fields by name."""
 
@@ -22,8 +23,7 @@ def begin_logging(log_format: str, replace: bool = False) -> None:
         replace: whether handlers that are there already are removed.
     """
     handler = StderrHandler()
-    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(JsonFormatter() if log_format == "json" else text)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=replace)
     for name in ("jinfercept", "uvicorn"):
         logging.getLogger(name).setLevel(logging.INFO)
@@ -45,6 +45,18 @@ class StderrHandler(logging.Handler):
         except Exception:
             with suppress(OSError):
                 os.write(2, f"{line}\n".encode(errors="backslashreplace"))
+
+
+@final
+class TextFormatter(logging.Formatter):
+    """Time, level and message in one line, behind which a traceback may stand. Control characters of a message, which may have
+    texts of clients in it, are escaped: no client writes lines of its own, and none changes a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # the base's name
+        return _CONTROL.sub(lambda char: ascii(char[0])[1:-1], super().formatMessage(record))
 
 
 @final

@@ -117,11 +117,10 @@ class ClientTools:
         for item in items:
             if item["type"] not in ("additional_tools", "tool_search_output"):
                 continue
-            further = [
-                tool for tool in _flat(_TOOLS.validate_python(item["tools"])) if tool.function not in self._tools
-            ]
-            self._tools |= {tool.function: tool for tool in further}
-            (tools if item["type"] == "additional_tools" else deferred).extend(further)
+            into = tools if item["type"] == "additional_tools" else deferred
+            for tool in _flat(_TOOLS.validate_python(item["tools"])):
+                if self._tools.setdefault(tool.function, tool) is tool:
+                    into.append(tool)
         if len(tools) + len(deferred) > MAX_TOOLS:
             raise ApiError.bad(f"there are at most {MAX_TOOLS} tools, not {len(tools) + len(deferred)}", "tools")
         self.declarations = [_declaration(tool) for tool in tools]

@@ -306,3 +306,5 @@ def test_a_search_of_the_provider_is_left_out() -> None:
     body = ResponsesBody.model_validate({"input": results, "tools": [{"type": "tool_search"}, *TOOLS]})
     assert read_items(body.input, [], {}) == []
     assert len(ClientTools(body.tools or ()).declarations) == len(CHAT_TOOLS)
+    twice = {"type": "tool_search_output", "tools": [TOOLS[0], TOOLS[0]]}
+    assert len(ClientTools((), [twice]).declarations) == 1  # the first of a name counts

@@ -24,7 +24,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.models.protocol import Params
 from jinfercept.server.app import create_app
-from jinfercept.server.log_lines import JsonFormatter, StderrHandler
+from jinfercept.server.log_lines import JsonFormatter, StderrHandler, TextFormatter
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import DrainingServer, listen
 from jinfercept.server.service import Service
@@ -352,3 +352,12 @@ def test_the_log_goes_on_when_standard_error_is_closed(
     StderrHandler().handle(logging.LogRecord("a", logging.INFO, "", 0, "still here", (), None))
     monkeypatch.undo()
     assert "still here" in capfd.readouterr().err
+
+
+def test_no_text_of_a_client_makes_a_line_of_its_own_in_the_log() -> None:
+    record = logging.LogRecord(
+        "jinfercept", logging.INFO, "", 0, "tool %s", ("x\n2026 INFO key=admin\x1b[2J\u2028é",), None
+    )
+    line = TextFormatter().format(record)
+    assert line.endswith(r" INFO tool x\n2026 INFO key=admin\x1b[2J\u2028é")
+    assert line.isprintable()
