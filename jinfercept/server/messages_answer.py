@@ -75,6 +75,9 @@ class MessageAnswer:
         self._number = 0
         self._open = ""  # type of the open block; "" if none is open
         self._blank = ""  # white space before the first visible text of a block
+        self._is_object: bool | None = (
+            None  # whether the arguments of the open call begin as an object, once they begin
+        )
 
     async def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
         """The whole message; pending calls of the server's tools are run first.
@@ -128,9 +131,10 @@ class MessageAnswer:
             case Content(text):
                 yield from self._say("text", text)
             case CallStarted(name=name, id=call_id):
+                self._is_object = None
                 yield from self._begin(_tool_use(call_id, name, {}))
             case Arguments(text=text) if self._open == "tool_use":
-                yield self._delta("input_json_delta", partial_json=text)
+                yield from self._add_arguments(text)
             case Finished() as event:
                 yield from self._end()
                 [completion] = event.output.outputs
@@ -151,6 +155,15 @@ class MessageAnswer:
             yield from self._begin({"type": "text", "text": ""} if kind == "text" else _EMPTY_THINKING)
         if text:
             yield self._delta(f"{kind}_delta", **{kind: text})
+
+    def _add_arguments(self, text: str) -> Iterator[dict[str, Any]]:
+        """Add to the arguments of the open call. Those that are no object are an empty one, as in the whole message."""
+        if self._is_object is None and text.strip():
+            self._is_object = text.lstrip(_JSON_SPACE).startswith("{")
+            text = text if self._is_object else "{}"
+        elif not self._is_object:
+            return
+        yield self._delta("input_json_delta", partial_json=text)
 
     def _begin(self, block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._end()
@@ -187,6 +200,7 @@ class MessageAnswer:
         return {"jinfercept": {"server_calls": call_reports(completion)}} if self._wants_server_calls else {}
 
 
+_JSON_SPACE = " \t\r\n"
 _EMPTY_THINKING = {"type": "thinking", "thinking": "", "signature": ""}
 
 

@@ -50,12 +50,12 @@ class RedactedThinkingBlock(Body):
 
 
 class ToolUseBlock(_MarkedPart):
-    """A call in an assistant's message."""
+    """A call in an assistant's message. Models may write arguments that are no object."""
 
     type: Literal["tool_use"]
     id: _NAME
     name: _NAME
-    input: dict[str, Any]
+    input: Any
 
 
 class UnsupportedBlock(Body):

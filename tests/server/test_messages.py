@@ -147,6 +147,31 @@ def test_arguments_with_a_number_that_json_does_not_have_are_none(
     assert (call.name, call.input) == ("price", {})
 
 
+@pytest.mark.parametrize("arguments", ['"lamp"', '["lamp"]', "[]", "7", "true", '{"item": ["lamp"]}', "{}", "null"])
+def test_arguments_that_are_no_object_are_an_empty_one_streamed_or_not(
+    served: Running, scripted: Scripted, arguments: str
+) -> None:
+    written = CALL.replace('{"item": "lamp"}', arguments)
+    says(scripted, written + PEN + END, tools=[CHAT_PRICE])
+    whole = create(served, tools=[PRICE])
+    _, message = streamed(served, tools=[PRICE])
+    inputs = [call.input for call in whole.content]
+    assert inputs == [json.loads(arguments) if arguments.startswith("{") else {}, {"item": "pen"}]
+    assert [call.input for call in message.content] == inputs
+    assert message.stop_reason == whole.stop_reason == "tool_use"
+
+
+@pytest.mark.parametrize("arguments", ["lamp", ["lamp"], 7, None])
+def test_a_call_in_a_conversation_has_any_arguments(served: Running, scripted: Scripted, arguments: Any) -> None:
+    calls = [{"id": "x", "function": {"name": "price", "arguments": arguments}}]
+    asked = [*ASKED, {"role": "assistant", "content": "", "tool_calls": calls}, result("error: gone")]
+    says(scripted, ANSWER + END, asked)
+    call = {"type": "tool_use", "id": "x", "name": "price", "input": arguments}
+    gone = {"type": "tool_result", "tool_use_id": "x", "content": "gone", "is_error": True}
+    messages = [*ASKED, {"role": "assistant", "content": [call]}, {"role": "user", "content": [gone]}]
+    assert post(served, messages=messages, max_tokens=200).json()["content"][0]["text"] == ANSWER
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "price"}])
 def test_a_tool_that_has_to_be_called_is_called(served: Running, scripted: Scripted, choice: Any) -> None:
     schema = {"type": "object", "properties": {"item": {"enum": ["lamp", "pen"]}}, "required": ["item"]}
