@@ -26,10 +26,11 @@ from jinfercept.server.messages_protocol import (
     InputMessage,
     InputTool,
     MessagesBody,
+    OtherResultBlock,
+    ProviderToolBlock,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
-    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -52,7 +53,7 @@ _BILLING = "x-anthropic-billing-header:"
 """Beginning of a block of Claude Code's system prompt that is for Anthropic's accounts and differs between requests."""
 _PLACES: dict[str, tuple[type[Any], ...]] = {
     "user": (TextBlock, ToolResultBlock),
-    "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
+    "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ProviderToolBlock),
     "system": (TextBlock,),
 }
 """Kinds of blocks by the roles of messages that may have them."""
@@ -116,10 +117,10 @@ def _blocks_of(body: CountTokensBody) -> Iterator[Any]:
     """The blocks of all messages that may be marked, and those within results."""
     for message in body.messages:
         for block in message.content if isinstance(message.content, list) else ():
-            if isinstance(block, TextBlock | ToolUseBlock | ToolResultBlock):
+            if isinstance(block, TextBlock | ToolUseBlock | ToolResultBlock | ProviderToolBlock):
                 yield block
             if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
-                yield from (part for part in block.content if isinstance(part, TextBlock))
+                yield from block.content
 
 
 def _renamed(error: ApiError, body: CountTokensBody) -> ApiError:
@@ -252,7 +253,9 @@ def _result_text(block: ToolResultBlock, deferred: dict[str, InputTool]) -> str:
     for part in [_text_block(block.content)] if isinstance(block.content, str) else block.content or ():
         if isinstance(part, TextBlock):
             texts.append(part.text)
-        elif isinstance(part, ToolReferenceBlock):
+        elif isinstance(part, OtherResultBlock):
+            texts.append(part.shown())
+        else:
             tool = deferred.pop(part.tool_name, None)
             declared = _declared(tool).model_dump(exclude_none=True) if tool else {"name": part.tool_name}
             texts.append(json.dumps(declared, ensure_ascii=False))

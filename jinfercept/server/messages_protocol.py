@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from jinfercept.server.chat_protocol import MAX_MESSAGES, MAX_TOOLS
-from jinfercept.server.protocol import FIRST_ERROR, MAX_STOPS, Body, Extensions, Text
+from jinfercept.server.protocol import FIRST_ERROR, MAX_STOPS, Body, Extensions, OutputPart, Text
 
 _NAME = Annotated[str, Field(min_length=1, max_length=256)]
 _MAX_BLOCKS = 4096
@@ -58,6 +58,22 @@ class ToolUseBlock(_MarkedPart):
     input: Any
 
 
+class ProviderToolBlock(_MarkedPart):
+    """A call or a result of a tool that the provider of an earlier answer ran: it is left out."""
+
+    type: Literal[
+        "server_tool_use",
+        "web_search_tool_result",
+        "web_fetch_tool_result",
+        "code_execution_tool_result",
+        "bash_code_execution_tool_result",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "mcp_tool_use",
+        "mcp_tool_result",
+    ]
+
+
 class UnsupportedBlock(Body):
     """A block that models of text cannot read; refused."""
 
@@ -77,7 +93,28 @@ class ToolReferenceBlock(_MarkedPart):
     tool_name: _NAME
 
 
-_ResultBlock = Annotated[TextBlock | ToolReferenceBlock | UnsupportedBlock, Field(discriminator="type")]
+class OtherResultBlock(OutputPart, _MarkedPart):
+    """A block of another type, such as an image; the model reads that it is there."""
+
+
+def _result_kind(block: Any) -> str:
+    """Tag of the type of a block in a result."""
+    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    if not isinstance(kind, str):
+        return ""
+    return kind if kind in ("text", "tool_reference") else "other"
+
+
+_ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ToolReferenceBlock, Tag("tool_reference")]
+    | Annotated[OtherResultBlock, Tag("other")],
+    Discriminator(
+        _result_kind,
+        custom_error_type="block_type",
+        custom_error_message="a block is an object with a type, which is a text",
+    ),
+]
 
 
 class ToolResultBlock(_MarkedPart):
@@ -90,7 +127,13 @@ class ToolResultBlock(_MarkedPart):
 
 
 ContentBlock = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock | UnsupportedBlock,
+    TextBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ProviderToolBlock
+    | UnsupportedBlock,
     Field(discriminator="type"),
 ]
 

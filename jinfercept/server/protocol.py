@@ -30,10 +30,25 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(max_length=2**24)]
 
 
+TypeName = Annotated[str, Field(max_length=256)]
+"""A type that may be unknown."""
+
+
 class Body(BaseModel):
     """Base of all parts of a body."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, populate_by_name=True)
+
+
+class OutputPart(Body):
+    """A part of a tool's output; the model reads its text."""
+
+    type: TypeName
+    text: Text | None = None
+
+    def shown(self) -> str:
+        """The text; of a part that has none, what stands in its place."""
+        return f"[{self.type}: it has no text]" if self.text is None else self.text
 
 
 def _few_biases(value: Any) -> Any:

@@ -21,7 +21,6 @@ from jinfercept.server.responses_protocol import (
     McpCallItem,
     MessageItem,
     OtherItem,
-    OutputPart,
     ReasoningItem,
     ToolSearchCallItem,
     ToolSearchOutputItem,
@@ -168,7 +167,7 @@ def _stored(item: InputItem) -> Item:
             fields = server_call(item.name, note) | {"arguments": item.arguments, "output": item.output}
             fields["status"] = item.status or "completed"
         case CallOutputItem():
-            output = item.output if isinstance(item.output, str) else "".join(map(_output_text, item.output))
+            output = item.output if isinstance(item.output, str) else "".join(part.shown() for part in item.output)
             if item.call_id is None:
                 return new_item(item.type, call_id=item.id or "", output=output)
             fields = {"call_id": item.call_id, "output": output}
@@ -195,11 +194,6 @@ def _call_fields(
     if isinstance(item, FunctionCallItem | CustomToolCallItem) and item.namespace is not None:
         fields["namespace"] = item.namespace
     return fields | ({"jinfercept": item.jinfercept.model_dump()} if item.jinfercept else {})
-
-
-def _output_text(part: OutputPart) -> str:
-    """The text of a part of an output; of another kind of part, what stands in its place."""
-    return f"[{part.type}: it has no text]" if part.text is None else part.text
 
 
 def _texts(parts: Any) -> list[str]:

@@ -4,13 +4,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from jinfercept.server.protocol import FIRST_ERROR, Body, SamplingBody, Text
+from jinfercept.server.protocol import FIRST_ERROR, Body, OutputPart, SamplingBody, Text, TypeName
 from jinfercept.server.responses_tool_protocol import (
     MAX_TOOLS,
     ChosenTools,
     InputTool,
     Name,
-    TypeName,
     is_of_client,
 )
 
@@ -35,13 +34,6 @@ class ItemRefusalPart(Body):
 
     type: Literal["refusal"]
     refusal: Text
-
-
-class OutputPart(Body):
-    """A part of a tool's output; the model reads its text."""
-
-    type: TypeName
-    text: Text | None = None
 
 
 _Tools = Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]

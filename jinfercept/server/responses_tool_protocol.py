@@ -4,13 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from jinfercept.server.protocol import FIRST_ERROR, Body, Text
+from jinfercept.server.protocol import FIRST_ERROR, Body, Text, TypeName
 
 MAX_TOOLS = 512
 """Maximum tools of a body, those in namespaces included."""
 
-TypeName = Annotated[str, Field(max_length=256)]
-"""A type that may be unknown."""
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 

@@ -172,6 +172,31 @@ def test_a_call_in_a_conversation_has_any_arguments(served: Running, scripted: S
     assert post(served, messages=messages, max_tokens=200).json()["content"][0]["text"] == ANSWER
 
 
+def test_what_a_model_of_text_cannot_read_is_a_note_in_a_result_and_left_out_of_answers(
+    served: Running, scripted: Scripted
+) -> None:
+    """Images and other blocks in results; calls and results of tools that Anthropic ran, in earlier answers."""
+    read = "Seen:\n\n[image: it has no text]\n\n[document: it has no text]\n\n[hologram: it has no text]"
+    says(scripted, ANSWER + END, [*ASKED, turn("Let me see. It is there.", "lamp"), result(read)])
+    source = {"type": "base64", "media_type": "image/png", "data": "AA=="}
+    image = {"type": "image", "source": source, "cache_control": {"type": "ephemeral"}}
+    others = [image, {"type": "document", "source": {}}, {"type": "hologram", "text": None}]
+    search = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "lamp"}}
+    pages = [{"type": "web_search_result", "title": "Lamps", "url": "http://x", "encrypted_content": "x"}]
+    answer = [
+        {"type": "text", "text": "Let me see."},
+        search,
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": pages},
+        {"type": "text", "text": " It is there.", "citations": [{"type": "web_search_result_location"}]},
+        {"type": "tool_use", "id": "x", "name": "price", "input": {"item": "lamp"}},
+    ]
+    seen = {"type": "tool_result", "tool_use_id": "x", "content": [{"type": "text", "text": "Seen:"}, *others]}
+    messages = [*ASKED, {"role": "assistant", "content": answer}, {"role": "user", "content": [seen]}]
+    done = create(served, messages)
+    assert blocks(done) == [{"type": "text", "text": ANSWER}]
+    assert done.usage.cache_creation_input_tokens > 0  # the image is marked
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "price"}])
 def test_a_tool_that_has_to_be_called_is_called(served: Running, scripted: Scripted, choice: Any) -> None:
     schema = {"type": "object", "properties": {"item": {"enum": ["lamp", "pen"]}}, "required": ["item"]}

@@ -40,7 +40,12 @@ def said(block: Any) -> dict[str, Any]:
         (said({"type": "text", "text": 1}), "text"),
         (said({"type": "text", "text": "Hi", "cache_control": {"type": "eternal"}}), "cache_control"),
         (said({"type": "tool_use", "id": "1", "name": "price", "input": {}}), "role user has no tool_use"),
-        (said({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}), "image blocks"),
+        (
+            said({"type": "tool_result", "tool_use_id": "1", "content": [{"type": 1}]}),
+            "a block is an object with a type",
+        ),
+        (said({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text"}]}), "text"),
+        (said({"type": "server_tool_use"}), "role user has no server_tool_use"),
         (said({"type": "tool_result", "content": "23"}), "tool_use_id"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "input_schema"),
         ({"tools": [{"name": "price"}]}, "input_schema"),
