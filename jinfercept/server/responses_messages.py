@@ -1,7 +1,7 @@
 """Converts the stored items of a conversation of `/v1/responses` to the messages of a chat."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import groupby
 from typing import Any, final
 
@@ -12,8 +12,12 @@ from jinfercept.server.responses_tools import CLIENT_CALLS, called_function, dec
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message]:
-    """The messages of a conversation. Reasoning, text and calls of one turn are one message; incomplete calls are left out."""
-    messages = _Messages(instructions)
+    """The messages of a conversation. Reasoning, text and calls of one turn are one message.
+
+    Incomplete calls of the client's tools are left out, but for those with a result.
+    """
+    items = list(items)
+    messages = _Messages(instructions, {item["call_id"] for item in items if item["type"] in CALL_OUTPUTS})
     late: dict[int, list[Message]] = defaultdict(
         list
     )  # results of futures, by the index of the item before which they stand
@@ -33,11 +37,15 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
 class _Messages:
     """The messages of the items that were added.
 
+    Args:
+        answered: ids of the calls that have a result of the client's.
+
     Attributes:
         whole: all messages.
     """
 
-    def __init__(self, instructions: str | None) -> None:
+    def __init__(self, instructions: str | None, answered: Container[str]) -> None:
+        self._answered = answered
         self.whole = [Message.model_construct(role="system", content=instructions)] if instructions is not None else []
         self._names: dict[str, str] = {}  # of the functions that were called, by the ids of calls
         self._turn: Message | None = None  # the assistant's, if an item may belong to it
@@ -62,7 +70,7 @@ class _Messages:
             case "message" | "reasoning":
                 self._add_text(item)
             case kind if kind in CLIENT_CALLS:
-                if item["status"] != "incomplete":
+                if item["status"] != "incomplete" or item["call_id"] in self._answered:
                     name, arguments = called_function(item)
                     self._names[item["call_id"]] = name
                     self._add_call(item, item["call_id"], name, arguments)

@@ -7,7 +7,7 @@ import pytest
 
 from jinfercept.chat.futures import placeholder
 from tests.support.live_server import END, Running
-from tests.support.responses import ASKED, CHAT_PRICE, PRICE, answer, says
+from tests.support.responses import ASKED, CALL, CHAT_PRICE, PRICE, answer, says
 from tests.support.scripted_model import Scripted
 
 QUESTION: Any = ASKED[0]
@@ -21,6 +21,34 @@ def called(*calls: tuple[str, str, str], text: str = "", **fields: Any) -> dict[
 
 def returned(call_id: str, name: str, text: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "name": name, "content": text}
+
+
+def test_a_call_that_was_cut_off_is_read_with_its_result(served: Running, scripted: Scripted) -> None:
+    """Whether the client sends the call or the server has stored it. A call without a result is left out."""
+    given = '{"item": "la'
+    says(scripted, CALL + END, tools=[CHAT_PRICE])
+    cut = answer(served, tools=[PRICE], max_output_tokens=CALL.index(given) + len(given))
+    [call] = cut.output
+    assert (call.status, call.arguments) == ("incomplete", given)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "error: this is no JSON"}
+    told = returned(call.call_id, "price", "error: this is no JSON")
+    says(scripted, "Yes." + END, [QUESTION, called((call.call_id, "price", given)), told], tools=[CHAT_PRICE])
+    lost = call.to_dict() | {"call_id": "lost", "id": "fc_lost"}
+    assert answer(served, [result], previous_response_id=cut.id, tools=[PRICE]).output_text == "Yes."
+    assert answer(served, [QUESTION, call.to_dict(), lost, result], tools=[PRICE]).output_text == "Yes."
+
+
+def test_incomplete_calls_of_every_type_are_read_with_their_results(served: Running, scripted: Scripted) -> None:
+    calls = called(("1", "apply_patch", '{"input": "+a"}'), ("2", "local_shell", '{"command": ["ls"]}'))
+    says(
+        scripted, "Yes." + END, [QUESTION, calls, returned("1", "apply_patch", "ok"), returned("2", "local_shell", "a")]
+    )
+    action = {"type": "exec", "command": ["ls"], "env": {}}
+    patch = {"type": "custom_tool_call", "call_id": "1", "name": "apply_patch", "input": "+a", "status": "incomplete"}
+    shell = {"type": "local_shell_call", "id": "lsh_1", "call_id": "2", "status": "incomplete", "action": action}
+    patched = {"type": "custom_tool_call_output", "call_id": "1", "output": "ok"}
+    listed = {"type": "local_shell_call_output", "id": "lsh_1", "output": "a"}
+    assert answer(served, [QUESTION, patch, shell, patched, listed]).output_text == "Yes."
 
 
 @pytest.mark.parametrize("read_after", [0, 1])
