@@ -11,11 +11,11 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, final
 
+from jinfercept.chat.declarations import rendered_with_tools, usual_variables
 from jinfercept.chat.messages import (
     ARGUMENT_FORMS,
     WRITTEN_CALLS,
@@ -32,7 +32,7 @@ from jinfercept.chat.system_messages import (
     simpler_forms,
     with_leading_system,
 )
-from jinfercept.chat.written_tools import FUNCTIONS_MARK, with_written_tools, written_calls
+from jinfercept.chat.written_tools import with_written_tools, written_calls
 from jinfercept.errors import RequestError, shown
 from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.request import Call
@@ -87,7 +87,7 @@ class ChatTemplate:
 
     Raises:
         ModelError: there is no template.
-        RequestError: it fails on a simple question, or the variables are not a mapping of free names.
+        RequestError: it fails on a simple question, does not take the tools, or the variables are no mapping of free names.
     """
 
     def __init__(
@@ -111,19 +111,14 @@ class ChatTemplate:
         self.given = (self.source, tools, variables, special_tokens_in_text, written_tools)
         self._mark, self._is_marked = chr(0xF0000 + secrets.randbelow(0xFFFE)), False  # one of those for private use
         self._written_tools = written_tools
-        self._tools, self._variables = self._given(tools), self._given({**self._usual(tools), **variables})
+        self._tools = self._given(tools)
+        self._variables = self._given({**usual_variables(self.source, tools), **variables})
         self._ends = tuple(filter(None, map(tokenizer.token_text, end_token_ids)))
-        self._begun = self._render_stand_in(given=source is not None)
+        self._begun = rendered_with_tools(self._tools, partial(self._render_stand_in, given=source is not None))
 
-    def _usual(self, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Variables that a template has to have, in the words of its model card; the date without the time of the day, so that
-        the next prompt begins as the last one did.
-        """
-        if FUNCTIONS_MARK not in self.source:
-            return {}
-        return {"functions": json.dumps(tools, indent=4, ensure_ascii=False), "datetime": f"{datetime.now():%Y-%m-%d}"}
-
-    def _render_stand_in(self, given: bool) -> str:
+    def _render_stand_in(self, tools: Sequence[Mapping[str, Any]], given: bool) -> str:
+        """The stand-in with a form of the tools, with marks, which the template has from now on."""
+        self._tools = tools
         try:
             return self._apply([*map(checked_message, _STAND_IN)], add_generation_prompt=False)
         except RequestError as error:
