@@ -4,6 +4,8 @@ Text of the system that has no message of its own stands in a turn of the user, 
 template.
 """
 
+import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
@@ -13,6 +15,8 @@ from jinfercept.chat.messages import one_call_a_turn
 Messages = Sequence[Mapping[str, Any]]
 
 SYSTEM_ROLES = ("system", "developer")
+_SHORT_ID = re.compile("[A-Za-z0-9]{9}")
+"""The ids of calls that Mistral's templates take."""
 
 PROBE: tuple[dict[str, Any], ...] = tuple(
     {"role": role, "content": f"@@system-{place}-7d3e"}
@@ -65,14 +69,38 @@ def with_leading_system(messages: Messages, keeps_leading: bool = True) -> list[
 
 
 def simpler_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Forms of a conversation for a template that refuses it, the closest first: one call a turn; turns that alternate; no text
-    of the user behind a result, but in it; no system message; then all of these with plainer turns of the assistant.
+    """Forms of a conversation for a template that refuses it, the closest first: short ids; one call a turn; turns that
+    alternate; no text of the user behind a result, but in it; no system message; then all of these with plainer turns of the
+    assistant.
     """
-    yield from _stricter_forms(messages)
-    plainer = _with_plainer_turns(messages)
-    if plainer != messages:
-        yield plainer
-        yield from _stricter_forms(plainer)
+    for form in (messages, _with_plainer_turns(messages)):
+        if form is not messages and form == messages:
+            break
+        short = _with_short_ids(form)
+        forms = [form] if short == form else [form, short]
+        yield from forms if form is not messages else forms[1:]
+        for strict in forms:
+            yield from _stricter_forms(strict)
+
+
+def _with_short_ids(messages: Messages) -> list[dict[str, Any]]:
+    """A conversation whose calls and results have ids of nine letters and digits, whatever server made them."""
+    written: list[dict[str, Any]] = []
+    for message in messages:
+        short = dict(message)
+        if "tool_call_id" in message:
+            short["tool_call_id"] = _short_id(message["tool_call_id"])
+        if "tool_calls" in message:
+            calls = message["tool_calls"]
+            short["tool_calls"] = [{**call, "id": _short_id(call["id"])} if "id" in call else call for call in calls]
+        written.append(short)
+    return written
+
+
+def _short_id(call_id: Any) -> Any:
+    if not isinstance(call_id, str) or _SHORT_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]
 
 
 def _with_plainer_turns(messages: Messages) -> list[dict[str, Any]]:

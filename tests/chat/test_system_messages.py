@@ -161,6 +161,25 @@ def test_a_template_that_has_its_tools_as_a_text_gets_them_and_the_date() -> Non
     )
 
 
+@pytest.mark.parametrize("call_id", ["call_abc123def456ghi789jkl012", "toolu_01A09q90qw90lq917835lq9", "call_0"])
+def test_ids_of_calls_are_nine_letters_and_digits_where_the_template_takes_no_others(call_id: str) -> None:
+    shows = "{% for call in message.tool_calls %}{{ call.id }} {% endfor %}{{ message.tool_call_id }}"
+    checks = "{% for call in message.tool_calls or [message] if message.role in ('assistant', 'tool') %}"
+    checks += "{% if (call.tool_call_id or call.id) | length != 9 %}{{ raise_exception('id') }}{% endif %}{% endfor %}"
+    calls = [{**CALLS[0], "id": each} for each in (call_id, "Abc123456")]
+    results = [{**RESULTS[0], "tool_call_id": call["id"]} for call in calls]
+    given = [*turns("user: a; assistant: b", assistant={"tool_calls": calls}), *results]
+    strict = rendered(ANYWHERE.replace(_SAYS, f"{checks}{_SAYS}{shows}"), given)
+    first, kept = re.findall(r"\b[A-Za-z0-9]{9}\b", strict.partition("assistant")[2])[:2]
+    assert strict == f"user: a\nassistant: b\n{first} {kept} tool: 1\n{first}tool: 1\n{kept}"
+    assert kept == "Abc123456"
+    assert rendered(ANYWHERE.replace(_SAYS, f"{_SAYS}{shows}"), given) == strict.replace(first, call_id)
+    with_system = [*given, *turns("user: c; user: d")]
+    alternating = rendered(ALTERNATES.replace(_SAYS, f"{checks}{_SAYS}{shows}"), with_system)
+    assert alternating.endswith("user: c\n\nd")
+    assert first in alternating
+
+
 def test_a_conversation_that_no_form_helps_is_refused_for_its_own_reason() -> None:
     with pytest.raises(RequestError, match="never"):
         rendered(
