@@ -17,7 +17,7 @@ from jinfercept.parsers.source import Source, Steps
 
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_NAME_CHAR = re.compile(r"[\w.]")
+_NAME_CHAR = re.compile(r"[\w.-]")
 _STRING = re.compile(
     r'("""(?:[^\\]|\\.)*?"""|' + r"'''(?:[^\\]|\\.)*?'''|" + r'"(?:[^"\\]|\\.)*"|' + r"'(?:[^'\\]|\\.)*')", re.DOTALL
 )
@@ -75,16 +75,19 @@ def write_calls(source: Source, calls: list[PythonCall]) -> None:
 def read_call(source: Source, names: Collection[str] | None = None) -> Steps[PythonCall | None]:
     """Pass over `name(…)`; None if there is no such call, or it is cut off.
 
+    A tool that is offered may have a name that is none in Python, `read-file`.
+
     Args:
         names: the functions that can be called; None: any.
     """
     start = source.at
     name = yield from source.match(_NAME_CHAR)
-    if names is not None and name not in names:
+    offered = source.tools or ()
+    if name not in (offered if names is None else names) and (names is not None or not _NAME.fullmatch(name)):
         return None
     if (yield from source.skip()) == "(" and (yield from _skip_brackets(source)):
         try:
-            return PythonCall(*parse_call(source.text[start : source.at]), start, source.at)
+            return PythonCall(*parse_call(source.text[start : source.at], offered=offered), start, source.at)
         except UNREADABLE:
             pass
     return None
@@ -123,15 +126,20 @@ def _as_python(text: str) -> str:
     return "".join(pieces)
 
 
-def parse_call(text: str, parameters: Mapping[str, Sequence[str]] | None = None) -> tuple[str, str]:
+def parse_call(
+    text: str, parameters: Mapping[str, Sequence[str]] | None = None, offered: Collection[str] = ()
+) -> tuple[str, str]:
     """Name and JSON arguments of a call. Raises an error of `UNREADABLE`.
 
     Args:
         parameters: names of parameters by function; arguments without names take them in order. None: all have names.
+        offered: names of functions that need not be names in Python.
     """
-    name = text[: text.index("(")].strip()
-    call = parse_expression(_as_python(text))
-    if not isinstance(call, ast.Call) or not _NAME.fullmatch(name) or ast.unparse(call.func) != name:
+    start = text.index("(")
+    name = text[:start].strip()
+    function = "function" if name in offered else name
+    call = parse_expression(_as_python(function + text[start:]))
+    if not isinstance(call, ast.Call) or not _NAME.fullmatch(function) or ast.unparse(call.func) != function:
         raise ValueError("not a call with keyword arguments")
     names = (parameters or {}).get(name, ())
     if len(call.args) > len(names):

@@ -1,12 +1,11 @@
 """Llama 3.2 and 4, ToolACE, LFM2: a list of Python calls, `[f(a=1), g(b="x")]`, where the turn begins."""
 
 import json
-import keyword
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from jinfercept.parsers.call_grammars import CallGrammar, check_name, unwritable_name
+from jinfercept.parsers.call_grammars import CallGrammar, check_name
 from jinfercept.parsers.call_objects import read_calls
 from jinfercept.parsers.lark import Rules, one_of, pattern, quoted
 from jinfercept.parsers.llama import (
@@ -22,7 +21,8 @@ from jinfercept.parsers.source import Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.parsers.tool_schemas import constraints, inner, named_arguments
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_ARGUMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _LFM2_START, _LFM2_END = "<|tool_call_start|>", "<|tool_call_end|>"
 _BARE_LISTS = ("[", "```")
 """Texts that a list of calls without a tag may begin with."""
@@ -133,15 +133,13 @@ def _read_calls(source: Source, names: Collection[str] | None = None) -> Steps[l
 
 def _list_grammar(calls: CallGrammar) -> str:
     def write(name: str, schema: Mapping[str, Any]) -> str:
-        if any(keyword.iskeyword(part) for part in name.split(".")):
-            raise unwritable_name(name, "tool")
         members: list[tuple[str, bool]] = []
         for key, value, needed in named_arguments(name, schema):
-            check_name(_NAME, key, "argument")
+            check_name(_ARGUMENT_NAME, key, "argument")
             members.append((f"{quoted(f'{key}=')} {_value_rule(calls.rules, value)}", needed))
         return f"{quoted(f'{name}(')} {calls.rules.listed(members, quoted(', '))} {quoted(')')}"
 
-    return f'"[" {calls.several(calls.each(write, _NAME), quoted(", "))} "]"'
+    return f'"[" {calls.several(calls.each(write, _TOOL_NAME), quoted(", "))} "]"'
 
 
 def _llama3_grammar(calls: CallGrammar) -> str:

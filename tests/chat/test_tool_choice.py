@@ -202,7 +202,7 @@ def test_stop_strings_cut_what_is_shown_and_no_call(make_scripted: Make) -> None
         ({"tool_choice": {"type": "function", "function": {"name": "buy"}}}, "not there"),
         ({"tool_choice": "required", "tools": []}, "not there"),
         ({"parallel_tool_calls": 1}, "truth value"),
-        ({"tool_choice": "required", "tool_call_parser": "pythonic", "tools": [{"name": "a-b"}]}, "name of this tool"),
+        ({"tool_choice": "required", "tool_call_parser": "pythonic", "tools": [{"name": "a b"}]}, "name of this tool"),
         ({"tool_choice": "required", "tools": [{"name": "f", "parameters": {"type": "array"}}]}, "no object"),
     ],
 )

@@ -62,6 +62,13 @@ def test_a_turn_that_has_to_call_calls_with_arguments_that_fit(name: str, templa
     assert any({*arguments} - {"city", "exact"} for turn in found for _, arguments in turn)
 
 
+@pytest.mark.parametrize("name", ["pythonic", "llama4_pythonic", "lfm2"])
+@pytest.mark.parametrize("tool", ["read-file", "mcp.fs__a-b", "1st", "class"])
+def test_a_tool_whose_name_is_none_in_python_can_be_required(name: str, tool: str) -> None:
+    tools = {tool: {"properties": {"item": {"type": "string"}}, "required": ["item"]}}
+    assert calls(name, tools, turn(name, "", tools, 1, parallel=False))[0][0] == tool
+
+
 @pytest.mark.parametrize(("name", "template"), WRITINGS)
 def test_without_parallel_calls_there_is_exactly_one(name: str, template: str) -> None:
     for seed in range(6):
@@ -175,8 +182,7 @@ def test_whatever_the_schema_the_arguments_fit_many_times(
     ("name", "tools", "said"),
     [
         ("hermes", {"a<b": {}}, "cannot write the name of this tool"),
-        ("pythonic", {"get-weather": {}}, "cannot write the name of this tool"),
-        ("pythonic", {"class": {}}, "cannot write the name of this tool"),
+        ("pythonic", {"get weather": {}}, "cannot write the name of this tool"),
         ("pythonic", {"f": {"properties": {"a b": {}}}}, "cannot write the name of this argument"),
         ("qwen3_coder", {"f": {"properties": {"a>": {}}}}, "cannot write the name of this argument"),
         ("llama3_json", {"f": {"type": "array"}}, "no object"),
