@@ -1,6 +1,8 @@
 """Messages of a conversation, in the form that chat templates take."""
 
+import hashlib
 import json
+import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -125,3 +127,42 @@ def _text(arguments: Any) -> str:
 
 ARGUMENT_FORMS: tuple[ArgumentForm, ...] = (_value, _object, _text)
 """How a template may want the arguments of calls: most take any JSON value, some only objects, some a text."""
+
+
+_UNREAD = frozenset(
+    {"role", "content", "tool_calls", "reasoning", "reasoning_content"}
+    | {"annotations", "audio", "function_call", "id", "index", "refusal", "status"}
+)
+"""Fields of an assistant's message that are compared in another way, or that no template reads."""
+
+
+def digests(first: Any, messages: Sequence[Message]) -> list[bytes]:
+    """Digests of a conversation up to each of its messages.
+
+    Args:
+        first: the digest of what stands before them, or JSON values.
+    """
+    digest = first if isinstance(first, bytes) else hashlib.sha256(_encoded(first)).digest()
+    return [digest := hashlib.sha256(digest + _encoded(_compared(message))).digest() for message in messages]
+
+
+def _compared(message: Message) -> list[Any]:
+    """What two messages have in common that are the same: clients leave reasoning out, and write arguments anew."""
+    checked = checked_message(message)
+    content, calls = checked["content"], checked.get("tool_calls", ())
+    if checked["role"] == "assistant" and isinstance(content, str):
+        content = content.strip()
+    written = [
+        [call.get("id"), call["function"].get("name"), _value(call["function"].get("arguments"))] for call in calls
+    ]
+    unread = _UNREAD if checked["role"] == "assistant" else {"role", "content"}
+    more = {key: value for key, value in checked.items() if key not in unread and value is not None}
+    return [checked["role"], content, written, more]
+
+
+def _encoded(value: Any) -> bytes:
+    """A value as bytes; of one that is nested too deeply, some that no other value has."""
+    try:
+        return json.dumps(value, sort_keys=True, default=str).encode()
+    except RecursionError:
+        return secrets.token_bytes()

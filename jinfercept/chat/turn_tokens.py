@@ -5,28 +5,20 @@ arguments, with its text stripped. A prompt made of that misses the pages of the
 Knows no engine; a server keeps one `TurnTokens`.
 """
 
-import hashlib
-import json
-import secrets
 import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from sys import getsizeof
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
-from jinfercept.chat.messages import ARGUMENT_FORMS, Message, checked_message
+from jinfercept.chat.messages import Message, digests
 from jinfercept.chat.template import ChatTemplate, Rendered
 from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.quota import Quota
 
 MOST, MOST_BYTES, MAX_AGE_S = 4096, 2**26, 3600.0
-_UNREAD = frozenset(
-    {"role", "content", "tool_calls", "reasoning", "reasoning_content"}
-    | {"annotations", "audio", "function_call", "id", "index", "refusal", "status"}
-)
-"""Fields of an assistant's message that are compared in another way, or that no template reads."""
 _CLOSINGS = tuple({form.closing for form in REASONING_FORMATS.values()})
 
 
@@ -127,13 +119,13 @@ class TurnTokens:
             salt: of its pages; chats are found only with the same one.
             num_new: tokens that may be written behind it.
         """
-        digests = _digests([salt, *template.given], messages)
+        until = digests([salt, *template.given], messages)
         asks = False
         for place in range(len(messages) - 2, -1, -1):
             asks |= messages[place + 1]["role"] not in ("tool", "assistant")
             if messages[place]["role"] != "assistant":
                 continue
-            name = digests[place].hex()
+            name = until[place].hex()
             chat = self._found(name)
             if chat is None or chat.owner != owner or (asks and chat.reasons and not template.keeps_reasoning):
                 continue
@@ -149,9 +141,9 @@ class TurnTokens:
             if len(ids) + num_new <= self._max_tokens:
                 written = template.decode(chat.token_ids[-chat.num_written : -1])
                 thoughts = chat.thoughts + _thoughts(messages[place + 1 :])
-                return Continued(ids, chat.text + written + behind, digests[-1], chat.reasons, thoughts, name)
+                return Continued(ids, chat.text + written + behind, until[-1], chat.reasons, thoughts, name)
         reasons, thoughts = _has_reasoning(messages), _thoughts(messages)
-        return Continued(array("i", template.encode(text)), text, digests[-1], reasons, thoughts)
+        return Continued(array("i", template.encode(text)), text, until[-1], reasons, thoughts)
 
     def remember(self, owner: str, prompt: Continued, token_ids: Sequence[int], messages: Sequence[Message]) -> None:
         """Store the tokens of a chat whose last turn has ended; of the chats before it only the last one stays.
@@ -162,7 +154,7 @@ class TurnTokens:
             token_ids: that follow the prompt; the last one ends a turn.
             messages: that they are.
         """
-        *_, digest = _digests(prompt.digest, messages)
+        *_, digest = digests(prompt.digest, messages)
         ids = prompt.token_ids + array("i", token_ids)
         reasons = prompt.reasons or _has_reasoning(messages)
         until_s = self._now() + self._max_age_s
@@ -200,31 +192,6 @@ class TurnTokens:
         self._quota.charge(chat.owner, -chat.num_bytes)
 
 
-def _digests(first: Any, messages: Sequence[Message]) -> list[bytes]:
-    """Digests of a conversation up to each of its messages.
-
-    Args:
-        first: the digest of what stands before them, or JSON values.
-    """
-    digest = first if isinstance(first, bytes) else hashlib.sha256(_encoded(first)).digest()
-    return [digest := hashlib.sha256(digest + _encoded(_compared(message))).digest() for message in messages]
-
-
-def _compared(message: Message) -> list[Any]:
-    """What two messages have in common that are the same: clients leave reasoning out, and write arguments anew."""
-    checked = checked_message(message)
-    content, calls = checked["content"], checked.get("tool_calls", ())
-    if checked["role"] == "assistant" and isinstance(content, str):
-        content = content.strip()
-    value = ARGUMENT_FORMS[0]
-    written = [
-        [call.get("id"), call["function"].get("name"), value(call["function"].get("arguments"))] for call in calls
-    ]
-    unread = _UNREAD if checked["role"] == "assistant" else {"role", "content"}
-    more = {key: value for key, value in checked.items() if key not in unread and value is not None}
-    return [checked["role"], content, written, more]
-
-
 def _thoughts(messages: Sequence[Message]) -> tuple[bytes, ...]:
     """Digests of the reasoning beside each turn of the assistant, b"" for none: what clients leave out counts as unchanged."""
     thoughts: list[bytes] = []
@@ -244,11 +211,3 @@ def _has_reasoning(messages: Sequence[Message]) -> bool:
             if (apart and apart.strip()) or (isinstance(content, str) and any(tag in content for tag in _CLOSINGS)):
                 return True
     return False
-
-
-def _encoded(value: Any) -> bytes:
-    """A value as bytes; of one that is nested too deeply, some that no other value has."""
-    try:
-        return json.dumps(value, sort_keys=True, default=str).encode()
-    except RecursionError:
-        return secrets.token_bytes()

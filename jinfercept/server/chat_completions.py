@@ -104,8 +104,8 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
     )
     messages = [message.as_read() for message in body.messages]
     check_conversation(service, messages, [tool.declaration for tool in tools], body.chat_template_kwargs)
-    messages = service.tool_history.restored(hints.salt, messages)
     try:
+        messages = service.tool_history.restored(hints.salt, messages)
         given = [*tools, *offered], options, iter([name]), hints.owner, hints.salt
         return service.llm.make_chats([messages], params, *given)
     except JinferceptError as error:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.live_server import MODEL, Running, until
+from tests.support.live_server import END, MODEL, Running, prompt_of, until
 from tests.support.scripted_model import Scripted
 from tests.support.tool_server import BUY, CUT, QUESTION, ask, ask_and_leave, asks, cached, called, returned, says, shop
 
@@ -77,6 +77,31 @@ def test_a_mixed_turn_after_a_round_brings_both_back(server: Running, scripted: 
     result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "bought"}
     whole = [*LAMP, BOTH, returned("23"), returned("bought"), returned("4")]
     assert follow_up(server, scripted, before, whole, [*QUESTION, answer, result]) <= 1
+
+
+def test_conversations_whose_models_choose_the_same_ids_do_not_read_each_others_turns(
+    server: Running, scripted: Scripted
+) -> None:
+    turn = asks("buy", "lamp").replace('{"name"', '{"id": "c1", "name"')
+    before = says(scripted, server, turn, LAMP, own=[BUY])
+    answer, result = (
+        said(ask(server, QUESTION, tools=[BUY])),
+        {"role": "tool", "tool_call_id": "c1", "content": "bought"},
+    )
+    assert (answer["content"], answer["tool_calls"][0]["id"]) == ("Let me see.", "c1")
+    pen = [answer["tool_calls"][0] | {"function": {"name": "buy", "arguments": '{"item": "pen"}'}}]
+    other = {"role": "user", "content": "A pen, please."}
+    for first, content in ((other, None), (QUESTION[0], "Let me see."), (QUESTION[0], None)):
+        read = [first, called(content or "", ("buy", "pen")), returned("bought")]
+        says(scripted, server, "Bye.", read, own=[BUY])
+        shown = [first, {"role": "assistant", "content": content, "tool_calls": pen}, result]
+        assert said(ask(server, shown, tools=[BUY]))["content"] == "Bye."
+    whole = prompt_of(
+        scripted, [*LAMP, called("", ("buy", "lamp")), returned("bought")], [BUY, *server.service.tools.tools.values()]
+    )
+    behind = whole.rpartition(f"</tool_call>{END}")[2]
+    scripted.follow(f"{before}{behind}Bye.{END}")
+    assert said(ask(server, [*QUESTION, answer, result], tools=[BUY]))["content"] == "Bye."
 
 
 def test_a_long_result_of_a_mixed_turn_is_cut_as_any_other(server: Running, scripted: Scripted) -> None:

@@ -8,8 +8,8 @@ from jinfercept.server.tool_history import ToolHistory
 ASKED: list[Any] = [{"role": "user", "content": "How much?"}]
 
 
-def call(name: str, id: str) -> dict[str, Any]:
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+def call(name: str, id: str, arguments: Any = "{}") -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def result(id: str) -> dict[str, Any]:
@@ -53,6 +53,43 @@ def test_results_stand_in_the_order_of_the_calls_whoever_ran_them() -> None:
     assert hidden.restored("", [*ASKED, dropped])[1] == MIXED
     edited = shown | {"content": "I want it."}
     assert hidden.restored("", [*ASKED, edited])[1] == edited
+
+
+def test_an_answer_with_calls_is_known_by_the_conversation_and_not_by_ids_that_models_choose() -> None:
+    hidden = memory()
+    last = turn("", call("send", "functions.send:1", '{"to": "a", "sum": 2}'))
+    hidden.remember("key", "", ASKED, [*ROUND, last], ("send",))
+    shown = turn("Wait.", *last["tool_calls"])
+    again = turn(" Wait.\n", call("send", "functions.send:1", {"sum": 2, "to": "a"}))
+    for same in (shown, again):
+        assert hidden.restored("", [*ASKED, same]) == [*ASKED, *ROUND, last]
+    other = [{"role": "user", "content": "How many?"}, shown, result("functions.send:1")]
+    edited = turn("Wait.", call("send", "functions.send:1", '{"to": "b", "sum": 2}'))
+    renamed = turn("Wait.", call("lend", "functions.send:1", '{"to": "a", "sum": 2}'))
+    for given in (other, [*ASKED, edited], [*ASKED, renamed], [*ASKED, shown | {"content": None}]):
+        assert hidden.restored("", given) == given
+    before = [*ASKED, turn("", call("price", "c", '{"item": "pen"}')), result("c")]
+    hidden.remember("key", "", before, [*ROUND, last], ("send",))
+    assert len(hidden.restored("", [*before, shown])) == len(before) + 3
+    before[1] = turn("", call("price", "c", '{"item": "lamp"}'))
+    assert hidden.restored("", [*before, shown]) == [*before, shown]
+
+
+def test_results_are_sorted_at_once_however_many_there_are() -> None:
+    class Id(str):
+        looked_up = 0
+
+        def __hash__(self) -> int:
+            Id.looked_up += 1
+            return str.__hash__(self)
+
+    hidden = memory()
+    hidden.remember("key", "", ASKED, [MIXED, result("a"), result("c")], ("buy",))
+    shown = turn("", call("buy", "b"), call("buy", "d"))
+    results = [{"role": "tool", "tool_call_id": Id(id), "content": id} for id in [*("x" * 500), *("b" * 500)]]
+    back = hidden.restored("", [*ASKED, shown, *results])
+    assert [message["content"] for message in back[2:]] == [*"a", *("b" * 500), *"c", *("x" * 500)]
+    assert Id.looked_up <= 2 * len(results)
 
 
 def test_it_lasts_for_a_while_after_it_was_last_asked_for() -> None:
