@@ -11,7 +11,7 @@ from typing import Any
 
 from jinfercept.chat.function_tools import ChatTool, ChatToolLike, chat_tools
 from jinfercept.chat.futures import Futures
-from jinfercept.chat.messages import Message
+from jinfercept.chat.messages import Message, call_ids
 from jinfercept.chat.options import (
     MAX_ROUNDS,
     ChatArguments,
@@ -136,7 +136,10 @@ def make_chats(
         parallel=choice.parallel,
         futures=futures,
     )
-    all_turns = [turns.beginning(reasoning.beginning(text)) if reasoning else turns for text in texts]
+    all_turns = [
+        turns.of_chat(reasoning.beginning(text) if reasoning else later, call_ids(messages))
+        for messages, text in zip(listed, texts, strict=True)
+    ]
     requests = make_requests(
         ids,
         [

@@ -24,6 +24,12 @@ def call_message(call: Call) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
+def call_ids(messages: Sequence[Message]) -> frozenset[str]:
+    """The ids of the calls of checked messages."""
+    ids = (call.get("id") for message in messages for call in message.get("tool_calls") or ())
+    return frozenset(call_id for call_id in ids if isinstance(call_id, str))
+
+
 WRITTEN_CALLS = "written_calls"
 """Field of a checked message: its calls as text, which belongs behind its content. Clients cannot set it."""
 

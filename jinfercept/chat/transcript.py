@@ -48,7 +48,8 @@ class ChatTranscript:
             turn_ends=self._ends,
             in_call=self._in_call if self.finds_calls else None,
         )
-        self._parsed = ParsedTurn(turns.parser(turns.beginnings[0], turns.must_call))
+        self._used_ids = set(turns.used_ids)
+        self._parsed = ParsedTurn(turns.parser(turns.beginnings[0], self._used_ids, turns.must_call))
         self._message = _TurnMessage()
         self._messages: list[Message] = []
         self._rounds = 0
@@ -70,7 +71,9 @@ class ChatTranscript:
             return self._noted(self._parsed.feed(index, self.text.num_taken, text)), ()
         pieces = self._noted(self._parsed.finish(text))
         calls = self._calls()
-        self._parsed = ParsedTurn(self._turns.parser("answering"))  # of a text that goes on: it ignores its end
+        self._parsed = ParsedTurn(
+            self._turns.parser("answering", self._used_ids)
+        )  # of a text that goes on: it ignores its end
         return pieces, calls
 
     def resumed(self, calls: Sequence[Call], results: Sequence[Result]) -> None:
@@ -80,7 +83,8 @@ class ChatTranscript:
             {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
             for call, result in zip(calls, results, strict=True)
         ]
-        self._parsed, self._message = ParsedTurn(self._turns.parser(self._turns.beginnings[1])), _TurnMessage()
+        self._parsed = ParsedTurn(self._turns.parser(self._turns.beginnings[1], self._used_ids))
+        self._message = _TurnMessage()
 
     def end(self, text: str, cut: bool) -> list[Piece]:
         """The last pieces.

@@ -6,6 +6,7 @@ from typing import Self, final
 
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.futures import Futures
+from jinfercept.parsers.distinct_ids import DistinctIds
 from jinfercept.parsers.pieces import CallParser, FirstCall, OnlyCalls
 from jinfercept.parsers.reasoning import Beginning, PlainParser, ReasoningFormat, ReasoningParser
 from jinfercept.parsers.tool_call_format import ToolCallFormat
@@ -30,6 +31,7 @@ class ChatTurns:
         must_call: whether the first turn has to call.
         parallel: whether a turn may have several calls; otherwise all but its first call are dropped.
         futures: of the tools with asynchronous calls; None if there are none.
+        used_ids: ids of the calls of the conversation so far.
     """
 
     tokenizer: Tokenizer
@@ -43,14 +45,20 @@ class ChatTurns:
     must_call: bool = False
     parallel: bool = True
     futures: Futures | None = None
+    used_ids: frozenset[str] = frozenset()
 
-    def parser(self, beginning: Beginning, only_calls: bool = False) -> CallParser:
+    def parser(self, beginning: Beginning, used_ids: set[str], only_calls: bool = False) -> CallParser:
         """A parser for one turn.
 
         Args:
             beginning: where the turn begins.
+            used_ids: ids of earlier calls; those of the turn are added.
             only_calls: it has to call.
         """
+        parser = self._turn_parser(beginning, only_calls)
+        return parser if self.form is None else DistinctIds(parser, used_ids, self.form.new_id)
+
+    def _turn_parser(self, beginning: Beginning, only_calls: bool) -> CallParser:
         answer = self._answer_parser()
         answer = OnlyCalls(answer) if only_calls else answer
         if self.reasoning is None:
@@ -63,9 +71,14 @@ class ChatTurns:
         answer = PlainParser() if self.form is None else self.form.parser()
         return answer if self.parallel else FirstCall(answer)
 
-    def beginning(self, first: Beginning) -> Self:
-        """The same with another beginning of the first turn."""
-        return replace(self, beginnings=(first, self.beginnings[1]))
+    def of_chat(self, first: Beginning, used_ids: frozenset[str]) -> Self:
+        """The same for one conversation.
+
+        Args:
+            first: where its first turn begins.
+            used_ids: ids of its calls so far.
+        """
+        return replace(self, beginnings=(first, self.beginnings[1]), used_ids=used_ids)
 
     def for_the_caller(self, calls: Iterable[Call]) -> bool:
         """Whether the caller has to run one of these calls. If it runs all tools, calls of undeclared tools are its own too."""

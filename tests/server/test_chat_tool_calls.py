@@ -30,6 +30,19 @@ def test_a_tool_is_called_by_the_client_and_its_result_is_read(served: Running, 
     assert (answer.usage.prompt_tokens_details.cached_tokens or 0) > 100
 
 
+def test_a_call_has_no_id_that_a_call_of_the_conversation_has(served: Running, scripted: Scripted) -> None:
+    function = {"name": "price", "arguments": '{"item": "lamp"}'}
+    call = {"id": "c1", "type": "function", "function": function}
+    before: list[Any] = [
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": ""},
+    ]
+    for messages, kept in ((QUESTION, True), ([*QUESTION, *before], False)):
+        says(scripted, CALL.replace('{"name"', '{"id": "c1", "name"') + END, messages, tools=[PRICE])
+        done: Any = served.client.chat.completions.create(model=MODEL, messages=messages, tools=[PRICE], temperature=0)
+        assert (done.choices[0].message.tool_calls[0].id == "c1") == kept
+
+
 def test_calls_are_streamed_with_their_name_first_and_arguments_in_pieces(served: Running, scripted: Scripted) -> None:
     says(scripted, CALL + "\n" + PEN + END, tools=[PRICE])
     stream = served.client.chat.completions.create(

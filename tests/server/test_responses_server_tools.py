@@ -7,7 +7,7 @@ import pytest
 from openai.types.responses import ResponseFunctionToolCall
 from openai.types.responses.response_output_item import McpCall
 
-from tests.support.live_server import MODEL, Running, until
+from tests.support.live_server import END, MODEL, Running, prompt_of, until
 from tests.support.scripted_model import Scripted
 from tests.support.tool_server import ALL, QUESTION, asks, called, returned, says, shop
 
@@ -55,6 +55,22 @@ def test_without_calls_the_list_of_the_servers_calls_is_there_and_empty(server: 
     assert ask(server, HOW_MUCH).jinfercept == {"server_calls": []}
     assert list(ask(server, HOW_MUCH, stream=True))[-1].response.jinfercept == {"server_calls": []}
     assert not hasattr(ask(server, HOW_MUCH, extra_body=None, max_output_tokens=1), "jinfercept")
+
+
+def test_calls_to_which_the_model_gives_one_id_have_their_own_results(server: Running, scripted: Scripted) -> None:
+    turn = f"{asks('price', 'lamp')}\n{asks('price', 'pen')}".replace('{"name"', '{"id": "c1", "name"')
+    called_twice = [called("", ("price", "lamp"), ("price", "pen")), returned("23"), returned("4")]
+    tools = [CHAT_BUY, *server.service.tools.tools.values()]
+    behind = prompt_of(scripted, [*QUESTION, *called_twice], tools).rpartition(f"</tool_call>{END}")[2]
+    last = asks("buy").replace('{"name"', '{"id": "c1", "name"')
+    scripted.follow(f"{prompt_of(scripted, QUESTION, tools)}{turn}{END}{behind}{last}{END}")
+    lamp, pen, buy = ask(server, HOW_MUCH).output
+    assert isinstance(buy, ResponseFunctionToolCall)
+    outputs = [(call.arguments, call.output, call.status) for call in (lamp, pen)]
+    assert outputs == [('{"item": "lamp"}', "23", "completed"), ('{"item": "pen"}', "4", "completed")]
+    ids = [lamp.jinfercept["call_id"], pen.jinfercept["call_id"], buy.call_id]
+    assert ids[0] == "c1"
+    assert len({*ids}) == 3
 
 
 @pytest.mark.parametrize("stored", [True, False])

@@ -1,0 +1,56 @@
+"""`DistinctIds`: every call of a conversation has its own id, though models write the same ones again. Knows no format."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import final
+
+from jinfercept.events import CallEnded, CallStarted, Piece
+from jinfercept.parsers.pieces import CallParser
+
+_NUMBERED = re.compile(r"(.+:)\d+")
+
+
+@final
+class DistinctIds:
+    """A parser for turns whose calls have ids that no earlier call has.
+
+    A second `functions.name:0` has the number of the calls before it, since templates read the name in such an id.
+
+    Args:
+        parser: of the turn.
+        used: ids of earlier calls; those of the turn are added.
+        new_id: makes an id, in the form that the template takes.
+    """
+
+    def __init__(self, parser: CallParser, used: set[str], new_id: Callable[[], str]) -> None:
+        self._parser, self._used, self._new_id = parser, used, new_id
+        self._id = ""  # of the open call
+
+    def feed(self, text: str) -> list[Piece]:
+        return [self._distinct(piece) for piece in self._parser.feed(text)]
+
+    def finish(self, cut: bool = False) -> list[Piece]:
+        return [self._distinct(piece) for piece in self._parser.finish(cut)]
+
+    def in_call(self, text: str) -> bool:
+        return self._parser.in_call(text)
+
+    def _distinct(self, piece: Piece) -> Piece:
+        match piece:
+            case CallStarted():
+                self._id = piece.id if piece.id not in self._used else self._unused(piece.id)
+                self._used.add(self._id)
+                return replace(piece, id=self._id)
+            case CallEnded():
+                return replace(piece, call=replace(piece.call, id=self._id))
+            case _:
+                return piece
+
+    def _unused(self, call_id: str) -> str:
+        if (parts := _NUMBERED.fullmatch(call_id)) is None:
+            return self._new_id()
+        number = len(self._used)
+        while (numbered := f"{parts[1]}{number}") in self._used:
+            number += 1
+        return numbered
