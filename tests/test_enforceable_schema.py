@@ -143,6 +143,33 @@ def test_one_of_several_is_checked_later_unless_they_exclude_each_other() -> Non
     assert reduced({"oneOf": together[0], "discriminator": {}}, checked_later=True)[1] == []
 
 
+def test_options_that_would_take_long_to_compare_count_as_ones_that_may_match_together() -> None:
+    class Value(str):
+        compared = 0
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            Value.compared += 1
+            return str.__eq__(self, other)
+
+    def option(values: list[Any], depth: int) -> Any:
+        inner = {"enum": values} if depth == 0 else option(values, depth - 1)
+        names = ["a"] * 50 if depth else [f"a{place}" for place in range(10)]
+        return {"type": "object", "required": names, "properties": dict.fromkeys(names, inner)}
+
+    for num_options, num_values, depth in ((50, 50, 0), (2, 2, 6)):
+        values = [
+            [*(Value(f"{place} {last}") for place in range(num_values - 1)), Value("same")]
+            for last in range(num_options)
+        ]
+        Value.compared = 0
+        options = [option(some, depth) for some in values]
+        assert reduced({"oneOf": options}, checked_later=True)[1] == ["#/oneOf"]
+        assert Value.compared <= 20_000
+    many = [{"type": [f"{place}", *(["x"] * 60)]} for place in range(9)]
+    assert reduced({"oneOf": many}, checked_later=True)[1] == ["#/oneOf"]
+
+
 def test_bounds_that_no_reader_of_json_keeps_become_ones_that_it_does() -> None:
     schema = {"type": "integer", "minimum": -(10**30), "exclusiveMaximum": 10**30}
     assert reduced(schema) == ({"type": "integer", "minimum": -(10**18), "maximum": 10**18}, [])

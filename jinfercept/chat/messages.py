@@ -3,7 +3,7 @@
 import hashlib
 import json
 import secrets
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -73,12 +73,13 @@ def one_call_a_turn(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if len(calls) < 2:
             split.append(message)
             continue
-        results: list[dict[str, Any]] = []
+        results: dict[Any, list[dict[str, Any]]] = defaultdict(list)  # by the ids of calls
         while left and left[0]["role"] == "tool":
-            results.append(left.popleft())
+            result = left.popleft()
+            results[result.get("tool_call_id")].append(result)
         for index, call in enumerate(calls):
             split.append(message | {"tool_calls": [call], "content": "" if index else message["content"]})
-            split += [result for result in results if result.get("tool_call_id") == call.get("id")]
+            split += results.get(call.get("id"), ())
     return split
 
 
@@ -137,7 +138,18 @@ ARGUMENT_FORMS: tuple[ArgumentForm, ...] = (_value, _object, _text)
 
 _UNREAD = frozenset(
     {"role", "content", "tool_calls", "reasoning", "reasoning_content"}
-    | {"annotations", "audio", "function_call", "id", "index", "refusal", "status"}
+    | {
+        "annotations",
+        "audio",
+        "function_call",
+        "id",
+        "index",
+        "jinfercept",
+        "parsed",
+        "provider_specific_fields",
+        "refusal",
+        "status",
+    }
 )
 """Fields of an assistant's message that are compared in another way, or that no template reads."""
 

@@ -8,7 +8,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, final
 
 from jinfercept.chat.messages import one_call_a_turn
 
@@ -47,25 +47,25 @@ def with_leading_system(messages: Messages, keeps_leading: bool = True) -> list[
         keeps_leading: otherwise the leading ones are text of the user's turn too.
     """
     leading = list(takewhile(lambda message: message["role"] in SYSTEM_ROLES, messages)) if keeps_leading else []
-    written: list[dict[str, Any]] = []
+    written = _Written()
     if leading:
-        contents = [message["content"] for message in leading if message["content"]]
-        written.append({**leading[0], "content": "\n\n".join(contents)})
+        contents = [message["content"] for message in leading]
+        written.add({**leading[0], "content": _joined(contents)})
     waiting: list[str] = []
     for message in messages[len(leading) :]:
         if message["role"] in SYSTEM_ROLES:
             waiting += [f"<system>\n{message['content']}\n</system>"] if message["content"] else []
         elif message["role"] == "tool" or not waiting:
-            written.append(dict(message))
+            written.add(message)
         else:
-            _add_to_user(written, waiting)
+            written.add_to_user(waiting)
             if message["role"] == "user":
-                _add_to_user(written, [message["content"]])
+                written.add_to_user([message["content"]])
             else:
-                written.append(dict(message))
+                written.add(message)
             waiting = []
-    _add_to_user(written, waiting)
-    return written
+    written.add_to_user(waiting)
+    return written.whole()
 
 
 def simpler_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -112,7 +112,7 @@ def _with_plainer_turns(messages: Messages) -> list[dict[str, Any]]:
     for message in messages:
         thought, calls = message.get("reasoning_content"), message.get("tool_calls")
         if calls and thought and message["content"]:
-            whole = _joined(thought, message["content"])
+            whole = _joined([thought, message["content"]])
             written.append({**message, "content": "", "reasoning_content": whole, "reasoning": whole})
         elif calls or message["content"] or message["role"] != "assistant":
             written.append(dict(message))
@@ -140,24 +140,53 @@ def _alternating(messages: Messages, joined_to: Mapping[str, str]) -> list[dict[
     Args:
         joined_to: the role of the message before, by the role of the message that is joined to it.
     """
-    written: list[dict[str, Any]] = []
+    written = _Written()
     for message in messages:
-        last = written[-1] if written else {"role": ""}
+        last = written.last
         if joined_to.get(message["role"]) == last["role"] and not last.get("tool_calls"):
-            written[-1] = {**message, **last, "content": _joined(last["content"], message["content"])}
+            written.join(message)
         else:
-            written.append(dict(message))
-    return written
+            written.add(message)
+    return written.whole()
 
 
-def _add_to_user(written: list[dict[str, Any]], texts: Sequence[str]) -> None:
-    """Add texts to the last message, or as a new one if that is not the user's."""
-    for text in texts:
-        if written and written[-1]["role"] == "user":
-            written[-1]["content"] = _joined(written[-1]["content"], text)
-        else:
-            written.append({"role": "user", "content": text})
+@final
+class _Written:
+    """Messages to which texts are added; each content is joined once, at the end."""
+
+    def __init__(self) -> None:
+        self._messages: list[dict[str, Any]] = []
+        self._texts: list[list[str]] = []  # of the contents of the messages
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """The last message, without the texts that were added to it."""
+        return self._messages[-1] if self._messages else {"role": ""}
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        self._messages.append(dict(message))
+        self._texts.append([message.get("content") or ""])
+
+    def join(self, message: Mapping[str, Any]) -> None:
+        """Add the text of a message, and the fields that the last message has not, to the last message."""
+        self._messages[-1] = {**message, **self.last}
+        self._texts[-1].append(message["content"])
+
+    def add_to_user(self, texts: Sequence[str]) -> None:
+        """Add texts to the last message, or as a new one if that is not the user's."""
+        for text in texts:
+            if self.last["role"] == "user":
+                self._texts[-1].append(text)
+            else:
+                self.add({"role": "user", "content": text})
+
+    def whole(self) -> list[dict[str, Any]]:
+        """The messages with their whole contents."""
+        return [
+            message if len(texts) == 1 else {**message, "content": _joined(texts)}
+            for message, texts in zip(self._messages, self._texts, strict=True)
+        ]
 
 
-def _joined(first: str, second: str) -> str:
-    return "\n\n".join(filter(None, (first, second)))
+def _joined(texts: Sequence[str]) -> str:
+    return "\n\n".join(filter(None, texts))

@@ -30,7 +30,7 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
     for index in sorted(late):
         for result in late[index]:
             messages.add(result)
-    return _in_call_order(messages.whole)
+    return _in_call_order(messages.whole())
 
 
 @final
@@ -39,23 +39,30 @@ class _Messages:
 
     Args:
         answered: ids of the calls that have a result of the client's.
-
-    Attributes:
-        whole: all messages.
     """
 
     def __init__(self, instructions: str | None, answered: Container[str]) -> None:
         self._answered = answered
-        self.whole = [Message.model_construct(role="system", content=instructions)] if instructions is not None else []
+        self._messages = list[Message]()
+        if instructions is not None:
+            self._messages.append(Message.model_construct(role="system", content=instructions))
+        self._turns: list[tuple[Message, dict[str, list[str]]]] = []  # of the assistant, and the texts of their fields
         self._names: dict[str, str] = {}  # of the functions that were called, by the ids of calls
-        self._turn: Message | None = None  # the assistant's, if an item may belong to it
+        self._turn: Message | None = None  # the last of these, if an item may belong to it
         self._round = 0  # of the calls of that turn
         self._has_results = False  # of calls of that turn
 
     def add(self, message: Message) -> None:
         """Add a message after which another turn of the assistant begins."""
-        self.whole.append(message)
+        self._messages.append(message)
         self._turn = None
+
+    def whole(self) -> list[Message]:
+        """All messages, each text joined once."""
+        for turn, fields in self._turns:
+            for field, texts in fields.items():
+                setattr(turn, field, "".join(texts))
+        return self._messages
 
     def add_item(self, item: Item) -> None:
         """Add an item. A result of the server's own call stands behind the turn, which may have further calls."""
@@ -77,7 +84,7 @@ class _Messages:
             case "mcp_call" if item["output"] is not None:
                 self._add_call(item, _server_call_id(item), item["name"], item["arguments"])
                 future = _note(item).get("future")
-                self.whole.append(_result(item, item["output"] if future is None else placeholder(future)))
+                self._messages.append(_result(item, item["output"] if future is None else placeholder(future)))
                 self._has_results = True
 
     def _add_text(self, item: Item) -> None:
@@ -87,9 +94,9 @@ class _Messages:
         if item["type"] == "reasoning" and not text:
             return
         turn = self._turn
-        if turn is None or self._has_results or (turn.tool_calls is None and _has_text(turn, field)):
-            turn = self._begin_turn(item)
-        setattr(turn, field, (getattr(turn, field, None) or "") + text)
+        if turn is None or self._has_results or (turn.tool_calls is None and self._has_text(field)):
+            self._begin_turn(item)
+        self._turns[-1][1][field].append(text)
 
     def _add_call(self, item: Item, call_id: str, name: str, arguments: str) -> None:
         """Add a call behind the text of its turn, or behind calls of the same round."""
@@ -99,19 +106,20 @@ class _Messages:
         self._round = _note(item).get("round", 0)
         function = CalledFunction.model_construct(name=name, arguments=arguments)
         call = ToolCall.model_construct(id=call_id, type="function", function=function)
-        turn.tool_calls = [*(turn.tool_calls or ()), call]
+        turn.tool_calls = turn.tool_calls or []
+        turn.tool_calls.append(call)
 
     def _begin_turn(self, item: Item) -> Message:
         self._round = _note(item).get("round", 0)
         self._has_results = False
         self._turn = Message.model_construct(role="assistant")
-        self.whole.append(self._turn)
+        self._messages.append(self._turn)
+        self._turns.append((self._turn, defaultdict(list)))
         return self._turn
 
-
-def _has_text(turn: Message, field: str) -> bool:
-    """Whether a turn has text in a field, or in one that stands behind it: content stands behind reasoning."""
-    return turn.content is not None or getattr(turn, field, None) is not None
+    def _has_text(self, field: str) -> bool:
+        """Whether the turn has text in a field, or in one that stands behind it: content stands behind reasoning."""
+        return not {"content", field}.isdisjoint(self._turns[-1][1])
 
 
 def _result(item: Item, text: str) -> Message:

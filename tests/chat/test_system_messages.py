@@ -1,10 +1,12 @@
 """Conversations with several system messages, and templates that take one, none, or turns that alternate only."""
 
 import re
+import sys
 from typing import Any
 
 import pytest
 
+from jinfercept.chat.system_messages import simpler_forms, with_leading_system
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.errors import RequestError
 from tests.support.scripted_model import byte_tokenizer
@@ -69,6 +71,22 @@ def test_a_template_that_takes_them_anywhere_has_them_where_they_stand() -> None
 )
 def test_a_later_message_stands_in_the_turn_of_the_user(given: str, written: str) -> None:
     assert rendered(RAISES, turns(given)) == written
+
+
+def test_the_texts_of_a_turn_are_joined_once_however_many_there_are() -> None:
+    joined: list[str] = []
+    given = turns("; ".join(["user: a", "system: b"] * 100))
+    sys.setprofile(
+        lambda _, event, called: joined.append("") if event == "c_call" and called.__name__ == "join" else None
+    )
+    try:
+        [message] = with_leading_system(given)
+        forms = list(simpler_forms(turns("; ".join(["user: a"] * 100))))
+    finally:
+        sys.setprofile(None)
+    assert message["content"] == "\n\n".join(["a", "<system>\nb\n</system>"] * 100)
+    assert [form[0]["content"] for form in forms] == ["\n\n".join("a" * 100)]
+    assert len(joined) <= 5
 
 
 def test_turns_that_have_to_alternate_are_joined_and_calls_parted() -> None:
