@@ -137,19 +137,23 @@ ARGUMENT_FORMS: tuple[ArgumentForm, ...] = (_value, _object, _text)
 
 
 _UNREAD = frozenset(
-    {"role", "content", "tool_calls", "reasoning", "reasoning_content"}
-    | {
+    [
         "annotations",
         "audio",
+        "content",
         "function_call",
         "id",
         "index",
         "jinfercept",
         "parsed",
         "provider_specific_fields",
+        "reasoning",
+        "reasoning_content",
         "refusal",
+        "role",
         "status",
-    }
+        "tool_calls",
+    ]
 )
 """Fields of an assistant's message that are compared in another way, or that no template reads."""
 

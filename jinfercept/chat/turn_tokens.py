@@ -5,6 +5,7 @@ arguments, with its text stripped. A prompt made of that misses the pages of the
 Knows no engine; a server keeps one `TurnTokens`.
 """
 
+import hashlib
 import threading
 import time
 from array import array
