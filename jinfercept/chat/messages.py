@@ -137,23 +137,9 @@ ARGUMENT_FORMS: tuple[ArgumentForm, ...] = (_value, _object, _text)
 
 
 _UNREAD = frozenset(
-    [
-        "annotations",
-        "audio",
-        "content",
-        "function_call",
-        "id",
-        "index",
-        "jinfercept",
-        "parsed",
-        "provider_specific_fields",
-        "reasoning",
-        "reasoning_content",
-        "refusal",
-        "role",
-        "status",
-        "tool_calls",
-    ]
+    {"role", "content", "tool_calls", "reasoning", "reasoning_content"}
+    | {"annotations", "audio", "function_call", "id", "index", "jinfercept", "parsed", "refusal", "status"}
+    | {"provider_specific_fields"}
 )
 """Fields of an assistant's message that are compared in another way, or that no template reads."""
 
