@@ -28,24 +28,26 @@ class DistinctIds:
         self._id = ""  # of the open call
 
     def feed(self, text: str) -> list[Piece]:
-        return [self._distinct(piece) for piece in self._parser.feed(text)]
+        return self._all_distinct(self._parser.feed(text))
 
     def finish(self, cut: bool = False) -> list[Piece]:
-        return [self._distinct(piece) for piece in self._parser.finish(cut)]
+        return self._all_distinct(self._parser.finish(cut))
 
     def in_call(self, text: str) -> bool:
         return self._parser.in_call(text)
 
-    def _distinct(self, piece: Piece) -> Piece:
-        match piece:
-            case CallStarted():
-                self._id = piece.id if piece.id not in self._used else self._unused(piece.id)
-                self._used.add(self._id)
-                return replace(piece, id=self._id)
-            case CallEnded():
-                return replace(piece, call=replace(piece.call, id=self._id))
-            case _:
-                return piece
+    def _all_distinct(self, pieces: list[Piece]) -> list[Piece]:
+        for index, piece in enumerate(pieces):
+            match piece:
+                case CallStarted():
+                    self._id = piece.id if piece.id not in self._used else self._unused(piece.id)
+                    self._used.add(self._id)
+                    pieces[index] = replace(piece, id=self._id)
+                case CallEnded():
+                    pieces[index] = replace(piece, call=replace(piece.call, id=self._id))
+                case _:
+                    pass
+        return pieces
 
     def _unused(self, call_id: str) -> str:
         if (parts := _NUMBERED.fullmatch(call_id)) is None:

@@ -44,8 +44,7 @@ class CommonShape(NamedTuple):
             transfers: device slots of at most `MOST_TRANSFERS` gathers and scatters.
         """
         vector = np.zeros(self.size, np.int32)
-        if samples.size:
-            self._samples(vector)[:, : samples.shape[1]] = samples
+        vector[: NUM_FIELDS * self.num_rows].reshape(NUM_FIELDS, -1)[:, : samples.shape[1]] = samples
         if transfers:
             slots = self._transfers(vector)
             for row, numbers in enumerate(transfers):
@@ -54,14 +53,11 @@ class CommonShape(NamedTuple):
 
     def samples(self, common: Int[Array, "common"], num_rows: int) -> Int[Array, "fields R"]:
         """The first sampled rows, as `pack_samples` has them."""
-        return self._samples(common)[:, :num_rows]
+        return common[: NUM_FIELDS * self.num_rows].reshape(NUM_FIELDS, self.num_rows)[:, :num_rows]
 
     def slots(self, common: Int[Array, "common"], transfer: Int[Array, ""], num_pages: int) -> Int[Array, "k"]:
         """The device slots of one transfer."""
         return jax.lax.dynamic_index_in_dim(self._transfers(common), transfer, keepdims=False)[:num_pages]
-
-    def _samples[A: Array | np.ndarray](self, common: A) -> A:
-        return cast(A, common[: NUM_FIELDS * self.num_rows].reshape(NUM_FIELDS, self.num_rows))
 
     def _transfers[A: Array | np.ndarray](self, common: A) -> A:
         return cast(A, common[NUM_FIELDS * self.num_rows :].reshape(MOST_TRANSFERS, self.num_pages))
