@@ -34,10 +34,10 @@ class ReasoningFormat:
 
     def beginning(self, prompt: str) -> Beginning:
         """Where a turn begins behind this prompt: many templates open the reasoning, or close it to suppress it."""
-        said = prompt.rstrip()
-        if said.endswith(self.opening):
+        text = prompt.rstrip()
+        if text.endswith(self.opening):
             return "thinking"
-        return "answering" if said.endswith(self.closing) else self.begins
+        return "answering" if text.endswith(self.closing) else self.begins
 
 
 _BOTH = ReasoningFormat("<think>", "</think>")
@@ -147,12 +147,12 @@ class ReasoningParser:
         return self._at != "thinking" and self._answer.in_call(text)
 
     def _decide(self) -> None:
-        said, opening = self._held.lstrip(), self._format.opening
-        if said.startswith(opening):
+        text, opening = self._held.lstrip(), self._format.opening
+        if text.startswith(opening):
             self._at = "thinking"
-            self._skip(len(self._held) - len(said) + len(opening))
-        elif not opening.startswith(said) and (
-            not self._format.closing.startswith(said) or said == self._format.closing
+            self._skip(len(self._held) - len(text) + len(opening))
+        elif not opening.startswith(text) and (
+            not self._format.closing.startswith(text) or text == self._format.closing
         ):
             self._at = "answering"
 
@@ -195,14 +195,14 @@ class ReasoningParser:
     def _answers(self) -> list[Piece]:
         closing = self._format.closing
         while not self._answered:
-            said = self._held.lstrip()
-            if said.startswith(closing):
-                self._skip(len(self._held) - len(said) + len(closing))
+            text = self._held.lstrip()
+            if text.startswith(closing):
+                self._skip(len(self._held) - len(text) + len(closing))
                 self._trims = True
                 continue
             if self._trims:
                 self._drop_space()
-            if closing.startswith(said):
+            if closing.startswith(text):
                 return []
             self._answered = True
         text, self._held = self._held, ""

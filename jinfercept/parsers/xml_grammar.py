@@ -71,8 +71,8 @@ def _key_ends(tags: XmlTags, types: set[str]) -> list[str]:
     """The ends of an argument's key that say one of these types; that which says none, where none does."""
     first = {kind: end for end, kind in reversed([*tags.key_ends.items()])}
     kinds = sorted({"number" if kind == "integer" else kind for kind in types})
-    said = [first[kind] for kind in kinds if kind in first]
-    return said or [first["other" if "other" in first else ""]]
+    typed_ends = [first[kind] for kind in kinds if kind in first]
+    return typed_ends or [first["other" if "other" in first else ""]]
 
 
 def text_options(name: str, schema: Mapping[str, Any], ends: Sequence[str]) -> list[str]:

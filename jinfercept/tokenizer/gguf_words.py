@@ -181,7 +181,7 @@ CUTTERS: dict[str, WordCutter] = {
 
 def pre_tokenizer(cutter: WordCutter) -> pre_tokenizers.PreTokenizer:
     """The pre-tokenizer of a byte-level vocabulary."""
-    if cutter is FALCON:  # digits are told apart among the stand-ins of bytes, of which six look like numbers
+    if cutter is FALCON:  # it splits digits after byte encoding, in which six stand-ins of bytes look like numbers
         words = [pre_tokenizers.Punctuation("contiguous"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         numbers = [pre_tokenizers.Digits(), pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated")]
         return pre_tokenizers.Sequence([*words, *numbers])

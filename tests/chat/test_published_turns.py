@@ -14,7 +14,7 @@ from jinfercept.chat.template import ChatTemplate
 from jinfercept.errors import RequestError
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.price_chat import QUESTION
-from tests.support.published_package import published_package
+from tests.support.source_packages import published_package
 
 FOLDER = "vendor/llama.cpp/models/templates/"
 ENDS = (

@@ -24,3 +24,8 @@ def source_package(name: str, version: str, folder: str) -> Path:
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(f"{name} {version} cannot be downloaded: {error}")
     return file
+
+
+def published_package() -> Path:
+    """The source package of llama-cpp-python, in which chat templates and vocabularies of published models are."""
+    return source_package("llama-cpp-python", "0.3.36", "templates")
