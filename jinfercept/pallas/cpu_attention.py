@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jinfercept.pallas import cpu_kernels
-from jinfercept.pallas.kv_rows import is_quantised, split_row
+from jinfercept.pallas.kv_rows import is_quantised, split_pages, widened
 from jinfercept.pallas.layout import SCRATCH_PAGE, Batch, KVPages
 
 DECODE_ROWS = 8  # decode rows in a tile
@@ -142,9 +142,9 @@ def _attend(
     Query `[r, q]` sees positions up to `positions[r, q]`; one that sees nothing gives zeros.
     """
     rows, num_q, num_heads, head_dim = queries.shape
-    num_pages, page_size, _, num_kv_heads, width = pages.shape
+    num_pages, page_size, _, num_kv_heads, _ = pages.shape
     group = num_heads // num_kv_heads
-    token_rows = pages.reshape(num_pages, page_size, 2 * num_kv_heads * width)
+    blocks = pages.reshape(num_pages, -1) if is_quantised(pages.dtype) else pages.reshape(num_pages, page_size, -1)
     grouped = queries.astype(tiles.dtype).reshape(rows, num_q, num_kv_heads, group, head_dim)
     longest = jnp.max(positions, axis=1) + 1  # [R]
 
@@ -152,14 +152,20 @@ def _attend(
         top, total, weighted = carry  # [K, R, Q, G], [K, R, Q, G], [K, R, Q, G, D]
         tile_tokens = tile_pages * page_size
         table = window(tables, first_page, tile_pages, axis=1)
-        context = token_rows[table].reshape(rows, tile_tokens, -1)  # [R, t, 2·K·W]
         place = first_page * page_size + jnp.arange(tile_tokens)
-        written = place < longest[:, None]
-        context = jnp.where(written[..., None], context, 0)  # unwritten slots may hold anything
-        if not is_quantised(context.dtype):
-            context = context.astype(tiles.dtype)
-        heads = jnp.split(context, 2 * num_kv_heads, axis=-1)  # K keys, then K values, each [R, t, W]
-        heads = [split_row(head, tiles.dtype) for head in heads]  # [R, t, D] and, if quantised, [R, t]
+        written = (place < longest[:, None])[..., None]  # unwritten slots may hold anything
+        if is_quantised(pages.dtype):
+            numbers, scales = split_pages(blocks[table].reshape(rows, tile_pages, *pages.shape[1:]))
+            numbers = numbers.reshape(rows, tile_tokens, 2 * num_kv_heads, head_dim)
+            scales = jnp.where(written, scales.reshape(rows, tile_tokens, -1), 0)
+            heads = [
+                (widened(numbers[:, :, head], tiles.dtype), scales[:, :, head]) for head in range(2 * num_kv_heads)
+            ]
+        else:
+            context = blocks[table].reshape(rows, tile_tokens, -1)  # [R, t, 2·K·D]
+            context = jnp.where(written, context, 0).astype(tiles.dtype)
+            heads = [(head, None) for head in jnp.split(context, 2 * num_kv_heads, axis=-1)]
+        # K keys, then K values: each [R, t, D] and, if quantised, [R, t]
         keys, values = heads[:num_kv_heads], heads[num_kv_heads:]
 
         scores = jnp.stack(

@@ -17,12 +17,13 @@ LARGEST_HEAD_DIM = 256
 
 
 class Heads(NamedTuple):
-    """A model's numbers of heads, and the bytes of a number in its pages."""
+    """A model's numbers of heads, the bytes of a query's number, and whether pages are quantised."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     itemsize: int
+    quantised: bool = False
 
     @property
     def group(self) -> int:
@@ -32,7 +33,8 @@ class Heads(NamedTuple):
 
 def tiles_for(heads: Heads, capability: int) -> Tiles:
     """The tiles for a model on the GPU that the code is lowered for, of this compute capability."""
-    return choose_tiles(heads.head_dim, heads.group, heads.itemsize, capability, num_multiprocessors())
+    sizes = heads.head_dim, heads.group, heads.itemsize
+    return choose_tiles(*sizes, capability, num_multiprocessors(), quantised=heads.quantised)
 
 
 def work_cut(heads: Heads, tiles: Tiles | None = None) -> WorkCut:

@@ -1,20 +1,25 @@
-"""How a page stores a token's key or value of one head: as D numbers, or as D bytes and their scale.
+"""How a page stores a token's key or value of one head: as D numbers of the model's type, or as D bytes and their scale.
 
-A quantised row is `[D + 4]` bytes: the numbers in int8 or in fp8 (e4m3), then the row's scale, a float32 number, by bytes.
-Pages of int8 hold int8, pages of uint8 hold fp8: raw bits, which no backend rewrites. Every row has a scale of its own, since
-tokens enter a page one after the other: a scale for a whole page would change with later tokens, and what is stored would
-depend on how tokens were cut into steps. Rows are whole 32-bit words, so that a GPU writes and moves pages as words.
+A quantised page is an array of 32-bit words. First come the numbers of its rows, `[B, 2, K, D / 4]`, in int8 or in fp8
+(e4m3), four in a word with the lowest byte first; then the rows' scales, `[2, K, B]`, float32 numbers by their bits. Pages of
+int32 hold int8, pages of uint32 hold fp8. So a GPU counts offsets in words, for which 32 bits suffice in any layer below 8 GiB,
+and copies 16 bytes at once, since every row of numbers begins at a multiple of these.
+
+Every row has a scale of its own, since tokens enter a page one after the other: a scale for a whole page would change with
+later tokens, and what is stored would depend on how tokens were cut into steps.
 """
+
+from math import prod
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Num
 
-SCALE_BYTES = 4
-STORED = {"int8": jnp.dtype(jnp.int8), "fp8": jnp.dtype(jnp.uint8)}
+BYTES = 4  # numbers of a word
+STORED = {"int8": jnp.dtype(jnp.int32), "fp8": jnp.dtype(jnp.uint32)}
 """The type of the page arrays by the name of the quantised format."""
-LARGEST = {"int8": 127.0, "uint8": 448.0}
+LARGEST = {"int32": 127.0, "uint32": 448.0}
 """The largest number of a quantised row by the type of its page array: a row's largest value is scaled to it."""
 
 
@@ -29,30 +34,42 @@ def is_quantised(stored: DTypeLike) -> bool:
 
 
 def row_width(head_dim: int, stored: DTypeLike) -> int:
-    """Numbers of a row in page arrays of this type. Raises `ValueError` if a quantised row would not be whole words."""
+    """A row's share W of page arrays of this type: numbers, or words with the scale's.
+
+    Raises:
+        ValueError: a quantised row would not be whole words.
+    """
     if not is_quantised(stored):
         return head_dim
-    if head_dim % 4:
+    if head_dim % BYTES:
         raise ValueError(f"quantised pages need whole words; got head dim {head_dim}; fix: use kv_cache_dtype auto")
-    return head_dim + SCALE_BYTES
+    return head_dim // BYTES + 1
 
 
-def quantised(x: Float[Array, "... D"], stored: DTypeLike) -> Num[Array, "... W"]:
-    """Rows as page arrays of this type store them. A row depends on nothing but its own numbers.
+def quantised(x: Float[Array, "... D"], stored: DTypeLike) -> tuple[Num[Array, "... words"], Num[Array, "..."]]:
+    """Rows as page arrays of this type store them: words of numbers, and the words of scales. Each depends on its row alone.
 
     A number differs from what was stored by at most 1/254 of its row's largest one in int8; in fp8 by at most 1/16 of itself,
     or 1/458,752 of the row's largest one where that is more.
     """
     x, stored = x.astype(jnp.float32), jnp.dtype(stored)
-    scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / LARGEST[stored.name]
-    scaled = x / jnp.where(scale == 0.0, 1.0, scale)
+    largest = LARGEST[stored.name]
+    scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / largest
+    scaled = jnp.clip(x / jnp.where(scale == 0.0, 1.0, scale), -largest, largest)
     if stored == STORED["int8"]:
-        numbers = jnp.clip(jnp.round(scaled), -127, 127).astype(jnp.int8)
+        bits = jnp.round(scaled).astype(jnp.int32).astype(jnp.uint32) & 0xFF
     else:
-        numbers = jax.lax.bitcast_convert_type(
-            jnp.clip(scaled, -LARGEST["uint8"], LARGEST["uint8"]).astype(jnp.float8_e4m3fn), jnp.uint8
-        )
-    return jnp.concatenate([numbers, jax.lax.bitcast_convert_type(scale[..., 0], stored)], axis=-1)
+        bits = jax.lax.bitcast_convert_type(scaled.astype(jnp.float8_e4m3fn), jnp.uint8).astype(jnp.uint32)
+    bits = bits.reshape(*x.shape[:-1], -1, BYTES)
+    words = sum(
+        bits[..., place] << 8 * place for place in range(BYTES)
+    )  # XLA fuses it, unlike a bitcast, into a scatter
+    return tuple(jax.lax.bitcast_convert_type(part, stored) for part in (words, scale[..., 0]))  # pyright: ignore[reportReturnType]
+
+
+def numbers_of(words: Num[Array, "..."], place: int) -> Num[Array, "..."]:
+    """Every word's number at a place, as int8 or as the bits of e4m3; for `widened`. Kernels use it too."""
+    return (words >> 8 * place).astype(jnp.int8 if words.dtype == STORED["int8"] else jnp.uint8)
 
 
 def widened(numbers: Num[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
@@ -67,15 +84,30 @@ def widened(numbers: Num[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]
     return (half.astype(jnp.float32) * 256.0).astype(dtype)
 
 
-def split_row(rows: Num[Array, "... W"], dtype: DTypeLike) -> tuple[Float[Array, "... D"], Float[Array, "..."] | None]:
-    """Stored rows as numbers of `dtype`, and their scales; None if the rows are not quantised."""
-    if not is_quantised(rows.dtype):
-        return rows.astype(dtype), None
-    numbers, scale = rows[..., :-SCALE_BYTES], rows[..., -SCALE_BYTES:]
-    return widened(numbers, dtype), jax.lax.bitcast_convert_type(scale, jnp.float32)
+def pack_pages(rows: Float[Array, "... B 2 K D"], stored: DTypeLike) -> Num[Array, "... B 2 K W"]:
+    """Whole pages of rows as page arrays of this type store them."""
+    *before, page_size, _, num_kv_heads, head_dim = rows.shape
+    words, scales = quantised(rows, stored)
+    parts = words.reshape(*before, -1), jnp.moveaxis(scales, -3, -1).reshape(*before, -1)
+    width = row_width(head_dim, stored)
+    return jnp.concatenate(parts, axis=-1).reshape(*before, page_size, 2, num_kv_heads, width)
 
 
-def dequantised(rows: Num[Array, "... W"]) -> Float[Array, "... D"]:
-    """Stored rows as float32."""
-    numbers, scale = split_row(rows, jnp.float32)
-    return numbers if scale is None else numbers * scale[..., None]
+def split_pages(pages: Num[Array, "... B 2 K W"]) -> tuple[Num[Array, "... B 2 K D"], Float[Array, "... B 2 K"]]:
+    """Quantised pages as numbers, for `widened`, and their rows' scales."""
+    *before, page_size, _, num_kv_heads, width = pages.shape
+    block = pages.reshape(*before, -1)
+    rows = (page_size, 2, num_kv_heads)
+    words, scales = jnp.split(block, [prod(rows) * (width - 1)], axis=-1)
+    kind = jnp.int8 if pages.dtype == STORED["int8"] else jnp.uint8
+    numbers = jax.lax.bitcast_convert_type(words, kind).reshape(*before, *rows, -1)
+    scales = jax.lax.bitcast_convert_type(scales, jnp.float32).reshape(*before, 2, num_kv_heads, page_size)
+    return numbers, jnp.moveaxis(scales, -1, -3)
+
+
+def dequantised(pages: Num[Array, "... B 2 K W"]) -> Float[Array, "... B 2 K D"]:
+    """The rows of pages as float32."""
+    if not is_quantised(pages.dtype):
+        return pages.astype(jnp.float32)
+    numbers, scales = split_pages(pages)
+    return widened(numbers, jnp.float32) * scales[..., None]

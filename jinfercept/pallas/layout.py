@@ -4,10 +4,11 @@ Letters, for the whole repository: `T` query tokens in the step, `S` sequences (
 `N` pages in the pool, `B` tokens per page, `H` query heads, `K` KV heads, `D` head dim, `E` embed, `F` ffn, `V` vocab,
 `L` layers, `R` sampled rows.
 
-One layer's pages are one array `[N, B, 2, K, W]`, with W = D numbers of a head, or D + 4 bytes if they are quantised
-(`kv_rows.py`): pages first, a token's key and value heads in one contiguous row, so that
-writing a token is one row and a page is one contiguous block. Page 0 belongs to no sequence and stays zeros: unused entries of
-page tables point to it, so that attention may read them. Padding writes nowhere: its indices are distinct and out of range.
+One layer's pages are one array `[N, B, 2, K, W]`, with W = D numbers of a head: pages first, a token's key and value heads in
+one contiguous row, so that writing a token is one row and a page is one contiguous block. Quantised pages have the same axes by
+size, with W = D / 4 + 1 words; `kv_rows.py` says how these lie in a page's block. Page 0 belongs to no sequence and stays
+zeros: unused entries of page tables point to it, so that attention may read them. Padding writes nowhere: its
+indices are distinct and out of range.
 `benchmarks/kv_layout.py` is the measurement behind the order.
 
 On a GPU, pages are read and written as 32-bit words (`to_words`): XLA emits 2-byte accesses for bfloat16, and a scatter whose
@@ -94,7 +95,7 @@ def write_kv(
         write_index: `Batch.write_index`, distinct; an index out of range writes nothing.
     """
     if is_quantised(pages.dtype):
-        key, value = quantised(key, pages.dtype), quantised(value, pages.dtype)
+        return _write_quantised(pages, jnp.stack([key, value], axis=1), write_index)
     key, value = key.astype(pages.dtype), value.astype(pages.dtype)
     return jax.lax.platform_dependent(pages, key, value, write_index, cpu=_write_rows, default=_write_words)
 
@@ -128,14 +129,31 @@ def _write_words(
     return from_words(written, pages, pages.shape)
 
 
+def _write_quantised(pages: KVPages, rows: Float[Array, "T 2 K D"], write_index: Int[Array, "T"]) -> KVPages:
+    """Words of a token are one piece of its page's block; its scales are a column behind all words."""
+    num_pages, page_size, _, num_kv_heads, width = pages.shape
+    words, scales = quantised(rows, pages.dtype)
+    page, slot = jnp.divmod(write_index, page_size)
+    token = 2 * num_kv_heads * (width - 1)
+    blocks = _put(pages.reshape(num_pages, -1), words.reshape(-1, 1, token), (page, slot * token))
+    columns = blocks.reshape(num_pages, -1, page_size)
+    columns = _put(columns, scales.reshape(-1, 1, 2 * num_kv_heads, 1), (page, jnp.full_like(page, token), slot))
+    return columns.reshape(pages.shape)
+
+
+def _put(
+    array: Num[Array, "..."], windows: Num[Array, "T ..."], starts: tuple[Int[Array, "T"], ...]
+) -> Num[Array, "..."]:
+    """The array with windows from these starts on, which are distinct; those out of range are dropped."""
+    axes = tuple(range(array.ndim))
+    numbers = jax.lax.ScatterDimensionNumbers(tuple(axis + 1 for axis in axes), (), axes)
+    mode = jax.lax.GatherScatterMode.FILL_OR_DROP
+    return jax.lax.scatter(array, jnp.stack(starts, axis=1), windows, numbers, unique_indices=True, mode=mode)
+
+
 def _joined(x: Num[Array, "T K W"]) -> UInt32[Array, "T W"]:
     """`to_words` by arithmetic, which XLA fuses into the scatter; it writes the operand of a bitcast to memory first."""
     if x.dtype.itemsize == 4:
         return to_words(x)
-    size = x.dtype.itemsize
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint16 if size == 2 else jnp.uint8)
-    pieces = bits.reshape(x.shape[0], -1, 4 // size).astype(jnp.uint32)
-    words = pieces[..., 0]
-    for place in range(1, 4 // size):
-        words |= pieces[..., place] << 8 * size * place
-    return words
+    halves = jax.lax.bitcast_convert_type(x, jnp.uint16).reshape(x.shape[0], -1, 2).astype(jnp.uint32)
+    return halves[..., 0] | halves[..., 1] << 16

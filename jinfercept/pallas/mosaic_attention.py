@@ -54,7 +54,7 @@ def paged_attention_mosaic(
         raise ValueError(f"the Mosaic kernel is for Hopper, {HOPPER}; got {got}; fix: use the Triton kernels")
     tiles = _tiles(heads, interpret)
     out = None if decode_only else _attend_chunks(q, pages, batch, heads, interpret)
-    return attend_decode_rows(q, pages, batch.work, out, tiles.decode, interpret)
+    return attend_decode_rows(q, pages, batch.work, out, tiles, interpret)
 
 
 def mosaic_cut(heads: Heads, *, interpret: bool = False) -> WorkCut:

@@ -28,7 +28,8 @@ def paged_attention_reference(q: Float[Array, "T H D"], pages: KVPages, batch: B
     row = jnp.searchsorted(batch.query_starts, token, side="right") - 1
 
     def attend(query: Float[Array, "H D"], position: Int[Array, ""], table: Int[Array, "P"]) -> Float[Array, "H D"]:
-        context = dequantised(pages[table].reshape(-1, *pages.shape[2:]))  # [P·B, 2, K, D]
+        context = dequantised(pages[table])
+        context = context.reshape(-1, *context.shape[2:])  # [P·B, 2, K, D]
         visible = jnp.arange(context.shape[0]) <= position
         context = jnp.where(visible[:, None, None, None], context, 0.0)  # unwritten slots may hold anything
         key, value = (jnp.repeat(context[:, side], group, axis=1) for side in (0, 1))

@@ -15,12 +15,17 @@ SHARED_MEMORY_BYTES = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 2
 
 LITTLE_SHARED_MEMORY_BYTES = 101_376
 HOPPER = 90
+WARP = 32  # threads
 WARPGROUP_ROWS = 64  # of one wgmma of four warps
 LEAST_ROWS = 16  # of a matrix product in Triton
 LEAST_TOKENS = 16
 MOST_ACCUMULATORS = 20_480  # of 8 warps that hold their other operands in registers too
-DECODE_BLOCKS = {64: 7, 128: 4, 256: 3}
-"""Blocks of the decode kernel for which a multiprocessor has the registers, by padded head dim: 69, 128 and 135 of a thread."""
+REGISTERS = 65_536  # of a multiprocessor
+DECODE_REGISTERS = {False: {64: 128, 128: 168, 256: 168}, True: {64: 168, 128: 168, 256: 168}}
+"""Of a thread of the decode kernels, by whether pages are quantised and by padded head dim, compiled for H100 and A100.
+
+The blocks that run at once on a multiprocessor follow from them: `tests/aot` compares both with compiled kernels.
+"""
 
 EXACT_DECODE_BLOCKS = 2  # of 8 warps, in float32
 BLOCK_BYTES = 3584  # of shared memory that a block has beside queries, keys and values: page numbers, and the system's
@@ -32,7 +37,7 @@ class Tile(NamedTuple):
     Attributes:
         rows: (query, head) pairs; the query heads of one KV head lie side by side.
         tokens: context tokens per turn of the loop.
-        num_warps: of 32 threads each.
+        num_warps: of `WARP` threads each.
         num_stages: of the loop's pipeline.
     """
 
@@ -56,19 +61,28 @@ class Tiles(NamedTuple):
     programs: int
 
 
-def choose_tiles(head_dim: int, group: int, itemsize: int, compute_capability: int, num_multiprocessors: int) -> Tiles:
+def choose_tiles(
+    head_dim: int,
+    group: int,
+    itemsize: int,
+    compute_capability: int,
+    num_multiprocessors: int,
+    *,
+    quantised: bool = False,
+) -> Tiles:
     """The tiles for a model on a GPU.
 
     Args:
         head_dim: D.
         group: query heads per KV head.
-        itemsize: bytes of a number in the pages.
+        itemsize: bytes of a query's number.
         compute_capability: 80 for A100, 90 for H100.
         num_multiprocessors: 108 on A100, 132 on H100.
+        quantised: whether pages are. Widening takes registers, which the chunk tiles for Hopper have not: they get smaller.
     """
     width, rows = power_of_two(head_dim), max(LEAST_ROWS, power_of_two(group))
     if itemsize == 4:  # multiplied without tensor cores, from registers
-        exact = Tile(rows, 32 if width <= 64 else LEAST_TOKENS, num_warps=8, num_stages=3)
+        exact = Tile(rows, LEAST_TOKENS, num_warps=8, num_stages=3)
         return Tiles(exact, exact, num_multiprocessors * EXACT_DECODE_BLOCKS)
     shared_bytes = SHARED_MEMORY_BYTES.get(compute_capability, LITTLE_SHARED_MEMORY_BYTES)
     decode_tokens = _tokens(rows, width * itemsize, 1, shared_bytes // 4)
@@ -78,22 +92,16 @@ def choose_tiles(head_dim: int, group: int, itemsize: int, compute_capability: i
     if not hopper and chunk_rows * (width + chunk_tokens) > MOST_ACCUMULATORS:
         chunk_tokens = max(LEAST_TOKENS, chunk_tokens // 2)
     decode_bytes = (rows + 2 * decode_tokens) * width * itemsize + BLOCK_BYTES
-    decode_blocks = max(1, min(DECODE_BLOCKS[max(width, 64)], shared_bytes // decode_bytes))
+    block_registers = 4 * WARP * DECODE_REGISTERS[quantised][max(width, 64)]
+    decode_blocks = max(1, min(REGISTERS // block_registers, shared_bytes // decode_bytes))
+    few_warps = hopper and chunk_rows == WARPGROUP_ROWS
+    if quantised and few_warps and width > 64:
+        chunk_tokens, few_warps = max(LEAST_TOKENS, chunk_tokens // 2), False
     return Tiles(
         decode=Tile(rows, decode_tokens, num_warps=4, num_stages=3),
-        chunk=Tile(
-            chunk_rows, chunk_tokens, num_warps=4 if hopper and chunk_rows == WARPGROUP_ROWS else 8, num_stages=3
-        ),
+        chunk=Tile(chunk_rows, chunk_tokens, num_warps=4 if few_warps else 8, num_stages=3),
         programs=num_multiprocessors * decode_blocks,
     )
-
-
-def widening(tiles: Tiles, head_dim: int) -> Tiles:
-    """The tiles for quantised pages. Widening takes registers, which the chunk tiles for Hopper have not: they get smaller."""
-    chunk = tiles.chunk
-    if chunk.num_warps == 4 and head_dim > 64:
-        chunk = chunk._replace(tokens=max(LEAST_TOKENS, chunk.tokens // 2), num_warps=8)
-    return tiles._replace(chunk=chunk)
 
 
 def power_of_two(number: int) -> int:

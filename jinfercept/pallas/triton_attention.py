@@ -32,9 +32,17 @@ from jinfercept.pallas.kv_rows import is_quantised
 from jinfercept.pallas.layout import Batch, KVPages
 from jinfercept.pallas.operands import EVERYWHERE, with_ints
 from jinfercept.pallas.rotation import Rotation
-from jinfercept.pallas.tiles import Tile, Tiles, widening
+from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_decode import attend_decode_rows, attend_joined_decode_rows
-from jinfercept.pallas.triton_softmax import attend_tile, empty_carry, load_rows, store_rows
+from jinfercept.pallas.triton_softmax import (
+    Context,
+    as_operand,
+    attend_tile,
+    empty_carry,
+    load_rows,
+    pieces_of,
+    store_rows,
+)
 from jinfercept.pallas.work_schedule import Work
 
 
@@ -68,12 +76,11 @@ def paged_attention_triton(
         fix = f"one of {', '.join(DTYPES)} for both or for queries on quantised pages, and a head dim from 16 to "
         fix += f"{LARGEST_HEAD_DIM}, or the reference"
         raise ValueError(f"the Triton kernels have no such attention; got {got}; fix: use {fix}")
-    heads = Heads(num_heads, num_kv_heads, head_dim, q.dtype.itemsize)
+    heads = Heads(num_heads, num_kv_heads, head_dim, q.dtype.itemsize, is_quantised(pages.dtype))
     if tiles is None:
         tiles = tiles_for(heads, AMPERE if interpret else compute_capability())
-        tiles = widening(tiles, head_dim) if is_quantised(pages.dtype) else tiles
     out = None if decode_only else _attend_chunks(q, pages, batch.work, tiles.chunk, interpret)
-    return attend_decode_rows(q, pages, batch.work, out, tiles.decode, interpret)
+    return attend_decode_rows(q, pages, batch.work, out, tiles, interpret)
 
 
 def joined_attention_triton(
@@ -101,7 +108,7 @@ def joined_attention_triton(
     heads = Heads(num_kv_heads * (width - 2), num_kv_heads, head_dim, qkv.dtype.itemsize)
     if tiles is None:
         tiles = tiles_for(heads, AMPERE if interpret else compute_capability())
-    return attend_joined_decode_rows(qkv, rotation, pages, batch.work, tiles.decode, interpret)
+    return attend_joined_decode_rows(qkv, rotation, pages, batch.work, tiles, interpret)
 
 
 def _attend_chunks(
@@ -114,9 +121,11 @@ def _attend_chunks(
     """The results of all chunks; all other tokens are left unwritten."""
     schedule = work.chunks
     assert schedule is not None
-    operands, specs = with_ints((q, pages), work.query_starts, work.context_lens, work.page_tables, *schedule[:3])
+    operands, specs = with_ints(
+        (q, as_operand(pages)), work.query_starts, work.context_lens, work.page_tables, *schedule[:3]
+    )
     return pl.pallas_call(
-        partial(_chunk_kernel, tile=tile, pages_per_row=work.page_tables.shape[1]),
+        partial(_chunk_kernel, tile=tile, pages_per_row=work.page_tables.shape[1], pages_shape=pages.shape),
         grid=(pages.shape[3], schedule.unit_rows.shape[0]),
         in_specs=specs,
         out_specs=EVERYWHERE,
@@ -140,10 +149,11 @@ def _chunk_kernel(
     *,
     tile: Tile,
     pages_per_row: int,
+    pages_shape: tuple[int, ...],
 ):
     """One tile of queries of one row, for one KV head."""
     kv_head, program = pl.program_id(0), pl.program_id(1)
-    group, head_dim = q_ref.shape[1] // pages_ref.shape[3], q_ref.shape[2]
+    group, head_dim, columns = q_ref.shape[1] // pages_shape[3], q_ref.shape[2], pieces_of(pages_ref.dtype)
     tile_queries = tile.rows // group
 
     @pl.when(program < row_units_ref[row_units_ref.shape[0] - 1])
@@ -156,10 +166,10 @@ def _chunk_kernel(
         token, head = first + place // group, kv_head * group + place % group  # [rows], [rows]
         mine = (token < end) & (place < tile_queries * group)
 
-        queries = load_rows(q_ref, (token, head), head_dim, mine)  # [rows, D]
-        carry = empty_carry(tile.rows, head_dim)
-        table = row * pages_per_row
-        attend = partial(attend_tile, queries, pages_ref, tables_ref, table, kv_head, tile.tokens, limit=end + offset)
+        queries = load_rows(q_ref, (token, head), head_dim, mine, columns)  # [rows, D] by piece
+        carry = empty_carry(tile.rows, head_dim, columns)
+        context = Context(pages_ref, pages_shape, tables_ref, row * pages_per_row, kv_head)
+        attend = partial(attend_tile, queries, context, tile.tokens, head_dim=head_dim, limit=end + offset)
         num_seen_by_all = (first + offset + 1) // tile.tokens
         carry = jax.lax.fori_loop(
             0, num_seen_by_all, lambda turn, carry: attend(turn * tile.tokens, None, carry), carry
@@ -169,4 +179,5 @@ def _chunk_kernel(
             num_seen_by_all, num_turns, lambda turn, carry: attend(turn * tile.tokens, token + offset, carry), carry
         )
         _, total, weighted = carry
-        store_rows(out_ref, (token, head), head_dim, mine, weighted / total[:, None])
+        weighted = tuple(values / total[:, None] for values in weighted)
+        store_rows(out_ref, (token, head), head_dim, mine, weighted, columns)

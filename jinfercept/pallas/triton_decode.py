@@ -7,6 +7,7 @@ Queries come rotated and keys and values written, or the kernel does all that it
 a layer two launches.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -18,9 +19,20 @@ from jaxtyping import Array, Bool, Float, Int
 from jinfercept.pallas.layout import KVPages
 from jinfercept.pallas.operands import EVERYWHERE, with_ints
 from jinfercept.pallas.rotation import Rotation
-from jinfercept.pallas.tiles import Tile, power_of_two
+from jinfercept.pallas.tiles import Tile, Tiles, power_of_two
 from jinfercept.pallas.triton_rotation import load_turned, own_token_carry
-from jinfercept.pallas.triton_softmax import LOWEST, attend_tile, empty_carry, load_rows, store_rows
+from jinfercept.pallas.triton_softmax import (
+    LOWEST,
+    WHOLE,
+    Context,
+    Piece,
+    as_operand,
+    attend_tile,
+    empty_carry,
+    load_rows,
+    pieces_of,
+    store_rows,
+)
 from jinfercept.pallas.work_schedule import Work
 
 JOINED_UNITS = 16  # pieces of a row that are joined in one turn
@@ -32,14 +44,15 @@ def attend_decode_rows(
     pages: KVPages,
     work: Work,
     chunks: Float[Array, "T H D"] | None,
-    tile: Tile,
+    tiles: Tiles,
     interpret: bool,
 ) -> Float[Array, "T H D"]:
     """The results of all decode rows, zeros for padding tokens, and the results of `chunks`, whose memory is used, between."""
-    operands, specs = with_ints((q, pages), work.context_lens, work.page_tables, *work.decodes[:4])
+    operands, specs = with_ints((q, as_operand(pages)), work.context_lens, work.page_tables, *work.decodes[:4])
+    tile = tiles.decode
     pieces = pl.pallas_call(
-        partial(_decode_kernel, tile=tile, pages_per_row=work.page_tables.shape[1]),
-        grid=(pages.shape[3], work.decodes.unit_rows.shape[0]),
+        partial(_decode_kernel, tile=tile, pages_per_row=work.page_tables.shape[1], pages_shape=pages.shape),
+        grid=_grid(tiles, work, pages.shape[3]),
         in_specs=specs,
         out_specs=[EVERYWHERE] * 3,
         out_shape=_pieces(work, q.shape[1], q.shape[2]),
@@ -51,7 +64,7 @@ def attend_decode_rows(
 
 
 def attend_joined_decode_rows(
-    qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages, work: Work, tile: Tile, interpret: bool
+    qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages, work: Work, tiles: Tiles, interpret: bool
 ) -> tuple[Float[Array, "T H D"], KVPages]:
     """The results of a batch of decode rows, and the pages with the rows' keys and values, of what their product leaves.
 
@@ -65,7 +78,7 @@ def attend_joined_decode_rows(
     """
     num_tokens, num_kv_heads, width, head_dim = qkv.shape
     num_heads = num_kv_heads * (width - 2)
-    normed = rotation.q_norm is not None
+    normed, tile = rotation.q_norm is not None, tiles.decode
     arrays = (qkv, pages, rotation.cos, rotation.sin)
     arrays += (rotation.q_norm, rotation.k_norm) if normed else ()
     operands, specs = with_ints(arrays, work.context_lens, work.page_tables, *work.decodes[:4])  # pyright: ignore[reportArgumentType]
@@ -78,7 +91,7 @@ def attend_joined_decode_rows(
     )
     *pieces, pages = pl.pallas_call(
         kernel,
-        grid=(num_kv_heads, work.decodes.unit_rows.shape[0]),
+        grid=_grid(tiles, work, num_kv_heads),
         in_specs=specs,
         out_specs=[EVERYWHERE] * 4,
         out_shape=[*_pieces(work, num_heads, head_dim), jax.ShapeDtypeStruct(pages.shape, pages.dtype)],
@@ -89,6 +102,26 @@ def attend_joined_decode_rows(
     )(*operands)
     like = jax.ShapeDtypeStruct((num_tokens, num_heads, head_dim), qkv.dtype)
     return _join(tuple(pieces), work, like, None, interpret), pages
+
+
+def _grid(tiles: Tiles, work: Work, num_kv_heads: int) -> tuple[int]:
+    """One wave of programs, each of which serves units until none is left; fewer where a bucket has fewer units."""
+    return (min(tiles.programs, num_kv_heads * work.decodes.unit_rows.shape[0]),)
+
+
+def _serve_units(row_units_ref, num_kv_heads: int, serve: Callable[[Int[Array, ""], Int[Array, ""]], None]) -> None:
+    """Call `serve` with KV head and position in the schedule for every unit that falls to this program.
+
+    The heads of a unit go to neighbours. The schedule has long units first, so that the programs' shares are even.
+    """
+    program, programs = pl.program_id(0), pl.num_programs(0)
+    units = row_units_ref[row_units_ref.shape[0] - 1] * num_kv_heads
+
+    def turn(number, _):
+        unit = program + number * programs
+        serve(jax.lax.rem(unit, num_kv_heads), jax.lax.div(unit, num_kv_heads))
+
+    jax.lax.fori_loop(0, jax.lax.div(units - program + programs - 1, programs), turn, None)
 
 
 def _pieces(work: Work, num_heads: int, head_dim: int) -> list[jax.ShapeDtypeStruct]:
@@ -137,23 +170,26 @@ def _decode_kernel(
     *,
     tile: Tile,
     pages_per_row: int,
+    pages_shape: tuple[int, ...],
 ):
-    """One piece of one row's context, for one KV head."""
-    kv_head, program = pl.program_id(0), pl.program_id(1)
-    group, head_dim = q_ref.shape[1] // pages_ref.shape[3], q_ref.shape[2]
+    """Pieces of rows' contexts, each for one KV head."""
+    num_kv_heads = pages_shape[3]
+    group, head_dim, columns = q_ref.shape[1] // num_kv_heads, q_ref.shape[2], pieces_of(pages_ref.dtype)
 
-    @pl.when(program < row_units_ref[row_units_ref.shape[0] - 1])
-    def _():
-        row, start = unit_rows_ref[program], unit_starts_ref[program]
+    def serve(kv_head, position):
+        row, start = unit_rows_ref[position], unit_starts_ref[position]
         end = jnp.minimum(start + unit_tokens_ref[0], context_lens_ref[row])
         place = jnp.arange(tile.rows)
         head, mine = kv_head * group + place, place < group
 
-        queries = load_rows(q_ref, (row, head), head_dim, mine)  # [rows, D]; a decode row's token has the row's number
-        attend = partial(attend_tile, queries, pages_ref, tables_ref, row * pages_per_row, kv_head, tile.tokens)
-        carry = _attend_piece(attend, start, end, tile, empty_carry(tile.rows, head_dim))
+        queries = load_rows(q_ref, (row, head), head_dim, mine, columns)  # a decode row's token has the row's number
+        context = Context(pages_ref, pages_shape, tables_ref, row * pages_per_row, kv_head)
+        attend = partial(attend_tile, queries, context, tile.tokens, head_dim=head_dim)
+        carry = _attend_piece(attend, start, end, tile, empty_carry(tile.rows, head_dim, columns))
         unit = row_units_ref[row] + start // unit_tokens_ref[0]
-        _store_piece((top_ref, total_ref, weighted_ref), (unit, head), head_dim, mine, carry)
+        _store_piece((top_ref, total_ref, weighted_ref), (unit, head), head_dim, mine, carry, columns)
+
+    _serve_units(row_units_ref, num_kv_heads, serve)
 
 
 def _joined_decode_kernel(
@@ -167,16 +203,14 @@ def _joined_decode_kernel(
     interleaved: bool,
     eps: float | None,
 ):
-    """One piece of one row's context, for one KV head; the last one writes the row's key and value."""
+    """Pieces of rows' contexts, each for one KV head; a row's last one writes its key and value."""
     q_norm_ref, k_norm_ref, *refs = refs if eps is not None else (None, None, *refs)
     context_lens_ref, tables_ref, row_units_ref, unit_rows_ref, unit_starts_ref, unit_tokens_ref, *refs = refs
     *piece_refs, written_ref = refs
-    kv_head, program = pl.program_id(0), pl.program_id(1)
     group, head_dim, page_size = qkv_ref.shape[2] - 2, qkv_ref.shape[3], pages_ref.shape[1]
 
-    @pl.when(program < row_units_ref[row_units_ref.shape[0] - 1])
-    def _():
-        row, start = unit_rows_ref[program], unit_starts_ref[program]
+    def serve(kv_head, position):
+        row, start = unit_rows_ref[position], unit_starts_ref[position]
         context, table = context_lens_ref[row], row * pages_per_row
         is_last = start + unit_tokens_ref[0] >= context
         end = jnp.minimum(start + unit_tokens_ref[0], context - 1)  # the row's own token is in no page yet
@@ -194,10 +228,13 @@ def _joined_decode_kernel(
             plgpu.store(written_ref.at[page, slot, side, kv_head, column], numbers, mask=inside)
 
         carry = own_token_carry(queries, key, value, head_dim, is_last)
-        attend = partial(attend_tile, queries, pages_ref, tables_ref, table, kv_head, tile.tokens)
+        pages = Context(pages_ref, pages_ref.shape, tables_ref, table, kv_head)
+        attend = partial(attend_tile, (queries,), pages, tile.tokens, head_dim=head_dim)
         carry = _attend_piece(attend, start, end, tile, carry)
         unit = row_units_ref[row] + start // unit_tokens_ref[0]
-        _store_piece(piece_refs, (unit, kv_head * group + place), head_dim, mine, carry)
+        _store_piece(piece_refs, (unit, kv_head * group + place), head_dim, mine, carry, WHOLE)
+
+    _serve_units(row_units_ref, pages_ref.shape[3], serve)
 
 
 def _attend_piece(attend, start: Int[Array, ""], end: Int[Array, ""], tile: Tile, carry):
@@ -211,12 +248,12 @@ def _attend_piece(attend, start: Int[Array, ""], end: Int[Array, ""], tile: Tile
     )
 
 
-def _store_piece(refs, where, head_dim: int, mine: Bool[Array, "rows"], carry) -> None:
+def _store_piece(refs, where, head_dim: int, mine: Bool[Array, "rows"], carry, columns: tuple[Piece, ...]) -> None:
     """Leave a piece's maximum, sum and weighted values."""
     (top_ref, total_ref, weighted_ref), (top, total, weighted) = refs, carry
     plgpu.store(top_ref.at[where], top, mask=mine)
     plgpu.store(total_ref.at[where], total, mask=mine)
-    store_rows(weighted_ref, where, head_dim, mine, weighted)
+    store_rows(weighted_ref, where, head_dim, mine, weighted, columns)
 
 
 def _join_kernel(
@@ -243,7 +280,7 @@ def _join_kernel(
             mine = unit < end
             tops = plgpu.load(top_ref.at[unit, head], mask=mine, other=LOWEST)
             totals = plgpu.load(total_ref.at[unit, head], mask=mine, other=0.0)
-            values = load_rows(weighted_ref, (unit, head), head_dim, mine)  # [units, D]
+            (values,) = load_rows(weighted_ref, (unit, head), head_dim, mine)  # [units, D]
             new_top = jnp.maximum(top, tops.max())
             scale, fade = jnp.exp2(tops - new_top), jnp.exp2(top - new_top)
             added = jnp.sum(values * scale[:, None], axis=0)

@@ -67,7 +67,7 @@ def own_token_carry(
     return (
         jnp.where(there, top, LOWEST),
         jnp.where(there, 1.0, 0.0),
-        jnp.zeros(queries.shape) + value.astype(jnp.float32)[None, :],
+        (jnp.zeros(queries.shape) + value.astype(jnp.float32)[None, :],),
     )
 
 

@@ -1,67 +1,109 @@
 """The online softmax of a tile of queries, one tile of context after the other: shared by the Triton kernels.
 
 Runs inside kernels only. Triton's blocks are powers of two, so rows of other widths are padded by zeros: `Dp` numbers for D.
+Rows are handled in pieces. A row in the model's type is one piece; of a quantised row the numbers at one place of its words are
+a piece, so that four products of a quarter of the columns take the place of one, and no number changes its thread.
 """
 
 from functools import partial, reduce
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
-from jinfercept.pallas.kv_rows import SCALE_BYTES, is_quantised, widened
-from jinfercept.pallas.layout import SCRATCH_PAGE
-from jinfercept.pallas.tiles import power_of_two
+from jinfercept.pallas.kv_rows import BYTES, is_quantised, numbers_of, widened
+from jinfercept.pallas.layout import SCRATCH_PAGE, KVPages
+from jinfercept.pallas.tiles import LEAST_ROWS, power_of_two
 
 LOG2_E = 1.4426950408889634
 LOWEST = -1e30  # of a masked score: its weight is exactly 0
 
 
-def empty_carry(rows: int, head_dim: int):
-    """The initial carry of an online softmax in base 2: maximum [rows], sum [rows], weighted values [rows, Dp]."""
-    return jnp.full(rows, LOWEST), jnp.zeros(rows), jnp.zeros((rows, power_of_two(head_dim)))
+class Piece(NamedTuple):
+    """The columns `first`, `first + step` and so on of a row."""
+
+    first: int
+    step: int
+
+
+WHOLE = (Piece(0, 1),)
+PLACES = tuple(Piece(place, BYTES) for place in range(BYTES))
+
+
+def pieces_of(stored: DTypeLike) -> tuple[Piece, ...]:
+    """The pieces in which kernels handle rows, by the type of the pages."""
+    return PLACES if is_quantised(stored) else WHOLE
+
+
+class Context(NamedTuple):
+    """The pages of one row of a batch, for one KV head, inside a kernel.
+
+    Attributes:
+        pages_ref: `as_operand` of the pages.
+        shape: of the pages, `[N, B, 2, K, W]`.
+        tables_ref: the page tables, in one dimension.
+        table: where the row's table begins.
+        kv_head: the head.
+    """
+
+    pages_ref: Any
+    shape: tuple[int, ...]
+    tables_ref: Any
+    table: Int[Array, ""]
+    kv_head: Int[Array, ""]
+
+
+def as_operand(pages: KVPages) -> Num[Array, "..."]:
+    """Pages as the kernels' operand: quantised ones as a block of words each, `[N, B · 2 · K · W]`."""
+    return pages.reshape(pages.shape[0], -1) if is_quantised(pages.dtype) else pages
+
+
+def empty_carry(rows: int, head_dim: int, pieces: tuple[Piece, ...] = WHOLE):
+    """The initial carry of an online softmax in base 2: maximum [rows], sum [rows], weighted values [rows, Dp] by piece."""
+    weighted = tuple(jnp.zeros((rows, _width(head_dim, piece))) for piece in pieces)
+    return jnp.full(rows, LOWEST), jnp.zeros(rows), weighted
 
 
 def attend_tile(
-    queries: Float[Array, "rows Dp"],
-    pages_ref,  # [N, B, 2, K, W]
-    tables_ref,  # [S · P]
-    table: Int[Array, ""],
-    kv_head: Int[Array, ""],
+    queries: tuple[Float[Array, "rows Dp"], ...],
+    context: Context,
     tokens: int,
     start: Int[Array, ""],
     visible: Int[Array, "rows"] | None,
     carry,
     *,
+    head_dim: int,
     limit: Int[Array, ""],
 ):
     """The carry after `tokens` context tokens of a row, from position `start` on, for one KV head.
 
     Args:
-        table: where the row's page table begins.
+        queries: by piece.
         visible: each query's last visible position, below `limit`; None if every query sees the whole tile, and `limit` is
             beyond it.
         limit: positions from here on are not read.
     """
-    page_size = pages_ref.shape[1]
-    head_dim = pages_ref.shape[4] - (SCALE_BYTES if is_quantised(pages_ref.dtype) else 0)
+    page_size = context.shape[1]
     top, total, weighted = carry
     position = start + jnp.arange(tokens)
+    pages_of = context.tables_ref.at[context.table + position // page_size]
     if visible is None:
         written = None
-        page = tables_ref[table + position // page_size]
+        page = plgpu.load(pages_of)
     else:
         written = position < limit  # slots beyond it may hold anything
-        page = plgpu.load(tables_ref.at[table + position // page_size], mask=written, other=SCRATCH_PAGE)
+        page = plgpu.load(pages_of, mask=written, other=SCRATCH_PAGE)
     slot = position % page_size
-    load = partial(_load_stored, pages_ref, head_dim=head_dim, mask=written, dtype=queries.dtype)
-    key, key_scale = load((page, slot, 0, kv_head))  # [tokens, D], [tokens] if quantised
-    value, value_scale = load((page, slot, 1, kv_head))
+    load = partial(_load_stored, context, page, slot, head_dim=head_dim, mask=written, dtype=queries[0].dtype)
+    keys, key_scale = load(side=0)  # [tokens, D], [tokens] if quantised
+    values, value_scale = load(side=1)
 
-    exact = jax.lax.Precision.HIGHEST
-    scores = plgpu.dot(queries, key, trans_b=True, precision=exact) * (head_dim**-0.5 * LOG2_E)  # [rows, tokens]
+    dot = partial(plgpu.dot, precision=jax.lax.Precision.HIGHEST)
+    products = [dot(query, key, trans_b=True) for query, key in zip(queries, keys, strict=True)]
+    scores = reduce(jnp.add, products) * (head_dim**-0.5 * LOG2_E)  # [rows, tokens]
     if key_scale is not None:
         scores *= key_scale[None, :]
     if visible is not None:
@@ -69,42 +111,70 @@ def attend_tile(
     new_top = jnp.maximum(top, scores.max(axis=1))
     weights, fade = jnp.exp2(scores - new_top[:, None]), jnp.exp2(top - new_top)
     scaled = weights if value_scale is None else weights * value_scale[None, :]
-    added = plgpu.dot(scaled.astype(value.dtype), value, precision=exact)
-    return new_top, total * fade + weights.sum(axis=1), weighted * fade[:, None] + added
+    weighted = tuple(
+        before * fade[:, None] + dot(scaled.astype(value.dtype), value)
+        for before, value in zip(weighted, values, strict=True)
+    )
+    return new_top, total * fade + weights.sum(axis=1), weighted
 
 
 def _load_stored(
-    ref, where, *, head_dim: int, mask: Array | None, dtype: DTypeLike
-) -> tuple[Float[Array, "rows Dp"], Float[Array, "rows"] | None]:
-    """Rows of pages as numbers; of quantised pages widened to `dtype`, and their scales: no program writes wide ones."""
-    rows = load_rows(ref, where, head_dim, mask)
+    context: Context, page, slot, *, side: int, head_dim: int, mask: Array | None, dtype: DTypeLike
+) -> tuple[tuple[Float[Array, "tokens Dp"], ...], Float[Array, "tokens"] | None]:
+    """Rows of pages as numbers, by piece; of quantised pages widened to `dtype`, which no program writes, and their scales."""
+    ref, kv_head = context.pages_ref, context.kv_head
     if not is_quantised(ref.dtype):
-        return rows, None
-    bits = jnp.uint32(0)
-    for place in range(SCALE_BYTES):
-        byte = plgpu.load(ref.at[(*where, head_dim + place)], mask=mask, other=None if mask is None else 0)
-        bits |= (byte.astype(jnp.uint32) & 0xFF) << 8 * place
-    return widened(rows, dtype), jax.lax.bitcast_convert_type(bits, jnp.float32)
+        return load_rows(ref, (page, slot, side, kv_head), head_dim, mask), None
+    page_size, num_kv_heads = context.shape[1], context.shape[3]
+    width, columns = head_dim // BYTES, _width(head_dim, PLACES[0])
+    column = jnp.arange(columns)[None, :]
+    row = (slot * 2 + side) * num_kv_heads + kv_head
+    inside = _both(None if mask is None else mask[:, None], column < width if columns > width else None)
+    zero = jnp.zeros((), ref.dtype)
+    words = plgpu.load(
+        ref.at[page[:, None], row[:, None] * width + column], mask=inside, other=None if inside is None else zero
+    )
+    place = ((2 * width + side) * num_kv_heads + kv_head) * page_size + slot  # behind all words
+    scales = plgpu.load(ref.at[page, place], mask=mask, other=None if mask is None else zero)
+    rows = tuple(widened(numbers_of(words, byte), dtype) for byte in range(BYTES))
+    return rows, jax.lax.bitcast_convert_type(scales, jnp.float32)
 
 
-def load_rows(ref, where, head_dim: int, mask: Array | None) -> Float[Array, "rows Dp"]:
-    """Rows of `head_dim` numbers, padded by zeros to a power of two; zeros where the mask [rows] is false."""
-    where, inside = _columns(where, head_dim, mask)
-    return plgpu.load(ref.at[where], mask=inside, other=None if inside is None else jnp.zeros((), ref.dtype))
+def load_rows(
+    ref, where, head_dim: int, mask: Array | None, pieces: tuple[Piece, ...] = WHOLE
+) -> tuple[Float[Array, "rows Dp"], ...]:
+    """Rows of `head_dim` numbers by piece, padded by zeros to a power of two; zeros where the mask [rows] is false."""
+    places = (_columns(where, head_dim, mask, piece) for piece in pieces)
+    zero = jnp.zeros((), ref.dtype)
+    return tuple(
+        plgpu.load(ref.at[place], mask=inside, other=None if inside is None else zero) for place, inside in places
+    )
 
 
-def store_rows(ref, where, head_dim: int, mask: Array, rows: Float[Array, "rows Dp"]) -> None:
-    """Write rows without their padding, where the mask [rows] is true."""
-    where, inside = _columns(where, head_dim, mask)
-    plgpu.store(ref.at[where], rows.astype(ref.dtype), mask=inside)
+def store_rows(
+    ref, where, head_dim: int, mask: Array, rows: tuple[Float[Array, "rows Dp"], ...], pieces: tuple[Piece, ...]
+) -> None:
+    """Write rows, given by piece, without their padding, where the mask [rows] is true."""
+    for piece, numbers in zip(pieces, rows, strict=True):
+        place, inside = _columns(where, head_dim, mask, piece)
+        plgpu.store(ref.at[place], numbers.astype(ref.dtype), mask=inside)
 
 
-def _columns(where, head_dim: int, mask: Array | None):
-    """The index and the mask of whole padded rows."""
-    width = power_of_two(head_dim)
+def _columns(where, head_dim: int, mask: Array | None, piece: Piece):
+    """The index and the mask of a piece of padded rows."""
+    width = _width(head_dim, piece)
     column = jnp.arange(width)[None, :]
     where = tuple(index if jnp.ndim(index) == 0 else index[:, None] for index in where)
-    masks = [] if mask is None else [mask[:, None]]
-    if width > head_dim:
-        masks.append(column < head_dim)
-    return (*where, column), reduce(jnp.logical_and, masks) if masks else None
+    padding = column < head_dim // piece.step if width > head_dim // piece.step else None
+    return (*where, piece.first + piece.step * column), _both(None if mask is None else mask[:, None], padding)
+
+
+def _width(head_dim: int, piece: Piece) -> int:
+    """Columns of a piece with its padding; a product has at least `LEAST_ROWS`."""
+    return power_of_two(max(LEAST_ROWS, head_dim // piece.step))
+
+
+def _both(*masks: Array | None) -> Array | None:
+    """Where all masks are true; None stands for everywhere."""
+    there = [mask for mask in masks if mask is not None]
+    return reduce(jnp.logical_and, there) if there else None

@@ -1,7 +1,8 @@
 """Distributes a batch over the programs of a kernel's static grid: plain numpy on the host, where a step's contexts are known.
 
-The grid is as large as a bucket's fullest batch needs; the programs after the last unit in use do nothing. A GPU starts
-programs in the order of their numbers, so the longest units come first: short ones fill the end of a kernel.
+A schedule has room for a bucket's fullest batch. A grid of chunks is as large, and its programs after the last unit in use do
+nothing; the decode kernel's is one wave, whose programs share the units in use (`triton_decode._serve_units`). The longest
+units come first: short ones fill the end of a kernel.
 """
 
 from typing import NamedTuple
@@ -18,9 +19,9 @@ START_TOKENS = 64  # context tokens that a program could read in the time that i
 class WorkSchedule(NamedTuple):
     """Units of work, ragged: row `s` has the units `row_units[s] : row_units[s + 1]`. `W` is static, all else is data.
 
-    Program `p` serves row `unit_rows[p]` from its token `unit_starts[p]` on, at most `unit_tokens` tokens: this is unit
-    `row_units[row] + unit_starts[p] // unit_tokens`. Programs from `row_units[S]` on have no unit. `unit_programs` are the
-    programs that serve the units. Shapes: `[S + 1]`, `[W]`, `[W]`, `[1]`, `[W]`.
+    Place `p` of the schedule is row `unit_rows[p]` from its token `unit_starts[p]` on, at most `unit_tokens` tokens: this is
+    unit `row_units[row] + unit_starts[p] // unit_tokens`. Places from `row_units[S]` on have no unit. `unit_programs` are the
+    places of the units: of chunks, the programs that serve them. Shapes: `[S + 1]`, `[W]`, `[W]`, `[1]`, `[W]`.
     """
 
     row_units: Ints

@@ -86,8 +86,8 @@ def step_shapes(
     """
     config, num_devices = model.config, mesh_of(like).size
     num_heads, num_kv_heads = config.num_heads // num_devices, config.num_kv_heads // num_devices
-    heads = Heads(num_heads, num_kv_heads, config.head_dim, like.dtype.itemsize)
     stored = stored_dtype(shape.kv_cache_dtype, like.dtype)
+    heads = Heads(num_heads, num_kv_heads, config.head_dim, like.dtype.itemsize, is_quantised(stored))
     cut = cut_for(heads, like.dtype, stored, implementation=attention)
     joined = shape.joined_decode and not is_quantised(stored)  # they attend to the row's own key before it is rounded
     kinds = [(size, False) for size in shape.buckets]

@@ -1,7 +1,8 @@
 """Run as a program where the CUDA plugin is on the path: compiles for a GPU that is not there, and says what came out.
 
 Reads one JSON object from stdin, `{"gpu": "h100", "num_devices": 1, "generation": "cuda13", "kernels": {name: sizes}, "pages":
-{name: sizes}, "quantized": {name: sizes}, "steps": {"model": …, "shape": …}, "one_program": {name: options}}`, and writes
+{name: sizes}, "quantized": {name: sizes}, "steps": {"model": …, "shape": …}, "one_program": {name: options},
+"read_ptx": false}`, and writes
 `{"results": …, "sources": …}` to stdout. The results are by name the error of a compilation, or what `memory_analysis`, the
 optimised HLO and the PTX say of it; the sources are the files of the repository that were read. The folder `$AOT_RESULTS`
 holds the results of earlier runs by a hash of all that a compilation depends on.
@@ -12,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -23,7 +25,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.ahead_of_time.compiler import TARGETS, Compiler, Facts, add_runner
-from benchmarks.ahead_of_time.plugin import PROJECT
+from benchmarks.ahead_of_time.plugin import PROJECT, tool
+from benchmarks.gpu_bill.machine_code import read_kernels
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.pallas.attention import CUTS, paged_attention
 from jinfercept.pallas.gpu_heads import Heads, work_cut
@@ -36,12 +39,14 @@ from jinfercept.pallas.triton_attention import joined_attention_triton, paged_at
 from jinfercept.pallas.work_schedule import Work, WorkSchedule
 from jinfercept.runner.page_arrays import add_transfers, transfer_sizes
 from jinfercept.runner.shape import RunnerShape
+from tests.aot.addresses import address_scales
 from tests.support.batch_shapes import batch_shapes
 
 HLO_RESULT = re.compile(r"^\s*(?:ROOT )?%([\w.-]+) = (\w+)\[([\d,]*)\]\S* ([\w-]+)\(", re.MULTILINE)
 HLO_CALL = re.compile(
     r"^\s*(?:ROOT )?%([\w.-]+) = .*? (copy-start|copy-done|custom-call)\((?:%([\w.-]+))?", re.MULTILINE
 )
+PTX_COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global[^;]*?\], (0x\w+|\d+)")
 PTX_ACCESS = re.compile(r"\b(?:(?:ld|st|red)\.global|atom)[\w.]*")
 HLO_SORT = re.compile(r" = \(?\w+\[(?:\d+,)*(\d+)\].* sort\(")
 HLO_CONTROL = re.compile(r" (conditional|while)\(")
@@ -92,7 +97,18 @@ def _facts(compiled: jax.stages.Compiled, folder: Path) -> Facts:
         "sorted": [int(columns) for columns in HLO_SORT.findall(hlo)],
         "schedule": [(opcode, name, operand) for name, opcode, operand in HLO_CALL.findall(entry)],
         "accesses": _accesses(folder),
+        "code": _code(folder),
     }
+
+
+def _code(folder: Path) -> dict[str, dict[str, Any]]:
+    """What PTX and its assembler say of the kernels for pages: their file has no other."""
+    kernels = read_kernels(folder, str(tool("ptxas")), "", ())
+    for ptx in (path.read_text() for path in folder.glob("*.ptx")):
+        copied = Counter(str(int(size, 0)) for size in PTX_COPY.findall(ptx))
+        for name, scale in address_scales(ptx).items():
+            kernels[name] |= {"address_scale": scale, "copied": copied}
+    return {name: kernel for name, kernel in kernels.items() if name.startswith("paged_")}
 
 
 def _accesses(folder: Path) -> dict[str, list[str]]:
@@ -114,7 +130,8 @@ def tiles_of(case: dict[str, Any]) -> Tiles | None:
 
 def abstract_work(compiler: KernelCompiler, case: dict[str, Any], fields: Mapping[str, Any]) -> Work:
     """What the kernels of a case read of a batch, by shape."""
-    heads = Heads(case["num_heads"], case["num_kv_heads"], case["head_dim"], jnp.dtype(case["dtype"]).itemsize)
+    quantised, itemsize = case.get("kv_cache_dtype", "auto") != "auto", jnp.dtype(case["dtype"]).itemsize
+    heads = Heads(case["num_heads"], case["num_kv_heads"], case["head_dim"], itemsize, quantised)
     with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
         cut = CUTS[case.get("attention", "triton")](heads) if "tiles" not in case else work_cut(heads, tiles_of(case))
     shapes = cut.shapes(case["num_tokens"], case["num_rows"], decode_only=case.get("decode_only", False))
@@ -124,14 +141,14 @@ def abstract_work(compiler: KernelCompiler, case: dict[str, Any], fields: Mappin
 
 
 def kernel(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
-    """Attention alone, over a pool of 20,000 pages."""
+    """Attention alone, over a pool of 20,000 pages, or of as many as the case names."""
     dtype = case["dtype"]
     sizes = case["num_tokens"], case["num_rows"], case["pages_per_row"]
     fields = {field: compiler.shape(dims, jnp.int32) for field, dims in batch_shapes(*sizes).items()}
     batch = Batch(**fields, work=abstract_work(compiler, case, fields))  # pyright: ignore[reportArgumentType]
     q = compiler.shape((case["num_tokens"], case["num_heads"], case["head_dim"]), dtype)
     stored = stored_dtype(case.get("kv_cache_dtype", "auto"), dtype)
-    pool = kv_shape(20_000, case["page_size"], case["num_kv_heads"], case["head_dim"], stored)
+    pool = kv_shape(case.get("num_pages", 20_000), case["page_size"], case["num_kv_heads"], case["head_dim"], stored)
     pages = compiler.shape(pool, stored)
     if case.get("joined"):
         joined_kernel(compiler, name, case, pages, batch)
@@ -228,7 +245,7 @@ def one_program(
 
 def main() -> None:
     asked = json.load(sys.stdin)
-    dumped = {"xla_dump_emitter_re": ".*"} if "pages" in asked else {}
+    dumped = {"xla_dump_emitter_re": ".*"} if "pages" in asked or asked.get("read_ptx") else {}
     num_devices = asked.get("num_devices", 1)
     compiler = KernelCompiler(asked["gpu"], asked["generation"], _facts, SOURCE, dumped, num_devices)
     with redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:

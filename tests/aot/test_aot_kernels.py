@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jinfercept.pallas.tiles import DECODE_REGISTERS, power_of_two
 from tests.aot.cuda import compile_for
 
 MiB = 1 << 20
@@ -123,6 +124,45 @@ def test_aot_a_sample_of_the_mosaic_kernel_compiles_for_hopper() -> None:
 @pytest.mark.timeout(1800)
 def test_aot_every_mosaic_kernel_compiles_for_hopper() -> None:
     check_mosaic(HOPPER_MATRIX)
+
+
+POOL_BYTES = 3e9  # of a layer: an offset in bytes fills 32 bits, but no 31
+
+
+def in_a_large_pool(case: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """The kernels on a pool of `POOL_BYTES`."""
+    name, sizes = case
+    width = sizes["head_dim"] + 4 if "kv_cache_dtype" in sizes else 2 * sizes["head_dim"]
+    return f"{name}, pool", sizes | {"num_pages": int(POOL_BYTES / (32 * sizes["num_kv_heads"] * width))}
+
+
+def check_code(gpu: str, cases: list[tuple[str, dict[str, Any]]]) -> None:
+    """Offsets do not wrap around, quantised numbers are copied by 16 bytes, and as many decode programs run as planned."""
+    compiled = compile_for(gpu, kernels=dict(map(in_a_large_pool, cases)), read_ptx=True)
+    for (name, facts), (_, sizes) in zip(compiled.items(), cases, strict=True):
+        assert facts["error"] is None, f"{name}: {facts['error']}"
+        quantised = "kv_cache_dtype" in sizes
+        for kernel, code in facts["code"].items():
+            assert code["address_scale"] * 2**31 >= POOL_BYTES, (name, kernel)
+            if "join" not in kernel and quantised:
+                assert code["copied"].get("16", 0) >= 8, (name, kernel)  # the scales are copied by 4
+            if "decode_attention" in kernel:
+                registers = DECODE_REGISTERS[quantised][power_of_two(sizes["head_dim"])]
+                assert code["registers"] <= registers, (name, kernel)
+
+
+def test_aot_offsets_in_a_pool_of_three_gigabytes_do_not_wrap_around() -> None:
+    check_code("h100", [stored_as("int8", case((32, 8), 128, 16, "bfloat16"))])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("gpu", SAMPLE)
+def test_aot_every_decode_kernel_has_the_registers_that_its_wave_counts_on(gpu: str) -> None:
+    models = [case(heads, dim, 16, "bfloat16") for heads in ((32, 8), (16, 16)) for dim in (64, 96, 128, 256)]
+    plain = [(f"{name}, decodes", sizes | {"decode_only": True}) for name, sizes in models]
+    quantised = [stored_as(stored, case) for case in plain for stored in ("int8", "fp8")]
+    check_code(gpu, [*plain, *quantised, *(joined(case, interleaved=False) for case in models)])
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from jinfercept.pallas.attention import available
 from jinfercept.pallas.cpu_attention import paged_attention_cpu
-from jinfercept.pallas.kv_rows import STORED, dequantised, quantised
-from jinfercept.pallas.layout import _write_rows, _write_words, kv_shape, write_kv
+from jinfercept.pallas.kv_rows import STORED, dequantised, pack_pages, widened
+from jinfercept.pallas.layout import kv_shape, write_kv
 from jinfercept.pallas.mosaic_attention import paged_attention_mosaic
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import paged_attention_triton
@@ -26,7 +26,7 @@ ROWS = [(1, 40), (1, 16), (9, 37), (5, 5)]
 TILES = Tiles(Tile(16, 16, 4, 3), Tile(16, 16, 4, 3), programs=24)
 interpreted = partial(paged_attention_triton, tiles=TILES, interpret=True)
 KERNELS = {"cpu": jax.jit(paged_attention_cpu), "triton": scheduled(jax.jit(interpreted), lambda _: TILES)}
-round_trip = jax.jit(lambda x, stored: dequantised(quantised(x, stored)), static_argnums=1)
+round_trip = jax.jit(lambda x, stored: dequantised(pack_pages(x, stored)), static_argnums=1)
 write = jax.jit(write_kv)
 
 
@@ -35,7 +35,7 @@ write = jax.jit(write_kv)
 @given(seed=st.integers(0, 2**31 - 1), exponent=st.integers(-20, 20), spread=st.floats(0, 12))
 def test_a_number_is_stored_within_the_bound_of_its_format(name: str, seed: int, exponent: int, spread: float) -> None:
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal((3, 2, 16)) * 2.0 ** (exponent - spread * rng.random((3, 2, 16)))
+    x = rng.standard_normal((3, 2, 1, 16)) * 2.0 ** (exponent - spread * rng.random((3, 2, 1, 16)))
     x = x.astype(np.float32)
     x[0, 0] = 0.0
     largest = np.abs(x).max(axis=-1, keepdims=True)
@@ -45,9 +45,8 @@ def test_a_number_is_stored_within_the_bound_of_its_format(name: str, seed: int,
 
 def test_every_number_of_e4m3_is_widened_exactly() -> None:
     bits = np.array([bits for bits in range(256) if bits & 0x7F != 0x7F], np.uint8)
-    scale = np.frombuffer(np.float32(1.0).tobytes(), np.uint8)
     want = jax.lax.bitcast_convert_type(jnp.asarray(bits), jnp.float8_e4m3fn).astype(jnp.float32)
-    np.testing.assert_array_equal(jax.jit(dequantised)(np.concatenate([bits, scale])), want)
+    np.testing.assert_array_equal(jax.jit(widened, static_argnums=1)(bits, "float32"), want)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -58,6 +57,8 @@ def test_pages_do_not_depend_on_how_tokens_were_cut_into_steps(name: str, cuts: 
     key, value = (rng.standard_normal((12, 2, 8)).astype(np.float32) for _ in range(2))
     empty = jnp.zeros(kv_shape(5, 4, 2, 8, STORED[name]), STORED[name])
     whole, pieces = write(empty, key, value, np.arange(4, 16)), empty
+    rows = jnp.stack([key, value], axis=1).reshape(3, 4, 2, 2, 8)
+    np.testing.assert_array_equal(whole[1:4], pack_pages(rows, STORED[name]))
     borders = [0, *sorted(cuts), 12]
     for first, end in pairwise(borders):
         index = np.arange(2**30, 2**30 + 12)  # one static shape: the other rows are padding
@@ -67,17 +68,16 @@ def test_pages_do_not_depend_on_how_tokens_were_cut_into_steps(name: str, cuts: 
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_words_of_quantised_pages_are_written_and_moved_as_numbers_are(name: str) -> None:
+def test_words_of_quantised_pages_are_moved_as_numbers_are(name: str) -> None:
     stored, rng = STORED[name], np.random.default_rng(0)
-    key, value = (quantised(jnp.asarray(rng.standard_normal((3, 2, 8))), stored) for _ in range(2))
-    pages = jnp.zeros(kv_shape(5, 4, 2, 8, stored), stored)
-    index = jnp.array([8, 2**30, 15])
-    written = _write_rows(pages, key, value, index)
-    np.testing.assert_array_equal(_write_words(pages, key, value, index), written, strict=True)
-    arrays, slots = (jnp.stack([written[2:4]], axis=1),), jnp.array([4, 1])
-    moved = (_scatter_pages((pages,), slots, arrays), _scatter_words((pages,), slots, arrays))
+    pages, empty = (
+        pack_pages(jnp.asarray(rng.standard_normal((5, 4, 2, 2, 8))), stored),
+        jnp.zeros(kv_shape(5, 4, 2, 8, stored), stored),
+    )
+    arrays, slots = (jnp.stack([pages[2:4]], axis=1),), jnp.array([4, 1])
+    moved = (_scatter_pages((empty,), slots, arrays), _scatter_words((empty,), slots, arrays))
     np.testing.assert_array_equal(moved[0], moved[1], strict=True)
-    np.testing.assert_array_equal(moved[0][0][4], written[2])
+    np.testing.assert_array_equal(moved[0][0][4], pages[2])
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_words_of_quantised_pages_are_written_and_moved_as_numbers_are(name: str
 )
 def test_every_kernel_reads_quantised_pages_as_the_reference_does(kernel: str, name: str, dtype: str) -> None:
     q, pages, batch = make_step(SHAPES, 2, ROWS, seed=5, dtype=dtype)
-    stored = quantised(pages, STORED[name])  # what no row has written stays NaN: its scale is
+    stored = pack_pages(pages, STORED[name])  # what no row has written stays NaN: its scale is
     got, want = KERNELS[kernel](q, stored, batch), reference(q, stored, batch)
     rounding = 2e-5 if dtype == "float32" else 2**-6
     np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=rounding, rtol=rounding)
@@ -102,7 +102,7 @@ def test_quantised_pages_go_to_the_kernels_that_read_them() -> None:
     for stored in STORED.values():
         assert available("float32", stored, 64, 16)[0] == {"cpu": "cpu", "gpu": "triton"}[jax.default_backend()]
         with pytest.raises(ValueError, match=r"the Mosaic kernel has no such attention; .* or the kernel triton"):
-            paged_attention_mosaic(q, quantised(pages, stored), batch, interpret=True)
+            paged_attention_mosaic(q, pack_pages(pages, stored), batch, interpret=True)
 
 
 def test_a_head_that_fills_no_words_is_refused() -> None:

@@ -102,6 +102,17 @@ def test_a_step_of_decodes_only_has_no_kernel_for_chunks():
     assert kernels == [2, 3]
 
 
+def test_the_decode_grid_is_one_wave_and_its_programs_share_the_units():
+    few = SMALL_TILES._replace(programs=4)
+    q, pages, batch = make_step(GROUPED, 5, [(1, 10), (1, 112), (1, 1), (1, 64), (1, 65)], seed=8)
+    batch = prepare(batch, work_cut(Heads(9, 3, 24, 4), few), decode_only=True)
+    attend = partial(paged_attention_triton, tiles=few, interpret=True, decode_only=True)
+    calls = [equation for equation in jax.make_jaxpr(attend)(q, pages, batch).eqns if "pallas_call" in str(equation)]
+    assert calls[0].params["grid_mapping"].grid == (4,)
+    assert batch.work.decodes.row_units[-1] * 3 > 4  # a program has several
+    np.testing.assert_allclose(attend(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
+
+
 def test_rows_that_share_pages_read_the_same_context():
     q, pages, batch = make_step(GROUPED, 2, [(1, 64), (1, 64), (20, 64)], seed=3)
     batch = batch._replace(page_tables=batch.page_tables.at[1:3].set(batch.page_tables[0]))

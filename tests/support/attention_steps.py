@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from jinfercept.pallas.attention import prepare
 from jinfercept.pallas.gpu_heads import Heads, work_cut
+from jinfercept.pallas.kv_rows import is_quantised
 from jinfercept.pallas.layout import SCRATCH_PAGE, Batch, kv_shape
 from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.pallas.tiles import Tiles
@@ -70,7 +71,7 @@ def scheduled(
     """Attention that gets its work schedules made first, as a runner does on the host."""
 
     def run(q: jax.Array, pages: jax.Array, batch: Batch) -> jax.Array:
-        heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
+        heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize, is_quantised(pages.dtype))
         return attend(q, pages, prepare(batch, work_cut(heads, tiles(heads)), decode_only=decode_only))
 
     return run
