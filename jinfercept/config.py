@@ -207,8 +207,10 @@ class AdvancedOptions:
     transfer_parts: int = option(
         1, "pieces in which a page crosses the host link, each beside the compute of its own layers; 1: whole"
     )
-    staging_pages: int = option(
-        1, "most pages that cross the host link as one array, a power of two up to 32; 1: each page is its own"
+    staging_pages: int | None = option(
+        None,
+        "most pages of a context that cross the host link as one array, a power of two up to 32; 1: each page is its own; "
+        "default: 16, on a CPU 1",
     )
     pinned_memory: bool = option(True, "copies of pages on the host are in page-locked memory; off: in pageable memory")
     pipeline_depth: int = option(1, "0: read a step's tokens before planning the next; 1: one step later")
@@ -270,7 +272,7 @@ class LLMOptions(RestartOptions, total=False):
     max_num_batched_tokens: int
     layers_per_step: int | None
     transfer_parts: int
-    staging_pages: int
+    staging_pages: int | None
     pinned_memory: bool
     attention: AttentionChoice
     joined_decode: bool
@@ -350,7 +352,7 @@ class EngineConfig:
                 fix="leave one of them out",
             )
         assert scheduling.speculation
-        if advanced.staging_pages not in (1, 2, 4, 8, 16, 32):
+        if advanced.staging_pages not in (None, 1, 2, 4, 8, 16, 32):
             raise ConfigError("staging_pages is a power of two", got=advanced.staging_pages, fix="1, 2, 4, 8, 16 or 32")
         if advanced.pipeline_depth not in (0, 1):
             raise ConfigError("pipeline_depth is 0 or 1", got=advanced.pipeline_depth, fix="choose one of them")

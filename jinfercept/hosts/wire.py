@@ -18,7 +18,7 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Chunk, Masks, Sample, Score, StepPlan
 from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
 
-VERSION = 3
+VERSION = 4
 """Changes with the form; processes of different versions refuse each other at the start."""
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")

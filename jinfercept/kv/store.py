@@ -24,10 +24,16 @@ from jinfercept.kv.pool import SlotPool
 
 
 class PageCopy(NamedTuple):
-    """One page to copy between the memories, in either direction."""
+    """One page to copy between the memories, in either direction.
+
+    Attributes:
+        context: on the way to the host, the number of the page's context among those of the plan: pages of one context are
+            likely to be fetched together.
+    """
 
     device_slot: int
     host_slot: int
+    context: int = 0
 
 
 class Occupancy(NamedTuple):

@@ -4,14 +4,16 @@ Pages cross the link in arrays `[k, l, B, 2, K, W]` of k pages and l layers, one
 page crosses whole, during all of the step's compute; with more, each part crosses during the compute of its own layers.
 Transfers have a few static sizes, padded with slots out of range, so that nothing recompiles.
 
-With `staging_pages` of 1 every page is an array, for each of which JAX takes about 30 µs of host time. With more, a step's
-pages go out in arrays of up to so many, a power of two. A page is fetched with its whole array: that suits contexts that are
-offloaded and fetched whole; otherwise link and device memory carry up to `staging_pages` times as much. Unmeasured on a GPU.
+With `staging_pages` of 1 every page is an array, for each of which JAX takes about 30 µs of host time. With more, the pages of
+a context go out in arrays of up to so many, a power of two. A page is fetched with its whole array: a context that returns in
+part brings up to two arrays with unused pages; of pages that return singly, every one brings its array. Unmeasured on a GPU.
 """
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple, cast, final
 
 import jax
@@ -269,12 +271,12 @@ class KVArrays:
             self._compactions.append(Compaction(array.parts, into))
             selected.append(_padded(dict(enumerate(indices)), into.size))
         self._offloads, gathered = [], list[Int32[np.ndarray, "k"]]()
-        for start, size in _cover(len(offload), self._sizes, self._staging) if offload else ():
-            group, pages = offload[start : start + size], min(size, self._staging)
-            pieces = [group[first : first + pages] for first in range(0, len(group), pages)]
+        for size, pieces in self._joined(self._pieces(offload)):
+            pages = min(size, self._staging)
             arrays = [self.host.add([copy.host_slot for copy in piece], pages) for piece in pieces]
             self._offloads.append((size, arrays))
-            gathered.append(_padded({index: copy.device_slot for index, copy in enumerate(group)}, size))
+            placed = _numbered([dict(enumerate(copy.device_slot for copy in piece)) for piece in pieces], pages)
+            gathered.append(_padded(placed, size))
         self._fetches = [(size, arrays) for size, arrays, _ in fetches]
         return [*gathered, *[slots for _, _, slots in fetches], *selected]
 
@@ -330,18 +332,33 @@ class KVArrays:
         for copy in fetch:
             array, index = self.host[copy.host_slot]
             by_array.setdefault(id(array), (array, {}))[1][index] = copy.device_slot
-        full = [wanted for wanted in by_array.values() if wanted[0].size == self._staging]
-        groups = [(array.size, [(array, slots)]) for array, slots in by_array.values() if array.size < self._staging]
-        for start, size in _cover(len(full) * self._staging, self._sizes, self._staging):
-            groups.append((size, full[start // self._staging : (start + size) // self._staging]))
         scatters: list[tuple[int, list[Fetched], Int32[np.ndarray, "k"]]] = []
-        for size, group in groups:
-            pages = min(size, self._staging)
-            slots = {
-                place * pages + index: slot for place, (_, wanted) in enumerate(group) for index, slot in wanted.items()
-            }
+        for size, group in self._joined([(wanted[0].size, wanted) for wanted in by_array.values()]):
+            slots = _numbered([slots for _, slots in group], min(size, self._staging))
             scatters.append((size, [array.parts for array, _ in group], _padded(slots, size)))
         return scatters
+
+    def _pieces(self, offload: Sequence[PageCopy]) -> list[tuple[int, Sequence[PageCopy]]]:
+        """The pages of the arrays that leave, each with its size: no array has pages of two contexts."""
+        sizes, pieces = [size for size in self._sizes if size <= self._staging], []
+        for _, of_context in groupby(offload, attrgetter("context")):
+            pages = list(of_context)
+            cover = _cover(len(pages), sizes, self._staging)
+            pieces += [(size, pages[start : start + size]) for start, size in cover]
+        return pieces
+
+    def _joined[A](self, arrays: Sequence[tuple[int, A]]) -> list[tuple[int, list[A]]]:
+        """The arrays of every transfer, with its size: smaller ones alone, those of full size together."""
+        full = [array for size, array in arrays if size == self._staging]
+        joined = [(size, [array]) for size, array in arrays if size < self._staging]
+        for start, size in _cover(len(full) * self._staging, self._sizes, self._staging):
+            joined.append((size, full[start // self._staging : (start + size) // self._staging]))
+        return joined
+
+
+def _numbered(by_array: Sequence[Mapping[int, int]], pages: int) -> dict[int, int]:
+    """Device slots by their place in a transfer, from those by their place in its arrays of so many pages."""
+    return {place * pages + index: slot for place, slots in enumerate(by_array) for index, slot in slots.items()}
 
 
 def _padded(slots: Mapping[int, int], size: int) -> Int32[np.ndarray, "k"]:

@@ -30,6 +30,7 @@ class PlanBuilder:
         victims: the policy's order of eviction from the device, as far as it was not used up.
         host_victims: a sequence, and the order of eviction from the host for its copies, likewise.
         drafted: query tokens that are drafts.
+        offloading: whose page was offloaded last.
     """
 
     now: float
@@ -48,9 +49,16 @@ class PlanBuilder:
     victims: Iterator[Move] | None = None
     host_victims: tuple[Sequence, Iterator[Move]] | None = None
     drafted: int = 0
+    offloading: Sequence | None = None
 
     def __post_init__(self) -> None:
         self.query_tokens = self.bucket_tokens
+
+    def add_offload(self, sequence: Sequence, copy: PageCopy) -> None:
+        """Offload a page of a sequence; pages of one sequence in a row are of one context."""
+        before = self.offload[-1].context if self.offload else 0
+        self.offload.append(copy._replace(context=before + (sequence is not self.offloading)))
+        self.offloading = sequence
 
     def build(self, number: int, bucket: int, drop: tuple[int, ...]) -> "PlannedStep":
         """The plan, decoding chunks first.

@@ -75,7 +75,7 @@ class Transfers:
             return 0
         copy = store.offload(page)
         assert copy is not None
-        builder.offload.append(copy)
+        builder.add_offload(move.sequence, copy)
         builder.link_tokens -= self._kv.page_size
         move.sequence.copied_out += page.filled
         self._counters.copied_out += page.filled

@@ -5,6 +5,7 @@ import math
 import os
 
 import jax
+import psutil
 
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError, describe_failure
@@ -13,29 +14,26 @@ from jinfercept.models.jax_settings import check_settings
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.pallas import cpu_kernels
 from jinfercept.startup.compile_cache import drop_damaged
+from jinfercept.startup.memory import GIB
 
 log = logging.getLogger(__name__)
+
+PINNED_MARGIN_GIB = 4
+"""Pinned memory beside the host copies: what two steps move, and JAX's own uploads."""
+_PINNED_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
 
 
 def prepare_backend(config: EngineConfig) -> None:
     """Set what has to be set before JAX's backend starts; what the user has set stays. Logs every change at INFO.
 
     Environment variables: `XLA_PYTHON_CLIENT_PREALLOCATE=false` (a GPU's memory is taken as it is needed),
-    `XLA_CLIENT_MEM_FRACTION` (the share of it that JAX may take), `XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB` (room for copies of
-    pages on the host; twice theirs for arrays of several pages, of which up to a half may be empty) and, if `async_dispatch`
-    asks for it, `PJRT_GPU_ENABLE_ASYNC_DISPATCH=1`. Where a CPU's kernels compute a model in bfloat16, `NPROC`: as many threads
-    for XLA as there are cores, less one, since the thread that calls a kernel computes too.
+    `XLA_CLIENT_MEM_FRACTION` (the share of it that JAX may take), those of a GPU's pinned memory (`_pinned_memory`) and, if
+    `async_dispatch` asks for it, `PJRT_GPU_ENABLE_ASYNC_DISPATCH=1`. Where a CPU's kernels compute a model in bfloat16,
+    `NPROC`: as many threads for XLA as there are cores, less one, since the thread that calls a kernel computes too.
 
     Settings of JAX: the directory of the compilation cache, whose damaged entries are dropped, and that all is kept there.
-
-    `XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE=true` pins that room when the backend starts, not when a step first needs it. It is
-    left to the user: an engine that never offloads would wait for it too, and take the memory from other processes.
     """
-    pinned_per_page = 1 if config.advanced.staging_pages == 1 else 2  # the bound of `KVArrays`
-    wanted = {
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": str(math.ceil(config.cache.swap_space * pinned_per_page) + 4),
-    }
+    wanted = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **_pinned_memory(config)}
     if config.advanced.async_dispatch:
         wanted["PJRT_GPU_ENABLE_ASYNC_DISPATCH"] = "1"
     if config.model.dtype == "bfloat16" and config.model.tensor_parallel_size in (None, 1) and cpu_kernels.features():
@@ -53,6 +51,24 @@ def prepare_backend(config: EngineConfig) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
         log.info("set JAX's compilation cache to %s, for executables of any size", directory)
+
+
+def _pinned_memory(config: EngineConfig) -> dict[str, str]:
+    """Environment variables of the host memory that a GPU's backend pins.
+
+    `XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB` is room for the copies of pages, twice theirs in arrays of several pages, of which up
+    to a half may be empty. `XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE=true` pins all of it at the first use of some, at the start,
+    so that no step waits for the system to pin pages: unless it is more than half of the memory that the machine has left, or
+    the limit is the user's, who may have meant no more than a limit.
+    """
+    cache, advanced = config.cache, config.advanced
+    pinned_per_page = 1 if advanced.staging_pages == 1 else 2  # the bound of `KVArrays`
+    limit_gib = math.ceil(cache.swap_space * pinned_per_page) + PINNED_MARGIN_GIB
+    settings = {_PINNED_LIMIT: str(limit_gib)}
+    fits = 2 * limit_gib * GIB <= psutil.virtual_memory().available
+    if cache.swap_space and advanced.pinned_memory and fits and _PINNED_LIMIT not in os.environ:
+        settings["XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE"] = "true"
+    return settings
 
 
 def start_backend(attention: str) -> None:

@@ -26,7 +26,8 @@ from jinfercept.startup.profiler import EFFORTS, ProfiledRunner, measure, profil
 
 GPU_LAYERS_PER_STEP = 4
 """Layers per executable on a GPU unless the user says otherwise: a few executables a step, and short to compile."""
-
+STAGING_PAGES = 16
+"""Most pages of an array that crosses a link, unless the user says otherwise: a full link costs the host few arrays a step."""
 
 COMPILING_THREADS = 2
 """Threads that compile after a lazy start: the engine's, and the one behind it."""
@@ -217,17 +218,16 @@ def buckets(max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> tu
 
 
 def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, layers_per_step: int) -> RunnerShape:
+    platform = jax.default_backend()
     return RunnerShape(
         num_pages=num_pages,
         page_size=config.cache.page_size,
         max_num_seqs=config.scheduling.max_num_seqs,
         max_model_len=max_model_len,
-        buckets=buckets(
-            config.scheduling.max_num_seqs, config.scheduling.max_num_batched_tokens, jax.default_backend()
-        ),
+        buckets=buckets(config.scheduling.max_num_seqs, config.scheduling.max_num_batched_tokens, platform),
         layers_per_step=layers_per_step,
         transfer_parts=config.advanced.transfer_parts,
-        staging_pages=config.advanced.staging_pages,
+        staging_pages=config.advanced.staging_pages or (1 if platform == "cpu" else STAGING_PAGES),
         pinned_memory=config.advanced.pinned_memory,
         joined_decode=config.advanced.joined_decode,
         kv_cache_dtype=config.cache.kv_cache_dtype,

@@ -56,7 +56,7 @@ chunks = st.builds(
     score=st.none() | st.builds(Score, numbers, some_ids, st.integers(0, 20)),
     num_drafts=st.integers(0, 1),
 )
-copies = st.lists(st.builds(PageCopy, numbers, numbers), max_size=3).map(tuple)
+copies = st.lists(st.builds(PageCopy, numbers, numbers, numbers), max_size=3).map(tuple)
 plans = st.builds(
     StepPlan,
     number=st.integers(0, 1 << 40),

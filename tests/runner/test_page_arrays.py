@@ -17,6 +17,7 @@ from jinfercept.runner.page_arrays import KVArrays, _cover, transfer_sizes
 from jinfercept.runner.step_upload import MOST_TRANSFERS
 
 NUM_PAGES, NUM_HOST = 24, 40
+CONTEXT_PAGES = 7
 
 
 class Move(NamedTuple):
@@ -64,6 +65,7 @@ def check(kv: KVArrays, steps: list[Move]) -> None:
         for place, layer in enumerate(kv.layers)
     )
     device, host = {slot: float(slot) for slot in range(1, NUM_PAGES + 1)}, dict[int, float]()
+    contexts = dict[int, int]()  # of host slots
     for move in steps:
         fetch = [PageCopy(1 + index, slot) for index, slot in enumerate(slot for slot in move.fetch if slot in host)]
         fetch = fetch[:NUM_PAGES]
@@ -72,12 +74,15 @@ def check(kv: KVArrays, steps: list[Move]) -> None:
         for slot in drop:
             del host[slot]
         free = [slot for slot in range(NUM_HOST) if slot not in host]
-        offload = [PageCopy(1 + page, slot) for page, slot in zip(move.offload, free, strict=False)]
+        pages = enumerate(zip(move.offload, free, strict=False))
+        offload = [PageCopy(1 + page, slot, index // CONTEXT_PAGES) for index, (page, slot) in pages]
+        contexts |= {copy.host_slot: copy.context for copy in offload}
         host |= {copy.host_slot: device[copy.device_slot] for copy in offload}
         device |= landed
         step(kv, fetch, drop, offload)
         arrays = kv.host.arrays
         assert sum(array.size for array in arrays) < max(1, 2 * len(host))
+        assert all(len({contexts[slot] for slot in array.slots.values()}) == 1 for array in arrays)
         for slot, number in host.items():
             array, index = kv.host[slot]
             page = np.concatenate([np.asarray(part)[index] for part in array.parts])

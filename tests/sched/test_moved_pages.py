@@ -10,12 +10,25 @@ MOST = 2
 PROMPT, PARAMS = 12, SamplingParams(temperature=0.0, max_tokens=9)
 
 
-def requests() -> list[Request]:
+def requests(prompt: int = PROMPT) -> list[Request]:
     script = {3: [Call("tool", "")], 6: [Call("tool", "")]}
     return [
-        Request(str(number), tuple(range(number, number + PROMPT)), PARAMS, detector=ScriptedDetector(script))
+        Request(str(number), tuple(range(number, number + prompt)), PARAMS, detector=ScriptedDetector(script))
         for number in range(5)
     ]
+
+
+def test_the_pages_that_a_plan_offloads_are_numbered_by_their_contexts() -> None:
+    runner, clock = FakeRunner(4, (4, 16)), ManualClock()
+    endpoints = InstantEndpoints(clock, lambda call: 0.05, lambda call: Result("", token_ids=(1, 2)))
+    engine = make_engine(
+        POLICIES["swap"](), num_pages=40, num_host_pages=40, clock=clock, endpoints=endpoints, runner=runner
+    )
+    run_all(engine, requests(3))  # one step computes all prompts: all pause at once
+    offloads = [[copy.context for copy in plan.offload] for plan in runner.plans if plan.offload]
+    assert all(contexts == sorted(contexts) and contexts[0] == 1 for contexts in offloads)
+    assert max(len(set(contexts)) for contexts in offloads) > 1
+    assert max(contexts.count(1) for contexts in offloads) > 1
 
 
 @pytest.mark.parametrize("depth", [0, 1])
