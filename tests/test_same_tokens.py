@@ -30,14 +30,14 @@ def reference() -> list[RequestOutput]:
 
 @pytest.fixture(
     scope="module",
-    params=[(1, 3, 1), (2, 2, 4), (3, 1, 8)],
-    ids=lambda param: "{} layers in {} parts, {} pages an array".format(*param),
+    params=[(1, 3, "kernel", 1), (2, 2, "arrays", 4), (3, 1, "arrays", 16)],
+    ids=lambda param: "{} layers in {} parts, {} of {}".format(*param),
 )
 def small(request: pytest.FixtureRequest) -> Iterator[LLM]:
     """A pool that holds little more than the longest sequence: eviction happens all the time."""
-    layers, parts, staging = request.param
-    flags = {"layers_per_step": layers, "transfer_parts": parts, "staging_pages": staging, "swap_space": 0.001}
-    with tiny_llm(kv_tokens=112, max_model_len=100, **flags) as llm:
+    layers, parts, transfer, staging = request.param
+    flags = {"layers_per_step": layers, "transfer_parts": parts, "transfer": transfer, "staging_pages": staging}
+    with tiny_llm(kv_tokens=112, max_model_len=100, swap_space=0.001, **flags) as llm:
         yield llm
 
 

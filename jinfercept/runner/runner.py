@@ -22,6 +22,7 @@ from jinfercept.pallas.kv_rows import stored_dtype
 from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.packing import enter, pack
 from jinfercept.runner.page_arrays import PAGES_SPEC, KVArrays
+from jinfercept.runner.pooled_pages import PooledKVArrays
 from jinfercept.runner.sampler import Drawn, Hidden, Sampler, Samples
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.step_upload import MOST_TRANSFERS
@@ -101,19 +102,19 @@ class ModelRunner:
         self.params = jax.device_put(params, self._homes)  # committed, as the executables expect
         leaf = weights_of(self.params.embed)[0]
         self.device = mesh_of(leaf).local_devices[0]
-        self.kv = KVArrays(
-            shape.num_pages,
-            shape.page_size,
-            parts=[(groups[0][0], groups[-1][1]) for groups in shape.parts(config.num_layers)],
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=stored_dtype(shape.kv_cache_dtype, leaf.dtype),
-            home=beside(leaf, PAGES_SPEC),
-            num_rows=shape.sample_rows[-1],
-            staging_pages=shape.staging_pages,
-            pinned=shape.pinned_memory,
-        )
         self._parts = shape.parts(config.num_layers)
+        pages = {
+            "parts": [(groups[0][0], groups[-1][1]) for groups in self._parts],
+            "num_kv_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+            "dtype": stored_dtype(shape.kv_cache_dtype, leaf.dtype),
+            "home": beside(leaf, PAGES_SPEC),
+            "num_rows": shape.sample_rows[-1],
+        }
+        sizes = shape.num_pages, shape.page_size
+        staging = {"staging_pages": shape.staging_pages, "pinned": shape.pinned_memory}
+        pooled = PooledKVArrays(*sizes, shape.host_rows, **pages) if shape.host_rows else None
+        self.kv = pooled or KVArrays(*sizes, **pages, **staging)
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
         self.executables = Executables() if executables is None else executables
         self.drafter: Drafter | None = None

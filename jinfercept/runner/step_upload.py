@@ -46,7 +46,7 @@ class CommonShape(NamedTuple):
         vector = np.zeros(self.size, np.int32)
         vector[: NUM_FIELDS * self.num_rows].reshape(NUM_FIELDS, -1)[:, : samples.shape[1]] = samples
         if transfers:
-            slots = self._transfers(vector)
+            slots = self.transfers(vector)
             for row, numbers in enumerate(transfers):
                 slots[row, : len(numbers)] = numbers
         return vector
@@ -57,7 +57,8 @@ class CommonShape(NamedTuple):
 
     def slots(self, common: Int[Array, "common"], transfer: Int[Array, ""], num_pages: int) -> Int[Array, "k"]:
         """The device slots of one transfer."""
-        return jax.lax.dynamic_index_in_dim(self._transfers(common), transfer, keepdims=False)[:num_pages]
+        return jax.lax.dynamic_index_in_dim(self.transfers(common), transfer, keepdims=False)[:num_pages]
 
-    def _transfers[A: Array | np.ndarray](self, common: A) -> A:
+    def transfers[A: Array | np.ndarray](self, common: A) -> A:
+        """The part that has the device slots of all transfers, a row for each."""
         return cast(A, common[NUM_FIELDS * self.num_rows :].reshape(MOST_TRANSFERS, self.num_pages))

@@ -104,7 +104,16 @@ def plan_pools(
     beside += COMPILING_THREADS * timed if lazy else 0
     memory = plan_memory(model.config, params, config, room, beside, timed, repeats, draft)
     num_pages = memory.kv_tokens // config.cache.page_size
-    return memory, _runner_shape(num_pages, memory.max_model_len, config, layers_per_step)
+    shape = _runner_shape(num_pages, memory.max_model_len, config, layers_per_step)
+    return memory, replace(shape, host_rows=host_rows(config, memory))
+
+
+def host_rows(config: EngineConfig, memory: MemoryPlan) -> int:
+    """Pages of the host pool that kernels copy to, with as many more as one step may move; 0: there is none."""
+    if config.advanced.transfer == "arrays":
+        return 0
+    page_size = config.cache.page_size
+    return memory.host_tokens // page_size + max(1, min(memory.kv_tokens, memory.moved_tokens) // page_size)
 
 
 def draft_shape(draft: ServedModel, served: ServedModel, shape: RunnerShape) -> RunnerShape:
@@ -141,6 +150,7 @@ def profile_settings(
         "staging_pages": shape.staging_pages,
         **({} if shape.kv_cache_dtype == "auto" else {"kv_cache_dtype": shape.kv_cache_dtype}),
         **({} if shape.pinned_memory else {"pinned_memory": False}),
+        **({} if config.advanced.transfer == "arrays" else {"transfer": config.advanced.transfer}),
         "attention": config.advanced.attention,
         "joined_decode": config.advanced.joined_decode,
         "device": device if len(devices) == 1 else f"{len(devices)} x {device}",
@@ -227,12 +237,19 @@ def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, laye
         buckets=buckets(config.scheduling.max_num_seqs, config.scheduling.max_num_batched_tokens, platform),
         layers_per_step=layers_per_step,
         transfer_parts=config.advanced.transfer_parts,
-        staging_pages=config.advanced.staging_pages or (1 if platform == "cpu" else STAGING_PAGES),
+        staging_pages=_staging_pages(config, platform),
         pinned_memory=config.advanced.pinned_memory,
         joined_decode=config.advanced.joined_decode,
         kv_cache_dtype=config.cache.kv_cache_dtype,
         num_drafts=config.scheduling.speculation.num_speculative_tokens,
     )
+
+
+def _staging_pages(config: EngineConfig, platform: str) -> int:
+    """Most pages of an array on the host: on a CPU, where nothing crosses a link, each page is its own."""
+    if config.advanced.transfer == "kernel":
+        return 1
+    return config.advanced.staging_pages or (1 if platform == "cpu" else STAGING_PAGES)
 
 
 def _mesh(params: Params) -> ModelMesh:
