@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jinfercept.errors import ConfigError
 from jinfercept.kv.page import Residency
 from jinfercept.llm import LLM
 from jinfercept.request import RequestOutput
@@ -65,6 +67,13 @@ def test_every_policy_gives_the_tokens_of_the_uninterrupted_run(
     assert policy in ("preserve", "heuristic_preserve") or counters.recomputed + counters.copied_out > 0, (
         "the pool was never short"
     )
+
+
+def test_host_copies_in_one_array_have_room_for_no_more(small: LLM, request: pytest.FixtureRequest) -> None:
+    pooled = request.node.callspec.params["small"][2] == "kernel"
+    with pytest.raises(ConfigError, match="more host memory") if pooled else nullcontext():
+        small.restart(swap_space=0.01)
+    small.restart(swap_space=0.001)
 
 
 @settings(max_examples=12)

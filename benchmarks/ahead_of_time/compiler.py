@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxlib.mlir import ir
 
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.mesh import EVERYWHERE
@@ -74,8 +75,14 @@ class Compiler:
         *arguments: Any,
         donate: tuple[int, ...] = (),
         options: Mapping[str, Any] | None = None,
+        on_host: Sequence[int] = (),
     ) -> None:
-        """Begin to compile a function. `options` are XLA's, beside those of `Executables`."""
+        """Begin to compile a function.
+
+        Args:
+            options: of XLA, beside those of `Executables`.
+            on_host: numbers of the leaves of the arguments that lie in page-locked memory, which their shapes cannot say.
+        """
         name = key if isinstance(key, str) else " ".join(map(str, key))
         options = {**COMPILER_OPTIONS, **(options or {})}
 
@@ -83,6 +90,8 @@ class Compiler:
             try:
                 with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
                     lowered = jax.jit(function, donate_argnums=tuple(donate)).lower(*arguments)
+                if on_host:
+                    _place_on_host(lowered, on_host)
                 return self._facts(lowered, options)
             except Exception as error:
                 return {"error": f"{type(error).__name__}: {error}"}
@@ -128,6 +137,21 @@ class Compiler:
         with tempfile.TemporaryDirectory() as folder:
             dumped = {"xla_dump_to": folder, **self._dumped} if self._dumped else {}
             return self._read(lowered.compile(compiler_options={**options, **dumped}), Path(folder))
+
+
+def _place_on_host(lowered: jax.stages.Lowered, leaves: Sequence[int]) -> None:
+    """Mark arguments of a program as arrays in page-locked memory."""
+    module: Any = lowered.compiler_ir()
+    with module.context:
+        [main] = [op for op in module.body.operations if op.attributes["sym_name"] == ir.StringAttr.get("main")]
+        marks = [dict(_items(ir.DictAttr(mark))) for mark in main.attributes["arg_attrs"]]
+        for leaf in leaves:
+            marks[leaf]["mhlo.memory_kind"] = ir.StringAttr.get("pinned_host")
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(mark) for mark in marks])
+
+
+def _items(marks: Any) -> Iterator[tuple[str, Any]]:
+    return ((marks[index].name, marks[index].attr) for index in range(len(marks)))
 
 
 def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention: str) -> tuple[KVPages, ...]:

@@ -227,6 +227,13 @@ def buckets(max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> tu
     return (*(size for size in sizes if least <= size < max_num_batched_tokens), max_num_batched_tokens)
 
 
+def staging_pages(config: EngineConfig, platform: str) -> int:
+    """Most pages of an array on the host: on a CPU, where nothing crosses a link, each page is its own."""
+    if config.advanced.transfer == "kernel":
+        return 1
+    return config.advanced.staging_pages or (1 if platform == "cpu" else STAGING_PAGES)
+
+
 def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, layers_per_step: int) -> RunnerShape:
     platform = jax.default_backend()
     return RunnerShape(
@@ -237,19 +244,12 @@ def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, laye
         buckets=buckets(config.scheduling.max_num_seqs, config.scheduling.max_num_batched_tokens, platform),
         layers_per_step=layers_per_step,
         transfer_parts=config.advanced.transfer_parts,
-        staging_pages=_staging_pages(config, platform),
+        staging_pages=staging_pages(config, platform),
         pinned_memory=config.advanced.pinned_memory,
         joined_decode=config.advanced.joined_decode,
         kv_cache_dtype=config.cache.kv_cache_dtype,
         num_drafts=config.scheduling.speculation.num_speculative_tokens,
     )
-
-
-def _staging_pages(config: EngineConfig, platform: str) -> int:
-    """Most pages of an array on the host: on a CPU, where nothing crosses a link, each page is its own."""
-    if config.advanced.transfer == "kernel":
-        return 1
-    return config.advanced.staging_pages or (1 if platform == "cpu" else STAGING_PAGES)
 
 
 def _mesh(params: Params) -> ModelMesh:

@@ -64,11 +64,14 @@ def copies(kv: KVArrays | PooledKVArrays, slot: int) -> Iterator[np.ndarray]:
 def step(kv: KVArrays | PooledKVArrays, fetch: list[PageCopy], drop: list[int], offload: list[PageCopy]) -> None:
     transfers, blank = kv.begin(fetch, drop, offload), np.zeros((NUM_FIELDS, 0), np.int32)
     kv.commons = [jnp.asarray(kv.common_shape.pack(blank, group)) for group in batched(transfers, MOST_TRANSFERS)]
+    pools = [pool.unsafe_buffer_pointer() for pool in kv._pools] if isinstance(kv, PooledKVArrays) else []
     for part in range(len(kv.parts)):
         kv.fetch(part)
         kv.offload(part)
         kv.scatter(part)
     kv.wait()
+    if isinstance(kv, PooledKVArrays):
+        assert [pool.unsafe_buffer_pointer() for pool in kv._pools] == pools, "host copies are written in place"
 
 
 def check(kv: KVArrays | PooledKVArrays, steps: list[Move]) -> None:
