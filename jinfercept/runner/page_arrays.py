@@ -6,13 +6,14 @@ Transfers have a few static sizes, padded with slots out of range, so that nothi
 
 With `staging_pages` of 1 every page is an array, for each of which JAX takes about 30 µs of host time. With more, the pages of
 a context go out in arrays of up to so many, a power of two. A page is fetched with its whole array: a context that returns in
-part brings up to two arrays with unused pages; of pages that return singly, every one brings its array. Unmeasured on a GPU.
+part brings up to two arrays with unused pages; of pages that return singly, every one brings its array. Arrays for which the
+device has no memory beside the others follow the compute, one transfer after the other. Unmeasured on a GPU.
 """
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import accumulate, groupby, islice
 from operator import attrgetter
 from typing import Any, NamedTuple, cast, final
 
@@ -186,6 +187,7 @@ class KVArrays:
             pages that they hold once a step's compaction is done, and exactly as much with 1.
         num_rows: most sampled rows of a step.
         pinned: whether the host copies are page-locked; else they are pageable, and the host waits for every copy that leaves.
+        moved_pages: pages for which the device has memory beside the pool while they are on their way.
 
     Attributes:
         shapes: of every layer's pages.
@@ -206,6 +208,7 @@ class KVArrays:
         num_rows: int = 1,
         staging_pages: int = 1,
         pinned: bool = True,
+        moved_pages: int = 1 << 30,
     ) -> None:
         shape = kv_shape(num_pages + 1, page_size, num_kv_heads, head_dim, dtype)
         self.parts = tuple(parts)
@@ -220,7 +223,7 @@ class KVArrays:
         )
         self.commons: Sequence[Array] = ()
         self._on_device = beside(layer, COPIES_SPEC)
-        self._pinned = pinned
+        self._pinned, self._moved_pages = pinned, moved_pages
         self._on_host = self._on_device.with_memory_kind("pinned_host")
         blanks = {end - first: np.zeros((staging_pages, end - first, *shape[1:]), dtype) for first, end in parts}
         self._blank = place(blanks, self._on_device)  # fills up a scatter's arrays
@@ -228,6 +231,7 @@ class KVArrays:
         self.host = HostSlots()
         self._offloads: list[tuple[int, list[HostArray]]] = []  # by gather: its size, arrays
         self._fetches: list[tuple[int, list[Fetched]]] = []  # by scatter: its size, arrays
+        self._early = 0  # scatters whose arrays come during the compute
         self._compactions: list[Compaction] = []
         self._arrived: list[HostPages] = []  # on the device: of the fetches, then of the compactions
         self._in_flight: deque[list[HostPages]] = deque(maxlen=2)  # what the last two steps moved to the host
@@ -278,11 +282,13 @@ class KVArrays:
             placed = _numbered([dict(enumerate(copy.device_slot for copy in piece)) for piece in pieces], pages)
             gathered.append(_padded(placed, size))
         self._fetches = [(size, arrays) for size, arrays, _ in fetches]
+        sizes = accumulate([size for size, _ in self._fetches], initial=len(offload))
+        self._early = max(1, sum(pages <= self._moved_pages for pages in list(sizes)[1:]))
         return [*gathered, *[slots for _, _, slots in fetches], *selected]
 
     def fetch(self, part: int) -> None:
         """Dispatch the copies of one part to the device."""
-        coming = [parts[part] for _, arrays in self._fetches for parts in arrays]
+        coming = [parts[part] for _, arrays in self._fetches[: self._early] for parts in arrays]
         coming += [compaction.parts[part] for compaction in self._compactions]
         if coming:
             self._arrived = move(coming, self._on_device)
@@ -298,11 +304,14 @@ class KVArrays:
         """Write the fetched pieces of one part to their device slots, after everything dispatched before."""
         first, end = self.parts[part]
         arrived, self._arrived = iter(self._arrived), []
-        for number, (size, fetched) in enumerate(self._fetches, start=len(self._offloads)):
-            arrays = [next(arrived) for _ in fetched]
+        for index, (size, fetched) in enumerate(self._fetches):
+            late = index >= self._early
+            arrays = (
+                move([parts[part] for parts in fetched], self._on_device) if late else [*islice(arrived, len(fetched))]
+            )
             arrays += [self._blank[end - first]] * (size // min(size, self._staging) - len(arrays))
             scatter = self._run["scatter", size, end - first]
-            written = scatter(self.layers[first:end], *self._slots(number), tuple(arrays))
+            written = scatter(self.layers[first:end], *self._slots(len(self._offloads) + index), tuple(arrays))
             self.layers = (*self.layers[:first], *written, *self.layers[end:])
         first_number = len(self._offloads) + len(self._fetches)
         for number, (compaction, array) in enumerate(zip(self._compactions, arrived, strict=True), first_number):

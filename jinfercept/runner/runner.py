@@ -112,9 +112,11 @@ class ModelRunner:
             "num_rows": shape.sample_rows[-1],
         }
         sizes = shape.num_pages, shape.page_size
-        staging = {"staging_pages": shape.staging_pages, "pinned": shape.pinned_memory}
-        pooled = PooledKVArrays(*sizes, shape.host_rows, **pages) if shape.host_rows else None
-        self.kv = pooled or KVArrays(*sizes, **pages, **staging)
+        if shape.host_rows:
+            self.kv = PooledKVArrays(*sizes, shape.host_rows, **pages)
+        else:
+            staging = {"staging_pages": shape.staging_pages, "moved_pages": shape.moved_pages}
+            self.kv = KVArrays(*sizes, **pages, **staging, pinned=shape.pinned_memory)
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
         self.executables = Executables() if executables is None else executables
         self.drafter: Drafter | None = None

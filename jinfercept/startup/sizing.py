@@ -105,7 +105,8 @@ def plan_pools(
     memory = plan_memory(model.config, params, config, room, beside, timed, repeats, draft)
     num_pages = memory.kv_tokens // config.cache.page_size
     shape = _runner_shape(num_pages, memory.max_model_len, config, layers_per_step)
-    return memory, replace(shape, host_rows=host_rows(config, memory))
+    moved_pages = max(1, memory.moved_tokens // config.cache.page_size)
+    return memory, replace(shape, moved_pages=moved_pages, host_rows=host_rows(config, memory))
 
 
 def host_rows(config: EngineConfig, memory: MemoryPlan) -> int:

@@ -1,6 +1,6 @@
 """Pages on their way: what is fetched is what was offloaded, in arrays of any size, and arrays stay at least half live."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import batched
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jinfercept.kv.store import PageCopy
+from jinfercept.models import mesh
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing_samples import NUM_FIELDS
 from jinfercept.runner.page_arrays import KVArrays, _cover, transfer_sizes
@@ -19,7 +20,7 @@ from jinfercept.runner.pooled_pages import PooledKVArrays
 from jinfercept.runner.step_upload import MOST_TRANSFERS
 
 NUM_PAGES, NUM_HOST = 24, 40
-CONTEXT_PAGES = 7
+CONTEXT_PAGES, MOVED_PAGES = 7, 12
 
 
 class Move(NamedTuple):
@@ -43,7 +44,7 @@ def pool(staging: int, parts: tuple[tuple[int, int], ...]) -> KVArrays | PooledK
     home = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="device")
     sizes = {"parts": parts, "dtype": jnp.float32, "home": home, "num_kv_heads": 1, "head_dim": 2}
     pooled = PooledKVArrays(NUM_PAGES, 2, NUM_HOST + NUM_PAGES, **sizes)
-    kv = KVArrays(NUM_PAGES, 2, staging_pages=staging, **sizes) if staging else pooled
+    kv = KVArrays(NUM_PAGES, 2, staging_pages=staging, moved_pages=MOVED_PAGES, **sizes) if staging else pooled
     run = Executables()
     kv.add_executables(run)
     run.compile()
@@ -151,3 +152,22 @@ def test_a_step_with_more_transfers_than_an_upload_holds_has_further_ones(monkey
     offloads = [PageCopy(1 + page, page) for page in everything]
     assert len(kv.begin((), (), offloads)) > 1
     check(kv, [Move(everything, [], everything), Move([], [3, 5], everything[::-1])])
+
+
+def test_arrays_that_the_device_has_no_memory_for_at_once_follow_the_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = pool(8, ((0, 2),))
+    kv.reset()
+    everything = [PageCopy(1 + page, page, page // 8) for page in range(NUM_PAGES)]
+    step(kv, [], [], everything)
+    moved, copied = list[list[int]](), mesh.move
+
+    def noting(arrays: Sequence[jax.Array], sharding: jax.sharding.Sharding) -> list[jax.Array]:
+        moved.append([len(array) for array in arrays])
+        return copied(arrays, sharding)
+
+    monkeypatch.setattr("jinfercept.runner.page_arrays.move", noting)
+    step(kv, [everything[0], everything[8], everything[16]], [], [])  # a page of each array
+    assert moved == [[8, 8], [8]], "a transfer of 16 comes in any case"
+    moved.clear()
+    step(kv, everything[:8], [], [])
+    assert moved == [[8]]
