@@ -276,6 +276,8 @@ class GpuBill:
     """compile one bucket of one model only"""
     check: Switch = False
     """compare with benchmarks/gpu_bill/budgets.toml; the exit status is 1 if a budget is broken"""
+    set_budgets: Switch = False
+    """write what was compiled into benchmarks/gpu_bill/budgets.toml, with --full"""
     out: Maybe[str] = None
     """write the bill to this path with .md and with .json behind it"""
 
@@ -285,7 +287,11 @@ class GpuBill:
 
         if self.full and self.sample:
             raise ConfigError("--full and --sample exclude each other", got="both", fix="give one")
-        return gpu_bill(full=self.full, sample=self.sample, check=self.check, out=self.out)
+        if self.set_budgets and not self.full:
+            raise ConfigError("--set-budgets needs every case", got="a part of them", fix="give --full")
+        return gpu_bill(
+            full=self.full, sample=self.sample, check=self.check, set_budgets=self.set_budgets, out=self.out
+        )
 
 
 def _single(flag: str, texts: Sequence[str]) -> int:

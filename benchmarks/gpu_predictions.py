@@ -21,11 +21,11 @@ class Predictions(NamedTuple):
     Attributes:
         origin: its name, commit and date.
         steps: by GPU, model, rows, context, and whether the buckets are an engine's default ones; `seconds` and `ratio` to
-            the roofline.
+            the roofline, and under `pessimistic` both with the pessimistic rates.
     """
 
     origin: str
-    steps: Mapping[tuple[str, str, int, int, bool], Mapping[str, float]]
+    steps: Mapping[tuple[str, str, int, int, bool], Mapping[str, Any]]
 
 
 def predictions(folder: Path = TABLES) -> Predictions | None:
@@ -54,21 +54,27 @@ def predicted_table(
     origin = f"for {gpu.upper()}, {predicted.origin}" if predicted else "no table of the GPU bill is there"
     lines = [
         f"\nDecode steps on {device}; predicted: {origin}.\n",
-        "| step | layers a call | buckets | measured | predicted | measured ÷ predicted | × roofline | predicted |",
-        "|---" * 8 + "|",
+        "| step | layers a call | buckets | measured | predicted | measured ÷ predicted | with the pessimistic rates "
+        "| measured ÷ pessimistic | × roofline | predicted | pessimistic |",
+        "|---" * 11 + "|",
     ]
     for row in rows:
         key = (gpu, row["model"], row["batch"], row["context"], row["buckets"] == "default")
         step = predicted.steps.get(key) if predicted else None
-        expected = ("", "", "") if step is None else _expected(row["seconds"], step)
+        likely, worse = (
+            ("", "", "") if guess is None else _expected(row["seconds"], guess)
+            for guess in (step, step and step.get("pessimistic"))
+        )
         cells = [
             f"{row['model']}, {row['batch']} × {row['context']:,}",
             str(row["layers_per_step"]),
             row["buckets"],
             f"{1e3 * row['seconds']:.2f} ms",
-            *expected[:2],
+            *likely[:2],
+            *worse[:2],
             f"{row['times']:.2f}",
-            expected[2],
+            likely[2],
+            worse[2],
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines

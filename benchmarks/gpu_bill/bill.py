@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +15,16 @@ from rich.console import Console
 
 from benchmarks.ahead_of_time.plugin import PROJECT, environment, tool
 from benchmarks.gpu_bill.assumptions import assumed, listed
-from benchmarks.gpu_bill.budgets import broken, budgets
+from benchmarks.gpu_bill.budgets import PATH as BUDGETS
+from benchmarks.gpu_bill.budgets import broken, budgets, rewritten
 from benchmarks.gpu_bill.cases import NUM_LAYERS, STEPS, Case, default_cases, full_cases, sample_case
 from benchmarks.gpu_bill.cases import with_default_buckets as with_default
 from benchmarks.gpu_bill.kernel_time import Device
 from benchmarks.gpu_bill.multiprocessor import multiprocessor
 from benchmarks.gpu_bill.prediction import ModelBytes, predict
 from benchmarks.gpu_bill.reading import Reading, reading
-from benchmarks.gpu_bill.rows import executable_row, kernel_rows
-from benchmarks.gpu_bill.tables import EXECUTABLES, KERNELS, document, terminal
+from benchmarks.gpu_bill.rows import executable_row, kernel_rows, product_rows
+from benchmarks.gpu_bill.tables import EXECUTABLES, KERNELS, PESSIMISTIC_STEPS, PRODUCTS, document, terminal
 from benchmarks.gpu_bill.tables import STEPS as STEP_COLUMNS
 from jinfercept.config import EngineConfig
 from jinfercept.models.model import abstract_params, kv_bytes_per_token
@@ -36,16 +37,26 @@ from jinfercept.startup.progress import StartDisplay
 from jinfercept.startup.sizing import buckets
 
 GENERATION = "cuda13"
-type Devices = Mapping[tuple[str, int], Device]
+
+
+class Guesses(NamedTuple):
+    """A GPU with what is likely of it, and with what is pessimistic."""
+
+    likely: Device
+    pessimistic: Device
+
+
+type Devices = Mapping[tuple[str, int], Guesses]
 """By GPU, and how many of them share a model."""
 
 
-def gpu_bill(*, full: bool, sample: bool, check: bool, out: str | None) -> int:
+def gpu_bill(*, full: bool, sample: bool, check: bool, set_budgets: bool, out: str | None) -> int:
     """Run the command; returns the exit status: 1 if a budget is broken that was to be checked.
 
     Args:
         full: everything; else the default set, or only the `sample`.
         check: compare with the budgets.
+        set_budgets: write the numbers of what was compiled into the budgets first.
         out: path without suffix, to write the bill as Markdown and JSON.
 
     Raises:
@@ -59,10 +70,14 @@ def gpu_bill(*, full: bool, sample: bool, check: bool, out: str | None) -> int:
     bill = make_bill(cases)
     show(terminal("executables", EXECUTABLES, bill["executables"]))
     show(terminal("kernels", KERNELS, bill["kernels"]))
+    show(terminal("products", PRODUCTS, bill["products"]))
     show(terminal("predicted steps of greedy rows, ms", STEP_COLUMNS, bill["steps"]))
+    show(terminal("the same with the pessimistic rates, ms", PESSIMISTIC_STEPS, bill["steps"]))
     if paths:
         paths[0].write_text(_by_row(bill), encoding="utf-8")
         paths[1].write_text(document(bill, listed()), encoding="utf-8")
+    if set_budgets:
+        BUDGETS.write_text(rewritten(BUDGETS.read_text(encoding="utf-8"), bill["executables"]), encoding="utf-8")
     found = broken(bill["executables"], budgets()) if check else []
     console = Console()
     for sentence in found:
@@ -85,14 +100,20 @@ def make_bill(cases: Sequence[Case]) -> dict[str, Any]:
     """The bill of these cases, ready for JSON."""
     readings = sorted(_readings(cases), key=lambda one: (cases.index(one.case), one.key[0] != "layers", one.key))
     kinds = {(case.gpu, case.num_devices) for case in cases}
-    devices = {(gpu, count): Device(multiprocessor(gpu), assumed(gpu), count) for gpu, count in kinds}
+    devices = {
+        (gpu, count): Guesses(
+            *(Device(multiprocessor(gpu), assumed(gpu, pessimistic=bad), count) for bad in (False, True))
+        )
+        for gpu, count in kinds
+    }
     return {
         "commit": _commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "jax": jax.__version__,
         "num_layers": NUM_LAYERS,
-        "executables": [executable_row(one, _device(devices, one.case).assumed) for one in readings],
-        "kernels": [row for one in readings for row in kernel_rows(one, _device(devices, one.case))],
+        "executables": [executable_row(one, _guesses(devices, one.case).likely.assumed) for one in readings],
+        "kernels": [row for one in readings for row in kernel_rows(one, _guesses(devices, one.case).likely)],
+        "products": [row for one in readings for row in product_rows(one, *_guesses(devices, one.case))],
         "steps": list(_steps(readings, devices)),
         "assumptions": [found._asdict() for found in listed()],
     }
@@ -156,7 +177,7 @@ def _lines(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
             raise RuntimeError(f"the program that compiles failed: {said.read()[-4000:]}")
 
 
-def _device(devices: Devices, case: Case) -> Device:
+def _guesses(devices: Devices, case: Case) -> Guesses:
     return devices[case.gpu, case.num_devices]
 
 
@@ -169,7 +190,9 @@ def _steps(readings: Sequence[Reading], devices: Devices) -> Iterator[dict[str, 
         for rows, context in STEPS:
             for is_default, case in _cases_of(mine, rows):
                 found = _with_shared(by_case[case], by_case.get(case._replace(triton_products=False), []))
-                step = predict(found, _device(devices, case), model_bytes(case), rows, context)
+                likely, worse = (
+                    predict(found, device, model_bytes(case), rows, context).row() for device in _guesses(devices, case)
+                )
                 yield {
                     "gpu": case.gpu,
                     "num_devices": case.num_devices,
@@ -179,7 +202,8 @@ def _steps(readings: Sequence[Reading], devices: Devices) -> Iterator[dict[str, 
                     "context": context,
                     "bucket": case.bucket,
                     "default_buckets": is_default,
-                    **step.row(),
+                    **likely,
+                    "pessimistic": worse,
                 }
 
 

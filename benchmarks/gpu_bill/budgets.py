@@ -1,7 +1,8 @@
-"""Compares the bill's rows with `budgets.toml`."""
+"""Compares the bill's rows with `budgets.toml`, and writes what they have into it."""
 
+import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,34 @@ def broken(rows: Iterable[Mapping[str, Any]], limits: Iterable[Mapping[str, Any]
     return found
 
 
-def _limits(row: Mapping[str, Any], limits: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def rewritten(text: str, rows: Iterable[Mapping[str, Any]]) -> str:
+    """The text of `budgets.toml` with the largest numbers of these rows. What no row has stays, and so do the comments."""
+    limits = tomllib.loads(text)["budget"]
+    largest: dict[tuple[int, str], float] = {}
+    for row in rows:
+        for name, place in ({} if row.get("error") else _deciding(row, limits)).items():
+            if row[name] is not None:
+                largest[place, name] = max(row[name], largest.get((place, name), 0))
+    lines, place = list[str](), -1
+    for line in text.splitlines():
+        place += line.startswith("[[budget]]")
+        number = re.match(r"(\w+) = [\d.]+", line)
+        if number and (most := largest.get((place, number[1]))) is not None:
+            line = f"{number[1]} = {most:g}{line[number.end() :]}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _limits(row: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The numbers that hold for a row."""
+    return {name: limits[place][name] for name, place in _deciding(row, limits).items()}
+
+
+def _deciding(row: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """The place of the budget that counts for a row, number by number: the last that fits."""
     row = {**row, "decode_only": row["executable"].startswith("decode ")}
-    chosen: dict[str, float] = {}
-    for limit in limits:
+    places: dict[str, int] = {}
+    for place, limit in enumerate(limits):
         if all(limit[name] == row[name] for name in CONDITIONS if name in limit):
-            chosen |= {name: most for name, most in limit.items() if name not in CONDITIONS}
-    return chosen
+            places |= dict.fromkeys((name for name in limit if name not in CONDITIONS), place)
+    return places

@@ -1,7 +1,8 @@
 """Predicts the seconds of a launch from what was compiled: its bytes, its parallel loads, its products and its atomics.
 
-A launch takes as long as the slowest of these: its bytes at the rate of copies; its bytes at the rate that the loads in flight
-of its threads allow (few blocks or narrow loads cannot fill the memory's latency); its products; its compare-and-swap loops.
+A launch takes as long as the slowest of these: its bytes at a part of the rate of copies, which for a product depends on its
+shape; its bytes at the rate that the loads in flight of its threads allow (few blocks or narrow loads cannot fill the memory's
+latency); its products; its compare-and-swap loops.
 """
 
 import math
@@ -63,7 +64,7 @@ class Device(NamedTuple):
             sent = rounds * traffic.made * (self.num_gpus - 1) / self.num_gpus
             return assumed.collective_latency + sent / assumed.peer_rate
         moved = traffic.read + traffic.made
-        bounds = [assumed.shortest_kernel, moved / (assumed.copy_rate * assumed.products_reach)]
+        bounds = [assumed.shortest_kernel, moved / (assumed.copy_rate * self.reach(launch, rows))]
         flops = traffic.weight * rows * 2 / NUMBER_BYTES
         if launch.thunk.kind in MATRIX_LIBRARIES or (kernel is not None and kernel.has_products):
             bounds.append(flops / (assumed.tensor_rate * assumed.tensor_reach))
@@ -76,10 +77,21 @@ class Device(NamedTuple):
                 bounds.append(assumed.shortest_kernel + numbers * assumed.cas_attempts / assumed.cas_rate)
         return max(bounds)
 
+    def reach(self, launch: Launch, rows: int) -> float:
+        """The part of the rate of copies that a launch reaches at most: products by their shape."""
+        weight = launch.traffic.weight
+        return self.assumed.product_reach(weight, rows) if weight else self.assumed.others_reach
+
+    def empty_blocks_s(self, launch: Launch, kernel: Kernel, work: DecodeWork) -> float:
+        """The time that blocks of a decode kernel take which find no work."""
+        slots = self._slots(launch, kernel)
+        empty = max(0, launch.thunk.blocks - work.blocks(slots))
+        return empty / slots * self.assumed.empty_block
+
     def attention_s(self, launch: Launch, kernel: Kernel, work: DecodeWork) -> float:
         """The time of a layer's decode attention, without the gap before it."""
         assumed = self.assumed
-        slots = max(1, self.blocks(launch, kernel)) * self.processors.count
+        slots = self._slots(launch, kernel)
         blocks = min(launch.thunk.blocks, work.blocks(slots))
         reach, sass = assumed.attention_reach, kernel.sass or {}
         if not (sass.get("tensor_instructions") and sass.get("wide_loads")):
@@ -92,12 +104,16 @@ class Device(NamedTuple):
         took = sum(at_once / blocks / rate for at_once, rate in zip(rounds, rates, strict=True))
         return max(assumed.shortest_kernel, work.kv_bytes * took)
 
+    def _slots(self, launch: Launch, kernel: Kernel) -> int:
+        """Blocks of a kernel that run at once on the GPU."""
+        return max(1, self.blocks(launch, kernel)) * self.processors.count
+
     def _latency_bound_s(self, launch: Launch, kernel: Kernel) -> float:
         """Arguments come from memory, and what the executable has made before from the cache."""
         assumed = self.assumed
         if not kernel.loads:
             return 0.0
-        at_once = min(launch.thunk.blocks, max(1, self.blocks(launch, kernel)) * self.processors.count)
+        at_once = min(launch.thunk.blocks, self._slots(launch, kernel))
         in_flight = at_once * launch.thunk.threads * kernel.load_bytes * min(kernel.loads, assumed.loads_in_flight)
         arguments = min(launch.traffic.read, sum(size for _, size in launch.traffic.arguments))
         cached = launch.traffic.read - arguments

@@ -42,11 +42,15 @@ class Step:
         weights, kv: of the roofline; `compute` is what tensor cores take beyond these.
         products: of products beyond the weights' bytes: rates, padding to the bucket, missing tensor cores.
         attention: of decode attention beyond the KV's bytes.
+        empty_blocks: of blocks of its grid that find no work.
         collectives: of sums over the GPUs that share the model.
         others: of norms, rotations, KV writes, sampling and temporaries.
         launches: gaps between kernels.
-        host: what the device waits for.
+        uploads: of the device's waits for what the host uploads.
+        updates: of the device's waits for graphs that are recorded anew.
+        host: of its waits for all other work of the host.
         kernels, waits: launches of the step, and how often the host waits for the device within it.
+        update_work: seconds of the host for graphs that are recorded anew, hidden or not.
         all_options: seconds that sampling takes more, without waits, if rows ask for every option; no part of the step.
     """
 
@@ -55,12 +59,16 @@ class Step:
     compute: float
     products: float
     attention: float
+    empty_blocks: float
     collectives: float
     others: float
     launches: float
+    uploads: float
+    updates: float
     host: float
     kernels: float
     waits: float
+    update_work: float
     all_options: float
 
     @property
@@ -71,8 +79,8 @@ class Step:
     @property
     def seconds(self) -> float:
         """Seconds of the predicted step."""
-        above = self.products + self.attention + self.collectives + self.others + self.launches + self.host
-        return self.roofline + above
+        on_device = self.products + self.attention + self.empty_blocks + self.collectives + self.others + self.launches
+        return self.roofline + on_device + self.uploads + self.updates + self.host
 
     def row(self) -> dict[str, float]:
         """All numbers by name."""
@@ -89,6 +97,7 @@ class Sums:
 
     products: float = 0.0
     attention: float = 0.0
+    empty_blocks: float = 0.0
     collectives: float = 0.0
     others: float = 0.0
     kernels: float = 0.0
@@ -111,27 +120,36 @@ def predict(readings: Sequence[Reading], device: Device, model: ModelBytes, rows
     work = DecodeWork(rows, context, model.num_kv_heads, kv_bytes, model.tile_tokens)
     bucket = readings[0].case.bucket
     step, groups = Sums(), math.ceil(model.num_layers / model.layers_per_call)
-    layers = _cheapest(readings, device, "layers", bucket, work)
+    layers = _cheapest(readings, device, "layers", work)
     step.add(layers, model.num_layers)
     for kind in ("embed", "head", "sample"):
-        step.add(_cheapest(readings, device, kind, bucket, work), 1.0)
+        step.add(_cheapest(readings, device, kind, work), 1.0)
     step.calls += groups + 3
     step.graphs += groups * min(1.0, layers.graph_nodes)
     memory_s = model.weights / assumed.copy_rate, rows * context * model.kv_per_token / assumed.copy_rate
     compute_s = max(0.0, model.weights * rows / assumed.tensor_rate - sum(memory_s))
-    launches = step.kernels * assumed.launch_gap
-    device_s = step.products + step.attention + step.collectives + step.others + launches
+    launches, uploads = step.kernels * assumed.launch_gap, assumed.uploads * assumed.upload_bubble
+    on_device = step.products + step.attention + step.empty_blocks + step.collectives + step.others
+    device_s = on_device + launches + uploads
+    # a target without a driver shows no graph of products; a device records all launches of the layers
+    share = 1.0 if groups > 1 else assumed.graph_update_share
+    update_work = share * layers.kernels * model.num_layers * assumed.graph_update
+    host = _host_s(step, device, 0.0, device_s)
     return Step(
         *memory_s,
         compute_s,
         products=step.products - memory_s[0] - compute_s,
         attention=step.attention - memory_s[1],
+        empty_blocks=step.empty_blocks,
         collectives=step.collectives,
         others=step.others,
         launches=launches,
-        host=_host_s(step, device, layers.graph_nodes * model.num_layers if groups > 1 else 0.0, device_s),
+        uploads=uploads,
+        updates=_host_s(step, device, update_work, device_s) - host,
+        host=host,
         kernels=step.kernels,
         waits=step.waits,
+        update_work=update_work,
         all_options=_all_options_s(readings, device, bucket),
     )
 
@@ -148,12 +166,17 @@ def _all_options_s(readings: Iterable[Reading], device: Device, bucket: int) -> 
     return max(seconds(one, True) for one in samplers) - min(seconds(one, False) for one in samplers)
 
 
-def _host_s(step: Sums, device: Device, updated_nodes: float, device_s: float) -> float:
-    """What the device waits for: all of the host's work that no compute hides."""
+def _host_s(step: Sums, device: Device, update_work: float, device_s: float) -> float:
+    """What the device waits for: all of the host's work that no compute hides.
+
+    Args:
+        update_work: seconds for graphs that are recorded anew.
+        device_s: seconds of the device's own work.
+    """
     assumed = device.assumed
     calls = step.calls * assumed.executable_call
     launches = step.streamed * assumed.stream_launch + step.graphs * assumed.graph_launch
-    busy = assumed.host_step + calls + launches + updated_nodes * assumed.graph_update
+    busy = assumed.host_step + calls + launches + update_work
     exposed = max(0.0, busy - device_s)
     if step.waits:  # the next step is planned and dispatched only after the device is done
         first = assumed.host_step + assumed.executable_call
@@ -161,26 +184,27 @@ def _host_s(step: Sums, device: Device, updated_nodes: float, device_s: float) -
     return exposed
 
 
-def _cheapest(readings: Iterable[Reading], device: Device, kind: str, bucket: int, work: DecodeWork) -> Sums:
+def _cheapest(readings: Iterable[Reading], device: Device, kind: str, work: DecodeWork) -> Sums:
     """The sums of the cheapest executable of a kind, of layers for one layer: a runner has variants for what rows ask."""
     found = [reading for reading in readings if reading.kind == kind and reading.error is None]
     assert found, f"no executable {kind}"
-    sums = [_sums(reading, device, bucket, work) for reading in found]
+    sums = [_sums(reading, device, work) for reading in found]
     return min(
         sums, key=lambda one: one.products + one.attention + one.others + one.kernels * device.assumed.launch_gap
     )
 
 
-def _sums(reading: Reading, device: Device, bucket: int, work: DecodeWork) -> Sums:
+def _sums(reading: Reading, device: Device, work: DecodeWork) -> Sums:
     path = reading.path(device.assumed.loop_turns)
     sums = Sums(waits=reading.waits(device.assumed.loop_turns))
     attends = _attending(path)
-    rows = int(reading.key[2]) if reading.kind == "head" else bucket
+    rows = reading.num_rows
     for launch in path:
         sums.kernels += launch.turns
         kernel = reading.kernels.get(launch.thunk.kernel)
         if launch.thunk.kernel in attends and kernel is not None:
             sums.attention += launch.turns * device.attention_s(launch, kernel, work)
+            sums.empty_blocks += launch.turns * device.empty_blocks_s(launch, kernel, work)
         elif launch.thunk.kind in COLLECTIVES:
             sums.collectives += launch.turns * device.seconds(launch, kernel, rows)
         elif launch.traffic.weight:

@@ -54,6 +54,11 @@ class Reading:
         """`embed`, `layers`, `head`, `sample`, `gather`, …; variants as `decode layers` are of the same kind."""
         return self.key[0].split()[-1]
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of its products."""
+        return int(self.key[2]) if self.kind == "head" else self.case.bucket
+
     def path(self, turns: float, *, dearest: bool = False) -> list[Launch]:
         """What a step launches; `turns` of every loop. With `dearest`, of every conditional the branch that moves most."""
         return list(self._launches(self.thunks, turns, 1.0, False, dearest))

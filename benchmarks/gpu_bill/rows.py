@@ -1,12 +1,18 @@
-"""The bill's rows: one for every executable, and one for every kernel of ours or of the pages. Numbers in, rows out."""
+"""The bill's rows: for every executable, for every kernel of ours or of the pages, for every product. Numbers in, rows out."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from benchmarks.gpu_bill.assumptions import Assumptions
+from benchmarks.gpu_bill.cases import Case
 from benchmarks.gpu_bill.kernel_time import Device
 from benchmarks.gpu_bill.reading import SILENT, Launch, Reading
 from benchmarks.gpu_bill.thunks import COLLECTIVES
+from jinfercept.models.model import abstract_params
 
 Row = dict[str, Any]
 
@@ -64,6 +70,44 @@ def kernel_rows(reading: Reading, device: Device) -> list[Row]:
             **kernel.sass,
         }
     return list(rows.values())
+
+
+def product_rows(reading: Reading, likely: Device, pessimistic: Device) -> list[Row]:
+    """The products of an executable, each once: names of weights of that size, the rate that is assumed, and the time."""
+    rows = dict[str, Row]()
+    if reading.error is not None:
+        return []
+    names, count = _weight_names(reading.case), reading.num_rows
+    for launch in reading.path(likely.assumed.loop_turns):
+        weight, kernel = launch.traffic.weight, reading.kernels.get(launch.thunk.kernel)
+        name = names.get(weight, "")
+        if not weight or f"{name} {weight}" in rows:
+            continue
+        rows[f"{name} {weight}"] = {
+            **_named(reading),
+            "executable": " ".join(reading.key),
+            "product": name,
+            "rows": count,
+            "weight_bytes": weight,
+            "kernel": launch.thunk.kernel or launch.thunk.kind,
+            "blocks": launch.thunk.blocks or None,
+            "reach": likely.reach(launch, count),
+            "pessimistic_reach": pessimistic.reach(launch, count),
+            "seconds": likely.seconds(launch, kernel, count),
+            "pessimistic_seconds": pessimistic.seconds(launch, kernel, count),
+        }
+    return list(rows.values())
+
+
+@cache
+def _weight_names(case: Case) -> Mapping[int, str]:
+    """The names of a GPU's weights by their bytes; of several that are alike, all."""
+    shapes = abstract_params(case.config, jnp.bfloat16, joined=True, num_devices=case.num_devices)
+    names: dict[int, str] = {}
+    for path, leaf in jax.tree.flatten_with_path((shapes.layers[0], shapes.head))[0]:
+        size, name = 2 * leaf.size // case.num_devices, jax.tree_util.keystr(path[-1:], simple=True)
+        names[size] = f"{names[size]}, {name}" if size in names else name
+    return names
 
 
 def _named(reading: Reading) -> Row:

@@ -5,11 +5,10 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.gpu_bill.assumptions import Assumption
+from benchmarks.gpu_bill.assumptions import MIB, Assumption
 
 type Row = Mapping[str, Any]
 type Columns = Mapping[str, Callable[[Row], str]]
-MIB = 1 << 20
 
 
 def _plain(name: str) -> Callable[[Row], str]:
@@ -24,6 +23,19 @@ def _mib(name: str) -> Callable[[Row], str]:
 
 def _ms(name: str) -> Callable[[Row], str]:
     return lambda row: f"{1e3 * row[name]:.2f}"
+
+
+def _us(name: str) -> Callable[[Row], str]:
+    return lambda row: f"{1e6 * row[name]:.1f}"
+
+
+def _ratio(row: Row) -> str:
+    return f"{row['ratio']:.2f}"
+
+
+def _worse(cell: Callable[[Row], str]) -> Callable[[Row], str]:
+    """The same cell of the step with the pessimistic rates."""
+    return lambda row: cell(row["pessimistic"])
 
 
 def _kernels(row: Row) -> str:
@@ -73,25 +85,58 @@ KERNELS: Columns = {
     "CAS": _plain("compare_and_swaps"),
     "2-byte": _plain("two_byte_accesses"),
 }
-STEPS: Columns = {
+PRODUCTS: Columns = {
+    **CASE,
+    "executable": _plain("executable"),
+    "product": _plain("product"),
+    "rows": _plain("rows"),
+    "weight, MiB": _mib("weight_bytes"),
+    "kernel": _plain("kernel"),
+    "blocks": _plain("blocks"),
+    "rate": _plain("reach"),
+    "µs": _us("seconds"),
+    "pessimistic rate": _plain("pessimistic_reach"),
+    "pessimistic µs": _us("pessimistic_seconds"),
+}
+STEP: Columns = {
     **CASE,
     "rows × context": lambda row: f"{row['rows']} × {row['context']}",
     "bucket": lambda row: f"{row['bucket']}{' (default)' if row['default_buckets'] else ''}",
     "roofline, ms": _ms("roofline"),
-    "predicted, ms": _ms("seconds"),
-    "ratio": lambda row: f"{row['ratio']:.2f}",
+}
+TERMS: Columns = {
     "weights": _ms("weights"),
     "KV": _ms("kv"),
     "compute": _ms("compute"),
     "+ products": _ms("products"),
     "+ attention": _ms("attention"),
+    "+ empty blocks": _ms("empty_blocks"),
     "+ collectives": _ms("collectives"),
     "+ others": _ms("others"),
     "+ launches": _ms("launches"),
+    "+ upload": _ms("uploads"),
+    "+ graph updates": _ms("updates"),
     "+ host": _ms("host"),
+    "graph updates of the host": _ms("update_work"),
+}
+"""What a step's time consists of; the last is hidden but for `+ graph updates`."""
+STEPS: Columns = {
+    **STEP,
+    "predicted, ms": _ms("seconds"),
+    "ratio": _ratio,
+    "guess with the pessimistic rates, ms": _worse(_ms("seconds")),
+    "its ratio": _worse(_ratio),
+    **TERMS,
     "all options": _ms("all_options"),
     "kernels": lambda row: f"{row['kernels']:.0f}",
     "host waits": _plain("waits"),
+}
+PESSIMISTIC_STEPS: Columns = {
+    **STEP,
+    "guess with the pessimistic rates, ms": _worse(_ms("seconds")),
+    "its ratio": _worse(_ratio),
+    **{name: _worse(cell) for name, cell in TERMS.items()},
+    "all options": _worse(_ms("all_options")),
 }
 LEGEND = """Executables of layers have {num_layers} layers. Counts are of the cheapest branch of every conditional, which is the
 branch of greedy rows; "of" gives the kernels of all branches. "× least": bytes read and made over the bytes of every argument
@@ -99,7 +144,9 @@ and every result, each once. "Plain products" read weights and multiply without 
 instructions in kernels that touch pages. "Blocks at once" is on one multiprocessor. Products are made by cuBLAS alone, or by
 Triton kernels where XLA prefers them, untuned: its autotuner needs the device. "(default)" is the bucket of an engine's
 defaults; its terms are above the same roofline. "All options" is what sampling takes more, no part of the step, if rows ask for
-every option."""
+every option. The guess with the pessimistic rates takes the worse end of every number in doubt at once, see the assumptions.
+"Rate" is of a product, as a part of the rate of copies; a product takes longer where its loads in flight or its multiplications
+bound it."""
 
 
 def markdown(columns: Columns, rows: Sequence[Row]) -> str:
@@ -128,6 +175,10 @@ def document(bill: Mapping[str, Any], assumptions: Sequence[Assumption]) -> str:
             LEGEND.format(num_layers=bill["num_layers"]),
             "\n## Predicted steps of greedy rows, ms\n",
             markdown(STEPS, bill["steps"]),
+            "## The same steps with the pessimistic rates, ms\n",
+            markdown(PESSIMISTIC_STEPS, bill["steps"]),
+            "## Products\n",
+            markdown(PRODUCTS, bill["products"]),
             "## Executables\n",
             markdown(EXECUTABLES, bill["executables"]),
             "## Kernels of ours, and of pages\n",

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from benchmarks.ahead_of_time.plugin import PluginMissingError
-from benchmarks.gpu_bill.assumptions import assumed
+from benchmarks.gpu_bill.assumptions import Assumptions, ProductReach, assumed, listed
 from benchmarks.gpu_bill.bill import make_bill
-from benchmarks.gpu_bill.budgets import broken, budgets
+from benchmarks.gpu_bill.budgets import broken, budgets, rewritten
 from benchmarks.gpu_bill.cases import Case, sample_case
-from benchmarks.gpu_bill.kernel_time import Device
+from benchmarks.gpu_bill.kernel_time import DecodeWork, Device
 from benchmarks.gpu_bill.machine_code import Kernel
 from benchmarks.gpu_bill.multiprocessor import multiprocessor
 from benchmarks.gpu_bill.prediction import ModelBytes, Step, predict
 from benchmarks.gpu_bill.program import NO_TRAFFIC, Program
-from benchmarks.gpu_bill.reading import Reading
+from benchmarks.gpu_bill.reading import Launch, Reading
 from benchmarks.gpu_bill.thunks import Thunk, parse_thunks
 
 DUMP = """\
@@ -74,7 +74,10 @@ def test_aot_the_sample_has_every_kind_of_executable_and_predicted_steps_above_t
     decode = [row for row in bill["kernels"] if row["kernel"] == "paged_decode_attention"]
     assert all(row["tensor_instructions"] and row["wide_loads"] and row["registers"] for row in decode)
     assert bill["steps"]
-    assert all(1 < row["ratio"] < 3 for row in bill["steps"])
+    assert all(1 < row["ratio"] < row["pessimistic"]["ratio"] < 3 for row in bill["steps"])
+    products = {row["product"]: row["reach"] for row in bill["products"]}
+    assert products.keys() == {"qkv", "o", "gate_up", "down", "unembed"}
+    assert products["o"] < products["qkv"] < products["down"] < products["gate_up"] < products["unembed"]
 
 
 def test_thunks_are_read_with_their_branches_loops_and_launches() -> None:
@@ -112,7 +115,7 @@ def test_blocks_at_once_are_bounded_by_registers_and_by_shared_memory() -> None:
     assert h100.blocks(threads=256, registers=170, shared_bytes=98_560) == 1
 
 
-def step(kernel: Kernel, blocks: int, conditionals: int) -> Step:
+def step(kernel: Kernel, blocks: int, conditionals: int, *, assumptions: Assumptions | None = None) -> Step:
     """A step whose layers are one product, with so many conditionals in its sampler."""
     case = Case("h100", "llama-3-8b", 1, 1)
     product = Thunk("kCustomKernel", kernel="product", blocks=blocks, threads=128)
@@ -122,7 +125,7 @@ def step(kernel: Kernel, blocks: int, conditionals: int) -> Step:
     waiting = Thunk("kSequential", children=[Thunk("kConditional") for _ in range(conditionals)])
     readings += [Reading(case, (kind, "1", "1"), None) for kind in ("embed", "head")]
     readings.append(Reading(case, ("sample", "1"), None, thunks=waiting))
-    return predict(readings, Device(multiprocessor("h100"), assumed("h100")), MODEL, 1, 1000)
+    return predict(readings, Device(multiprocessor("h100"), assumptions or assumed("h100")), MODEL, 1, 1000)
 
 
 def test_a_predicted_step_is_longer_with_few_blocks_narrow_loads_and_conditionals() -> None:
@@ -131,3 +134,61 @@ def test_a_predicted_step_is_longer_with_few_blocks_narrow_loads_and_conditional
     assert step(wide, 16, 0).seconds > 2 * best.seconds
     assert step(replace(wide, load_bytes=2.0), 528, 0).seconds > best.seconds
     assert step(wide, 2112, 1).host > best.host
+
+
+def test_a_products_rate_depends_on_its_weight_and_its_rows() -> None:
+    likely, pessimistic = assumed("h100"), assumed("h100", pessimistic=True)
+    o, qkv, down, gate_up, head = (size << 20 for size in (32, 48, 112, 224, 1002))
+    reaches = [likely.product_reach(size, 64) for size in (o, qkv, down, gate_up, head)]
+    assert reaches == sorted(set(reaches))
+    assert all(0.65 <= pessimistic.product_reach(size, rows) <= 0.8 for size in (o, qkv, down) for rows in (1, 64))
+    assert likely.product_reach(qkv, 128) < likely.product_reach(qkv, 64)
+    sized = replace(likely, product_reaches=(ProductReach(100, 64, 0.5), ProductReach(1000, 64, 0.9)))
+    whole = step(Kernel(registers=32, load_bytes=16.0, loads=8), 2112, 0, assumptions=sized)
+    slow = replace(sized, product_reaches=(ProductReach(1000, 64, 0.45),))
+    twice = step(Kernel(registers=32, load_bytes=16.0, loads=8), 2112, 0, assumptions=slow)
+    weights_s = MODEL.num_layers * 500_000_000 / likely.copy_rate
+    assert twice.products - whole.products == pytest.approx(weights_s / 0.9)
+
+
+def test_the_pessimistic_value_of_no_assumption_is_the_better_one() -> None:
+    rates = [entry for entry in listed() if entry.unit.startswith("of ")]
+    assert {entry.name for entry in rates if entry.pessimistic > entry.value} == {"graph_update_share"}
+    seconds = [entry for entry in listed() if entry.unit.startswith("s")]
+    assert seconds
+    assert all(entry.pessimistic >= entry.value for entry in seconds)
+    assert all(entry.source for entry in listed())
+
+
+def test_a_step_waits_for_its_upload_and_for_graphs_recorded_anew_that_no_compute_hides() -> None:
+    wide, likely = Kernel(registers=32, load_bytes=16.0, loads=8), assumed("h100")
+    usual = step(wide, 2112, 0)
+    assert usual.uploads == likely.upload_bubble
+    assert usual.update_work == pytest.approx(0.5 * MODEL.num_layers * likely.graph_update)
+    assert usual.updates == 0
+    slow = step(wide, 2112, 0, assumptions=replace(likely, graph_update=1e-3))
+    assert 0 < slow.updates < slow.update_work
+    assert slow.seconds - usual.seconds == pytest.approx(slow.updates + slow.host - usual.host)
+
+
+def test_blocks_of_the_decode_grid_without_work_take_time() -> None:
+    device = Device(multiprocessor("h100"), assumed("h100"))
+    kernel = Kernel(registers=102, shared_bytes=39_424)
+    work = DecodeWork(rows=64, context=1000, kv_heads=8, kv_bytes=1, tile_tokens=64)
+
+    def empty_s(blocks: int) -> float:
+        thunk = Thunk("kCustomKernel", kernel="paged_decode_attention", blocks=blocks, threads=128)
+        return device.empty_blocks_s(Launch(thunk, NO_TRAFFIC, 1.0, False), kernel, work)
+
+    used = work.blocks(528)
+    assert (empty_s(1), empty_s(used)) == (0, 0)
+    assert empty_s(used + 528) == pytest.approx(device.assumed.empty_block)
+
+
+def test_budgets_are_rewritten_with_what_was_compiled() -> None:
+    text = '[[budget]] # any\nkind = "layers"\nkernels = 9\ncopies = 0\n\n[[budget]]\nbucket = 64\nkernels = 7 # few\n'
+    row = {"num_devices": 1, "gpu": "h100", "model": "m", "library": "cuBLAS", "executable": "layers", "kind": "layers"}
+    rows = [row | {"bucket": size, "kernels": count, "copies": 0} for size, count in ((1, 5.0), (8, 6.5), (64, 8.0))]
+    written = rewritten(text, rows)
+    assert written == text.replace("kernels = 9", "kernels = 6.5").replace("kernels = 7 #", "kernels = 8 #")
+    assert rewritten(text, [row | {"bucket": 1, "error": "none"}]) == text
