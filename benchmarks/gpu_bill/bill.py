@@ -189,7 +189,8 @@ def _steps(readings: Sequence[Reading], devices: Devices) -> Iterator[dict[str, 
     for mine in _families(by_case):
         for rows, context in STEPS:
             for is_default, case in _cases_of(mine, rows):
-                found = _with_shared(by_case[case], by_case.get(case._replace(triton_products=False), []))
+                plain = case._replace(triton_products=False, skinny_products=False)
+                found = _with_shared(by_case[case], by_case.get(plain, []))
                 likely, worse = (
                     predict(found, device, model_bytes(case), rows, context).row() for device in _guesses(devices, case)
                 )

@@ -17,6 +17,7 @@ from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.pallas import cpu_kernels
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.rows import Gated, Rows, dense, rms_normed, silu_gated
+from jinfercept.pallas.skinny_products import skinny_product
 
 FEWEST_ROWS = 4
 """Least rows of a product of 16-bit numbers: XLA multiplies a single row without matrix kernels.
@@ -78,7 +79,9 @@ def project(
         y = weights.product(x, out)
         return y if bias is None else y + bias[...]
     x = dense(x)
-    if (kernel := _kernel(spec, x, weights, out or x.dtype)) is None:
+    if (skinny := _skinny(spec, x, weights, out or x.dtype)) is not None:
+        y = skinny(x, weights)
+    elif (kernel := _kernel(spec, x, weights, out or x.dtype)) is None:
         y = _by_xla(spec, out, x, weights)
     else:
         y = jax.lax.platform_dependent(x, weights, cpu=kernel, default=partial(_by_xla, spec, out))
@@ -103,11 +106,8 @@ def _kernel(
         return None
     from jinfercept.pallas import cpu_product
 
-    ours, theirs = spec.split("->")[0].split(",")
-    num_shared, depth = len(ours) - 1, prod(x.shape[1:])
-    transposed = not theirs.startswith(ours[1:])
+    transposed, depth, others = _matrix(spec, x, weight)
     matrix = (-1, depth) if transposed else (depth, -1)
-    others = weight.shape[:-num_shared] if transposed else weight.shape[num_shared:]
     shapes = (len(x), depth), (prod(others), depth)
     if not cpu_product.supports(*shapes, x.dtype, weight.dtype, transposed=transposed):
         return None
@@ -118,6 +118,25 @@ def _kernel(
         return y.reshape(len(x), *others)
 
     return multiply
+
+
+def _skinny(
+    spec: str, x: Float[Array, "..."], weight: Float[Array, "..."], out: DTypeLike
+) -> Callable[..., Float[Array, "..."]] | None:
+    """The GPU's own kernel for a product of few rows, where it is chosen."""
+    transposed, depth, others = _matrix(spec, x, weight)
+    rows = jax.ShapeDtypeStruct((len(x), depth), x.dtype)
+    kernel = skinny_product(rows, jax.ShapeDtypeStruct((depth, prod(others)), weight.dtype), out)
+    if kernel is None or transposed:
+        return None
+    return lambda x, weight: kernel(x.reshape(rows.shape), weight.reshape(depth, -1)).reshape(len(x), *others)
+
+
+def _matrix(spec: str, x: Float[Array, "..."], weight: Float[Array, "..."]) -> tuple[bool, int, tuple[int, ...]]:
+    """Whether a weight's rows are its outputs; its number of inputs; and the axes of its outputs."""
+    ours, theirs = spec.split("->")[0].split(",")
+    num_shared, transposed = len(ours) - 1, not theirs.startswith(ours[1:])
+    return transposed, prod(x.shape[1:]), weight.shape[:-num_shared] if transposed else weight.shape[num_shared:]
 
 
 def project_gated(

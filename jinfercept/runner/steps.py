@@ -1,8 +1,8 @@
 """The executables of a step's chunks: per bucket an embedding and groups of layers, then heads and samplers."""
 
 from dataclasses import replace
-from functools import partial
-from typing import NamedTuple
+from functools import partial, wraps
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.kv_rows import is_quantised, stored_dtype
 from jinfercept.pallas.layout import Batch, KVPages, kv_shape, write_kv
 from jinfercept.pallas.rotation import Rotation
+from jinfercept.pallas.skinny_products import skinny_products
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import PackedShape, in_place, packed_size, unpack
 from jinfercept.runner.page_arrays import PAGES_SPEC, transfer_sizes
@@ -57,7 +58,7 @@ def add_steps(
         embedded = jax.eval_shape(embed, params.embed, last_tokens, upload)
         x, batch, _ = jax.tree.map(lambda made: struct(made.shape, made.dtype), embedded)
         embedded_by_size[size] = x
-        step = partial(_layers, model, attention, bucket)
+        step = partial(_with_skinny_products if shape.skinny_products else _layers, model, attention, bucket)
         for first, end in {end - first: (first, end) for first, end in shape.groups(len(layers))}.values():
             arguments = (params.layers[first:end], x, layers[first:end], batch)
             whole = over_devices(step, arguments, out=(EVERYWHERE, PAGES_SPEC))
@@ -185,3 +186,9 @@ def _layers(
             x, pages = model.layer(weights, x, step.positions, pages, attend)
         written.append(pages)
     return x, tuple(written)
+
+
+@wraps(_layers)  # whose arguments' names are in the executable
+def _with_skinny_products(*arguments: Any) -> tuple[Float[Array, "T E"], tuple[KVPages, ...]]:
+    with skinny_products():
+        return _layers(*arguments)

@@ -16,6 +16,7 @@ from benchmarks.gpu_bill.multiprocessor import multiprocessor
 from benchmarks.gpu_bill.prediction import ModelBytes, Step, predict
 from benchmarks.gpu_bill.program import NO_TRAFFIC, Program
 from benchmarks.gpu_bill.reading import Launch, Reading
+from benchmarks.gpu_bill.tables import AIMS, aimed
 from benchmarks.gpu_bill.thunks import Thunk, parse_thunks
 
 DUMP = """\
@@ -143,9 +144,11 @@ def test_a_products_rate_depends_on_its_weight_and_its_rows() -> None:
     assert reaches == sorted(set(reaches))
     assert all(0.65 <= pessimistic.product_reach(size, rows) <= 0.8 for size in (o, qkv, down) for rows in (1, 64))
     assert likely.product_reach(qkv, 128) < likely.product_reach(qkv, 64)
-    sized = replace(likely, product_reaches=(ProductReach(100, 64, 0.5), ProductReach(1000, 64, 0.9)))
+    ours = [pessimistic.product_reach(size, 64, "skinny_product") for size in (o, qkv, down)]
+    assert all(mine > theirs for mine, theirs in zip(ours, (0.65, 0.70, 0.80), strict=True))
+    sized = replace(likely, product_reaches=(ProductReach("", 100, 64, 0.5), ProductReach("", 1000, 64, 0.9)))
     whole = step(Kernel(registers=32, load_bytes=16.0, loads=8), 2112, 0, assumptions=sized)
-    slow = replace(sized, product_reaches=(ProductReach(1000, 64, 0.45),))
+    slow = replace(sized, product_reaches=(ProductReach("", 1000, 64, 0.45),))
     twice = step(Kernel(registers=32, load_bytes=16.0, loads=8), 2112, 0, assumptions=slow)
     weights_s = MODEL.num_layers * 500_000_000 / likely.copy_rate
     assert twice.products - whole.products == pytest.approx(weights_s / 0.9)
@@ -192,3 +195,14 @@ def test_budgets_are_rewritten_with_what_was_compiled() -> None:
     written = rewritten(text, rows)
     assert written == text.replace("kernels = 9", "kernels = 6.5").replace("kernels = 7 #", "kernels = 8 #")
     assert rewritten(text, [row | {"bucket": 1, "error": "none"}]) == text
+
+
+def test_the_aim_names_the_terms_by_which_the_pessimistic_guess_misses_it() -> None:
+    likely = step(Kernel(registers=32, load_bytes=16.0, loads=8), 2112, 0)
+    slow = replace(likely, products=2e-3, attention=0.5e-3, others=0.01e-3, launches=0.3e-3)
+    case = {"gpu": "h100", "num_devices": 1, "model": "llama-3-8b", "library": "cuBLAS", "context": 1000}
+    row = case | {"rows": 64, "default_buckets": True} | likely.row() | {"pessimistic": slow.row()}
+    assert aimed([row, row | {"rows": 8}, row | {"gpu": "a100"}]) == [row]
+    assert AIMS["above the roofline, ms"](row) == "products 2.00, attention 0.50, launches 0.30"
+    missed = 1e3 * (slow.seconds - 1.2 * slow.roofline)
+    assert AIMS["misses by, ms"](row) == f"{missed:.2f}"

@@ -1,0 +1,43 @@
+"""The choice between XLA's products of few rows on a GPU and a kernel of our own, while a model is traced. Knows arrays only.
+
+XLA's products are cuBLAS' or Triton's, as its autotuner times them. No GPU has timed ours yet: it is off by default.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+
+import jax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+MOST_ROWS = 64
+"""Above, a product reads its rows as often as cuBLAS' tiles do, and multiplies at no better rate."""
+AMPERE = 80  # its compute capability
+_CHOSEN = ContextVar("skinny_products", default=False)
+
+
+@contextmanager
+def skinny_products() -> Iterator[None]:
+    """While a model is traced here, products of few rows on a GPU take the kernel where it supports them."""
+    token = _CHOSEN.set(True)
+    try:
+        yield
+    finally:
+        _CHOSEN.reset(token)
+
+
+def skinny_product(
+    x: Float[Array, "T K"] | jax.ShapeDtypeStruct, weight: Float[Array, "K N"] | jax.ShapeDtypeStruct, out: DTypeLike
+) -> Callable[[Float[Array, "T K"], Float[Array, "K N"]], Float[Array, "T N"]] | None:
+    """The kernel for `x @ weight`, of which the shapes and types count; None where XLA multiplies."""
+    if not _CHOSEN.get():
+        return None
+    from jax.experimental.pallas import triton as plgpu  # with a compiler: a fifth of a second to import
+
+    if not plgpu.is_gpu_device() or plgpu.get_gpu_info().compute_capability < AMPERE:
+        return None
+    from jinfercept.pallas import triton_product
+
+    return partial(triton_product.product, out=out) if triton_product.supports(x, weight) else None
