@@ -1,8 +1,9 @@
 """The executables of a step's chunks: per bucket an embedding and groups of layers, then heads and samplers."""
 
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial, wraps
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +59,7 @@ def add_steps(
         embedded = jax.eval_shape(embed, params.embed, last_tokens, upload)
         x, batch, _ = jax.tree.map(lambda made: struct(made.shape, made.dtype), embedded)
         embedded_by_size[size] = x
-        step = partial(_with_skinny_products if shape.skinny_products else _layers, model, attention, bucket)
+        step = partial(_layers, model, attention, bucket, shape.skinny_products)
         for first, end in {end - first: (first, end) for first, end in shape.groups(len(layers))}.values():
             arguments = (params.layers[first:end], x, layers[first:end], batch)
             whole = over_devices(step, arguments, out=(EVERYWHERE, PAGES_SPEC))
@@ -160,6 +161,7 @@ def _layers(
     model: ServedModel,
     attention: str,
     shape: PackedShape,
+    skinny: bool,
     params: tuple[Weights, ...],
     x: Float[Array, "T E"],
     layers: tuple[KVPages, ...],
@@ -182,13 +184,9 @@ def _layers(
         attend = _JoinedAttend(attend, step)
     written = []
     for index, (weights, pages) in enumerate(zip(params, layers, strict=True)):
-        with jax.named_scope(f"layer{index}"):
+        with jax.named_scope(f"layer{index}"), skinny_products() if skinny else nullcontext():
             x, pages = model.layer(weights, x, step.positions, pages, attend)
+        if skinny:  # or XLA adds the results of all products before it in every norm, as it cannot in their kernels
+            x = jax.lax.optimization_barrier(x)
         written.append(pages)
     return x, tuple(written)
-
-
-@wraps(_layers)  # whose arguments' names are in the executable
-def _with_skinny_products(*arguments: Any) -> tuple[Float[Array, "T E"], tuple[KVPages, ...]]:
-    with skinny_products():
-        return _layers(*arguments)

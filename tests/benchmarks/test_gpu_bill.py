@@ -52,10 +52,13 @@ MODEL = ModelBytes(
 )
 
 
+SKINNY = sample_case()._replace(transfers=False, skinny_products=True)
+
+
 @pytest.fixture(scope="module")
 def bill() -> dict[str, Any]:
     try:
-        return make_bill([sample_case()])
+        return make_bill([sample_case(), SKINNY])
     except PluginMissingError as error:
         pytest.skip(str(error))
 
@@ -76,9 +79,20 @@ def test_aot_the_sample_has_every_kind_of_executable_and_predicted_steps_above_t
     assert all(row["tensor_instructions"] and row["wide_loads"] and row["registers"] for row in decode)
     assert bill["steps"]
     assert all(1 < row["ratio"] < row["pessimistic"]["ratio"] < 3 for row in bill["steps"])
-    products = {row["product"]: row["reach"] for row in bill["products"]}
+    products = {row["product"]: row["reach"] for row in bill["products"] if row["library"] == "cuBLAS"}
     assert products.keys() == {"qkv", "o", "gate_up", "down", "unembed"}
     assert products["o"] < products["qkv"] < products["down"] < products["gate_up"] < products["unembed"]
+
+
+def test_aot_our_own_products_spill_nothing_and_load_in_16_bytes_beside_each_other(bill: dict[str, Any]) -> None:
+    ours = [row for row in bill["products"] if row["kernel"].startswith("skinny_product")]
+    assert {row["product"] for row in ours} == {"qkv", "o", "down"}
+    assert all(row["pessimistic_reach"] < row["reach"] for row in ours)
+    kernels = [row for row in bill["kernels"] if row["kernel"].startswith("skinny_product")]
+    assert all(row["tensor_instructions"] and row["wide_loads"] and row["blocks_at_once"] > 1 for row in kernels)
+    assert all(row["spill_bytes"] == 0 and row["registers"] <= 128 for row in kernels)
+    libraries = {row["library"] for row in bill["steps"]}
+    assert libraries == {"cuBLAS", "ours, cuBLAS"}
 
 
 def test_thunks_are_read_with_their_branches_loops_and_launches() -> None:
