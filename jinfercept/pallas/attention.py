@@ -1,51 +1,24 @@
-"""Chooses the implementation of paged attention: a new kernel is a file, and an entry in the tables here.
+"""Chooses the implementation of paged attention. A new kernel is a file, and an entry in the table here, or in that of
+`gpu_kernels` if it is one for NVIDIA GPUs.
 
 Every implementation takes `(q, pages, batch)`, applies the 1/√D scale itself, gives zeros for padding tokens, and is
 tested against `paged_attention_reference`.
 """
-
-from collections.abc import Callable
-from types import ModuleType
 
 import jax
 import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jinfercept.pallas import gpu_kernels
 from jinfercept.pallas.cpu_attention import paged_attention_cpu
-from jinfercept.pallas.gpu_heads import AMPERE, Heads, compute_capability, is_supported, work_cut
+from jinfercept.pallas.gpu_heads import Heads
+from jinfercept.pallas.gpu_kernels import CUTS
 from jinfercept.pallas.layout import Batch, KVPages
 from jinfercept.pallas.reference import paged_attention_reference
-from jinfercept.pallas.rotation import Rotation
-from jinfercept.pallas.tiles import HOPPER
 from jinfercept.pallas.work_schedule import Work, WorkCut, schedules
 
-
-def _triton() -> ModuleType:
-    """The module with the kernels for Ampere and newer, imported on demand: the import takes a fifth of a second."""
-    from jinfercept.pallas import triton_attention
-
-    return triton_attention
-
-
-def _mosaic() -> ModuleType:
-    """The module with the kernel for Hopper, imported on demand: the import takes half a second."""
-    from jinfercept.pallas import mosaic_attention
-
-    return mosaic_attention
-
-
-IMPLEMENTATIONS = {
-    "reference": paged_attention_reference,
-    "cpu": paged_attention_cpu,
-    "triton": lambda *operands, **options: _triton().paged_attention_triton(*operands, **options),
-    "mosaic": lambda *operands, **options: _mosaic().paged_attention_mosaic(*operands, **options),
-}
-CUTS: dict[str, Callable[[Heads], WorkCut]] = {
-    "triton": work_cut,
-    "mosaic": lambda heads: _mosaic().mosaic_cut(heads),
-}
-"""How the implementations that have work schedules cut a batch; these have decode variants too."""
+IMPLEMENTATIONS = {"reference": paged_attention_reference, "cpu": paged_attention_cpu, **gpu_kernels.ATTENTION}
 
 
 def paged_attention(
@@ -76,13 +49,6 @@ def paged_attention(
         raise ValueError(f"no such attention implementation; got {implementation}; fix: {fix}")
     options = {"decode_only": True} if decode_only and implementation in CUTS else {}
     return IMPLEMENTATIONS[implementation](q, pages, batch, **options)
-
-
-def joined_attention(
-    qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages, batch: Batch
-) -> tuple[Float[Array, "T H D"], KVPages]:
-    """Attention of decode rows that rotates and writes too, see `triton_attention.joined_attention_triton`."""
-    return _triton().joined_attention_triton(qkv, rotation, pages, batch)
 
 
 def cut_for(heads: Heads, dtype: DTypeLike, pages: DTypeLike, *, implementation: str = "auto") -> WorkCut | None:
@@ -118,17 +84,17 @@ def prepare(batch: Batch, cut: WorkCut | None, *, decode_only: bool = False) -> 
 
 def available(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) -> list[str]:
     """The implementations that support these shapes on JAX's default backend, without the reference."""
+    if jax.default_backend() == "gpu":
+        return gpu_kernels.available_attention(q, pages, head_dim, page_size)
     best = _best(q, pages, head_dim)
-    hopper = jax.default_backend() == "gpu" and compute_capability() == HOPPER
-    also = hopper and _mosaic().is_supported(q, pages, head_dim, page_size)
-    return [*([] if best == "reference" else [best]), *(["mosaic"] if also else [])]
+    return [] if best == "reference" else [best]
 
 
 def _best(q: DTypeLike, pages: DTypeLike, head_dim: int) -> str:
     match jax.default_backend():
         case "cpu":
             return "cpu"
-        case "gpu" if is_supported(q, pages, head_dim) and compute_capability() >= AMPERE:
-            return "triton"
+        case "gpu":
+            return gpu_kernels.best_attention(q, pages, head_dim) or "reference"
         case _:
             return "reference"

@@ -62,6 +62,13 @@ def compute_capability() -> int:
     return get_gpu_info().compute_capability
 
 
+def is_lowered_for_gpu() -> bool:
+    """Whether code is lowered for a GPU."""
+    from jax.experimental.pallas.triton import is_gpu_device
+
+    return is_gpu_device()
+
+
 def num_multiprocessors() -> int:
     """Of the GPU that the code is lowered for; of an A100 where that is none, in interpret mode."""
     device = jax.sharding.get_abstract_mesh().abstract_device

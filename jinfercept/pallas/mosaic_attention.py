@@ -1,4 +1,4 @@
-"""Paged attention for Hopper: chunks in Pallas' Mosaic GPU backend, decode rows by the Triton kernels.
+"""Paged attention of chunks for Hopper, in Pallas' Mosaic GPU backend.
 
 One block serves one KV head of one tile of queries, the heads of the group side by side. Tiles are gathered before the kernel
 and scattered after it, since TMA copies a tile in one piece. Sums are in float32. Its values are tested in interpret mode, and
@@ -11,55 +11,23 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.pallas.gpu_heads import Heads, compute_capability, tiles_for, work_cut
+from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.layout import Batch, KVPages, as_array
 from jinfercept.pallas.mosaic_kernel import COMPUTING, ROWS, chunk_kernel, share
-from jinfercept.pallas.tiles import HOPPER, Tiles
-from jinfercept.pallas.triton_decode import attend_decode_rows
-from jinfercept.pallas.work_schedule import WorkCut, WorkSchedule
+from jinfercept.pallas.work_schedule import WorkSchedule
 
 DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 128)  # what a warpgroup's registers hold, in rows of whole swizzles
 LEAST_PAGE = 8  # a page has a multiple of so many tokens: the rows of a swizzled tile
 
 
-def paged_attention_mosaic(
-    q: Float[Array, "T H D"],
-    pages: KVPages,
-    batch: Batch,
-    *,
-    decode_only: bool = False,
-    interpret: bool = False,
-) -> Float[Array, "T H D"]:
-    """Causal attention of every query token over its row's pages, scaled by 1/√D; padding tokens give zeros.
-
-    Same arguments and result as `paged_attention_reference`; the result has the type of `q`.
-
-    Args:
-        q, pages, batch: see there; q and pages have the same type. The batch has its `work`.
-        decode_only: the batch has no chunks: their kernel is left out.
-        interpret: run without a GPU, slowly.
-
-    Raises:
-        ValueError: the type, the head dim, the page size or the GPU has no kernel.
-    """
-    heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
-    page_size = pages.shape[1]
-    if not is_supported(q.dtype, pages.dtype, heads.head_dim, page_size):
-        got = f"queries in {q.dtype}, pages of {page_size} tokens in {pages.dtype}, head dim {heads.head_dim}"
+def check(q: Float[Array, "T H D"], pages: KVPages) -> None:
+    """Raises `ValueError` if the type, the head dim or the page size has no kernel."""
+    head_dim, page_size = q.shape[2], pages.shape[1]
+    if not is_supported(q.dtype, pages.dtype, head_dim, page_size):
+        got = f"queries in {q.dtype}, pages of {page_size} tokens in {pages.dtype}, head dim {head_dim}"
         fix = f"{' or '.join(DTYPES)} for both, a head dim of 64 or 128 and pages of a multiple of {LEAST_PAGE} tokens"
         raise ValueError(f"the Mosaic kernel has no such attention; got {got}; fix: use {fix}, or the kernel triton")
-    if not interpret and compute_capability() != HOPPER:
-        got = f"compute capability {compute_capability()}"
-        raise ValueError(f"the Mosaic kernel is for Hopper, {HOPPER}; got {got}; fix: use the Triton kernels")
-    tiles = _tiles(heads, interpret)
-    out = None if decode_only else _attend_chunks(q, pages, batch, heads, interpret)
-    return attend_decode_rows(q, pages, batch.work, out, tiles, interpret)
-
-
-def mosaic_cut(heads: Heads, *, interpret: bool = False) -> WorkCut:
-    """How the kernels cut a batch."""
-    return work_cut(heads, _tiles(heads, interpret))
 
 
 def is_supported(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) -> bool:
@@ -69,15 +37,16 @@ def is_supported(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) 
     return dtype == jnp.dtype(pages) and dtype.name in DTYPES and shapes
 
 
-def _tiles(heads: Heads, interpret: bool) -> Tiles:
-    tiles = tiles_for(heads, HOPPER if interpret else compute_capability())
-    return tiles._replace(chunk=tiles.chunk._replace(rows=ROWS))
-
-
-def _attend_chunks(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, heads: Heads, interpret: bool
+def attend_chunks(
+    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, *, interpret: bool = False
 ) -> Float[Array, "T H D"]:
-    """The results of all chunks; zeros for all other tokens."""
+    """The results of all chunks; zeros for all other tokens.
+
+    Args:
+        q, pages, batch: as for `paged_attention_reference`; what `check` lets pass. The batch has its `work`.
+        interpret: run without a GPU, slowly, by an interpreter that knows asynchronous wgmma.
+    """
+    heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
     work = WorkSchedule(*map(as_array, batch.work.chunks))
     num_pages, page_size, _, num_kv_heads, head_dim = pages.shape
     num_units, tile_queries = work.unit_rows.shape[0], ROWS // heads.group
@@ -99,7 +68,7 @@ def _attend_chunks(
         num_threads=COMPUTING + 1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True),
-        interpret=plgpu.InterpretGPUParams() if interpret else None,
+        interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else None,
     )(
         _to_tiles(q, batch.query_starts[row] + skipped, heads, tile_queries),
         pages.reshape(num_pages * page_size, -1),

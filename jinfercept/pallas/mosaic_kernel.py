@@ -1,14 +1,16 @@
 """The body of the Mosaic kernel: the shared memory of a block, and the work of its warpgroups.
 
-One warpgroup fetches pages by TMA, as far ahead as there are buffers; two multiply by wgmma, each one half of the tile of
-queries, and keep the online softmax in registers. A step's softmax runs while the next step's scores are multiplied. Interpret
-mode knows neither wgmma's operand in registers nor accumulators that outlive a step (jax 0.11.2). So weights go through shared
-memory and sums are added up in registers; both are the first things to change when the kernel is timed on a GPU.
+One warpgroup fetches pages by TMA, as far ahead as there are buffers. Two multiply, each one half of the tile of queries, in
+turns (FlashAttention-3's schedule): while the tensor cores work on one warpgroup's products, the other computes its softmax. A
+turn issues two products, a step's scores and the weighted values of the step before; the softmax starts when the first is
+done, beside the second. Weights are wgmma's operand in registers, and their sums stay in one accumulator for all steps.
+
+JAX's interpreter (0.11.2) knows neither of the two, and no asynchronous wgmma. `tests/support/wgmma_interpreter.py` teaches it
+all three, so that the code that is interpreted is the code that is compiled.
 """
 
-from collections.abc import Callable
 from functools import partial
-from math import gcd
+from math import e, gcd, log2
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -18,47 +20,63 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
 from jinfercept.pallas.gpu_heads import Heads
-from jinfercept.pallas.triton_softmax import LOG2_E, LOWEST
 
 HALF = 64  # rows of a warpgroup: of one wgmma
 COMPUTING = 2  # warpgroups that multiply; one more fetches
 ROWS = COMPUTING * HALF  # (query, head) pairs of a tile
-TOKENS = 64  # of context per step
-STAGES = 4  # steps whose keys and values are being fetched or used
+TOKENS = 128  # of context per step: as many as registers hold the scores of
+BUFFERED = 256 * 128  # numbers of keys that are being fetched or used; as many of values
+LOWEST = -1e30  # of a masked score: its weight is exactly 0
 COMPUTE_REGISTERS, FETCH_REGISTERS = 240, 32  # of a thread
+SCORES = plgpu.WGMMAAccumulatorRef((HALF, TOKENS), jnp.float32)
 
 
 class Shared(NamedTuple):
     """Shared memory of a block; the barriers signal which buffers are filled, and which may be overwritten."""
 
     queries: Any  # [COMPUTING, HALF, D]; the result at last
-    weights: Any  # [COMPUTING, HALF, TOKENS]
-    keys: Any  # [STAGES, TOKENS, D]
-    values: Any  # [STAGES, TOKENS, D]
+    keys: Any  # [stages, TOKENS, D]
+    values: Any  # [stages, TOKENS, D]
     queries_there: Any
     keys_there: Any
     values_there: Any
     keys_free: Any
     values_free: Any
+    turns: Any  # of the warpgroups, to issue products
     cleared: Any
+
+
+class Visible(NamedTuple):
+    """The last context position that queries see."""
+
+    all_rows: Any  # that all see
+    by_row: Any  # [HALF, TOKENS]
+
+
+class Softmax(NamedTuple):
+    """An online softmax after a step; scores count in powers of 2."""
+
+    weights: Any  # [HALF, TOKENS], of the step
+    top: Any  # [HALF], the maximum
+    total: Any  # [HALF], the sum of all weights
 
 
 def share(head_dim: int, page_size: int, dtype: DTypeLike) -> Shared:
     """Shapes and barriers of a block's shared memory."""
     transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
-    pieces = TOKENS // gcd(page_size, TOKENS)
-    there = plgpu.Barrier(num_arrivals=pieces, num_barriers=STAGES)
-    free = plgpu.Barrier(num_arrivals=COMPUTING, num_barriers=STAGES)
+    pieces, stages = TOKENS // gcd(page_size, TOKENS), BUFFERED // (TOKENS * head_dim)
+    there = plgpu.Barrier(num_arrivals=pieces, num_barriers=stages)
+    free = plgpu.Barrier(num_arrivals=COMPUTING, num_barriers=stages)
     return Shared(
         queries=plgpu.SMEM((COMPUTING, HALF, head_dim), dtype, transforms=transforms),
-        weights=plgpu.SMEM((COMPUTING, HALF, TOKENS), dtype, transforms=transforms),
-        keys=plgpu.SMEM((STAGES, TOKENS, head_dim), dtype, transforms=transforms),
-        values=plgpu.SMEM((STAGES, TOKENS, head_dim), dtype, transforms=transforms),
+        keys=plgpu.SMEM((stages, TOKENS, head_dim), dtype, transforms=transforms),
+        values=plgpu.SMEM((stages, TOKENS, head_dim), dtype, transforms=transforms),
         queries_there=plgpu.Barrier(num_barriers=COMPUTING),
         keys_there=there,
         values_there=there,
         keys_free=free,
         values_free=free,
+        turns=plgpu.Barrier(num_barriers=COMPUTING),
         cleared=plgpu.Barrier(num_arrivals=COMPUTING),
     )
 
@@ -87,23 +105,12 @@ def chunk_kernel(
         rows, columns = pl.ds(unit * ROWS + warpgroup * HALF, HALF), pl.ds(kv_head * heads.head_dim, heads.head_dim)
         queries, there = shared.queries.at[warpgroup], shared.queries_there.at[warpgroup]
         plgpu.copy_gmem_to_smem(q_ref.at[rows, columns], queries, there)
+        row = plgpu.broadcasted_iota(jnp.int32, (HALF, TOKENS), 0, layout=plgpu.Layout.WGMMA) + warpgroup * HALF
+        first, by_row = (starts_ref[unit] + place // heads.group for place in (warpgroup * HALF, row))
         plgpu.barrier_wait(there)
-        place = warpgroup * HALF + plgpu.broadcasted_iota(jnp.int32, (HALF, TOKENS), 0, layout=plgpu.Layout.WGMMA)
-        visible = starts_ref[unit] + place // heads.group  # each row's last visible position
-        score = partial(_score, shared, warpgroup)
-        soften = partial(_soften, shared, warpgroup, visible, heads)
-        weigh = partial(_weigh, shared, warpgroup, limit)
-
-        def attend(step, carry):
-            scores, top, total, weighted = carry
-            scores, (top, total, weighted) = score(step + 1, lambda: soften(step, scores, top, total, weighted))
-            return scores, top, total, weigh(step, weighted)
-
-        scores, _ = score(0, lambda: None)
-        scores, top, total, weighted = lax.fori_loop(0, steps - 1, attend, (scores, *_empty_carry(heads.head_dim)))
-        _, total, weighted = soften(steps - 1, scores, top, total, weighted)
-        weighted = weigh(steps - 1, weighted)
-        queries[...] = (weighted / lax.broadcast_in_dim(total, weighted.shape, [0])).astype(queries.dtype)
+        attend = partial(_attend, shared, warpgroup, Visible(first, by_row), limit, steps, heads.head_dim)
+        out = pl.run_scoped(attend, plgpu.WGMMAAccumulatorRef((HALF, heads.head_dim), jnp.float32))
+        queries[...] = out.astype(queries.dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(queries, out_ref.at[rows, columns])
         plgpu.wait_smem_to_gmem(0)
@@ -112,59 +119,87 @@ def chunk_kernel(
     def _():
         plgpu.set_max_registers(FETCH_REGISTERS, action="decrease")
         fetch = partial(_fetch, shared, pages_ref, tables_ref, unit_rows_ref[unit], kv_head, steps, heads, page_size)
-        lax.fori_loop(0, steps + STAGES, lambda step, _: fetch(step), None)
+        lax.fori_loop(0, steps + shared.keys.shape[0], lambda step, _: fetch(step), None)
 
 
-def _empty_carry(head_dim: int):
-    """The carry of an online softmax: maximum [HALF], sum [HALF], weighted values [HALF, D]; scores count in powers of 2."""
-    by_row = plgpu.Layout.WGMMA.reduce(1)
-    top = plgpu.layout_cast(jnp.full(HALF, LOWEST), by_row)
-    total = plgpu.layout_cast(jnp.zeros(HALF), by_row)
-    return top, total, plgpu.layout_cast(jnp.zeros((HALF, head_dim)), plgpu.Layout.WGMMA)
+def _attend(shared: Shared, warpgroup, visible: Visible, limit, steps, head_dim: int, weighted):
+    """The attention of a warpgroup's queries, from the accumulator of weighted values [HALF, D]."""
+    soften = partial(_soften, visible, head_dim)
+    by_row, dtype = plgpu.Layout.WGMMA.reduce(1), shared.queries.dtype
+    top, total = (plgpu.layout_cast(jnp.full(HALF, number), by_row) for number in (LOWEST, 0.0))
 
+    def begin(scores):
+        plgpu.barrier_wait(shared.keys_there.at[0])
+        pl.when(warpgroup == 1)(lambda: plgpu.barrier_arrive(shared.turns.at[0]))
+        plgpu.barrier_wait(shared.turns.at[warpgroup])
+        _multiply_keys(shared, warpgroup, 0, scores)
+        plgpu.barrier_arrive(shared.turns.at[1 - warpgroup])
+        return _scores(shared, 0, scores, pending=0)
 
-def _score(shared: Shared, warpgroup, step, meanwhile: Callable[[], Any]):
-    """The scores of a step's keys, not scaled, and what `meanwhile` returns, which runs while tensor cores multiply."""
-    slot = lax.rem(step, STAGES)
-    plgpu.barrier_wait(shared.keys_there.at[slot])
+    def attend(step, before):
+        slot, slot_before = _slot(shared, step), _slot(shared, step - 1)
 
-    def score(sums):
-        plgpu.wgmma(sums, shared.queries.at[warpgroup], shared.keys.at[slot].transpose((1, 0)))
-        result = meanwhile()
-        return sums[...], result
+        def multiply(scores):
+            plgpu.barrier_wait(shared.keys_there.at[slot])
+            plgpu.barrier_wait(shared.turns.at[warpgroup])
+            _multiply_keys(shared, warpgroup, slot, scores)
+            plgpu.wgmma(weighted, before.weights, shared.values.at[slot_before])
+            plgpu.barrier_arrive(shared.turns.at[1 - warpgroup])
+            return soften(step, _scores(shared, slot, scores, pending=1), before.top, before.total)
 
-    scored = pl.run_scoped(score, plgpu.WGMMAAccumulatorRef((HALF, TOKENS), jnp.float32))
-    plgpu.barrier_arrive(shared.keys_free.at[slot])
-    return scored
+        # The next barrier keeps the softmax before the wait for the values. Weights are rounded after it: the registers of
+        # wgmma's operand must not be written while it runs.
+        softened, fade = lax.optimization_barrier(pl.run_scoped(multiply, SCORES))
+        plgpu.barrier_wait(shared.values_there.at[slot])
+        sums = plgpu.wgmma_accumulator_load(weighted)
+        plgpu.barrier_arrive(shared.values_free.at[slot_before])
+        weighted[...] = sums * lax.broadcast_in_dim(fade, sums.shape, [0])
+        return softened._replace(weights=softened.weights.astype(dtype))
 
-
-def _soften(shared: Shared, warpgroup, visible, heads: Heads, step, scores, top, total, weighted):
-    """The maximum and the sum after a step's scores, and the values weighted before; its weights go to shared memory."""
-    scores = scores * (heads.head_dim**-0.5 * LOG2_E)
-    position = step * TOKENS + plgpu.broadcasted_iota(jnp.int32, (HALF, TOKENS), 1, layout=plgpu.Layout.WGMMA)
-    scores = jnp.where(position <= visible, scores, LOWEST)
-    new_top = jnp.maximum(top, scores.max(axis=1))
-    weights, fade = jnp.exp2(scores - lax.broadcast_in_dim(new_top, scores.shape, [0])), jnp.exp2(top - new_top)
-    shared.weights[warpgroup] = weights.astype(shared.weights.dtype)
-    plgpu.commit_smem()
-    weighted = weighted * lax.broadcast_in_dim(fade, weighted.shape, [0])
-    return new_top, total * fade + weights.sum(axis=1), weighted
-
-
-def _weigh(shared: Shared, warpgroup, limit, step, weighted):
-    """The weighted values after one more step."""
-    slot = lax.rem(step, STAGES)
-    values = shared.values.at[slot]
-    plgpu.barrier_wait(shared.values_there.at[slot])
-    pl.when((step + 1) * TOKENS > limit)(lambda: _clear(shared, warpgroup, values, limit - step * TOKENS))
-
-    def weigh(sums):
-        plgpu.wgmma(sums, shared.weights.at[warpgroup], values)
-        return sums[...]
-
-    added = pl.run_scoped(weigh, plgpu.WGMMAAccumulatorRef(weighted.shape, jnp.float32))
+    softened, _ = soften(0, pl.run_scoped(begin, SCORES), top, total)
+    plgpu.barrier_wait(shared.values_there.at[0])
+    softened = softened._replace(weights=softened.weights.astype(dtype))
+    softened = lax.fori_loop(1, steps, attend, softened)
+    slot = _slot(shared, steps - 1)
+    written = limit - (steps - 1) * TOKENS
+    pl.when(written < TOKENS)(lambda: _clear(shared, warpgroup, shared.values.at[slot], written))
+    plgpu.barrier_wait(shared.turns.at[warpgroup])
+    plgpu.wgmma(weighted, softened.weights, shared.values.at[slot])
+    pl.when(warpgroup == 0)(lambda: plgpu.barrier_arrive(shared.turns.at[1]))
+    sums = plgpu.wgmma_accumulator_load(weighted)
     plgpu.barrier_arrive(shared.values_free.at[slot])
-    return weighted + added
+    return sums / lax.broadcast_in_dim(softened.total, sums.shape, [0])
+
+
+def _slot(shared: Shared, step):
+    """The place of a step's keys and values."""
+    return lax.rem(step, shared.keys.shape[0])
+
+
+def _multiply_keys(shared: Shared, warpgroup, slot, scores) -> None:
+    plgpu.wgmma(scores, shared.queries.at[warpgroup], shared.keys.at[slot].transpose((1, 0)))
+
+
+def _scores(shared: Shared, slot, scores, *, pending: int):
+    """The scores of a step's keys, not scaled, once no more than `pending` products are under way."""
+    finished = plgpu.wgmma_accumulator_load(scores, wait_n=pending)
+    plgpu.barrier_arrive(shared.keys_free.at[slot])
+    return finished
+
+
+def _soften(visible: Visible, head_dim: int, step, scores, top, total):
+    """The softmax after a step's scores, and what earlier steps' weighted values fade by."""
+    scale, start = head_dim**-0.5 * log2(e), step * TOKENS
+
+    def masked(scores):
+        position = start + plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=plgpu.Layout.WGMMA)
+        return jnp.where(position <= visible.by_row, scores, LOWEST)
+
+    scores = lax.cond(start + TOKENS - 1 > visible.all_rows, masked, lambda scores: scores, scores)
+    new_top = jnp.maximum(top, scores.max(axis=1) * scale)
+    weights = jnp.exp2(scores * scale - lax.broadcast_in_dim(new_top, scores.shape, [0]))
+    fade = jnp.exp2(top - new_top)
+    return Softmax(weights, new_top, total * fade + weights.sum(axis=1)), fade
 
 
 def _clear(shared: Shared, warpgroup, values, num_written) -> None:
@@ -183,11 +218,11 @@ def _clear(shared: Shared, warpgroup, values, num_written) -> None:
 
 def _fetch(shared: Shared, pages_ref, tables_ref, row, kv_head, steps, heads: Heads, page_size: int, step) -> None:
     """Bring a step's keys and values to their buffers, once those are free; behind the last step, only wait."""
-    slot, piece = lax.rem(step, STAGES), gcd(page_size, TOKENS)
+    slot, piece = _slot(shared, step), gcd(page_size, TOKENS)
     for side, (buffer, there, free) in enumerate(
         ((shared.keys, shared.keys_there, shared.keys_free), (shared.values, shared.values_there, shared.values_free))
     ):
-        pl.when(step >= STAGES)(lambda free=free: plgpu.barrier_wait(free.at[slot]))
+        pl.when(step >= shared.keys.shape[0])(lambda free=free: plgpu.barrier_wait(free.at[slot]))
 
         @pl.when(step < steps)
         def _(side=side, buffer=buffer, there=there):

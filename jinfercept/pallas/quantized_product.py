@@ -4,7 +4,6 @@ A weight is a matrix `[K, N]` of `scale * (q - zero) + offset`; scale and offset
 A block is contiguous, so that a kernel that computes its columns reads memory in sequence. Knows arrays only.
 """
 
-from collections.abc import Callable
 from functools import partial
 from math import gcd
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped
 
-from jinfercept.pallas import cpu_kernels
+from jinfercept.pallas import cpu_kernels, gpu_kernels
 from jinfercept.pallas.rows import Rows, dense, rounded
 
 WIDTH = 32
@@ -110,8 +109,8 @@ def product(rows: Rows, packed: Packed, out: DTypeLike, *, int8_rows: bool = Fal
     if int8_rows:
         return _of_int8_rows(rows, packed, out)
     x = dense(rows)
-    if (gpu := _on_gpu(x, packed)) is not None:
-        return gpu(packed.zero, out, ORDER, x, *packed[:3])
+    if (by_gpu := gpu_kernels.quantized_product(len(x), x.dtype, packed.values.dtype)) is not None:
+        return by_gpu(packed.zero, out, ORDER, x, *packed[:3])
     by_xla = partial(_by_xla, packed.zero, out)
     if not supports(x, packed):
         return by_xla(x, *packed[:3])
@@ -143,19 +142,6 @@ def _of_int8_rows(rows: Rows, packed: Packed, out: DTypeLike) -> Float[Array, "T
         return cpu_int8_product.product(rows, Packed(*arrays, zero=packed.zero), out)
 
     return jax.lax.platform_dependent(rows, *packed[:3], cpu=kernel, default=by_xla)
-
-
-def _on_gpu(x: Float[Array, "T K"], packed: Packed) -> Callable[..., Float[Array, "T N"]] | None:
-    """The kernel of the GPU for which code is lowered, if it has one for these rows."""
-    from jax.experimental.pallas import triton as plgpu
-
-    if not plgpu.is_gpu_device() or x.dtype.itemsize != 2:
-        return None
-    from jinfercept.pallas import triton_quantized
-
-    if plgpu.get_gpu_info().compute_capability < triton_quantized.least_capability(packed.values.dtype):
-        return None
-    return triton_quantized.product if len(x) <= triton_quantized.MOST_ROWS else None
 
 
 def supports(x: Float[Array, "T K"] | jax.ShapeDtypeStruct, packed: Packed) -> bool:

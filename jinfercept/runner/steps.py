@@ -13,8 +13,9 @@ from jinfercept.models.blocks import Attend
 from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices
 from jinfercept.models.protocol import Params, ServedModel, Weights
 from jinfercept.models.quantized import weights_of
-from jinfercept.pallas.attention import cut_for, joined_attention, paged_attention
+from jinfercept.pallas.attention import cut_for, paged_attention
 from jinfercept.pallas.gpu_heads import Heads
+from jinfercept.pallas.gpu_kernels import joined_attention
 from jinfercept.pallas.kv_rows import is_quantised, stored_dtype
 from jinfercept.pallas.layout import Batch, KVPages, kv_shape, write_kv
 from jinfercept.pallas.rotation import Rotation

@@ -12,7 +12,7 @@ from jinfercept.errors import ConfigError, describe_failure
 from jinfercept.models.embedded import cache_directory
 from jinfercept.models.jax_settings import check_settings
 from jinfercept.models.mesh import ModelMesh
-from jinfercept.pallas import cpu_kernels
+from jinfercept.pallas import cpu_kernels, gpu_kernels
 from jinfercept.startup.compile_cache import drop_damaged
 from jinfercept.startup.memory import GIB
 
@@ -86,5 +86,5 @@ def start_backend(attention: str) -> None:
             got=f"JAX_PLATFORMS={jax.config.jax_platforms}: {describe_failure(error)}"[:500],
             fix="name a platform that is installed: JAX_PLATFORMS=cpu, or pip install 'jinfercept[cuda13]'",
         ) from error
-    if attention in ("triton", "mosaic") and platform != "gpu":
+    if attention in gpu_kernels.ATTENTION and platform != "gpu":
         raise ConfigError(f"attention={attention} is a GPU's", got=f"JAX on a {platform}", fix="attention=auto, or cpu")

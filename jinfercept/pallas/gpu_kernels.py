@@ -1,0 +1,126 @@
+"""Which compiler each kernel for NVIDIA GPUs comes from: Pallas' Triton or its Mosaic backend. No other file knows.
+
+JAX announces that it will remove the Triton backend; `docs/gpu_kernels.md` says what replaces each kernel, on which GPU. A
+kernel that moves changes its function here. Kernels are imported on demand: their compilers take up to half a second.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jinfercept.pallas.gpu_heads import (
+    AMPERE,
+    Heads,
+    compute_capability,
+    is_lowered_for_gpu,
+    is_supported,
+    tiles_for,
+    work_cut,
+)
+from jinfercept.pallas.layout import Batch, KVPages
+from jinfercept.pallas.rotation import Rotation
+from jinfercept.pallas.tiles import HOPPER, Tiles
+from jinfercept.pallas.work_schedule import WorkCut
+
+
+def paged_attention_triton(
+    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, **options: Any
+) -> Float[Array, "T H D"]:
+    """Attention from Ampere on, see `triton_attention.paged_attention_triton`."""
+    from jinfercept.pallas import triton_attention
+
+    return triton_attention.paged_attention_triton(q, pages, batch, **options)
+
+
+def paged_attention_mosaic(
+    q: Float[Array, "T H D"],
+    pages: KVPages,
+    batch: Batch,
+    *,
+    decode_only: bool = False,
+    interpret: bool = False,
+) -> Float[Array, "T H D"]:
+    """Attention on Hopper: chunks by Mosaic's kernel, decode rows by Triton's. Zeros for padding tokens.
+
+    Same arguments and result as `paged_attention_reference`; the result has the type of `q`.
+
+    Args:
+        q, pages, batch: see there; q and pages have the same type. The batch has its `work`.
+        decode_only: the batch has no chunks: their kernel is left out.
+        interpret: run without a GPU, slowly. Chunks need `tests/support/wgmma_interpreter.py`.
+
+    Raises:
+        ValueError: the type, the head dim, the page size or the GPU has no kernel.
+    """
+    from jinfercept.pallas import mosaic_attention, triton_decode
+
+    mosaic_attention.check(q, pages)
+    if not interpret and compute_capability() != HOPPER:
+        got = f"compute capability {compute_capability()}"
+        raise ValueError(f"the Mosaic kernel is for Hopper, {HOPPER}; got {got}; fix: use the Triton kernels")
+    heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
+    out = None if decode_only else mosaic_attention.attend_chunks(q, pages, batch, interpret=interpret)
+    return triton_decode.attend_decode_rows(
+        q, pages, batch.work, out, _mosaic_tiles(heads, interpret).decode, interpret
+    )
+
+
+def mosaic_cut(heads: Heads, *, interpret: bool = False) -> WorkCut:
+    """How the kernels of `paged_attention_mosaic` cut a batch."""
+    return work_cut(heads, _mosaic_tiles(heads, interpret))
+
+
+ATTENTION: dict[str, Callable[..., Array]] = {"triton": paged_attention_triton, "mosaic": paged_attention_mosaic}
+CUTS: dict[str, Callable[[Heads], WorkCut]] = {"triton": work_cut, "mosaic": mosaic_cut}
+"""How the implementations cut a batch; all have decode variants too."""
+
+
+def joined_attention(
+    qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages, batch: Batch
+) -> tuple[Float[Array, "T H D"], KVPages]:
+    """Attention of decode rows that rotates and writes too, see `triton_attention.joined_attention_triton`."""
+    from jinfercept.pallas import triton_attention
+
+    return triton_attention.joined_attention_triton(qkv, rotation, pages, batch)
+
+
+def quantized_product(num_rows: int, dtype: DTypeLike, values: DTypeLike) -> Callable[..., Float[Array, "T N"]] | None:
+    """The product with quantised weights, see `triton_quantized.product`, if code is lowered for a GPU that has it.
+
+    Args:
+        num_rows, dtype: of the rows.
+        values: type of the weight's stored numbers.
+    """
+    if not is_lowered_for_gpu() or jnp.dtype(dtype).itemsize != 2:
+        return None
+    from jinfercept.pallas import triton_quantized
+
+    if compute_capability() < triton_quantized.least_capability(values) or num_rows > triton_quantized.MOST_ROWS:
+        return None
+    return triton_quantized.product
+
+
+def best_attention(q: DTypeLike, pages: DTypeLike, head_dim: int) -> str | None:
+    """The implementation for these shapes on the GPU that code is lowered for, if it has one."""
+    return "triton" if is_supported(q, pages, head_dim) and compute_capability() >= AMPERE else None
+
+
+def available_attention(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) -> list[str]:
+    """The implementations for these shapes on the GPU that code is lowered for, the best one first."""
+    best = best_attention(q, pages, head_dim)
+    names = [] if best is None else [best]
+    if compute_capability() == HOPPER:
+        from jinfercept.pallas import mosaic_attention
+
+        names += ["mosaic"] if mosaic_attention.is_supported(q, pages, head_dim, page_size) else []
+    return names
+
+
+def _mosaic_tiles(heads: Heads, interpret: bool) -> Tiles:
+    from jinfercept.pallas.mosaic_kernel import ROWS
+
+    tiles = tiles_for(heads, HOPPER if interpret else compute_capability())
+    return tiles._replace(chunk=tiles.chunk._replace(rows=ROWS))
