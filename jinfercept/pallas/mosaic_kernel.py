@@ -43,7 +43,6 @@ class Shared(NamedTuple):
     keys_free: Any
     values_free: Any
     turns: Any  # of the warpgroups, to issue products
-    cleared: Any
 
 
 class Visible(NamedTuple):
@@ -77,7 +76,6 @@ def share(head_dim: int, page_size: int, dtype: DTypeLike) -> Shared:
         keys_free=free,
         values_free=free,
         turns=plgpu.Barrier(num_barriers=COMPUTING),
-        cleared=plgpu.Barrier(num_arrivals=COMPUTING),
     )
 
 
@@ -162,7 +160,8 @@ def _attend(shared: Shared, warpgroup, visible: Visible, limit, steps, head_dim:
     softened = lax.fori_loop(1, steps, attend, softened)
     slot = _slot(shared, steps - 1)
     written = limit - (steps - 1) * TOKENS
-    pl.when(written < TOKENS)(lambda: _clear(shared, warpgroup, shared.values.at[slot], written))
+    clears = (warpgroup == 0) & (written < TOKENS)  # whose turn is before the other's
+    pl.when(clears)(lambda: _clear(shared.values.at[slot], written))
     plgpu.barrier_wait(shared.turns.at[warpgroup])
     plgpu.wgmma(weighted, softened.weights, shared.values.at[slot])
     pl.when(warpgroup == 0)(lambda: plgpu.barrier_arrive(shared.turns.at[1]))
@@ -202,18 +201,12 @@ def _soften(visible: Visible, head_dim: int, step, scores, top, total):
     return Softmax(weights, new_top, total * fade + weights.sum(axis=1)), fade
 
 
-def _clear(shared: Shared, warpgroup, values, num_written) -> None:
+def _clear(values, num_written) -> None:
     """Put zeros over the last values, behind the context's end: slots there may hold anything, and 0 · NaN is NaN."""
-
-    @pl.when(warpgroup == 0)
-    def _():
-        place = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=plgpu.Layout.WGMMA)
-        found = plgpu.load(values, (), layout=plgpu.Layout.WGMMA)
-        values[...] = jnp.where(place < num_written, found, jnp.zeros_like(found))
-        plgpu.commit_smem()
-
-    plgpu.barrier_arrive(shared.cleared)
-    plgpu.barrier_wait(shared.cleared)
+    place = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=plgpu.Layout.WGMMA)
+    stored = plgpu.load(values, (), layout=plgpu.Layout.WGMMA)
+    values[...] = jnp.where(place < num_written, stored, jnp.zeros_like(stored))
+    plgpu.commit_smem()
 
 
 def _fetch(shared: Shared, pages_ref, tables_ref, row, kv_head, steps, heads: Heads, page_size: int, step) -> None:

@@ -53,6 +53,7 @@ PTX_ACCESS = re.compile(r"\b(?:(?:ld|st|red)\.global|atom)[\w.]*")
 HLO_SORT = re.compile(r" = \(?\w+\[(?:\d+,)*(\d+)\].* sort\(")
 HLO_CONTROL = re.compile(r" (conditional|while)\(")
 HLO_COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
+PTX_SCHEDULE = re.compile(r"wgmma\.(mma)_async|wgmma\.wait_group\S* (\d)|(ex2)\.|mbarrier\.(try_wait)")
 SOURCE = Path(__file__).read_text()
 NO_MEMORY = {"parameter", "get-tuple-element", "bitcast", "custom-call"}  # views, and kernels that write in place
 
@@ -120,6 +121,12 @@ def _accesses(folder: Path) -> dict[str, list[str]]:
     """The instructions that access global memory, of every kernel that XLA emitted."""
     kernels = [kernel for path in folder.glob("*.ptx") for kernel in path.read_text().split(".visible .entry ")[1:]]
     return {kernel.split("(")[0]: sorted(set(PTX_ACCESS.findall(kernel))) for kernel in kernels}
+
+
+def _schedule(ptx: str) -> str:
+    """What a Mosaic kernel issues and waits for, a letter each: m(ultiplies), e(xponentiates), t(ries a barrier), and the
+    number of products that may be under way after a wait for products."""
+    return "".join("".join(words)[0] for words in PTX_SCHEDULE.findall(ptx))
 
 
 def _bytes(dtype: str, dims: str) -> int:
@@ -262,7 +269,7 @@ def main() -> None:
     compiler = KernelCompiler(asked["gpu"], asked["generation"], _facts, SOURCE, dumped, num_devices)
     with redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
         if "mosaic" in (case.get("attention") for case in asked.get("kernels", {}).values()):
-            os.environ |= {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_TO": folder}
+            os.environ |= {"MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_TO": folder}
         for name, case in asked.get("kernels", {}).items():
             kernel(compiler, name, case)
         if "steps" in asked:
@@ -276,6 +283,7 @@ def main() -> None:
         results = compiler.results()
         for facts in results.values():
             facts["assembled"] = [path.read_text() for path in Path(folder).glob("*.ptxas")]
+            facts["scheduled"] = [_schedule(path.read_text()) for path in Path(folder).glob("*.ptx")]
     files = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
     ours = {file for file in files if file.is_relative_to(PROJECT) and not file.is_relative_to(sys.prefix)}
     read = {*ours, Path(__file__), TARGETS / f"{asked['gpu']}.txtpb"}

@@ -141,6 +141,8 @@ def _finish(shared_memory, thread, products: Products) -> None:
     """End the oldest product, and order its reads before what the thread does from now on."""
     product = products.pending.popleft()
     left, right = (side.read(shared_memory, thread) for side in (product.left, product.right))
+    if product.accumulator not in shared_memory.mem:
+        raise ValueError("nothing waited for a product before its accumulator went")
     sums = products.sums[product.accumulator]
     with np.errstate(invalid="ignore"):  # of NaN
         products.sums[product.accumulator] = sums + np.matmul(left, right, dtype=sums.dtype)
