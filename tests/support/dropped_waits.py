@@ -18,7 +18,7 @@ def without_wait(source: str, number: int) -> str:
     if _called(call) == "wgmma_accumulator_load":
         call.keywords = [ast.keyword("wait_n", ast.Constant(None))]
     else:
-        call.func, call.args, call.keywords = ast.Name("tuple"), [], []
+        call.func, call.args, call.keywords = ast.parse("lambda: None", mode="eval").body, [], []
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
