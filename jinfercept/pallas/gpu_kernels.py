@@ -63,9 +63,7 @@ def paged_attention_mosaic(
         raise ValueError(f"the Mosaic kernel is for Hopper, {HOPPER}; got {got}; fix: use the Triton kernels")
     heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
     out = None if decode_only else mosaic_attention.attend_chunks(q, pages, batch, interpret=interpret)
-    return triton_decode.attend_decode_rows(
-        q, pages, batch.work, out, _mosaic_tiles(heads, interpret).decode, interpret
-    )
+    return triton_decode.attend_decode_rows(q, pages, batch.work, out, _mosaic_tiles(heads, interpret), interpret)
 
 
 def mosaic_cut(heads: Heads, *, interpret: bool = False) -> WorkCut:
