@@ -20,12 +20,12 @@ class Predictions(NamedTuple):
 
     Attributes:
         origin: its name, commit and date.
-        steps: by GPU, model, rows, context, and whether the buckets are an engine's default ones; `seconds` and `ratio` to
-            the roofline, and under `pessimistic` both with the pessimistic rates.
+        steps: by GPU, model, rows and context, in buckets that fit the rows; `seconds` and `ratio` to the roofline, and under
+            `pessimistic` both with the pessimistic rates.
     """
 
     origin: str
-    steps: Mapping[tuple[str, str, int, int, bool], Mapping[str, Any]]
+    steps: Mapping[tuple[str, str, int, int], Mapping[str, Any]]
 
 
 def predictions(folder: Path = TABLES) -> Predictions | None:
@@ -35,9 +35,9 @@ def predictions(folder: Path = TABLES) -> Predictions | None:
         return None
     bill = json.loads(path.read_text(encoding="utf-8"))
     steps = {
-        (row["gpu"], row["model"], row["rows"], row["context"], row["default_buckets"]): row
+        (row["gpu"], row["model"], row["rows"], row["context"]): row
         for row in bill["steps"]
-        if row["library"] == LIBRARY
+        if row["library"] == LIBRARY and not row["default_buckets"]
     }
     return Predictions(f"{path.name} of commit {bill['commit']}, {bill['date']}", steps)
 
@@ -46,7 +46,8 @@ def predicted_table(
     device: str, parts: Mapping[str, Sequence[Mapping[str, Any]]], predicted: Predictions | None
 ) -> list[str]:
     """Lines of Markdown: every decode step of greedy rows that was measured, and its prediction if there is one."""
-    rows = [row for name in (*STEP_PARTS, "buckets") for row in parts.get(name, ()) if row["step"] == "decode"]
+    steps = [row for name in STEP_PARTS for row in parts.get(name, ()) if row["step"] == "decode"]
+    rows = [row for row in steps if row["sampling"] == "greedy"]
     if not rows:
         return []
     gpus = {key[0] for key in predicted.steps} if predicted else set()
@@ -54,12 +55,12 @@ def predicted_table(
     origin = f"for {gpu.upper()}, {predicted.origin}" if predicted else "no table of the GPU bill is there"
     lines = [
         f"\nDecode steps on {device}; predicted: {origin}.\n",
-        "| step | layers a call | buckets | measured | predicted | measured ÷ predicted | with the pessimistic rates "
+        "| step | layers a call | measured | predicted | measured ÷ predicted | with the pessimistic rates "
         "| measured ÷ pessimistic | × roofline | predicted | pessimistic |",
-        "|---" * 11 + "|",
+        "|---" * 10 + "|",
     ]
     for row in rows:
-        key = (gpu, row["model"], row["batch"], row["context"], row["buckets"] == "default")
+        key = (gpu, row["model"], row["batch"], row["context"])
         step = predicted.steps.get(key) if predicted else None
         likely, worse = (
             ("", "", "") if guess is None else _expected(row["seconds"], guess)
@@ -68,7 +69,6 @@ def predicted_table(
         cells = [
             f"{row['model']}, {row['batch']} × {row['context']:,}",
             str(row["layers_per_step"]),
-            row["buckets"],
             f"{1e3 * row['seconds']:.2f} ms",
             *likely[:2],
             *worse[:2],

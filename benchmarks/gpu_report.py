@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.gpu_aims import AIMS, Parts, Rows
 from benchmarks.gpu_predictions import predicted_table, predictions
-from benchmarks.gpu_suite.parts import PARTS, STEP_PARTS
+from benchmarks.gpu_suite.parts import LINK_PARTS, PARTS, STEP_PARTS
 from jinfercept.errors import ConfigError
 from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.reports import check_writable
@@ -21,10 +21,27 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 VERSION = 1
+STEP = ("model", "layers_per_step", "step", "batch", "context")
+ATTENTION = ("heads", "rows", "chunk", "context", "implementation", "seconds")
 DETAILS: Mapping[str, Sequence[str]] = {
+    "smoke": (
+        "check",
+        "ok",
+        "seconds",
+        "load_s",
+        "compile_s",
+        "kv_tokens",
+        "peak_bytes",
+        "policy",
+        "copied_in_tokens",
+        "different",
+        "layer_bytes",
+        "wrong_steps",
+        "wrong_pages",
+    ),
     "transfers": (
-        "step",
-        "parts",
+        "transfer_parts",
+        "staging_pages",
         "way",
         "share",
         "pages",
@@ -33,51 +50,47 @@ DETAILS: Mapping[str, Sequence[str]] = {
         "slowdown",
         "bytes_per_s",
         "link_share",
+        "embed_s",
+        "first_kernel_s",
         "copy",
         "count",
         "busy_s",
         "hidden_share",
     ),
-    "ceilings": ("what", "way", "bytes", "arrays", "bytes_per_s", "flops_per_s"),
-    "correctness": ("check", "heads", "model", "page_size", "dtype", "seed", "policy", "error", "limit", "ok"),
-    "kernels": (
-        "heads",
-        "rows",
-        "chunk",
-        "context",
-        "implementation",
-        "seconds",
-        "copy_share",
-        "matmul_share",
-        "error",
-    ),
-    "torch_peer": (
-        "heads",
-        "rows",
-        "chunk",
-        "context",
-        "implementation",
-        "seconds",
-        "bytes_per_s",
-        "flops_per_s",
-        "error",
-    ),
+    "correctness": ("check", "heads", "model", "page_size", "dtype", "policy", "by", "error", "limit", "ok"),
     "steps": (
-        "model",
-        "layers_per_step",
-        "step",
-        "batch",
-        "context",
+        *STEP,
         "chunk",
-        "buckets",
-        "bucket",
         "sampling",
         "seconds",
         "dispatch_s",
         "bound",
         "times",
+        "graphs",
+        "step_s",
+        "busy_s",
+        "idle_share",
+        "kernel",
+        "shape",
+        "calls",
+        "gpu_s",
     ),
-    "idle": ("model", "depth", "batch", "context", "method", "step_s", "idle_share", "largest_gap_s"),
+    "uploads": (
+        "what",
+        "way",
+        "arrays",
+        "bytes",
+        "array_us",
+        "call_s",
+        "ready_s",
+        "before",
+        "upload_s",
+        "kernel_s",
+        "bytes_per_s",
+    ),
+    "kernels": (*ATTENTION, "copy_share", "matmul_share", "error"),
+    "torch_peer": (*ATTENTION, "bytes_per_s", "flops_per_s", "error"),
+    "idle": ("model", "depth", "batch", "context", "step_s", "idle_share", "by_wall", "largest_gap_s"),
     "policies": (
         "policy",
         "latency",
@@ -86,19 +99,6 @@ DETAILS: Mapping[str, Sequence[str]] = {
         "copied_out_tokens",
         "copied_in_tokens",
         "unfinished",
-    ),
-    "overflow": (
-        "figure",
-        "x",
-        "mode",
-        "overhead_s",
-        "least_s",
-        "most_s",
-        "preemptions",
-        "moved_tokens",
-        "recomputed_tokens",
-        "checks",
-        "wrong",
     ),
 }
 """The columns of every part's table; what a row lacks is empty."""
@@ -212,45 +212,41 @@ def details(measured: Sequence[MeasuredRow]) -> str:
 
 
 def draw(measured: Sequence[MeasuredRow], path: str) -> None:
-    """Link, transfers, decode attention and decode steps of all runs. Raises `ConfigError` as `check_drawing` does."""
+    """Uploads, transfers, decode attention and decode steps of all runs. Raises `ConfigError` as `check_drawing` does."""
     check_drawing(path)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(15, 9), layout="constrained")
-    link, transfers, decode, steps = figure.subplots(2, 2).flat
+    uploads, transfers, decode, steps = figure.subplots(2, 2).flat
     for run in measured:
         name = f"{run.device}, {run.date[:10]}" if run.counts else f"{run.device}: proves nothing"
-        _draw_link(link, name, run.parts.get("ceilings", ()))
-        _draw_transfers(transfers, name, run.parts.get("transfers", ()))
+        _draw_uploads(uploads, name, run.parts.get("uploads", ()))
+        _draw_transfers(transfers, name, [row for part in LINK_PARTS for row in run.parts.get(part, ())])
         _draw_decode(decode, name, run.parts.get("kernels", ()))
         _draw_steps(steps, name, [row for part in STEP_PARTS for row in run.parts.get(part, ())])
-    for axes in (link, transfers, decode, steps):
+    for axes in (uploads, transfers, decode, steps):
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize="x-small")
     figure.savefig(path, dpi=120)
 
 
-def _draw_link(axes: "Axes", name: str, rows: Rows) -> None:
-    for way in ("out", "in", "both"):
-        points = [
-            (row["bytes"], row["bytes_per_s"] / 1e9)
-            for row in rows
-            if row["what"] == "link" and row["way"] == way and row["arrays"] == 1
-        ]
+def _draw_uploads(axes: "Axes", name: str, rows: Rows) -> None:
+    for way in ("upload", "out", "in"):
+        points = [(row["arrays"], row["array_us"]) for row in rows if row["what"] == "put" and row["way"] == way]
         _curve(axes, points, f"{way}, {name}")
-    axes.set(title="pinned host link", xlabel="bytes of one array", ylabel="GB/s", xscale="log")
+    axes.set(title="the host's time for an array", xlabel="arrays of one call", ylabel="µs", xscale="log")
 
 
 def _draw_transfers(axes: "Axes", name: str, rows: Rows) -> None:
     for way in ("out", "in", "both"):
-        for parts in sorted({row["parts"] for row in rows}):
+        for parts, staging in sorted({(row["transfer_parts"], row["staging_pages"]) for row in rows}):
             points = [
                 (row["link_share"], row["slowdown"])
                 for row in rows
-                if row["way"] == way and row["parts"] == parts and row["step"] == "decode"
+                if (row["way"], row["transfer_parts"], row["staging_pages"]) == (way, parts, staging)
             ]
-            _curve(axes, points, f"{way}, {parts} parts, {name}")
+            _curve(axes, points, f"{way}, {parts} parts, arrays of {staging}, {name}")
     axes.set(title="decode steps under transfers", xlabel="share of the link's bandwidth", ylabel="growth of step time")
 
 
@@ -267,7 +263,7 @@ def _draw_decode(axes: "Axes", name: str, rows: Rows) -> None:
 
 
 def _draw_steps(axes: "Axes", name: str, rows: Rows) -> None:
-    decoding = [row for row in rows if row["step"] == "decode"]
+    decoding = [row for row in rows if row["step"] == "decode" and row["sampling"] == "greedy"]
     for kind in sorted({(row["model"], row["batch"], row["layers_per_step"]) for row in decoding}):
         points = [
             (row["context"], row["times"])

@@ -117,6 +117,7 @@ class Compiler:
         if "mosaic_gpu" in program:  # it is asked what its assembler says, which is not kept
             return self._compiled(lowered, options)
         parts = [program, repr(sorted(options.items())), self._target, jax.__version__, self._source]
+        parts += filter(None, [os.environ.get("XLA_FLAGS")])  # such as the choices of kernels that a real device made
         path = self._kept / f"{hashlib.sha256('\0'.join(parts).encode()).hexdigest()}.json"
         if not path.exists():
             facts = json.dumps(self._compiled_or_refused(lowered, options))

@@ -1,4 +1,4 @@
-"""One part of the suite in a process of its own: a line of JSON for every row, on standard output, as soon as there is one.
+"""One part of the suite in a process of its own: its rows as JSON, one a line, on standard output as they come.
 
     python -m benchmarks.gpu_suite.child PART [--tiny]
 
@@ -25,40 +25,58 @@ def part(name: str) -> Callable[[Sizes], Iterator[Row]]:
     return getattr(import_module(f"benchmarks.gpu_suite.{PARTS[name].module}"), PARTS[name].function)
 
 
-def _gpu(name: str) -> str:
-    """The GPU that a part will use. Raises `ConfigError` where it would run full sizes on a CPU."""
+def _check_gpu(name: str) -> None:
+    """Raise `ConfigError` where a part would run full sizes on a CPU.
+
+    Starts no backend of JAX: a part may set how it starts.
+    """
     if name == "torch_peer":
         import torch  # pyright: ignore[reportMissingImports]
 
-        if torch.cuda.is_available():
-            return torch.cuda.get_device_name()
+        library, there = "torch", torch.cuda.is_available()
     else:
         import jax
 
-        if jax.default_backend() == "gpu":
-            return jax.devices()[0].device_kind
-    library = "torch" if name == "torch_peer" else "JAX"
-    raise ConfigError(f"{library} finds no GPU", got="a CPU", fix="install it for CUDA, or pass --tiny")
+        library, there = "JAX", (jax.config.jax_platforms or "").startswith("cuda")
+    if not there:
+        raise ConfigError(f"{library} finds no GPU", got="a CPU", fix="install it for CUDA, or pass --tiny")
+
+
+def _device(name: str) -> str:
+    """The device that a part has used."""
+    if name == "torch_peer":
+        import torch  # pyright: ignore[reportMissingImports]
+
+        return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    import jax
+
+    return jax.devices()[0].device_kind
 
 
 def main() -> int:
     """Run one part; returns the exit status, 1 if it failed.
 
-    The first line of full sizes is `{"device": name}`, the last line of a failure is `{"error": …}`; the others are rows.
+    Behind the first row stands `{"device": name}`, the last line of a failure is `{"error": …}`; the others are rows.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
     out = sys.stdout
+
+    def write(row: Row) -> None:
+        print(json.dumps(row), file=out, flush=True)
+
     with redirect_stdout(sys.stderr):
         try:
             if not arguments.tiny:
-                print(json.dumps({"device": _gpu(arguments.part)}), file=out, flush=True)
-            for row in part(arguments.part)(TINY if arguments.tiny else FULL):
-                print(json.dumps(row), file=out, flush=True)
+                _check_gpu(arguments.part)
+            for number, row in enumerate(part(arguments.part)(TINY if arguments.tiny else FULL)):
+                write(row)
+                if not number:
+                    write({"device": _device(arguments.part)})
         except Exception:
-            print(json.dumps({"error": traceback.format_exc()[-TRACEBACK_CHARACTERS:]}), file=out, flush=True)
+            write({"error": traceback.format_exc()[-TRACEBACK_CHARACTERS:]})
             return 1
     return 0
 

@@ -1,48 +1,61 @@
-"""Whether the device computes the same as the CPU: kernels against the reference, and tiny models' tokens.
+"""Whether tokens and kernels are right: small models' tokens when contexts move, then kernels against the reference.
 
-Rows of kernels: `check`, `heads`, `page_size`, `dtype`, `seed`, `error` (‖out − reference‖ / ‖reference‖), `limit`, `ok`.
-Slots that no query sees hold NaN, so that reading one shows. Rows of tokens: `model`, `policy`, `requests`, `different`,
-`devices`, `tokens`, `copied_in_tokens`, `ok`; the same requests are served here and on the CPU, with scripted calls and a
-contended pool.
+Rows of tokens: `model`, `policy`, `by` (auto, or the reference on a cpu), `requests`, `different`, `devices`, `tokens`,
+`copied_in_tokens`, `ok`; the same requests with scripted calls, in a contended pool. They are compared with those of the
+reference attention on the same device, in float32 with products of the highest precision, which are compared with a CPU's once.
+
+Rows of kernels: `check`, `heads`, `page_size`, `dtype`, `error` (‖out − reference‖ / ‖reference‖), `limit`, `ok`. Their inputs
+are numbers of bfloat16, so that one reference serves all types. Slots that no query sees hold NaN, so that reading one shows.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.gpu_suite.attention_cases import make_batch, random_queries
-from benchmarks.gpu_suite.sizes import HeadSizes, Row, Sizes
+from benchmarks.gpu_suite.sizes import Checked, HeadSizes, Row, Sizes
+from jinfercept.bench.replay import Replayed, different, replay
 from jinfercept.models.config import ModelConfig
+from jinfercept.models.dummy import random_params
+from jinfercept.models.model import Model, Params
 from jinfercept.pallas.attention import available, cut_for, paged_attention, prepare
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.layout import Batch, kv_shape
 from jinfercept.pallas.reference import paged_attention_reference
+from jinfercept.request import Request
+from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.scripted import Writer, make_request, random_tokens
+from jinfercept.sim.workload import Script, Segment
 from jinfercept.startup.start import set_up
 
-SEEDS = (0, 1)
 DECODE_CONTEXTS = (1, 700, 64, 3, 1500, 257)
 CHUNKS = ((0, 130), (513, 77), (40, 2))  # (tokens before it, query tokens)
+LIMITS = {"float32": 1e-4, "bfloat16": 1e-2}
+"""The largest error that is right."""
+KEEPING = "preserve"
 POLICIES = ("swap", "copy_ahead")
+REFERENCE = "reference"
+NUM_REQUESTS = 12
+ROOM = 1024
+"""Tokens of a pool in which every context stays."""
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Check kernels, then models."""
-    for heads in sizes.checked_heads:
-        for page_size in sizes.checked_pages:
-            for dtype, limit in sizes.checked_dtypes.items():
-                yield from _check_kernels(HeadSizes("", *heads), page_size, dtype, limit, SEEDS)
-    for name, config in sizes.checked_models.items():
-        yield from _check_tokens(name, config, POLICIES)
+    """Check tokens, then kernels."""
+    for number, (name, config) in enumerate(sizes.checked_models.items()):
+        yield from _check_tokens(name, config, POLICIES, on_cpu=number == 0)
+    for checked in sizes.checked:
+        yield from _check_kernels(checked)
 
 
 def device_rows(sizes: Sizes) -> Iterator[Row]:
-    """Models that 2, 4 and 8 GPUs share, as far as there are so many, against the CPU; a machine with one says so."""
+    """Models that 2, 4 and 8 GPUs share, as far as there are so many, against one; a machine with one says so."""
     counts = [count for count in (2, 4, 8) if count <= len(jax.devices())]
     if not counts:
         yield {"check": "tokens", "devices": len(jax.devices()), "note": "several devices need more than one"}
@@ -53,44 +66,39 @@ def device_rows(sizes: Sizes) -> Iterator[Row]:
 
 def memcheck_rows(sizes: Sizes) -> Iterator[Row]:
     """Few of the checks, for `compute-sanitizer`, which slows every kernel."""
-    dtype, limit = list(sizes.checked_dtypes.items())[-1]
-    for heads in sizes.checked_heads[:2]:
-        yield from _check_kernels(HeadSizes("", *heads), sizes.checked_pages[0], dtype, limit, SEEDS[:1])
-    name, config = next(iter(sizes.checked_models.items()))
-    yield from _check_tokens(name, config, POLICIES[:1])
+    for checked in sizes.checked[:2]:
+        yield from _check_kernels(checked._replace(dtypes=checked.dtypes[:1]))
+    check = _token_check(*next(iter(sizes.checked_models.items())))
+    runs = check.serve([KEEPING, *POLICIES[:1]])
+    yield check.row(POLICIES[0], "auto", runs[POLICIES[0]], runs[KEEPING])
 
 
-def _check_kernels(heads: HeadSizes, page_size: int, dtype: str, limit: float, seeds: Sequence[int]) -> Iterator[Row]:
-    reference, cpu = jax.jit(paged_attention_reference), jax.local_devices(backend="cpu")[0]
-    for name in available(dtype, dtype, heads.dim, page_size):
-        run = jax.jit(partial(paged_attention, implementation=name))
-        for seed in seeds:
-            q, pages, batch = _inputs(heads, page_size, dtype, np.random.default_rng(seed))
-            sizes = Heads(heads.query, heads.kv, heads.dim, jnp.dtype(dtype).itemsize)
-            batch = prepare(batch, cut_for(sizes, dtype, dtype, implementation=name))
-            expected = np.asarray(reference(*jax.device_put((_wide(q), _wide(pages), batch), cpu)))
-            found = np.asarray(_wide(run(q, pages, batch)))
-            error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+def _check_kernels(checked: Checked) -> Iterator[Row]:
+    heads = HeadSizes("", *checked.heads)
+    q, pages, batch = _inputs(heads, checked.page_size)
+    with jax.default_matmul_precision("highest"):
+        expected = np.asarray(jax.jit(paged_attention_reference)(q, pages, batch))
+    for dtype in checked.dtypes:
+        for name in available(dtype, dtype, heads.dim, checked.page_size):
+            shape = Heads(heads.query, heads.kv, heads.dim, jnp.dtype(dtype).itemsize)
+            prepared = prepare(batch, cut_for(shape, dtype, dtype, implementation=name))
+            run = jax.jit(partial(paged_attention, implementation=name))
+            out = np.asarray(run(q.astype(dtype), pages.astype(dtype), prepared).astype(jnp.float32))
+            error = float(np.linalg.norm(out - expected) / np.linalg.norm(expected))
             yield {
                 "check": f"{name} attention",
                 "heads": f"{heads.query}/{heads.kv} × {heads.dim}",
-                "page_size": page_size,
+                "page_size": checked.page_size,
                 "dtype": dtype,
-                "seed": seed,
                 "error": error if np.isfinite(error) else repr(error),
-                "limit": limit,
-                "ok": error <= limit,
+                "limit": LIMITS[dtype],
+                "ok": error <= LIMITS[dtype],
             }
 
 
-def _wide(array: jax.Array) -> jax.Array:
-    return array.astype(jnp.float32)
-
-
-def _inputs(
-    heads: HeadSizes, page_size: int, dtype: str, rng: np.random.Generator
-) -> tuple[jax.Array, jax.Array, Batch]:
-    """Queries; pages, of which only what the rows see is a number; the rows' batch, with padding."""
+def _inputs(heads: HeadSizes, page_size: int) -> tuple[jax.Array, jax.Array, Batch]:
+    """Queries; pages, of which only what the rows see is a number; the rows' batch, with padding. All in float32."""
+    rng = np.random.default_rng(0)
     spans = [(context - 1, 1) for context in rng.permutation(DECODE_CONTEXTS).tolist()]
     spans += [(before, tokens) for before, tokens in rng.permutation(CHUNKS).tolist()]
     contexts = [start + tokens for start, tokens in spans]
@@ -105,52 +113,70 @@ def _inputs(
             written = min(page_size, context - index * page_size)
             pages[page, :written] = rng.standard_normal((written, *pages.shape[2:]))
     batch = make_batch(spans, tables, page_size, spare_tokens=5, spare_rows=2)
-    return random_queries(heads, batch.tokens.shape[0], dtype), jnp.asarray(pages, dtype), batch
+    q = random_queries(heads, batch.tokens.shape[0], "bfloat16")
+    return q.astype(jnp.float32), jnp.asarray(pages).astype(jnp.bfloat16).astype(jnp.float32), batch
 
 
-def _check_tokens(name: str, config: ModelConfig, policies: Sequence[str], num_devices: int = 1) -> Iterator[Row]:
-    from jinfercept.bench.replay import different, replay
-    from jinfercept.models.dummy import random_params
-    from jinfercept.models.model import Model
-    from jinfercept.sim.arrivals import Arrival
-    from jinfercept.sim.scripted import make_request, random_tokens
-    from jinfercept.sim.workload import Script, Segment
+class TokenCheck(NamedTuple):
+    """A model, and requests that every engine of the check serves."""
 
+    name: str
+    config: ModelConfig
+    params: Params
+    requests: Sequence[tuple[float, Request]]
+    write: Writer
+
+    def serve(self, policies: Sequence[str], **options: Any) -> dict[str, Replayed]:
+        """What each policy serves on an engine with these options, in a pool that is too small for all contexts."""
+        flags: dict[str, Any] = {"page_size": 8, "kv_tokens": 256, "max_num_seqs": 8, "max_num_batched_tokens": 8}
+        flags |= {"dtype": "float32", "profile": "paper-gptj-6b-a100", "check_pages": True}
+        with closing(set_up(Model(self.config), params=self.params, **(flags | options))) as setup:
+            return {policy: replay(setup, policy, self.requests, self.write, 30.0) for policy in policies}
+
+    def row(self, policy: str, by: str, run: Replayed, expected: Replayed, devices: int = 1) -> Row:
+        """A run against what it should have served."""
+        wrong = different(run.streams, expected.streams)
+        return {
+            "check": "tokens",
+            "model": self.name,
+            "policy": policy,
+            "by": by,
+            "devices": devices,
+            "requests": len(run.streams),
+            "different": wrong,
+            "tokens": sum(map(len, run.streams.values())),
+            "copied_in_tokens": run.report["copied_in_tokens"],
+            "ok": not wrong and len(run.streams) == len(self.requests),
+        }
+
+
+def _token_check(name: str, config: ModelConfig) -> TokenCheck:
     write = random_tokens(config.vocab_size, 0)
     script = Script("chat", 20, (Segment(6, 0.05, 7), Segment(5, 0.03, 9), Segment(6, None, 0)))
-    arrivals = [Arrival(0.005 * number, script._replace(prompt=16 + number % 7)) for number in range(12)]
-    requests = [(at_s, make_request(number, one, write)) for number, (at_s, one) in enumerate(arrivals)]
-    cpu = jax.local_devices(backend="cpu")[0]
-    with jax.default_device(cpu):
+    arrivals = [Arrival(0.005 * number, script._replace(prompt=16 + number % 7)) for number in range(NUM_REQUESTS)]
+    requests = [(at_s, make_request(number, each, write)) for number, (at_s, each) in enumerate(arrivals)]
+    with jax.default_device(_cpu()):
         params = random_params(config, "float32", 0)
-    flags: dict[str, Any] = {
-        "page_size": 8,
-        "kv_tokens": 256,
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 8,
-    }
-    flags |= {"dtype": "float32", "profile": "paper-gptj-6b-a100", "check_pages": True}
-    here = jax.devices()[0]
-    with jax.default_device(cpu):
-        setup_there = set_up(Model(config), params=params, attention="cpu", **flags)
-    with closing(setup_there) as reference:
-        expected = replay(reference, "copy_ahead", requests, write, 30.0)
-        with (
-            nullcontext(reference)
-            if here == cpu and num_devices == 1
-            else closing(set_up(Model(config), params=params, tensor_parallel_size=num_devices, **flags))
-        ) as setup:
-            for policy in policies:
-                found = replay(setup, policy, requests, write, 30.0)
-                wrong = different(found.streams, expected.streams)
-                yield {
-                    "check": "tokens",
-                    "model": name,
-                    "policy": policy,
-                    "devices": num_devices,
-                    "requests": len(found.streams),
-                    "different": wrong,
-                    "tokens": sum(map(len, found.streams.values())),
-                    "copied_in_tokens": found.report["copied_in_tokens"],
-                    "ok": not wrong and len(found.streams) == len(requests),
-                }
+    return TokenCheck(name, config, params, requests, write)
+
+
+def _check_tokens(
+    name: str, config: ModelConfig, policies: Sequence[str], num_devices: int = 1, on_cpu: bool = False
+) -> Iterator[Row]:
+    """Tokens of contexts that move against kept ones, which the reference serves.
+
+    Args:
+        on_cpu: the reference itself is compared with a CPU.
+    """
+    check = _token_check(name, config)
+    expected = check.serve([KEEPING], attention=REFERENCE, kv_tokens=ROOM)[KEEPING]
+    for policy, run in check.serve(policies, tensor_parallel_size=num_devices).items():
+        yield check.row(policy, "auto", run, expected, num_devices)
+    if on_cpu:
+        with jax.default_device(_cpu()):
+            there = check.serve([KEEPING], attention=REFERENCE, kv_tokens=ROOM)[KEEPING]
+        yield check.row(KEEPING, "cpu", there, expected)
+
+
+def _cpu() -> jax.Device:
+    return jax.local_devices(backend="cpu")[0]

@@ -1,21 +1,19 @@
 """How much of the time the device has nothing to do while the whole engine decodes, at depth 0 and 1.
 
-On a GPU a profiler's trace says so: what no kernel covers between the first and the last. Elsewhere, and where the trace has
-no device, the wall time of a step is compared with that of the same steps submitted without reading any. Rows: `model`,
-`depth`, `batch`, `context`, `method` (trace or wall), `idle_share`, `step_s`, `lines` (that the trace had); from a trace also
-`busy_s` and `largest_gap_s`.
+A profiler's trace says so, what no kernel covers between the first and the last, and the wall clock beside it: a step's time
+against that of the same steps submitted without reading any. Rows: `model`, `depth`, `batch`, `context`, `step_s`, `queued_s`
+and `by_wall` of the clock; `idle_share`, `busy_s`, `largest_gap_s` and `lines` of the trace.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
 from benchmarks.gpu_suite.plans import settled, step
 from benchmarks.gpu_suite.sizes import Row, Sizes
-from benchmarks.gpu_suite.trace import merged, traced
+from benchmarks.gpu_suite.trace import gaps, traced
 from jinfercept.engine.engine import Engine
 from jinfercept.events import Token
 from jinfercept.request import Request, SamplingParams
@@ -57,10 +55,9 @@ def _measure(sizes: Sizes, setup: EngineSetup, batch: int, context: int, most: i
     dispatcher.close()
     setup.machine.runner.reset()
     kernels = [(event.start, event.end) for event in events if not event.is_copy]
-    row: Row = {"step_s": seconds, "lines": sorted({event.line for event in events})}
-    if kernels:
-        return row | {"method": "trace"} | gaps(kernels)
-    return row | {"method": "wall", "idle_share": max(0.0, 1 - _queued_s(sizes, setup, batch, context) / seconds)}
+    queued_s = _queued_s(sizes, setup, batch, context)
+    row: Row = {"step_s": seconds, "queued_s": queued_s, "by_wall": max(0.0, 1 - queued_s / seconds)}
+    return row | {"lines": sorted({event.line for event in events})} | (gaps(kernels) if kernels else {})
 
 
 def _start_decoding(engine: Engine, vocab_size: int, batch: int, context: int, most: int) -> None:
@@ -81,18 +78,6 @@ def _steps(engine: Engine, count: int) -> float:
     for _ in range(count):
         engine.step()
     return time.perf_counter() - started_s
-
-
-def gaps(spans: Iterable[tuple[float, float]]) -> Row:
-    """What of the time between the first start and the last end no span covers; spans are (start, end) in ns."""
-    busy = merged(spans)
-    length = busy[-1][1] - busy[0][0]
-    idle = [after - before for (_, before), (after, _) in pairwise(busy)]
-    return {
-        "idle_share": sum(idle) / length,
-        "busy_s": (length - sum(idle)) / 1e9,
-        "largest_gap_s": max(idle, default=0.0) / 1e9,
-    }
 
 
 def _queued_s(sizes: Sizes, setup: EngineSetup, batch: int, context: int) -> float:

@@ -1,10 +1,12 @@
 """What paged attention reaches by itself: ours and, as a peer, cuDNN's, against the ceilings of this device.
 
-Every call of a turn reads other pages, together more than the caches hold. Rows: the case (`model`, `heads`, `rows`, `chunk`,
-`context`), `implementation`, `seconds` and its extremes, `bytes_per_s` (keys and values, read once) and `copy_share` of the
-copy bandwidth, `flops_per_s` and `matmul_share`; or `error` in place of all that. Chunks are timed with other tiles of the
-Triton kernel too (`triton 128 x 64`: rows and context tokens per turn). The private cuDNN function is a peer, never a
-dependency: where it is gone or refuses a shape, its row says so.
+Every call of a turn reads other pages, together more than the caches hold; all inputs lie on the device. Rows: the case
+(`model`, `heads`, `rows`, `chunk`, `context`), `implementation`, `seconds` and its extremes, `bytes_per_s` (keys and values,
+read once) and `copy_share` of the copy bandwidth, `flops_per_s` and `matmul_share`; or `error` in place of all that.
+
+Chunks are timed with other tiles of the Triton kernel too (`triton 128 x 64`: rows and context tokens per turn), without a GPU
+as Pallas interprets them. The private cuDNN function is a peer, never a dependency: where it is gone or refuses a shape, its
+row says so.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +23,7 @@ from benchmarks.gpu_suite.ceilings import copy_rate, matmul_rate
 from benchmarks.gpu_suite.sizes import MIB, AttentionCase, Row, Sizes
 from benchmarks.gpu_suite.timing import RunTiming, timed
 from jinfercept.pallas.attention import available, cut_for, paged_attention, prepare
-from jinfercept.pallas.gpu_heads import Heads, compute_capability, tiles_for, work_cut
+from jinfercept.pallas.gpu_heads import AMPERE, Heads, compute_capability, tiles_for, work_cut
 from jinfercept.pallas.layout import KVPages
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import paged_attention_triton
@@ -49,13 +51,13 @@ def rows(sizes: Sizes) -> Iterator[Row]:
             for name in available(sizes.dtype, sizes.dtype, case.heads.dim, sizes.page_size)
             if name != "mosaic" or case.chunk > 1  # which decodes by the Triton kernels
         }
-        if "triton" in candidates and case.chunk > 1:
-            for tile in OTHER_CHUNK_TILES:
+        if case.chunk > 1:
+            for tile in OTHER_CHUNK_TILES[: 1 if _interpreted() else None]:  # which takes long
                 tiles = _tiles_with(tile, case, sizes)
-                attend, cut = partial(paged_attention_triton, tiles=tiles), work_cut(_heads(case, sizes), tiles)
+                attend = partial(paged_attention_triton, tiles=tiles, interpret=_interpreted())
+                cut = work_cut(_heads(case, sizes), tiles)
                 candidates[f"triton {tile.rows} x {tile.tokens}"] = partial(_time_ours, attend, cut, pages)
-        if jax.default_backend() == "gpu":
-            candidates["cudnn"] = _time_cudnn
+        candidates["cudnn"] = _time_cudnn
         for name, measure in candidates.items():
             row = case.describe() | {"implementation": name}
             try:
@@ -94,9 +96,9 @@ def _time_calls(sizes: Sizes, attend: Callable[..., Array], q: Array, inputs: Se
     @jax.jit
     def calls(q: Array, some: list[tuple[Any, ...]]) -> list[Array]:
         outs: list[Array] = []
-        for one in some:
-            mine, _ = jax.lax.optimization_barrier((q, outs[-1:]))  # after the last one
-            outs.append(attend(mine, *one))
+        for mine in some:
+            after, _ = jax.lax.optimization_barrier((q, outs[-1:]))
+            outs.append(attend(after, *mine))
         return outs
 
     turns = cycle(inputs)
@@ -113,7 +115,12 @@ def _cut_by(name: str, case: AttentionCase, sizes: Sizes) -> WorkCut | None:
 
 def _tiles_with(chunk: Tile, case: AttentionCase, sizes: Sizes) -> Tiles:
     """The tiles of the Triton kernels with another one for chunks."""
-    return tiles_for(_heads(case, sizes), compute_capability())._replace(chunk=chunk)
+    capability = AMPERE if _interpreted() else compute_capability()
+    return tiles_for(_heads(case, sizes), capability)._replace(chunk=chunk)
+
+
+def _interpreted() -> bool:
+    return jax.default_backend() != "gpu"
 
 
 def _heads(case: AttentionCase, sizes: Sizes) -> Heads:
@@ -127,9 +134,10 @@ def _time_ours(
     width = -(-longest // sizes.page_size)
     batches = scattered_batches(case, pages.shape[0], sizes.page_size, _num_inputs(case), width)
     q = random_queries(case.heads, case.rows * case.chunk, sizes.dtype)
-    return _time_calls(
-        sizes, attend, q, [(pages, prepare(batch, cut, decode_only=case.chunk == 1)) for batch in batches]
-    )
+    prepared = jax.device_put(
+        [prepare(batch, cut, decode_only=case.chunk == 1) for batch in batches]
+    )  # made by the host
+    return _time_calls(sizes, attend, q, [(pages, batch) for batch in prepared])
 
 
 def _time_cudnn(sizes: Sizes, case: AttentionCase) -> RunTiming:

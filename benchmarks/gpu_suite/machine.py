@@ -6,7 +6,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks.gpu_suite.missing import missing
+from benchmarks.gpu_suite.missing import MOST_S, missing
 from benchmarks.gpu_suite.sizes import Row
 
 PACKAGES = (
@@ -32,12 +32,12 @@ QUERIES = {
 
 
 def describe(commit: str | None) -> Row:
-    """The machine, its software, and the commit that runs (the checkout's, unless given; None where nobody knows)."""
+    """The machine, its software, and the commit that runs (the checkout's, unless given; None without one)."""
     return {
         "platform": platform.platform(),
         "python": sys.version.split()[0],
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
-        "missing": [found.what for found in missing()],
+        "versions": {name: installed for name in PACKAGES if (installed := _version(name))},
+        "missing": [lack.what for lack in missing()],
         "commit": commit or _commit(),
         "gpu": gpu_state(),
     }
@@ -45,15 +45,15 @@ def describe(commit: str | None) -> Row:
 
 def gpu_state() -> Row | None:
     """Name, driver, clocks and temperature of the first GPU as they are now; None without `nvidia-smi`."""
-    asked = f"--query-gpu={','.join(QUERIES.values())}"
-    said = _said("nvidia-smi", asked, "--format=csv,noheader", "--id=0")
-    return None if said is None else dict(zip(QUERIES, map(str.strip, said.split(",")), strict=False))
+    query = f"--query-gpu={','.join(QUERIES.values())}"
+    line = _printed("nvidia-smi", query, "--format=csv,noheader", "--id=0")
+    return None if line is None else dict(zip(QUERIES, map(str.strip, line.split(",")), strict=False))
 
 
 def _commit() -> str | None:
     folder = str(Path(__file__).parent)
-    commit = _said("git", "-C", folder, "rev-parse", "HEAD")
-    changed = commit is not None and _said("git", "-C", folder, "status", "--porcelain", "--untracked-files=no")
+    commit = _printed("git", "-C", folder, "rev-parse", "HEAD")
+    changed = commit is not None and _printed("git", "-C", folder, "status", "--porcelain", "--untracked-files=no")
     return f"{commit}, with changes" if changed else commit
 
 
@@ -64,9 +64,9 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _said(*command: str) -> str | None:
-    """What a command printed; None if it is not there or failed."""
+def _printed(*command: str) -> str | None:
+    """Standard output of a command; None if it is not there or failed."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=MOST_S).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

@@ -5,12 +5,12 @@
 Prints a line for each thing; the exit status is 1 if no part can run, with `--tiny` without a GPU.
 """
 
-import re
 import shutil
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,10 +18,16 @@ PROJECT = Path(__file__).parents[2]
 PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 LEAST_GPU_MIB = 70_000
 LEAST_DISK_GIB = 4
+MOST_S = 3.0
+"""Of a question to the driver: all that is missing is known within five seconds."""
+
+ENGINES = "smoke, tokens, policies, idle, memcheck, devices"
+"""Parts that start an engine."""
 
 PREVENTS = {
     "jax": "every part",
     "flax": "every part",
+    "docstring_parser": "no part: Python functions as tools alone need it",
     "gguf": "no part: checkpoints in .gguf files alone need it",
     "llguidance": "no part: requests with a grammar alone need it",
     "huggingface_hub": "no part: random weights need no download",
@@ -32,74 +38,92 @@ PREVENTS = {
     "tensorstore": "no part: converted checkpoints alone need it",
     "transformers": "no part: other tokenizers alone need it",
     "tyro": "gpu-report: read the JSON on another machine",
-    "psutil": "correctness, memcheck, idle, policies",
-    "safetensors": "correctness, memcheck, idle, policies",
-    "tokenizers": "correctness, memcheck, idle, policies",
+    "psutil": ENGINES,
+    "safetensors": ENGINES,
+    "tokenizers": ENGINES,
 }
 """By dependency of the project what is impossible without it; every part, if it is not here."""
 
 
 class Missing(NamedTuple):
-    """Something that is not there, what that makes impossible, and whether that is every part."""
+    """Something that is not there, what that makes impossible, whether that is every part, and whether also with `--tiny`."""
 
     what: str
     prevents: str
     fatal: bool = False
+    with_tiny: bool = True
 
 
 def missing() -> list[Missing]:
     """Everything that is missing, what matters most first."""
-    found = [*_packages(), *_device(), *_room()]
+    lacking = [*_packages(), *_device(), *_room()]
     if _version("torch") is None:
-        found.append(Missing("torch", "torch_peer"))
+        lacking.append(Missing("torch", "torch_peer"))
     if shutil.which("compute-sanitizer") is None:
-        found.append(Missing("compute-sanitizer on the path", "no part, but memcheck runs without a memory checker"))
-    return sorted(found, key=lambda one: not one.fatal)
-
-
-def satisfies(found: str, specifier: str) -> bool:
-    """Whether a version is within bounds such as `>=0.11.2,<0.13`, by its numbers alone."""
-    compared = {
-        ">=": lambda one, other: one >= other,
-        "<": lambda one, other: one < other,
-        "==": lambda one, other: one == other,
-    }
-    bounds = re.findall(r"(>=|<|==)\s*([\d.]+)", specifier)
-    return all(compared[sign](_numbers(found), _numbers(bound)) for sign, bound in bounds)
+        lacking.append(Missing("compute-sanitizer on the path", "no part, but memcheck runs without a memory checker"))
+    return sorted(lacking, key=lambda lack: not lack.fatal)
 
 
 def _packages() -> list[Missing]:
-    """Dependencies of the project that are not there, or in another version."""
+    """Dependencies of the project that are not there, or in another version, and what these need themselves."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    found = []
-    for dependency in project["dependencies"]:
-        name, specifier = re.fullmatch(r"([\w-]+)(.*)", dependency).groups()  # pyright: ignore[reportOptionalMemberAccess]
-        installed, prevents = _version(name), PREVENTS.get(name, "every part")
-        fatal = prevents == "every part"
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:  # Transformers depends on it
+        return [Missing("packaging, and transformers with it", "every part", True)]
+    lacking = list[Missing]()
+    for requirement in map(Requirement, project["dependencies"]):
+        installed, prevents = _version(requirement.name), PREVENTS.get(requirement.name, "every part")
         if installed is None:
-            found.append(Missing(name, prevents, fatal))
-        elif not satisfies(installed, specifier):
-            found.append(
-                Missing(f"{name}{specifier} (there is {installed})", f"nothing for certain; {prevents} may fail")
-            )
-    return found
+            lacking.append(Missing(requirement.name, prevents, prevents == "every part"))
+        elif not requirement.specifier.contains(installed, prereleases=True):
+            what = f"{requirement.name}{requirement.specifier} (there is {installed})"
+            lacking.append(Missing(what, _perhaps(prevents)))
+        else:
+            for name in _needs(requirement.name, set()):
+                lacking.append(Missing(f"{name}, which {requirement.name} needs", _perhaps(prevents)))
+    return lacking
+
+
+def _needs(package: str, seen: set[str]) -> Iterator[str]:
+    """What a package that is there needs, directly or not, and is not there."""
+    from packaging.requirements import Requirement
+
+    for requirement in map(Requirement, distribution(package).requires or ()):
+        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if wanted and requirement.name not in seen:
+            seen.add(requirement.name)
+            if _version(requirement.name) is None:
+                yield requirement.name
+            else:
+                yield from _needs(requirement.name, seen)
+
+
+def _perhaps(prevents: str) -> str:
+    return prevents if prevents.startswith("no part") else f"perhaps {prevents}"
 
 
 def _device() -> list[Missing]:
     """A GPU, its memory, and what JAX drives it by."""
-    found = []
-    if not any(map(_version, PLUGINS)):
-        found.append(Missing("JAX's plugin for CUDA", "every part but with --tiny", True))
+    lacking = list[Missing]()
+    plugins = {name: installed for name in PLUGINS if (installed := _version(name))}
+    if not plugins:
+        lacking.append(Missing("JAX's plugin for CUDA", "every part but with --tiny", True, False))
+    elif (jaxlib := _version("jaxlib")) not in plugins.values():
+        had = ", ".join(f"{name} {installed}" for name, installed in plugins.items())
+        lacking.append(Missing(f"a plugin of jaxlib's version {jaxlib} (there is {had})", "perhaps every part"))
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", "--id=0"]
     try:
-        memory = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout)
+        memory = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=MOST_S).stdout)
+    except subprocess.TimeoutExpired:  # of a driver that starts
+        lacking.append(Missing(f"an answer of nvidia-smi within {MOST_S:.0f} s", "nothing by itself"))
     except (OSError, ValueError, subprocess.SubprocessError):
-        found.append(Missing("an NVIDIA GPU with its driver", "every part but with --tiny", True))
+        lacking.append(Missing("an NVIDIA GPU with its driver", "every part but with --tiny", True, False))
     else:
         if memory < LEAST_GPU_MIB:
             had = f"{LEAST_GPU_MIB // 1000} GB of GPU memory (there are {memory // 1000})"
-            found.append(Missing(had, "steps whose pages do not fit: they are left out"))
-    return found
+            lacking.append(Missing(had, "steps whose pages do not fit: they are left out"))
+    return lacking
 
 
 def _room() -> list[Missing]:
@@ -116,19 +140,15 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in re.match(r"[\d.]*", text)[0].strip(".").split(".") if number]  # pyright: ignore[reportOptionalSubscript]
-
-
 def main() -> int:
     """Print what is missing; returns the exit status."""
-    found = missing()
-    for one in found:
-        print(f"missing: {one.what}; prevents {one.prevents}", file=sys.stderr)
-    if _packages():
-        print("tools/gpu_wheels FOLDER, where there is a package index, fills a folder with them", file=sys.stderr)
-    device = _device() if "--tiny" in sys.argv else []
-    return int(any(one.fatal and one not in device for one in found))
+    lacking = missing()
+    for lack in lacking:
+        print(f"missing: {lack.what}; prevents {lack.prevents}", file=sys.stderr)
+    if lacking:
+        print("tools/gpu_wheels FOLDER, where there is a package index, fetches the packages of them", file=sys.stderr)
+    tiny = "--tiny" in sys.argv
+    return int(any(lack.fatal and (lack.with_tiny or not tiny) for lack in lacking))
 
 
 if __name__ == "__main__":

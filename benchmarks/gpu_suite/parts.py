@@ -6,6 +6,11 @@ Imports no JAX.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+TRACED_WITH_GRAPHS = ("--xla_enable_command_buffers_during_profiling=true",)
+"""Without it XLA launches every kernel by itself while a profiler runs: a trace of another mode."""
+NO_GRAPHS = ("--xla_gpu_enable_command_buffer=",)
+NO_AUTOTUNING = ("--xla_gpu_autotune_level=0",)
+
 
 class Part(NamedTuple):
     """One part, which runs in a process of its own.
@@ -15,6 +20,7 @@ class Part(NamedTuple):
         limit_s: seconds after which it is ended, so that one that hangs leaves time for the others.
         function: of the module, from `Sizes` to rows.
         environment: variables that it needs before JAX starts its backend.
+        xla_flags: of its executables.
         checked: it runs under `compute-sanitizer`, where that is on the path.
     """
 
@@ -22,45 +28,49 @@ class Part(NamedTuple):
     limit_s: float
     function: str = "rows"
     environment: Mapping[str, str] = {}
+    xla_flags: tuple[str, ...] = TRACED_WITH_GRAPHS
     checked: bool = False
 
 
+OWN_MEMORY = {"XLA_CLIENT_MEM_FRACTION": "0.92", "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "48"}
+"""Of parts that make runners and arrays themselves; an engine sets both at its start."""
 EVERY_ALLOCATION = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Every array is an allocation of its own: in one large pool no access is out of bounds."""
 
 JOBS: tuple[Mapping[str, Part], ...] = (
     {
-        "correctness": Part("correctness", 80.0),
-        "decode": Part("steps", 130.0, "decode_rows"),
-        "transfers": Part("transfers", 160.0),
-        "memcheck": Part("correctness", 90.0, "memcheck_rows", EVERY_ALLOCATION, checked=True),
-        "ceilings": Part("ceilings", 40.0),
+        "smoke": Part("smoke", 60.0),
+        "overlap": Part("transfers", 60.0, "overlap_rows", OWN_MEMORY),
+        "tokens": Part("correctness", 90.0),
+        "decode": Part("steps", 110.0, "decode_rows", OWN_MEMORY),
+        "uploads": Part("uploads", 25.0, environment=OWN_MEMORY),
+        "kernels": Part("kernels", 90.0, environment=OWN_MEMORY),
+        "transfers": Part("transfers", 90.0, environment=OWN_MEMORY),
     },
     {
-        "sampled": Part("steps", 90.0, "sampled_rows"),
-        "async_dispatch": Part("steps", 100.0, "sampled_rows", {"PJRT_GPU_ENABLE_ASYNC_DISPATCH": "1"}),
-        "groups": Part("steps", 190.0, "group_rows"),
-        "buckets": Part("steps", 100.0, "default_bucket_rows"),
-        "separate": Part("steps", 55.0, "separate_rows"),
-    },
-    {
-        "kernels": Part("kernels", 130.0),
-        "torch_peer": Part("torch_peer", 50.0),
-        "gptj": Part("steps", 80.0, "gptj_rows"),
-        "idle": Part("idle", 80.0),
-        "policies": Part("policies", 180.0),
+        "policies": Part("policies", 150.0),
+        "launches": Part("steps", 60.0, "launch_rows", OWN_MEMORY, xla_flags=()),
+        "idle": Part("idle", 60.0),
+        "torch_peer": Part("torch_peer", 40.0),
+        "groups": Part("steps", 120.0, "group_rows", OWN_MEMORY),
+        "memcheck": Part(
+            "correctness", 90.0, "memcheck_rows", EVERY_ALLOCATION, (*NO_AUTOTUNING, *NO_GRAPHS), checked=True
+        ),
     },
     {
         "devices": Part("correctness", 300.0, "device_rows"),
     },
-    {
-        "overflow": Part("overflow", 520.0),
-    },
 )
-"""What one job of ten minutes measures, by name; the limits of a job's parts are less than 540 s together. The fourth is for
+"""What one job of ten minutes measures, by name; the limits of a job's parts are less than 540 s together. The third is for
 machines with several GPUs."""
 
 PARTS: Mapping[str, Part] = {name: part for job in JOBS for name, part in job.items()}
 
-STEP_PARTS = ("decode", "groups", "gptj")
-"""Parts whose steps have fitted buckets and greedy rows, see `steps`."""
+STEP_PARTS = ("decode", "groups")
+"""Parts that time steps of greedy rows, see `steps`."""
+
+LINK_PARTS = ("overlap", "transfers")
+"""Parts that load the host link beside a step, see `transfers`."""
+
+RIGHT_PARTS = ("smoke", "tokens")
+"""Parts that check what is computed: every row is `ok` or not."""

@@ -17,20 +17,28 @@ from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
 from jinfercept.sched.sampling_options import TokenHistory, draw_options
 
 GREEDY = SamplingParams(temperature=0.0)
+FIRST_PAGE = 1  # the scratch page is before it
 TURNS = 3
 WARM_STEPS = 3
 
 
-def step(shape: RunnerShape, rows: int, context: int, chunk: int = 0, sampling: SamplingParams = GREEDY) -> StepPlan:
+def step(
+    shape: RunnerShape,
+    rows: int,
+    context: int,
+    chunk: int = 0,
+    sampling: SamplingParams = GREEDY,
+    first_page: int = FIRST_PAGE,
+) -> StepPlan:
     """Rows that decode, each with a context of so many tokens, and one chunk from its first token beside them.
 
-    Pages lie one after the other from the pool's first on: the pool must have them.
+    Pages lie one after the other from `first_page` on: the pool must have them.
     """
-    plans, used, options = [], 0, draw_options(sampling, frozenset())
+    plans, used, options = [], first_page - FIRST_PAGE, draw_options(sampling, frozenset())
     decoding, prefill = [(context - 1, (FROM_DEVICE,))] * rows, [(0, (1,) * chunk)] * bool(chunk)
     for slot, (start, tokens) in enumerate(decoding + prefill):
         num_pages = -(-(start + len(tokens)) // shape.page_size)
-        new_pages = tuple((index, 1 + used + index) for index in range(num_pages))
+        new_pages = tuple((index, FIRST_PAGE + used + index) for index in range(num_pages))
         used += num_pages
         length = start + len(tokens)
         history = TokenHistory((1,) * length, ((0, length),)) if options and options.remembered else None

@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from jinfercept.models.config import ModelConfig, RopeConfig
-from jinfercept.sim.overflow import at_once
-from jinfercept.sim.overflow_figures import OverflowSizes
 
 Row = dict[str, Any]
 """One measurement, ready for JSON; every part says what its rows hold."""
@@ -137,22 +135,19 @@ class Policies(NamedTuple):
     bucket: int
 
 
-class Overflows(NamedTuple):
-    """The batches of the study of overflow, of one model.
+class TransferWay(NamedTuple):
+    """A way in which pages cross the host link: fields of `RunnerShape`, by their names there. Another way is a field here."""
 
-    Attributes:
-        model: its shape.
-        figures: those of the study that are measured.
-        sizes: of their batches.
-        tokens: most query tokens of a step.
-        swap_space: of every engine, GiB.
-    """
+    transfer_parts: int
+    staging_pages: int
 
-    model: ModelConfig
-    figures: tuple[int, ...]
-    sizes: OverflowSizes
-    tokens: int
-    swap_space: float
+
+class Checked(NamedTuple):
+    """One shape of attention whose kernels are checked: (query heads, KV heads, head dim), page size, and types."""
+
+    heads: tuple[int, int, int]
+    page_size: int
+    dtypes: tuple[str, ...] = ("bfloat16",)
 
 
 @dataclass(frozen=True)
@@ -164,27 +159,27 @@ class Sizes:
         dtype: of weights and KV.
         page_size: tokens per page.
         enough_s: seconds of one turn of a timing.
-        copy_bytes, matmul_size, link_bytes: of the ceilings; the last are single arrays.
+        copy_bytes, matmul_size, link_bytes: of the ceilings; the last is a single array.
         calls: of attention in one executable, so that dispatch is not what is measured.
         attention: cases of kernels.
         attention_pool_bytes: of one layer's pages; cases that do not fit are left out.
-        checked_heads: (query heads, KV heads, head dim) of the correctness checks.
-        checked_pages: page sizes of the same.
-        checked_dtypes: of the same, with the largest error that is right.
-        checked_models: whose tokens are compared with the CPU's.
+        start: options of the start that is tried, beside the defaults.
+        one_byte_pool: bytes of one layer's pages of int8.
+        checked: shapes of attention whose kernels are checked.
+        checked_models: whose tokens are compared.
         decodes: (rows, context) of decode steps, what matters most first.
-        between_buckets: the same of steps that fill no bucket of an engine with its defaults.
         mixed: (decoding rows, context, tokens of a chunk beside them) of a step.
-        pool_tokens: most tokens of a runner's pool; less where memory is less.
+        pool_tokens: of a runner's pool; less where memory is less.
         layers_per_step: those that are measured; most parts use the first one.
-        transfer_parts: those that are measured.
-        staging_pages: most pages of a host array, those that are measured.
-        transfer_shares: of the link's bandwidth, that steps are loaded with.
+        upload_arrays: arrays of one call; `upload_bytes` of each.
+        behind_bytes: of the copy that an upload goes behind.
+        overlap_ways, overlap_shares: ways of transferring, and shares of the link that steps are loaded with, of `overlap`.
+        transfer_ways, transfer_shares: the same of `transfers`.
         transfer_pages: most pages that a step moves each way.
         transfer_rows: (rows, context) of the step that transfers hide behind.
+        traced_steps: of a profiler's trace.
         idle_steps: steps that are traced.
         policies: the workload of that part.
-        overflow: the batches of that part.
     """
 
     models: Mapping[str, ModelConfig]
@@ -193,34 +188,34 @@ class Sizes:
     enough_s: float
     copy_bytes: int
     matmul_size: int
-    link_bytes: tuple[int, ...]
+    link_bytes: int
     calls: int
     attention: tuple[AttentionCase, ...]
     attention_pool_bytes: int
-    checked_heads: tuple[tuple[int, int, int], ...]
-    checked_pages: tuple[int, ...]
-    checked_dtypes: Mapping[str, float]
+    start: Mapping[str, Any]
+    one_byte_pool: int
+    checked: tuple[Checked, ...]
     checked_models: Mapping[str, ModelConfig]
     decodes: tuple[tuple[int, int], ...]
-    between_buckets: tuple[tuple[int, int], ...]
     mixed: tuple[int, int, int]
     pool_tokens: int
     layers_per_step: tuple[int, ...]
-    transfer_parts: tuple[int, ...]
-    staging_pages: tuple[int, ...]
+    upload_arrays: tuple[int, ...]
+    upload_bytes: int
+    behind_bytes: int
+    overlap_ways: tuple[TransferWay, ...]
+    overlap_shares: tuple[float, ...]
+    transfer_ways: tuple[TransferWay, ...]
     transfer_shares: tuple[float, ...]
     transfer_pages: int
     transfer_rows: tuple[int, int]
+    traced_steps: int
     idle_steps: int
     policies: Policies
-    overflow: Overflows
 
 
-def _cases(heads: HeadSizes, batches: tuple[int, ...], contexts: tuple[int, ...]) -> tuple[AttentionCase, ...]:
-    decoding = (AttentionCase(heads, rows, 1, context) for rows in batches for context in contexts)
-    chunks = ((1, 512, 512), (1, 2048, 2048), (1, 512, 4096), (4, 512, 2048))
-    return (*decoding, *(AttentionCase(heads, *case) for case in chunks))
-
+GPTJ_HEADS = HeadSizes("gpt-j-6b", 16, 16, 256)
+LLAMA_HEADS = HeadSizes("llama-3-8b", 32, 8, 128)
 
 FULL = Sizes(
     models={"llama-3-8b": LLAMA_3_8B, "gpt-j-6b": GPTJ_6B},
@@ -229,45 +224,40 @@ FULL = Sizes(
     enough_s=0.05,
     copy_bytes=GIB,
     matmul_size=8192,
-    link_bytes=(64 << 10, 256 << 10, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB),
+    link_bytes=GIB,
     calls=8,
-    attention=tuple(
-        case
-        for heads in (HeadSizes("gpt-j-6b", 16, 16, 256), HeadSizes("llama-3-8b", 32, 8, 128))
-        for case in _cases(heads, (64, 32, 256, 16, 1), (2048, 512, 8192))
+    attention=(
+        *(AttentionCase(LLAMA_HEADS, *case) for case in ((64, 1, 2048), (256, 1, 1024), (32, 1, 8192), (1, 1, 1024))),
+        *(AttentionCase(LLAMA_HEADS, *case) for case in ((1, 2048, 2048), (1, 512, 4096), (4, 512, 2048))),
+        *(AttentionCase(GPTJ_HEADS, *case) for case in ((64, 1, 2048), (32, 1, 8192), (1, 512, 4096))),
     ),
     attention_pool_bytes=9 * 10**9,
-    checked_heads=((16, 16, 256), (32, 8, 128), (12, 12, 64), (8, 2, 96)),
-    checked_pages=(16, 64),
-    checked_dtypes={"float32": 1e-4, "bfloat16": 1e-2},
-    checked_models={"llama": SMALL_LLAMA, "gptj": SMALL_GPTJ},
-    decodes=((64, 1000), (1, 1000), (256, 1000), (48, 8000)),
-    between_buckets=((64, 1000), (256, 1000), (48, 1000), (96, 1000), (200, 1000)),
-    mixed=(64, 512, 448),
-    pool_tokens=600_000,
-    layers_per_step=(4, 32, 8, 1),
-    transfer_parts=(1, 4),
-    staging_pages=(1, 16),
-    transfer_shares=(0.9, 1.0, 0.5),
-    transfer_pages=128,
-    transfer_rows=(64, 512),
-    idle_steps=20,
-    policies=Policies("gpt-j-6b", 4.0, 100.0, 0.3, 0.2, 16_000, 32_000, 64, 512),
-    overflow=Overflows(
-        replace(GPTJ_6B, num_layers=8),  # six engines at once have to fit
-        (2, 3, 4, 5),
-        OverflowSizes(
-            page_sizes=(16, 64),
-            evicted=(512, 2048),
-            lengths=(256, 512),
-            batch=at_once(375, 64, 32),
-            shares=(0.1, 0.3, 0.5),
-            seeds=3,
-            repeats=2,
-        ),
-        512,
-        4.0,
+    start={},
+    one_byte_pool=2_500_000_000,
+    checked=(
+        Checked((32, 8, 128), 16, ("bfloat16", "float32")),
+        Checked((16, 16, 256), 16),
+        Checked((12, 12, 64), 16),
+        Checked((8, 2, 96), 16),
+        Checked((32, 8, 128), 64),
     ),
+    checked_models={"llama": SMALL_LLAMA, "gptj": SMALL_GPTJ},
+    decodes=((64, 1000), (1, 1000), (256, 1000)),
+    mixed=(64, 512, 448),
+    pool_tokens=280_000,
+    layers_per_step=(4, 32, 8),
+    upload_arrays=(1, 16, 256),
+    upload_bytes=2 * MIB,
+    behind_bytes=GIB,
+    overlap_ways=(TransferWay(1, 16), TransferWay(1, 1)),
+    overlap_shares=(1.0, 0.5),
+    transfer_ways=(TransferWay(1, 1), TransferWay(1, 16), TransferWay(4, 1)),
+    transfer_shares=(0.9, 1.0, 0.5),
+    transfer_pages=512,
+    transfer_rows=(64, 1000),
+    traced_steps=8,
+    idle_steps=20,
+    policies=Policies("gpt-j-6b", 4.0, 50.0, 0.3, 0.2, 16_000, 32_000, 64, 512),
 )
 TINY = Sizes(
     models={"small": SMALL_LLAMA},
@@ -276,31 +266,28 @@ TINY = Sizes(
     enough_s=0.001,
     copy_bytes=MIB,
     matmul_size=64,
-    link_bytes=(64 << 10,),
+    link_bytes=64 << 10,
     calls=1,
     attention=tuple(AttentionCase(HeadSizes("small", 4, 2, 16), *case) for case in ((2, 1, 12), (1, 8, 12))),
     attention_pool_bytes=MIB,
-    checked_heads=((4, 2, 16),),
-    checked_pages=(16,),
-    checked_dtypes={"float32": 1e-4},
+    start={"kv_tokens": 256, "max_num_seqs": 8, "max_num_batched_tokens": 8, "page_size": 8},
+    one_byte_pool=64 << 10,
+    checked=(Checked((4, 2, 16), 16, ("bfloat16", "float32")),),
     checked_models={"llama": SMALL_LLAMA},
     decodes=((8, 16),),
-    between_buckets=((3, 16),),
     mixed=(2, 8, 6),
     pool_tokens=192,
     layers_per_step=(1,),
-    transfer_parts=(2,),
-    staging_pages=(1, 2),
+    upload_arrays=(1, 2),
+    upload_bytes=64,
+    behind_bytes=MIB,
+    overlap_ways=(TransferWay(1, 2), TransferWay(1, 1)),
+    overlap_shares=(1.0,),
+    transfer_ways=(TransferWay(1, 1), TransferWay(1, 2), TransferWay(2, 1)),
     transfer_shares=(0.9,),
     transfer_pages=4,
     transfer_rows=(8, 16),
+    traced_steps=2,
     idle_steps=2,
     policies=Policies("small", 1.0, 10.0, 0.02, 0.02, 256, 128, 8, 8),
-    overflow=Overflows(
-        SMALL_LLAMA,
-        (5,),
-        OverflowSizes((8,), (24,), (24,), at_once(6, 18, 6, page_size=8), (0.5,)),
-        32,
-        0.1,
-    ),
 )

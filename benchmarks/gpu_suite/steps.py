@@ -1,35 +1,42 @@
-"""Step times of whole models with random weights against their rooflines: decoding, a chunk beside it, ways of sampling.
+"""Step times of a whole model with random weights against their rooflines, and the device's time for every operation.
 
 A roofline is the larger of the bytes (weights but the embedding, and the contexts' keys and values) over the measured copy
-bandwidth, and the operations over the measured matmul rate. Rows: `model`, `layers_per_step`, `buckets` (fitted, or the default
-ones of an engine), `joined_decode`, `step`, `batch` (decoding rows), `context`, `chunk`, `bucket`, `sampling`, `seconds`,
-`dispatch_s`, `roofline_s`, `bound` (memory or compute) and `times`, seconds over roofline; once for each runner `start_s`,
-what compiling it took. A chunk of two tokens has the work of a decode step and the executables of a mixed one: what steps of
-decode rows gain from executables of their own is the difference. The part `groups` ends with the `choice` that the profiler's
-rule would make.
+bandwidth, and the operations over the measured matmul rate. Rows: `model`, `layers_per_step`, `step`, and
+
+* decode, mixed: `batch` (decoding rows), `context`, `chunk`, `bucket`, `sampling`, `seconds`, `dispatch_s`, `roofline_s`,
+  `bound` (memory or compute) and `times`, seconds over roofline;
+* trace: of the decode steps before it, with `graphs` or without: `step_s` by the wall clock, which a profiler slows, `kernels`
+  and `busy_s` of a step, `idle_share` and `largest_gap_s`; operation: its longest ones, see `trace.operations`, where the shape
+  tells a product (qkv, o, gate and up, down, head) by its columns;
+* ceilings: the rates; start: once for each runner `start_s`, what compiling it took; choice: of the profiler's rule.
 """
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from contextlib import suppress
+from typing import NamedTuple, cast
 
 import jax
 
 from benchmarks.gpu_suite.ceilings import copy_rate, matmul_rate
-from benchmarks.gpu_suite.plans import GREEDY, fill, pages_of, settled, steady_s, step
+from benchmarks.gpu_suite.parts import TRACED_WITH_GRAPHS
+from benchmarks.gpu_suite.plans import GREEDY, fill, pages_of, settled, steady_s, step, turn
 from benchmarks.gpu_suite.sizes import GIB, AttentionCase, HeadSizes, Row, Sizes
+from benchmarks.gpu_suite.trace import gaps, operations, traced
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params, abstract_params, kv_bytes_per_token
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
+from jinfercept.sched.plan import StepPlan
 from jinfercept.startup.layer_groups import SLACK, choose
-from jinfercept.startup.sizing import buckets as default_buckets
 
 SPARE_BYTES = 5 * GIB  # of a GPU's memory, for what steps need besides pages
 POOL_SHARE = 0.95
 LEAST_BUCKET = 8  # of an engine on a GPU
+MOST_OPERATIONS = 24
 
 SAMPLINGS: Mapping[str, SamplingParams] = {
     "greedy": GREEDY,
@@ -56,55 +63,36 @@ class Bench(NamedTuple):
         model: its name among the sizes'.
         layers_per_step: of the runner.
         cases: steps.
-        default_buckets: the buckets are those of an engine with its defaults, not the smallest that hold the steps.
-        samplings: names of ways to sample, each measured with every step.
-        joined_decode: as `RunnerShape` has it.
+        samplings: names of ways to sample, each measured with the first step.
+        traced: whether steps of decode rows are traced too.
     """
 
     model: str
     layers_per_step: int
     cases: Sequence[StepCase]
-    default_buckets: bool = False
     samplings: Sequence[str] = ("greedy",)
-    joined_decode: bool = True
+    traced: bool = False
 
 
 def decode_rows(sizes: Sizes) -> Iterator[Row]:
-    """The first model: decode steps, the first of them in the executables of mixed steps too, and a chunk beside them."""
+    """The first model: decode steps, a chunk beside them, ways of sampling.
+
+    The first step is measured in the executables of mixed steps too: a chunk of two tokens has the work of a decode step.
+    """
     (batch, context), *_ = sizes.decodes
     cases = [*(StepCase(*case) for case in sizes.decodes), StepCase(batch - 2, context, 2), StepCase(*sizes.mixed)]
-    yield from _rows(sizes, [Bench(next(iter(sizes.models)), sizes.layers_per_step[0], cases)])
+    bench = Bench(next(iter(sizes.models)), sizes.layers_per_step[0], cases, tuple(SAMPLINGS), traced=True)
+    yield from _rows(sizes, [bench])
 
 
-def gptj_rows(sizes: Sizes) -> Iterator[Row]:
-    """The last model, with the first two decode steps and a chunk."""
-    cases = [*(StepCase(*case) for case in sizes.decodes[:2]), StepCase(*sizes.mixed)]
-    yield from _rows(sizes, [Bench(list(sizes.models)[-1], sizes.layers_per_step[0], cases)])
-
-
-def sampled_rows(sizes: Sizes) -> Iterator[Row]:
-    """The first model's first decode step, sampled in every way."""
-    cases = [StepCase(*sizes.decodes[0])]
-    yield from _rows(
-        sizes, [Bench(next(iter(sizes.models)), sizes.layers_per_step[0], cases, samplings=tuple(SAMPLINGS))]
-    )
-
-
-def separate_rows(sizes: Sizes) -> Iterator[Row]:
-    """The first model's first decode step with rotation and KV writes in kernels of their own, and in that of attention."""
-    name, cases = next(iter(sizes.models)), [StepCase(*sizes.decodes[0])]
-    ways = [Bench(name, sizes.layers_per_step[0], cases, joined_decode=joined) for joined in (True, False)]
-    yield from _rows(sizes, ways)
-
-
-def default_bucket_rows(sizes: Sizes) -> Iterator[Row]:
-    """The first model's steps in the buckets of an engine with its defaults."""
-    cases = [StepCase(*case) for case in sizes.between_buckets]
-    yield from _rows(sizes, [Bench(next(iter(sizes.models)), sizes.layers_per_step[0], cases, True)])
+def launch_rows(sizes: Sizes) -> Iterator[Row]:
+    """The first two decode steps, traced as XLA runs them under a profiler by default: without graphs."""
+    cases = [StepCase(*case) for case in sizes.decodes[:2]]
+    yield from _rows(sizes, [Bench(next(iter(sizes.models)), sizes.layers_per_step[0], cases, traced=True)])
 
 
 def group_rows(sizes: Sizes) -> Iterator[Row]:
-    """The first model's first decode step and a chunk, by layers per executable."""
+    """The first model's first decode step and a chunk, by layers per executable; last the profiler's `choice` by these."""
     name, cases = next(iter(sizes.models)), [StepCase(*sizes.decodes[0]), StepCase(*sizes.mixed)]
     costs: dict[int, list[float]] = {}
     for row in _rows(sizes, [Bench(name, layers, cases) for layers in sizes.layers_per_step]):
@@ -117,15 +105,11 @@ def group_rows(sizes: Sizes) -> Iterator[Row]:
 def _rows(sizes: Sizes, benches: Sequence[Bench]) -> Iterator[Row]:
     """Measure one runner after the other, all of one model."""
     copy, matmul = copy_rate(sizes), matmul_rate(sizes)
+    yield {"step": "ceilings", "copy_bytes_per_s": copy, "matmul_flops_per_s": matmul}
     config = sizes.models[benches[0].model]
     params = random_params(config, sizes.dtype, 0)
     for bench in benches:
-        common = {
-            "model": bench.model,
-            "layers_per_step": bench.layers_per_step,
-            "buckets": "default" if bench.default_buckets else "fitted",
-            "joined_decode": bench.joined_decode,
-        }
+        common = {"model": bench.model, "layers_per_step": bench.layers_per_step}
         for row in _measure(sizes, config, params, bench):
             if "seconds" in row:
                 memory_s, compute_s = _floors(config, sizes, _case(row), copy, matmul)
@@ -147,42 +131,61 @@ def _measure(sizes: Sizes, config: ModelConfig, params: Params, bench: Bench) ->
     yield {"step": "start", "start_s": time.perf_counter() - began_s, "pool_tokens": shape.num_pages * shape.page_size}
     fill(runner)
     try:
-        for case in bench.cases:
+        for number, case in enumerate(bench.cases):
             if pages_of(shape, *case) > shape.num_pages:
                 continue
-            for sampling in bench.samplings:
+            for sampling in bench.samplings if number == 0 else ("greedy",):
                 plan = step(shape, *case, SAMPLINGS[sampling])
                 runner.collect(runner.submit(plan))
                 plan = settled(plan)
                 seconds, dispatch_s = steady_s(runner, iter(lambda plan=plan: plan, None), 4 * sizes.enough_s)
-                yield {
-                    "step": "mixed" if case.chunk else "decode",
-                    **case._asdict(),
-                    "bucket": plan.bucket,
-                    "sampling": sampling,
-                    "seconds": seconds,
-                    "dispatch_s": dispatch_s,
-                }
+                common = {"step": "mixed" if case.chunk else "decode", **case._asdict(), "bucket": plan.bucket}
+                yield {**common, "sampling": sampling, "seconds": seconds, "dispatch_s": dispatch_s}
+                if bench.traced and not case.chunk and sampling == "greedy":
+                    yield from _traced(sizes, runner, plan, case)
     finally:
         runner.close()
 
 
+def _traced(sizes: Sizes, runner: ModelRunner, plan: StepPlan, case: StepCase) -> Iterator[Row]:
+    """A trace of some steps: how busy the device is, and the time of its longest operations."""
+    count = sizes.traced_steps
+    walls: list[float] = []
+    events = traced(lambda: walls.append(turn(runner, iter(lambda: plan, None), count)[0]))
+    kernels = [event for event in events if not event.is_copy]
+    if not kernels:
+        return
+    graphs = TRACED_WITH_GRAPHS[0] in os.environ.get("XLA_FLAGS", "").split()
+    common = {"batch": case.batch, "context": case.context, "graphs": graphs}
+    spans = gaps((event.start, event.end) for event in kernels)
+    spans["busy_s"] /= count
+    yield {"step": "trace", **common, "step_s": walls[0], "kernels": len(kernels) / count, **spans}
+    for row in operations(kernels, _programs(runner, plan.bucket), count)[:MOST_OPERATIONS]:
+        yield {"step": "operation", **common, **row}
+
+
+def _programs(runner: ModelRunner, bucket: int) -> list[str]:
+    """The compiled programs of a bucket's steps of decode rows, as far as they can be read."""
+    keys = [key for key in runner.executables.compile_s if isinstance(key, tuple) and bucket in key]
+    others = ("embed", "layers") if any(key[0] == "decode layers" for key in keys) else ()
+    programs = []
+    for key in keys:
+        if key[0] not in others:
+            with suppress(jax.errors.JaxRuntimeError, NotImplementedError):
+                programs.append(cast(jax.stages.Compiled, runner.executables[key]).as_text() or "")
+    return programs
+
+
 def _shape(sizes: Sizes, config: ModelConfig, params: Params, bench: Bench) -> RunnerShape:
+    """Of one pool, whatever is measured: executables depend on its pages, and others are not found in the compilation cache."""
     tokens = [case.batch + case.chunk for case in bench.cases]
-    num_seqs = max(case.batch + bool(case.chunk) for case in bench.cases)
-    fitted = {max(LEAST_BUCKET, 1 << (size - 1).bit_length()) for size in tokens}
-    if bench.default_buckets:
-        buckets = default_buckets(num_seqs, sizes.policies.bucket, jax.default_backend())
-    else:
-        buckets = tuple(sorted(fitted))
     return RunnerShape(
         num_pages=_pool_tokens(sizes, config, params) // sizes.page_size,
         page_size=sizes.page_size,
-        max_num_seqs=num_seqs,
+        max_num_seqs=max(case.batch + bool(case.chunk) for case in bench.cases),
         max_model_len=max(max(case.context, case.chunk) for case in bench.cases),
-        buckets=buckets,
+        buckets=tuple(sorted({max(LEAST_BUCKET, 1 << (size - 1).bit_length()) for size in tokens})),
         layers_per_step=min(bench.layers_per_step, config.num_layers),
-        joined_decode=bench.joined_decode,
     )
 
 

@@ -1,7 +1,8 @@
-"""`tools/gpu_suite`: the parts one after another, each in its own process and for a limited time, into one JSON file.
+"""`tools/gpu_suite`: the parts one after another, each in its own process and for a limited time, into a folder of few files.
 
-The file is written anew after every row, so that nothing is lost when the machine goes away. A part that fails or takes too
-long keeps the rows it has, with what went wrong; the others go on. Imports no JAX: the device belongs to the parts.
+`results.json` is written anew after every row, so that nothing is lost when the machine goes away. A part that fails or takes
+too long keeps the rows it has, with what went wrong; the others go on. After every part `autotune.tar` and `cache-1.tar`, …
+hold what the next run takes along, see `kept`. Imports no JAX: the device belongs to the parts.
 """
 
 import argparse
@@ -20,7 +21,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_suite.kept import choices_flag, keep_choices, pack, unpack
 from benchmarks.gpu_suite.machine import describe, gpu_state
+from benchmarks.gpu_suite.missing import PROJECT
 from benchmarks.gpu_suite.parts import JOBS, PARTS
 from benchmarks.gpu_suite.sizes import Row
 from jinfercept.errors import ConfigError, JinferceptError
@@ -28,10 +31,10 @@ from jinfercept.models.embedded import cache_directory
 from jinfercept.sim.reports import check_writable
 
 VERSION = 1
+RESULTS = "results.json"
+KEPT = PROJECT / "build" / "gpu-kept"
 ENVIRONMENT = {
-    "XLA_CLIENT_MEM_FRACTION": "0.92",
-    "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "48",
-    "JAX_COMPILATION_CACHE_DIR": str(cache_directory() / "xla"),
+    "JAX_COMPILATION_CACHE_DIR": str(cache_directory() / "gpu-suite"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
 }
@@ -42,7 +45,9 @@ CHECKER_MARK = "========="
 CHECKER_LINES = 60
 """Of the memory checker's last words, which are kept: its summary comes at the end."""
 
-SAID_CHARACTERS = 4000
+LOG_CHARACTERS = 4000
+SHOWN_CHARACTERS = 240
+"""Of a row on standard error, which may be all that comes back."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,26 +59,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gpu_suite: {error}", file=sys.stderr)
         return 2
     parts = options.parts or list(JOBS[options.job - 1] if options.job else PARTS)
-    began_s = time.monotonic()
+    since_s, cache = time.time(), _cache()
     report = {
         "version": VERSION,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "tiny": options.tiny,
+        "kept": unpack(options.kept, cache),
         "machine": describe(options.commit),
         "parts": {},
     }
+
+    def save() -> None:
+        _write(options.out / RESULTS, report)
+
+    began_s, summaries = time.monotonic(), list[str]()
     for name in parts:
         left_s = options.limit_s - (time.monotonic() - began_s)
-        found = report["parts"][name] = {"status": "not run", "rows": []}
-        _write(options.out, report)
+        results = report["parts"][name] = {"status": "not run", "rows": []}
+        save()
         if left_s > 0:
-            _run(name, options.tiny, min(left_s, PARTS[name].limit_s), found, lambda: _write(options.out, report))
-            print(_summary(name, found), file=sys.stderr, flush=True)
-        _write(options.out, report)
-    print(
-        f"written to {options.out} after {time.monotonic() - began_s:.0f} s: python -m benchmarks gpu-report {options.out}"
-    )
-    return int(any(found["status"] != "done" for found in report["parts"].values()))
+            limit_s = (
+                left_s if options.tiny else min(left_s, PARTS[name].limit_s)
+            )  # tiny parts are to end on any machine
+            _run(name, options.tiny, limit_s, results, save)
+            keep_choices(cache, name)
+            pack(cache, since_s, options.out)
+            summaries.append(_summary(name, results))
+        save()
+    print("\n".join(summaries), file=sys.stderr)
+    took_s = time.monotonic() - began_s
+    print(f"written to {options.out} after {took_s:.0f} s: python -m benchmarks gpu-report {options.out / RESULTS}")
+    return int(any(results["status"] != "done" for results in report["parts"].values()))
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -83,7 +99,10 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all, in this order)")
     jobs = "; ".join(f"{number}: {', '.join(job)}" for number, job in enumerate(JOBS, 1))
     parser.add_argument("--job", type=int, choices=range(1, len(JOBS) + 1), help=f"the parts of one job ({jobs})")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file to write; it must not be there yet")
+    parser.add_argument("--out", type=Path, required=True, help=f"folder to write; {RESULTS} must not be there yet")
+    parser.add_argument(
+        "--kept", type=Path, default=KEPT, help="folder with the .tar files of an earlier run (default: build/gpu-kept)"
+    )
     parser.add_argument("--limit-s", type=float, default=540.0, help="seconds for all parts together (default: 540)")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, to prove the suite where there is no GPU")
     parser.add_argument("--commit", help="the commit that runs, where the tree is no checkout")
@@ -96,21 +115,24 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError("no such part", got=", ".join(unknown), fix=f"choose from {', '.join(PARTS)}")
     if options.parts and options.job:
         raise ConfigError("--job has parts of its own", got=", ".join(options.parts), fix="name parts or a job")
-    check_writable(options.out, "--out")
-    if options.out.exists():
-        raise ConfigError("--out is there already", got=options.out, fix="name a new file; gpu-report takes several")
     if not options.limit_s > 0:
         raise ConfigError("--limit-s is too small", got=options.limit_s, fix="seconds above 0")
+    with suppress(OSError):  # which `check_writable` explains
+        options.out.mkdir(parents=True, exist_ok=True)
+    results = options.out / RESULTS
+    check_writable(results, "--out")
+    if results.exists():
+        raise ConfigError("--out has results already", got=results, fix="name a new folder; gpu-report takes several")
 
 
-def _run(name: str, tiny: bool, limit_s: float, found: dict[str, Any], save: Callable[[], None]) -> None:
+def _run(name: str, tiny: bool, limit_s: float, results: dict[str, Any], save: Callable[[], None]) -> None:
     """Run a part and note its rows, its seconds and how it ended."""
     began_s = time.monotonic()
-    found |= {"clocks": {"before": gpu_state()}, "status": "running"}
+    results |= {"clocks": {"before": gpu_state()}, "status": "running"}
     command = [*_checker(name), sys.executable, "-m", "benchmarks.gpu_suite.child", name, *(["--tiny"] if tiny else [])]
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=said, text=True, env=_environment(name), process_group=0
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment(name, tiny), process_group=0
         )
         late = threading.Event()
         timer = threading.Timer(limit_s, lambda: (late.set(), _end(process)))
@@ -118,20 +140,22 @@ def _run(name: str, tiny: bool, limit_s: float, found: dict[str, Any], save: Cal
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                _note(found, line)
-                found["seconds"] = time.monotonic() - began_s
+                _note(results, line)
+                results["seconds"] = time.monotonic() - began_s
                 save()
+                print(f"{name}: {line.rstrip()[:SHOWN_CHARACTERS]}", file=sys.stderr, flush=True)
             status = process.wait()
         finally:
             timer.cancel()
             _end(process)
             process.wait()
-        found["seconds"] = time.monotonic() - began_s
-        found["clocks"]["after"] = gpu_state()
-        found["status"] = "cut off" if late.is_set() else "done" if status == 0 else "failed"
-        if status and not late.is_set() and "error" not in found:
-            said.seek(0)
-            found["error"] = f"exit status {status}: {said.read()[-SAID_CHARACTERS:]}"
+        results["seconds"] = time.monotonic() - began_s
+        results["clocks"]["after"] = gpu_state()
+        results["status"] = "cut off" if late.is_set() else "done" if status == 0 else "failed"
+        if status and "error" not in results:
+            log.seek(0)
+            how = f"ended after {limit_s:.0f} s" if late.is_set() else f"exit status {status}"
+            results["error"] = f"{how}: {log.read()[-LOG_CHARACTERS:]}"
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -145,31 +169,42 @@ def _checker(name: str) -> Sequence[str]:
     return MEMCHECK if PARTS[name].checked and shutil.which(MEMCHECK[0]) else ()
 
 
-def _environment(name: str) -> dict[str, str]:
-    environment = {**ENVIRONMENT, **os.environ, **PARTS[name].environment}
+def environment(name: str, tiny: bool) -> dict[str, str]:
+    """A part's variables. The CPU stands beside the GPU as the reference of `correctness`."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if "cpu" not in platforms.split(","):
+        platforms = "cpu" if tiny else "cuda,cpu"
+    flags = [os.environ.get("XLA_FLAGS", ""), *PARTS[name].xla_flags, choices_flag(_cache())]
+    variables = {**ENVIRONMENT, **os.environ, **PARTS[name].environment}
+    variables |= {"JAX_PLATFORMS": platforms, "XLA_FLAGS": " ".join(filter(None, flags))}
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" in os.environ:  # the same by another name; jaxlib refuses to see both
-        del environment["XLA_CLIENT_MEM_FRACTION"]
-    return environment
+        variables.pop("XLA_CLIENT_MEM_FRACTION", None)
+    return variables
 
 
-def _note(found: dict[str, Any], line: str) -> None:
+def _cache() -> Path:
+    """The compilation cache of the parts."""
+    return Path(({**ENVIRONMENT, **os.environ})["JAX_COMPILATION_CACHE_DIR"])
+
+
+def _note(results: dict[str, Any], line: str) -> None:
     """A line of a part: a row, its device, its error, or the memory checker's; a line that a kill has cut is nothing."""
     if line.startswith(CHECKER_MARK):
-        found["checker"] = [*found.get("checker", ()), line.removeprefix(CHECKER_MARK).rstrip()][-CHECKER_LINES:]
+        results["checker"] = [*results.get("checker", ()), line.removeprefix(CHECKER_MARK).rstrip()][-CHECKER_LINES:]
         return
     try:
         row: Row = json.loads(line)
     except ValueError:
         return
     if row.keys() in ({"error"}, {"device"}):
-        found |= row
+        results |= row
     else:
-        found["rows"].append(row)
+        results["rows"].append(row)
 
 
-def _summary(name: str, found: Mapping[str, Any]) -> str:
-    error = f": {found['error'].strip().splitlines()[-1]}" if "error" in found else ""
-    return f"{name}: {found['status']}, {len(found['rows'])} rows in {found['seconds']:.0f} s{error}"
+def _summary(name: str, results: Mapping[str, Any]) -> str:
+    error = f": {results['error'].strip().splitlines()[-1]}" if "error" in results else ""
+    return f"{name}: {results['status']}, {len(results['rows'])} rows in {results['seconds']:.0f} s{error}"
 
 
 def _write(path: Path, report: Mapping[str, Any]) -> None:

@@ -1,8 +1,16 @@
-"""Reads a profiler's trace of a GPU: what ran on which stream, and what of the copies between host and device kernels hid."""
+"""Reads a profiler's trace: what ran on which stream, the time of every operation, and what of the copies kernels hid.
 
+On a GPU a stream is a line of the trace. Elsewhere the operations that XLA runs stand for kernels, so that all that reads a
+trace runs everywhere.
+"""
+
+import re
 import tempfile
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import jax
@@ -10,14 +18,26 @@ import jax
 Span = tuple[float, float]
 """Start and end in ns."""
 
+INTO = "MemcpyH2D"
+SIZE = re.compile(r"\bsize:(\d+)")
+INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (.*?) ([\w-]+)\(", re.MULTILINE)
+"""Name, shape and kind of an instruction of a compiled program."""
+
 
 class Event(NamedTuple):
-    """A kernel or a copy on a stream, which is a line of the trace; times in ns."""
+    """A kernel or a copy on a stream, which is a line of the trace; times in ns.
+
+    Attributes:
+        operation: of the compiled program, if the trace names it.
+        num_bytes: of a copy, if the trace has them.
+    """
 
     line: str
     name: str
     start: float
     end: float
+    operation: str = ""
+    num_bytes: int = 0
 
     @property
     def is_copy(self) -> bool:
@@ -26,30 +46,82 @@ class Event(NamedTuple):
 
 
 def traced(run: Callable[[], Any]) -> list[Event]:
-    """The events of the GPU's streams while a function runs; none without a GPU."""
+    """The events of the GPU's streams while a function runs; without a GPU, the operations of XLA."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
+        with jax.profiler.trace(folder, profiler_options=options):
             run()
-        return [
-            Event(line.name, event.name, event.start_ns, event.start_ns + event.duration_ns)
-            for path in Path(folder).rglob("*.xplane.pb")
-            for plane in jax.profiler.ProfileData.from_file(str(path)).planes
-            if plane.name.startswith("/device:GPU")
-            for line in plane.lines
-            if line.name.startswith("Stream")
-            for event in line.events
-        ]
+        data = [jax.profiler.ProfileData.from_file(str(path)) for path in Path(folder).rglob("*.xplane.pb")]
+        events = [event for each in data for plane in each.planes for event in _events(plane)]
+    streams = [event for event in events if event.line.startswith("Stream")]
+    return sorted(streams or events, key=lambda event: event.start)
+
+
+def _events(plane: Any) -> list[Event]:
+    """What a plane's streams have, or the operations of a CPU's threads."""
+    on_gpu, events = plane.name.startswith("/device:GPU"), list[Event]()
+    for line in plane.lines:
+        if on_gpu and not line.name.startswith("Stream"):
+            continue
+        for event in line.events:
+            stats = {name: value for name, value in event.stats if name in ("hlo_op", "memcpy_details")}
+            if on_gpu or "hlo_op" in stats:
+                size = SIZE.search(str(stats.get("memcpy_details", "")))
+                span = event.start_ns, event.start_ns + event.duration_ns
+                operation = str(stats.get("hlo_op", ""))
+                events.append(Event(line.name, event.name, *span, operation, int(size[1]) if size else 0))
+    return events
+
+
+def operations(events: Iterable[Event], programs: Sequence[str], count: int) -> list[dict[str, Any]]:
+    """The time of every operation, the longest first: `operation`, `kernel`, `shape`, `calls` and `gpu_s` of a step.
+
+    Args:
+        programs: texts of the compiled programs; where several have an operation of that name, each has its shape.
+        count: steps that were traced.
+    """
+    shapes: dict[str, list[str]] = {}
+    for program in programs:
+        for name, shape, kind in dict.fromkeys(INSTRUCTION.findall(program)):
+            shapes.setdefault(name, []).append(f"{kind} {shape.strip('(').split('{')[0]}")
+    groups: dict[tuple[str, str], list[Event]] = {}
+    for event in events:
+        groups.setdefault((event.operation, event.name), []).append(event)
+    rows = [
+        {
+            "operation": operation,
+            "kernel": kernel,
+            "shape": " or ".join(dict.fromkeys(shapes.get(operation, ()))),
+            "calls": len(group) / count,
+            "gpu_s": sum(event.end - event.start for event in group) / count / 1e9,
+        }
+        for (operation, kernel), group in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -row["gpu_s"])
+
+
+def gaps(spans: Iterable[Span]) -> dict[str, float]:
+    """What of the time between the first start and the last end no span covers."""
+    busy = merged(spans)
+    length = busy[-1][1] - busy[0][0]
+    idle = [after - before for (_, before), (after, _) in pairwise(busy)]
+    return {
+        "idle_share": sum(idle) / length,
+        "busy_s": (length - sum(idle)) / 1e9,
+        "largest_gap_s": max(idle, default=0.0) / 1e9,
+    }
 
 
 def copies(events: Sequence[Event]) -> list[dict[str, Any]]:
     """For each kind of copy (`MemcpyD2H`): `count`, `busy_s`, `hidden_share` (under kernels), and the `lines` that it has."""
     kernels = merged((event.start, event.end) for event in events if not event.is_copy)
-    found = []
+    rows = []
     for kind in sorted({event.name for event in events if event.is_copy}):
         mine = [event for event in events if event.name == kind]
         spans = merged((event.start, event.end) for event in mine)
         busy = sum(end - start for start, end in spans)
-        found.append(
+        rows.append(
             {
                 "copy": kind,
                 "count": len(mine),
@@ -58,18 +130,34 @@ def copies(events: Sequence[Event]) -> list[dict[str, Any]]:
                 "lines": sorted({event.line for event in mine}),
             }
         )
-    return found
+    return rows
+
+
+def until_first_kernel_s(events: Sequence[Event], steps: int, least_bytes: int) -> float | None:
+    """Seconds from the start of a step's fetch to the first kernel that starts after it, the median; None without a fetch.
+
+    Args:
+        events: of steps that do not overlap, by their start.
+        steps: how many there are.
+        least_bytes: of the arrays that are fetched; a smaller copy uploads the step's own numbers.
+    """
+    arrays = [event.start for event in events if event.name == INTO and event.num_bytes >= least_bytes]
+    kernels = [event.start for event in events if not event.is_copy]
+    fetches = arrays[:: max(1, len(arrays) // steps)]
+    places = [(start, bisect_left(kernels, start)) for start in fetches]
+    waits = [kernels[place] - start for start, place in places if place < len(kernels)]
+    return median(waits) / 1e9 if waits else None
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
     """The same times as spans that do not touch, in order."""
-    found: list[Span] = []
+    joined: list[Span] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
         else:
-            found.append((start, end))
-    return found
+            joined.append((start, end))
+    return joined
 
 
 def overlap(one: Sequence[Span], other: Sequence[Span]) -> float:

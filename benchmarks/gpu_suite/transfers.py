@@ -1,131 +1,174 @@
-"""What a step costs when its transfers use the link in full, by the way of transferring: whole pages, part by part, in arrays.
+"""What a decode step costs while pages cross the host link, by the way of transferring: whole pages, in arrays, part by part.
 
 The same step runs again and again, each submitted before the last one's tokens are read, with and without pages that go
-out, come in, or both. Rows: `parts` (pieces of a page), `staging` (most pages of a host array), `step`, `way` (none, out, in,
-both), `share` of the link's measured bandwidth that was asked for, `pages` each way, `step_s`, `dispatch_s`, and `slowdown`
-(over the step without transfers, less 1), `bytes_per_s`, `link_bytes_per_s` (what the link alone does with single pages) and
-`link_share`, their ratio. On a GPU last for each step a trace of some steps with full use of the link: a row for each kind of
-copy with `way` trace, see `trace.copies`; where pages move by kernels and not by copy engines, it is missing.
+out, come in, or both. Rows: the way (`transfer_parts` and `staging_pages`, as `RunnerShape` has them), `tokens`, `context`,
+`way` (none, out, in, both), `share` of the link that was asked for, `pages` each way, `step_s`, `dispatch_s`, and `slowdown`
+(over the step without transfers, less 1), `bytes_per_s`, `link_bytes_per_s` (of one large array) and `link_share`, their ratio.
+
+Beside these `overlap` has `embed_s`: from the submission of a step that runs alone until its first executable has ended; and,
+where pages come in, from a trace `first_kernel_s`: from the start of its fetch to its first kernel. Where they grow with the
+fetch, the step waits for it. `transfers` ends every way with a trace of full use of the link: a row for each kind of copy, see
+`trace.copies`.
 """
 
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
+from statistics import median
 from typing import NamedTuple
 
 import jax
 
-from benchmarks.gpu_suite.ceilings import MOST_AT_ONCE, WAYS, link_rate
-from benchmarks.gpu_suite.plans import fill, pages_of, settled, steady_s, step, turn
-from benchmarks.gpu_suite.sizes import Row, Sizes
-from benchmarks.gpu_suite.trace import copies, traced
+from benchmarks.gpu_suite.ceilings import WAYS, link_rate
+from benchmarks.gpu_suite.plans import FIRST_PAGE, fill, pages_of, settled, steady_s, step, turn
+from benchmarks.gpu_suite.sizes import Row, Sizes, TransferWay
+from benchmarks.gpu_suite.trace import Event, copies, traced, until_first_kernel_s
 from jinfercept.kv.store import PageCopy
-from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params, kv_bytes_per_token
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import StepPlan
 
-TRACED_STEPS = 8
 FORGOTTEN_AFTER = 3  # steps after which a page that went out is dropped
-TIMES_ENOUGH = 8  # a turn is longer than that of a kernel
+TIMES_ENOUGH = 2  # a turn is longer than that of a kernel
 
 
 class Bench(NamedTuple):
-    """What is driven: a runner, its sizes, and where its spare pages begin."""
+    """What is driven: a runner and its step, where its spare pages begin, their bytes, and what the link alone does."""
 
     runner: ModelRunner
-    shape: RunnerShape
+    plan: StepPlan
     first_spare: int
     page_bytes: int
+    links: dict[str, float]
+
+
+def overlap_rows(sizes: Sizes) -> Iterator[Row]:
+    """Whether transfers and compute overlap at all, for the ways that decide it."""
+    for common, bench in _benches(sizes, sizes.overlap_ways):
+        yield from _measure(sizes, common, bench, sizes.overlap_shares, _alone)
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Measure every way of transferring, under a step that only decodes and under one with a chunk."""
+    """Measure every way of transferring."""
+    for common, bench in _benches(sizes, sizes.transfer_ways):
+        yield from _measure(sizes, common, bench, sizes.transfer_shares)
+        pages = _pages(sizes, bench, "both", 1.0, _base_s(sizes, bench)[0])
+        for row in copies(_traced(sizes, bench, pages)):
+            yield common | {"way": "trace", "pages": pages} | row
+
+
+def _traced(sizes: Sizes, bench: Bench, pages: int) -> list[Event]:
+    """The events of some steps with so many pages out and in."""
+    steps = sizes.traced_steps
+    return _loaded(bench, "both", pages, lambda plans: traced(lambda: turn(bench.runner, plans, steps)))
+
+
+def _benches(sizes: Sizes, ways: Sequence[TransferWay]) -> Iterator[tuple[Row, Bench]]:
+    """A runner for each way, one after the other, with a step that has run; and what all of its rows begin with."""
     config = next(iter(sizes.models.values()))
     model, params = Model(config), random_params(config, sizes.dtype, 0)
-    ways = [(parts, 1) for parts in sizes.transfer_parts] + [(1, pages) for pages in sizes.staging_pages if pages > 1]
-    for parts, staging in ways:
-        bench = _bench(sizes, model, params, parts, staging)
+    links = {way: link_rate(sizes, way, sizes.link_bytes, 1) for way in WAYS}
+    for way in ways:
+        bench = _bench(sizes, model, params, way, links)
         try:
-            yield from _measure(sizes, config, bench, parts)
+            yield {**way._asdict(), "tokens": bench.plan.num_tokens, "context": sizes.transfer_rows[1]}, bench
         finally:
             bench.runner.close()
 
 
-def _bench(sizes: Sizes, model: Model, params: Params, parts: int, staging: int) -> Bench:
+def _bench(sizes: Sizes, model: Model, params: Params, way: TransferWay, links: dict[str, float]) -> Bench:
     num_rows, context = sizes.transfer_rows
-    mixed_rows, _, chunk = sizes.mixed
     shape = RunnerShape(
         num_pages=0,
         page_size=sizes.page_size,
-        max_num_seqs=max(num_rows, mixed_rows + 1),
-        max_model_len=max(context, chunk, 2),
-        buckets=tuple(sorted({num_rows, mixed_rows + chunk})),
+        max_num_seqs=num_rows,
+        max_model_len=context,
+        buckets=(num_rows,),
         layers_per_step=sizes.layers_per_step[0],
-        transfer_parts=parts,
-        staging_pages=staging,
+        **way._asdict(),
     )
-    used = max(pages_of(shape, num_rows, context), pages_of(shape, mixed_rows, context, chunk))
+    used = pages_of(shape, num_rows, context)
     shape = replace(shape, num_pages=used + 2 * sizes.transfer_pages)
     runner = ModelRunner(model, params, shape)
     runner.warm_up()
     fill(runner)
-    return Bench(runner, shape, 1 + used, sizes.page_size * kv_bytes_per_token(model.config, sizes.dtype))
+    plan = step(shape, num_rows, context)
+    runner.collect(runner.submit(plan))
+    page_bytes = sizes.page_size * kv_bytes_per_token(model.config, sizes.dtype)
+    return Bench(runner, settled(plan), FIRST_PAGE + used, page_bytes, links)
 
 
-def _measure(sizes: Sizes, config: ModelConfig, bench: Bench, parts: int) -> Iterator[Row]:
-    pieces = min(parts, config.num_layers)
-    links = {way: link_rate(sizes, way, bench.page_bytes // pieces, MOST_AT_ONCE) for way in WAYS}
-    num_rows, context = sizes.transfer_rows
-    mixed_rows, _, chunk = sizes.mixed
-    runner, enough_s = bench.runner, TIMES_ENOUGH * sizes.enough_s
-    for name, plan in (
-        ("decode", step(bench.shape, num_rows, context)),
-        ("mixed", step(bench.shape, mixed_rows, context, chunk)),
-    ):
-        runner.collect(runner.submit(plan))
-        plain = settled(plan)
-        base_s, dispatch_s = steady_s(runner, iter(lambda plain=plain: plain, None), enough_s)
-        common = {
-            "parts": parts,
-            "staging": bench.shape.staging_pages,
-            "step": name,
-            "tokens": plan.num_tokens,
-            "context": context,
-        }
-        yield common | {"way": "none", "share": 0.0, "pages": 0, "step_s": base_s, "dispatch_s": dispatch_s}
-        for share in sizes.transfer_shares:
-            for way, ways in WAYS.items():
-                wanted = round(share * links[way] * base_s / bench.page_bytes / ways)
-                pages = max(1, min(wanted, sizes.transfer_pages))
-                with_s, dispatch_s = _loaded(bench, plain, way, pages, lambda plans: steady_s(runner, plans, enough_s))
-                rate = ways * pages * bench.page_bytes / with_s
-                yield common | {
-                    "way": way,
-                    "share": share,
-                    "pages": pages,
-                    "step_s": with_s,
-                    "dispatch_s": dispatch_s,
-                    "slowdown": with_s / base_s - 1,
-                    "bytes_per_s": rate,
-                    "link_bytes_per_s": links[way],
-                    "link_share": rate / links[way],
-                }
-        if jax.default_backend() == "gpu":
-            pages = max(1, min(round(links["both"] * base_s / bench.page_bytes / 2), sizes.transfer_pages))
-            events = _loaded(
-                bench, plain, "both", pages, lambda plans: traced(lambda: turn(runner, plans, TRACED_STEPS))
+Alone = Callable[[Sizes, Bench, str, int], Row]
+"""What is measured of steps that do not follow each other, with pages that move one way."""
+
+
+def _measure(
+    sizes: Sizes, common: Row, bench: Bench, shares: Sequence[float], alone: Alone = lambda *_: {}
+) -> Iterator[Row]:
+    base_s, dispatch_s = _base_s(sizes, bench)
+    none = {"way": "none", "share": 0.0, "pages": 0, "step_s": base_s, "dispatch_s": dispatch_s}
+    yield common | none | alone(sizes, bench, "none", 0)
+    for share in shares:
+        for way, ways in WAYS.items():
+            pages = _pages(sizes, bench, way, share, base_s)
+            with_s, dispatch_s = _loaded(
+                bench, way, pages, lambda plans: steady_s(bench.runner, plans, _enough_s(sizes))
             )
-            for row in copies(events):
-                yield common | {"way": "trace", "pages": pages} | row
+            rate = ways * pages * bench.page_bytes / with_s
+            row = {"way": way, "share": share, "pages": pages, "step_s": with_s, "dispatch_s": dispatch_s}
+            row |= {"slowdown": with_s / base_s - 1, "bytes_per_s": rate}
+            row |= {"link_bytes_per_s": bench.links[way], "link_share": rate / bench.links[way]}
+            yield common | row | alone(sizes, bench, way, pages)
 
 
-def _loaded[T](bench: Bench, plan: StepPlan, way: str, pages: int, measure: Callable[[Iterator[StepPlan]], T]) -> T:
-    """What a measurement of a step with so many pages out, in, or each gives; the host is empty afterwards."""
-    runner, kept = bench.runner, tuple(range(pages))
+def _alone(sizes: Sizes, bench: Bench, way: str, pages: int) -> Row:
+    """The start of steps, each of which runs after the end of the one before it."""
+    runner, steps, embed_s = bench.runner, sizes.traced_steps, list[float]()
+
+    def run(plans: Iterator[StepPlan]) -> None:
+        for _ in range(steps):
+            plan = next(plans)
+            began_s = time.perf_counter()
+            forward = runner.forward(plan)
+            jax.block_until_ready(runner.kv.commons[0])  # of the embedding, the step's first executable
+            embed_s.append(time.perf_counter() - began_s)
+            runner.collect(runner.sample(forward, {}))
+            runner.kv.wait()
+
+    def measure(plans: Iterator[StepPlan]) -> Row:
+        run(plans)
+        row: Row = {"embed_s": median(embed_s)}
+        if way == "in":
+            events = traced(lambda: run(plans))
+            row["first_kernel_s"] = until_first_kernel_s(events, steps, bench.page_bytes // len(runner.kv.parts))
+        return row
+
+    return _loaded(bench, way, pages, measure)
+
+
+def _enough_s(sizes: Sizes) -> float:
+    return TIMES_ENOUGH * sizes.enough_s
+
+
+def _base_s(sizes: Sizes, bench: Bench) -> tuple[float, float]:
+    return steady_s(bench.runner, iter(lambda: bench.plan, None), _enough_s(sizes))
+
+
+def _pages(sizes: Sizes, bench: Bench, way: str, share: float, base_s: float) -> int:
+    """Pages each way of a step that asks for a share of the link."""
+    wanted = round(share * bench.links[way] * base_s / bench.page_bytes / WAYS[way])
+    return max(1, min(wanted, sizes.transfer_pages))
+
+
+def _loaded[T](bench: Bench, way: str, pages: int, measure: Callable[[Iterator[StepPlan]], T]) -> T:
+    """What a measurement of the step with so many pages out, in, or each gives; the host is empty afterwards."""
+    runner, plan, kept = bench.runner, bench.plan, tuple(range(pages))
+    if way == "none":
+        return measure(iter(lambda: plan, None))
     leaving = [bench.first_spare + index for index in range(pages)]
     landing = [slot + pages for slot in leaving]
     there = tuple(map(PageCopy, landing, kept))

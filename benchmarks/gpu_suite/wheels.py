@@ -1,7 +1,7 @@
 """`tools/gpu_wheels FOLDER`: fetches the wheels that the project needs beyond JAX, Flax and Transformers, for Linux on x86-64.
 
-A machine for GPUs has these three with all that they need; what else the project depends on is small. Run it where pip finds a
-package index; it prints the line that installs the wheels on a machine without network.
+A machine for GPUs has these three with what they need to be imported; what else the project depends on is small. Run it where
+pip finds a package index; it prints the line that installs the wheels on a machine without network.
 """
 
 import json
@@ -16,6 +16,8 @@ from benchmarks.gpu_suite.missing import PROJECT
 
 PRESENT = ("jax", "flax", "transformers")
 """Packages that a machine for GPUs has, with their dependencies."""
+ALWAYS = ("pydantic",)
+"""Packages that come along with what they need, although a command of `PRESENT` does too: machines lack them."""
 NEVER = ("pip",)
 """Dependencies that only a machine with a network uses."""
 GLIBC = (35, 34, 31, 28, 27, 24, 17)
@@ -34,9 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = Path(words[0])
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     try:
-        present = _resolved(PRESENT)
+        present = _resolved(PRESENT).keys() - _resolved(ALWAYS).keys() | {*NEVER}
         wanted = _resolved(project["dependencies"])
-        names = [f"{name}=={found}" for name, found in wanted.items() if name not in present and name not in NEVER]
+        names = [f"{name}=={version}" for name, version in wanted.items() if name not in present]
         _pip("download", "--quiet", "--no-deps", *_tags(), "--dest", str(folder), *names)
     except subprocess.CalledProcessError as error:
         print(f"gpu_wheels: pip failed: {error.stderr.strip()[-2000:]}", file=sys.stderr)
@@ -58,8 +60,8 @@ def _resolved(requirements: Iterable[str]) -> dict[str, str]:
         report = Path(folder) / "report.json"
         flags = ["--dry-run", "--quiet", "--ignore-installed", "--report", str(report), "--target", folder]
         _pip("install", *flags, *_tags(), *requirements)
-        found = json.loads(report.read_text(encoding="utf-8"))["install"]
-    return {one["metadata"]["name"].lower().replace("_", "-"): one["metadata"]["version"] for one in found}
+        packages = [package["metadata"] for package in json.loads(report.read_text(encoding="utf-8"))["install"]]
+    return {package["name"].lower().replace("_", "-"): package["version"] for package in packages}
 
 
 def _tags() -> list[str]:
