@@ -179,8 +179,10 @@ def _programs(runner: ModelRunner, bucket: int) -> list[str]:
 def _shape(sizes: Sizes, config: ModelConfig, params: Params, bench: Bench) -> RunnerShape:
     """Of one pool, whatever is measured: executables depend on its pages, and others are not found in the compilation cache."""
     tokens = [case.batch + case.chunk for case in bench.cases]
+    leaf = jax.tree.leaves(jax.block_until_ready(params))[0]
+    stats = next(iter(leaf.devices())).memory_stats()
     return RunnerShape(
-        num_pages=_pool_tokens(sizes, config, params) // sizes.page_size,
+        num_pages=pool_tokens(sizes, config, stats) // sizes.page_size,
         page_size=sizes.page_size,
         max_num_seqs=max(case.batch + bool(case.chunk) for case in bench.cases),
         max_model_len=max(max(case.context, case.chunk) for case in bench.cases),
@@ -189,10 +191,12 @@ def _shape(sizes: Sizes, config: ModelConfig, params: Params, bench: Bench) -> R
     )
 
 
-def _pool_tokens(sizes: Sizes, config: ModelConfig, params: Params) -> int:
-    """What is asked for, or what the device's memory has left beside the weights and a margin."""
-    leaf = jax.tree.leaves(jax.block_until_ready(params))[0]
-    stats = next(iter(leaf.devices())).memory_stats()
+def pool_tokens(sizes: Sizes, config: ModelConfig, stats: Mapping[str, int] | None) -> int:
+    """What is asked for, or what the device's memory has left beside the weights and a margin.
+
+    Args:
+        stats: of the memory, as JAX has them; None on a CPU.
+    """
     if not stats or "bytes_limit" not in stats:
         return sizes.pool_tokens
     free = POOL_SHARE * (stats["bytes_limit"] - stats["bytes_in_use"] - SPARE_BYTES)

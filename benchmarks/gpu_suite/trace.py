@@ -53,12 +53,12 @@ def traced(run: Callable[[], Any]) -> list[Event]:
         with jax.profiler.trace(folder, profiler_options=options):
             run()
         data = [jax.profiler.ProfileData.from_file(str(path)) for path in Path(folder).rglob("*.xplane.pb")]
-        events = [event for each in data for plane in each.planes for event in _events(plane)]
+        events = [event for each in data for plane in each.planes for event in plane_events(plane)]
     streams = [event for event in events if event.line.startswith("Stream")]
     return sorted(streams or events, key=lambda event: event.start)
 
 
-def _events(plane: Any) -> list[Event]:
+def plane_events(plane: Any) -> list[Event]:
     """What a plane's streams have, or the operations of a CPU's threads."""
     on_gpu, events = plane.name.startswith("/device:GPU"), list[Event]()
     for line in plane.lines:

@@ -8,6 +8,7 @@ import tarfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -22,11 +23,12 @@ from benchmarks.gpu_suite import kept
 from benchmarks.gpu_suite.child import part
 from benchmarks.gpu_suite.missing import missing
 from benchmarks.gpu_suite.parts import JOBS, PARTS
-from benchmarks.gpu_suite.sizes import FULL, TINY, Row, TransferWay
+from benchmarks.gpu_suite.sizes import FULL, GIB, LLAMA_3_8B, TINY, Row, TransferWay
+from benchmarks.gpu_suite.steps import pool_tokens
 from benchmarks.gpu_suite.suite import environment
 from benchmarks.gpu_suite.suite import main as suite
 from benchmarks.gpu_suite.timing import timed
-from benchmarks.gpu_suite.trace import Event, copies, gaps, operations, until_first_kernel_s
+from benchmarks.gpu_suite.trace import Event, copies, gaps, operations, plane_events, until_first_kernel_s
 
 PROJECT = Path(__file__).parents[2]
 PEER = "torch_peer"  # the only part that needs torch, and has no JAX
@@ -198,11 +200,13 @@ def test_what_is_missing_is_known_without_an_import_and_says_what_it_prevents(
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
 
     installed("jax", "0.9.2")
+    installed("jax-cuda13-plugin", "0.0.1")
     installed("pydantic", "2.12.0", "nowhere-to-be-found>=1", 'also-not-there; extra == "email"')
     monkeypatch.syspath_prepend(str(tmp_path))  # before what is really installed
     lacking = {lack.what: lack.prevents for lack in missing()}
     assert lacking["jax<0.13,>=0.11.2 (there is 0.9.2)"] == "perhaps every part"
     assert "nowhere-to-be-found, which pydantic needs" in lacking
+    assert any(what.endswith("(there is jax-cuda13-plugin 0.0.1)") for what in lacking)
     assert not any("also-not-there" in what for what in lacking)
 
 
@@ -213,7 +217,10 @@ def test_a_part_runs_from_a_copy_of_the_tree_in_which_nothing_is_installed(tmp_p
     for name in ("benchmarks", "jinfercept", "pyproject.toml", "tools"):
         (tree / name).symlink_to(PROJECT / name)
     script, out = tree / "tools" / "gpu_suite", tmp_path / "out"
-    environment = {"PYTHON": sys.executable, "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    state = "Test GPU, 580.159.04, 81559 MiB, 345 MHz, 2619 MHz, 31, 70.12 W"
+    answers = f'case "$1" in *name*) echo "{state}";; *) echo 81559;; esac'
+    path = fake_program(tmp_path, "nvidia-smi", answers)
+    environment = {"PYTHON": sys.executable, "PATH": path, "HOME": str(tmp_path)}
     command = [script, COPIED, "--tiny", "--out", out, "--commit", "c0ffee"]
     run = subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
     assert run.stderr.index("missing: ") < run.stderr.index("uploads: ")
@@ -223,7 +230,8 @@ def test_a_part_runs_from_a_copy_of_the_tree_in_which_nothing_is_installed(tmp_p
     puts = [(row["way"], row["arrays"]) for row in rows if row["what"] == "put"]
     assert puts == [(way, arrays) for arrays in TINY.upload_arrays for way in ("upload", "out", "in")]
     assert [row["before"] for row in rows if row["what"] == "behind"] == ["nothing", "fetch"]
-    assert report["machine"]["commit"] == "c0ffee"
+    assert (report["machine"]["commit"], report["machine"]["gpu"]["name"]) == ("c0ffee", "Test GPU")
+    assert not any("NVIDIA GPU" in lack or "GPU memory" in lack for lack in report["machine"]["missing"])
     assert {"date", "kept", "machine", "tiny", "version"} <= report.keys()
     with tarfile.open(out / "cache-1.tar") as tar:
         assert tar.getnames()
@@ -271,11 +279,14 @@ def test_the_torch_peer_times_every_case() -> None:
 
 def test_a_part_that_fails_is_recorded_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    checks = 'while [[ $1 == --* ]]; do shift 2; done; echo "========= COMPUTE-SANITIZER"; exec "$@"'
+    monkeypatch.setenv("PATH", fake_program(tmp_path, "compute-sanitizer", checks))
     out = tmp_path / "full"
-    assert suite(["torch_peer", "decode", "--out", str(out)]) == 1  # full sizes, and no GPU
+    assert suite(["torch_peer", "memcheck", "--out", str(out)]) == 1  # full sizes, and no GPU
     parts = json.loads((out / "results.json").read_text())["parts"]
     assert {found["status"] for found in parts.values()} == {"failed"}
-    assert "JAX finds no GPU" in parts["decode"]["error"]
+    assert "JAX finds no GPU" in parts["memcheck"]["error"]
+    assert parts["memcheck"]["checker"] == [" COMPUTE-SANITIZER"]
     assert main(["gpu-report", str(out / "results.json")]) == 0
 
 
@@ -309,7 +320,39 @@ def test_old_results_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureF
     assert "has results already" in capsys.readouterr().err
 
 
+def fake_program(folder: Path, name: str, lines: str) -> str:
+    """A search path that has a program of this name, which a machine with a GPU has, of these lines of Bash."""
+    program = folder / "bin" / name
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/bash\n{lines}\n")
+    program.chmod(0o755)
+    return f"{program.parent}:/usr/bin:/bin"
+
+
+def test_a_runner_has_the_same_pool_in_every_part_unless_memory_is_short() -> None:
+    used = {"bytes_in_use": 16 * GIB}
+    roomy, small = ({**used, "bytes_limit": limit * GIB} for limit in (72, 36))
+    assert pool_tokens(FULL, LLAMA_3_8B, roomy) == pool_tokens(FULL, LLAMA_3_8B, None) == FULL.pool_tokens
+    assert 0 < pool_tokens(FULL, LLAMA_3_8B, small) < FULL.pool_tokens
+
+
 # -- traces ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_streams_of_a_gpu_are_read_with_operations_and_the_bytes_of_copies() -> None:
+    copied = {"memcpy_details": "kind_src:pinned kind_dst:device size:2097152 dest:0 async:1", "context_id": 3}
+    stream = traced_line("Stream #20(MemcpyH2D)", "MemcpyH2D", copied)
+    plane = SimpleNamespace(
+        name="/device:GPU:0", lines=[stream, traced_line("XLA Ops", "fusion", {"hlo_op": "fusion"})]
+    )
+    assert plane_events(plane) == [Event("Stream #20(MemcpyH2D)", "MemcpyH2D", 5.0, 12.0, "", 2097152)]
+    host = SimpleNamespace(name="/host:CPU", lines=[traced_line("Worker", "dot", {"hlo_op": "dot.3"}), stream])
+    assert plane_events(host) == [Event("Worker", "dot", 5.0, 12.0, "dot.3")]
+
+
+def traced_line(line: str, name: str, stats: dict[str, Any]) -> SimpleNamespace:
+    event = SimpleNamespace(name=name, start_ns=5.0, duration_ns=7.0, stats=list(stats.items()))
+    return SimpleNamespace(name=line, events=[event])
 
 
 def test_idle_time_is_what_no_kernel_of_any_stream_covers() -> None:
