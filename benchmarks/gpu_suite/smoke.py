@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from math import prod
 
 import jax
 import numpy as np
@@ -99,10 +100,11 @@ def _one_byte_pages(sizes: Sizes, config: ModelConfig) -> Row:
     """One layer whose pool addresses go beyond 31 bits: what its last pages hold, against its first ones."""
     config = replace(config, num_layers=1)
     model, params = Model(config), random_params(config, sizes.dtype, 0)
-    page = kv_shape(1, sizes.page_size, config.num_kv_heads, config.head_dim, stored_dtype(ONE_BYTE, sizes.dtype))
+    stored = stored_dtype(ONE_BYTE, sizes.dtype)
+    page = kv_shape(1, sizes.page_size, config.num_kv_heads, config.head_dim, stored)
     num_rows, context = 4, 2 * sizes.page_size
     shape = RunnerShape(
-        num_pages=sizes.one_byte_pool // int(np.prod(page)),
+        num_pages=sizes.one_byte_pool // (stored.itemsize * prod(page)),
         page_size=sizes.page_size,
         max_num_seqs=8,
         max_model_len=context,
