@@ -66,8 +66,8 @@ class Desk:
         planned: PlannedStep = self.scheduler.plan(self.now)
         took = time.perf_counter() - started
         self.now += 0.025
-        for sequence, _ in planned.sampled:
-            self.scheduler.accept(sequence, 0)
+        for row in planned.sampled:
+            self.scheduler.accept(row.sequence, 0)
         return took
 
     def pause(self, sequence: Sequence) -> None:

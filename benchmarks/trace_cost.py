@@ -23,7 +23,7 @@ from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.plan import Chunk, StepPlan, StepResult
-from jinfercept.sched.plan_builder import PlannedStep
+from jinfercept.sched.plan_builder import PlannedStep, Row
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.profile import load_profile
 from jinfercept.sched.sequence import Sequence, State
@@ -57,8 +57,10 @@ def decode_step(num_sequences: int, num_traced: int) -> float:
             sequence.state = state
             stats.changed(sequence)
     chunks = tuple(Chunk(slot, 2, (3,), (), None) for slot in range(num_sequences))
-    plan = StepPlan(number=1, bucket=num_sequences, chunks=chunks, offload=(), fetch=(), scatter=(), drop=())
-    planned = PlannedStep(plan, tuple((sequence, sequence.epoch) for sequence in sequences), (), 0)
+    plan = StepPlan(number=1, bucket=num_sequences, chunks=chunks, offload=(), fetch=(), drop=())
+    planned = PlannedStep(
+        plan, tuple(Row(sequence, sequence.epoch, place) for place, sequence in enumerate(sequences)), (), 0
+    )
     result = StepResult((1,) * num_sequences, 0.01)
     return least_us(lambda: stats.planned(planned, result), STEPS)
 

@@ -20,7 +20,6 @@ def without_tokens(run: ScenarioRun) -> list[StepPlan]:
             ),
             plan.offload,
             plan.fetch,
-            plan.scatter,
             plan.drop,
         )
         for plan in (planned.plan for planned in run.plans)

@@ -198,7 +198,7 @@ class Engine:
                     planned = planned.with_drafts(self._runner.drafts(forward))
                 masks = self._masks(planned, events)
                 self._in_flight.append((planned, self._runner.sample(forward, masks)))
-            if planned.drafts:
+            if planned.has_drafts:
                 self._collect_all(events)
             elif self._in_flight and (len(self._in_flight) > self._depth or not has_work):
                 self._collect(events)

@@ -158,41 +158,40 @@ class RequestLifecycle:
     def is_constrained(self, planned: PlannedStep) -> bool:
         """Whether the plan samples for a request with a constraint."""
         constrained = self._constrained
-        return bool(constrained) and any(sequence.id in constrained for sequence, _ in planned.sampled)
+        return bool(constrained) and any(row.sequence.id in constrained for row in planned.sampled)
 
     def masks(self, planned: PlannedStep, events: list[Event]) -> Masks:
         """The masks of the plan's constrained rows. Every token sampled before must have been applied.
 
         A request whose constraint raises or allows nothing more finishes here; its row is not masked, and its sample is void.
         """
-        masks, row = {}, 0
-        for (sequence, epoch), drafts in zip(planned.sampled, planned.drafts_by_sample, strict=True):
-            session = self._constrained.get(sequence.id)
-            if session is not None and sequence.epoch == epoch:
-                words = self._allowed(session, events)
-                if words is not None:
-                    masks[row] = words
-                    masks |= enumerate(session.allowed_after(words, drafts), start=row + 1)
-            row += 1 + len(drafts)
+        masks = {}
+        for row in planned.sampled:
+            session = self._constrained.get(row.sequence.id)
+            if session is None or row.is_void:
+                continue
+            words = self._allowed(session, events)
+            if words is not None:
+                masks[row.place] = words
+                masks |= enumerate(session.allowed_after(words, row.drafts), start=row.place + 1)
         return masks
 
     def apply(self, planned: PlannedStep, result: StepResult, events: list[Event]) -> None:
         """Hand every sampled token to its request, unless the request was intercepted or finished since the plan was made."""
         now = self._clock.now()
-        for (sequence, epoch), scores in zip(planned.scored, result.scores, strict=False):
-            if sequence.epoch == epoch and (failure := self._sessions[sequence.id].note_scores(scores)):
-                self._fail(self._sessions[sequence.id], failure, events)
+        for row, scores in zip(planned.scored, result.scores, strict=False):
+            if not row.is_void and (failure := self._sessions[row.sequence.id].note_scores(scores)):
+                self._fail(self._sessions[row.sequence.id], failure, events)
         reports = result.logprobs or (None,) * len(result.tokens)
-        row = 0
-        for (sequence, epoch), drafts in zip(planned.sampled, planned.drafts_by_sample, strict=True):
-            rows = slice(row, row := row + 1 + len(drafts))
-            if sequence.epoch != epoch:
+        for row in planned.sampled:
+            if row.is_void:
                 continue
-            session = self._sessions[sequence.id]
-            if drafts:
-                self._verify(session, drafts, result.tokens[rows], reports[rows], now, events)
+            session, place = self._sessions[row.sequence.id], row.place
+            if row.drafts:
+                drawn = slice(place, place + 1 + len(row.drafts))
+                self._verify(session, row.drafts, result.tokens[drawn], reports[drawn], now, events)
             else:
-                self._accept(session, result.tokens[rows.start], reports[rows.start], now, events)
+                self._accept(session, result.tokens[place], reports[place], now, events)
 
     def _verify(
         self,

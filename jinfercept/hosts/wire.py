@@ -35,24 +35,14 @@ def encode_plan(plan: StepPlan) -> bytes:
         chunk if chunk.sample is None or chunk.sample.history is None else _entering(chunk, chunk.sample)
         for chunk in plan.chunks
     ]
-    scatter = None if plan.scatter == plan.fetch else plan.scatter
-    fields = (plan.number, plan.bucket, chunks, plan.offload, plan.fetch, scatter, plan.drop)
+    fields = (plan.number, plan.bucket, chunks, plan.offload, plan.fetch, plan.drop)
     return packb(fields, default=_draw_numbers)  # pyright: ignore[reportReturnType] # bytes, without autoreset
 
 
 def decode_plan(body: bytes) -> StepPlan:
     """The plan that `encode_plan` was given, as far as a runner reads it."""
-    number, bucket, chunks, offload, fetch, scatter, drop = _unpacked(body)
-    fetched = _copies(fetch)
-    return StepPlan(
-        number,
-        bucket,
-        tuple(map(_chunk, chunks)),
-        _copies(offload),
-        fetched,
-        fetched if scatter is None else _copies(scatter),
-        drop,
-    )
+    number, bucket, chunks, offload, fetch, drop = _unpacked(body)
+    return StepPlan(number, bucket, tuple(map(_chunk, chunks)), _copies(offload), _copies(fetch), drop)
 
 
 def encode_masks(masks: Masks) -> bytes:

@@ -144,7 +144,6 @@ class ModelRunner:
             last_tokens: the token of every slot that a chunk's `FROM_DEVICE` stands for; None: the one drawn last.
         """
         submitted_s, drafts = time.monotonic(), ()
-        assert plan.scatter == plan.fetch
         if last_tokens is None:
             last_tokens = self._sampler.last_tokens
         if self.drafter is not None and self.drafting:

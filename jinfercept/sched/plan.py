@@ -102,8 +102,8 @@ class StepPlan:
         bucket: query tokens of the executable that runs the chunks; 0 if there are none.
         chunks: the query tokens, chunks of one token first.
         offload: pages copied to the host, as they were before this plan's compute.
-        fetch: pages copied from the host to staging buffers on the device.
-        scatter: staging buffers written to their device slots after the compute; the pages are readable from the next plan on.
+        fetch: pages copied from the host beside the compute, and written to their device slots behind it: they are readable
+            from the next plan on.
         drop: host slots whose arrays are freed.
     """
 
@@ -112,7 +112,6 @@ class StepPlan:
     chunks: tuple[Chunk, ...] = ()
     offload: tuple[PageCopy, ...] = ()
     fetch: tuple[PageCopy, ...] = ()
-    scatter: tuple[PageCopy, ...] = ()
     drop: tuple[int, ...] = ()
 
     @property
@@ -126,7 +125,7 @@ class StepPlan:
         return sum([len(chunk.tokens) for chunk in self.chunks])
 
     def __bool__(self) -> bool:
-        return bool(self.chunks or self.offload or self.fetch or self.scatter or self.drop)
+        return bool(self.chunks or self.offload or self.fetch or self.drop)
 
 
 class TokenLogprobs(NamedTuple):

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import repeat
+from typing import NamedTuple
 
 from jinfercept.kv.store import PageCopy
 from jinfercept.sched.plan import FROM_DRAFT_MODEL, Chunk, StepPlan
@@ -75,13 +75,43 @@ class PlanBuilder:
             chunks=tuple([chunk for _, chunk in self.chunks]),
             offload=tuple(self.offload),
             fetch=tuple(self.fetch),
-            scatter=tuple(self.fetch),
             drop=drop,
         )
-        sampled = tuple([(sequence, sequence.epoch) for sequence, chunk in self.chunks if chunk.sample])
-        drafts = tuple([chunk.drafts for _, chunk in self.chunks if chunk.sample]) if self.drafted else ()
-        scored = tuple([(sequence, sequence.epoch) for sequence, chunk in self.chunks if chunk.score])
-        return PlannedStep(plan, sampled, tuple(self.recomputing), self.recomputed, scored, drafts)
+        sampled, place = list[Row](), 0
+        for sequence, chunk in self.chunks:
+            if chunk.sample is not None:
+                sampled.append(Row(sequence, sequence.epoch, place, chunk.drafts if chunk.num_drafts else ()))
+                place += 1 + chunk.num_drafts
+        scored = [sequence for sequence, chunk in self.chunks if chunk.score]
+        return PlannedStep(
+            plan,
+            tuple(sampled),
+            tuple(self.recomputing),
+            self.recomputed,
+            scored=tuple([Row(sequence, sequence.epoch, place) for place, sequence in enumerate(scored)]),
+            has_drafts=self.drafted > 0,
+        )
+
+
+class Row(NamedTuple):
+    """What a step's result has for one chunk.
+
+    Attributes:
+        sequence: of the chunk.
+        epoch: of the sequence when the plan was made.
+        place: of the chunk's first token among those that the plan draws, or of its scores among the plan's.
+        drafts: of the chunk; a token is drawn in the place of each, and one more.
+    """
+
+    sequence: Sequence
+    epoch: int
+    place: int
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the sequence was paused, preempted or finished since the plan was made."""
+        return self.sequence.epoch != self.epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,30 +119,27 @@ class PlannedStep:
     """A plan, and the sequences that its result is for.
 
     Attributes:
-        sampled: the sequence of every sampled chunk, with its epoch: a sample of another epoch is void.
+        sampled: of every sampled chunk.
         recomputing: sequences with a chunk that was computed before, at least in part.
         recomputed_tokens: how many of the plan's query tokens that were.
-        scored: the sequence of every chunk with a score, with its epoch.
-        drafts: the drafts of every sampled chunk; empty if no chunk has any.
+        scored: of every chunk with a score.
+        has_drafts: whether a sampled chunk has drafts.
     """
 
     plan: StepPlan
-    sampled: tuple[tuple[Sequence, int], ...]
+    sampled: tuple[Row, ...]
     recomputing: tuple[Sequence, ...]
     recomputed_tokens: int
-    scored: tuple[tuple[Sequence, int], ...] = ()
-    drafts: tuple[tuple[int, ...], ...] = ()
+    scored: tuple[Row, ...] = ()
+    has_drafts: bool = False
 
     def with_drafts(self, made: Iterable[tuple[int, ...]]) -> "PlannedStep":
         """The same with the drafts that a draft model made, of every sampled chunk that awaited some, in order."""
         left = iter(made)
-        drafts = (next(left) if drafts[-1:] == (FROM_DRAFT_MODEL,) else drafts for drafts in self.drafts)
-        return replace(self, drafts=tuple(drafts))
-
-    @property
-    def drafts_by_sample(self) -> Iterable[tuple[int, ...]]:
-        """The drafts of every sampled chunk, empty for a chunk without."""
-        return self.drafts or repeat((), len(self.sampled))
+        rows = [
+            row._replace(drafts=next(left)) if row.drafts[-1:] == (FROM_DRAFT_MODEL,) else row for row in self.sampled
+        ]
+        return replace(self, sampled=tuple(rows))
 
 
 def _is_long(entry: tuple[Sequence, Chunk]) -> bool:

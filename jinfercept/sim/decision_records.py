@@ -305,7 +305,7 @@ class DecisionLog:
 
     def _pay_recoveries(self, planned: PlannedStep, seconds: StepSeconds) -> None:
         """Charge a step, without its stall, to the resumed contexts that wait for tokens."""
-        sampled = {sequence.id for sequence, _ in planned.sampled}
+        sampled = {row.sequence.id for row in planned.sampled}
         step_s, recomputed = seconds.total_s - seconds.stall_s, planned.recomputed_tokens
         for name, pause in list(self._recovering.items()):
             sequence, tokens = pause.sequence, pause.take_recomputed()

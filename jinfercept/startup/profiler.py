@@ -275,8 +275,8 @@ def _time_link(
     there = tuple(PageCopy(1 + index, index) for index in range(pages))
     others = tuple(PageCopy(1 + (pages + index) % shape.num_pages, pages + index) for index in range(pages))
     out = StepPlan(0, 0, offload=there)
-    back = StepPlan(0, 0, fetch=others, scatter=others)
-    both = replace(out, fetch=others, scatter=others)
+    back = StepPlan(0, 0, fetch=others)
+    both = replace(out, fetch=others)
     runner.collect(runner.submit(StepPlan(0, 0, offload=others)))
     seconds: dict[str, Any] = {"pages": pages}
     for way, plan in (("out_s", out), ("in_s", back), ("both_s", both)):

@@ -82,7 +82,7 @@ class FakeRunner:
         if self.drafted:
             plan = self.plans[-1] = replace(plan, chunks=tuple(map(self._with_drafts, plan.chunks)))
         contexts = self._compute(plan)
-        for copy in plan.scatter:
+        for copy in plan.fetch:
             self.device[copy.device_slot] = landing.pop(copy.device_slot)
         assert not landing
         return contexts

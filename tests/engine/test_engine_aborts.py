@@ -81,7 +81,7 @@ def test_abort_while_pages_land_frees_them(depth: int) -> None:
     engine.submit(request("a", [1] * 13, 9, {2: [5, 6]}))
     until(engine, lambda: state_of(engine, "a") is State.INTERCEPTED)
     runner: FakeRunner = engine._runner  # pyright: ignore
-    until(engine, lambda: bool(runner.plans[-1].scatter))
+    until(engine, lambda: bool(runner.plans[-1].fetch))
     assert aborted(engine, "a").finish_reason == "abort"
     assert engine.scheduler.kv.store.occupancy().used == 0
     again = request("b", [1] * 13, 9)

@@ -64,7 +64,6 @@ plans = st.builds(
     chunks=st.lists(chunks, max_size=4).map(tuple),
     offload=copies,
     fetch=copies,
-    scatter=copies,
     drop=some_ids,
 )
 

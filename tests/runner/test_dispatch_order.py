@@ -33,7 +33,6 @@ BOTH_WAYS = StepPlan(
     (Chunk(0, 4, (5, 6), ((1, 2),), Sample(0.0, 0, 6)),),
     offload=(PageCopy(1, 1),),
     fetch=(PageCopy(3, 0),),
-    scatter=(PageCopy(3, 0),),
     drop=(0,),
 )
 SAMPLING = ["head 4 1", "sample 1 greedy"]
@@ -116,7 +115,7 @@ def test_steps_of_decode_rows_only_have_executables_of_their_own_where_attention
 def test_many_pages_cross_in_one_call_each_way_and_are_gathered_by_the_largest_executables() -> None:
     count = CPU_TRANSFERS[0] + 1
     pages = tuple(PageCopy(1 + index, index) for index in range(count))
-    out, back = dispatched(1, StepPlan(0, 0, offload=pages), StepPlan(1, 0, fetch=pages, scatter=pages))
+    out, back = dispatched(1, StepPlan(0, 0, offload=pages), StepPlan(1, 0, fetch=pages))
     full, rest = (f"{size} {LAYERS}" for size in (CPU_TRANSFERS[0], 1))
     assert out == ["upload 1", f"gather {full}", "to pinned_host", f"gather {rest}", "to pinned_host", "wait"]
     assert back == ["upload 1", "to device", f"scatter {full}", f"scatter {rest}", "wait"]

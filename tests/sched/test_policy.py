@@ -42,7 +42,7 @@ class Desk:
     def step(self) -> None:
         planned = self.scheduler.plan(0.0)
         tokens = self.runner.submit(planned.plan).tokens
-        for (sequence, _), token in zip(planned.sampled, tokens, strict=True):
+        for (sequence, *_), token in zip(planned.sampled, tokens, strict=True):
             self.scheduler.accept(sequence, token)
             if sequence.generated == sequence.max_tokens:
                 self.scheduler.finish(sequence, 0.0)

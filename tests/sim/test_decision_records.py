@@ -65,7 +65,7 @@ class Desk:
             elapsed_s += moved * SIZE / COST.link_tokens_per_s if self.synchronous else 0.0
             self.now += elapsed_s
             self.log.planned(planned, StepResult(result.tokens, elapsed_s))
-            for (sequence, _), token in zip(planned.sampled, result.tokens, strict=True):
+            for (sequence, *_), token in zip(planned.sampled, result.tokens, strict=True):
                 self.scheduler.accept(sequence, token)
 
     def started(self, name: str, num_tokens: int) -> Sequence:

@@ -34,7 +34,7 @@ class PricedRunner:
         assert self.host >= {copy.host_slot for copy in plan.fetch}
         self.host -= set(plan.drop)
         self.host |= {copy.host_slot for copy in plan.offload}
-        for copy in (*plan.offload, *plan.scatter):
+        for copy in (*plan.offload, *plan.fetch):
             assert 1 <= copy.device_slot <= self.shape.num_pages
         one_way, both = max(len(plan.offload), len(plan.fetch)), min(len(plan.offload), len(plan.fetch))
         seconds = 0.001 * one_way + 0.0005 * both + (0.002 if one_way and not plan.chunks else 0.0)

@@ -82,8 +82,9 @@ class SchedulerBench:
         return planned.plan
 
     def apply(self, planned: PlannedStep, tokens: tuple[int, ...]) -> None:
-        for (sequence, epoch), token in zip(planned.sampled, tokens, strict=True):
-            if sequence.epoch != epoch:
+        for row, token in zip(planned.sampled, tokens, strict=True):
+            sequence = row.sequence
+            if row.is_void:
                 self.num_wasted += 1
                 continue
             self.scheduler.accept(sequence, token)
