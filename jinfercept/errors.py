@@ -9,11 +9,7 @@ import pickle
 from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from jinfercept.request import RequestOutput
-
+from typing import Any
 
 MOST_SHOWN = 120
 """Characters of a wrong value that an error shows."""
@@ -69,11 +65,11 @@ class EngineError(RuntimeError):
 
     Args:
         failure: what the step raised, as `RuntimeError: the device is gone`.
-        outputs: one for each prompt, in order; None for those that were not complete.
+        outputs: a `request.RequestOutput` for each prompt, in order; None for those that were not complete.
         fix: what to do next.
     """
 
-    def __init__(self, failure: str, outputs: "Sequence[RequestOutput | None]" = (), *, fix: str) -> None:
+    def __init__(self, failure: str, outputs: Sequence[Any] = (), *, fix: str) -> None:
         self.failure, self.outputs = failure, list(outputs)
         lost = f"; {self.outputs.count(None)} of {len(self.outputs)} requests are lost" if self.outputs else ""
         super().__init__(f"the engine failed: {failure}{lost}; fix: {fix}")

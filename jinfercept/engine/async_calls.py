@@ -8,51 +8,17 @@ together. A request with pending calls runs; only its trap, or an end of text th
 """
 
 from collections.abc import Set
-from dataclasses import dataclass, field
-from typing import NamedTuple, final
+from typing import final
 
+from jinfercept.engine.calls_in_flight import CallsInFlight, PendingAsyncCall
 from jinfercept.engine.clock import Clock
-from jinfercept.engine.protocols import CallMarkup, Endpoints, MarkupWatch
+from jinfercept.engine.protocols import Endpoints
 from jinfercept.engine.session import Session
 from jinfercept.events import Called, Event, Intercepted, Interrupted, Resumed
 from jinfercept.parsers.cml import BadFrame, TrapFrame
 from jinfercept.request import Call, Interception, Interrupt, Result
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sched.sequence import CallDuration, PendingCall, State
-
-
-class _Pending(NamedTuple):
-    """A call that runs."""
-
-    call: Call
-    known: PendingCall
-    began_s: float
-
-
-@dataclass(slots=True)
-class CallsInFlight:
-    """The asynchronous calls of one request; mutable, owned by `AsyncCallQueue`.
-
-    Attributes:
-        pending: calls that run, by id.
-        held: calls that start at the next trap.
-        queue: results that the request has not read, in the order of their arrival.
-        wanted: ids that the request waits for at the next clean place; None: every pending call, after a trap.
-        awaited: the calls of the trap that the request is in, by id, each with its result once that has come.
-    """
-
-    markup: CallMarkup
-    watch: MarkupWatch
-    pending: dict[str, _Pending] = field(default_factory=dict)
-    held: list[Call] = field(default_factory=list)
-    queue: list[tuple[Call, Result]] = field(default_factory=list)
-    wanted: set[str] | None = field(default_factory=set)
-    awaited: dict[str, Result | None] = field(default_factory=dict)
-
-    @property
-    def is_trapped(self) -> bool:
-        """Whether a call has still to return before the request goes on."""
-        return any(result is None for result in self.awaited.values())
+from jinfercept.sched.sequence import CallDuration, State
 
 
 @final
@@ -159,7 +125,7 @@ class AsyncCallQueue:
     def _start(self, session: Session, flight: CallsInFlight, call: Call, now: float) -> None:
         request = session.request
         known = session.pending(call, (request.id, "async", call.id), call.expected_s)
-        flight.pending[call.id] = _Pending(call, known, now)
+        flight.pending[call.id] = PendingAsyncCall(call, known, now)
         self._scheduler.begin_call(known, now)
         self._endpoints.start(request.id, call, request.tools)
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, final
 
-from jinfercept.engine.async_calls import AsyncCallQueue, CallsInFlight
+from jinfercept.engine.async_calls import AsyncCallQueue
+from jinfercept.engine.calls_in_flight import CallsInFlight
 from jinfercept.engine.clock import Clock
 from jinfercept.engine.draw_failures import draw_failure
 from jinfercept.engine.protocols import CopyableConstraint, Endpoints

@@ -2,8 +2,9 @@
 
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from jinfercept.engine.calls_in_flight import CallsInFlight
 from jinfercept.engine.draw_failures import score_failure
 from jinfercept.engine.protocols import CopyableConstraint
 from jinfercept.events import Event, Piece
@@ -24,9 +25,6 @@ from jinfercept.request import (
 )
 from jinfercept.sched.plan import TokenLogprobs
 from jinfercept.sched.sequence import PendingCall, Sequence
-
-if TYPE_CHECKING:
-    from jinfercept.engine.async_calls import CallsInFlight
 
 MAX_NAME = 256
 """Characters of a called name that the scheduler keeps. A server refuses longer names, but a model may write them."""
@@ -105,7 +103,7 @@ class Session:
     logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     interceptions: list[Interception] = field(default_factory=list)
-    flight: "CallsInFlight | None" = None
+    flight: CallsInFlight | None = None
     interrupts: list[Interrupt] = field(default_factory=list)
     cancelled: list[Call] = field(default_factory=list)
     asked: tuple[Call, ...] = ()

@@ -2,14 +2,12 @@
 
 from collections.abc import Hashable
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from jinfercept.kv.context import Context, ContextResidency
+from jinfercept.sched.draft_state import DraftState
 from jinfercept.sched.plan import Sample, Score
 from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
-
-if TYPE_CHECKING:
-    from jinfercept.sched.speculation import DraftState
 
 
 class State(Enum):
