@@ -103,7 +103,7 @@ class ModelRunner:
         leaf = weights_of(self.params.embed)[0]
         self.device = mesh_of(leaf).local_devices[0]
         self._parts = shape.parts(config.num_layers)
-        pages = {
+        pages: dict[str, Any] = {
             "parts": [(groups[0][0], groups[-1][1]) for groups in self._parts],
             "num_kv_heads": config.num_kv_heads,
             "head_dim": config.head_dim,
@@ -115,8 +115,8 @@ class ModelRunner:
         if shape.host_rows:
             self.kv = PooledKVArrays(*sizes, shape.host_rows, **pages)
         else:
-            staging = {"staging_pages": shape.staging_pages, "moved_pages": shape.moved_pages}
-            self.kv = KVArrays(*sizes, **pages, **staging, pinned=shape.pinned_memory)
+            pages |= {"staging_pages": shape.staging_pages, "pinned": shape.pinned_memory}
+            self.kv = KVArrays(*sizes, **pages, moved_pages=shape.moved_pages)
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
         self.executables = Executables() if executables is None else executables
         self.drafter: Drafter | None = None
