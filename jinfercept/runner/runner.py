@@ -9,7 +9,7 @@ while the device runs the forward pass. Nothing waits for the device but `collec
 
 import time
 from itertools import batched
-from typing import NamedTuple, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 import jax
 import numpy as np
