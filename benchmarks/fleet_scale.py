@@ -15,10 +15,10 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from random import Random
 
-from jinfercept.fleet.cluster import ClusterReport, play_cluster
-from jinfercept.fleet.routing_policies import ROUTING_POLICIES
-from jinfercept.fleet.sessions import SYSTEM_TOKENS, draw_sessions
-from jinfercept.fleet.simulated_replicas import CoarseReplica, SteppedReplica
+from jinfercept.planner.cluster import ClusterReport, play_cluster
+from jinfercept.planner.routing_policies import ROUTING_POLICIES
+from jinfercept.planner.sessions import SYSTEM_TOKENS, draw_sessions
+from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica
 from jinfercept.sched.profile import load_profile
 from jinfercept.sim.run_stats import LIMITS
 from jinfercept.sim.simulation import Simulation

@@ -24,20 +24,20 @@ from jaxtyping import Array, Float, Int
 from openai import AsyncOpenAI
 
 from benchmarks.fleet import LETTERS, MODEL, fleet_front, text_of, write_long_model
-from jinfercept.fleet.cluster import play_cluster
-from jinfercept.fleet.plan import DRAIN, WARM_UP, ReplicaKind, profile_kind
 from jinfercept.fleet.ray_start import ray_running
 from jinfercept.fleet.replicas import ReplicaFacts
 from jinfercept.fleet.routes import RequestPlacer
 from jinfercept.fleet.routing import Router
-from jinfercept.fleet.routing_policies import ROUTING_POLICIES
-from jinfercept.fleet.sessions import AgentSession, Turn, draw_sessions
-from jinfercept.fleet.simulated_replicas import FinishedTurn, SteppedReplica
 from jinfercept.models.blocks import Attend
 from jinfercept.models.dummy import random_params
 from jinfercept.models.load import read_config
 from jinfercept.models.model import Model
 from jinfercept.models.protocol import ModelDimensions, Weights
+from jinfercept.planner.cluster import play_cluster
+from jinfercept.planner.routing_policies import ROUTING_POLICIES
+from jinfercept.planner.sessions import AgentSession, Turn, draw_sessions
+from jinfercept.planner.simulated_replicas import FinishedTurn, SteppedReplica
+from jinfercept.planner.sizing import DRAIN, WARM_UP, ReplicaKind, profile_kind
 from jinfercept.server.options import ServerOptions
 from jinfercept.sim.plots import Bars
 from jinfercept.sim.run_stats import LIMITS

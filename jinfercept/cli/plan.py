@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from random import Random
 from typing import Annotated, Any, get_args
 
@@ -18,8 +17,10 @@ from jinfercept.cli.options import Maybe, ModelName, Several, Switch
 from jinfercept.cli.simulated_loads import POLICY_NAMES, check_policies, drawer
 from jinfercept.config import KVDTypeChoice
 from jinfercept.errors import ConfigError
-from jinfercept.fleet.plan import (
-    MODELS,
+from jinfercept.planner.plan_report import LEGEND, plan_panels, plan_table, sizing_values, write_yaml
+from jinfercept.planner.published_sizes import MODELS
+from jinfercept.planner.sessions import SYSTEM_TOKENS
+from jinfercept.planner.sizing import (
     Detail,
     FleetLoad,
     ReplicaKind,
@@ -31,32 +32,14 @@ from jinfercept.fleet.plan import (
     ranked,
     size_fleet,
 )
-from jinfercept.fleet.sessions import SYSTEM_TOKENS
-from jinfercept.fleet.traffic import read_traffic
+from jinfercept.planner.traffic import read_traffic, without_system_prompt
 from jinfercept.sched.data_sheets import ACCELERATORS
 from jinfercept.sim.distributions import Like
-from jinfercept.sim.plots import Bars, check_drawing, draw
+from jinfercept.sim.plots import check_drawing, draw
 from jinfercept.sim.reports import check_outputs, write_all, write_json
 from jinfercept.sim.run_stats import LIMITS, LatencyLimits
-from jinfercept.sim.tables import TextTable, check_least, listed, numbers, show
+from jinfercept.sim.tables import check_least, listed, numbers, show
 from jinfercept.sim.workload import Script, from_trace
-
-COLUMNS = (
-    "replicas",
-    "kind",
-    "accelerators",
-    "cost/h",
-    "within limits",
-    "one fewer",
-    "first token p99 s",
-    "s/token",
-    "steps run",
-    "found",
-)
-LEGEND = (
-    "steps run: share of the time; found: share of the prompt tokens, not recomputed; cost: of all accelerators, by --price, "
-    "or 1 each; -: no number of replicas meets the limits"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +113,7 @@ class PlanFleet:
         console = Console(stderr=True)
         with console.status("…") as status:
             sizings = ranked([size_fleet(kind, load, self.most_replicas, detail, status.update) for kind in kinds])
-        show(_table(sizings, load).shown())
+        show(plan_table(sizings, load).shown())
         print(LEGEND, file=sys.stderr)
         best = sizings[0]
         agree = not (best.replicas and seeds) or self._agrees(best, load._replace(seeds=tuple(seeds)), detail)
@@ -244,68 +227,9 @@ class PlanFleet:
     def _write(self, sizings: Sequence[Sizing], load: FleetLoad) -> None:
         writers: dict[str, Callable[[], object]] = {}
         if (json_path := self.json) is not None:
-            writers[json_path] = lambda: write_json(json_path, [_as_json(one) for one in sizings])
+            writers[json_path] = lambda: write_json(json_path, [sizing_values(one) for one in sizings])
         if (plot_path := self.plot) is not None:
-            writers[plot_path] = lambda: draw(plot_path, _panels(sizings, load))
+            writers[plot_path] = lambda: draw(plot_path, plan_panels(sizings, load))
         if (yaml_path := self.yaml) is not None and sizings[0].replicas:
             writers[yaml_path] = lambda: write_yaml(yaml_path, deployment(sizings[0], self.model))
         write_all(writers)
-
-
-def without_system_prompt(script: Script, shared_tokens: int) -> Script:
-    """A recorded session without the system prompt, which is added to every session."""
-    return script._replace(prompt=max(1, script.prompt - shared_tokens))
-
-
-def write_yaml(path: str | Path, values: Any) -> None:
-    """Write the file of `jinfercept deploy`."""
-    import yaml
-
-    Path(path).write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-
-
-def _table(sizings: Sequence[Sizing], load: FleetLoad) -> TextTable:
-    title = f"{load.rate:.3g} sessions/s, {load.share:.0%} of the requests within {load.limits.first_token_s:g} s to the first "
-    title += f"token and {load.limits.per_token_s:g} s per token after it"
-    return TextTable(title, COLUMNS, [_row(one) for one in sizings])
-
-
-def _row(one: Sizing) -> list[str]:
-    report, kind = one.report, one.kind
-    return [
-        str(one.replicas or "-"),
-        kind.label,
-        str(one.replicas * kind.num_devices or "-"),
-        f"{one.cost:.4g}" if one.replicas else "-",
-        f"{report.good_share:.1%}",
-        "-" if one.fewer is None else f"{one.fewer.good_share:.1%}",
-        f"{report.first_token_s[2]:.3g}",
-        f"{report.token_s:.3g}",
-        f"{report.busy_share:.0%}",
-        f"{report.found_share:.0%}",
-    ]
-
-
-def _panels(sizings: Sequence[Sizing], load: FleetLoad) -> list[list[Bars]]:
-    shares = {one.kind.label: {"within limits": one.report.good_share} for one in sizings}
-    for one in sizings:
-        if one.fewer is not None:
-            shares[one.kind.label]["one replica fewer"] = one.fewer.good_share
-    found = [one for one in sizings if one.replicas]
-    cost = {f"{one.replicas} × {one.kind.label}": {"cost": one.cost} for one in found}
-    title = f"{load.rate:.3g} sessions/s"
-    panels = [Bars(f"{title}: share of requests", "within the limits", shares, beside=True)]
-    return [[Bars(f"{title}: cost of the fleet", "per hour", cost), *panels] if cost else panels]
-
-
-def _as_json(one: Sizing) -> dict[str, Any]:
-    return {
-        "kind": one.kind.label,
-        "profile": one.kind.simulation.profile.name,
-        "policy": one.kind.simulation.policy_name,
-        "replicas": one.replicas or None,
-        "cost_per_h": one.cost,
-        "tried": {str(count): share for count, share in one.tried.items()},
-        "report": one.report._asdict(),
-        "fewer": None if one.fewer is None else one.fewer._asdict(),
-    }

@@ -1,4 +1,4 @@
-"""Several replicas of one server: which one a request goes to, and how many a load needs. Knows the server, but no arrays.
+"""Several replicas of one server: which one a request goes to. Knows the server, but no arrays.
 
 Only modules whose names begin with `ray_` import Ray.
 """

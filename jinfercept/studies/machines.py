@@ -3,6 +3,7 @@
 from random import Random
 from typing import NamedTuple
 
+from jinfercept.planner.published_sizes import LLAMA_3_1B, LLAMA_3_8B, QWEN_32B
 from jinfercept.sched.profile import LLAMA_2_7B, LLAMA_3_70B, LLAMA_13B, Profile, ProfiledModel, roofline
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.run_stats import LatencyLimits
@@ -10,10 +11,6 @@ from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad
 from jinfercept.sim.workload import Script, Segment, draw
 from jinfercept.studies.steady_state import Demand, demand, steady_state
-
-LLAMA_3_1B = ProfiledModel("llama-3.2-1b", 1.236e9, num_layers=16, num_kv_heads=8, head_dim=64, hidden_size=2048)
-LLAMA_3_8B = ProfiledModel("llama-3-8b", 8.03e9, num_layers=32, num_kv_heads=8, head_dim=128, hidden_size=4096)
-QWEN_32B = ProfiledModel("qwen2.5-32b", 32.76e9, num_layers=64, num_kv_heads=8, head_dim=128, hidden_size=5120)
 
 LONGER = 4
 """Prompts and results of calls have so many times the tokens of the mix of InferCept's trace, whose window was 2,048."""

@@ -9,7 +9,7 @@ import yaml
 from jinfercept.cli.main import main
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError
-from jinfercept.fleet.plan import (
+from jinfercept.planner.sizing import (
     FleetLoad,
     Sizing,
     accelerator_kind,

@@ -6,10 +6,10 @@ from random import Random
 import pytest
 
 from jinfercept.errors import ConfigError
-from jinfercept.fleet.cluster import ClusterReport, play_cluster
-from jinfercept.fleet.routing_policies import ROUTING_POLICIES, make_routing_policies
-from jinfercept.fleet.sessions import SYSTEM_TOKENS, AgentSession, draw_sessions, first_turn, longest_context
-from jinfercept.fleet.simulated_replicas import CoarseReplica, SteppedReplica, prompt_of
+from jinfercept.planner.cluster import ClusterReport, play_cluster
+from jinfercept.planner.routing_policies import ROUTING_POLICIES, make_routing_policies
+from jinfercept.planner.sessions import SYSTEM_TOKENS, AgentSession, draw_sessions, first_turn, longest_context
+from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica, prompt_of
 from jinfercept.sched.profile import load_profile
 from jinfercept.sim.run_stats import LIMITS
 from jinfercept.sim.simulation import Simulation

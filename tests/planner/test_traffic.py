@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jinfercept.errors import ConfigError
-from jinfercept.fleet.traffic import read_traffic
+from jinfercept.planner.traffic import read_traffic
 from jinfercept.sim.workload import Script, Segment
 
 SESSION = Script("recorded", 100, (Segment(20, 2.0, 30), Segment(10, None, 0)))

@@ -11,23 +11,17 @@ from typing import Any, Literal, NamedTuple
 
 from jinfercept.config import KVDTypeChoice
 from jinfercept.errors import ConfigError, nearest
-from jinfercept.fleet.cluster import ClusterReport, mean_report, play_cluster
-from jinfercept.fleet.routing_policies import ROUTING_POLICIES
-from jinfercept.fleet.sessions import draw_sessions
-from jinfercept.fleet.simulated_replicas import CoarseReplica, SteppedReplica
+from jinfercept.planner.cluster import ClusterReport, mean_report, play_cluster
+from jinfercept.planner.published_sizes import MODELS, PAPER_KV_TOKENS
+from jinfercept.planner.routing_policies import ROUTING_POLICIES
+from jinfercept.planner.sessions import draw_sessions
+from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica
 from jinfercept.sched.data_sheets import ACCELERATORS
-from jinfercept.sched.profile import LLAMA_2_7B, LLAMA_3_70B, LLAMA_13B, Profile, ProfiledModel, load_profile, roofline
+from jinfercept.sched.profile import Profile, load_profile, roofline
 from jinfercept.sim.run_stats import LatencyLimits
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.workload import Script
-from jinfercept.studies.machines import LLAMA_3_1B, LLAMA_3_8B, QWEN_32B
 
-MODELS: Mapping[str, ProfiledModel] = {
-    model.name: model for model in (LLAMA_3_1B, LLAMA_2_7B, LLAMA_3_8B, LLAMA_13B, QWEN_32B, LLAMA_3_70B)
-}
-"""Models whose published sizes are known, for rooflines; others need a measured profile."""
-PAPER_KV_TOKENS: Mapping[str, int] = {"paper-gptj-6b-a100": 53_000, "paper-vicuna-13b-2xa100": 56_000}
-"""Device pools of the paper's machines, see `bench paper`."""
 HOST_TOKENS_PER_KV_TOKEN = 4
 WARM_UP = 1 / 3
 """Share of the seconds whose turns fill the fleet and are not counted."""

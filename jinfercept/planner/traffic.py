@@ -67,6 +67,11 @@ def read_traffic(path: str | Path) -> RecordedTraffic:
     return RecordedTraffic([_script(one) for one in sessions], len(sessions) / seconds if seconds > 0 else None)
 
 
+def without_system_prompt(script: Script, shared_tokens: int) -> Script:
+    """A recorded session without the system prompt, which is added to every session."""
+    return script._replace(prompt=max(1, script.prompt - shared_tokens))
+
+
 def _is_trace(line: str) -> bool:
     try:
         value = json.loads(line)

@@ -11,8 +11,8 @@ from math import inf
 from typing import NamedTuple, Protocol, final
 
 from jinfercept.events import Finished
-from jinfercept.fleet.sessions import Turn
 from jinfercept.kv.page import Residency
+from jinfercept.planner.sessions import Turn
 from jinfercept.request import Call, FollowUp, Request, Result, SamplingParams, Tool
 from jinfercept.sched.sequence import Sequence
 from jinfercept.sim.simulation import Simulation
