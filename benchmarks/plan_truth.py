@@ -43,8 +43,8 @@ from jinfercept.sim.plots import Bars
 from jinfercept.sim.run_stats import LIMITS
 from jinfercept.sim.tables import TextTable, check_least
 from jinfercept.sim.workload import Script, Segment
-from jinfercept.studies.answer import StudyAnswer
 from jinfercept.tokenizer.load import load_tokenizer
+from studies.answer import StudyAnswer
 
 APPLICATION = "plan-truth"
 STEP_S, TOKEN_S = 0.03, 0.0001

@@ -1,12 +1,17 @@
 """Builds the documentation: `tools/docs`. The reference comes from docstrings, the command line's from its own help."""
 
 import os
+import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 
 import jinfercept
-from jinfercept.cli.main import COMMANDS, PROG, main
+from jinfercept.cli import main as package
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from studies import __main__ as studies
 
 os.environ["COLUMNS"] = "110"  # of help texts
 
@@ -29,7 +34,7 @@ default_role = "code"  # docstrings mark code with single backquotes
 napoleon_use_ivar = True  # dataclasses describe their fields in the class's docstring
 
 
-def help_of(command: str) -> str:
+def help_of(main: Callable[[list[str]], int], command: str) -> str:
     """What a command prints for `--help`."""
     printed = StringIO()
     with redirect_stdout(printed), suppress(SystemExit):
@@ -39,8 +44,14 @@ def help_of(command: str) -> str:
 
 def write_command_reference(path: Path) -> None:
     """The help of every command, one section each."""
-    intro = "# Command line\n\nEvery command, as its `--help` prints it.\n"
-    parts = [f"## `{PROG} {command}`\n\n```text\n{help_of(command)}\n```\n" for command in COMMANDS]
+    intro = (
+        "# Command line\n\nEvery command, as its `--help` prints it. Studies (`python -m studies`) run from a clone.\n"
+    )
+    parts = [
+        f"## `{module.PROG} {command}`\n\n```text\n{help_of(module.main, command)}\n```\n"
+        for module in (package, studies)
+        for command in module.COMMANDS
+    ]
     path.write_text("\n".join([intro, *parts]), encoding="utf-8")
 
 

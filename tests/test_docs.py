@@ -18,6 +18,7 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     assert all(f"jinfercept.{name}" in reference for name in ("llm.LLM.generate", "request.Tool"))
     commands = (tmp_path / "html" / "commands.html").read_text()
     assert all(f"usage: jinfercept {name} " in commands for name in ("serve", "bench throughput", "bench sessions"))
+    assert "usage: python -m studies paper " in commands
 
 
 def test_the_notebook_runs_from_top_to_bottom() -> None:

@@ -38,9 +38,10 @@ def test_the_decisions_run_without_arrays(module: str) -> None:
 
 
 def test_simulations_import_no_jax_and_draw_only_when_asked() -> None:
-    modules = "jinfercept.cli.simulate, jinfercept.cli.paper"
+    modules = "jinfercept.cli.simulate, studies.paper.command"
     code = f"import sys, {modules}; print({{'jax', 'matplotlib'}} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    root = PACKAGE.parent
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout == "set()\n"
 
 
@@ -71,6 +72,18 @@ def test_every_room_says_what_it_knows_and_holds_nothing_else(room: Path) -> Non
 
 
 def test_the_map_of_the_rooms_has_no_circle() -> None:
-    done = subprocess.run([PACKAGE.parent / "tools" / "rooms"], capture_output=True, text=True, check=True)
+    tool = [PACKAGE.parent / "tools" / "rooms", "--check"]
+    done = subprocess.run(tool, capture_output=True, text=True, check=True)
     assert "no circles" in done.stdout
     assert all(f"\n{room.name} " in done.stdout for room in ROOMS)
+
+
+def test_the_map_of_the_rooms_refuses_a_room_that_grows(tmp_path: Path) -> None:
+    room = tmp_path / "jinfercept" / "attic"
+    room.mkdir(parents=True)
+    (room / "boxes.py").write_text("def box() -> None: ...\n" * 20_000)
+    tool = PACKAGE.parent / "tools" / "rooms"
+    assert subprocess.run([tool, tmp_path], capture_output=True).returncode == 0
+    done = subprocess.run([tool, "--check", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "too long: attic has 20,000 lines" in done.stderr

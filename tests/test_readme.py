@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from jinfercept.cli.main import main
+from studies.__main__ import COMMANDS as STUDIES
+from studies.questions.registry import QUESTIONS
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 COMMANDS = sorted({command for command in re.findall(r"`jinfercept ([^`|]+)`", README) if "--help" not in command})
@@ -23,12 +25,18 @@ def test_the_example_runs_and_the_model_reads_the_price(capsys: pytest.CaptureFi
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_one_and_has_its_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = command.split()
-    name = words[:2] if words[0] in ("bench", "study") else words[:1]
+    name = words[:2] if words[0] == "bench" else words[:1]
     with pytest.raises(SystemExit) as ended:
         main([*name, "--help"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert [word for word in words if word.startswith("--") and word not in shown] == []
+
+
+def test_every_study_that_is_named_is_one() -> None:
+    pages = [README, *(page.read_text() for page in (Path(__file__).parent.parent / "docs").glob("*.md"))]
+    named = {name for page in pages for name in re.findall(r"python -m studies ([a-z_]+)", page)}
+    assert {"paper", "estimators", "calls", "overflow"} < named <= {*STUDIES, *QUESTIONS}
 
 
 def test_every_file_that_is_named_is_there() -> None:

@@ -1,12 +1,15 @@
 """The `jinfercept` command: the list of its commands."""
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
 from jinfercept.cli.command import Entry, run_command_line
 
 PROG = "jinfercept"
-DESCRIPTION = "A JAX serving engine for language models that call out while they write."
+DESCRIPTION = """\
+A JAX serving engine for language models that call out while they write.
+Studies of it run from a clone of its repository: python -m studies."""
 COMMANDS: Mapping[str, Entry] = {
     "demo": Entry("jinfercept.cli.demo:Demo", "SmolLM2 answers word problems with tools, under every policy"),
     "run": Entry("jinfercept.cli.run:Run", "generate from a prompt, or chat, with tools if you like"),
@@ -19,12 +22,6 @@ COMMANDS: Mapping[str, Entry] = {
         "jinfercept.cli.simulate:Simulate", "play a workload against the scheduler under a virtual clock"
     ),
     "plan": Entry("jinfercept.cli.plan:PlanFleet", "how many replicas of which kind serve a load within its limits"),
-    "bench estimators": Entry(
-        "jinfercept.cli.estimators:Estimators", "what good and bad predictions of call durations are worth"
-    ),
-    "bench paper": Entry(
-        "jinfercept.cli.paper:Paper", "InferCept's latency by load, its waste and its ablation, simulated"
-    ),
     "bench replay": Entry(
         "jinfercept.cli.replay:Replay", "play a workload in real time against the real engine, with scripted calls"
     ),
@@ -41,22 +38,27 @@ COMMANDS: Mapping[str, Entry] = {
     "bench sessions": Entry(
         "jinfercept.cli.sessions:Sessions", "sessions that take turns: time of a turn, and tokens that are recomputed"
     ),
-    "study calls": Entry(
-        "jinfercept.cli.study_calls:StudyCalls",
-        "asynchronous calls beside synchronous and parallel ones: latency, memory, and the formulas",
-    ),
-    "study questions": Entry(
-        "jinfercept.cli.study_questions:StudyQuestions", "what a reader of InferCept asks, answered by simulation"
-    ),
-    "study overflow": Entry(
-        "jinfercept.cli.overflow:StudyOverflow", "recompute or swap when running requests overflow the KV pool"
-    ),
 }
+
+STUDIES: Mapping[tuple[str, ...], Sequence[str]] = {
+    ("study",): (),
+    ("bench", "paper"): ("paper",),
+    ("bench", "estimators"): ("estimators",),
+}
+"""Commands that `python -m studies` runs from a clone, by the words that named them here."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status, as `run_command_line`. Without `argv` a server ends the process itself."""
-    given = sys.argv[1:] if argv is None else argv
+    given = list(sys.argv[1:] if argv is None else argv)
+    for words, name in STUDIES.items():
+        if given[: len(words)] == [*words]:
+            command = shlex.join(["python", "-m", "studies", *name, *given[len(words) :]])
+            print(
+                f"{PROG}: studies run from a clone of the repository, with its extra [studies]: {command}",
+                file=sys.stderr,
+            )
+            return 2
     status = run_command_line(PROG, DESCRIPTION, COMMANDS, given)
     if argv is None and status == 0 and "serve" in given[:1]:
         from jinfercept.server.exit_limit import end_process

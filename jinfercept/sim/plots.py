@@ -1,13 +1,12 @@
-"""Plots of reports: latency against load, groups of bars, and tables of numbers as colours.
+"""Plots of reports: latency against load, and groups of bars.
 
 matplotlib is imported where something is drawn, and is an extra: `check_drawing` says so before the work begins.
 """
 
 import importlib.util
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jinfercept.errors import ConfigError
 from jinfercept.sim.reports import Range
@@ -37,6 +36,19 @@ REFERENCE: Mapping[str, Any] = {"linestyle": ":", "linewidth": 1.2, "alpha": 0.8
 
 FORMATS = (".png", ".svg", ".pdf")
 """Suffixes of plot files."""
+
+
+class Panel(Protocol):
+    """A part of a picture."""
+
+    @property
+    def title(self) -> str:
+        """Stands over it."""
+        ...
+
+    def draw(self, axes: "Axes") -> None:
+        """Draw all but the title."""
+        ...
 
 
 class PlottedCurve(NamedTuple):
@@ -78,6 +90,10 @@ class CurvePanel(NamedTuple):
     ticks: Sequence[str] = ()
     log_axis: bool = False
 
+    def draw(self, axes: "Axes") -> None:
+        """Draw the curves and their legend."""
+        _draw_curves(axes, self)
+
 
 class Bars(NamedTuple):
     """A panel of bars.
@@ -94,31 +110,9 @@ class Bars(NamedTuple):
     bars: Mapping[str, Mapping[str, float]]
     beside: bool = False
 
-
-class HeatMap(NamedTuple):
-    """A panel of numbers in rows and columns, on a logarithmic scale of colours from 1 on, or around 1.
-
-    Attributes:
-        title: over the panel.
-        names: of the vertical and of the horizontal axis.
-        rows, columns: their values, from below and from the left.
-        values: by row and column; None: an empty cell.
-        most: the number of the darkest colour.
-        framed: numbers from the first to the second have a frame.
-        better: numbers may be below 1 too; green ones are better than 1, which is white. None: from 1 on, the more the greener.
-    """
-
-    title: str
-    names: tuple[str, str]
-    rows: Sequence[str]
-    columns: Sequence[str]
-    values: Sequence[Sequence[float | None]]
-    most: float
-    framed: tuple[float, float]
-    better: Literal["more", "less"] | None = None
-
-
-Panel = CurvePanel | Bars | HeatMap
+    def draw(self, axes: "Axes") -> None:
+        """Draw the bars and the legend of their parts."""
+        _draw_bars(axes, self)
 
 
 def check_drawing(path: str | Path) -> None:
@@ -138,18 +132,12 @@ def draw(path: str | Path, rows: Sequence[Sequence[Panel]]) -> None:
     for part, panels in zip(figure.subfigures(len(rows), squeeze=False)[:, 0], rows, strict=True):
         for axes, panel in zip(part.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             axes.set_title(panel.title)
-            if isinstance(panel, HeatMap):
-                _draw_heat(axes, panel)
-                continue
-            axes.grid(alpha=0.3)
-            if isinstance(panel, CurvePanel):
-                _draw_curves(axes, panel)
-            else:
-                _draw_bars(axes, panel)
+            panel.draw(axes)
     figure.savefig(path, dpi=120)
 
 
 def _draw_curves(axes: "Axes", panel: CurvePanel) -> None:
+    axes.grid(alpha=0.3)
     drawn = [curve for curve in panel.curves if curve.points]
     ours = [curve for curve in drawn if not curve.reference]
     any_range = False
@@ -207,6 +195,7 @@ def _latency_axis(axes: "Axes", values: Sequence[float]) -> None:
 
 
 def _draw_bars(axes: "Axes", panel: Bars) -> None:
+    axes.grid(alpha=0.3)
     names = list(panel.bars)
     parts = list(dict.fromkeys(part for bar in panel.bars.values() for part in bar))
     bottoms, highest = [0.0] * len(names), 0.0
@@ -225,32 +214,3 @@ def _draw_bars(axes: "Axes", panel: Bars) -> None:
         axes.set_ylim(0, 1.08 * highest)
     if len(parts) > 1:
         axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
-
-
-def _draw_heat(axes: "Axes", panel: HeatMap) -> None:
-    from matplotlib.colors import LogNorm
-    from matplotlib.patches import Rectangle
-
-    most = max(panel.most, 1.1)
-    least = 1.0 if panel.better is None else 1 / most
-    numbers = [[math.nan if value is None else max(least, value) for value in row] for row in panel.values]
-    norm = LogNorm(least, most)
-    colours = {None: "Greens", "more": "PRGn", "less": "PRGn_r"}[panel.better]
-    axes.imshow(numbers, norm=norm, cmap=colours, aspect="auto", origin="lower")
-
-    def dark(value: float) -> bool:
-        place = float(norm(value))
-        return place > 0.6 if panel.better is None else abs(place - 0.5) > 0.35
-
-    for row, values in enumerate(panel.values):
-        for column, value in enumerate(values):
-            if value is None:
-                continue
-            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color="w" if dark(value) else "k")
-            if panel.framed[0] <= value <= panel.framed[1]:
-                place = (column - 0.46, row - 0.46)
-                axes.add_patch(Rectangle(place, 0.92, 0.92, fill=False, edgecolor="#d62728", linewidth=2))
-    axes.set_xticks(range(len(panel.columns)), list(panel.columns), fontsize="small")
-    axes.set_yticks(range(len(panel.rows)), list(panel.rows))
-    axes.set_ylabel(panel.names[0])
-    axes.set_xlabel(panel.names[1])

@@ -34,7 +34,7 @@ from jinfercept.sim.scripted_calls import make_call_request, open_scripted_text
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 
 STUDIED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | SCALED_ESTIMATORS
-"""Those that `jinfercept bench estimators` compares."""
+"""Those that `python -m studies estimators` compares."""
 SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = STUDIED_ESTIMATORS | WRONG_TOOLS
 BOUNDS = {"bound": "lru", "free_pause": "swap"}
 """Bounds to compare policies with, and the policies that they run under: infinite memory (`bound`); contexts that are offloaded

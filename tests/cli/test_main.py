@@ -42,8 +42,8 @@ def test_the_overview_imports_no_command() -> None:
     ("words", "said"),
     [
         (["rn"], "jinfercept: no such command: rn (did you mean 'run'?); one of demo, run,"),
-        (["bench"], "jinfercept: bench is a group of commands; one of bench estimators, bench paper,"),
-        (["bench", "papers"], "jinfercept: no such command: bench papers (did you mean 'bench paper'?)"),
+        (["bench"], "jinfercept: bench is a group of commands; one of bench replay, bench decisions,"),
+        (["bench", "replays"], "jinfercept: no such command: bench replays (did you mean 'bench replay'?)"),
         (["--kv-tokens", "5", "run"], "jinfercept: a command comes before its flags; got --kv-tokens"),
         (["run"], "jinfercept run: Missing from jinfercept run: MODEL"),
         (["run", "m", "--kv-tokens"], "jinfercept run: Missing value for argument '--kv-tokens'"),
@@ -65,6 +65,29 @@ def test_a_wrong_command_line_is_one_line_and_status_2(
     assert shown.err.startswith("jinfercept")
     assert said in shown.err
     assert shown.err.count("\n") == 1
+    assert not shown.out
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["study"], "python -m studies"),
+        (["study", "--help"], "python -m studies --help"),
+        (
+            ["study", "questions", "variety", "--out", "my answers"],
+            "python -m studies questions variety --out 'my answers'",
+        ),
+        (["bench", "paper", "--out", "paper"], "python -m studies paper --out paper"),
+        (["bench", "estimators"], "python -m studies estimators"),
+    ],
+)
+def test_a_study_says_by_what_command_it_runs_from_a_clone(
+    words: list[str], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("jinfercept: studies run from a clone")
+    assert shown.err.endswith(f": {command}\n")
     assert not shown.out
 
 

@@ -4,7 +4,7 @@ from statistics import fmean
 
 import pytest
 
-from jinfercept.studies.crowd import MEAN_CALL_S, MOST_CONTEXT, Crowd
+from studies.questions.crowd import MEAN_CALL_S, MOST_CONTEXT, Crowd
 
 DURATION_S = 400.0
 

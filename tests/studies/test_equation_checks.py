@@ -11,8 +11,8 @@ from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.recording import RecordFiles
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.workload import Script, Segment
-from jinfercept.studies.chunk_sizes import ChunkCell, cost_of
-from jinfercept.studies.equation_checks import EQUATIONS, Equation, EquationCheck, check_equation, ratio_of_sums, ratios
+from studies.questions.chunk_sizes import ChunkCell, cost_of
+from studies.questions.equation_checks import EQUATIONS, Equation, EquationCheck, check_equation, ratio_of_sums, ratios
 
 GPTJ = load_profile("paper-gptj-6b-a100")
 

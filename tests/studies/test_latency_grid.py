@@ -3,7 +3,7 @@
 import pytest
 
 from jinfercept.sim.run_stats import Report
-from jinfercept.studies.latency_grid import LatencyGrid, good_share, latency_text
+from studies.questions.latency_grid import LatencyGrid, good_share, latency_text
 
 
 def report(mean: float) -> Report:

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from jinfercept.sched.profile import load_profile
-from jinfercept.studies.kind_loads import KINDS, full_rate, kind_load
-from jinfercept.studies.variety import ARRIVALS, BURSTS, LEAVING, RATE, VarietyLoad
+from studies.questions.kind_loads import KINDS, full_rate, kind_load
+from studies.questions.variety import ARRIVALS, BURSTS, LEAVING, RATE, VarietyLoad
 
 GPTJ = load_profile("paper-gptj-6b-a100")
 

@@ -1,14 +1,14 @@
-"""`jinfercept study questions`: quick answers, files, and options that are refused."""
+"""`python -m studies questions`: quick answers, files, and options that are refused."""
 
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from jinfercept.cli.main import main
-from jinfercept.studies.answer import StudyEffort
-from jinfercept.studies.deciding import contenders
-from jinfercept.studies.questions import QUESTIONS
+from studies.__main__ import main
+from studies.answer import StudyEffort
+from studies.questions.deciding import contenders
+from studies.questions.registry import QUESTIONS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAMPLE = ("waste", "swap_or_preserve", "overload")
@@ -19,7 +19,7 @@ SAMPLE = ("waste", "swap_or_preserve", "overload")
     "name", [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.slow) for name in QUESTIONS]
 )
 def test_a_quick_answer_has_a_table_and_files(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["study", "questions", name, "--quick", "--jobs", "1", "--out", str(tmp_path)]) == 0
+    assert main(["questions", name, "--quick", "--jobs", "1", "--out", str(tmp_path)]) == 0
     assert "written: " in capsys.readouterr().out
     page = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
     assert page.startswith("## ")
@@ -33,7 +33,7 @@ def test_a_quick_answer_has_a_table_and_files(name: str, tmp_path: Path, capsys:
     [(["wast"], "did you mean 'waste'?"), (["waste", "--jobs", "0"], "--jobs is too small")],
 )
 def test_wrong_options_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["study", "questions", *words]) == 2
+    assert main(["questions", *words]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -41,5 +41,5 @@ def test_a_policy_of_the_users_own_is_compared_too(capsys: pytest.CaptureFixture
     place = f"{EXAMPLES / 'own_policy.py'}:LastBackFirst"
     names = [one.name for one in contenders(StudyEffort(True, 1, 0, Console(), (place, "swap")))]
     assert names == ["copy_ahead", "lru_host", "copy_ahead, memory_time", "LastBackFirst", "swap"]
-    assert main(["study", "questions", "deciding", "--quick", "--policy", "nowhere.py:Mine"]) == 2
+    assert main(["questions", "deciding", "--quick", "--policy", "nowhere.py:Mine"]) == 2
     assert "no such file for a policy" in capsys.readouterr().err

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.sim.workload import Script, Segment
-from jinfercept.studies.machines import DEPLOYMENTS, Deployment, mixed_demand
-from jinfercept.studies.steady_state import (
+from studies.questions.machines import DEPLOYMENTS, Deployment, mixed_demand
+from studies.questions.steady_state import (
     demand,
     most_over_dropping,
     most_over_keeping,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from jinfercept.sim.capacity import Capacity
-from jinfercept.studies.architecture_trials import (
+from studies.capacity import Capacity
+from studies.questions.architecture_trials import (
     BELIEVED_INSTEAD,
     TRUE,
     Trial,
@@ -14,10 +14,10 @@ from jinfercept.studies.architecture_trials import (
     with_compute,
     with_link,
 )
-from jinfercept.studies.combinations import DROPPING, POLICIES, SIMULATED, combined
-from jinfercept.studies.combinations import runs as combination_runs
-from jinfercept.studies.machines import DEPLOYMENTS, mixed_demand, mixed_load
-from jinfercept.studies.optimisations import gain
+from studies.questions.combinations import DROPPING, POLICIES, SIMULATED, combined
+from studies.questions.combinations import runs as combination_runs
+from studies.questions.machines import DEPLOYMENTS, mixed_demand, mixed_load
+from studies.questions.optimisations import gain
 
 NEED = mixed_demand()
 PROFILE = DEPLOYMENTS[0].profile

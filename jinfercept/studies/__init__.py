@@ -1,1 +1,0 @@
-"""Questions that the simulator answers, each with tables, sentences and a picture. Knows the simulator, and no JAX."""

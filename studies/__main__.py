@@ -1,0 +1,38 @@
+"""`python -m studies NAME`: the list of the studies. The name of a question alone asks it."""
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from jinfercept.cli.command import Entry, run_command_line
+from studies.questions.registry import QUESTIONS
+
+PROG = "python -m studies"
+COMMANDS: Mapping[str, Entry] = {
+    "paper": Entry("studies.paper.command:Paper", "InferCept's latency by load, its waste and its ablation, simulated"),
+    "estimators": Entry(
+        "studies.estimators.command:Estimators", "what good and bad predictions of call durations are worth"
+    ),
+    "calls": Entry(
+        "studies.calls.command:StudyCalls",
+        "asynchronous calls beside synchronous and parallel ones: latency, memory, and the formulas",
+    ),
+    "overflow": Entry(
+        "studies.overflow.command:StudyOverflow", "recompute or swap when running requests overflow the KV pool"
+    ),
+    "questions": Entry(
+        "studies.questions.command:StudyQuestions",
+        f"what a reader of InferCept asks: {', '.join(QUESTIONS)}; or one of these alone, as in `{PROG} variety`",
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a study; returns the exit status, as `jinfercept` does."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in QUESTIONS:
+        words.insert(0, "questions")
+    return run_command_line(PROG, "What the simulator answers about pauses.", COMMANDS, words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

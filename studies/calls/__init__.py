@@ -1,0 +1,1 @@
+"""Asynchronous calls beside synchronous and parallel ones: latency, memory, and the formulas."""

@@ -1,0 +1,1 @@
+"""What good and bad predictions of call durations are worth."""

@@ -1,0 +1,302 @@
+"""The report of `python -m studies paper`: tables in Markdown and the panels of its plot, with the paper's numbers beside."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import NamedTuple
+
+from jinfercept.meter.ledger import WasteTotals
+from jinfercept.sim.plots import COLOURS, Bars, CurvePanel, Panel, PlottedCurve
+from jinfercept.sim.reports import Range, group, latency_ms
+from jinfercept.sim.simulation import BOUNDS
+from jinfercept.sim.sweep import Report
+from studies.capacity import LATENCY_FACTOR, Capacity, Points, capacity, capacity_ratio, latency_threshold
+from studies.paper.published import ABLATION, SYSTEMS, WASTE, Figure
+
+PANELS: Mapping[str, str] = {
+    "paper-gptj-6b-a100": "6B_1xA100",
+    "paper-vicuna-13b-2xa100": "13B_TP2",
+    "roofline-llama-13b-a100": "13B_1xA100",
+    "roofline-llama-3-70b-4xa100": "70B_TP4",
+}
+"""Which panel of the paper's Figure 2 shows a profile's model and machine."""
+
+DRAWN = (*SYSTEMS.values(), "lru_host", "copy_ahead", "bound")
+"""Policies in the picture of Figure 2; the tables have all."""
+
+WIDE_STEPS = "mixed, wide steps"
+"""The mixed workload again for `chunked_discard`, whose steps are as large as those of whole prompts."""
+
+PARTS = tuple(part.name for part in fields(WasteTotals))
+"""The parts of waste, as in a report."""
+
+
+class Study(NamedTuple):
+    """The simulated runs on one machine.
+
+    Attributes:
+        profile: its name.
+        reports: of all runs on it.
+        kv_tokens, pool_source: its device pool, and why it is so large.
+    """
+
+    profile: str
+    reports: Sequence[Report]
+    kv_tokens: int
+    pool_source: str
+
+    @property
+    def mixed(self) -> dict[str, dict[float, Report]]:
+        """The runs of the mixed workload that went well, by policy and rate."""
+        found: dict[str, dict[float, Report]] = {}
+        for report in self.reports:
+            if report["workload"] == "mixed" and latency_ms(report) is not None:
+                found.setdefault(report["policy"], {})[report["rate"]] = report
+        return found
+
+    @property
+    def wide_steps(self) -> dict[float, Report]:
+        """The runs of `WIDE_STEPS` that went well, by rate."""
+        wide = (report for report in self.reports if report["workload"] == WIDE_STEPS)
+        return {report["rate"]: report for report in wide if latency_ms(report) is not None}
+
+    @property
+    def has_results(self) -> bool:
+        """Whether any policy was measured on the mixed workload."""
+        return any(policy not in BOUNDS for policy in self.mixed)
+
+    @property
+    def points(self) -> dict[str, Points]:
+        """Latency against rate, by policy."""
+        return {
+            policy: [(rate, latency) for rate, report in runs.items() if (latency := latency_ms(report)) is not None]
+            for policy, runs in self.mixed.items()
+        }
+
+    @property
+    def threshold_ms(self) -> float:
+        """The latency at which loads are compared; bounds do not count for it."""
+        return latency_threshold(points for policy, points in self.points.items() if policy not in BOUNDS)
+
+    @property
+    def capacities(self) -> dict[str, Capacity | None]:
+        """The load that each policy carries at that latency."""
+        return {policy: capacity(points, self.threshold_ms) for policy, points in self.points.items()}
+
+    @property
+    def common_rate(self) -> float:
+        """Where waste and ablation are read: the first rate at which `discard` is past its limit, or the last one."""
+        rates = sorted({rate for runs in self.mixed.values() for rate in runs})
+        most = self.capacities.get("discard")
+        past = [rate for rate in rates if most is not None and not (most.side == ">" or rate < most.rate)]
+        return past[0] if past else rates[-1]
+
+
+class Summary(NamedTuple):
+    """The contents of the report.
+
+    Attributes:
+        studies: one for each machine.
+        figure: the paper's Figure 2; empty if it was not given.
+        workload: source of the requests.
+        duration_s, seed: of the arrivals.
+    """
+
+    studies: Sequence[Study]
+    figure: Figure
+    workload: str
+    duration_s: float
+    seed: int
+
+    def reference(self, study: Study) -> Mapping[str, Points]:
+        """The paper's curves for a study's machine, by policy."""
+        return self.figure.get(PANELS.get(study.profile, ""), {})
+
+
+# -- Markdown ----------------------------------------------------------------------------------------------------------
+
+
+def markdown(summary: Summary) -> str:
+    """The whole report."""
+    parts = [
+        "# The paper's experiments, simulated",
+        f"Requests: {summary.workload}. Poisson arrivals for {summary.duration_s:g} s, seed {summary.seed}, then as long "
+        "again to finish. Latency is the paper's: (finish − arrival − time in interceptions) / output tokens, returned "
+        "tokens included, averaged over all that arrived: what is unfinished counts with the time that it has had so far over "
+        "the tokens that it was to get. Durations are predicted by their age, as in the paper; `copy_ahead` predicts from "
+        "history. `bound` has infinite memory, `free_pause` moves paused contexts at no cost. They are marks to measure by, "
+        "and no proofs: `free_pause` still waits for the step in which a page lands, so that a policy that keeps pages can "
+        "be a little faster.",
+    ]
+    for study in summary.studies:
+        if not study.has_results:
+            parts += [f"## {study.profile}", "Nothing was measured."]
+            continue
+        parts += [
+            f"## {study.profile}",
+            f"Device pool: {study.kv_tokens:,} tokens, {study.pool_source}. {_steps_text(study)}",
+            *_figure_2(study),
+            *_loads(study, summary.reference(study)),
+            *_waste(study),
+            *_ablation(study),
+            *_kinds(study),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _steps_text(study: Study) -> str:
+    sizes = {report["step_tokens"] for runs in study.mixed.values() for report in runs.values()}
+    if len(sizes) == 1:
+        return f"Steps hold at most {sizes.pop():,} query tokens."
+    return f"Steps hold at most {min(sizes):,} query tokens, and where prompts are whole {max(sizes):,}."
+
+
+def _figure_2(study: Study) -> Iterable[str]:
+    rates = sorted({rate for runs in study.mixed.values() for rate in runs})
+
+    def rows(value: Callable[[Report], str]) -> list[list[str]]:
+        return [
+            [policy, *(value(runs[rate]) if rate in runs else "-" for rate in rates)]
+            for policy, runs in study.mixed.items()
+        ]
+
+    header = ["requests/s", *(f"{rate:g}" for rate in rates)]
+    yield "### Figure 2: normalized latency, ms per token, by load"
+    yield _table(header, rows(lambda report: _number(latency_ms(report))))
+    yield "Requests left unfinished, in percent of those that arrived:"
+    yield _table(header, rows(lambda report: f"{100 * report['unfinished'] / (report['requests'] or 1):.0f}"))
+
+
+def _loads(study: Study, reference: Mapping[str, Points]) -> Iterable[str]:
+    ours = study.capacities
+    theirs: dict[str, Capacity | None] = {}
+    yield "### Load at equal latency"
+    words = f"At {LATENCY_FACTOR:g} × the low-load latency: {study.threshold_ms:.1f} ms per token here"
+    if reference:
+        at = latency_threshold(reference.values())
+        theirs = {policy: capacity(points, at) for policy, points in reference.items()}
+        words += f", {at:.1f} in the paper's figure"
+    words += ". Loads are requests per second, ratios are to `discard`."
+    if reference:
+        words += (
+            " Order and ratios compare, positions do not: the authors' engine was slower than their constants say, and "
+            "reading contexts is not in them."
+        )
+    yield words
+    rows = []
+    for policy, load in ours.items():
+        row = [policy, str(load or "-"), capacity_ratio(load, ours.get("discard"))]
+        if reference:
+            row += [str(theirs.get(policy) or "-"), capacity_ratio(theirs.get(policy), theirs.get("discard"))]
+        rows.append(row)
+    yield _table(["policy", "load", "ratio", *(["paper: load", "ratio"] if reference else [])], rows)
+
+
+def _waste(study: Study) -> Iterable[str]:
+    rate = study.common_rate
+    yield f"### Waste at {rate:g} requests/s"
+    yield (
+        "In percent of the pool's token·seconds: held by paused requests (`preserve`), during recomputation, while a step "
+        "waits for transfers (`stall`), and by running requests without a token in the step (`fetch`). Pages that "
+        "`copy_ahead`, `lru` and `lru_host` keep count here, though a request that needs the memory gets it."
+    )
+    rows = []
+    for policy, runs in study.mixed.items():
+        if rate in runs and policy not in BOUNDS:
+            shares = waste_shares(runs[rate])
+            paper = f"{100 * WASTE[policy]:.2g}" if policy in WASTE else ""
+            recompute = f"{100 * runs[rate]['recompute_share']['forward_time']:.1f}"
+            cells = (f"{100 * share:.2f}" for share in (*shares.values(), sum(shares.values())))
+            rows.append([policy, *cells, paper, recompute])
+    yield _table(["policy", *PARTS, "sum", "paper", "recomputation, % of forward time"], rows)
+
+
+def waste_shares(report: Report) -> dict[str, float]:
+    """The parts of waste, each as a fraction of the pool's token·seconds over the run."""
+    whole = report["kv_tokens"] * report["simulated_s"] or 1.0
+    return {part: report["waste_token_s"][part] / whole for part in PARTS}
+
+
+def _ablation(study: Study) -> Iterable[str]:
+    rate, before = study.common_rate, None
+    rows = []
+    for policy, adds, change in ABLATION:
+        report = study.mixed.get(policy, {}).get(rate)
+        latency = latency_ms(report) if report is not None else None
+        ours = f"{latency / before - 1:+.1%}" if latency is not None and before is not None else ""
+        rows.append([policy, adds, _number(latency), ours, f"{change:+.1%}" if change is not None else ""])
+        wide = study.wide_steps.get(rate) if policy == "chunked_discard" else None
+        if wide is not None and before is not None and (latency_wide := latency_ms(wide)) is not None:
+            adds = f"or chunks in steps of {wide['step_tokens']:,}, as whole prompts have"
+            rows.append([policy, adds, _number(latency_wide), f"{latency_wide / before - 1:+.1%}", ""])
+        before = latency
+    yield f"### Ablation at {rate:g} requests/s"
+    yield _table(["setting", "adds", "ms per token", "change", "paper: change"], rows)
+
+
+def _kinds(study: Study) -> Iterable[str]:
+    kinds = (report for report in study.reports if report["workload"] not in ("mixed", WIDE_STEPS))
+    alone = group(kinds, lambda report: report["workload"])
+    if not alone:
+        return
+    policies = list(dict.fromkeys(report["policy"] for reports in alone.values() for report in reports))
+    rows = []
+    for kind, reports in alone.items():
+        latencies = {report["policy"]: latency_ms(report) for report in reports}
+        rows.append([kind, f"{reports[0]['rate']:g}", *(_number(latencies.get(policy)) for policy in policies)])
+    yield "### Each kind alone, ms per token"
+    yield "At rates that bring the same tokens per second, those of the mix at the middle one of its rates."
+    yield _table(["kind", "requests/s", *policies], rows)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+# -- the picture -------------------------------------------------------------------------------------------------------
+
+
+def panels(summary: Summary) -> list[list[Panel]]:
+    """Figure 2 of every machine; under it, of the first one, waste and ablation."""
+    studies = [study for study in summary.studies if study.has_results]
+    if not studies:
+        return []
+    first = studies[0]
+    rate = first.common_rate
+    at_rate = {policy: runs[rate] for policy, runs in first.mixed.items() if rate in runs}
+    waste = {policy: waste_shares(report) for policy, report in at_rate.items() if policy not in BOUNDS}
+    name = f"{first.profile}, {rate:g} requests/s"
+    return [
+        [_figure_2_panel(study, summary.reference(study)) for study in studies],
+        [
+            Bars(f"Waste: {name}", "share of the pool's token·seconds", waste),
+            Bars(f"Ablation: {name}", "normalized latency, times that of discard", _steps(at_rate), beside=True),
+        ],
+    ]
+
+
+def _steps(at_rate: Mapping[str, Report]) -> dict[str, dict[str, float]]:
+    """The settings of the ablation: latency over that of the first one, ours and the paper's."""
+    latencies = {policy: latency_ms(report) for policy, report in at_rate.items()}
+    base, theirs = latencies.get(ABLATION[0].policy), 1.0
+    steps: dict[str, dict[str, float]] = {}
+    for policy, _, change in ABLATION:
+        theirs *= 1.0 + (change or 0.0)
+        ours = latencies.get(policy)
+        steps[policy] = ({"ours": ours / base} if ours is not None and base else {}) | {"the paper's": theirs}
+    return steps
+
+
+def _figure_2_panel(study: Study, reference: Mapping[str, Points]) -> CurvePanel:
+    def curve(policy: str, points: Points, is_reference: bool) -> PlottedCurve:
+        ranges = [(rate, Range(latency, latency, latency)) for rate, latency in points]
+        return PlottedCurve(None if is_reference else policy, ranges, COLOURS.get(policy), is_reference)
+
+    curves = [curve(policy, points, False) for policy, points in study.points.items() if policy in DRAWN]
+    curves += [curve(policy, points, True) for policy, points in reference.items()]
+    dashed = " (dotted: the paper's)" if reference else ""
+    return CurvePanel(study.profile + dashed, curves, study.threshold_ms)

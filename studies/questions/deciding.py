@@ -1,0 +1,241 @@
+"""Where deciding matters: `copy_ahead` against the others over host memory, link, load, clients that return, and durations."""
+
+from collections.abc import Iterator, Sequence
+
+from jinfercept.sched.plugins import is_place
+from jinfercept.sched.policies import check_choice
+from jinfercept.sim.plots import COLOURS, CurvePanel, PlottedCurve
+from jinfercept.sim.reports import Range
+from jinfercept.sim.tables import TextTable
+from studies.answer import StudyAnswer, StudyEffort
+from studies.heat_map import HeatMap
+from studies.questions.deciding_cells import (
+    BASELINE,
+    CROWD_SEEDS,
+    FACTORS,
+    ORDERED,
+    OURS,
+    PLANES,
+    RIVALS,
+    Contender,
+    DecidingCell,
+    DecidingMap,
+    axis,
+    plane,
+    play,
+)
+
+MEASURES = {"mean": "mean ms/token", "p99": "p99 ms/token", "good": "good requests/s"}
+"""By the field of `CellResult`."""
+_MORE_COLOURS = ("#e31a1c", "#6a3d9a", "#b15928", "#000000")
+"""Of contenders that have none in `COLOURS`, so that they have the same one in every panel."""
+TIE = 0.02
+"""Share within which two numbers count as the same."""
+
+
+def ask(effort: StudyEffort) -> StudyAnswer:
+    """One factor at a time around a centre for all policies, and two planes for `copy_ahead` over `lru_host`.
+
+    Policies of the user's own (`effort.policies`) are served beside the built-in ones.
+
+    Raises:
+        ConfigError: one of them cannot be made, and as `StudyEffort.play`.
+    """
+    one_by_one = contenders(effort)
+    return answer(play(effort, one_by_one), [one.name for one in one_by_one], effort.quick)
+
+
+def contenders(effort: StudyEffort) -> list[Contender]:
+    """The policies that are compared. Raises `ConfigError` if one of the user's own cannot be made."""
+    for place in effort.policies:
+        check_choice(place)
+    own = [Contender(place, "history" if is_place(place) else "elapsed") for place in effort.policies]
+    return list(dict.fromkeys((OURS, BASELINE, *(RIVALS[-1:] if effort.quick else RIVALS), *own)))
+
+
+def answer(found: DecidingMap, names: Sequence[str], quick: bool) -> StudyAnswer:
+    """Tables, findings and panels of a map with contenders of these names."""
+    tables = [_axis_table(found, factor, names, quick) for factor in FACTORS]
+    return StudyAnswer(
+        "Where does deciding matter?",
+        [*tables, _order_table(found, quick), _crowd_table(found), *_planes(found, quick)],
+        list(_findings(found, names, quick)),
+        _panels(found, names, quick),
+        found.rows,
+    )
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def _axis_table(found: DecidingMap, factor: str, names: Sequence[str], quick: bool) -> TextTable:
+    rows = [[_value(cell, factor), *(_packed(found, cell, name) for name in names)] for cell in axis(factor, quick)]
+    title = f"By {FACTORS[factor].title}: mean, p50 and p99 ms/token; goodput in requests/s."
+    return TextTable(title, [FACTORS[factor].title, *names], rows)
+
+
+def _packed(found: DecidingMap, cell: DecidingCell, name: str) -> str:
+    one = found.played[cell, name]
+    return f"{one.mean:.1f}, {one.p50:.1f}, {one.p99:.0f}; {one.good:.2f}"
+
+
+def _order_table(found: DecidingMap, quick: bool) -> TextTable:
+    rows = []
+    for cell in axis("load", quick):
+        for one in (OURS, ORDERED):
+            did = found.played[cell, one.name]
+            numbers = (
+                f"{did.mean:.2f}",
+                f"{did.p50:.2f}",
+                f"{did.p99:.1f}",
+                f"{did.first_token_s:.2f}",
+                f"{did.good:.2f}",
+            )
+            rows.append([_value(cell, "load"), one.order, *numbers])
+    columns = ["load", "order", "mean ms/token", "p50", "p99", "p99 of first token, s", "good/s"]
+    return TextTable("Orders of waiting requests under copy_ahead, by load.", columns, rows)
+
+
+def _crowd_table(found: DecidingMap) -> TextTable:
+    rows = []
+    for one in found.crowd:
+        latency = one["normalized_latency_paper_ms_per_token"]
+        kept = f"{one['kept_tokens']:,}", f"{one['kept_tokens'] / max(1, one['returned_tokens']):.1%}"
+        numbers = (f"{latency[name]:.1f}" for name in ("mean", "p50", "p99"))
+        rows.append([str(one["seed"]), one["policy"], *kept, *numbers, f"{one['goodput_per_s']:.2f}"])
+    columns = ["seed", "policy", "kept tokens", "of those that return", "mean ms/token", "p50", "p99", "good/s"]
+    return TextTable("A crowd in which 70 of 100 clients never return.", columns, rows)
+
+
+def _planes(found: DecidingMap, quick: bool) -> Iterator[TextTable]:
+    for rows, columns in PLANES:
+        cells = plane(rows, columns, quick)
+        yield TextTable(
+            f"copy_ahead over lru_host: mean, p99 and goodput, by {FACTORS[rows].title} (down) and {FACTORS[columns].title}.",
+            [rows, *(_value(cell, columns) for cell in cells[0])],
+            [[_value(line[0], rows), *(_ratios(found, cell) for cell in line)] for line in cells],
+        )
+
+
+def _ratios(found: DecidingMap, cell: DecidingCell) -> str:
+    return ", ".join(f"{found.ratio(cell, measure):.2f}" for measure in MEASURES)
+
+
+def _value(cell: DecidingCell, factor: str) -> str:
+    return FACTORS[factor].values[getattr(cell, factor)]
+
+
+# -- findings ----------------------------------------------------------------------------------------------------------
+
+
+def _findings(found: DecidingMap, names: Sequence[str], quick: bool) -> Iterator[str]:
+    cells = list(dict.fromkeys(cell for factor in FACTORS for cell in axis(factor, quick)))
+    yield from (_against(found, cells, name) for name in names if name != OURS.name)
+    yield from _winners(found, cells, names)
+    for rows, columns in PLANES:
+        yield from _plane_findings(
+            found, [cell for line in plane(rows, columns, quick) for cell in line], (rows, columns)
+        )
+    yield _crowd_finding(found)
+    yield from _order_findings(found, axis("load", quick))
+
+
+def _crowd_finding(found: DecidingMap) -> str:
+    kept = {
+        name: sum(one["kept_tokens"] for one in found.crowd if one["policy"] == name)
+        for name in (OURS.policy, BASELINE.policy)
+    }
+    times = kept[OURS.policy] / max(1, kept[BASELINE.policy])
+    return (
+        f"In a crowd in which 70 of 100 clients never return, copy_ahead keeps {kept[OURS.policy]:,} tokens of the contexts "
+        f"that return, {times:.2f} times as many as lru_host, over {CROWD_SEEDS} seeds."
+    )
+
+
+def _against(found: DecidingMap, cells: Sequence[DecidingCell], name: str) -> str:
+    """How often ours is better and worse than another one in the mean, and where most."""
+    ratios = {cell: found.ratio(cell, "mean", OURS.name, name) for cell in cells}
+    better = sum(ratio < 1 - TIE for ratio in ratios.values())
+    worse = sum(ratio > 1 + TIE for ratio in ratios.values())
+    best, worst = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
+    return (
+        f"Against {name}, copy_ahead's mean is more than {TIE:.0%} lower in {better} and higher in {worse} of {len(cells)} "
+        f"cells: {ratios[best]:.2f} times at {_where(best)}, {ratios[worst]:.2f} times at {_where(worst)}."
+    )
+
+
+def _winners(found: DecidingMap, cells: Sequence[DecidingCell], names: Sequence[str]) -> Iterator[str]:
+    """How often each contender is the best, or as good, by each measure."""
+    for measure, title in MEASURES.items():
+        count = {name: sum(_is_best(found, cell, measure, name, names) for cell in cells) for name in names}
+        told = ", ".join(f"{name} in {number}" for name, number in sorted(count.items(), key=lambda one: -one[1]))
+        yield f"Best {title}, or within {TIE:.0%} of it, in {len(cells)} cells: {told}."
+
+
+def _is_best(found: DecidingMap, cell: DecidingCell, measure: str, name: str, names: Sequence[str]) -> bool:
+    own = getattr(found.played[cell, name], measure)
+    all_of_them = [getattr(found.played[cell, one], measure) for one in names]
+    return own >= max(all_of_them) * (1 - TIE) if measure == "good" else own <= min(all_of_them) * (1 + TIE)
+
+
+def _plane_findings(found: DecidingMap, cells: Sequence[DecidingCell], factors: tuple[str, str]) -> Iterator[str]:
+    for measure, title in MEASURES.items():
+        ratios = {cell: found.ratio(cell, measure) for cell in cells}
+        low, high = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
+        yield (
+            f"Over {factors[0]} and {factors[1]}, copy_ahead's {title} is between {ratios[low]:.2f} ({_where(low)}) and "
+            f"{ratios[high]:.2f} ({_where(high)}) times that of lru_host."
+        )
+
+
+def _order_findings(found: DecidingMap, cells: Sequence[DecidingCell]) -> Iterator[str]:
+    for measure, title in MEASURES.items():
+        ratios = [f"{found.ratio(cell, measure, ORDERED.name, OURS.name):.2f} at {cell.load:g}" for cell in cells]
+        yield f"Under copy_ahead, memory_time's {title} over that of first come first served, by load: {', '.join(ratios)}."
+
+
+def _where(cell: DecidingCell) -> str:
+    """The factors of a cell that are not the centre's."""
+    varied = [name for name in FACTORS if getattr(cell, name) != getattr(DecidingCell(), name)]
+    return ", ".join(f"{name} {_value(cell, name)}" for name in varied) or "the centre"
+
+
+# -- picture -----------------------------------------------------------------------------------------------------------
+
+
+def _panels(found: DecidingMap, names: Sequence[str], quick: bool) -> list[list[CurvePanel | HeatMap]]:
+    """Curves of the mean by each factor and of goodput by load, with one legend; then a row of heat maps for each plane."""
+    mean = [_curves(found, factor, "mean", names, quick) for factor in FACTORS]
+    curves = [*mean, _curves(found, "load", "good", names, quick)]
+    bare = [panel._replace(curves=[line._replace(name=None) for line in panel.curves]) for panel in curves]
+    maps = [[_heat(found, pair, measure, quick) for measure in MEASURES] for pair in PLANES]
+    return [[*bare[:2], curves[2]], [*bare[3:]], *([*row] for row in maps)]
+
+
+def _curves(found: DecidingMap, factor: str, measure: str, names: Sequence[str], quick: bool) -> CurvePanel:
+    """A number of every contender, the values of a factor at equal distances."""
+    cells = axis(factor, quick)
+    lines = []
+    for number, name in enumerate(names):
+        values = [getattr(found.played[cell, name], measure) for cell in cells]
+        points = [(at, Range(value, value, value)) for at, value in enumerate(values) if value > 0]
+        lines.append(PlottedCurve(name, points, COLOURS.get(name, _MORE_COLOURS[number % len(_MORE_COLOURS)])))
+    ticks = [_value(cell, factor) for cell in cells]
+    title = f"{MEASURES[measure]}, by {factor}"
+    return CurvePanel(title, lines, unit=MEASURES[measure], axis=FACTORS[factor].title, ticks=ticks)
+
+
+def _heat(found: DecidingMap, factors: tuple[str, str], measure: str, quick: bool) -> HeatMap:
+    cells = plane(*factors, quick)
+    values = [[found.ratio(cell, measure) for cell in line] for line in cells]
+    most = max(max(value, 1 / max(value, 0.1)) for line in values for value in line)
+    return HeatMap(
+        f"copy_ahead / lru_host: {MEASURES[measure]}",
+        (FACTORS[factors[0]].title, FACTORS[factors[1]].title),
+        [_value(line[0], factors[0]) for line in cells],
+        [_value(cell, factors[1]) for cell in cells[0]],
+        values,
+        min(max(most, 1.1), 3.0),
+        framed=(1.0, 0.0),
+        better="more" if measure == "good" else "less",
+    )

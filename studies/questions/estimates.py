@@ -1,0 +1,321 @@
+"""Estimates against the truth: predicted and actual waste and durations, and what wrong durations cost.
+
+Predictions and what came of them are those of decision records (`sim.decision_records`), which `jinfercept bench decisions`
+summarises for other runs. Errors are injected into an oracle (`sim.scaled_estimator`), so that nothing else is wrong.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from jinfercept.meter.forecast import QUANTILES
+from jinfercept.sched.profile import load_profile
+from jinfercept.sim.arrivals import Arrival, arrivals
+from jinfercept.sim.decision_summary import ALL, load_records, summary
+from jinfercept.sim.plots import Bars, CurvePanel, Panel, PlottedCurve
+from jinfercept.sim.recording import RecordFiles
+from jinfercept.sim.reports import Range
+from jinfercept.sim.run_stats import Report
+from jinfercept.sim.scaled_estimator import WILD_TOOLS, one_tool_wrong
+from jinfercept.sim.simulation import Simulation
+from jinfercept.sim.sweep import SimulatedLoad, SweepRun
+from jinfercept.sim.tables import TextTable
+from jinfercept.sim.workload import MIXED_WEIGHTS, draw
+from studies.answer import StudyAnswer, StudyEffort
+from studies.questions.equation_checks import EQUATIONS, Equation, EquationCheck, check_equation, ratio_of_sums, ratios
+from studies.questions.latency_columns import (
+    LATENCY_COLUMNS,
+    goodput,
+    latency_cells,
+    limits_text,
+    mean_ms,
+    number_or_dash,
+    point,
+)
+
+MACHINE = "paper-gptj-6b-a100"
+POLICIES = ("min_waste", "copy_ahead")
+LEARNED = ("elapsed", "history")
+ESTIMATORS = (*LEARNED, "oracle")
+CHECK_RATE = 2.0
+"""Requests per second of the runs whose records are read: every baseline keeps up."""
+FACTORS: Mapping[float, str] = {
+    0.1: "oracle_x0.1",
+    0.3: "oracle_x0.3",
+    1.0: "oracle",
+    3.0: "oracle_x3",
+    10.0: "oracle_x10",
+}
+ONE_TOOL = tuple(one_tool_wrong(tool, factor) for tool in MIXED_WEIGHTS for factor in (0.1, 10.0))
+
+
+class ErrorLoad(NamedTuple):
+    """Requests per second, and tokens of the pools, under which errors are injected."""
+
+    rate: float
+    kv_tokens: int
+    host_tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.rate:g} requests/s, pools of {self.kv_tokens:,} and {self.host_tokens:,}"
+
+
+ERROR_LOADS = (ErrorLoad(3.5, 20_000, 10_000), ErrorLoad(6.0, 53_000, 20_000))
+"""Paused contexts do not all have room, so that the order of what is expected matters; the second is near saturation."""
+
+
+class ErrorCase(NamedTuple):
+    """A policy under a load."""
+
+    policy: str
+    load: ErrorLoad
+
+    def __str__(self) -> str:
+        return f"{self.policy}, {self.load}"
+
+
+Checks = Mapping[tuple[Equation, str], list[EquationCheck]]
+"""By equation and estimator."""
+Forecasts = Mapping[str, Mapping[str, Any]]
+"""Summaries of decision records by estimator."""
+Errors = Mapping[ErrorCase, Mapping[str, Report]]
+"""Reports by estimator."""
+
+
+def ask(effort: StudyEffort) -> StudyAnswer:
+    """Record and compare; then inject errors."""
+    with TemporaryDirectory() as folder:
+        checks, forecasts, recorded = _recorded(effort, Path(folder))
+    errors = _errors(effort)
+    tables = [_equation_table(checks), _duration_table(forecasts), _kind_table(forecasts)]
+    tables += [_error_table(case, of) for case, of in errors.items()]
+    return StudyAnswer(
+        "Estimates against the truth",
+        tables,
+        [*_check_sentences(checks), *_duration_sentences(forecasts), *_error_sentences(errors)],
+        _panels(checks, forecasts, errors),
+        [*recorded, *(report for of in errors.values() for report in of.values())],
+    )
+
+
+def _load(rate: float, duration_s: float, seed: int) -> SimulatedLoad[Arrival]:
+    rng = Random(seed)
+    return SimulatedLoad("mixed", rate, seed, arrivals(lambda: draw("mixed", rng), rate, duration_s, rng))
+
+
+# -- predicted and actual ------------------------------------------------------------------------------------------------
+
+
+def _recorded(effort: StudyEffort, folder: Path) -> tuple[Checks, Forecasts, list[Report]]:
+    """Runs with decision records: what each equation predicts, and forecasts of durations."""
+    duration_s = 4.0 if effort.quick else 120.0
+    machine, load = load_profile(MACHINE), _load(CHECK_RATE, duration_s, effort.seed)
+    cases = [
+        (equation, estimator)
+        for equation in (EQUATIONS[1:2] if effort.quick else EQUATIONS)
+        for estimator in (ESTIMATORS if equation.number in (2, 5) else ESTIMATORS[:1])
+    ]
+    paths = [folder / f"{number}.jsonl" for number in range(len(cases))]
+    runs = [
+        SweepRun(Simulation(machine, equation.policy, estimator, duration_s), load, RecordFiles(str(path)))
+        for (equation, estimator), path in zip(cases, paths, strict=True)
+    ]
+    reports = effort.play(runs)
+    checks = {case: check_equation(case[0], path, machine) for case, path in zip(cases, paths, strict=True)}
+    forecasts = {
+        estimator: summary(load_records(path))
+        for (equation, estimator), path in zip(cases, paths, strict=True)
+        if equation.number == 2
+    }
+    return checks, forecasts, reports
+
+
+def _equation_table(checks: Checks) -> TextTable:
+    rows = []
+    for (equation, estimator), found in checks.items():
+        predicted, actual = (sum(values) / len(found) for values in zip(*found, strict=True))
+        spread = ratios(found)
+        cells = [number_or_dash(value) for value in (predicted, actual, ratio_of_sums(found))]
+        cells += [number_or_dash(spread[part]) for part in ("p10", "p50", "p90")]
+        asked = estimator if equation.number in (2, 5) else "-"
+        rows.append([f"({equation.number})", equation.what, equation.policy, asked, f"{len(found):,}", *cells])
+    columns = ["equation", "context", "policy", "estimator", "calls", "predicted", "actual", "Σ/Σ", "p10", "p50", "p90"]
+    title = f"Waste of an interception, token·seconds (mean; then actual over predicted), {CHECK_RATE:g} requests/s."
+    return TextTable(title, columns, rows)
+
+
+def _duration_table(forecasts: Forecasts) -> TextTable:
+    quantiles = next(iter(forecasts.values()))["run"]["quantiles"]
+    rows = [
+        [estimator, f"{row['age_s']:g}", f"{row['calls']:,}", *_duration_cells(row)]
+        for estimator, found in forecasts.items()
+        for row in found["durations"][ALL]
+    ]
+    columns = ["estimator", "age, s", "calls", "predicted", "actual", "error", "pinball"]
+    title = "Seconds still to come of a call, by its age; share that had returned by each predicted quantile."
+    return TextTable(title, [*columns, *(f"by q{quantile:g}" for quantile in quantiles)], rows)
+
+
+def _duration_cells(row: Mapping[str, Any]) -> list[str]:
+    seconds = [number_or_dash(row[part]) for part in ("predicted_s", "actual_s", "error_s", "pinball_s")]
+    return seconds + [f"{share:.0%}" for share in row["returned"].values()]
+
+
+def _kind_table(forecasts: Forecasts) -> TextTable:
+    rows = [
+        [kind, *(number_or_dash(one["durations"][kind][0][part]) for one in forecasts.values() for part in _KIND_PARTS)]
+        for kind in forecasts[ESTIMATORS[0]]["durations"]
+        if kind != ALL
+    ]
+    columns = [f"{estimator}: {part[:-2]}" for estimator in forecasts for part in _KIND_PARTS]
+    return TextTable("The same when a call begins, by its kind, s.", ["calls", *columns], rows)
+
+
+_KIND_PARTS = ("predicted_s", "error_s", "pinball_s")
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------------
+
+
+def _errors(effort: StudyEffort) -> Errors:
+    duration_s = 4.0 if effort.quick else 60.0
+    names = (*FACTORS.values(), "oracle_wild", *ONE_TOOL, *WILD_TOOLS, *LEARNED)
+    if effort.quick:
+        names = ("oracle", "oracle_x10")
+    loads = ERROR_LOADS[:1] if effort.quick else ERROR_LOADS
+    cases = [ErrorCase(policy, load) for load in loads for policy in POLICIES]
+    machine, runs = load_profile(MACHINE), list[SweepRun]()
+    for case in cases:
+        rate, kv_tokens, host_tokens = case.load
+        load = _load(rate, duration_s, effort.seed)
+        for name in names:
+            simulation = Simulation(machine, case.policy, name, duration_s, None, kv_tokens, host_tokens)
+            runs.append(SweepRun(simulation, load))
+    reports = iter(effort.play(runs))
+    return {case: {name: next(reports) for name in names} for case in cases}
+
+
+def _error_table(case: ErrorCase, of: Mapping[str, Report]) -> TextTable:
+    right = of["oracle"]
+    rows = []
+    for name, report in of.items():
+        changes = [_change(value(report), value(right)) for value in (mean_ms, _p99, goodput)]
+        rows.append([name, *latency_cells(report), *changes])
+    title = f"{case}; ms per token; {limits_text(right)}; change against no error (oracle)."
+    return TextTable(title, ["durations", *LATENCY_COLUMNS, "mean, change", "p99, change", "goodput, change"], rows)
+
+
+def _change(value: float, reference: float) -> str:
+    return f"{value / reference - 1:+.1%}" if reference else "-"
+
+
+def _p99(report: Report) -> float:
+    return report["normalized_latency_paper_ms_per_token"]["p99"] or 0.0
+
+
+# -- sentences -------------------------------------------------------------------------------------------------------------
+
+
+def _check_sentences(checks: Checks) -> Iterator[str]:
+    for (equation, estimator), found in checks.items():
+        of_all = ratio_of_sums(found)
+        with_what = f" with {estimator}" if equation.number in (2, 5) else ""
+        if of_all is None:
+            yield f"Equation ({equation.number}){with_what} predicts no waste at all; {len(found):,} calls wasted some."
+        else:
+            yield f"Equation ({equation.number}){with_what}: the actual waste is {of_all:.2f} times the predicted."
+
+
+def _duration_sentences(forecasts: Forecasts) -> Iterator[str]:
+    def loss(estimator: str) -> float:
+        return forecasts[estimator]["durations"][ALL][0]["pinball_s"]
+
+    texts = [f"{estimator} {loss(estimator):.2f} s" for estimator in forecasts]
+    yield f"Pinball loss of the forecasts when a call begins: {', '.join(texts)}."
+    off = {
+        estimator: max(
+            abs(share - float(quantile)) for quantile, share in found["durations"][ALL][0]["returned"].items()
+        )
+        for estimator, found in forecasts.items()
+        if estimator in LEARNED
+    }
+    texts = [f"{estimator} {100 * value:.0f}" for estimator, value in off.items()]
+    yield f"Calibration then, largest distance of a quantile from the share that had returned, in points: {', '.join(texts)}."
+
+
+def _error_sentences(errors: Errors) -> Iterator[str]:
+    for case, of in errors.items():
+        right = mean_ms(of["oracle"])
+        changes = {name: mean_ms(report) / right - 1 for name, report in of.items() if name.startswith("oracle_")}
+        worst, best = max(changes, key=lambda name: changes[name]), min(changes, key=lambda name: changes[name])
+        wild = [changes[name] for name in WILD_TOOLS if name in changes]
+        parts = [f"errors change the mean latency by {changes[best]:+.1%} ({best}) to {changes[worst]:+.1%} ({worst})"]
+        if wild:
+            parts.append(f"each tool wrong at random by {min(wild):+.1%} to {max(wild):+.1%}")
+        parts += [
+            f"{name} instead of the oracle by {mean_ms(of[name]) / right - 1:+.1%}" for name in LEARNED if name in of
+        ]
+        yield f"{case}: {'; '.join(parts)}."
+
+
+# -- the picture -----------------------------------------------------------------------------------------------------------
+
+
+def _panels(checks: Checks, forecasts: Forecasts, errors: Errors) -> list[list[Panel]]:
+    waste = {
+        f"({equation.number}) {estimator if equation.number in (2, 5) else ''}": {
+            "predicted": sum(check.predicted for check in found) / len(found),
+            "actual": sum(check.actual for check in found) / len(found),
+        }
+        for (equation, estimator), found in checks.items()
+    }
+    perfect = [(quantile, point(100 * quantile)) for quantile in QUANTILES]
+    calibration = [PlottedCurve("perfect", perfect, "black", True)] + [
+        PlottedCurve(estimator, _calibration(found)) for estimator, found in forecasts.items()
+    ]
+    unit = "mean latency over that of no error"
+    by_tool = {
+        str(case): {name: 100 * (mean_ms(of[name]) / mean_ms(of["oracle"]) - 1) for name in _shown(of)}
+        for case, of in errors.items()
+    }
+    return [
+        [
+            Bars("waste of an interception", "token·seconds", waste, beside=True),
+            CurvePanel("calibration when a call begins", calibration, None, "% returned by then", (5, 100), "quantile"),
+        ],
+        [
+            CurvePanel("one factor for all durations", _by_factor(errors), 1.0, unit, None, "factor", log_axis=True),
+            Bars("one tool wrong, or each at random", "change of the mean latency, %", _turned(by_tool), beside=True),
+        ],
+    ]
+
+
+def _calibration(found: Mapping[str, Any]) -> Sequence[tuple[float, Range]]:
+    returned = found["durations"][ALL][0]["returned"]
+    return [(float(quantile), point(max(5.0, 100 * share))) for quantile, share in returned.items()]
+
+
+def _by_factor(errors: Errors) -> list[PlottedCurve]:
+    return [
+        PlottedCurve(
+            str(case),
+            [
+                (factor, point(mean_ms(of[name]) / mean_ms(of["oracle"])))
+                for factor, name in FACTORS.items()
+                if name in of
+            ],
+        )
+        for case, of in errors.items()
+    ]
+
+
+def _shown(of: Mapping[str, Report]) -> list[str]:
+    return [name for name in of if name in (*ONE_TOOL, *WILD_TOOLS)] or list(of)
+
+
+def _turned(table: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[str, float]]:
+    """Rows as columns."""
+    names = list(next(iter(table.values())))
+    return {name: {row: table[row][name] for row in table} for name in names}

@@ -1,0 +1,193 @@
+"""The study of estimators: one context alone against FACTS' numbers, wrong oracles, and the command on a short run."""
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from jinfercept.cli.simulated_loads import load
+from jinfercept.errors import ConfigError
+from jinfercept.sched.estimator import Estimator, HistoryEstimator, OracleEstimator
+from jinfercept.sched.profile import load_profile
+from jinfercept.sched.sequence import PendingCall
+from jinfercept.sim.plots import Bars
+from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, WILD_TOOLS, WRONG_TOOLS, ScaledEstimator, one_tool_wrong
+from jinfercept.sim.simulation import Simulation
+from jinfercept.sim.sweep import SweepRun
+from studies.estimators.command import KINDS, Estimators, panels, single_request, source, table, with_regret
+from studies.estimators.single_request import RULES, Rule, by_estimator, cost_over_optimum, held_cost
+
+CALL = PendingCall("tool", "call", 6.0)
+PROFILE = load_profile("paper-gptj-6b-a100")
+
+
+def test_history_comes_close_to_knowing_and_the_fixed_rules_do_not() -> None:
+    costs = single_request(PROFILE)
+    assert list(costs) == [rule.name for rule in RULES]
+    assert costs["always preserve"] == pytest.approx(9.8, rel=0.05)
+    assert costs["always discard"] == pytest.approx(2.15, abs=0.02)
+    assert costs["elapsed"] == pytest.approx(1.79, abs=0.02)
+    assert costs["history, 3 calls seen"] == pytest.approx(1.07, abs=0.02)
+    assert costs["history, 20 calls seen"] == pytest.approx(1.02, abs=0.02)
+
+
+def test_a_tighter_worst_case_costs_more() -> None:
+    rules = [Rule("", lambda trust=trust: HistoryEstimator(trust), by_estimator, 20) for trust in (1 / 64, 0.1, 0.5)]
+    costs = [cost_over_optimum(rule, lambda tokens: PROFILE.step_s(tokens, 0), rounds=100) for rule in rules]
+    assert costs == pytest.approx([1.03, 1.08, 1.40], abs=0.02)
+
+
+def test_an_adversary_who_sees_how_long_is_held_gets_no_more_than_the_worst_case_round_after_round() -> None:
+    """He returns right after we have left, or at once if that costs more; and teaches the history what he likes."""
+    for trust in (1 / 64, 0.1, 1.0):
+        estimator, rng = HistoryEstimator(trust), Random(0)
+        cost = optimum = 0.0
+        for number in range(300):
+            hold_cost, leave_cost = 1.0, 10.0
+            call = PendingCall("tool", number, rng.choice((None, 0.0, 5.0, 1e6)))
+            estimator.started(call, 100.0 * number)
+            tau_s = estimator.hold_until_s(call, hold_cost, leave_cost)
+            options = (tau_s * (1 + 1e-9), tau_s, 1e-9, 1e9)
+            duration_s = max(options, key=lambda x: held_cost(tau_s, x, hold_cost, leave_cost) / min(x, leave_cost))
+            estimator.observe(call, duration_s, rng.random() < 0.5)
+            cost += held_cost(tau_s, duration_s, hold_cost, leave_cost)
+            optimum += min(hold_cost * duration_s, leave_cost)
+        assert 1.0 < cost / optimum <= 1 + 1 / trust
+
+
+def distorted(factor: float, inner: Estimator | None = None) -> ScaledEstimator:
+    estimator = ScaledEstimator(inner or OracleEstimator(), lambda call: factor)
+    estimator.started(CALL, 0.0)
+    return estimator
+
+
+def test_a_wrong_oracle_is_wrong_by_its_factor_until_the_call_outlasts_it() -> None:
+    tenfold, half = distorted(10.0), distorted(0.5)
+    assert tenfold.duration_s(CALL, 2.0) == 60.0
+    assert tenfold.remaining_s(CALL, 2.0) == 58.0
+    assert half.remaining_s(CALL, 2.0) == 1.0
+    assert half.remaining_s(CALL, 4.0) == 0.0
+    assert [half.survival(CALL, 1.0, horizon_s) for horizon_s in (1.9, 2.0)] == [1.0, 0.0]
+    assert half.hold_until_s(CALL, 1.0, 4.0) == float("inf")
+    assert tenfold.hold_until_s(CALL, 1.0, 59.0) == 0.0
+
+
+def test_a_factor_of_one_changes_nothing() -> None:
+    oracle = OracleEstimator()
+    same = distorted(1.0, oracle)
+    for age_s in (0.0, 2.0, 7.0):
+        assert same.remaining_s(CALL, age_s) == oracle.remaining_s(CALL, age_s)
+        assert same.survival(CALL, age_s, 1.0) == oracle.survival(CALL, age_s, 1.0)
+    assert same.hold_until_s(CALL, 2.0, 11.0) == oracle.hold_until_s(CALL, 2.0, 11.0)
+    same.observe(CALL, 6.0)
+    with pytest.raises(AssertionError, match="calls that have started"):
+        same.duration_s(CALL, 0.0)
+
+
+def test_the_wild_oracle_draws_a_factor_for_every_call_and_keeps_it() -> None:
+    wild = SCALED_ESTIMATORS["oracle_wild"]()
+    for number in range(200):
+        wild.started(PendingCall("tool", number, 1.0), 0.0)
+    durations = [wild.duration_s(PendingCall("tool", number), 0.0) for number in range(200)]
+    assert durations == [wild.duration_s(PendingCall("tool", number), 0.0) for number in range(200)]
+    assert 0.1 <= min(durations) < 0.13
+    assert 8.0 < max(durations) <= 10.0
+
+
+def test_an_oracle_that_is_wrong_about_one_tool_is_right_about_the_others() -> None:
+    wrong = WRONG_TOOLS[one_tool_wrong("chat", 10.0)]()
+    for name in ("chat", "qa"):
+        wrong.started(PendingCall(name, name, 2.0), 0.0)
+    assert [wrong.duration_s(PendingCall(name, name), 0.0) for name in ("chat", "qa")] == [20.0, 2.0]
+
+
+@pytest.mark.parametrize("name", WILD_TOOLS)
+def test_each_tool_has_a_wrong_factor_of_its_own_for_all_its_calls(name: str) -> None:
+    wild = WRONG_TOOLS[name]()
+    calls = [PendingCall(tool, f"{tool}{number}", 1.0) for tool in ("chat", "qa", "ve") for number in range(2)]
+    for call in calls:
+        wild.started(call, 0.0)
+    factors = [wild.duration_s(call, 0.0) for call in calls]
+    assert factors[::2] == factors[1::2]
+    assert len(set(factors)) == 3
+    assert all(0.1 <= factor <= 10.0 for factor in factors)
+
+
+def test_the_long_workload_has_only_kinds_with_long_calls() -> None:
+    draw = source(KINDS["long"], None, "trace")(Random(0))
+    assert {draw().kind for _ in range(50)} == set(KINDS["long"])
+
+
+def test_a_trace_without_long_calls_is_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "math.jsonl"
+    trace.write_text('{"kind": "math", "prompt": 10, "segments": [{"decode": 3}]}\n')
+    with pytest.raises(ConfigError, match=r"no requests of these kinds.*chat, image, tts"):
+        source(KINDS["long"], str(trace), "trace")
+    assert source(KINDS["mixed"], str(trace), "trace")(Random(0))().kind == "math"
+
+
+def test_regret_is_measured_against_the_oracle() -> None:
+    coming = load("mixed", source(["math"], None, "trace"), 2.0, 6.0, 0)
+    runs = [
+        SweepRun(Simulation(PROFILE, "copy_ahead", estimator, 6.0, kv_tokens=8192), coming)
+        for estimator in ("elapsed", "oracle", "oracle_x10")
+    ]
+    reports = with_regret([run.play(lambda now: None) for run in runs])
+    assert reports[1]["regret"] == {"waste": 1.0, "latency": 1.0}
+    assert reports[0]["regret"]["waste"] > 0
+    shown = table(reports)
+    assert shown.row_count == 3
+    assert list(shown.columns[2].cells) == ["elapsed", "oracle", "oracle_x10"]
+    [[waste, latency]] = panels(reports)
+    assert isinstance(waste, Bars)
+    assert isinstance(latency, Bars)
+    assert waste.bars["oracle"] == reports[1]["waste_token_s"]
+    assert latency.bars["oracle"]["latency"] == reports[1]["normalized_latency_paper_ms_per_token"]["mean"]
+
+
+def study_of(policy: str, jobs: int, json_path: str, plot_path: str | None = None) -> int:
+    command = Estimators(
+        profile=PROFILE.name,
+        policy=(policy,),
+        rate=2.0,
+        duration=2.0,
+        kv_tokens=8192,
+        host_tokens=20_000,
+        jobs=jobs,
+        json=json_path,
+        plot=plot_path,
+    )
+    return command.run()
+
+
+@pytest.mark.slow
+def test_the_command_prints_both_studies_and_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, picture = tmp_path / "found.json", tmp_path / "found.png"
+    assert study_of("copy_ahead", 2, str(target), str(picture)) == 0
+    shown = capsys.readouterr().out
+    found = json.loads(target.read_text())
+    assert "history, 20 calls seen" in shown
+    assert len(found["simulated"]) == 2 * 8
+    assert {report["regret"]["waste"] for report in found["simulated"] if report["estimator"] == "oracle"} == {1.0}
+    assert picture.stat().st_size > 1000
+
+
+def test_mistakes_are_found_before_the_work_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for policy, jobs, json_path, plot_path, message in (
+        ("best", 1, "", None, "no such policy"),
+        ("lru", 0, "", None, "--jobs is too small"),
+        ("lru", 1, "nowhere/found.json", None, "--json cannot be written"),
+        ("lru", 1, "found.json", "found.txt", "not the name of a picture"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            study_of(policy, jobs, str(tmp_path / (json_path or "a")), plot_path and str(tmp_path / plot_path))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_run_that_failed_is_a_row_with_its_error_and_no_regret() -> None:
+    labels = {"workload": "long", "policy": "min_waste"}
+    reports = with_regret([labels | {"estimator": name, "error": "no luck"} for name in ("elapsed", "oracle")])
+    assert reports[0]["regret"] == {"waste": None, "latency": None}
+    assert table(reports).row_count == 2
+    assert [panel.title for row in panels(reports) for panel in row] == ["long, min_waste"] * 2

@@ -1,0 +1,34 @@
+"""`python -m studies`: every study is in the overview and explains its flags; a question is asked by its name alone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from studies.__main__ import COMMANDS, main
+from studies.questions.registry import QUESTIONS
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_overview_names_every_study(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert [name for name in (*COMMANDS, *QUESTIONS) if name not in shown] == []
+
+
+def test_every_study_explains_its_flags_without_jax() -> None:
+    code = (
+        "import contextlib, sys\nfrom studies.__main__ import COMMANDS, main\nfor name in COMMANDS:\n"
+        "    with contextlib.suppress(SystemExit): main([name, '--help'])\n"
+        "print({'jax', 'matplotlib', 'pandas'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert [name for name in COMMANDS if f"usage: python -m studies {name} " not in done.stdout] == []
+    assert done.stdout.endswith("set()\n")
+
+
+def test_a_question_is_asked_by_its_name_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["variety", "--jobs", "0"]) == 2
+    assert "--jobs is too small" in capsys.readouterr().err
