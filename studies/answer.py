@@ -13,6 +13,7 @@ from jinfercept.sim.reports import write_all, write_csv
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.sweep import INTERRUPTED, SweepRun, sweep
 from jinfercept.sim.tables import TextTable, show
+from studies.markdown_table import titled_table
 
 
 class StudyEffort(NamedTuple):
@@ -80,7 +81,7 @@ class StudyAnswer:
         """The answer as a page; `picture` is the file of its panels, None for a page without."""
         parts = [f"## {self.title}", *([f"![{self.title}]({picture})"] if picture else [])]
         parts += ["\n".join(f"* {finding}" for finding in self.findings)] if self.findings else []
-        return "\n\n".join([*parts, *(table.markdown() for table in self.tables)]) + "\n"
+        return "\n\n".join([*parts, *map(titled_table, self.tables)]) + "\n"
 
     def write(self, folder: Path, name: str) -> list[Path]:
         """Write `name` with .md, .png and .csv behind it into a folder; returns the files.

@@ -10,7 +10,7 @@ from jinfercept.errors import ConfigError
 
 
 class TextTable(NamedTuple):
-    """A table of texts, for a terminal and for Markdown."""
+    """A table of texts, for a terminal."""
 
     title: str
     columns: Sequence[str]
@@ -24,11 +24,6 @@ class TextTable(NamedTuple):
         for row in self.rows:
             shown.add_row(*row)
         return shown
-
-    def markdown(self) -> str:
-        """In Markdown."""
-        lines = [self.columns, ["---:"] * len(self.columns), *self.rows]
-        return "\n".join([f"{self.title}\n", *("| " + " | ".join(line) + " |" for line in lines)])
 
 
 def check_least(flag: str, value: float, least: float) -> None:

@@ -31,6 +31,7 @@ from jinfercept.sim.tables import TextTable, check_least, listed, numbers, show
 from studies.calls.alone import AloneCell, Row, at_token_s, play_cells
 from studies.calls.load import call_loads
 from studies.calls.tables import alone_table, formula_text, load_table, panels
+from studies.markdown_table import titled_table
 
 POLICIES = ("discard", "swap", "preserve", "min_waste", "copy_ahead")
 CALLS, PROSE, ROUNDS = (1, 2, 4, 8, 16), (0.0, 0.25, 0.5, 0.75), (1, 4)
@@ -181,7 +182,7 @@ class StudyCalls:
         if (csv_path := self.csv) is not None:
             writers[csv_path] = lambda: write_csv(csv_path, [*rows, *reports])
         if (markdown_path := self.markdown) is not None:
-            text = "\n\n".join([*(table.markdown() for table in tables), note])
+            text = "\n\n".join([*map(titled_table, tables), note])
             writers[markdown_path] = lambda: Path(markdown_path).write_text(text.strip() + "\n", encoding="utf-8")
         if (plot_path := self.plot) is not None:
             writers[plot_path] = lambda: draw(plot_path, panels(rows, reports))

@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.reports import Range
+from studies.markdown_table import markdown_table
 from studies.overflow.agreement import WITHIN, Agreement, agreement
-from studies.overflow.batch_run import BatchRun, BatchStep
+from studies.overflow.batch_run import BatchRun
 from studies.overflow.checks import Ways, crossover, trend_checks
 from studies.overflow.figures import OverflowFigure, OverflowPoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from pandas import DataFrame
 
 NUM_BINS = 120
 """Points of a line over time."""
@@ -89,80 +90,85 @@ def _rival(swap: str, ways: Ways) -> str:
 
 
 def _by_x(figure: OverflowFigure, text: Callable[[OverflowPoint], str], what: str) -> str:
-    rows = [
-        [f"{x:,g}", *(text(cells[mode]) if mode in cells else "-" for mode in figure.modes)]
-        for x, cells in figure.by_x.items()
-    ]
-    return _table([f"{what}, by {figure.axis}", *figure.modes], rows)
+    frame = _pivot(figure, text).fillna("-").rename(index="{:,g}".format)
+    return markdown_table(frame.rename_axis(f"{what}, by {figure.axis}"), index=True)
+
+
+def _pivot(figure: OverflowFigure, value: Callable[[OverflowPoint], Any]) -> "DataFrame":
+    """A value of every point: a row for each x, ascending, and a column for each mode."""
+    from pandas import DataFrame
+
+    columns = {
+        mode: {x: value(cells[mode]) for x, cells in figure.by_x.items() if mode in cells} for mode in figure.modes
+    }
+    return DataFrame(columns).sort_index()
+
+
+def _steps(run: BatchRun, pool_pages: int) -> "DataFrame":
+    """The steps of a run, and the share of the pool that each uses."""
+    from pandas import DataFrame
+
+    frame = DataFrame([step._asdict() for step in run.steps])
+    return frame.assign(usage=frame.used_pages / pool_pages)
 
 
 def _over_time(report: OverflowReport) -> str:
+    from pandas import DataFrame
+
     rows = []
     for mode, run in report.over_time.items():
-        usage = [step.used_pages / report.pool_pages for step in run.steps]
-        prompts, decoded = (sum(tokens) for tokens in zip(*map(_tokens, run.steps), strict=True))
+        steps = _steps(run, report.pool_pages)
         rows.append(
-            [
-                mode,
-                f"{run.seconds:.1f}",
-                f"{prompts / run.seconds:,.0f}",
-                f"{decoded / run.seconds:,.0f}",
-                str(sum(step.prompt_tokens > 0 for step in run.steps)),
-                str(run.counters.preemptions),
-                f"{fmean(usage):.0%}",
-                f"{max(usage):.0%}",
-            ]
+            {
+                "mode": mode,
+                "seconds": f"{run.seconds:.1f}",
+                "prompt tokens/s": f"{steps.prompt_tokens.sum() / run.seconds:,.0f}",
+                "decode tokens/s": f"{steps.decode_tokens.sum() / run.seconds:,.0f}",
+                "steps with prompts": str((steps.prompt_tokens > 0).sum()),
+                "preemptions": str(run.counters.preemptions),
+                "mean usage": f"{steps.usage.mean():.0%}",
+                "peak": f"{steps.usage.max():.0%}",
+            }
         )
-    header = [
-        "mode",
-        "seconds",
-        "prompt tokens/s",
-        "decode tokens/s",
-        "steps with prompts",
-        "preemptions",
-        "mean usage",
-        "peak",
-    ]
-    return _table(header, rows)
-
-
-def _tokens(step: BatchStep) -> tuple[int, int]:
-    return step.prompt_tokens, step.decode_tokens
+    return markdown_table(DataFrame(rows))
 
 
 def _checks(report: OverflowReport) -> str:
-    rows = []
-    for check in trend_checks(report.found, report.over_time, report.ways):
-        reason = f" ({check.why})" if check.why and not check.passed else ""
-        figure = str(check.figure or "3-5")
-        rows.append([figure, check.sentence, "pass" if check.passed else "FAIL", check.seen + reason])
-    return _table(["figure", "finding", "", "seen"], rows)
+    from pandas import DataFrame
+
+    frame = DataFrame(
+        {
+            "figure": str(check.figure or "3-5"),
+            "finding": check.sentence,
+            "": "pass" if check.passed else "FAIL",
+            "seen": check.seen + (f" ({check.why})" if check.why and not check.passed else ""),
+        }
+        for check in trend_checks(report.found, report.over_time, report.ways)
+    )
+    return markdown_table(frame)
 
 
 def _agreement_table(agreed: Agreement) -> str:
-    rows = [
-        [
-            f"{cell.figure}",
-            f"{cell.x:,g}",
-            cell.mode,
-            _milliseconds(cell.measured_s),
-            f"{1e3 * cell.simulated_s:,.1f}",
-            "" if not cell.is_resolved else "yes" if cell.is_near else "no",
-        ]
+    from pandas import DataFrame
+
+    frame = DataFrame(
+        {
+            "figure": f"{cell.figure}",
+            "x": f"{cell.x:,g}",
+            "mode": cell.mode,
+            "measured, ms": _milliseconds(cell.measured_s),
+            "simulated, ms": f"{1e3 * cell.simulated_s:,.1f}",
+            f"within {WITHIN:.0%}": "" if not cell.is_resolved else "yes" if cell.is_near else "no",
+        }
         for cell in agreed.cells
-    ]
-    return _table(["figure", "x", "mode", "measured, ms", "simulated, ms", f"within {WITHIN:.0%}"], rows)
+    )
+    return markdown_table(frame)
 
 
 def _milliseconds(spread: Range) -> str:
     mean, low, high = (1e3 * seconds for seconds in spread)
     text = f"{mean:,.0f}" if abs(mean) >= 100 else f"{mean:.1f}"
     return text if low == high else f"{text} ({low:,.0f} to {high:,.0f})"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---", *["---:" for _ in header[1:]]], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 # -- the picture -------------------------------------------------------------------------------------------------------
@@ -193,64 +199,50 @@ def draw_report(path: str | Path, report: OverflowReport) -> None:
 
 
 def _draw_figure(axes: "Axes", figure: OverflowFigure) -> None:
-    for number, mode in enumerate(figure.modes):
-        points = [(x, cells[mode].overhead_s) for x, cells in figure.by_x.items() if mode in cells]
-        xs = [x for x, _ in points]
-        [line] = axes.plot(
-            xs, [spread.mean for _, spread in points], marker="osD^vPX"[number % 7], markersize=4, label=mode
-        )
-        lows, highs = ([getattr(spread, end) for _, spread in points] for end in ("low", "high"))
-        axes.fill_between(xs, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
+    mean, low, high = (_pivot(figure, lambda point, end=end: point.overhead_s[end]) for end in range(3))
+    mean.plot(ax=axes, style=_markers(mean), markersize=4, logy=figure.number == 3)
+    for mode, line in zip(mean, axes.lines, strict=True):
+        axes.fill_between(mean.index, low[mode], high[mode], color=line.get_color(), alpha=0.15, linewidth=0)
     if figure.number in LOGARITHMIC:
         axes.set_xscale("log", base=2)
-    if figure.number == 3:
-        axes.set_yscale("log")
-    axes.set_title(f"Figure {figure.number}: {figure.title}", fontsize="medium")
-    axes.set_xlabel(figure.axis)
-    axes.set_ylabel("overhead, s")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="x-small")
+    _label(axes, f"Figure {figure.number}: {figure.title}", figure.axis, "overhead, s")
 
 
 def _draw_compared(axes: "Axes", figure: OverflowFigure) -> None:
     """The same against the first mode, where the curves lie on each other."""
     first = figure.modes[0]
-    for number, mode in enumerate(figure.modes):
-        points = [
-            (x, 100 * (cells[mode].overhead_s.mean / cells[first].overhead_s.mean - 1))
-            for x, cells in figure.by_x.items()
-            if cells[first].overhead_s.mean > 0
-        ]
-        axes.plot(*zip(*points, strict=True), marker="osD^vPX"[number % 7], markersize=4, label=mode)
-    axes.set_title(f"Figure {figure.number}: against {first}", fontsize="medium")
-    axes.set_xlabel(figure.axis)
-    axes.set_ylabel("overhead, %")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="x-small")
+    mean = _pivot(figure, lambda point: point.overhead_s.mean)
+    mean = mean[mean[first] > 0]
+    over = 100 * (mean.div(mean[first], axis=0) - 1)
+    over.plot(ax=axes, style=_markers(over), markersize=4)
+    _label(axes, f"Figure {figure.number}: against {first}", figure.axis, "overhead, %")
 
 
 def _draw_throughput(axes: "Axes", report: OverflowReport) -> None:
     for mode, run in report.over_time.items():
         width = run.seconds / NUM_BINS
-        for place, what in enumerate(("prompt", "decode")):
-            binned = [0.0] * (NUM_BINS + 1)
-            for step in run.steps:
-                binned[min(NUM_BINS, int(step.at_s / width))] += _tokens(step)[place] / width
-            at = [width * (number + 0.5) for number in range(len(binned))]
-            axes.plot(at, binned, label=f"{mode}: {what}", linewidth=1.0, linestyle="-:"[place])
-    axes.set_title("Figure 6: throughput over time", fontsize="medium")
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("tokens per second")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="x-small")
+        steps = _steps(run, report.pool_pages)
+        binned = steps.groupby((steps.at_s // width).clip(upper=NUM_BINS))[["prompt_tokens", "decode_tokens"]].sum()
+        binned = binned.reindex(range(NUM_BINS + 1), fill_value=0).div(width)
+        binned.index = width * (binned.index + 0.5)
+        binned.columns = [f"{mode}: prompt", f"{mode}: decode"]
+        binned.plot(ax=axes, style=["-", ":"], linewidth=1.0)
+    _label(axes, "Figure 6: throughput over time", "seconds", "tokens per second")
 
 
 def _draw_usage(axes: "Axes", report: OverflowReport) -> None:
     for mode, run in report.over_time.items():
-        usage = [100 * step.used_pages / report.pool_pages for step in run.steps]
-        axes.plot([step.at_s for step in run.steps], usage, label=mode, linewidth=0.8)
-    axes.set_title("Figure 6: pool usage over time", fontsize="medium")
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("pages of running sequences, % of the pool")
+        steps = _steps(run, report.pool_pages)
+        axes.plot(steps.at_s, 100 * steps.usage, label=mode, linewidth=0.8)
+    _label(axes, "Figure 6: pool usage over time", "seconds", "pages of running sequences, % of the pool")
+
+
+def _markers(frame: "DataFrame") -> list[str]:
+    return [f"{'osD^vPX'[number % 7]}-" for number in range(len(frame.columns))]
+
+
+def _label(axes: "Axes", title: str, axis: str, unit: str) -> None:
+    axes.set_title(title, fontsize="medium")
+    axes.set(xlabel=axis, ylabel=unit)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="x-small")

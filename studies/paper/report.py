@@ -10,6 +10,7 @@ from jinfercept.sim.reports import Range, group, latency_ms
 from jinfercept.sim.simulation import BOUNDS
 from jinfercept.sim.sweep import Report
 from studies.capacity import LATENCY_FACTOR, Capacity, Points, capacity, capacity_ratio, latency_threshold
+from studies.markdown_table import markdown_table
 from studies.paper.published import ABLATION, SYSTEMS, WASTE, Figure
 
 PANELS: Mapping[str, str] = {
@@ -151,22 +152,23 @@ def _steps_text(study: Study) -> str:
 
 
 def _figure_2(study: Study) -> Iterable[str]:
-    rates = sorted({rate for runs in study.mixed.values() for rate in runs})
+    from pandas import DataFrame
 
-    def rows(value: Callable[[Report], str]) -> list[list[str]]:
-        return [
-            [policy, *(value(runs[rate]) if rate in runs else "-" for rate in rates)]
-            for policy, runs in study.mixed.items()
-        ]
+    def by_rate(value: Callable[[Report], str]) -> str:
+        """A row for each policy, a column for each rate."""
+        texts = {policy: {rate: value(report) for rate, report in runs.items()} for policy, runs in study.mixed.items()}
+        frame = DataFrame.from_dict(texts, orient="index").sort_index(axis="columns").fillna("-")
+        return markdown_table(frame.rename(columns="{:g}".format).rename_axis("requests/s"), index=True)
 
-    header = ["requests/s", *(f"{rate:g}" for rate in rates)]
     yield "### Figure 2: normalized latency, ms per token, by load"
-    yield _table(header, rows(lambda report: _number(latency_ms(report))))
+    yield by_rate(lambda report: _number(latency_ms(report)))
     yield "Requests left unfinished, in percent of those that arrived:"
-    yield _table(header, rows(lambda report: f"{100 * report['unfinished'] / (report['requests'] or 1):.0f}"))
+    yield by_rate(lambda report: f"{100 * report['unfinished'] / (report['requests'] or 1):.0f}")
 
 
 def _loads(study: Study, reference: Mapping[str, Points]) -> Iterable[str]:
+    from pandas import DataFrame
+
     ours = study.capacities
     theirs: dict[str, Capacity | None] = {}
     yield "### Load at equal latency"
@@ -188,10 +190,14 @@ def _loads(study: Study, reference: Mapping[str, Points]) -> Iterable[str]:
         if reference:
             row += [str(theirs.get(policy) or "-"), capacity_ratio(theirs.get(policy), theirs.get("discard"))]
         rows.append(row)
-    yield _table(["policy", "load", "ratio", *(["paper: load", "ratio"] if reference else [])], rows)
+    yield markdown_table(
+        DataFrame(rows, columns=["policy", "load", "ratio", *(["paper: load", "ratio"] if reference else [])])
+    )
 
 
 def _waste(study: Study) -> Iterable[str]:
+    from pandas import DataFrame
+
     rate = study.common_rate
     yield f"### Waste at {rate:g} requests/s"
     yield (
@@ -207,7 +213,9 @@ def _waste(study: Study) -> Iterable[str]:
             recompute = f"{100 * runs[rate]['recompute_share']['forward_time']:.1f}"
             cells = (f"{100 * share:.2f}" for share in (*shares.values(), sum(shares.values())))
             rows.append([policy, *cells, paper, recompute])
-    yield _table(["policy", *PARTS, "sum", "paper", "recomputation, % of forward time"], rows)
+    yield markdown_table(
+        DataFrame(rows, columns=["policy", *PARTS, "sum", "paper", "recomputation, % of forward time"])
+    )
 
 
 def waste_shares(report: Report) -> dict[str, float]:
@@ -217,6 +225,8 @@ def waste_shares(report: Report) -> dict[str, float]:
 
 
 def _ablation(study: Study) -> Iterable[str]:
+    from pandas import DataFrame
+
     rate, before = study.common_rate, None
     rows = []
     for policy, adds, change in ABLATION:
@@ -230,10 +240,12 @@ def _ablation(study: Study) -> Iterable[str]:
             rows.append([policy, adds, _number(latency_wide), f"{latency_wide / before - 1:+.1%}", ""])
         before = latency
     yield f"### Ablation at {rate:g} requests/s"
-    yield _table(["setting", "adds", "ms per token", "change", "paper: change"], rows)
+    yield markdown_table(DataFrame(rows, columns=["setting", "adds", "ms per token", "change", "paper: change"]))
 
 
 def _kinds(study: Study) -> Iterable[str]:
+    from pandas import DataFrame
+
     kinds = (report for report in study.reports if report["workload"] not in ("mixed", WIDE_STEPS))
     alone = group(kinds, lambda report: report["workload"])
     if not alone:
@@ -245,12 +257,7 @@ def _kinds(study: Study) -> Iterable[str]:
         rows.append([kind, f"{reports[0]['rate']:g}", *(_number(latencies.get(policy)) for policy in policies)])
     yield "### Each kind alone, ms per token"
     yield "At rates that bring the same tokens per second, those of the mix at the middle one of its rates."
-    yield _table(["kind", "requests/s", *policies], rows)
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    yield markdown_table(DataFrame(rows, columns=["kind", "requests/s", *policies]))
 
 
 def _number(value: float | None) -> str:

@@ -55,7 +55,7 @@ def a_summary(figure: Path | None = None) -> Summary:
 def rows(text: str, title: str) -> dict[str, list[str]]:
     """The cells of the first table under a title, by their first one."""
     lines = text[text.index(title) :].splitlines()
-    start = next(index for index, line in enumerate(lines) if line.startswith("| ---"))
+    start = next(index for index, line in enumerate(lines) if line.startswith("|---"))
     found = {}
     for line in lines[start + 1 :]:
         if not line.startswith("|"):
@@ -135,7 +135,7 @@ def test_the_ablation_tells_chunks_from_the_size_of_steps() -> None:
     study = summary.studies[0]._replace(reports=[*summary.studies[0].reports, improved, *wide])
     text = markdown(summary._replace(studies=[study]))
     assert "Steps hold at most 384 query tokens, and where prompts are whole 2,560." in text
-    assert "| chunked_discard | or chunks in steps of 2,560, as whole prompts have | 40.0 | -20.0% |  |" in text
+    assert "| chunked_discard | or chunks in steps of 2,560, as whole prompts have | 40.0 | -20.0% | |" in text
     assert WIDE_STEPS not in text
 
 
