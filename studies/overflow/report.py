@@ -200,7 +200,7 @@ def draw_report(path: str | Path, report: OverflowReport) -> None:
 
 def _draw_figure(axes: "Axes", figure: OverflowFigure) -> None:
     mean, low, high = (_pivot(figure, lambda point, end=end: point.overhead_s[end]) for end in range(3))
-    mean.plot(ax=axes, style=_markers(mean), markersize=4, logy=figure.number == 3)
+    mean.plot(ax=axes, style=_markers(figure), markersize=4, logy=figure.number == 3)
     for mode, line in zip(mean, axes.lines, strict=True):
         axes.fill_between(mean.index, low[mode], high[mode], color=line.get_color(), alpha=0.15, linewidth=0)
     if figure.number in LOGARITHMIC:
@@ -214,7 +214,7 @@ def _draw_compared(axes: "Axes", figure: OverflowFigure) -> None:
     mean = _pivot(figure, lambda point: point.overhead_s.mean)
     mean = mean[mean[first] > 0]
     over = 100 * (mean.div(mean[first], axis=0) - 1)
-    over.plot(ax=axes, style=_markers(over), markersize=4)
+    over.plot(ax=axes, style=_markers(figure), markersize=4)
     _label(axes, f"Figure {figure.number}: against {first}", figure.axis, "overhead, %")
 
 
@@ -222,8 +222,9 @@ def _draw_throughput(axes: "Axes", report: OverflowReport) -> None:
     for mode, run in report.over_time.items():
         width = run.seconds / NUM_BINS
         steps = _steps(run, report.pool_pages)
-        binned = steps.groupby((steps.at_s // width).clip(upper=NUM_BINS))[["prompt_tokens", "decode_tokens"]].sum()
-        binned = binned.reindex(range(NUM_BINS + 1), fill_value=0).div(width)
+        bins = (steps.at_s // width).clip(upper=NUM_BINS).rename("bin")
+        binned = steps.pivot_table(values=["prompt_tokens", "decode_tokens"], index=bins, aggfunc="sum")
+        binned = binned.reindex(range(NUM_BINS + 1), fill_value=0)[["prompt_tokens", "decode_tokens"]] / width
         binned.index = width * (binned.index + 0.5)
         binned.columns = [f"{mode}: prompt", f"{mode}: decode"]
         binned.plot(ax=axes, style=["-", ":"], linewidth=1.0)
@@ -237,8 +238,8 @@ def _draw_usage(axes: "Axes", report: OverflowReport) -> None:
     _label(axes, "Figure 6: pool usage over time", "seconds", "pages of running sequences, % of the pool")
 
 
-def _markers(frame: "DataFrame") -> list[str]:
-    return [f"{'osD^vPX'[number % 7]}-" for number in range(len(frame.columns))]
+def _markers(figure: OverflowFigure) -> list[str]:
+    return [f"{'osD^vPX'[number % 7]}-" for number in range(len(figure.modes))]
 
 
 def _label(axes: "Axes", title: str, axis: str, unit: str) -> None:
