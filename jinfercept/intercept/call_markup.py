@@ -108,6 +108,9 @@ class ContextMarkup:
         tools: by name; their functions take a JSON object as text.
         parameters: names of each tool's parameters, in order.
         tokenizer: of the model.
+
+    Attributes:
+        tokenizer: of the model.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class ContextMarkup:
         self.on_end: OnEnd = options.on_end
         self.max_pending, self.shared_limit = options.max_pending, options.shared_limit
         self._options, self._tools, self._parameters = options, tools, parameters
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._marks = special_marks(options.delimiters, tokenizer)
 
     @cached_property
@@ -135,7 +138,7 @@ class ContextMarkup:
             prompt: its text, which may open reasoning at its end; None: that of its tokens.
         """
         if prompt is None:
-            prompt = self._tokenizer.decode(prompt_token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
+            prompt = self.tokenizer.decode(prompt_token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
         name = self._options.reasoning
         reasoning = REASONING_FORMATS[name] if name else None
         return ContextMarkupWatch(self._options.delimiters, self._marks, self._parameters, reasoning, prompt)
@@ -164,21 +167,21 @@ class ContextMarkup:
         shown_id = escape(call.id, delimiters) or NO_ID
         head = self._encode(f"{delimiters.interrupt} {shown_id} {delimiters.head}")
         tail = self._encode(f" {delimiters.end}")
-        text = result.text if result.token_ids is None else self._tokenizer.decode(result.token_ids)
+        text = result.text if result.token_ids is None else self.tokenizer.decode(result.token_ids)
         template = replace(tool, result=f" {tool.result}") if tool else Tool(str, name="markup", result=" {}")
         escaped = replace(result, text=escape(text, delimiters), token_ids=None)
         left = max(0, room - len(head) - len(tail))
-        body, used = render(escaped, template, left, self._tokenizer.vocab_size, self._encode)
+        body, used = render(escaped, template, left, self.tokenizer.vocab_size, self._encode)
         return [*head, *body, *tail][:room], replace(result, status=used.status)
 
     def _encode(self, text: str) -> list[int]:
         """The tokens of a text, its delimiters as tokens of their own where the vocabulary has them."""
         if not self._marks:
-            return self._tokenizer.encode(text, plain=True)
+            return self.tokenizer.encode(text, plain=True)
         ids = {getattr(self._options.delimiters, mark): token_id for token_id, mark in self._marks.items()}
         tokens: list[int] = []
         for part in re.split(f"({'|'.join(map(re.escape, ids))})", text):
-            tokens += [ids[part]] if part in ids else self._tokenizer.encode(part, plain=True)
+            tokens += [ids[part]] if part in ids else self.tokenizer.encode(part, plain=True)
         return tokens
 
 

@@ -15,13 +15,14 @@ from typing import NamedTuple, final
 
 from jinfercept.engine.clock import Clock
 from jinfercept.engine.engine import Engine
+from jinfercept.engine.text_stream import TextStream
 from jinfercept.errors import ConfigError
 from jinfercept.events import Finished
+from jinfercept.intercept.call_markup import ContextMarkup
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.request import Call, Request, RequestOutput, Result, SamplingParams, Tool
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.first_token_gate import FirstTokenGate
-from jinfercept.sim.scripted_calls import scripted_tokens
 from jinfercept.sim.workload import Script, Segment
 
 Writer = Callable[[int, int, int], tuple[int, ...]]
@@ -74,9 +75,18 @@ def make_request(number: int, script: Script, write: Writer, known_durations: bo
 def returned_tokens(request: Request) -> int:
     """Tokens that all calls of a scripted request return together, without the markup of interrupts."""
     if request.markup is not None:
-        return scripted_tokens(request)
+        assert isinstance(request.markup, ContextMarkup)
+        watch, text = request.markup.watch("", ()), request.markup.tokenizer.token_text
+        frames = (frame for token in request.params.forced_output_ids for frame in watch.feed(0, token, text(token)))
+        return sum(json.loads(call.arguments)["tokens"] for call in frames if isinstance(call, Call))
     assert isinstance(request.detector, ScriptedDetector)
     return sum(int(call.arguments.split()[1]) for calls in request.detector.script.values() for call in calls)
+
+
+def open_markup_text(request: Request) -> TextStream:
+    """The engine's `open_text` for requests whose calls are in markup."""
+    assert isinstance(request.markup, ContextMarkup)
+    return TextStream(request.markup.tokenizer, (), False, False)
 
 
 def ever_returns(request: Request) -> bool:

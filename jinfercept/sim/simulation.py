@@ -23,14 +23,20 @@ from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.speculation import SpeculationLimits
-from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.call_scripts import CallArrival
+from jinfercept.sim.arrivals import Arrival, RequestArrival
 from jinfercept.sim.first_token_gate import FirstTokenGate
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
 from jinfercept.sim.run_stats import LIMITS, LatencyLimits, Report, RunStats
 from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, WRONG_TOOLS
-from jinfercept.sim.scripted import Progress, ScriptedEndpoints, make_request, plain_tokens, play, sharing_tokens
-from jinfercept.sim.scripted_calls import make_call_request, open_scripted_text
+from jinfercept.sim.scripted import (
+    Progress,
+    ScriptedEndpoints,
+    make_request,
+    open_markup_text,
+    plain_tokens,
+    play,
+    sharing_tokens,
+)
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 
 STUDIED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | SCALED_ESTIMATORS
@@ -180,15 +186,15 @@ class Simulation:
 
     def run(
         self,
-        arrivals: Sequence[Arrival | CallArrival],
+        arrivals: Sequence[Arrival | RequestArrival],
         progress: Progress = lambda now, end: None,
         records: RecordFiles = NO_RECORDS,
     ) -> Report:
         """Play the arrivals and write the records; returns the report (`RunStats.report` names its keys)."""
         clock = VirtualClock()
         endpoints = ScriptedEndpoints(clock, plain_tokens)
-        reads_calls = any(isinstance(one, CallArrival) for one in arrivals)
-        opened = self.open_engine(clock, endpoints, open_scripted_text if reads_calls else None, records)
+        reads_calls = not all(isinstance(arrival, Arrival) for arrival in arrivals)
+        opened = self.open_engine(clock, endpoints, open_markup_text if reads_calls else None, records)
         engine, accounts, recording = opened.engine, opened.accounts, opened.recording
         requests = [(arrival.at_s, self._request(number, arrival)) for number, arrival in enumerate(arrivals)]
         gate = None
@@ -247,7 +253,7 @@ class Simulation:
         )
         return SimulatedEngine(engine, accounts, world.buckets, world.recording)
 
-    def _request(self, number: int, arrival: Arrival | CallArrival) -> Request:
+    def _request(self, number: int, arrival: Arrival | RequestArrival) -> Request:
         known_durations = reads_durations(self.estimator)
         if isinstance(arrival, Arrival):
             write = sharing_tokens(arrival.script.kind, self.shared_prefix) if self.shared_prefix else plain_tokens
@@ -256,7 +262,7 @@ class Simulation:
         if known_durations:
             fix = f"one of {', '.join(ESTIMATORS)}"
             raise ConfigError("calls in markup carry no durations for an oracle", got=self.estimator_name, fix=fix)
-        return make_call_request(number, arrival.script)
+        return arrival.request(number)
 
     def _scheduler(self, kv: KVManager, clock: VirtualClock, records: RecordFiles) -> "_Scheduled":
         """The scheduler as an `LLM` builds it, observed if there are records to write."""

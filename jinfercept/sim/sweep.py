@@ -16,8 +16,7 @@ from typing import NamedTuple, Self, final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.call_scripts import CallArrival
+from jinfercept.sim.arrivals import Arrival, RequestArrival
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
@@ -47,7 +46,7 @@ class SweepRun:
     """One simulation under one load."""
 
     simulation: Simulation
-    load: SimulatedLoad[Arrival | CallArrival]
+    load: SimulatedLoad[Arrival | RequestArrival]
     records: RecordFiles = NO_RECORDS
 
     @property

@@ -12,9 +12,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from jinfercept.sched.profile import Profile
-from jinfercept.sim.call_scripts import CallArrival, CallMix, CallScript
 from jinfercept.sim.simulation import Simulation
 from studies.calls.formulas import formula_s, priced
+from studies.calls.markup import CallArrival
+from studies.calls.scripts import CallMix, CallScript
 
 PUBLISHED = (1.6, 5.4)
 """AsyncLM's speed-up over synchronous calls, least and largest (arXiv 2412.07017, on BFCL)."""

@@ -20,7 +20,6 @@ from jinfercept.cli.simulation_table import exit_status
 from jinfercept.errors import ConfigError
 from jinfercept.sched.estimator import ESTIMATORS
 from jinfercept.sched.profile import load_profile
-from jinfercept.sim.call_scripts import DURATIONS, CallMix
 from jinfercept.sim.plots import check_drawing, draw
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
 from jinfercept.sim.reports import check_outputs, write_all, write_csv, write_json
@@ -30,6 +29,7 @@ from jinfercept.sim.sweep import SweepRun, sweep
 from jinfercept.sim.tables import TextTable, check_least, listed, numbers, show
 from studies.calls.alone import AloneCell, Row, at_token_s, play_cells
 from studies.calls.load import call_loads
+from studies.calls.scripts import DURATIONS, CallMix
 from studies.calls.tables import alone_table, formula_text, load_table, panels
 from studies.markdown_table import titled_table
 

@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from jinfercept.request import CallMode
 from jinfercept.sched.cost import CostModel
-from jinfercept.sim.call_scripts import CallScript, WrittenRound
+from studies.calls.scripts import CallScript, WrittenRound
 
 Written = Callable[[int], float]
 """Seconds from a request's arrival until it has generated so many tokens, if it never waits and reads no result."""

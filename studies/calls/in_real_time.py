@@ -15,10 +15,10 @@ from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.llm import LLM
 from jinfercept.models.config import ModelConfig, RopeConfig
 from jinfercept.request import CallMode, SamplingParams, Tool
-from jinfercept.sim.call_scripts import DURATIONS, CallMix, CallScript, WrittenRound
-from jinfercept.sim.scripted_calls import forced_rounds, scripted_tokenizer, text_of
 from studies.calls.formulas import formula_of_s
 from studies.calls.load import CALL_MODES
+from studies.calls.markup import forced_rounds, scripted_tokenizer, text_of
+from studies.calls.scripts import DURATIONS, CallMix, CallScript, WrittenRound
 
 MIXES: Mapping[str, CallMix] = {
     name: replace(mix, decode=(36, 52), returned=(2, 6))

@@ -6,9 +6,10 @@ from typing import get_args
 
 from jinfercept.request import CallMode
 from jinfercept.sim.arrivals import arrival_times
-from jinfercept.sim.call_scripts import DURATIONS, CallArrival, CallMix, CallScript
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.sweep import SimulatedLoad
+from studies.calls.markup import CallArrival
+from studies.calls.scripts import DURATIONS, CallMix, CallScript
 
 CALL_MODES: tuple[CallMode, ...] = get_args(CallMode)
 

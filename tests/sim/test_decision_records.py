@@ -16,11 +16,12 @@ from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.profile import PROFILES
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
-from jinfercept.sim.call_scripts import CallArrival, CallScript, ScriptedCall
 from jinfercept.sim.decision_records import DecisionLog
 from jinfercept.sim.recording import RecordFiles
 from jinfercept.sim.simulation import Simulation
 from studies.calls.formulas import priced
+from studies.calls.markup import CallArrival
+from studies.calls.scripts import CallScript, ScriptedCall
 from tests.support.fake_engine import AffineCost, FakeRunner
 
 SIZE, SATURATION = 4, 16

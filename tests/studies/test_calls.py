@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from jinfercept.sched.profile import PROFILES
-from jinfercept.sim.call_scripts import CallMix
-from jinfercept.sim.scripted_calls import scripted_tokenizer
 from studies.__main__ import main
 from studies.calls import in_real_time as calls_in_real_time
 from studies.calls.alone import LONGEST_FIRST, AloneCell, at_token_s, excess, play_cell
 from studies.calls.in_real_time import measure_calls
 from studies.calls.load import CALL_MODES, call_loads
+from studies.calls.markup import scripted_tokenizer
 from studies.calls.real import real_table
+from studies.calls.scripts import CallMix
 from tests.support.tiny_model import tiny_llm
 
 SMALL = ["calls", "--quick", "--jobs", "1", "--policy", "swap,copy_ahead", "--duration", "0.8"]

@@ -6,16 +6,16 @@ and the engine reads the markup as that of any model.
 
 import json
 from functools import cache
+from typing import NamedTuple
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from jinfercept.engine.text_stream import TextStream
 from jinfercept.intercept.call_markup import AsyncCalls, ContextMarkup
 from jinfercept.parsers.cml import DELIMITERS
 from jinfercept.request import Call, CallMode, Request, SamplingParams, Tool
-from jinfercept.sim.call_scripts import DURATIONS, CallScript, ScriptedCall, WrittenRound
 from jinfercept.tokenizer.tokenizer import Tokenizer
+from studies.calls.scripts import DURATIONS, CallScript, ScriptedCall, WrittenRound
 
 PARAMETERS = ("seconds", "tokens")
 """Of every scripted tool."""
@@ -64,6 +64,17 @@ def _call_text(call_id: str, call: ScriptedCall) -> str:
     return f"{DELIMITERS.call}{call_id}{DELIMITERS.head}{code}{' ' * spaces}{DELIMITERS.end}"
 
 
+class CallArrival(NamedTuple):
+    """A request and the second at which it arrives, counted from the start of the run."""
+
+    at_s: float
+    script: CallScript
+
+    def request(self, number: int) -> Request:
+        """The request of the script."""
+        return make_call_request(number, self.script)
+
+
 def make_call_request(number: int, script: CallScript) -> Request:
     """A scripted request that generates what `text_of` says; no two share a page.
 
@@ -75,19 +86,6 @@ def make_call_request(number: int, script: CallScript) -> Request:
     params = SamplingParams(temperature=0.0, max_tokens=len(tokens), forced_output_ids=tokens, ignore_eos=True)
     markup = scripted_markup(script.calls)
     return Request(str(number), (0,) * script.prompt, params, cache_salt=str(number), markup=markup)
-
-
-def open_scripted_text(request: Request) -> TextStream:
-    """The engine's `open_text` for scripted requests."""
-    return TextStream(scripted_tokenizer(), (), False, False)
-
-
-def scripted_tokens(request: Request) -> int:
-    """Tokens that all calls of a scripted request return together, without the markup of interrupts."""
-    assert request.markup is not None
-    watch, text = request.markup.watch("", ()), scripted_tokenizer().token_text
-    found = (one for token in request.params.forced_output_ids for one in watch.feed(0, token, text(token)))
-    return sum(json.loads(call.arguments)["tokens"] for call in found if isinstance(call, Call))
 
 
 def forced_rounds(request: Request, tokenizer: Tokenizer) -> list[WrittenRound]:

@@ -9,11 +9,11 @@ import pytest
 from jinfercept.errors import ConfigError
 from jinfercept.request import CallMode
 from jinfercept.sched.profile import PROFILES, Profile
-from jinfercept.sim.call_scripts import CallArrival, CallMix, CallScript, ScriptedCall
 from jinfercept.sim.run_stats import Report
-from jinfercept.sim.scripted_calls import make_call_request, scripted_tokenizer, text_of
 from jinfercept.sim.simulation import Simulation
 from studies.calls.formulas import formula_s, priced
+from studies.calls.markup import CallArrival, make_call_request, scripted_tokenizer, text_of
+from studies.calls.scripts import CallMix, CallScript, ScriptedCall
 
 GPTJ, LLAMA = PROFILES["paper-gptj-6b-a100"], PROFILES["roofline-llama-3-70b-4xa100"]
 MIXES = (CallMix(1), CallMix(2, 0.9), CallMix(5, 0.5, 2, "heavy"), CallMix(16, 0.2), CallMix(8, 0.6, 4))

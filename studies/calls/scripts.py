@@ -1,7 +1,7 @@
 """Scripts of requests that call in context markup language: rounds of independent calls with prose to overlap them, and a trap.
 
-Each round depends on the results of the one before it. Only counts and seconds: no text and no token ids; `sim.scripted_calls`
-writes them, `sim.call_formulas` says how long they take.
+Each round depends on the results of the one before it. Only counts and seconds: no text and no token ids, which
+`studies.calls.markup` writes; `studies.calls.formulas` says how long they take.
 """
 
 import math
@@ -93,13 +93,6 @@ class WrittenRound(NamedTuple):
 
     calls: list[tuple[int, float]]
     trap: int
-
-
-class CallArrival(NamedTuple):
-    """A request and the second at which it arrives, counted from the start of the run."""
-
-    at_s: float
-    script: CallScript
 
 
 def _longest_first(calls: tuple[ScriptedCall, ...]) -> tuple[ScriptedCall, ...]:
