@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from random import Random
 
 from jinfercept.planner.cluster import ClusterReport, play_cluster
-from jinfercept.planner.routing_policies import ROUTING_POLICIES
+from jinfercept.planner.routing_policy import by_price
 from jinfercept.planner.sessions import SYSTEM_TOKENS, draw_sessions
 from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica
 from jinfercept.sched.profile import load_profile
@@ -65,7 +65,7 @@ def play_cell(
     machine = simulation()
     sessions = draw_sessions(agents, rate, duration_s, seed, SYSTEM_TOKENS)
     members = [CoarseReplica(machine) if coarse else SteppedReplica(machine) for _ in range(replicas)]
-    policy = ROUTING_POLICIES["router"](machine.profile, seed)
+    policy = by_price(machine.profile, seed)
     gc.collect()
     gc.freeze()
     began = time.process_time()

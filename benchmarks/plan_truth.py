@@ -34,7 +34,7 @@ from jinfercept.models.load import read_config
 from jinfercept.models.model import Model
 from jinfercept.models.protocol import ModelDimensions, Weights
 from jinfercept.planner.cluster import play_cluster
-from jinfercept.planner.routing_policies import ROUTING_POLICIES
+from jinfercept.planner.routing_policy import by_price
 from jinfercept.planner.sessions import AgentSession, Turn, draw_sessions
 from jinfercept.planner.simulated_replicas import FinishedTurn, SteppedReplica
 from jinfercept.planner.sizing import DRAIN, WARM_UP, ReplicaKind, profile_kind
@@ -245,7 +245,7 @@ class PlanTruth(NamedTuple):
     def _simulate(self, kind: ReplicaKind, rate: float) -> list[Served]:
         served = list[Served]()
         replicas = [_Recorded(SteppedReplica(kind.simulation), served) for _ in range(self.replicas)]
-        policy = ROUTING_POLICIES["router"](kind.simulation.profile, self.seed)
+        policy = by_price(kind.simulation.profile, self.seed)
         play_cluster(replicas, policy, self._sessions(rate), LIMITS, (1 + DRAIN) * self.seconds)
         return served
 

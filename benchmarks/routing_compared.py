@@ -11,8 +11,8 @@ import argparse
 from collections.abc import Callable
 from random import Random
 
+from benchmarks.routing_policies import ROUTING_POLICIES
 from jinfercept.planner.cluster import play_cluster
-from jinfercept.planner.routing_policies import ROUTING_POLICIES
 from jinfercept.planner.sessions import SYSTEM_TOKENS, draw_sessions
 from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica
 from jinfercept.sched.profile import load_profile

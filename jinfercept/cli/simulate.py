@@ -40,7 +40,6 @@ MOST = 1_000_000
 
 _RECORD_FLAGS = ("--decisions", "--chrome-trace")
 SOURCE = conf.create_mutex_group(required=False, title="requests")
-COMBINED = "; repeat it, or give several with commas, for all combinations"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,11 +134,6 @@ def response_key(response_id: str, tenant: str, secret: bytes, cache_salt: str =
     return _Keys(secret, tenant, cache_salt).of("response", response_id)
 
 
-def conversation_key(conversation_id: str, tenant: str, secret: bytes, cache_salt: str = "") -> bytes:
-    """Key of a stored conversation, which a request names as `conversation`."""
-    return _Keys(secret, tenant, cache_salt).of("conversation", conversation_id)
-
-
 class _Keys:
     """MACs in the namespace of a tenant and a cache salt."""
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from jinfercept.fleet.conversations import RoutingHint
 from jinfercept.fleet.replica_load import ReplicaState
-from jinfercept.planner.routing_policies import RoutingPolicy
+from jinfercept.planner.routing_policy import RoutingPolicy
 from jinfercept.planner.sessions import AgentSession, Turn, first_turn
 from jinfercept.planner.simulated_replicas import FinishedTurn, SimulatedReplica
 from jinfercept.sim.run_stats import LatencyLimits

@@ -5,7 +5,7 @@ tokens so far with those that the call returned. No tokens are made here: only c
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import NamedTuple
 
@@ -115,8 +115,3 @@ def draw_sessions(
     times = arrival_times(rate, duration_s, rng)
     for number, at_s in enumerate(times):
         yield AgentSession(number, at_s, draw(), shared_tokens)
-
-
-def longest_context(sessions: Iterable[AgentSession]) -> int:
-    """Tokens of the longest context at the end of a session; 0 without sessions."""
-    return max((one.shared_tokens + one.script.context for one in sessions), default=0)

@@ -13,7 +13,7 @@ from jinfercept.config import KVDTypeChoice
 from jinfercept.errors import ConfigError, nearest
 from jinfercept.planner.cluster import ClusterReport, mean_report, play_cluster
 from jinfercept.planner.published_sizes import MODELS, PAPER_KV_TOKENS
-from jinfercept.planner.routing_policies import ROUTING_POLICIES
+from jinfercept.planner.routing_policy import by_price
 from jinfercept.planner.sessions import draw_sessions
 from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica
 from jinfercept.sched.data_sheets import ACCELERATORS
@@ -195,7 +195,7 @@ def play_fleet(kind: ReplicaKind, replicas: int, load: FleetLoad, detail: Detail
     reports = list[ClusterReport]()
     for seed in load.seeds:
         sessions = draw_sessions(load.source, load.rate, load.duration_s, seed, load.shared_tokens)
-        policy = ROUTING_POLICIES["router"](profile, seed)
+        policy = by_price(profile, seed)
         members = [model(simulation) for _ in range(replicas)]
         counted = load.duration_s * WARM_UP, load.duration_s
         reports.append(play_cluster(members, policy, sessions, load.limits, (1 + DRAIN) * load.duration_s, counted))

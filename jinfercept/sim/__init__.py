@@ -1,1 +1,1 @@
-"""The engine in virtual time: workloads, a runner that prices plans, decision records, studies. Knows no JAX."""
+"""The engine in virtual time: workloads, a runner that prices plans, decision records. Knows no JAX."""

@@ -1,6 +1,6 @@
 """Generated requests, each alone on the engine in virtual time, with calls in every mode and in the best order.
 
-Every latency stands beside what `sim.call_formulas` says; the difference is what the device computes to read the results.
+Every latency stands beside what `studies.calls.formulas` says; the difference is what the device computes to read the results.
 """
 
 import multiprocessing

@@ -1,6 +1,6 @@
 """Many tools, bursts and clients that never come back: which policies bear them.
 
-Requests come from `sim.tool_mix`: hundreds of tools whose calls last from 1 ms to 1,000 s. One thing is varied at a time: how
+Requests come from `tool_mix`: hundreds of tools whose calls last from 1 ms to 1,000 s. One thing is varied at a time: how
 requests arrive, how many of them call tools, how many clients never come back, and how many tools there are.
 """
 

@@ -5,10 +5,9 @@ from random import Random
 
 import pytest
 
-from jinfercept.errors import ConfigError
+from benchmarks.routing_policies import ROUTING_POLICIES
 from jinfercept.planner.cluster import ClusterReport, play_cluster
-from jinfercept.planner.routing_policies import ROUTING_POLICIES, make_routing_policies
-from jinfercept.planner.sessions import SYSTEM_TOKENS, AgentSession, draw_sessions, first_turn, longest_context
+from jinfercept.planner.sessions import SYSTEM_TOKENS, AgentSession, draw_sessions, first_turn
 from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica, prompt_of
 from jinfercept.sched.profile import load_profile
 from jinfercept.sim.run_stats import LIMITS
@@ -88,10 +87,3 @@ def test_a_turns_prompt_begins_with_the_turn_before_it():
     assert len(prompt_of(second)) == 37
     assert prompt_of(second)[:30] == prompt_of(first)
     assert first.hint().prefixes == second.hint().prefixes[1:]
-    assert longest_context([session]) == 39
-
-
-def test_an_unknown_way_of_routing_is_refused():
-    assert set(make_routing_policies(["router", "random"], PROFILE, 0)) == {"router", "random"}
-    with pytest.raises(ConfigError, match="router, random"):
-        make_routing_policies(["nearest"], PROFILE, 0)

@@ -6,56 +6,20 @@ do; `prefix_hash_bounded` goes on along the ring past replicas that have more th
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from hashlib import blake2b
 from random import Random
-from typing import Protocol, final
+from typing import final
 
-from jinfercept.errors import ConfigError
 from jinfercept.fleet.conversations import RoutingHint
 from jinfercept.fleet.replica_load import ReplicaState
-from jinfercept.fleet.routing import Router
+from jinfercept.planner.routing_policy import RoutingPolicy, by_price
 from jinfercept.sched.profile import Profile
 
 HASHED_TOKENS = 256
 """Tokens at the start of a prompt that `prefix_hash` reads."""
 _POINTS = 64
 _BOUND = 1.25
-
-
-class RoutingPolicy(Protocol):
-    """Chooses the replica of a request."""
-
-    def choose(self, hint: RoutingHint, replicas: tuple[ReplicaState, ...], now: float) -> tuple[int, str]:
-        """The replica's place among `replicas`, and why."""
-        ...
-
-    def finished(
-        self, hint: RoutingHint, replica: int, prompt_tokens: int, new_tokens: int, cached_tokens: int
-    ) -> None:
-        """A request has ended."""
-        ...
-
-
-@final
-class ByPrice:
-    """The router of a fleet.
-
-    Args:
-        router: its replicas are named by their places: "0", "1", ….
-    """
-
-    def __init__(self, router: Router) -> None:
-        self._router = router
-
-    def choose(self, hint: RoutingHint, replicas: tuple[ReplicaState, ...], now: float) -> tuple[int, str]:
-        route = self._router.route(hint, replicas, now)
-        return int(route.replica), route.reason
-
-    def finished(
-        self, hint: RoutingHint, replica: int, prompt_tokens: int, new_tokens: int, cached_tokens: int
-    ) -> None:
-        self._router.finished(hint, str(replica), prompt_tokens, new_tokens, cached_tokens=cached_tokens)
 
 
 @final
@@ -132,18 +96,10 @@ def _hash(data: bytes) -> int:
 
 
 ROUTING_POLICIES: dict[str, Callable[[Profile, int], RoutingPolicy]] = {
-    "router": lambda profile, seed: ByPrice(Router(profile, chunk_tokens=profile.saturation, seed=seed)),
+    "router": by_price,
     "random": lambda profile, seed: AtRandom(seed),
     "round_robin": lambda profile, seed: InTurns(),
     "prefix_hash": lambda profile, seed: ByPrefixHash(bounded=False),
     "prefix_hash_bounded": lambda profile, seed: ByPrefixHash(bounded=True),
 }
 """Makes a routing policy by its name, from the profile of the replicas and a seed."""
-
-
-def make_routing_policies(names: Sequence[str], profile: Profile, seed: int) -> dict[str, RoutingPolicy]:
-    """Routing policies by name. Raises `ConfigError` for an unknown name."""
-    for name in names:
-        if name not in ROUTING_POLICIES:
-            raise ConfigError("no such way of routing", got=name, fix=f"one of {', '.join(ROUTING_POLICIES)}")
-    return {name: ROUTING_POLICIES[name](profile, seed) for name in names}
