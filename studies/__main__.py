@@ -2,11 +2,14 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
-from jinfercept.cli.command import Entry, run_command_line
+from jinfercept.cli.command import HELP, Entry, run_command_line
 from studies.questions.registry import QUESTIONS
 
 PROG = "python -m studies"
+NEEDED = ("matplotlib", "pandas", "tabulate")
+"""Packages of the extra `studies`."""
 COMMANDS: Mapping[str, Entry] = {
     "paper": Entry("studies.paper.command:Paper", "InferCept's latency by load, its waste and its ablation, simulated"),
     "estimators": Entry(
@@ -29,6 +32,10 @@ COMMANDS: Mapping[str, Entry] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a study; returns the exit status, as `jinfercept` does."""
     words = list(sys.argv[1:] if argv is None else argv)
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing and words and not {*HELP} & {*words}:
+        print(f"{PROG}: studies need {', '.join(missing)}: pip install '.[studies]'", file=sys.stderr)
+        return 2
     if words and words[0] in QUESTIONS:
         words.insert(0, "questions")
     return run_command_line(PROG, "What the simulator answers about pauses.", COMMANDS, words)

@@ -32,3 +32,12 @@ def test_every_study_explains_its_flags_without_jax() -> None:
 def test_a_question_is_asked_by_its_name_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["variety", "--jobs", "0"]) == 2
     assert "--jobs is too small" in capsys.readouterr().err
+
+
+def test_a_package_that_is_missing_is_said_before_a_study_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("studies.__main__.NEEDED", ("no_such_package",))
+    assert main(["variety"]) == 2
+    assert "studies need no_such_package: pip install '.[studies]'" in capsys.readouterr().err
+    assert main(["--help"]) == 0
