@@ -10,7 +10,7 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from itertools import batched, product
 from pathlib import Path
@@ -73,9 +73,9 @@ def counted_calls() -> Iterator[Counter[str]]:
     counts = Counter(executables=0, arrays=0)
     look_up, put = Executables.__getitem__, page_arrays.move
 
-    def noting_look_up(run: Executables, key: Any) -> Any:
+    def noting_look_up(self: Executables, key: Hashable) -> Any:
         counts["executables"] += 1
-        return look_up(run, key)
+        return look_up(self, key)
 
     def noting_move(arrays: Any, sharding: Any) -> Any:
         counts["arrays"] += len(arrays)

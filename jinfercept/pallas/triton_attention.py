@@ -35,7 +35,7 @@ from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_decode import attend_decode_rows, attend_joined_decode_rows
 from jinfercept.pallas.triton_softmax import (
-    Context,
+    RowPages,
     as_operand,
     attend_tile,
     empty_carry,
@@ -168,7 +168,7 @@ def _chunk_kernel(
 
         queries = load_rows(q_ref, (token, head), head_dim, mine, columns)  # [rows, D] by piece
         carry = empty_carry(tile.rows, head_dim, columns)
-        context = Context(pages_ref, pages_shape, tables_ref, row * pages_per_row, kv_head)
+        context = RowPages(pages_ref, pages_shape, tables_ref, row * pages_per_row, kv_head)
         attend = partial(attend_tile, queries, context, tile.tokens, head_dim=head_dim, limit=end + offset)
         num_seen_by_all = (first + offset + 1) // tile.tokens
         carry = jax.lax.fori_loop(

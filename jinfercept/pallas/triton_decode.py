@@ -24,8 +24,8 @@ from jinfercept.pallas.triton_rotation import load_turned, own_token_carry
 from jinfercept.pallas.triton_softmax import (
     LOWEST,
     WHOLE,
-    Context,
     Piece,
+    RowPages,
     as_operand,
     attend_tile,
     empty_carry,
@@ -183,7 +183,7 @@ def _decode_kernel(
         head, mine = kv_head * group + place, place < group
 
         queries = load_rows(q_ref, (row, head), head_dim, mine, columns)  # a decode row's token has the row's number
-        context = Context(pages_ref, pages_shape, tables_ref, row * pages_per_row, kv_head)
+        context = RowPages(pages_ref, pages_shape, tables_ref, row * pages_per_row, kv_head)
         attend = partial(attend_tile, queries, context, tile.tokens, head_dim=head_dim)
         carry = _attend_piece(attend, start, end, tile, empty_carry(tile.rows, head_dim, columns))
         unit = row_units_ref[row] + start // unit_tokens_ref[0]
@@ -228,7 +228,7 @@ def _joined_decode_kernel(
             plgpu.store(written_ref.at[page, slot, side, kv_head, column], numbers, mask=inside)
 
         carry = own_token_carry(queries, key, value, head_dim, is_last)
-        pages = Context(pages_ref, pages_ref.shape, tables_ref, table, kv_head)
+        pages = RowPages(pages_ref, pages_ref.shape, tables_ref, table, kv_head)
         attend = partial(attend_tile, (queries,), pages, tile.tokens, head_dim=head_dim)
         carry = _attend_piece(attend, start, end, tile, carry)
         unit = row_units_ref[row] + start // unit_tokens_ref[0]

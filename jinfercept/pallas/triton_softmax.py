@@ -38,7 +38,7 @@ def pieces_of(stored: DTypeLike) -> tuple[Piece, ...]:
     return PLACES if is_quantised(stored) else WHOLE
 
 
-class Context(NamedTuple):
+class RowPages(NamedTuple):
     """The pages of one row of a batch, for one KV head, inside a kernel.
 
     Attributes:
@@ -69,7 +69,7 @@ def empty_carry(rows: int, head_dim: int, pieces: tuple[Piece, ...] = WHOLE):
 
 def attend_tile(
     queries: tuple[Float[Array, "rows Dp"], ...],
-    context: Context,
+    context: RowPages,
     tokens: int,
     start: Int[Array, ""],
     visible: Int[Array, "rows"] | None,
@@ -119,7 +119,7 @@ def attend_tile(
 
 
 def _load_stored(
-    context: Context, page, slot, *, side: int, head_dim: int, mask: Array | None, dtype: DTypeLike
+    context: RowPages, page, slot, *, side: int, head_dim: int, mask: Array | None, dtype: DTypeLike
 ) -> tuple[tuple[Float[Array, "tokens Dp"], ...], Float[Array, "tokens"] | None]:
     """Rows of pages as numbers, by piece; of quantised pages widened to `dtype`, which no program writes, and their scales."""
     ref, kv_head = context.pages_ref, context.kv_head
