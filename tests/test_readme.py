@@ -9,8 +9,10 @@ from jinfercept.cli.main import main
 from studies.__main__ import COMMANDS as STUDIES
 from studies.questions.registry import QUESTIONS
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
-COMMANDS = sorted({command for command in re.findall(r"`jinfercept ([^`|]+)`", README) if "--help" not in command})
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+SHOWN = README + "".join((ROOT / "docs" / f"{page}.md").read_text() for page in ("features", "studies"))
+COMMANDS = sorted({command for command in re.findall(r"`jinfercept ([^`|]+)`", SHOWN) if "--help" not in command})
 
 
 @pytest.mark.slow
@@ -33,6 +35,12 @@ def test_every_command_is_one_and_has_its_flags(command: str, capsys: pytest.Cap
     assert [word for word in words if word.startswith("--") and word not in shown] == []
 
 
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    assert len(README.splitlines()) <= 120
+    targets = re.findall(r"\]\((?!http)([^)#]+)", README)
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
 def test_every_study_that_is_named_is_one() -> None:
     pages = [README, *(page.read_text() for page in (Path(__file__).parent.parent / "docs").glob("*.md"))]
     named = {name for page in pages for name in re.findall(r"python -m studies ([a-z_]+)", page)}
@@ -41,7 +49,7 @@ def test_every_study_that_is_named_is_one() -> None:
 
 def test_every_file_that_is_named_is_there() -> None:
     root = Path(__file__).parent.parent
-    named = set(re.findall(r"`([a-z_/]+\.py)`", README))
+    named = set(re.findall(r"`([a-z_/]+\.py)`", README + (root / "docs" / "rooms.md").read_text()))
     places = (root, root / "jinfercept", root / "jinfercept" / "intercept")
     assert len(named) > 20
     assert [name for name in named if not any((place / name).exists() for place in places)] == []

@@ -78,13 +78,13 @@ def gpu_bill(*, full: bool, sample: bool, check: bool, set_budgets: bool, out: s
         paths[1].write_text(document(bill, listed()), encoding="utf-8")
     if set_budgets:
         BUDGETS.write_text(rewritten(BUDGETS.read_text(encoding="utf-8"), bill["executables"]), encoding="utf-8")
-    found = broken(bill["executables"], budgets()) if check else []
+    excesses = broken(bill["executables"], budgets()) if check else []
     console = Console()
-    for sentence in found:
+    for sentence in excesses:
         console.print(f"broken: {sentence}", highlight=False)
     if check:
-        console.print(f"{len(found)} budgets are broken" if found else "every budget holds", highlight=False)
-    return 1 if found else 0
+        console.print(f"{len(excesses)} budgets are broken" if excesses else "every budget holds", highlight=False)
+    return 1 if excesses else 0
 
 
 def _by_row(bill: dict[str, Any]) -> str:
@@ -98,7 +98,9 @@ def _by_row(bill: dict[str, Any]) -> str:
 
 def make_bill(cases: Sequence[Case]) -> dict[str, Any]:
     """The bill of these cases, ready for JSON."""
-    readings = sorted(_readings(cases), key=lambda one: (cases.index(one.case), one.key[0] != "layers", one.key))
+    readings = sorted(
+        _readings(cases), key=lambda entry: (cases.index(entry.case), entry.key[0] != "layers", entry.key)
+    )
     kinds = {(case.gpu, case.num_devices) for case in cases}
     devices = {
         (gpu, count): Guesses(
@@ -111,9 +113,9 @@ def make_bill(cases: Sequence[Case]) -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "jax": jax.__version__,
         "num_layers": NUM_LAYERS,
-        "executables": [executable_row(one, _guesses(devices, one.case).likely.assumed) for one in readings],
-        "kernels": [row for one in readings for row in kernel_rows(one, _guesses(devices, one.case).likely)],
-        "products": [row for one in readings for row in product_rows(one, *_guesses(devices, one.case))],
+        "executables": [executable_row(entry, _guesses(devices, entry.case).likely.assumed) for entry in readings],
+        "kernels": [row for entry in readings for row in kernel_rows(entry, _guesses(devices, entry.case).likely)],
+        "products": [row for entry in readings for row in product_rows(entry, *_guesses(devices, entry.case))],
         "steps": list(_steps(readings, devices)),
         "assumptions": [found._asdict() for found in listed()],
     }
@@ -184,15 +186,16 @@ def _guesses(devices: Devices, case: Case) -> Guesses:
 def _steps(readings: Sequence[Reading], devices: Devices) -> Iterator[dict[str, Any]]:
     """Predicted steps, of the buckets that fit the rows best and of those of an engine's defaults."""
     by_case: dict[Case, list[Reading]] = {}
-    for one in readings:
-        by_case.setdefault(one.case._replace(transfers=False), []).append(one)
+    for entry in readings:
+        by_case.setdefault(entry.case._replace(transfers=False), []).append(entry)
     for mine in _families(by_case):
         for rows, context in STEPS:
             for is_default, case in _cases_of(mine, rows):
                 plain = case._replace(triton_products=False, skinny_products=False)
-                found = _with_shared(by_case[case], by_case.get(plain, []))
+                of_step = _with_shared(by_case[case], by_case.get(plain, []))
                 likely, worse = (
-                    predict(found, device, model_bytes(case), rows, context).row() for device in _guesses(devices, case)
+                    predict(of_step, device, model_bytes(case), rows, context).row()
+                    for device in _guesses(devices, case)
                 )
                 yield {
                     "gpu": case.gpu,
@@ -218,8 +221,8 @@ def _families(cases: Iterable[Case]) -> list[list[Case]]:
 
 def _with_shared(mine: Sequence[Reading], others: Sequence[Reading]) -> list[Reading]:
     """A case's executables, and those that are compiled once for both ways of multiplying."""
-    kinds = {one.kind for one in mine}
-    return [*mine, *(one for one in others if one.kind not in kinds)]
+    kinds = {entry.kind for entry in mine}
+    return [*mine, *(entry for entry in others if entry.kind not in kinds)]
 
 
 def _cases_of(cases: Sequence[Case], rows: int) -> Iterator[tuple[bool, Case]]:
