@@ -179,12 +179,12 @@ def _loaded[T](bench: Bench, way: str, pages: int, measure: Callable[[Iterator[S
         for number in count(1):
             coming = there if way in ("in", "both") else ()
             if way == "in":
-                yield replace(plan, fetch=coming, scatter=coming)
+                yield replace(plan, fetch=coming)
                 continue
             slots = tuple(range(number * pages, (number + 1) * pages))
             left.append(slots)
             drop = left.popleft() if len(left) > FORGOTTEN_AFTER else ()
-            yield replace(plan, fetch=coming, scatter=coming, drop=drop, offload=tuple(map(PageCopy, leaving, slots)))
+            yield replace(plan, fetch=coming, drop=drop, offload=tuple(map(PageCopy, leaving, slots)))
 
     try:
         return measure(plans())

@@ -4,9 +4,10 @@ JAX announces that it will remove the Triton backend; `docs/gpu_kernels.md` says
 kernel that moves changes its function here. Kernels are imported on demand: their compilers take up to half a second.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
@@ -99,6 +100,24 @@ def quantized_product(num_rows: int, dtype: DTypeLike, values: DTypeLike) -> Cal
     if compute_capability() < triton_quantized.least_capability(values) or num_rows > triton_quantized.MOST_ROWS:
         return None
     return triton_quantized.product
+
+
+def copy_kernel() -> Callable[..., Sequence[Array]]:
+    """The kernel that copies pages to and from host memory, see `triton_copies.copy_pages`."""
+    from jinfercept.pallas import triton_copies
+
+    return triton_copies.copy_pages
+
+
+def skinny_product(
+    x: Float[Array, "T K"] | jax.ShapeDtypeStruct, weight: Float[Array, "K N"] | jax.ShapeDtypeStruct
+) -> Callable[..., Float[Array, "T N"]] | None:
+    """The product of few rows, see `triton_product.product`, if code is lowered for a GPU that has it for these shapes."""
+    if not is_lowered_for_gpu() or compute_capability() < AMPERE:
+        return None
+    from jinfercept.pallas import triton_product
+
+    return triton_product.product if triton_product.supports(x, weight) else None
 
 
 def best_attention(q: DTypeLike, pages: DTypeLike, head_dim: int) -> str | None:

@@ -1,4 +1,4 @@
-"""The choice between XLA's products of few rows on a GPU and a kernel of our own, while a model is traced. Knows arrays only.
+"""The choice between XLA's products of few rows on a GPU and a kernel of our own, while a model is traced.
 
 XLA's products are cuBLAS' or Triton's, as its autotuner times them. No GPU has timed ours yet: it is off by default.
 """
@@ -12,9 +12,10 @@ import jax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jinfercept.pallas import gpu_kernels
+
 MOST_ROWS = 64
 """Above, a product reads its rows as often as cuBLAS' tiles do, and multiplies at no better rate."""
-AMPERE = 80  # its compute capability
 _CHOSEN = ContextVar("skinny_products", default=False)
 
 
@@ -34,10 +35,5 @@ def skinny_product(
     """The kernel for `x @ weight`, of which the shapes and types count; None where XLA multiplies."""
     if not _CHOSEN.get():
         return None
-    from jax.experimental.pallas import triton as plgpu  # with a compiler: a fifth of a second to import
-
-    if not plgpu.is_gpu_device() or plgpu.get_gpu_info().compute_capability < AMPERE:
-        return None
-    from jinfercept.pallas import triton_product
-
-    return partial(triton_product.product, out=out) if triton_product.supports(x, weight) else None
+    product = gpu_kernels.skinny_product(x, weight)
+    return None if product is None else partial(product, out=out)

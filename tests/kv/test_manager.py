@@ -126,7 +126,7 @@ def test_residency_follows_the_two_places() -> None:
     assert manager.store.offload(context.pages[0]) is None, "a page in use is not copied"
     manager.release(context)
     copies = [manager.store.offload(page) for page in context.pages]
-    assert copies == [(page.device, page.host) for page in context.pages]
+    assert [copy and copy[:2] for copy in copies] == [(page.device, page.host) for page in context.pages]
     assert residencies(context) == [CLEAN, CLEAN]
     assert manager.store.offload(context.pages[0]) is None, "it has a copy"
     assert manager.store.drop_device(context.pages[0])
@@ -180,7 +180,7 @@ def test_what_is_copied_out_can_be_fetched_from_the_next_plan_on_and_read_from_t
     assert pages == context.pages
     for page in pages:
         copy = manager.store.fetch(page)
-        assert copy == (page.device, page.host)
+        assert copy[:2] == (page.device, page.host)
     manager.advance(context)
     assert context.ready == 0
     assert manager.gap_end(context, 8) == 0

@@ -120,7 +120,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def move(self, page: Page, action: str) -> None:
         if action in ("copy", "swap"):
             copy = self.manager.store.offload(page)
-            assert copy is None or copy == (page.device, page.host)
+            assert copy is None or copy[:2] == (page.device, page.host)
             self.copied += [copy] if copy else []
         if action in ("drop", "swap", "lose"):
             free = self.manager.store.num_free

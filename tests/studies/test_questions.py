@@ -23,7 +23,7 @@ def test_a_quick_answer_has_a_table_and_files(name: str, tmp_path: Path, capsys:
     assert "written: " in capsys.readouterr().out
     page = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
     assert page.startswith("## ")
-    assert "| ---:" in page
+    assert "|---:|" in page
     assert (tmp_path / f"{name}.png").stat().st_size > 10_000
     assert len((tmp_path / f"{name}.csv").read_text().splitlines()) > 1
 
