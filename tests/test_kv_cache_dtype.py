@@ -1,6 +1,8 @@
 """Engines with quantised pages: the same tokens under every policy, depth and chunking, in a pool that is too small."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from jinfercept.llm import LLM
 from tests.support.tiny_model import TOOL, Workload, streams, tiny_llm
 
 WORKLOAD = Workload(number=10, seed=7)
+GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +62,10 @@ def test_the_scheduler_prices_the_bytes_that_pages_take(small: LLM) -> None:
 def test_a_format_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match="kv_cache_dtype is one of auto, int8, fp8"):
         tiny_llm(kv_cache_dtype="int4")
+
+
+def test_a_head_dim_that_fills_no_words_is_refused_in_words(tmp_path: Path) -> None:
+    config = json.loads((GOLDEN / "llama_gqa" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"head_dim": 14}))
+    with pytest.raises(ConfigError, match="got int8 and head dim 14; fix: kv_cache_dtype auto"):
+        LLM(str(tmp_path), load_format="dummy", kv_cache_dtype="int8")

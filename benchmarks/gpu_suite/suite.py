@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "version": VERSION,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "tiny": options.tiny,
-        "kept": unpack(options.kept, cache),
+        "kept": unpack(options.kept or KEPT, cache),
         "machine": describe(options.commit),
         "parts": {},
     }
@@ -101,7 +101,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--job", type=int, choices=range(1, len(JOBS) + 1), help=f"the parts of one job ({jobs})")
     parser.add_argument("--out", type=Path, required=True, help=f"folder to write; {RESULTS} must not be there yet")
     parser.add_argument(
-        "--kept", type=Path, default=KEPT, help="folder with the .tar files of an earlier run (default: build/gpu-kept)"
+        "--kept",
+        type=Path,
+        help="folder with the .tar files of an earlier run, or of none (default: build/gpu-kept if it is there)",
     )
     parser.add_argument("--limit-s", type=float, default=540.0, help="seconds for all parts together (default: 540)")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, to prove the suite where there is no GPU")
@@ -115,6 +117,10 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError("no such part", got=", ".join(unknown), fix=f"choose from {', '.join(PARTS)}")
     if options.parts and options.job:
         raise ConfigError("--job has parts of its own", got=", ".join(options.parts), fix="name parts or a job")
+    if options.kept is not None and not options.kept.is_dir():
+        raise ConfigError(
+            "--kept is no folder", got=options.kept, fix="the folder that an earlier run has left, or none"
+        )
     if not options.limit_s > 0:
         raise ConfigError("--limit-s is too small", got=options.limit_s, fix="seconds above 0")
     with suppress(OSError):  # which `check_writable` explains

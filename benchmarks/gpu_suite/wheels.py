@@ -31,8 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Fill the folder; returns the exit status: 2 without one folder, 1 if the wheels are too large or pip fails."""
     words = sys.argv[1:] if argv is None else argv
     if len(words) != 1 or words[0].startswith("-"):
-        print("usage: tools/gpu_wheels FOLDER", file=sys.stderr)
-        return 2
+        is_help = words in (["-h"], ["--help"])
+        print("usage: tools/gpu_wheels FOLDER", file=sys.stdout if is_help else sys.stderr)
+        return 0 if is_help else 2
     folder = Path(words[0])
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     try:

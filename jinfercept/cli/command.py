@@ -81,7 +81,7 @@ def _run_words(prog: str, description: str, commands: Mapping[str, Entry], words
     if group and len(words) > 1 and words[1] in HELP:
         print(_overview(prog, description, group))
         return 0
-    return run_command(parse_command_line(prog, commands, words))
+    return run_command(parse_command_line(prog, commands, words), prog)
 
 
 def parse_command_line(prog: str, commands: Mapping[str, Entry], words: Sequence[str]) -> Command:
@@ -99,18 +99,21 @@ def parse_command_line(prog: str, commands: Mapping[str, Entry], words: Sequence
     raise refusal(prog, f"no such command: {name}{nearest(name, known)}; one of {', '.join(known)}")
 
 
-def run_command(command: Command) -> int:
-    """The exit status of a command: 2 for a user's mistake, 1 for an engine that failed, with one line on standard error."""
+def run_command(command: Command, prog: str = "jinfercept") -> int:
+    """Run a command of the program `prog`; returns the exit status.
+
+    It is 2 for a user's mistake and 1 for an engine that failed, with one line on standard error.
+    """
     try:
         return command.run()
     except JinferceptError as error:
-        print(f"jinfercept: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         return 2
     except EngineError as error:
-        print(f"jinfercept: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("jinfercept: interrupted", file=sys.stderr)
+        print(f"{prog}: interrupted", file=sys.stderr)
         return 130
 
 

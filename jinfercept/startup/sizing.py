@@ -9,12 +9,14 @@ from typing import NamedTuple
 import jax
 
 from jinfercept.config import EngineConfig
+from jinfercept.errors import ConfigError
 from jinfercept.models.embedded import cache_directory
 from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import Model
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.models.quantized import is_quantized, weights_of
+from jinfercept.pallas.kv_rows import BYTES
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import step_bytes
 from jinfercept.sched.profile import Profile
@@ -57,6 +59,8 @@ def group_layers(
     The user's number; else one measured now, if the named effort includes that; else the one measured last with the same
     settings; else the platform's default. Raises `ConfigError` if the pools cannot work.
     """
+    for served in (model, *(() if draft is None else (draft.model,))):
+        _check_rows(served, config.cache.kv_cache_dtype)
     num_layers, asked = model.config.num_layers, config.advanced.layers_per_step
     if asked is not None:
         return Grouping(min(asked, num_layers), "as given")
@@ -227,6 +231,13 @@ def buckets(max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> tu
     between = {256} if platform == "cpu" else set[int]()
     sizes = sorted({1, 8, 32, 128, 512, 2048, 8192} | decodes | between)
     return (*(size for size in sizes if least <= size < max_num_batched_tokens), max_num_batched_tokens)
+
+
+def _check_rows(model: ServedModel, kv_cache_dtype: str) -> None:
+    """Raise `ConfigError` if quantised rows of the model's pages would not be whole words."""
+    if kv_cache_dtype != "auto" and model.config.head_dim % BYTES:
+        got, fix = f"{kv_cache_dtype} and head dim {model.config.head_dim}", "kv_cache_dtype auto"
+        raise ConfigError(f"quantised pages need head dims that are multiples of {BYTES}", got=got, fix=fix)
 
 
 def staging_pages(config: EngineConfig, platform: str) -> int:

@@ -40,6 +40,7 @@ OTHERS = [name for name in PARTS if name not in (*RUN, COPIED, PEER)]
 
 def run_tiny(names: Sequence[str], out: Path) -> dict[str, list[Row]]:
     """The rows of parts at tiny shapes, each of which has to end well."""
+    (out / "none").mkdir(parents=True, exist_ok=True)
     status = suite([*names, "--tiny", "--out", str(out), "--kept", str(out / "none"), "--limit-s", "3600"])
     parts = json.loads((out / "results.json").read_text())["parts"]
     errors = {name: found.get("error") for name, found in parts.items() if found["status"] != "done"}
@@ -304,6 +305,7 @@ def test_a_part_that_is_late_is_cut_off_and_keeps_its_place(tmp_path: Path) -> N
         (["speed"], "no such part"),
         (["--limit-s", "0"], "--limit-s is too small"),
         (["--out", "/proc/nowhere"], "--out cannot be written"),
+        (["--kept", "/nowhere"], "--kept is no folder"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(

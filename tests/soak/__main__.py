@@ -53,7 +53,7 @@ class Soak:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the soak; returns the exit status, as `jinfercept` does."""
-    return run_command(parse(Soak, PROG, DESCRIPTION, sys.argv[1:] if argv is None else argv))
+    return run_command(parse(Soak, PROG, DESCRIPTION, sys.argv[1:] if argv is None else argv), PROG)
 
 
 if __name__ == "__main__":

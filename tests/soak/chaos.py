@@ -233,7 +233,7 @@ def _free_port() -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the chaos; returns the exit status, as `jinfercept` does."""
-    return run_command(parse(Chaos, PROG, DESCRIPTION, sys.argv[1:] if argv is None else argv))
+    return run_command(parse(Chaos, PROG, DESCRIPTION, sys.argv[1:] if argv is None else argv), PROG)
 
 
 if __name__ == "__main__":
