@@ -169,7 +169,7 @@ class RequestLifecycle:
         masks = {}
         for row in planned.sampled:
             session = self._constrained.get(row.sequence.id)
-            if session is None or row.is_void:
+            if session is None or row.sequence.epoch != row.epoch:
                 continue
             words = self._allowed(session, events)
             if words is not None:
@@ -181,16 +181,16 @@ class RequestLifecycle:
         """Hand every sampled token to its request, unless the request was intercepted or finished since the plan was made."""
         now = self._clock.now()
         for row, scores in zip(planned.scored, result.scores, strict=False):
-            if not row.is_void and (failure := self._sessions[row.sequence.id].note_scores(scores)):
+            if row.sequence.epoch == row.epoch and (failure := self._sessions[row.sequence.id].note_scores(scores)):
                 self._fail(self._sessions[row.sequence.id], failure, events)
         reports = result.logprobs or (None,) * len(result.tokens)
-        for row in planned.sampled:
-            if row.is_void:
+        for sequence, epoch, place, drafts in planned.sampled:
+            if sequence.epoch != epoch:
                 continue
-            session, place = self._sessions[row.sequence.id], row.place
-            if row.drafts:
-                drawn = slice(place, place + 1 + len(row.drafts))
-                self._verify(session, row.drafts, result.tokens[drawn], reports[drawn], now, events)
+            session = self._sessions[sequence.id]
+            if drafts:
+                drawn = slice(place, place + 1 + len(drafts))
+                self._verify(session, drafts, result.tokens[drawn], reports[drawn], now, events)
             else:
                 self._accept(session, result.tokens[place], reports[place], now, events)
 

@@ -262,10 +262,9 @@ class EngineStats:
     def _count_tokens(self, planned: PlannedStep, now: float) -> None:
         """The seconds since each sequence's last token: one entry per step, as in vLLM, also for several tokens."""
         counts, times_of, since_s, same = self.counts, self._times, now, 0
-        for row in planned.sampled:
-            if row.is_void:
+        for sequence, epoch, *_ in planned.sampled:
+            if sequence.epoch != epoch:
                 continue
-            sequence = row.sequence
             times = times_of[sequence.id]
             last_s, times.token_s = times.token_s, now
             if last_s is None:

@@ -224,9 +224,9 @@ class Timelines:
                 self._without_token[sequence.id][1].recompute(
                     start_s, now, seconds.recompute_s / len(planned.recomputing)
                 )
-        for row in planned.sampled:
-            if row.sequence.id in self._without_token and not row.is_void:
-                self._without_token.pop(row.sequence.id)[1].first_token(row.sequence, now)
+        for sequence, epoch, *_ in planned.sampled:
+            if sequence.id in self._without_token and sequence.epoch == epoch:
+                self._without_token.pop(sequence.id)[1].first_token(sequence, now)
 
     def finish(self, request_id: str) -> Timeline | None:
         """End the timeline of a finished request; None if the request is not traced."""

@@ -275,15 +275,17 @@ class KVArrays:
             self._compactions.append(Compaction(array.parts, into))
             selected.append(_padded(dict(enumerate(indices)), into.size))
         self._offloads, gathered = [], list[Int32[np.ndarray, "k"]]()
-        for size, pieces in self._joined(self._pieces(offload)):
+        for size, pieces in self._joined(self._pieces(offload)) if offload else ():
             pages = min(size, self._staging)
             arrays = [self.host.add([copy.host_slot for copy in piece], pages) for piece in pieces]
             self._offloads.append((size, arrays))
             placed = _numbered([dict(enumerate(copy.device_slot for copy in piece)) for piece in pieces], pages)
             gathered.append(_padded(placed, size))
         self._fetches = [(size, arrays) for size, arrays, _ in fetches]
-        sizes = accumulate([size for size, _ in self._fetches], initial=len(offload))
-        self._early = max(1, sum(pages <= self._moved_pages for pages in list(sizes)[1:]))
+        self._early = 1
+        if len(fetches) > 1:
+            moved = accumulate([size for size, _ in self._fetches], initial=len(offload))
+            self._early = max(1, sum([pages <= self._moved_pages for pages in list(moved)[1:]]))
         return [*gathered, *[slots for _, _, slots in fetches], *selected]
 
     def fetch(self, part: int) -> None:

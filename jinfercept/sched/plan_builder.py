@@ -98,7 +98,7 @@ class Row(NamedTuple):
 
     Attributes:
         sequence: of the chunk.
-        epoch: of the sequence when the plan was made.
+        epoch: of the sequence when the plan was made: the row is void if the sequence has another one by now.
         place: of the chunk's first token among those that the plan draws, or of its scores among the plan's.
         drafts: of the chunk; a token is drawn in the place of each, and one more.
     """
@@ -107,11 +107,6 @@ class Row(NamedTuple):
     epoch: int
     place: int
     drafts: tuple[int, ...] = ()
-
-    @property
-    def is_void(self) -> bool:
-        """Whether the sequence was paused, preempted or finished since the plan was made."""
-        return self.sequence.epoch != self.epoch
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,9 +82,8 @@ class SchedulerBench:
         return planned.plan
 
     def apply(self, planned: PlannedStep, tokens: tuple[int, ...]) -> None:
-        for row, token in zip(planned.sampled, tokens, strict=True):
-            sequence = row.sequence
-            if row.is_void:
+        for (sequence, epoch, *_), token in zip(planned.sampled, tokens, strict=True):
+            if sequence.epoch != epoch:
                 self.num_wasted += 1
                 continue
             self.scheduler.accept(sequence, token)
