@@ -124,7 +124,7 @@ def _one_byte_pages(sizes: Sizes, config: ModelConfig) -> Row:
     finally:
         runner.close()
     wrong_pages = int((pages[0] != pages[1]).any(axis=tuple(range(1, pages[0].ndim))).sum())
-    wrong = sum(one != other for one, other in zip(*drawn, strict=True))
+    wrong = sum(first != second for first, second in zip(*drawn, strict=True))
     written = bool(pages[0].any())
     return {
         "check": "one-byte pages",

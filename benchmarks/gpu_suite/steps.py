@@ -171,7 +171,7 @@ def _programs(runner: ModelRunner, bucket: int) -> list[str]:
     programs = []
     for key in keys:
         if key[0] not in others:
-            with suppress(jax.errors.JaxRuntimeError, NotImplementedError):
+            with suppress(jax.errors.JaxRuntimeError, NotImplementedError):  # one from the cache may have no text
                 programs.append(cast(jax.stages.Compiled, runner.executables[key]).as_text() or "")
     return programs
 

@@ -227,7 +227,7 @@ class PlanFleet:
     def _write(self, sizings: Sequence[Sizing], load: FleetLoad) -> None:
         writers: dict[str, Callable[[], object]] = {}
         if (json_path := self.json) is not None:
-            writers[json_path] = lambda: write_json(json_path, [sizing_values(one) for one in sizings])
+            writers[json_path] = lambda: write_json(json_path, [sizing_values(sizing) for sizing in sizings])
         if (plot_path := self.plot) is not None:
             writers[plot_path] = lambda: draw(plot_path, plan_panels(sizings, load))
         if (yaml_path := self.yaml) is not None and sizings[0].replicas:

@@ -78,7 +78,7 @@ class AsyncCallQueue:
         """Queue the result of a call; `deliver` appends it."""
         flight = session.flight
         assert flight is not None
-        known = flight.pending.pop(call.id).known
+        known = flight.pending.pop(call.id).pending
         end = CallDuration(result.duration_s, result.status not in ("timeout", "unknown_tool"))
         self._scheduler.end_call(session.sequence, known, end)
         _release(flight, 1)
@@ -104,7 +104,7 @@ class AsyncCallQueue:
             return
         for pending in flight.pending.values():
             end = CallDuration(now - pending.began_s, clean=False)
-            self._scheduler.end_call(session.sequence, pending.known, end)
+            self._scheduler.end_call(session.sequence, pending.pending, end)
         _release(flight, len(flight.pending) + len(flight.held))
         unread = [call for call, _ in flight.queue]
         session.cancelled += [*unread, *(pending.call for pending in flight.pending.values()), *flight.held]
@@ -144,7 +144,7 @@ class AsyncCallQueue:
             return
         calls = tuple(pending.call for pending in awaited)
         flight.awaited = {call.id: None for call in calls}
-        known = tuple(pending.known._replace(head_start_s=now - pending.began_s) for pending in awaited)
+        known = tuple(pending.pending._replace(head_start_s=now - pending.began_s) for pending in awaited)
         self._scheduler.intercept(session.sequence, now, known, begun=True)
         session.interceptions.append(Interception(calls))
         events.append(Intercepted(session.request.id, calls))

@@ -13,12 +13,12 @@ class PendingAsyncCall(NamedTuple):
 
     Attributes:
         call: what was called.
-        known: the call as the scheduler has it.
+        pending: the call as the scheduler has it.
         began_s: when it was started, in seconds of the engine's clock.
     """
 
     call: Call
-    known: PendingCall
+    pending: PendingCall
     began_s: float
 
 

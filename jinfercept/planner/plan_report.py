@@ -37,18 +37,18 @@ def plan_table(sizings: Sequence[Sizing], load: FleetLoad) -> TextTable:
     """A row for each kind, the cheapest first."""
     title = f"{load.rate:.3g} sessions/s, {load.share:.0%} of the requests within {load.limits.first_token_s:g} s to the first "
     title += f"token and {load.limits.per_token_s:g} s per token after it"
-    return TextTable(title, COLUMNS, [_row(one) for one in sizings])
+    return TextTable(title, COLUMNS, [_row(sizing) for sizing in sizings])
 
 
-def _row(one: Sizing) -> list[str]:
-    report, kind = one.report, one.kind
+def _row(sizing: Sizing) -> list[str]:
+    report, kind = sizing.report, sizing.kind
     return [
-        str(one.replicas or "-"),
+        str(sizing.replicas or "-"),
         kind.label,
-        str(one.replicas * kind.num_devices or "-"),
-        f"{one.cost:.4g}" if one.replicas else "-",
+        str(sizing.replicas * kind.num_devices or "-"),
+        f"{sizing.cost:.4g}" if sizing.replicas else "-",
         f"{report.good_share:.1%}",
-        "-" if one.fewer is None else f"{one.fewer.good_share:.1%}",
+        "-" if sizing.fewer is None else f"{sizing.fewer.good_share:.1%}",
         f"{report.first_token_s[2]:.3g}",
         f"{report.token_s:.3g}",
         f"{report.busy_share:.0%}",
@@ -58,26 +58,26 @@ def _row(one: Sizing) -> list[str]:
 
 def plan_panels(sizings: Sequence[Sizing], load: FleetLoad) -> list[list[Bars]]:
     """The cost of the fleets, and the share of requests within the limits."""
-    shares = {one.kind.label: {"within limits": one.report.good_share} for one in sizings}
-    for one in sizings:
-        if one.fewer is not None:
-            shares[one.kind.label]["one replica fewer"] = one.fewer.good_share
-    found = [one for one in sizings if one.replicas]
-    cost = {f"{one.replicas} × {one.kind.label}": {"cost": one.cost} for one in found}
+    shares = {sizing.kind.label: {"within limits": sizing.report.good_share} for sizing in sizings}
+    for sizing in sizings:
+        if sizing.fewer is not None:
+            shares[sizing.kind.label]["one replica fewer"] = sizing.fewer.good_share
+    possible = [sizing for sizing in sizings if sizing.replicas]
+    cost = {f"{sizing.replicas} × {sizing.kind.label}": {"cost": sizing.cost} for sizing in possible}
     title = f"{load.rate:.3g} sessions/s"
     panels = [Bars(f"{title}: share of requests", "within the limits", shares, beside=True)]
     return [[Bars(f"{title}: cost of the fleet", "per hour", cost), *panels] if cost else panels]
 
 
-def sizing_values(one: Sizing) -> dict[str, Any]:
+def sizing_values(sizing: Sizing) -> dict[str, Any]:
     """A sizing as it is written to JSON."""
     return {
-        "kind": one.kind.label,
-        "profile": one.kind.simulation.profile.name,
-        "policy": one.kind.simulation.policy_name,
-        "replicas": one.replicas or None,
-        "cost_per_h": one.cost,
-        "tried": {str(count): share for count, share in one.tried.items()},
-        "report": one.report._asdict(),
-        "fewer": None if one.fewer is None else one.fewer._asdict(),
+        "kind": sizing.kind.label,
+        "profile": sizing.kind.simulation.profile.name,
+        "policy": sizing.kind.simulation.policy_name,
+        "replicas": sizing.replicas or None,
+        "cost_per_h": sizing.cost,
+        "tried": {str(count): share for count, share in sizing.tried.items()},
+        "report": sizing.report._asdict(),
+        "fewer": None if sizing.fewer is None else sizing.fewer._asdict(),
     }

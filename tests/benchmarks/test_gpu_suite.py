@@ -133,10 +133,10 @@ def test_a_step_is_measured_beside_transfers_in_all_directions(rows: dict[str, l
 
 
 def test_the_time_of_every_operation_stands_beside_a_decode_step(rows: dict[str, list[Row]]) -> None:
-    trace, *found = [row for row in rows["decode"] if row["step"] in ("trace", "operation")]
-    assert (trace["step"], {row["step"] for row in found}) == ("trace", {"operation"})
-    assert all(row["graphs"] for row in (trace, *found))
-    assert any(" f32[8,128]" in row["shape"] for row in found)  # the products of the hidden layers
+    trace, *operations = [row for row in rows["decode"] if row["step"] in ("trace", "operation")]
+    assert (trace["step"], {row["step"] for row in operations}) == ("trace", {"operation"})
+    assert all(row["graphs"] for row in (trace, *operations))
+    assert any(" f32[8,128]" in row["shape"] for row in operations)  # the products of the hidden layers
 
 
 def test_all_policies_serve_the_same_tokens(rows: dict[str, list[Row]]) -> None:
@@ -273,9 +273,9 @@ def test_what_a_run_leaves_is_found_by_the_next_one(tmp_path: Path, monkeypatch:
 
 def test_the_torch_peer_times_every_case() -> None:
     pytest.importorskip("torch", reason="the peer needs torch")
-    found = list(part(PEER)(TINY))
-    assert len(found) == len(TINY.attention)
-    assert all(row["seconds"] > 0 for row in found)
+    measured = list(part(PEER)(TINY))
+    assert len(measured) == len(TINY.attention)
+    assert all(row["seconds"] > 0 for row in measured)
 
 
 def test_a_part_that_fails_is_recorded_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
