@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jinfercept.chat.markup_prompt import markup_prompt as markup_prompt
     from jinfercept.chat.options import ChatOptions as ChatOptions
-    from jinfercept.endpoints.load import LoadedTools as LoadedTools
-    from jinfercept.endpoints.load import load_tools as load_tools
     from jinfercept.errors import ConfigError as ConfigError
     from jinfercept.errors import EngineError as EngineError
     from jinfercept.errors import JinferceptError as JinferceptError
@@ -40,6 +38,8 @@ if TYPE_CHECKING:
     from jinfercept.request import SamplingParams as SamplingParams
     from jinfercept.request import Tool as Tool
     from jinfercept.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
+    from jinfercept.tools.load import LoadedTools as LoadedTools
+    from jinfercept.tools.load import load_tools as load_tools
 
 __version__ = "0.1.0"
 
@@ -70,8 +70,8 @@ _HOMES = {
     "markup_prompt": "jinfercept.chat.markup_prompt",
     "ChatOptions": "jinfercept.chat.options",
     "LLM": "jinfercept.llm",
-    "LoadedTools": "jinfercept.endpoints.load",
-    "load_tools": "jinfercept.endpoints.load",
+    "LoadedTools": "jinfercept.tools.load",
+    "load_tools": "jinfercept.tools.load",
     "Call": "jinfercept.request",
     "RequestOutput": "jinfercept.request",
     "SamplingParams": "jinfercept.request",

@@ -14,9 +14,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jinfercept.endpoints.calls import CallFailed
-from jinfercept.endpoints.schemas import check_of
-from jinfercept.endpoints.tool_tables import Place
 from jinfercept.enforceable_schema import SchemaReduction
 from jinfercept.errors import ConfigError, RequestError
 from jinfercept.grammar.constraint import TokenGrammar
@@ -24,6 +21,9 @@ from jinfercept.grammar.grammar import Grammars, GrammarSource
 from jinfercept.parsers.lark import Rules
 from jinfercept.parsers.tool_schemas import arguments_schema
 from jinfercept.structured_outputs import StructuredOutputsParams
+from jinfercept.tools.calls import CallFailed
+from jinfercept.tools.schemas import check_of
+from jinfercept.tools.tool_tables import Place
 from tests.support.grammars import FromTools
 from tests.support.sample_tokenizers import VOCAB, byte_level
 from tests.support.source_packages import source_package

@@ -84,7 +84,7 @@ class Run:
         tokenizer = None
         with ExitStack() as ends, StartDisplay() as progress:
             if "tools" in chat:
-                from jinfercept.endpoints.load import load_tools
+                from jinfercept.tools.load import load_tools
 
                 loaded = ends.enter_context(load_tools(chat["tools"]))
                 chat |= {"tools": loaded.tools, "inbox": loaded.inbox}

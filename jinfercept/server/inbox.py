@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from jinfercept.endpoints.inbox import Inbox
 from jinfercept.errors import RequestError
 from jinfercept.server.encoding import EncodedReply
 from jinfercept.server.errors import ApiError
@@ -21,6 +20,7 @@ from jinfercept.server.protocol import Body, Text
 from jinfercept.server.service import service_of
 from jinfercept.server.state import inbox_rows
 from jinfercept.server.state.inbox_rows import TakenAnswer
+from jinfercept.tools.inbox import Inbox
 
 router = APIRouter(route_class=GuardedRoute, tags=["tools"])
 

@@ -6,11 +6,11 @@ from contextlib import ExitStack, contextmanager
 from typing import final
 
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.endpoints.calls import owned
-from jinfercept.endpoints.inbox import Inbox
-from jinfercept.endpoints.load import LoadedTools, load_tools
 from jinfercept.errors import ConfigError
 from jinfercept.server.errors import ApiError
+from jinfercept.tools.calls import owned
+from jinfercept.tools.inbox import Inbox
+from jinfercept.tools.load import LoadedTools, load_tools
 
 _FIELD = "jinfercept.server_tools"
 _CLOSE_S = 0.5

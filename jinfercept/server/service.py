@@ -16,7 +16,6 @@ from starlette.requests import Request as HttpRequest
 
 from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.requests import check_chars
-from jinfercept.endpoints.inbox import Inbox
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, RequestError
 from jinfercept.llm import LLM
@@ -42,6 +41,7 @@ from jinfercept.server.tool_history import ToolHistory
 from jinfercept.server.tracing.current import TRACE
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
+from jinfercept.tools.inbox import Inbox
 
 if TYPE_CHECKING:
     from jinfercept.server.tracing.request_trace import Tracing

@@ -18,7 +18,6 @@ from typing import final
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from jinfercept.endpoints.inbox import Inbox
 from jinfercept.errors import RequestError
 from jinfercept.server.responses_repository import ResponseRepository
 from jinfercept.server.state import inbox_rows, upkeep
@@ -26,6 +25,7 @@ from jinfercept.server.state.database import StateDatabase
 from jinfercept.server.state.inbox_rows import TakenAnswer
 from jinfercept.server.state.queries import ServerClock
 from jinfercept.server.state.upkeep import Heartbeat, StateLimits
+from jinfercept.tools.inbox import Inbox
 
 LOST_BEATS = 5
 """Heartbeats without which a server is lost."""

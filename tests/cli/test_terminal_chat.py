@@ -14,9 +14,9 @@ import pytest
 from jinfercept.chat.function_tools import load_functions
 from jinfercept.cli.main import main
 from jinfercept.cli.terminal_chat import TerminalChat
-from jinfercept.endpoints.load import load_tools
 from jinfercept.errors import RequestError
 from jinfercept.request import SamplingParams
+from jinfercept.tools.load import load_tools
 from tests.support.chat_templates import PLAIN, QWEN, QWEN3
 from tests.support.engine_state import engine_state
 from tests.support.scripted_model import Make, Scripted

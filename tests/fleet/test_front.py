@@ -14,8 +14,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jinfercept.endpoints.inbox import Inbox
 from jinfercept.server.server_tools import ServerTools
+from jinfercept.tools.inbox import Inbox
 from tests.support.chat_templates import QWEN
 from tests.support.engine_state import engine_state
 from tests.support.gate import Gate, closed_gate

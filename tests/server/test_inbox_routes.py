@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from jinfercept.endpoints.calls import CallFailed
-from jinfercept.endpoints.inbox import Inbox
 from jinfercept.server.key_file import key_digest
+from jinfercept.tools.calls import CallFailed
+from jinfercept.tools.inbox import Inbox
 from tests.support.live_server import Running, running, until
 from tests.support.scripted_model import Scripted
 from tests.support.waiting_calls import ask

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from jinfercept.endpoints.inbox import Inbox
 from jinfercept.meter.engine_stats import EngineStats
+from jinfercept.tools.inbox import Inbox
 from tests.support.live_server import END, Running, prompt_of, running, until
 from tests.support.scripted_model import Scripted
 from tests.support.waiting_calls import ask

@@ -21,12 +21,12 @@ from jinfercept.cli.command import parse_command_line
 from jinfercept.cli.main import COMMANDS, PROG
 from jinfercept.cli.main import main as run_command
 from jinfercept.cli.serve import Serve
-from jinfercept.endpoints.tool_tables import read_tables
 from jinfercept.llm import LLM
 from jinfercept.models.protocol import Params
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
 from jinfercept.server.key_file import read_key_file
 from jinfercept.server.server_tools import open_server_tools
+from jinfercept.tools.tool_tables import read_tables
 from tests.support.docs_blocks import Block
 from tests.support.live_server import END, Running, running
 from tests.support.scripted_model import LENGTH, Scripted

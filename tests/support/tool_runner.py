@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from jinfercept.endpoints.load import LoadedTools, load_tools
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.request import Call, Result
+from jinfercept.tools.load import LoadedTools, load_tools
 
 
 class ToolRunner:
@@ -50,7 +50,7 @@ class ToolRunner:
 def patient_endpoints() -> Iterator[None]:
     """Tools that are loaded meanwhile end their calls themselves at a time-out, however late they notice it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jinfercept.endpoints.calls._GRACE_S", 60.0)
+        patch.setattr("jinfercept.tools.calls._GRACE_S", 60.0)
         yield
 
 

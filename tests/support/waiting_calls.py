@@ -6,8 +6,8 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-from jinfercept.endpoints.calls import CallFailed, CallRequest
-from jinfercept.endpoints.inbox import Inbox
+from jinfercept.tools.calls import CallFailed, CallRequest
+from jinfercept.tools.inbox import Inbox
 from tests.support.live_server import until
 
 

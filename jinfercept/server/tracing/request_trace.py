@@ -18,13 +18,13 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from jinfercept import __version__
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.endpoints.calls import TRACE_CONTEXT
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.intercept.dispatcher import CALL_ID, CALLER
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.meter.timelines import Timeline
 from jinfercept.request import Call, Request, Result
 from jinfercept.server.tracing.spans import CallSpan, SpanWriter, request_attributes
+from jinfercept.tools.calls import TRACE_CONTEXT
 
 log = logging.getLogger(__name__)
 

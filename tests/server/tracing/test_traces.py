@@ -13,9 +13,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
-from jinfercept.endpoints.calls import TRACE_CONTEXT
 from jinfercept.request import Tool
 from jinfercept.server.tracing.request_trace import Tracing
+from jinfercept.tools.calls import TRACE_CONTEXT
 from tests.support.live_server import MODEL, Running, running, until
 from tests.support.scripted_model import Scripted
 from tests.support.tool_server import ALL, BUY, QUESTION, ask, ask_and_leave, asks, called, returned, says

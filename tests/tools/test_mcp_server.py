@@ -16,9 +16,9 @@ import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, EmbeddedResource, ImageContent, ResourceLink, TextContent, TextResourceContents
 
-from jinfercept.endpoints.load import load_tools
-from jinfercept.endpoints.mcp_results import result_text
 from jinfercept.errors import ConfigError
+from jinfercept.tools.load import load_tools
+from jinfercept.tools.mcp_results import result_text
 from tests.support.tool_runner import tool_runner, until
 
 SHOP = Path(__file__).parents[1] / "support" / "mcp_shop.py"

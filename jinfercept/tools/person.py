@@ -2,11 +2,11 @@
 
 from typing import final
 
-from jinfercept.endpoints.calls import CallRequest
-from jinfercept.endpoints.inbox import Inbox
-from jinfercept.endpoints.questions import QUESTION
-from jinfercept.endpoints.schemas import check_of
-from jinfercept.endpoints.tool_tables import PersonTable, Place
+from jinfercept.tools.calls import CallRequest
+from jinfercept.tools.inbox import Inbox
+from jinfercept.tools.questions import QUESTION
+from jinfercept.tools.schemas import check_of
+from jinfercept.tools.tool_tables import PersonTable, Place
 
 
 @final

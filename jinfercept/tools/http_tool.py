@@ -7,11 +7,11 @@ from typing import Any, final
 
 import httpx2
 
-from jinfercept.endpoints.allowed_hosts import AllowedHost, Hosts, host_key, is_address, is_public
-from jinfercept.endpoints.calls import CallFailed, CallRequest
-from jinfercept.endpoints.schemas import check_of, texts
-from jinfercept.endpoints.templates import fill_json, fill_url, names_in, point
-from jinfercept.endpoints.tool_tables import HttpTable, Place
+from jinfercept.tools.allowed_hosts import AllowedHost, Hosts, host_key, is_address, is_public
+from jinfercept.tools.calls import CallFailed, CallRequest
+from jinfercept.tools.schemas import check_of, texts
+from jinfercept.tools.templates import fill_json, fill_url, names_in, point
+from jinfercept.tools.tool_tables import HttpTable, Place
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 _BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
@@ -22,7 +22,7 @@ _SHOWN_CHARS = 500
 
 
 @final
-class HttpEndpoint:
+class HttpTool:
     """One HTTP endpoint.
 
     Args:

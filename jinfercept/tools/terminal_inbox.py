@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable, Sequence
 
-from jinfercept.endpoints.inbox import Inbox
 from jinfercept.errors import RequestError
 from jinfercept.request import Call
+from jinfercept.tools.inbox import Inbox
 
 _TIMEOUT_S = 1.0
 _POLL_S = 0.02

@@ -12,9 +12,9 @@ from typing import Any
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 
-from jinfercept.endpoints.calls import TRACE_CONTEXT
-from jinfercept.endpoints.load import LoadedTools, load_tools
 from jinfercept.intercept.tool_run import ToolRun
+from jinfercept.tools.calls import TRACE_CONTEXT
+from jinfercept.tools.load import LoadedTools, load_tools
 from tests.support.tool_runner import until
 
 TRACE = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "tracestate": "vendor=opaque"}

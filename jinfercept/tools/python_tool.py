@@ -12,18 +12,18 @@ from types import ModuleType
 from typing import Any
 
 from jinfercept.chat.function_tools import chat_tools, load_functions, load_module
-from jinfercept.endpoints.calls import CallQueue, CallRequest
-from jinfercept.endpoints.tool_tables import Place, PythonTable
 from jinfercept.errors import RequestError
 from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.request import Tool
+from jinfercept.tools.calls import CallQueue, CallRequest
+from jinfercept.tools.tool_tables import Place, PythonTable
 
 MAX_THREADS = 32
 """Maximum running calls of a sync function without `max_concurrency`. Each runs in a thread, which no timeout ends."""
 
 
 @dataclass(frozen=True, slots=True)
-class PythonEndpoint:
+class PythonTool:
     """A Python function.
 
     Attributes:
@@ -64,9 +64,9 @@ class PythonEndpoint:
         return value if isinstance(value, str) else str(list(value))
 
 
-def python_endpoint(
+def python_tool(
     table: PythonTable, place: Place, modules: dict[Path, ModuleType], executor: ToolExecutor
-) -> PythonEndpoint:
+) -> PythonTool:
     """The function that a table names.
 
     Args:
@@ -89,14 +89,14 @@ def python_endpoint(
     declared |= {} if table.description is None else {"description": table.description}
     declared |= {} if table.parameters is None else {"parameters": table.parameters}
     in_thread = not inspect.iscoroutinefunction(function)
-    return PythonEndpoint({"type": "function", "function": declared}, made.tool.function, in_thread, executor)
+    return PythonTool({"type": "function", "function": declared}, made.tool.function, in_thread, executor)
 
 
-def python_endpoints(path: Path, executor: ToolExecutor) -> list[PythonEndpoint]:
+def python_tools(path: Path, executor: ToolExecutor) -> list[PythonTool]:
     """The functions of a Python file. Raises `RequestError` as `load_functions`, and for a function that cannot be a tool."""
     functions = load_functions(path)
     return [
-        PythonEndpoint(made.declaration, made.tool.function, not inspect.iscoroutinefunction(function), executor)
+        PythonTool(made.declaration, made.tool.function, not inspect.iscoroutinefunction(function), executor)
         for function, made in zip(functions, chat_tools(functions), strict=True)
         if made.tool is not None
     ]

@@ -12,12 +12,12 @@ from types import MappingProxyType
 from typing import Any, final
 
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.endpoints.tool_tables import Limits
 from jinfercept.intercept.dispatcher import CALLER
 from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.plain_values import strict_json
 from jinfercept.request import Tool
+from jinfercept.tools.tool_tables import Limits
 
 OWNER = ContextVar("jinfercept_owner", default="")
 """The tenant of the current call, in a tool's function; "" without one (`owned`)."""

@@ -26,10 +26,10 @@ from mcp_types import (
 from mcp_types import Tool as Declared
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from jinfercept.endpoints.calls import CallFailed, CallRequest, Endpoint, declare
-from jinfercept.endpoints.mcp_process import McpProcess
-from jinfercept.endpoints.mcp_results import result_text
-from jinfercept.endpoints.tool_tables import McpTable, Place
+from jinfercept.tools.calls import CallFailed, CallRequest, Endpoint, declare
+from jinfercept.tools.mcp_process import McpProcess
+from jinfercept.tools.mcp_results import result_text
+from jinfercept.tools.tool_tables import McpTable, Place
 
 log = logging.getLogger(__name__)
 

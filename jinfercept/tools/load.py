@@ -9,10 +9,12 @@ from types import ModuleType, TracebackType
 from typing import Any, Self, final
 
 from jinfercept.chat.function_tools import ChatTool, chat_tools
-from jinfercept.endpoints.calls import CallQueue, Endpoint, declare, endpoint_tool
-from jinfercept.endpoints.inbox import Inbox
-from jinfercept.endpoints.python_endpoint import PythonEndpoint, python_endpoint, python_endpoints
-from jinfercept.endpoints.tool_tables import (
+from jinfercept.errors import ConfigError, shown
+from jinfercept.intercept.tool_executor import ToolExecutor
+from jinfercept.tools.calls import CallQueue, Endpoint, declare, endpoint_tool
+from jinfercept.tools.inbox import Inbox
+from jinfercept.tools.python_tool import PythonTool, python_tool, python_tools
+from jinfercept.tools.tool_tables import (
     HttpTable,
     Limits,
     McpTable,
@@ -23,8 +25,6 @@ from jinfercept.endpoints.tool_tables import (
     Table,
     read_tables,
 )
-from jinfercept.errors import ConfigError, shown
-from jinfercept.intercept.tool_executor import ToolExecutor
 
 _Source = Callable[[], list[ChatTool]]
 
@@ -105,7 +105,7 @@ def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
     loader = _Loader(inbox)
     try:
         if tables is None:
-            for function in python_endpoints(path, loader.parts.executor):
+            for function in python_tools(path, loader.parts.executor):
                 loader.add_function(function, Limits())
         for place, table in tables or ():
             loader.add(table, place)
@@ -169,26 +169,26 @@ class _Loader:
         """Check a table and make its tools. Raises `ConfigError`; `ImportError` for a missing package."""
         match table:
             case PythonTable():
-                self.add_function(python_endpoint(table, place, self._modules, self.parts.executor), table)
+                self.add_function(python_tool(table, place, self._modules, self.parts.executor), table)
             case HttpTable():
-                from jinfercept.endpoints.http_endpoint import HttpEndpoint
+                from jinfercept.tools.http_tool import HttpTool
 
-                http = HttpEndpoint(table, place)
+                http = HttpTool(table, place)
                 self._add(declare(table.name, table.description, http.parameters), table, http)
             case ModelTable() if table.path is None:
-                from jinfercept.endpoints.remote_model import RemoteModel
+                from jinfercept.tools.remote_model import RemoteModel
 
                 remote = RemoteModel(table, place)
                 self._add(declare(table.name, table.description, remote.parameters), table, remote)
             case ModelTable():
-                from jinfercept.endpoints.local_model import LocalModel
+                from jinfercept.tools.local_model import LocalModel
 
                 local = LocalModel(table, place)
                 self.parts.models.callback(local.close)
                 self._load.append(local.load)
                 self._add(declare(table.name, table.description, local.parameters), table, local)
             case PersonTable():
-                from jinfercept.endpoints.person import Person
+                from jinfercept.tools.person import Person
 
                 person = Person(table, place, self._inbox)
                 declaration = declare(table.name, table.description, person.parameters)
@@ -196,7 +196,7 @@ class _Loader:
             case McpTable():
                 self._add_server(table, place)
 
-    def add_function(self, function: PythonEndpoint, limits: Limits) -> None:
+    def add_function(self, function: PythonTool, limits: Limits) -> None:
         """Make a tool of a Python function."""
         self._add(dict(function.declaration), limits, function, function.queue(limits.max_concurrency))
 
@@ -226,7 +226,7 @@ class _Loader:
         self._sources.append(lambda: [tool])
 
     def _add_server(self, table: McpTable, place: Place) -> None:
-        from jinfercept.endpoints.mcp_server import McpServer
+        from jinfercept.tools.mcp_server import McpServer
 
         server, queue, executor = McpServer(table, place), CallQueue(table.max_concurrency), self.parts.executor
         self.parts.servers.append(server.close)

@@ -2,12 +2,12 @@
 
 from typing import Any, final
 
-from jinfercept.endpoints.calls import CallFailed, CallRequest
-from jinfercept.endpoints.questions import QUESTION, conversation
-from jinfercept.endpoints.schemas import check_of
-from jinfercept.endpoints.tool_tables import ModelTable, Place
 from jinfercept.llm import LLM
 from jinfercept.request import SamplingParams
+from jinfercept.tools.calls import CallFailed, CallRequest
+from jinfercept.tools.questions import QUESTION, conversation
+from jinfercept.tools.schemas import check_of
+from jinfercept.tools.tool_tables import ModelTable, Place
 
 
 @final

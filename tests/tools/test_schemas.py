@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from jinfercept.endpoints.calls import CallFailed
-from jinfercept.endpoints.schemas import check_of
-from jinfercept.endpoints.tool_tables import Place
+from jinfercept.tools.calls import CallFailed
+from jinfercept.tools.schemas import check_of
+from jinfercept.tools.tool_tables import Place
 
 
 @pytest.mark.parametrize(

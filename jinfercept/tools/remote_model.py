@@ -5,10 +5,10 @@ from typing import Any, final
 
 import httpx2
 
-from jinfercept.endpoints.calls import CallFailed, CallRequest
-from jinfercept.endpoints.questions import QUESTION, conversation
-from jinfercept.endpoints.schemas import check_of
-from jinfercept.endpoints.tool_tables import ModelTable, Place
+from jinfercept.tools.calls import CallFailed, CallRequest
+from jinfercept.tools.questions import QUESTION, conversation
+from jinfercept.tools.schemas import check_of
+from jinfercept.tools.tool_tables import ModelTable, Place
 
 _MAX_BYTES = 4 << 20
 

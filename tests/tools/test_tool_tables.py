@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jinfercept.endpoints.load import load_tools
 from jinfercept.errors import ConfigError, RequestError
+from jinfercept.tools.load import load_tools
 
 HTTP = 'kind = "http"\nname = "web"\ndescription = "asks"\nurl = "https://example.com/"\n'
 GOOD = f"[[tool]]\n{HTTP}\n"
@@ -93,7 +93,7 @@ def test_packages_that_are_missing_are_named_with_the_extra_that_brings_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
-    monkeypatch.delitem(sys.modules, "jinfercept.endpoints.mcp_server", raising=False)
+    monkeypatch.delitem(sys.modules, "jinfercept.tools.mcp_server", raising=False)
     (tmp_path / "tools.toml").write_text('[[tool]]\nkind = "mcp"\nname = "shop"\ncommand = "x"')
     with pytest.raises(ConfigError, match=r"no package mcp; fix: pip install 'jinfercept\[tools\]'"):
         load_tools(tmp_path / "tools.toml")

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from jinfercept.endpoints.calls import CallQueue, FairSlots
+from jinfercept.tools.calls import CallQueue, FairSlots
 
 
 class Calls:

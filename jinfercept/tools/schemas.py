@@ -6,8 +6,8 @@ from typing import Any
 from jsonschema import Draft202012Validator, SchemaError
 from jsonschema.validators import validator_for
 
-from jinfercept.endpoints.calls import CallFailed
-from jinfercept.endpoints.tool_tables import Place
+from jinfercept.tools.calls import CallFailed
+from jinfercept.tools.tool_tables import Place
 
 Check = Callable[[Mapping[str, Any]], None]
 """Raises `CallFailed` for arguments that do not fit the schema; the model reads the message."""

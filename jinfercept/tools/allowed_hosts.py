@@ -10,7 +10,7 @@ from typing import NamedTuple, final
 
 import httpx2
 
-from jinfercept.endpoints.calls import CallFailed
+from jinfercept.tools.calls import CallFailed
 
 _UNICAST = IPv6Network("2000::/3")  # all allocated IPv6 addresses, except embedded IPv4 addresses
 _EMBEDDING = tuple(

@@ -164,7 +164,7 @@ def test_what_one_tool_of_a_file_does_neither_ends_nor_delays_the_others(tmp_pat
 def test_calls_that_are_abandoned_leave_no_more_threads_than_slots(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jinfercept.endpoints.python_endpoint.MAX_THREADS", 3)
+    monkeypatch.setattr("jinfercept.tools.python_tool.MAX_THREADS", 3)
     (tmp_path / "shop.py").write_text(FUNCTIONS)
     (tmp_path / "tools.toml").write_text(python("hold") + python("wait"))
     with load_tools(tmp_path / file) as loaded:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from jinfercept.endpoints.calls import CallFailed
+from jinfercept.tools.calls import CallFailed
 
 _PLACE = re.compile(r"\{(\w+)\}")
 

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, final
 
-from jinfercept.endpoints.calls import CallFailed, CallRequest
 from jinfercept.errors import RequestError
+from jinfercept.tools.calls import CallFailed, CallRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from jinfercept.endpoints.allowed_hosts import Hosts, is_public
-from jinfercept.endpoints.calls import CallFailed
-from jinfercept.endpoints.http_endpoint import HttpEndpoint
-from jinfercept.endpoints.tool_tables import HttpTable, Place
 from jinfercept.errors import ConfigError
+from jinfercept.tools.allowed_hosts import Hosts, is_public
+from jinfercept.tools.calls import CallFailed
+from jinfercept.tools.http_tool import HttpTool
+from jinfercept.tools.tool_tables import HttpTable, Place
 from tests.support.tool_runner import tool_runner, until
 
 
@@ -263,7 +263,7 @@ def test_an_entry_that_is_no_host_is_an_error_of_the_file(site: Site, tmp_path: 
 
 def test_a_redirect_from_https_to_http_is_not_followed(tmp_path: Path) -> None:
     values = {"kind": "http", "name": "web", "description": "asks", "url": "https://a.example/"}
-    endpoint = HttpEndpoint(HttpTable.model_validate(values), Place(tmp_path, 1))
+    endpoint = HttpTool(HttpTable.model_validate(values), Place(tmp_path, 1))
 
     def answer(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(302, headers={"location": "http://a.example/"})
