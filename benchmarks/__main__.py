@@ -235,9 +235,9 @@ class CPUProducts:
 
     def run(self) -> int:
         """Measure; returns 0. Raises `ConfigError` where kernels for the CPU are off."""
-        from jinfercept.pallas import cpu_kernels
+        from jinfercept.cpu_kernels import native
 
-        if not cpu_kernels.usable():
+        if not native.usable():
             fix = "pip install jinfercept[cpu], an x86 CPU with AVX2, and JAX_PLATFORMS=cpu"
             raise ConfigError("there are no kernels to measure", got="kernels for the CPU are off", fix=fix)
         from benchmarks.cpu_products import ROWS, measure

@@ -15,9 +15,10 @@ from llvmlite import ir
 from rich.console import Console
 from rich.table import Table
 
-from jinfercept.pallas import cpu_kernels, cpu_product
-from jinfercept.pallas.cpu_code import F32, I64, Code
-from jinfercept.pallas.quantized_product import Packed, pack, product
+from jinfercept.cpu_kernels import dense_product, native
+from jinfercept.cpu_kernels.code import F32, I64, Code
+from jinfercept.layouts.packed_weights import Packed, pack
+from jinfercept.pallas.quantized_product import product
 
 SHAPES = ((576, 960), (576, 576), (576, 3072), (1536, 576), (576, 49152))
 """Inputs and outputs: queries, keys and values; output of attention; gate and up; down; logits."""
@@ -63,7 +64,7 @@ def _by_xla(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def _bfloat16(x: jax.Array, weight: jax.Array) -> jax.Array:
-    return cpu_product.product(x, weight, transposed=False, out=x.dtype)
+    return dense_product.product(x, weight, transposed=False, out=x.dtype)
 
 
 def _quantized(
@@ -148,7 +149,7 @@ class _Read:
         return code.builder.sdiv(code.dim(0, 0), I64(self.numbers))
 
     def item(self, code: Code, index: Any) -> None:
-        lanes = cpu_kernels.lanes()
+        lanes = native.lanes()
         vector = ir.VectorType(F32, lanes)
         sums = [code.variable(vector([0.0] * lanes)) for _ in range(8)]
         start = code.builder.mul(index, I64(self.numbers))
@@ -167,6 +168,6 @@ def bandwidth() -> float:
     kernel = _Read()
     numbers = jnp.ones(ROTATED_BYTES // 4)
     result = jax.ShapeDtypeStruct((len(numbers) // kernel.numbers,), jnp.float32)
-    read = jax.jit(lambda numbers: cpu_kernels.call(kernel, result, numbers))
+    read = jax.jit(lambda numbers: native.call(kernel, result, numbers))
     read(numbers).block_until_ready()
     return numbers.nbytes / _best(lambda: read(numbers))

@@ -6,7 +6,7 @@ turn counts. Decode attention is tried in three formulations and every order get
 
     python benchmarks/kv_layout.py --dtype bfloat16
 
-`jinfercept/pallas/layout.py` holds the order that was chosen. Letters as there; `c` is the axis of key and value.
+`jinfercept/layouts/pages.py` holds the order that was chosen. Letters as there; `c` is the axis of key and value.
 """
 
 import argparse

@@ -29,6 +29,7 @@ SLOWEST_FIRST = (
     "startup/",
     "benchmarks/",
     "pallas/",
+    "cpu_kernels/",
     "test_same_tokens",
     "bench/",
     "engine/",

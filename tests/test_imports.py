@@ -53,8 +53,10 @@ def test_only_those_who_wait_for_others_use_asyncio() -> None:
 
 
 def test_kernels_import_nothing_of_the_package() -> None:
-    names = set[str]().union(*map(imported, (PACKAGE / "pallas").rglob("*.py")))
-    assert [name for name in names if name.startswith("jinfercept") and not name.startswith("jinfercept.pallas")] == []
+    rooms = ("layouts", "cpu_kernels", "pallas")
+    names = set[str]().union(*(imported(file) for room in rooms for file in (PACKAGE / room).rglob("*.py")))
+    own = tuple(f"jinfercept.{room}" for room in rooms)
+    assert [name for name in names if name.startswith("jinfercept") and not name.startswith(own)] == []
 
 
 PUBLIC = {"testing"}

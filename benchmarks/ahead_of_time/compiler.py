@@ -18,12 +18,12 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
 
+from jinfercept.layouts.pages import KVPages, kv_shape
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.mesh import EVERYWHERE
 from jinfercept.models.model import Model, abstract_params
 from jinfercept.models.parallel import AXIS
 from jinfercept.models.sharding import partition_specs
-from jinfercept.pallas.layout import KVPages, kv_shape
 from jinfercept.runner.executables import COMPILER_OPTIONS
 from jinfercept.runner.page_arrays import PAGES_SPEC
 from jinfercept.runner.shape import RunnerShape

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int32
 
 from benchmarks.gpu_suite.sizes import AttentionCase, HeadSizes
-from jinfercept.pallas.layout import Batch, KVPages, kv_shape
+from jinfercept.layouts.pages import Batch, KVPages, kv_shape
 from jinfercept.runner.packing import PackedShape, pack, unpack
 from jinfercept.sched.plan import Chunk
 

@@ -21,12 +21,12 @@ import numpy as np
 from benchmarks.gpu_suite.attention_cases import make_batch, random_queries
 from benchmarks.gpu_suite.sizes import Checked, HeadSizes, Row, Sizes
 from jinfercept.bench.replay import Replayed, different, replay
+from jinfercept.layouts.pages import Batch, kv_shape
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params
 from jinfercept.pallas.attention import available, cut_for, paged_attention, prepare
 from jinfercept.pallas.gpu_heads import Heads
-from jinfercept.pallas.layout import Batch, kv_shape
 from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.request import Request
 from jinfercept.sim.arrivals import Arrival

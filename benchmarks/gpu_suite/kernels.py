@@ -22,9 +22,9 @@ from benchmarks.gpu_suite.attention_cases import random_pages, random_queries, s
 from benchmarks.gpu_suite.ceilings import copy_rate, matmul_rate
 from benchmarks.gpu_suite.sizes import MIB, AttentionCase, Row, Sizes
 from benchmarks.gpu_suite.timing import RunTiming, timed
+from jinfercept.layouts.pages import KVPages
 from jinfercept.pallas.attention import available, cut_for, paged_attention, prepare
 from jinfercept.pallas.gpu_heads import AMPERE, Heads, compute_capability, tiles_for, work_cut
-from jinfercept.pallas.layout import KVPages
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import paged_attention_triton
 from jinfercept.pallas.work_schedule import WorkCut

@@ -9,7 +9,7 @@ from statistics import median
 import jax
 import jax.numpy as jnp
 
-from jinfercept.pallas.layout import KVPages
+from jinfercept.layouts.pages import KVPages
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams

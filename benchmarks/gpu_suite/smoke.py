@@ -23,11 +23,11 @@ import numpy as np
 from benchmarks.gpu_suite.plans import FIRST_PAGE, pages_of, settled, step
 from benchmarks.gpu_suite.sizes import Row, Sizes
 from jinfercept.bench.replay import different, replay
+from jinfercept.layouts.kv_rows import stored_dtype
+from jinfercept.layouts.pages import kv_shape
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model
-from jinfercept.pallas.kv_rows import stored_dtype
-from jinfercept.pallas.layout import kv_shape
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sim.scripted import make_request, random_tokens

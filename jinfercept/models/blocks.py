@@ -11,12 +11,12 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
+from jinfercept.cpu_kernels import native
+from jinfercept.layouts.rows import Gated, Rows, dense, rms_normed, silu_gated
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.parallel import look_up, num_devices
 from jinfercept.models.quantized import QuantizedTensor
-from jinfercept.pallas import cpu_kernels
 from jinfercept.pallas.rotation import Rotation
-from jinfercept.pallas.rows import Gated, Rows, dense, rms_normed, silu_gated
 from jinfercept.pallas.skinny_products import skinny_product
 
 FEWEST_ROWS = 4
@@ -102,19 +102,19 @@ def _kernel(
     spec: str, x: Float[Array, "..."], weight: Float[Array, "..."], out: DTypeLike
 ) -> Callable[..., Float[Array, "..."]] | None:
     """The CPU's own code for a product, if there is some."""
-    if not cpu_kernels.usable() or num_devices() > 1:
+    if not native.usable() or num_devices() > 1:
         return None
-    from jinfercept.pallas import cpu_product
+    from jinfercept.cpu_kernels import dense_product
 
     transposed, depth, others = _matrix(spec, x, weight)
     matrix = (-1, depth) if transposed else (depth, -1)
     shapes = (len(x), depth), (prod(others), depth)
-    if not cpu_product.supports(*shapes, x.dtype, weight.dtype, transposed=transposed):
+    if not dense_product.supports(*shapes, x.dtype, weight.dtype, transposed=transposed):
         return None
 
     def multiply(x: Float[Array, "..."], weight: Float[Array, "..."]) -> Float[Array, "..."]:
         rows = x.reshape(len(x), depth)
-        y = cpu_product.product(rows, weight.reshape(matrix), transposed=transposed, out=out)
+        y = dense_product.product(rows, weight.reshape(matrix), transposed=transposed, out=out)
         return y.reshape(len(x), *others)
 
     return multiply

@@ -10,11 +10,11 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from jinfercept.layouts.rows import Normed, Rows, silu_gated
 from jinfercept.models.blocks import Attend, AttendJoined, project, project_gated, rms_norm, separate_heads
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.parallel import add_partial_sums, gather_columns, on_first_device
 from jinfercept.models.rope import rotate, rotation
-from jinfercept.pallas.rows import Normed, Rows, silu_gated
 
 
 class LlamaLayer(nnx.Module):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import jax
 
+from jinfercept.cpu_kernels import native
 from jinfercept.errors import ModelError
 from jinfercept.models import embedded
 from jinfercept.models.checkpoint import Checkpoint, PackedCheckpoint, StoredTensor
@@ -30,7 +31,6 @@ from jinfercept.models.protocol import Params, ServedModel, Weights
 from jinfercept.models.quantized import QuantizedTensor, is_quantized, weights_of
 from jinfercept.models.quantized_weights import keep_quantized, read_quantized, weight_bytes
 from jinfercept.models.stored_weights import Stored, read_weight
-from jinfercept.pallas import cpu_kernels
 
 DTypeName = Literal["float32", "bfloat16", "auto"]
 LoadFormat = Literal["auto", "dummy"]
@@ -175,7 +175,7 @@ def keeps_quantized(checkpoint: Checkpoint, quantization: str, num_devices: int 
             fix="quantization=auto",
         )
     if quantization == "auto":
-        has_kernels = jax.default_backend() != "cpu" or (num_devices == 1 and cpu_kernels.usable())
+        has_kernels = jax.default_backend() != "cpu" or (num_devices == 1 and native.usable())
         return found is not None and (found != "gguf" or has_kernels)
     return quantization == found
 

@@ -16,14 +16,14 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int
 
+from jinfercept.cpu_kernels import native
+from jinfercept.layouts.kv_rows import row_width
 from jinfercept.models.blocks import Attend, Embed
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.gptj import GPTJHead, GPTJLayer
 from jinfercept.models.llama import LlamaHead, LlamaLayer
 from jinfercept.models.protocol import ModelDimensions, Params, Weights
 from jinfercept.models.sharding import cut_axis, padded_vocabulary, serving_config
-from jinfercept.pallas import cpu_kernels
-from jinfercept.pallas.kv_rows import row_width
 
 _BLOCKS = {"llama": (LlamaLayer, LlamaHead), "gptj": (GPTJLayer, GPTJHead)}
 
@@ -82,7 +82,7 @@ class Model:
 def joins() -> bool:
     """Whether JAX's default backend computes faster with joined weights: where every call of a kernel costs. Where XLA computes
     everything on a CPU, the products of a layer run side by side while they are apart."""
-    return jax.default_backend() != "cpu" or cpu_kernels.usable()
+    return jax.default_backend() != "cpu" or native.usable()
 
 
 def abstract_params(

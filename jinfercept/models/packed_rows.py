@@ -37,7 +37,7 @@ class PackedRows(NamedTuple):
     """Rows of a weight.
 
     Attributes:
-        values: int8 `[rows, K]`, or uint32 `[rows, K / 8]`: 4-bit numbers, in the order of `quantized_product.ORDER`.
+        values: int8 `[rows, K]`, or uint32 `[rows, K / 8]`: 4-bit numbers, in the order of `packed_weights.ORDER`.
         scales, offsets: `[rows, K / group]`; None: no offsets.
     """
 

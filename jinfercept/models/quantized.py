@@ -1,6 +1,6 @@
 """`QuantizedTensor`: a weight that stays quantised on the device, in the place of an array among a model's parameters.
 
-`quantized_product.py` has the order of its numbers and the products; `quantized_weights.py` reads such weights from files.
+`packed_weights.py` has the order of its numbers; `quantized_weights.py` reads such weights from files.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
+from jinfercept.layouts.packed_weights import WIDTH, Packed, blocks, unblocked, unpack, unpack_blocks
+from jinfercept.layouts.rows import Rows
 from jinfercept.models.packed_rows import Packing
-from jinfercept.pallas.quantized_product import (
-    WIDTH,
-    Packed,
-    blocks,
-    product,
-    unblocked,
-    unpack,
-    unpack_blocks,
-)
-from jinfercept.pallas.rows import Rows
+from jinfercept.pallas.quantized_product import product
 
 
 @partial(
@@ -34,7 +27,7 @@ from jinfercept.pallas.rows import Rows
 )
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """A weight whose numbers are `scale * (q - zero) + offset`, stored as `quantized_product.Packed` says.
+    """A weight whose numbers are `scale * (q - zero) + offset`, stored as `packed_weights.Packed` says.
 
     Attributes:
         values, scales, offsets: arrays or their shapes; of a stack of weights, with one more axis in front.

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jinfercept.errors import ConfigError
+from jinfercept.layouts.packed_weights import WIDTH
 from jinfercept.models.checkpoint import PackedCheckpoint, StoredTensor
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.packed_rows import PackedRows, common
@@ -17,7 +18,6 @@ from jinfercept.models.protocol import Params, Weights
 from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.models.sharding import cut_axis, partition_spec
 from jinfercept.models.stored_weights import Stored, rows_of
-from jinfercept.pallas.quantized_product import WIDTH
 
 
 def keep_quantized(checkpoint: PackedCheckpoint, shapes: Params, num_devices: int) -> Params:

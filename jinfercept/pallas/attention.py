@@ -10,11 +10,11 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jinfercept.cpu_kernels.attention import paged_attention_cpu
+from jinfercept.layouts.pages import Batch, KVPages
 from jinfercept.pallas import gpu_kernels
-from jinfercept.pallas.cpu_attention import paged_attention_cpu
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import CUTS
-from jinfercept.pallas.layout import Batch, KVPages
 from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.pallas.work_schedule import Work, WorkCut, schedules
 

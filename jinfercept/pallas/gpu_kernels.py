@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jinfercept.layouts.pages import Batch, KVPages
 from jinfercept.pallas.gpu_heads import (
     AMPERE,
     Heads,
@@ -21,7 +22,6 @@ from jinfercept.pallas.gpu_heads import (
     tiles_for,
     work_cut,
 )
-from jinfercept.pallas.layout import Batch, KVPages
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.tiles import HOPPER, Tiles
 from jinfercept.pallas.work_schedule import WorkCut

@@ -11,8 +11,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from jinfercept.layouts.pages import Batch, KVPages, as_array
 from jinfercept.pallas.gpu_heads import Heads
-from jinfercept.pallas.layout import Batch, KVPages, as_array
 from jinfercept.pallas.mosaic_kernel import COMPUTING, ROWS, chunk_kernel, share
 from jinfercept.pallas.work_schedule import WorkSchedule
 

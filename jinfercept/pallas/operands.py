@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array
 
-from jinfercept.pallas.layout import Ints, Part
+from jinfercept.layouts.pages import Ints, Part
 
 EVERYWHERE = pl.BlockSpec(memory_space=pl.ANY)
 

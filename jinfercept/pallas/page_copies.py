@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int32, UInt32
 
+from jinfercept.layouts.pages import KVPages, from_words, to_words
 from jinfercept.pallas.gpu_kernels import copy_kernel
-from jinfercept.pallas.layout import KVPages, from_words, to_words
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 HostPool = UInt32[Array, "rows l words"]

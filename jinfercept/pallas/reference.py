@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jinfercept.pallas.kv_rows import dequantised
-from jinfercept.pallas.layout import Batch, KVPages
+from jinfercept.layouts.kv_rows import dequantised
+from jinfercept.layouts.pages import Batch, KVPages
 
 TOKENS_AT_ONCE = 64  # bounds the gathered contexts to this many times P · B tokens
 

@@ -19,6 +19,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float
 
+from jinfercept.layouts.kv_rows import is_quantised
+from jinfercept.layouts.pages import Batch, KVPages
 from jinfercept.pallas.gpu_heads import (
     AMPERE,
     DTYPES,
@@ -28,8 +30,6 @@ from jinfercept.pallas.gpu_heads import (
     is_supported,
     tiles_for,
 )
-from jinfercept.pallas.kv_rows import is_quantised
-from jinfercept.pallas.layout import Batch, KVPages
 from jinfercept.pallas.operands import EVERYWHERE, with_ints
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.tiles import Tile, Tiles

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Int32
 
-from jinfercept.pallas.layout import OUT_OF_RANGE
+from jinfercept.layouts.pages import OUT_OF_RANGE
 from jinfercept.pallas.operands import EVERYWHERE
 
 WORDS, SEGMENTS, NUM_WARPS = 2048, 8, 8

@@ -14,8 +14,8 @@ from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num
 
-from jinfercept.pallas.kv_rows import BYTES, is_quantised, numbers_of, widened
-from jinfercept.pallas.layout import SCRATCH_PAGE, KVPages
+from jinfercept.layouts.kv_rows import BYTES, is_quantised, numbers_of, widened
+from jinfercept.layouts.pages import SCRATCH_PAGE, KVPages
 from jinfercept.pallas.tiles import LEAST_ROWS, power_of_two
 
 LOG2_E = 1.4426950408889634

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Int32
 
-from jinfercept.pallas.layout import OUT_OF_RANGE, Batch, Part
+from jinfercept.layouts.pages import OUT_OF_RANGE, Batch, Part
 from jinfercept.pallas.work_schedule import Work, WorkCut, WorkSchedule, schedules
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
 

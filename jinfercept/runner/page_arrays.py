@@ -25,9 +25,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Int, Int32
 
 from jinfercept.kv.store import PageCopy
+from jinfercept.layouts.pages import OUT_OF_RANGE, KVPages, from_words, kv_shape, to_words
 from jinfercept.models.mesh import beside, move, over_devices, place
 from jinfercept.models.parallel import AXIS
-from jinfercept.pallas.layout import OUT_OF_RANGE, KVPages, from_words, kv_shape, to_words
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.host_pages import HostArray, HostPages, HostSlots
 from jinfercept.runner.step_upload import MOST_TRANSFERS, CommonShape

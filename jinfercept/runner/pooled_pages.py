@@ -17,9 +17,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Int, Int32
 
 from jinfercept.kv.store import PageCopy
+from jinfercept.layouts.pages import OUT_OF_RANGE, KVPages, kv_shape
 from jinfercept.models.mesh import beside, over_devices, place
 from jinfercept.models.parallel import AXIS
-from jinfercept.pallas.layout import OUT_OF_RANGE, KVPages, kv_shape
 from jinfercept.pallas.page_copies import HOST, HostPool, pages_from_host, pages_to_host
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.page_arrays import PAGES_SPEC, transfer_sizes

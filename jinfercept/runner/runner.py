@@ -15,10 +15,10 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int
 
+from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.models.mesh import beside, mesh_of, place
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.models.quantized import weights_of
-from jinfercept.pallas.kv_rows import stored_dtype
 from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.packing import enter, pack
 from jinfercept.runner.page_arrays import PAGES_SPEC, KVArrays

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jinfercept.layouts.kv_rows import is_quantised, stored_dtype
+from jinfercept.layouts.pages import Batch, KVPages, kv_shape, write_kv
 from jinfercept.models.blocks import Attend
 from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices
 from jinfercept.models.protocol import Params, ServedModel, Weights
@@ -16,8 +18,6 @@ from jinfercept.models.quantized import weights_of
 from jinfercept.pallas.attention import cut_for, paged_attention
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import joined_attention
-from jinfercept.pallas.kv_rows import is_quantised, stored_dtype
-from jinfercept.pallas.layout import Batch, KVPages, kv_shape, write_kv
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.skinny_products import skinny_products
 from jinfercept.runner.executables import Executables

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jinfercept.pallas import cpu_attention
+from jinfercept.cpu_kernels.attention import CHUNK_CONTEXT, CHUNK_QUERIES, DECODE_CONTEXT, DECODE_ROWS
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.tiled_price import AttentionTiles, TiledPrice, tile_work
 
@@ -23,11 +23,10 @@ def attention_tiles(attention: str, page_size: int) -> AttentionTiles | None:
     if attention not in ("auto", "cpu") or jax.default_backend() != "cpu":
         return None
     decode_tokens, chunk_tokens = (
-        max(1, sizes[0] // page_size) * page_size
-        for sizes in (cpu_attention.DECODE_CONTEXT, cpu_attention.CHUNK_CONTEXT)
+        max(1, sizes[0] // page_size) * page_size for sizes in (DECODE_CONTEXT, CHUNK_CONTEXT)
     )
-    narrow, wide = cpu_attention.CHUNK_QUERIES
-    return AttentionTiles(cpu_attention.DECODE_ROWS, decode_tokens, narrow, wide, chunk_tokens)
+    narrow, wide = CHUNK_QUERIES
+    return AttentionTiles(DECODE_ROWS, decode_tokens, narrow, wide, chunk_tokens)
 
 
 def fit_tiles(tiles: AttentionTiles, steps: Sequence[tuple[StepPlan, float]]) -> TiledPrice:

@@ -8,11 +8,12 @@ import jax
 import psutil
 
 from jinfercept.config import EngineConfig
+from jinfercept.cpu_kernels import native
 from jinfercept.errors import ConfigError, describe_failure
 from jinfercept.models.embedded import cache_directory
 from jinfercept.models.jax_settings import check_settings
 from jinfercept.models.mesh import ModelMesh
-from jinfercept.pallas import cpu_kernels, gpu_kernels
+from jinfercept.pallas import gpu_kernels
 from jinfercept.startup.compile_cache import drop_damaged
 from jinfercept.startup.memory import GIB
 
@@ -36,8 +37,8 @@ def prepare_backend(config: EngineConfig) -> None:
     wanted = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **_pinned_memory(config)}
     if config.advanced.async_dispatch:
         wanted["PJRT_GPU_ENABLE_ASYNC_DISPATCH"] = "1"
-    if config.model.dtype == "bfloat16" and config.model.tensor_parallel_size in (None, 1) and cpu_kernels.features():
-        wanted["NPROC"] = str(max(1, cpu_kernels.num_threads() - 1))
+    if config.model.dtype == "bfloat16" and config.model.tensor_parallel_size in (None, 1) and native.features():
+        wanted["NPROC"] = str(max(1, native.num_threads() - 1))
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # jaxlib refuses to see both
         wanted["XLA_CLIENT_MEM_FRACTION"] = str(config.cache.gpu_memory_utilization)
     for name, value in wanted.items():

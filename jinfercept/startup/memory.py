@@ -15,12 +15,12 @@ import psutil
 
 from jinfercept.config import CacheOptions, EngineConfig
 from jinfercept.errors import ConfigError
+from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import local_bytes, mesh_of
 from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
 from jinfercept.models.quantized import weights_of
-from jinfercept.pallas.kv_rows import stored_dtype
 
 GIB = 1 << 30
 DEFAULT_KV_TOKENS = 16384

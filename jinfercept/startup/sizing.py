@@ -10,13 +10,13 @@ import jax
 
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError
+from jinfercept.layouts.kv_rows import BYTES
 from jinfercept.models.embedded import cache_directory
 from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import Model
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.models.quantized import is_quantized, weights_of
-from jinfercept.pallas.kv_rows import BYTES
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import step_bytes
 from jinfercept.sched.profile import Profile

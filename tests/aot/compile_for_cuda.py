@@ -27,12 +27,13 @@ import jax.numpy as jnp
 from benchmarks.ahead_of_time.compiler import TARGETS, Compiler, Facts, add_runner
 from benchmarks.ahead_of_time.plugin import PROJECT, tool
 from benchmarks.gpu_bill.machine_code import read_kernels
+from jinfercept.layouts.kv_rows import stored_dtype
+from jinfercept.layouts.packed_weights import WIDTH, Packed
+from jinfercept.layouts.pages import Batch, kv_shape, write_kv
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.pallas.attention import CUTS, paged_attention
 from jinfercept.pallas.gpu_heads import Heads, work_cut
-from jinfercept.pallas.kv_rows import stored_dtype
-from jinfercept.pallas.layout import Batch, kv_shape, write_kv
-from jinfercept.pallas.quantized_product import WIDTH, Packed, product
+from jinfercept.pallas.quantized_product import product
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import joined_attention_triton, paged_attention_triton

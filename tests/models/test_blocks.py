@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jinfercept.cpu_kernels import native
 from jinfercept.models.blocks import project
-from jinfercept.pallas import cpu_kernels
 
 
 def values(*shape: int, dtype: str = "bfloat16") -> jax.Array:
@@ -28,7 +28,7 @@ def test_a_product_over_two_axes_is_einsums() -> None:
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_a_single_row_is_given_more_on_every_platform(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_kernels, "usable", lambda: False)
+    monkeypatch.setattr(native, "usable", lambda: False)
     traced = jax.jit(lambda x, weight: project("te,ef->tf", x, nnx.Param(weight))).trace(values(1, 64), values(64, 32))
     text = traced.lower(lowering_platforms=(platform,)).as_text()
     assert "stablehlo.pad" in text

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.errors import ConfigError, ModelError
+from jinfercept.layouts.packed_weights import pack
 from jinfercept.models.gguf_blocks import PACKINGS
 from jinfercept.models.in_memory_weights import initial_params, replacement_params
 from jinfercept.models.joined_weights import join_layer, joinable, separate
@@ -16,7 +17,6 @@ from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model
 from jinfercept.models.packed_rows import PackedRows, Packing, common
 from jinfercept.models.quantized import QuantizedTensor, is_quantized
-from jinfercept.pallas.quantized_product import pack
 from tests.support.dense_model import dense, logits
 from tests.support.joining import set_joined
 from tests.support.tiny_gguf import E, F, write

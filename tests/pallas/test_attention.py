@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from jinfercept.pallas import cpu_kernels
+from jinfercept.cpu_kernels import native
+from jinfercept.cpu_kernels.attention import CHUNK_QUERIES, DECODE_ROWS, _tiled, paged_attention_cpu
+from jinfercept.layouts.pages import write_kv
 from jinfercept.pallas.attention import IMPLEMENTATIONS, available, paged_attention
-from jinfercept.pallas.cpu_attention import CHUNK_QUERIES, DECODE_ROWS, _tiled, paged_attention_cpu
-from jinfercept.pallas.layout import write_kv
 from tests.support.attention_steps import Shapes, make_step, reference, steps
 
 SMALL = Shapes(12, 16, 12, 4, 6, 2, 16)  # fewer tokens than rows
@@ -58,19 +58,19 @@ def test_cpu_attention_on_bfloat16_pages_agrees_up_to_rounding(step):
     np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=2**-8, rtol=2**-7)
 
 
-@pytest.mark.skipif(not cpu_kernels.usable(), reason="this CPU has no AVX2")
+@pytest.mark.skipif(not native.usable(), reason="this CPU has no AVX2")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_kernels_in_vectors_of_eight_numbers_agree_with_the_reference(dtype, monkeypatch):
-    from jinfercept.pallas import cpu_chunks, cpu_decode
+    from jinfercept.cpu_kernels import chunks, decode
 
-    monkeypatch.setattr(cpu_kernels, "lanes", lambda: 8)
+    monkeypatch.setattr(native, "lanes", lambda: 8)
     for num_decode in (2, 6):
         rows = [(1, 7 + 20 * row) for row in range(num_decode)] + [(40, 100), (3, 3)]
         q, pages, batch = make_step(RAGGED, num_decode, rows, 4, dtype=dtype)
-        got = jax.jit(cpu_decode.decode_attention)(q, pages, batch, batch.num_decode)
+        got = jax.jit(decode.decode_attention)(q, pages, batch, batch.num_decode)
         want = reference(q, pages, batch)
-        if cpu_chunks.supports(q, pages):
-            got = jax.jit(cpu_chunks.chunk_attention)(q, pages, batch, got)
+        if chunks.supports(q, pages):
+            got = jax.jit(chunks.chunk_attention)(q, pages, batch, got)
         else:
             got, want = got[:num_decode], want[:num_decode]
         tolerance = 2e-5 if dtype == jnp.float32 else 2**-7

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jinfercept.pallas.layout import OUT_OF_RANGE
+from jinfercept.layouts.pages import OUT_OF_RANGE
 from jinfercept.pallas.page_copies import pages_from_host, pages_to_host
 
 NUM_PAGES, NUM_ROWS, PAGE_SHAPE = 6, 5, (4, 2, 6, 128)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jinfercept.pallas import cpu_kernels
-from jinfercept.pallas.quantized_product import Packed, product, supports, unpack
+from jinfercept.cpu_kernels import native
+from jinfercept.layouts.packed_weights import Packed, unpack
+from jinfercept.pallas.quantized_product import product, supports
 from tests.support.quantized_weight import weight
 
 
@@ -41,8 +42,8 @@ def test_a_product_is_that_of_the_numbers(
     np.testing.assert_allclose(unpack(packed, jnp.float32), numbers, rtol=1e-6)
     x = jax.random.normal(jax.random.key(0), (rows, groups * group), jnp.dtype(dtype))
     with pytest.MonkeyPatch.context() as patch:
-        if older and cpu_kernels.usable():
-            patch.setattr(cpu_kernels, "features", lambda: frozenset({"avx2", "fma"}))
+        if older and native.usable():
+            patch.setattr(native, "features", lambda: frozenset({"avx2", "fma"}))
         got = jax.jit(lambda x: product(x, packed, jnp.float32))(x)
     exact = np.abs(np.asarray(x, np.float32)) @ np.abs(numbers)
     tolerance = 1e-2 if dtype == "bfloat16" and (rows > 12 or not supports(x, packed)) else 1e-5

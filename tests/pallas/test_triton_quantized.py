@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jinfercept.layouts.packed_weights import ORDER, pack, unpack
 from jinfercept.pallas import triton_quantized
-from jinfercept.pallas.quantized_product import ORDER, pack, unpack
 
 
 @pytest.mark.parametrize(

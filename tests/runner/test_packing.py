@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jinfercept.layouts.pages import OUT_OF_RANGE, Part, as_array
 from jinfercept.pallas.attention import prepare
-from jinfercept.pallas.layout import OUT_OF_RANGE, Part, as_array
 from jinfercept.pallas.work_schedule import WorkCut
 from jinfercept.runner.packing import PackedShape, enter, in_place, pack, unpack
 from jinfercept.runner.packing_samples import pack_samples, sampled_rows, unpack_samples

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jinfercept.pallas.quantized_product import Packed, pack
+from jinfercept.layouts.packed_weights import Packed, pack
 
 
 def weight(

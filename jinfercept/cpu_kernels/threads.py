@@ -17,7 +17,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from jinfercept.pallas.cpu_code import I8, I32, I64, POINTER, Code, Kernel
+from jinfercept.cpu_kernels.code import I8, I32, I64, POINTER, Code, Kernel
 
 log = logging.getLogger(__name__)
 

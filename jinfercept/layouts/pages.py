@@ -1,4 +1,4 @@
-"""The arrays that attention reads: the axis order of the pages and the packed batch. Knows of jinfercept only `kv_rows`.
+"""The arrays that attention reads: the axis order of the pages and the packed batch.
 
 Letters, for the whole repository: `T` query tokens in the step, `S` sequences (batch rows), `P` pages per sequence,
 `N` pages in the pool, `B` tokens per page, `H` query heads, `K` KV heads, `D` head dim, `E` embed, `F` ffn, `V` vocab,
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num, UInt32
 
-from jinfercept.pallas.kv_rows import is_quantised, quantised, row_width
+from jinfercept.layouts.kv_rows import is_quantised, quantised, row_width
 
 SCRATCH_PAGE = 0
 OUT_OF_RANGE = 2**30

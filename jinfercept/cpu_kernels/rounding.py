@@ -1,4 +1,4 @@
-"""Rounds rows to int8 for `cpu_int8_product.py`, where the rows are computed too if a norm or a gate is before them.
+"""Rounds rows to int8 for `int8_product.py`, where the rows are computed too if a norm or a gate is before them.
 
 Neighbouring numbers of a row, a group, have one scale, by which the largest of them is 127.
 """
@@ -8,9 +8,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from jinfercept.pallas.cpu_code import BF16, F32, I8, I32, I64, Code
-from jinfercept.pallas.cpu_tiles import zeros
-from jinfercept.pallas.quantized_product import ORDER
+from jinfercept.cpu_kernels.code import BF16, F32, I8, I32, I64, Code
+from jinfercept.cpu_kernels.tiles import zeros
+from jinfercept.layouts.packed_weights import ORDER
 
 FACTOR_BYTES = 12
 """Behind the bytes of a group: its scale, the sum of its rounded numbers times the scale, and that sum, as int32."""

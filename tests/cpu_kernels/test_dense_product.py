@@ -14,25 +14,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jinfercept.pallas import cpu_kernels
+from jinfercept.cpu_kernels import native
 
-pytestmark = pytest.mark.skipif(not cpu_kernels.usable(), reason="this CPU has no AVX2")
+pytestmark = pytest.mark.skipif(not native.usable(), reason="this CPU has no AVX2")
 LEFT = """
 import sys
 sys.modules["llvmlite"] = None
-from jinfercept.pallas import cpu_kernels
-assert not cpu_kernels.usable()
+from jinfercept.cpu_kernels import native
+assert not native.usable()
 """
 ALONE = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import jax, jax.numpy as jnp
-from jinfercept.pallas import cpu_kernels, cpu_product
+from jinfercept.cpu_kernels import dense_product, native
 x, weight = jnp.ones((2, 64), jnp.bfloat16), jnp.ones((64, 640), jnp.bfloat16)
-y = jax.jit(lambda x, weight: cpu_product.product(x, weight, transposed=False, out="float32"))(x, weight)
+y = jax.jit(lambda x, weight: dense_product.product(x, weight, transposed=False, out="float32"))(x, weight)
 names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
 assert "jinfercept" not in names, names
-print(cpu_kernels.num_threads(), jnp.unique(y))
+print(native.num_threads(), jnp.unique(y))
 """
 
 
@@ -42,14 +42,14 @@ class Narrowing:
     name = "narrowing"
 
     def num_items(self, code: Any) -> Any:
-        from jinfercept.pallas.cpu_code import I64
+        from jinfercept.cpu_kernels.code import I64
 
         return code.builder.sdiv(code.dim(0, 0), I64(8))
 
     def item(self, code: Any, index: Any) -> None:
         from llvmlite import ir
 
-        from jinfercept.pallas.cpu_code import BF16, F32, I64
+        from jinfercept.cpu_kernels.code import BF16, F32, I64
 
         place = code.builder.mul(index, I64(8))
         numbers = code.load(code.arg(0), place, ir.VectorType(F32, 8), of=F32)
@@ -65,10 +65,10 @@ def operands(rows: int, depth: int, columns: int, seed: int = 0) -> tuple[jax.Ar
 
 
 def product(x: jax.Array, weight: jax.Array, *, transposed: bool, out: str = "float32") -> jax.Array:
-    from jinfercept.pallas import cpu_product
+    from jinfercept.cpu_kernels import dense_product
 
-    assert cpu_product.supports(x.shape, weight.shape, x.dtype, weight.dtype, transposed=transposed)
-    return jax.jit(lambda x, weight: cpu_product.product(x, weight, transposed=transposed, out=out))(x, weight)
+    assert dense_product.supports(x.shape, weight.shape, x.dtype, weight.dtype, transposed=transposed)
+    return jax.jit(lambda x, weight: dense_product.product(x, weight, transposed=transposed, out=out))(x, weight)
 
 
 def wide(x: jax.Array) -> np.ndarray:
@@ -85,10 +85,11 @@ def wide(x: jax.Array) -> np.ndarray:
     older=st.booleans(),
 )
 def test_a_product_is_that_of_float32(rows: int, depth: int, columns: int, transposed: bool, out: str, older: bool):
+    older = older or "avx512bf16" not in native.features()
     x, weight = operands(min(rows, 32) if transposed or older else rows, depth, columns)
     with pytest.MonkeyPatch.context() as patch:
         if older:
-            patch.setattr(cpu_kernels, "features", lambda: frozenset({"avx2", "fma"}))
+            patch.setattr(native, "features", lambda: frozenset({"avx2", "fma"}))
         got = product(x, weight.T if transposed else weight, transposed=transposed, out=out)
     assert got.dtype == out
     np.testing.assert_allclose(wide(got), wide(x) @ wide(weight), atol=1e-3, rtol=1e-2 if out == "bfloat16" else 1e-3)
@@ -97,8 +98,8 @@ def test_a_product_is_that_of_float32(rows: int, depth: int, columns: int, trans
 def test_a_cpu_without_an_instruction_for_it_rounds_to_bfloat16_as_jax_does(monkeypatch: pytest.MonkeyPatch):
     upper, lower = np.arange(1 << 16, dtype=np.uint32) << 16, np.array([0, 1, 0x7FFF, 0x8000, 0x8001], np.uint32)
     numbers = jnp.asarray(np.resize((upper[:, None] | lower).ravel(), 5 << 16).view(np.float32))
-    monkeypatch.setattr(cpu_kernels, "features", lambda: frozenset({"avx2", "fma"}))
-    result = cpu_kernels.call(Narrowing(), jax.ShapeDtypeStruct(numbers.shape, jnp.bfloat16), numbers)
+    monkeypatch.setattr(native, "features", lambda: frozenset({"avx2", "fma"}))
+    result = native.call(Narrowing(), jax.ShapeDtypeStruct(numbers.shape, jnp.bfloat16), numbers)
     np.testing.assert_array_equal(wide(result), wide(numbers.astype(jnp.bfloat16)))
 
 

@@ -20,9 +20,9 @@ from jax.lax import dynamic_update_slice_in_dim as put_window
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.pallas import cpu_kernels
-from jinfercept.pallas.kv_rows import is_quantised, split_pages, widened
-from jinfercept.pallas.layout import SCRATCH_PAGE, Batch, KVPages
+from jinfercept.cpu_kernels import native
+from jinfercept.layouts.kv_rows import is_quantised, split_pages, widened
+from jinfercept.layouts.pages import SCRATCH_PAGE, Batch, KVPages
 
 DECODE_ROWS = 8  # decode rows in a tile
 CHUNK_QUERIES = (64, 256)  # query tokens of one row in a tile, narrow and wide
@@ -45,23 +45,23 @@ def paged_attention_cpu(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) 
 
     Same arguments and result as `paged_attention_reference`. Sums are in float32; the result has the type of `q`.
     """
-    if cpu_kernels.usable():
+    if native.usable():
         return _with_kernel(q, pages, batch)
     return _tiled(q, pages, batch)
 
 
 def _with_kernel(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) -> Float[Array, "T H D"]:
     """Decode rows by one kernel, chunks by another or in tiles; all tokens of a small step by the first."""
-    from jinfercept.pallas import cpu_chunks, cpu_decode
+    from jinfercept.cpu_kernels import chunks, decode
 
-    if not cpu_decode.supports(q, pages):
+    if not decode.supports(q, pages):
         return _tiled(q, pages, batch)
     num_used = batch.query_starts[-1]
     if len(q) <= DECODE_ROWS:
-        return cpu_decode.decode_attention(q, pages, batch, num_used)
-    decoded = cpu_decode.decode_attention(q, pages, batch, batch.num_decode)
-    if cpu_chunks.supports(q, pages):
-        return cpu_chunks.chunk_attention(q, pages, batch, decoded)
+        return decode.decode_attention(q, pages, batch, num_used)
+    decoded = decode.decode_attention(q, pages, batch, batch.num_decode)
+    if chunks.supports(q, pages):
+        return chunks.chunk_attention(q, pages, batch, decoded)
     return jax.lax.cond(
         batch.num_decode < num_used, lambda decoded: _tiled(q, pages, batch, decoded), lambda decoded: decoded, decoded
     )

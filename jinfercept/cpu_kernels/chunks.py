@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from llvmlite import ir
 
-from jinfercept.pallas import cpu_kernels
-from jinfercept.pallas.cpu_code import BF16, F32, I32, I64, Code
-from jinfercept.pallas.cpu_decode import LOWEST, NUMBERS, BlockPlaces
-from jinfercept.pallas.cpu_tiles import PAIRS, add_products, has_pairs, zeros
-from jinfercept.pallas.layout import Batch, KVPages
+from jinfercept.cpu_kernels import native
+from jinfercept.cpu_kernels.code import BF16, F32, I32, I64, Code
+from jinfercept.cpu_kernels.decode import LOWEST, NUMBERS, BlockPlaces
+from jinfercept.cpu_kernels.tiles import PAIRS, add_products, has_pairs, zeros
+from jinfercept.layouts.pages import Batch, KVPages
 
 BLOCK = 64
 """Most context tokens of a block."""
@@ -33,16 +33,16 @@ def chunk_attention(
         head_dim=q.shape[2],
         num_kv_heads=pages.shape[3],
         dtype=q.dtype.name,
-        lanes=cpu_kernels.lanes(),
+        lanes=native.lanes(),
     )
     operands = q, pages, batch.positions, batch.query_starts, batch.page_tables, batch.num_decode, decoded
-    return cpu_kernels.call(kernel, jax.ShapeDtypeStruct(q.shape, q.dtype), *operands, into=len(operands) - 1)
+    return native.call(kernel, jax.ShapeDtypeStruct(q.shape, q.dtype), *operands, into=len(operands) - 1)
 
 
 def supports(q: jax.Array, pages: jax.Array) -> bool:
     """Whether `chunk_attention` computes this."""
     known = jnp.float32, jnp.bfloat16 if has_pairs() else jnp.float32
-    return q.dtype == pages.dtype and q.dtype in known and q.shape[2] % (2 * cpu_kernels.lanes()) == 0
+    return q.dtype == pages.dtype and q.dtype in known and q.shape[2] % (2 * native.lanes()) == 0
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 from llvmlite import ir
 
-from jinfercept.pallas import cpu_kernels
-from jinfercept.pallas.cpu_code import BF16, F32, I32, I64, Code, Variable
-from jinfercept.pallas.cpu_tiles import PAIRS, ManyRows, add_products, fits, has_pairs, store, tile_rows, zeros
+from jinfercept.cpu_kernels import native
+from jinfercept.cpu_kernels.code import BF16, F32, I32, I64, Code, Variable
+from jinfercept.cpu_kernels.tiles import PAIRS, ManyRows, add_products, fits, has_pairs, store, tile_rows, zeros
 
 BLOCK = 32  # numbers in a cache line, and outputs of an item of few rows
 AHEAD = 32  # rows of the weight that are fetched before they are needed
@@ -32,7 +32,7 @@ def product(
         x, weight: bfloat16; the weight is `[K, N]`, or `[N, K]` if `transposed`.
         out: type of the result.
     """
-    lanes, pairs, kind = cpu_kernels.lanes(), has_pairs(), jnp.dtype(out).name
+    lanes, pairs, kind = native.lanes(), has_pairs(), jnp.dtype(out).name
     if transposed:
         kernel = _ByRows(len(x), kind, lanes, pairs)
     elif len(x) <= _most_few():
@@ -41,7 +41,7 @@ def product(
         kernel = _ManyRowsByColumns(tile_rows(len(x)), kind, lanes, pairs)
         x = x if pairs else x.astype(jnp.float32)
     result = jax.ShapeDtypeStruct((len(x), weight.shape[0 if transposed else 1]), out)
-    return cpu_kernels.call(kernel, result, x, weight)
+    return native.call(kernel, result, x, weight)
 
 
 def supports(x: tuple[int, ...], weight: tuple[int, ...], *dtypes: DTypeLike, transposed: bool) -> bool:
@@ -56,7 +56,7 @@ def supports(x: tuple[int, ...], weight: tuple[int, ...], *dtypes: DTypeLike, tr
 
 def _most_few() -> int:
     """Rows whose sums of a block are all in registers."""
-    return 12 if has_pairs() else 6 if cpu_kernels.lanes() == 16 else 3
+    return 12 if has_pairs() else 6 if native.lanes() == 16 else 3
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 from llvmlite import ir
 
-from jinfercept.pallas import cpu_kernels
-from jinfercept.pallas.cpu_code import BF16, F32, I32, I64, POINTER, Code, Variable
-from jinfercept.pallas.cpu_tiles import PAIRS, has_pairs
-from jinfercept.pallas.layout import Batch, KVPages
+from jinfercept.cpu_kernels import native
+from jinfercept.cpu_kernels.code import BF16, F32, I32, I64, POINTER, Code, Variable
+from jinfercept.cpu_kernels.tiles import PAIRS, has_pairs
+from jinfercept.layouts.pages import Batch, KVPages
 
 NUMBERS = {"float32": F32, "bfloat16": BF16}
 MOST_SUMS = 16  # vectors of weighted values that stay in registers
@@ -35,16 +35,16 @@ def decode_attention(
         num_kv_heads=pages.shape[3],
         q_type=q.dtype.name,
         pages_type=pages.dtype.name,
-        lanes=cpu_kernels.lanes(),
+        lanes=native.lanes(),
         pairs=has_pairs() and q.dtype == pages.dtype == jnp.bfloat16 and q.shape[2] % PAIRS.count == 0,
     )
     operands = q, pages, batch.positions, batch.query_starts, batch.page_tables, num_tokens
-    return cpu_kernels.call(kernel, jax.ShapeDtypeStruct(q.shape, q.dtype), *operands)
+    return native.call(kernel, jax.ShapeDtypeStruct(q.shape, q.dtype), *operands)
 
 
 def supports(q: jax.Array, pages: jax.Array) -> bool:
     """Whether `decode_attention` computes this."""
-    return q.shape[2] % cpu_kernels.lanes() == 0 and q.dtype.name in NUMBERS and pages.dtype.name in NUMBERS
+    return q.shape[2] % native.lanes() == 0 and q.dtype.name in NUMBERS and pages.dtype.name in NUMBERS
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class _Decode:
 
     def _parts(self, code: Code) -> Any:
         """The number of items of a token."""
-        few = code.builder.icmp_signed("<", self._num_tokens(code), I64(2 * cpu_kernels.num_threads()))
+        few = code.builder.icmp_signed("<", self._num_tokens(code), I64(2 * native.num_threads()))
         return code.builder.select(few, I64(self.num_kv_heads), I64(1))
 
 

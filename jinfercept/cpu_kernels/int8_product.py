@@ -14,13 +14,13 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 from llvmlite import ir
 
-from jinfercept.pallas import cpu_kernels
-from jinfercept.pallas.cpu_code import F32, I8, I32, I64, Code
-from jinfercept.pallas.cpu_quantized import AHEAD_BYTES, STEP, Stored
-from jinfercept.pallas.cpu_rounding import FACTOR_BYTES, Rounding
-from jinfercept.pallas.cpu_tiles import PART_ROWS, store, zeros
-from jinfercept.pallas.quantized_product import WIDTH, Packed, row_group
-from jinfercept.pallas.rows import Gated, Normed, Rows, dense
+from jinfercept.cpu_kernels import native
+from jinfercept.cpu_kernels.code import F32, I8, I32, I64, Code
+from jinfercept.cpu_kernels.packed_product import AHEAD_BYTES, STEP, Stored
+from jinfercept.cpu_kernels.rounding import FACTOR_BYTES, Rounding
+from jinfercept.cpu_kernels.tiles import PART_ROWS, store, zeros
+from jinfercept.layouts.packed_weights import WIDTH, Packed, row_group
+from jinfercept.layouts.rows import Gated, Normed, Rows, dense
 
 _SIGN = 128
 """Added to 8-bit weights, which the instruction takes without a sign."""
@@ -28,14 +28,14 @@ _SIGN = 128
 
 def usable() -> bool:
     """Whether this CPU multiplies bytes and adds them up in vectors as wide as its widest."""
-    needed = "avx512vnni" if cpu_kernels.lanes() == 16 else "avxvnni"
-    return cpu_kernels.usable() and needed in cpu_kernels.features()
+    needed = "avx512vnni" if native.lanes() == 16 else "avxvnni"
+    return native.usable() and needed in native.features()
 
 
 def product(rows: Rows, packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
     """`rounded(dense(rows)) @ unpack(packed)`, of what `quantized_product.supports`."""
     values, scales, offsets, zero = packed
-    lanes, x = cpu_kernels.lanes(), jax.eval_shape(dense, rows)
+    lanes, x = native.lanes(), jax.eval_shape(dense, rows)
     num_rows, depth = x.shape
     bits = 4 if values.dtype == jnp.uint32 else 8
     stored = Stored(bits, scales.dtype.name, offsets is not None, zero, lanes)
@@ -47,10 +47,10 @@ def product(rows: Rows, packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
     tile = -(-num_rows // -(-num_rows // most))
     num_bytes = depth // group * (group + FACTOR_BYTES)
     given = [array.astype(x.dtype).reshape(-1, depth * (1 + rounding.gated)) for array in jax.tree.leaves(rows)]
-    near = cpu_kernels.call(rounding, jax.ShapeDtypeStruct((num_rows, num_bytes), jnp.int8), *given)
+    near = native.call(rounding, jax.ShapeDtypeStruct((num_rows, num_bytes), jnp.int8), *given)
     kernel = _Int8Product(tile, num_rows == tile, jnp.dtype(out).name, group, weight_group // group, stored)
     operands = (near, values, scales, *(() if offsets is None else (offsets,)))
-    return cpu_kernels.call(kernel, jax.ShapeDtypeStruct((num_rows, len(values) * WIDTH), out), *operands)
+    return native.call(kernel, jax.ShapeDtypeStruct((num_rows, len(values) * WIDTH), out), *operands)
 
 
 @dataclass(frozen=True)

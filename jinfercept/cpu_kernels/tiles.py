@@ -9,8 +9,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from jinfercept.pallas import cpu_kernels
-from jinfercept.pallas.cpu_code import BF16, F32, I32, I64, Code, Variable
+from jinfercept.cpu_kernels import native
+from jinfercept.cpu_kernels.code import BF16, F32, I32, I64, Code, Variable
 
 PAIRS = ir.VectorType(BF16, 32)  # 16 pairs
 PART_ROWS = 256
@@ -21,18 +21,18 @@ BUFFER_BYTES = 1 << 20
 
 def has_pairs() -> bool:
     """Whether this CPU multiplies pairs of bfloat16."""
-    return "avx512bf16" in cpu_kernels.features() and PAIRS.count == 2 * cpu_kernels.lanes()
+    return "avx512bf16" in native.features() and PAIRS.count == 2 * native.lanes()
 
 
 def tile_rows(num_rows: int) -> int:
     """Rows of a tile, so that all are about full: a tile's sums are two vectors for each row, all in registers."""
-    most = 12 if cpu_kernels.lanes() == 16 else 6
+    most = 12 if native.lanes() == 16 else 6
     return -(-num_rows // -(-num_rows // most))
 
 
 def fits(depth: int, *, pairs: bool) -> bool:
     """Whether `ManyRows` can multiply rows of so many numbers."""
-    return depth * 2 * cpu_kernels.lanes() * (2 if pairs else 4) <= BUFFER_BYTES
+    return depth * 2 * native.lanes() * (2 if pairs else 4) <= BUFFER_BYTES
 
 
 @dataclass(frozen=True)

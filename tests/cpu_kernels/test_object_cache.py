@@ -8,19 +8,19 @@ from pathlib import Path
 import jax
 import pytest
 
-from jinfercept.pallas import cpu_kernels, cpu_object_cache
-from jinfercept.pallas.cpu_object_cache import cached
+from jinfercept.cpu_kernels import native, object_cache
+from jinfercept.cpu_kernels.object_cache import cached
 
 PRODUCT = """
 import sys
 import jax, jax.numpy as jnp
-from jinfercept.pallas import cpu_kernels, cpu_product
+from jinfercept.cpu_kernels import dense_product, native
 jax.config.update("jax_compilation_cache_dir", sys.argv[1])
-emit = cpu_kernels._emit
+emit = native._emit
 emitted = []
-cpu_kernels._emit = lambda module, machine: emitted.append(module) or emit(module, machine)
+native._emit = lambda module, machine: emitted.append(module) or emit(module, machine)
 x, weight = jnp.ones((2, 64), jnp.bfloat16), jnp.ones((64, 64), jnp.bfloat16)
-y = jax.jit(lambda x, weight: cpu_product.product(x, weight, transposed=False, out="float32"))(x, weight)
+y = jax.jit(lambda x, weight: dense_product.product(x, weight, transposed=False, out="float32"))(x, weight)
 assert (y == 64).all(), y
 print(len(emitted))
 """
@@ -29,7 +29,7 @@ print(len(emitted))
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that gets entries."""
-    monkeypatch.setattr(cpu_object_cache, "_folder", lambda: tmp_path / "kernels")
+    monkeypatch.setattr(object_cache, "_folder", lambda: tmp_path / "kernels")
     return tmp_path / "kernels"
 
 
@@ -67,7 +67,7 @@ def test_kernels_are_compiled_where_nothing_can_be_kept(tmp_path: Path) -> None:
         jax.config.update("jax_compilation_cache_dir", before)
 
 
-@pytest.mark.skipif(not cpu_kernels.usable(), reason="this CPU has no AVX2")
+@pytest.mark.skipif(not native.usable(), reason="this CPU has no AVX2")
 def test_another_process_runs_the_code_of_the_first(tmp_path: Path) -> None:
     for emitted in (2, 0):
         run = [sys.executable, "-c", PRODUCT, str(tmp_path)]

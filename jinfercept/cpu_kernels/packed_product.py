@@ -14,11 +14,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped
 from llvmlite import ir
 
-from jinfercept.pallas import cpu_kernels
-from jinfercept.pallas.cpu_code import BF16, F32, I8, I32, I64, Code
-from jinfercept.pallas.cpu_product import Rows
-from jinfercept.pallas.cpu_tiles import PAIRS, ManyRows, add_products, fits, has_pairs, store, tile_rows
-from jinfercept.pallas.quantized_product import ORDER, WIDTH
+from jinfercept.cpu_kernels import native
+from jinfercept.cpu_kernels.code import BF16, F32, I8, I32, I64, Code
+from jinfercept.cpu_kernels.dense_product import Rows
+from jinfercept.cpu_kernels.tiles import PAIRS, ManyRows, add_products, fits, has_pairs, store, tile_rows
+from jinfercept.layouts.packed_weights import ORDER, WIDTH
 
 STEP = 8
 """Inputs of a word of 4-bit numbers, and of a step of the loop."""
@@ -39,7 +39,7 @@ def product(
 
     Where a CPU multiplies more bfloat16 rows than `most_few` as pairs, the weight's numbers are rounded to bfloat16.
     """
-    lanes, kind = cpu_kernels.lanes(), jnp.dtype(out).name
+    lanes, kind = native.lanes(), jnp.dtype(out).name
     pairs = x.dtype == jnp.bfloat16 and has_pairs()
     stored = Stored(4 if values.dtype == jnp.uint32 else 8, scales.dtype.name, offsets is not None, zero, lanes)
     if len(x) <= most_few(x.dtype):
@@ -48,7 +48,7 @@ def product(
         kernel = _QuantizedManyRows(tile_rows(len(x)), kind, lanes, pairs, stored)
         x = x if pairs else x.astype(jnp.float32)
     operands = (x, values, scales, offsets) if offsets is not None else (x, values, scales)
-    return cpu_kernels.call(kernel, jax.ShapeDtypeStruct((len(x), len(values) * WIDTH), out), *operands)
+    return native.call(kernel, jax.ShapeDtypeStruct((len(x), len(values) * WIDTH), out), *operands)
 
 
 def supports(x: Float[Array, "T K"] | jax.ShapeDtypeStruct) -> bool:
@@ -58,7 +58,7 @@ def supports(x: Float[Array, "T K"] | jax.ShapeDtypeStruct) -> bool:
 
 def most_few(dtype: DTypeLike) -> int:
     """Rows whose sums of a block are all in registers."""
-    return 2 if cpu_kernels.lanes() == 8 else 12 if dtype == jnp.bfloat16 and has_pairs() else 6
+    return 2 if native.lanes() == 8 else 12 if dtype == jnp.bfloat16 and has_pairs() else 6
 
 
 @dataclass(frozen=True)

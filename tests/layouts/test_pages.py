@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jinfercept.pallas.layout import OUT_OF_RANGE, Batch, _write_rows, _write_words, kv_shape, write_kv
+from jinfercept.layouts.pages import OUT_OF_RANGE, Batch, _write_rows, _write_words, kv_shape, write_kv
 from tests.support.batch_shapes import batch_shapes
 
 PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM = 4, 2, 8

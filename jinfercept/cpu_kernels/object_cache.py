@@ -49,7 +49,7 @@ def _folder() -> Path | None:
 @cache
 def _sources() -> str:
     """A digest of the modules from which kernels are emitted."""
-    files = sorted(Path(__file__).parent.glob("cpu_*.py"))
+    files = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jinfercept.pallas import cpu_kernels
+from jinfercept.cpu_kernels import native
 from tests.support.attention_steps import Shapes, make_step
 from tests.support.quantized_weight import weight
 
-pytestmark = pytest.mark.skipif(not cpu_kernels.usable(), reason="kernels need llvmlite and an x86 CPU with AVX2")
+pytestmark = pytest.mark.skipif(not native.usable(), reason="kernels need llvmlite and an x86 CPU with AVX2")
 EXISTING = {"sched_yield", "syscall", "memset", "memcpy", "memmove"}
 OWN = {"item", "work", "pool"}
 
@@ -20,8 +20,8 @@ OWN = {"item", "work", "pool"}
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The kernels that are traced, none of them compiled for this CPU."""
     traced: list[Any] = []
-    monkeypatch.setattr(cpu_kernels, "features", lambda: frozenset({"avx2", "fma"}))
-    monkeypatch.setattr(cpu_kernels, "target", lambda kernel: traced.append(kernel) or "not called")
+    monkeypatch.setattr(native, "features", lambda: frozenset({"avx2", "fma"}))
+    monkeypatch.setattr(native, "target", lambda kernel: traced.append(kernel) or "not called")
     return traced
 
 
@@ -29,7 +29,7 @@ def called(kernel: Any) -> set[str]:
     """Names of functions and variables that a kernel's machine code refers to."""
     import llvmlite.binding as llvm
 
-    from jinfercept.pallas.cpu_threads import handler
+    from jinfercept.cpu_kernels.threads import handler
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -39,11 +39,12 @@ def called(kernel: Any) -> set[str]:
 
 
 def test_products_and_attention_call_no_function_of_a_compilers_library(kernels: list[Any]):
-    from jinfercept.pallas import cpu_chunks, cpu_decode, cpu_product, quantized_product
+    from jinfercept.cpu_kernels import chunks, decode, dense_product
+    from jinfercept.pallas import quantized_product
 
     def products(x: jax.Array, w: jax.Array, tied: jax.Array) -> list[jax.Array]:
         return [
-            cpu_product.product(rows, matrix, transposed=transposed, out="bfloat16")
+            dense_product.product(rows, matrix, transposed=transposed, out="bfloat16")
             for rows in (x[:2], x)
             for matrix, transposed in ((w, False), (tied, True))
         ]
@@ -59,9 +60,9 @@ def test_products_and_attention_call_no_function_of_a_compilers_library(kernels:
     q, pages, batch = make_step(
         Shapes(140, 11, 14, 16, 9, 3, 32), 2, [(1, 7), (1, 20), (40, 100)], 4, dtype=jnp.bfloat16
     )
-    answer = jax.eval_shape(cpu_decode.decode_attention, q, pages, batch, batch.num_decode)
-    if cpu_chunks.supports(q, pages):
-        jax.eval_shape(cpu_chunks.chunk_attention, q, pages, batch, answer)
+    answer = jax.eval_shape(decode.decode_attention, q, pages, batch, batch.num_decode)
+    if chunks.supports(q, pages):
+        jax.eval_shape(chunks.chunk_attention, q, pages, batch, answer)
     different = {kernel.name: kernel for kernel in kernels}
     assert len(different) >= 7, sorted(different)
     unknown = {name: called(kernel) - EXISTING for name, kernel in different.items()}

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jinfercept.cpu_kernels.attention import paged_attention_cpu
+from jinfercept.layouts.kv_rows import STORED, dequantised, pack_pages, widened
+from jinfercept.layouts.pages import kv_shape, write_kv
 from jinfercept.pallas.attention import available
-from jinfercept.pallas.cpu_attention import paged_attention_cpu
 from jinfercept.pallas.gpu_kernels import paged_attention_mosaic
-from jinfercept.pallas.kv_rows import STORED, dequantised, pack_pages, widened
-from jinfercept.pallas.layout import kv_shape, write_kv
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import paged_attention_triton
 from jinfercept.runner.page_arrays import _scatter_pages, _scatter_words

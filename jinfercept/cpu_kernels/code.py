@@ -1,6 +1,6 @@
 """LLVM code of the CPU kernels, made with llvmlite: loops, vectors, and the frame in which XLA passes buffers.
 
-A kernel is a `Kernel`: independent items of work, each a call of `item`. `cpu_threads.handler` wraps it into a function of
+A kernel is a `Kernel`: independent items of work, each a call of `item`. `threads.handler` wraps it into a function of
 XLA's typed foreign function interface (`xla/ffi/api/c_api.h`, whose struct offsets stand here and there).
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from llvmlite import ir
 
-from jinfercept.pallas import cpu_kernels
+from jinfercept.cpu_kernels import native
 
 I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 POINTER = I8.as_pointer()
@@ -168,7 +168,7 @@ class Code:
         Without an instruction for it LLVM calls a function that not every process has.
         """
         b, count = self.builder, values.type.count
-        if {"avx512bf16", "avxneconvert"} & cpu_kernels.features():
+        if {"avx512bf16", "avxneconvert"} & native.features():
             return b.fptrunc(values, ir.VectorType(BF16, count))
         words = ir.VectorType(I32, count)
         bits, high = b.bitcast(values, words), words([16] * count)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 if TYPE_CHECKING:
-    from jinfercept.pallas.cpu_code import Kernel
+    from jinfercept.cpu_kernels.code import Kernel
 
 log = logging.getLogger(__name__)
 _LOCK = threading.Lock()
@@ -50,7 +50,7 @@ def lanes() -> int:
 
 def target(kernel: "Kernel") -> str:
     """The name of the FFI target that runs the kernel; compiled and registered at the first call."""
-    from jinfercept.pallas.cpu_threads import POOL, handler
+    from jinfercept.cpu_kernels.threads import POOL, handler
 
     name = f"jinfercept_{kernel.name}"
     with _LOCK:
@@ -76,7 +76,7 @@ def call(kernel: "Kernel", result: jax.ShapeDtypeStruct, *operands: jax.Array, i
 @cache
 def _pool() -> int:
     """Address of the pool of the kernels' threads, which are started."""
-    from jinfercept.pallas.cpu_threads import SERVE, serving, start
+    from jinfercept.cpu_kernels.threads import SERVE, serving, start
 
     engine = _COMPILED[SERVE] = _compile(SERVE, serving)
     return start(num_threads(), engine.get_function_address(SERVE))
@@ -87,7 +87,7 @@ def _compile(name: str, module: Callable[[], Any]) -> Any:
     import llvmlite
     import llvmlite.binding as llvm
 
-    from jinfercept.pallas.cpu_object_cache import cached
+    from jinfercept.cpu_kernels.object_cache import cached
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()

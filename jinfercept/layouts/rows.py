@@ -1,4 +1,4 @@
-"""Rows of a product that a kernel may compute while it reads what they are computed from. Knows arrays only."""
+"""Rows of a product that a kernel may compute while it reads what they are computed from."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jinfercept.pallas import cpu_kernels
-from jinfercept.pallas.quantized_product import product, row_group
-from jinfercept.pallas.rows import Gated, Normed, Rows, dense, rounded
+from jinfercept.cpu_kernels import native
+from jinfercept.layouts.packed_weights import row_group
+from jinfercept.layouts.rows import Gated, Normed, Rows, dense, rounded
+from jinfercept.pallas.quantized_product import product
 from tests.support.quantized_weight import weight
 
 CPU = Literal["this", "eight numbers", "no bytes"]
@@ -23,16 +24,16 @@ CPU = Literal["this", "eight numbers", "no bytes"]
 def on(cpu: CPU) -> Iterator[None]:
     """As on a CPU with shorter vectors, or without instructions for bytes."""
     with pytest.MonkeyPatch.context() as patch:
-        if cpu != "this" and cpu_kernels.usable():
-            bytes_ = {"avxvnni"} if cpu == "eight numbers" and "avx512vnni" in cpu_kernels.features() else set[str]()
-            patch.setattr(cpu_kernels, "features", lambda: frozenset({"avx2", "fma"} | bytes_))
+        if cpu != "this" and native.usable():
+            bytes_ = {"avxvnni"} if cpu == "eight numbers" and "avx512vnni" in native.features() else set[str]()
+            patch.setattr(native, "features", lambda: frozenset({"avx2", "fma"} | bytes_))
         yield
 
 
 def int8_kernels_are_usable() -> bool:
-    from jinfercept.pallas import cpu_int8_product
+    from jinfercept.cpu_kernels import int8_product
 
-    return cpu_int8_product.usable()
+    return int8_product.usable()
 
 
 @settings(max_examples=10)
@@ -74,7 +75,7 @@ def test_a_product_is_that_of_the_rounded_rows(
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_row_has_the_same_bits_whatever_is_beside_it(bits: int) -> None:
-    if not cpu_kernels.usable() or not int8_kernels_are_usable():
+    if not native.usable() or not int8_kernels_are_usable():
         pytest.skip("this CPU has no kernels, or no instructions for bytes")
     packed, _ = weight(96, 64, bits=bits, group=32, offset=True)
     x = jax.random.normal(jax.random.key(0), (300, 96), jnp.bfloat16)

@@ -1,0 +1,94 @@
+"""Weights of 4 or 8 bits as they lie: numbers in blocks of columns, with a scale for every few of a column.
+
+A weight is a matrix `[K, N]` of `scale * (q - zero) + offset`; scale and offset belong to `group` neighbours along K.
+A block is contiguous, so that a kernel that computes its columns reads memory in sequence.
+"""
+
+from math import gcd
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Shaped
+
+WIDTH = 32
+"""Columns of a block."""
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Inputs of a word's numbers of 4 bits, from the lowest: a shift brings two neighbours to the same place of both halves."""
+
+
+class Packed(NamedTuple):
+    """A weight's arrays; `W` is `WIDTH`.
+
+    Attributes:
+        values: int8 or float8_e4m3fn `[N / W, K, W]`; or uint32 `[N / W, K / 8, W]`: words of eight neighbouring inputs of a
+            column, 4 bits each, in the order `ORDER`.
+        scales: `[N / W, K / group, W]`.
+        offsets: as scales; None: no offsets.
+        zero: subtracted from the numbers.
+    """
+
+    values: Shaped[Array, "B R W"]
+    scales: Float[Array, "B G W"]
+    offsets: Float[Array, "B G W"] | None = None
+    zero: int = 0
+
+
+def pack(
+    q: Shaped[Array, "K N"],
+    scales: Float[Array, "G N"],
+    offsets: Float[Array, "G N"] | None = None,
+    *,
+    bits: int,
+    zero: int = 0,
+) -> Packed:
+    """The arrays of a weight, of its numbers by input and column.
+
+    Args:
+        q: from 0 to 15 if `bits` is 4, else of the type that is stored.
+        scales, offsets: of groups of inputs.
+    """
+    values = pack_nibbles(q) if bits == 4 else q
+    return Packed(blocks(values), blocks(scales), None if offsets is None else blocks(offsets), zero)
+
+
+def pack_nibbles[A: Array](q: A) -> A:
+    """Words of eight rows of a matrix `[K, N]` of numbers from 0 to 15: uint32 `[K / 8, N]`. Of JAX or of numpy."""
+    words = q.astype("uint32").reshape(-1, len(ORDER), q.shape[1])
+    packed = words[:, 0]
+    for place, row in enumerate(ORDER):
+        packed = packed | words[:, row] << 4 * place
+    return packed  # pyright: ignore[reportReturnType]
+
+
+def blocks(columns: Shaped[Array, "R N"]) -> Shaped[Array, "B R W"]:
+    """A matrix in blocks of columns."""
+    return jnp.moveaxis(columns.reshape(len(columns), -1, WIDTH), 1, 0)
+
+
+def unblocked(columns: Shaped[Array, "B R W"]) -> Shaped[Array, "R N"]:
+    """The inverse of `blocks`."""
+    return jnp.moveaxis(columns, 0, 1).reshape(columns.shape[1], -1)
+
+
+def unpack(packed: Packed, dtype: DTypeLike) -> Float[Array, "K N"]:
+    """The weight's numbers, computed in float32."""
+    return unblocked(unpack_blocks(packed, dtype))
+
+
+def unpack_blocks(packed: Packed, dtype: DTypeLike) -> Float[Array, "B K W"]:
+    """The weight's numbers in blocks of columns, here of any width."""
+    values, scales, offsets, zero = packed
+    if values.dtype == jnp.uint32:
+        shifts = jnp.asarray([4 * ORDER.index(row) for row in range(len(ORDER))], jnp.uint32)
+        values = (values[:, :, None] >> shifts[:, None] & 15).astype(jnp.int8)
+    by_group = values.reshape(*scales.shape[:2], -1, scales.shape[2]).astype(jnp.float32) - zero
+    wide = by_group * scales[:, :, None].astype(jnp.float32)
+    if offsets is not None:
+        wide += offsets[:, :, None].astype(jnp.float32)
+    return wide.astype(dtype).reshape(len(values), -1, scales.shape[2])
+
+
+def row_group(weight_group: int) -> int:
+    """Numbers of a rounded row with one scale: 32, unless groups of a weight are smaller or no multiples of that."""
+    return gcd(weight_group, 32)
