@@ -27,7 +27,7 @@ from jinfercept.sched.plan_builder import PlannedStep, Row
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.profile import load_profile
 from jinfercept.sched.sequence import Sequence, State
-from jinfercept.server.tracing.request_trace import RequestTrace, Tracing
+from jinfercept.server.observe.tracing.request_trace import RequestTrace, Tracing
 
 PAGE_SIZE = 16
 ROUNDS, STEPS, TRACES = 20, 200, 100

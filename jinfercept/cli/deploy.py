@@ -30,7 +30,7 @@ class Deploy:
             print(f"{config.name}: {config.model}, {least if least == most else f'{least} to {most}'} replicas")
             return 0
         from jinfercept.fleet.ray_deploy import deploy
-        from jinfercept.server.log_lines import begin_logging
+        from jinfercept.server.observe.log_lines import begin_logging
 
         begin_logging(config.server.log_format)
         deploy(config, self.ray_address)

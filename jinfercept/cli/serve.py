@@ -12,7 +12,7 @@ from tyro import conf
 from jinfercept.cli.options import Maybe, ModelName, engine_flags, group_flags
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
-from jinfercept.server.log_lines import begin_logging
+from jinfercept.server.observe.log_lines import begin_logging
 from jinfercept.server.options import ServerOptions
 
 log = logging.getLogger("jinfercept.server")

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from jinfercept.server.log_lines import StderrHandler
+from jinfercept.server.observe.log_lines import StderrHandler
 
 
 @contextmanager

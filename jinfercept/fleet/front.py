@@ -27,17 +27,18 @@ from jinfercept.fleet.replicas import Messages, ReplicaFacts, Replicas
 from jinfercept.fleet.routes import RequestPlacer, Routes
 from jinfercept.fleet.routing import NoReplicaError, Router
 from jinfercept.fleet.ticket import AskedRequest, Ticket
-from jinfercept.server.access_log import DETAILS
-from jinfercept.server.anthropic_dialect import REQUEST_ID, authorizations
-from jinfercept.server.disconnection import disconnected
-from jinfercept.server.errors import ApiError, add_handlers
-from jinfercept.server.key_file import KeyRules
-from jinfercept.server.key_file_watch import watch_key_file
-from jinfercept.server.key_limits import KeyLimits
-from jinfercept.server.keys import Keys
-from jinfercept.server.middleware import add_middleware
+from jinfercept.protocols.anthropic.dialect import REQUEST_ID, authorizations
+from jinfercept.protocols.errors import ApiError
+from jinfercept.server.access.key_file import KeyRules
+from jinfercept.server.access.key_file_watch import watch_key_file
+from jinfercept.server.access.key_limits import KeyLimits
+from jinfercept.server.access.keys import Keys
+from jinfercept.server.http.access_log import DETAILS
+from jinfercept.server.http.disconnection import disconnected
+from jinfercept.server.http.error_handlers import add_handlers
+from jinfercept.server.http.middleware import add_middleware
+from jinfercept.server.http.request_body import read_body
 from jinfercept.server.options import ServerOptions
-from jinfercept.server.request_body import read_body
 
 log = logging.getLogger("jinfercept.server")
 

@@ -23,7 +23,7 @@ from jinfercept.fleet.ray_replica import EngineReplica, ReplicaSpec
 from jinfercept.fleet.ray_router import ConversationRouter
 from jinfercept.fleet.ray_start import HANDLE_VARIABLES
 from jinfercept.fleet.replicas import Replicas
-from jinfercept.server.log_lines import begin_logging
+from jinfercept.server.observe.log_lines import begin_logging
 from jinfercept.server.options import KEY_VARIABLE, ServerOptions
 
 REPLICAS, FRONT = "Replica", "Front"

@@ -11,7 +11,7 @@ from jinfercept.fleet.http_call import ReplicaLostError
 from jinfercept.fleet.lost_stream import last_event, lost_error
 from jinfercept.fleet.replicas import DETAILS, Messages
 from jinfercept.fleet.ticket import Ticket
-from jinfercept.server.errors import ApiError
+from jinfercept.protocols.errors import ApiError
 
 log = logging.getLogger("jinfercept.server")
 

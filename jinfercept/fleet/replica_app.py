@@ -13,11 +13,11 @@ from jinfercept.fleet.http_call import HttpCall, HttpReply
 from jinfercept.fleet.replicas import DETAILS, Messages, ReplicaFacts
 from jinfercept.fleet.ticket import Contents
 from jinfercept.meter.engine_stats import EngineStats
-from jinfercept.server.access_log import DETAILS as LOGGED
 from jinfercept.server.app import create_app
-from jinfercept.server.engine_snapshot import EngineSnapshot
-from jinfercept.server.metrics import collect
-from jinfercept.server.responses_run import BACKGROUND, BackgroundRun
+from jinfercept.server.http.access_log import DETAILS as LOGGED
+from jinfercept.server.observe.engine_snapshot import EngineSnapshot
+from jinfercept.server.observe.metrics import collect
+from jinfercept.server.routes.response_run import BACKGROUND, BackgroundRun
 from jinfercept.server.service import Service
 
 _MOST_BYTES = 2**20

@@ -8,7 +8,13 @@ from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
 
 from jinfercept import __version__
-from jinfercept.server import (
+from jinfercept.protocols.errors import ERRORS
+from jinfercept.server.access.key_file_watch import watch_key_file
+from jinfercept.server.http.error_handlers import add_handlers
+from jinfercept.server.http.middleware import add_middleware
+from jinfercept.server.observe.live import live_router, page_router
+from jinfercept.server.observe.metrics import metrics_router
+from jinfercept.server.routes import (
     chat_completions,
     completions,
     conversations,
@@ -19,12 +25,7 @@ from jinfercept.server import (
     responses,
     tokens,
 )
-from jinfercept.server.api_docs import docs_router
-from jinfercept.server.errors import ERRORS, add_handlers
-from jinfercept.server.key_file_watch import watch_key_file
-from jinfercept.server.live import live_router, page_router
-from jinfercept.server.metrics import metrics_router
-from jinfercept.server.middleware import add_middleware
+from jinfercept.server.routes.api_docs import docs_router
 from jinfercept.server.service import Service
 
 _DESCRIPTION = (

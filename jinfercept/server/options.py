@@ -11,9 +11,9 @@ from jinfercept.errors import ConfigError, shown
 from jinfercept.parsers.cml import DELIMITERS, Delimiters
 from jinfercept.parsers.formats import ALIASES, FORMATS
 from jinfercept.parsers.reasoning import REASONING_FORMATS
-from jinfercept.server.allowed_hosts import AllowedHosts, check_allowed_hosts
-from jinfercept.server.key_file import KeyRules, key_digest, read_key_file
-from jinfercept.server.tracing.choice import TracesChoice, traces_choice
+from jinfercept.server.access.key_file import KeyRules, key_digest, read_key_file
+from jinfercept.server.http.allowed_hosts import AllowedHosts, check_allowed_hosts
+from jinfercept.server.observe.tracing.choice import TracesChoice, traces_choice
 
 KEY_VARIABLE = "JINFERCEPT_API_KEY"
 STATE_VARIABLE = "JINFERCEPT_STATE_URL"

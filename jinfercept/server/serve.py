@@ -21,11 +21,11 @@ from starlette.types import ASGIApp
 
 from jinfercept.errors import ConfigError
 from jinfercept.server.app import create_app
-from jinfercept.server.connection_limits import BACKLOG, ConnectionLimits, reserve_files
 from jinfercept.server.heap import frozen_heap
-from jinfercept.server.http_protocol import HttpProtocol
+from jinfercept.server.http.connection_limits import BACKLOG, ConnectionLimits, reserve_files
+from jinfercept.server.http.http_protocol import HttpProtocol
+from jinfercept.server.http.request_framing import RequestFraming
 from jinfercept.server.options import ServerOptions
-from jinfercept.server.request_framing import RequestFraming
 from jinfercept.server.service import Service
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import final
 
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.errors import ConfigError
-from jinfercept.server.errors import ApiError
+from jinfercept.protocols.errors import ApiError
 from jinfercept.tools.calls import owned
 from jinfercept.tools.inbox import Inbox
 from jinfercept.tools.load import LoadedTools, load_tools

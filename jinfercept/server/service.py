@@ -19,32 +19,32 @@ from jinfercept.chat.requests import check_chars
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, RequestError
 from jinfercept.llm import LLM
+from jinfercept.protocols.errors import ApiError
 from jinfercept.request import Call, Request, Result
-from jinfercept.server.disconnection import unless_disconnected
-from jinfercept.server.errors import ApiError
+from jinfercept.server.access.fair_thread_pool import RETRY_S, FairThreadPool
+from jinfercept.server.access.key_file import KeyRules
+from jinfercept.server.access.key_limits import KeyLimits
+from jinfercept.server.access.keys import Keys
+from jinfercept.server.access.overload import Overload
+from jinfercept.server.access.pending_calls import PendingCalls
 from jinfercept.server.event_bridge import EventBridge
-from jinfercept.server.fair_thread_pool import RETRY_S, FairThreadPool
 from jinfercept.server.heap import trim_heap
-from jinfercept.server.key_file import KeyRules
-from jinfercept.server.key_limits import KeyLimits
-from jinfercept.server.keys import Keys
+from jinfercept.server.http.disconnection import unless_disconnected
+from jinfercept.server.observe.tracing.current import TRACE
 from jinfercept.server.options import ServerOptions
-from jinfercept.server.overload import Overload
-from jinfercept.server.pending_calls import PendingCalls
-from jinfercept.server.responses_repository import ResponseRepository
-from jinfercept.server.responses_store import MOST_BYTES, ResponseStore
 from jinfercept.server.server_tools import ServerTools
 from jinfercept.server.state.database import StateDatabase
+from jinfercept.server.state.heartbeats import StateUpkeep, new_server
+from jinfercept.server.state.response_repository import ResponseRepository
+from jinfercept.server.state.response_store import MOST_BYTES, ResponseStore
+from jinfercept.server.state.tool_history import ToolHistory
 from jinfercept.server.state.upkeep import StateLimits
-from jinfercept.server.state_upkeep import StateUpkeep, new_server
-from jinfercept.server.tool_history import ToolHistory
-from jinfercept.server.tracing.current import TRACE
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from jinfercept.tools.inbox import Inbox
 
 if TYPE_CHECKING:
-    from jinfercept.server.tracing.request_trace import Tracing
+    from jinfercept.server.observe.tracing.request_trace import Tracing
 
 _IDLE_S = 1.0
 """Seconds without requests after which freed memory is returned to the system."""
@@ -132,7 +132,7 @@ class Service:
         self.pending_calls = PendingCalls(options.max_pending_calls_per_key)
         self.tracing: Tracing | None = None
         if (choice := options.traces()) is not None:
-            from jinfercept.server.tracing.export import open_tracing
+            from jinfercept.server.observe.tracing.export import open_tracing
 
             self.trace_to(open_tracing(choice))
         self.refused = Counter[str]()

@@ -16,7 +16,7 @@ from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.parsers.cml import Delimiters, TrapFrame
 from jinfercept.request import CompletionOutput, Tool
 from jinfercept.sched.sequence import State
-from jinfercept.server.pending_calls import PendingCalls
+from jinfercept.server.access.pending_calls import PendingCalls
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.async_streams import (
     Returns,

@@ -22,7 +22,7 @@ def _running(make_scripted: Make) -> Iterator[Running]:
 @pytest.fixture(autouse=True)
 def _fresh_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disables the cache of `/metrics`."""
-    monkeypatch.setattr("jinfercept.server.metrics._FRESH_S", 0.0)
+    monkeypatch.setattr("jinfercept.server.observe.metrics._FRESH_S", 0.0)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def postgres_server() -> Iterator[Postgres]:
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has servers with quick heartbeats miss many of them on a busy machine before they are lost."""
-    monkeypatch.setattr("jinfercept.server.state_upkeep.LOST_BEATS", 600)
+    monkeypatch.setattr("jinfercept.server.state.heartbeats.LOST_BEATS", 600)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -24,7 +24,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.models.protocol import Params
 from jinfercept.server.app import create_app
-from jinfercept.server.log_lines import JsonFormatter, StderrHandler, TextFormatter
+from jinfercept.server.observe.log_lines import JsonFormatter, StderrHandler, TextFormatter
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import DrainingServer, listen
 from jinfercept.server.service import Service

@@ -24,7 +24,7 @@ from jinfercept.cli.serve import Serve
 from jinfercept.llm import LLM
 from jinfercept.models.protocol import Params
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
-from jinfercept.server.key_file import read_key_file
+from jinfercept.server.access.key_file import read_key_file
 from jinfercept.server.server_tools import open_server_tools
 from jinfercept.tools.tool_tables import read_tables
 from tests.support.docs_blocks import Block

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from jinfercept.server.errors import ApiError
-from jinfercept.server.responses_items import Item
-from jinfercept.server.responses_protocol import MAX_ITEMS
+from jinfercept.protocols.errors import ApiError
+from jinfercept.protocols.openai.response_items import Item
+from jinfercept.protocols.openai.response_schemas import MAX_ITEMS
 from jinfercept.server.state.queries import (
     ITEM_BYTES,
     ROW_BYTES,

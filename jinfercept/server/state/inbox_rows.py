@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from jinfercept.server.encoding import encode
+from jinfercept.protocols.encoding import encode
 from jinfercept.server.state.queries import ServerClock, clock, insert_new, is_live
 from jinfercept.server.state.tables import InboxRow
 

@@ -8,8 +8,8 @@ from sqlalchemy import ColumnElement, exists, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from jinfercept.server.encoding import encode
-from jinfercept.server.errors import ApiError
+from jinfercept.protocols.encoding import encode
+from jinfercept.protocols.errors import ApiError
 from jinfercept.server.state.tables import ServerRow, StateTable, digest
 
 MOST_LOADED_BYTES = 2**26

@@ -9,8 +9,8 @@ from sqlalchemy import delete, exists, func, literal, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, aliased
 
-from jinfercept.server.errors import ApiError
-from jinfercept.server.responses_items import Item
+from jinfercept.protocols.errors import ApiError
+from jinfercept.protocols.openai.response_items import Item
 from jinfercept.server.state.queries import (
     ITEM_BYTES,
     ROW_BYTES,

@@ -1,0 +1,225 @@
+"""The output of a request as a message of Anthropic's protocol: one object, or a stream of typed events."""
+
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+from pydantic_core import from_json
+
+from jinfercept.engine.async_streaming import AsyncStream
+from jinfercept.events import Arguments, CallStarted, Content, Event, Finished, Reasoning, Token
+from jinfercept.protocols.answer_state import AnswerState, merged_message
+from jinfercept.protocols.anthropic.dialect import anthropic_error
+from jinfercept.protocols.anthropic.schemas import MessagesBody
+from jinfercept.protocols.encoding import encode
+from jinfercept.protocols.errors import ApiError, check_finish
+from jinfercept.protocols.event_format import StreamFormat, encode_event
+from jinfercept.protocols.server_tool_calls import ServerToolCalls, call_reports
+from jinfercept.protocols.usage import UsageCount
+from jinfercept.request import CompletionOutput, Request, RequestOutput
+
+_PING = encode_event({"type": "ping"}, "ping")
+_SIGNATURE = "unsigned"
+"""Signature of all reasoning; clients need one, and send it back."""
+
+
+def stream_format(request_id: str) -> StreamFormat:
+    """How a stream of Anthropic's protocol is kept alive, and how it fails.
+
+    Args:
+        request_id: of the HTTP request.
+    """
+
+    def failed(error: ApiError) -> bytes:
+        return encode_event(anthropic_error(error.status_code, error.detail, error.param, request_id), "error")
+
+    return StreamFormat(_PING, failed)
+
+
+@final
+class MessageAnswer:
+    """The message for one body.
+
+    Args:
+        name: id of the message.
+        model: name of the model in the body.
+        body: of the HTTP request.
+        requests: the one request made of the body.
+        tool_calls: runs the calls of the server's tools.
+        is_kept: whether the usage reports the computed tokens as retained ones.
+        details: fields of the log line; filled in as they become known.
+
+    Attributes:
+        usage: counts the tokens.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        body: MessagesBody,
+        requests: Sequence[Request],
+        tool_calls: ServerToolCalls,
+        is_kept: bool,
+        details: dict[str, Any],
+    ) -> None:
+        self._tool_calls = tool_calls
+        self._wants_server_calls = bool(body.jinfercept and body.jinfercept.wants_server_tools)
+        self._is_kept = is_kept
+        self._head = {"id": name, "type": "message", "role": "assistant", "model": model}
+        details["id"] = name
+        self.usage = UsageCount(requests, details)
+        self._state = AnswerState(tool_calls.client_tools)
+        self._number = 0
+        self._open = ""  # type of the open block; "" if none is open
+        self._blank = ""  # white space before the first visible text of a block
+        self._is_object: bool | None = (
+            None  # whether the arguments of the open call begin as an object, once they begin
+        )
+
+    async def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
+        """The whole message; pending calls of the server's tools are run first.
+
+        Args:
+            outputs: by request id.
+        """
+        [output] = outputs.values()
+        output = await self._tool_calls.settled(output)
+        self.usage.add(output)
+        [completion] = output.outputs
+        said = merged_message(completion.messages, self._tool_calls.client_tools)
+        content: list[dict[str, Any]] = []
+        if said["reasoning_content"]:
+            content.append({"type": "thinking", "thinking": said["reasoning_content"], "signature": _SIGNATURE})
+        if said["content"].strip():
+            content.append({"type": "text", "text": said["content"]})
+        for call in said["tool_calls"]:
+            function = call["function"]
+            content.append(_tool_use(call["id"], function["name"], _object(function["arguments"])))
+        ended = _stop(completion) | {"usage": self._counted()}
+        return self._head | {"content": content} | ended | self._extension(completion)
+
+    async def stream(self, stream: AsyncStream) -> AsyncGenerator[bytes]:
+        """Server-sent events.
+
+        Args:
+            stream: events of the request, with its chat reader.
+        """
+        begun = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": self._counted()}
+        yield _encoded({"type": "message_start", "message": self._head | begun})
+        yield _PING
+        async for event in stream:
+            if isinstance(event, Finished):
+                self.usage.add(event.output)
+                check_finish(event.output)
+                event = replace(event, output=await self._tool_calls.settled(event.output))
+            for shown in self._events(event):
+                yield _encoded(shown)
+
+    def _events(self, event: Event) -> Iterator[dict[str, Any]]:
+        if isinstance(event, Token):
+            self.usage.count(1)
+            return
+        match self._state.take(event):
+            case Reasoning(text):
+                yield from self._say("thinking", text)
+            case Content(text):
+                yield from self._say("text", text)
+            case CallStarted(name=name, id=call_id):
+                self._is_object = None
+                yield from self._begin(_tool_use(call_id, name, {}))
+            case Arguments(text=text) if self._open == "tool_use":
+                yield from self._add_arguments(text)
+            case Finished() as event:
+                yield from self._end()
+                [completion] = event.output.outputs
+                self.usage.add(event.output)
+                ended = {"type": "message_delta", "delta": _stop(completion), "usage": self._counted()}
+                yield ended | self._extension(completion)
+                yield {"type": "message_stop"}
+            case _:
+                pass
+
+    def _say(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
+        """Add to a block of text or reasoning. White space alone makes no block."""
+        if self._open != kind:
+            text, self._blank = self._blank + text, ""
+            if not text.strip():
+                self._blank = text
+                return
+            yield from self._begin({"type": "text", "text": ""} if kind == "text" else _EMPTY_THINKING)
+        if text:
+            yield self._delta(f"{kind}_delta", **{kind: text})
+
+    def _add_arguments(self, text: str) -> Iterator[dict[str, Any]]:
+        """Add to the arguments of the open call. Those that are no object are an empty one, as in the whole message."""
+        if self._is_object is None and text.strip():
+            self._is_object = text.lstrip(_JSON_SPACE).startswith("{")
+            text = text if self._is_object else "{}"
+        elif not self._is_object:
+            return
+        yield self._delta("input_json_delta", partial_json=text)
+
+    def _begin(self, block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._end()
+        self._open, self._blank = block["type"], ""
+        yield {"type": "content_block_start", "index": self._number, "content_block": block}
+
+    def _end(self) -> Iterator[dict[str, Any]]:
+        """The events that end the open block."""
+        if not self._open:
+            return
+        if self._open == "thinking":
+            yield self._delta("signature_delta", signature=_SIGNATURE)
+        yield {"type": "content_block_stop", "index": self._number}
+        self._number, self._open = self._number + 1, ""
+
+    def _delta(self, kind: str, **fields: str) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._number, "delta": {"type": kind, **fields}}
+
+    def _counted(self) -> dict[str, int]:
+        """The current `usage`. The last token of a prompt is always computed, and counts as input."""
+        usage = self.usage.body()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        computed = usage["prompt_tokens"] - cached
+        created = max(0, computed - 1) if self._is_kept else 0
+        return {
+            "input_tokens": computed - created,
+            "cache_creation_input_tokens": created,
+            "cache_read_input_tokens": cached,
+            "output_tokens": usage["completion_tokens"],
+        }
+
+    def _extension(self, completion: CompletionOutput) -> dict[str, Any]:
+        """The field `jinfercept`: reports on the server's calls, if the body requests its tools."""
+        return {"jinfercept": {"server_calls": call_reports(completion)}} if self._wants_server_calls else {}
+
+
+_JSON_SPACE = " \t\r\n"
+_EMPTY_THINKING = {"type": "thinking", "thinking": "", "signature": ""}
+
+
+def _encoded(event: Mapping[str, Any]) -> bytes:
+    return encode_event(event, event["type"])
+
+
+def _tool_use(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """The arguments of a call. Of those that were cut off, the part that is complete, as Anthropic's client reads it."""
+    try:
+        value = from_json(arguments, allow_partial=True, allow_inf_nan=False)
+        encode(value)  # a number too large for JSON is read as infinite
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _stop(completion: CompletionOutput) -> dict[str, Any]:
+    """`stop_reason` and `stop_sequence`."""
+    reasons = {"tool_calls": "tool_use", "length": "max_tokens"}
+    if completion.finish_reason == "stop" and isinstance(completion.stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop_reason}
+    return {"stop_reason": reasons.get(completion.finish_reason, "end_turn"), "stop_sequence": None}

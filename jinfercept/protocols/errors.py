@@ -1,0 +1,141 @@
+"""Errors of the wire: OpenAI's error object, with the HTTP status that clients expect."""
+
+from collections.abc import Mapping, Sequence
+from reprlib import Repr
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from jinfercept.errors import EngineError, GrammarError, JinferceptError, PromptLengthError, reduced
+from jinfercept.request import RequestOutput
+
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+_SHORT = Repr(maxstring=80, maxother=80)
+_BRANCHES = {"str", "int", "float", "bool", "dict", "none"}
+"""Names that pydantic gives to the branches of a union; no field has such a name."""
+
+
+class ApiError(HTTPException):
+    """An error response.
+
+    Args:
+        status: HTTP status.
+        message: for people.
+        param: the wrong field of the body, `messages[0].content` for example.
+        code: for programs, as OpenAI defines them.
+        headers: of the response.
+        details: for programs, in the error object of Anthropic's protocol.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.param, self.code, self.details = param, code, details
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
+
+    @classmethod
+    def bad(cls, message: str, param: str | None = None, code: str | None = None) -> "ApiError":
+        """Status 400, for a mistake of the client."""
+        return cls(400, message, param=param, code=code)
+
+    @classmethod
+    def of(cls, error: JinferceptError, param: str | None = None) -> "ApiError":
+        """Status 400, for an error that another room raises about the request."""
+        code = "context_length_exceeded" if isinstance(error, PromptLengthError) else None
+        return cls.bad(str(error), param, code)
+
+    @classmethod
+    def failed(cls, error: EngineError) -> "ApiError":
+        """Status 500, for a request that the engine has failed."""
+        return cls(500, f"the engine failed: {error.failure}", code="engine_error")
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body of the response, `{"error": {…}}`."""
+        default = "server_error" if self.status_code >= 500 else "invalid_request_error"
+        kind = _TYPES.get(self.status_code, default)
+        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
+
+
+class ErrorObject(BaseModel):
+    """OpenAI's error object."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every error response."""
+
+    error: ErrorObject
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody, "description": "The request is wrong; `param` names the field."},
+    401: {"model": ErrorBody, "description": "The API key is missing or wrong."},
+    404: {"model": ErrorBody, "description": "There is no such model, response, call or route."},
+    408: {"model": ErrorBody, "description": "The body did not arrive in time."},
+    409: {"model": ErrorBody, "description": "A response is generated in this conversation."},
+    413: {"model": ErrorBody, "description": "The body is larger than `--max-body-size`."},
+    415: {"model": ErrorBody, "description": "The body is not JSON, or has an encoding other than gzip and deflate."},
+    421: {"model": ErrorBody, "description": "The request names a host that is not one of `--allowed-hosts`."},
+    429: {"model": ErrorBody, "description": "Too much at a time; `Retry-After` says when to retry."},
+    500: {"model": ErrorBody, "description": "The engine failed."},
+    503: {
+        "model": ErrorBody,
+        "description": "The server is shutting down, or its database does not answer or is full.",
+    },
+    "default": {"model": ErrorBody, "description": "Every other error."},
+}
+"""Error responses of the OpenAPI document, by status."""
+
+
+def invalid_body(problems: Sequence[Any]) -> ApiError:
+    """Status 400 for one of several validation errors: the deepest one that is not about the type of a union's branch.
+
+    Args:
+        problems: pydantic's error dicts, their `loc` without "body".
+    """
+
+    def likely(problem: Any) -> tuple[bool, int]:
+        return not problem["type"].endswith("_type"), len(problem["loc"])
+
+    problem = max(problems, key=likely)
+    param = _path(problem["loc"])
+    got = "" if problem["type"] == "missing" else f" (got {_SHORT.repr(problem.get('input'))})"
+    return ApiError.bad(f"{param or 'the body'}: {problem['msg']}{got}", param or None)
+
+
+def check_finish(output: RequestOutput) -> None:
+    """Raise `ApiError` for the output of an aborted or failed request: 503, 500, or 400 if its grammar failed."""
+    for completion in output.outputs:
+        if completion.finish_reason == "abort":
+            raise ApiError(503, "the server gave the request up", code="aborted")
+        if completion.finish_reason == "error" and f"{completion.stop_reason}".startswith(GrammarError.__name__):
+            raise ApiError.bad(f"{completion.stop_reason}", code="grammar_error")
+        if completion.finish_reason == "error":
+            raise ApiError(500, f"the engine failed: {completion.stop_reason}", code="engine_error")
+
+
+def _path(parts: Sequence[int | str]) -> str:
+    """The place of a validation error as a field name, `messages[0].content` for example."""
+    path = ""
+    for part in parts:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part not in _BRANCHES and part.isidentifier() and part[:1].islower() and "function-" not in part:
+            path += f".{part}" if path else part
+    return path

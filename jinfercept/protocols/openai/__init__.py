@@ -1,0 +1,1 @@
+"""OpenAI's chat completions, text completions and responses, with vLLM's extensions."""

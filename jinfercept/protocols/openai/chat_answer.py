@@ -1,0 +1,256 @@
+"""Outputs of a chat's requests as OpenAI's chat completion: one object, or a stream of chunks."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+from jinfercept.engine.async_streaming import AsyncStream
+from jinfercept.engine.parallel_sampling import joined
+from jinfercept.events import (
+    Arguments,
+    CallStarted,
+    Content,
+    Event,
+    Finished,
+    Intercepted,
+    Reasoning,
+    Resumed,
+    Token,
+)
+from jinfercept.protocols.answer_state import AnswerState, merged_message
+from jinfercept.protocols.errors import check_finish
+from jinfercept.protocols.event_format import DONE, encode_event, encode_long_event
+from jinfercept.protocols.openai.chat_schemas import ChatBody, NamedTool
+from jinfercept.protocols.openai.logprob_limits import SMALL_ENTRIES, is_small, num_reported
+from jinfercept.protocols.openai.logprobs import chat_logprobs, prompt_logprobs
+from jinfercept.protocols.server_tool_calls import ServerToolCalls, call_reports, round_reports
+from jinfercept.protocols.usage import UsageCount
+from jinfercept.request import CompletionOutput, Logprob, Request, RequestOutput
+from jinfercept.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class _StreamedChoice:
+    """One of `n` streamed answers.
+
+    Attributes:
+        index: of the choice.
+        state: of its message.
+        begun: whether its first chunk is sent.
+        token_ids, logprobs: reported with the next chunk.
+    """
+
+    index: int
+    state: AnswerState
+    begun: bool = False
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[tuple[int, Mapping[int, Logprob] | None]] = field(default_factory=list)
+
+
+@final
+class ChatAnswer:
+    """The chat completion for one body.
+
+    Args:
+        name: id of the completion.
+        model: name of the model in the body.
+        body: of the HTTP request.
+        requests: made of the body.
+        tool_calls: runs the calls of the server's tools.
+        tokenizer: of the model.
+        details: fields of the log line; filled in as they become known.
+
+    Attributes:
+        usage: counts the tokens.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        body: ChatBody,
+        requests: Sequence[Request],
+        tool_calls: ServerToolCalls,
+        tokenizer: Tokenizer,
+        details: dict[str, Any],
+    ) -> None:
+        self._tool_calls = tool_calls
+        self._wants_server_calls = bool(body.jinfercept and body.jinfercept.wants_server_tools)
+        self._are_async = bool(body.jinfercept and body.jinfercept.async_calls is not None)
+        self._body, self._requests, self._tokenizer = body, requests, tokenizer
+        self._prompt = list(requests[0].prompt_token_ids)
+        self._head = {"id": name, "object": "chat.completion", "created": int(time.time()), "model": model}
+        details["id"] = name
+        self.usage = UsageCount(requests, details)
+        self._choices = {
+            request.id: _StreamedChoice(index, AnswerState(tool_calls.client_tools))
+            for index, request in enumerate(requests)
+        }
+
+    async def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
+        """The whole completion; pending calls of the server's tools are run first.
+
+        Args:
+            outputs: by request id.
+        """
+        settled = await asyncio.gather(*map(self._tool_calls.settled, outputs.values()))
+        for one in settled:
+            self.usage.add(one)
+        [output] = joined(self._requests, {one.request_id: one for one in settled})
+        answer = self._head | {
+            "choices": [self._whole_choice(completion) for completion in output.outputs],
+            "usage": self.usage.body(),
+        }
+        if output.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        if self._body.return_token_ids:
+            answer["prompt_token_ids"] = output.prompt_token_ids
+        reports = [{"choice": one.index} | report for one in output.outputs for report in call_reports(one)]
+        return answer | self._extension(reports, output.outputs)
+
+    def is_small(self, outputs: Mapping[str, RequestOutput]) -> bool:
+        """Whether `whole` is small enough to be encoded on the event loop; results of the server's tools are not counted."""
+        best = (self._body.top_logprobs or 0) if self._body.logprobs else None
+        return is_small(outputs.values(), (self._body.prompt_logprobs,), best)
+
+    def _whole_choice(self, completion: CompletionOutput) -> dict[str, Any]:
+        said = merged_message(completion.messages, self._tool_calls.client_tools)
+        calls = said["tool_calls"]
+        message = {"role": "assistant", "content": said["content"] or (None if calls else "")}
+        message |= _thought(said["reasoning_content"]) if said["reasoning_content"] else {}
+        message |= {"tool_calls": calls} if calls else {}
+        choice: dict[str, Any] = {
+            "index": completion.index,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": self._finish_reason(completion),
+            "stop_reason": completion.stop_reason,
+        }
+        if completion.logprobs is not None:
+            pairs = list(zip(completion.token_ids, completion.logprobs, strict=True))
+            choice["logprobs"] = chat_logprobs(pairs, self._body.top_logprobs or 0, self._tokenizer)
+        if self._body.return_token_ids:
+            choice["token_ids"] = generated_tokens(completion)
+        return choice
+
+    def _finish_reason(self, completion: CompletionOutput) -> str:
+        """As in OpenAI and vLLM: `stop` instead of `tool_calls` if the body names the function to call."""
+        named = isinstance(self._body.tool_choice, NamedTool)
+        return "stop" if named and completion.finish_reason == "tool_calls" else completion.finish_reason
+
+    async def stream(self, stream: AsyncStream) -> AsyncGenerator[bytes]:
+        """Server-sent events.
+
+        Args:
+            stream: the engine's events of the requests.
+        """
+        self._head["object"] = "chat.completion.chunk"
+        options = self._body.stream_options
+        async for event in stream:
+            choice = self._choices[event.request_id]
+            if isinstance(event, Token):
+                self._count(choice, event)
+                continue
+            if isinstance(event, Finished):
+                self.usage.add(event.output)
+                check_finish(event.output)
+                event = replace(event, output=await self._tool_calls.settled(event.output))
+            best = self._body.top_logprobs or 0
+            is_long = bool(choice.logprobs) and num_reported(len(choice.logprobs), best) > SMALL_ENTRIES
+            for chunk in self._chunks(choice, event):
+                yield await encode_long_event(chunk) if is_long else encode_event(chunk)
+        if options is not None and options.include_usage:
+            yield encode_event(self._head | {"choices": [], "usage": self.usage.body()})
+        yield DONE
+
+    def _count(self, choice: _StreamedChoice, token: Token) -> None:
+        self.usage.count(1)
+        if self._body.logprobs:
+            choice.logprobs.append((token.token_id, token.logprobs))
+        if self._body.return_token_ids:
+            choice.token_ids.append(token.token_id)
+
+    def _chunks(self, choice: _StreamedChoice, event: Event) -> list[dict[str, Any]]:
+        """The chunks for an event of one request. Chunks about the server's calls have an empty delta."""
+        number, ran = choice.state.num_rounds, choice.state.running
+        match choice.state.take(event):
+            case Content(text):
+                chunk = self._chunk(choice, {"content": text})
+            case Reasoning(text):
+                chunk = self._chunk(choice, _thought(text))
+            case CallStarted() as call:
+                function = {"name": call.name, "arguments": ""}
+                delta = {"index": call.index, "id": call.id, "type": "function", "function": function}
+                chunk = self._chunk(choice, {"tool_calls": [delta]})
+            case Arguments() as piece:
+                delta = {"index": piece.index, "function": {"arguments": piece.text}}
+                chunk = self._chunk(choice, {"tool_calls": [delta]})
+            case Intercepted(calls=calls):
+                chunk = self._chunk(choice, {}) | self._extension(round_reports(number, calls))
+            case Resumed(results=results):
+                chunk = self._chunk(choice, {}) | self._extension(round_reports(number, ran, results))
+            case Finished(output=output):
+                [completion] = output.outputs
+                self.usage.add(output)
+                chunk = self._chunk(choice, {}, completion) | self._extension(call_reports(completion), [completion])
+            case _:
+                return []
+        if choice.begun:
+            return [chunk]
+        choice.begun = True
+        prompt = {"prompt_token_ids": self._prompt} if self._body.return_token_ids else {}
+        return [self._chunk(choice, {"role": "assistant", "content": ""}, carry=False) | prompt, chunk]
+
+    def _extension(
+        self, reports: Sequence[Mapping[str, Any]], ended: Sequence[CompletionOutput] = ()
+    ) -> dict[str, Any]:
+        """The field `jinfercept`: reports on the server's calls, an empty list if its tools were requested and not called.
+
+        Args:
+            ended: the outputs that end with this, whose cancelled calls are listed if the body has asynchronous ones.
+        """
+        if not reports and not self._wants_server_calls:
+            return {}
+        cancelled = [{"choice": one.index, "id": call.id, "name": call.name} for one in ended for call in one.cancelled]
+        more = {"cancelled": cancelled} if self._are_async and ended else {}
+        return {"jinfercept": {"server_calls": reports, **more}}
+
+    def _chunk(
+        self, choice: _StreamedChoice, delta: dict[str, Any], end: CompletionOutput | None = None, carry: bool = True
+    ) -> dict[str, Any]:
+        shown: dict[str, Any] = {
+            "index": choice.index,
+            "delta": delta,
+            "logprobs": None,
+            "finish_reason": self._finish_reason(end) if end else None,
+        }
+        if end is not None:
+            shown["stop_reason"] = end.stop_reason
+        if carry and choice.logprobs:
+            shown["logprobs"] = chat_logprobs(choice.logprobs, self._body.top_logprobs or 0, self._tokenizer)
+            choice.logprobs = []
+        if carry and choice.token_ids:
+            shown["token_ids"], choice.token_ids = choice.token_ids, []
+        chunk = self._head | {"choices": [shown]}
+        options = self._body.stream_options
+        if options is not None and options.include_usage:
+            chunk["usage"] = self.usage.body() if options.continuous_usage_stats else None
+        return chunk
+
+
+def generated_tokens(completion: CompletionOutput) -> list[int]:
+    """Token ids of a completion without those of tool results."""
+    generated: list[int] = []
+    start = 0
+    for pause in completion.interceptions:
+        if pause.results:
+            generated += completion.token_ids[start : pause.span[0]]
+            start = pause.span[1]
+    return generated + completion.token_ids[start:]
+
+
+def _thought(text: str) -> dict[str, str]:
+    """Reasoning text under vLLM's current name, and under the name that most clients read."""
+    return {"reasoning": text, "reasoning_content": text}

@@ -1,0 +1,195 @@
+"""Schemas of `/v1/chat/completions`: the body and the answer."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from jinfercept.protocols.schemas import FIRST_ERROR, Body, SamplingBody, Text, TokenId, Usage
+
+MAX_MESSAGES = 16384
+MAX_TOOLS = 512
+_NAME = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class TextPart(Body):
+    """A text part of a message's content; other kinds of parts are refused."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class RefusalPart(Body):
+    """A part of an assistant's content: a refusal."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+
+_Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+
+
+class CalledFunction(Body):
+    """The function of a call, with its arguments as JSON."""
+
+    name: _NAME
+    arguments: Text | None = None
+
+
+class ToolCall(Body):
+    """A call in an assistant's message."""
+
+    id: Annotated[str, Field(max_length=256)] | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Body):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[_Part], Field(max_length=4096), FIRST_ERROR] | None = None
+    name: Annotated[str, Field(max_length=256)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=1024), FIRST_ERROR] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+
+    def as_read(self) -> dict[str, Any]:
+        """The message for a chat template: `developer` becomes `system`, missing fields are left out."""
+        message = self.model_dump(exclude_none=True)
+        if isinstance(self.content, list):
+            message["content"] = [{"type": "text", "text": text} for text in self.texts]
+        return message | {"role": "system"} if self.role == "developer" else message
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the content's parts; a text content is one."""
+        if isinstance(self.content, list):
+            return [part.text if isinstance(part, TextPart) else part.refusal for part in self.content]
+        return [self.content or ""]
+
+
+class Function(Body):
+    """Declaration of a function."""
+
+    name: _NAME
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDeclaration(Body):
+    """A tool that the client runs."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class DeferredTool(ToolDeclaration):
+    """A tool that a message of the conversation declares."""
+
+
+class NamedFunction(Body):
+    """Name of a function."""
+
+    name: _NAME
+
+
+class NamedTool(Body):
+    """A tool that the model has to call."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedFunctions(Body):
+    """The tools that the model may call.
+
+    Attributes:
+        mode: `required`: one of them has to be called.
+    """
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the tools."""
+        return frozenset(tool.function.name for tool in self.tools)
+
+
+class AllowedTools(Body):
+    """A choice of some of the tools; the prompt declares no others."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
+
+
+_ChosenTools = Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
+
+
+class ChatBody(SamplingBody):
+    """A conversation, and the parameters of its answer."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[ToolDeclaration], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    tool_choice: Literal["none", "auto", "required"] | _ChosenTools | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+
+
+class TopLogprob(BaseModel):
+    """A token and its log probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    """The sampled token, and the most likely ones."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """Log probabilities of the tokens of an answer."""
+
+    content: list[TokenLogprob] | None
+
+
+class Answer(BaseModel):
+    """The message of the assistant."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(BaseModel):
+    """One of `n` answers."""
+
+    index: int
+    message: Answer
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: str | int | None = None
+    token_ids: list[TokenId] | None = None
+
+
+class ChatCompletion(BaseModel):
+    """The answer; with `stream` it comes in chunks, as server-sent events."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    jinfercept: dict[str, Any] | None = None
+    prompt_token_ids: list[TokenId] | None = None

@@ -1,0 +1,220 @@
+"""Converts the items of a body of `/v1/responses` to stored items.
+
+Stored items are dicts, with the same form for input and output.
+"""
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jinfercept.protocols.errors import ApiError
+from jinfercept.protocols.openai.response_schemas import (
+    MAX_ITEMS,
+    AdditionalToolsItem,
+    CallOutputItem,
+    CustomToolCallItem,
+    FunctionCallItem,
+    InputItem,
+    ItemReference,
+    ItemRefusalPart,
+    LocalShellCallItem,
+    McpCallItem,
+    MessageItem,
+    OtherItem,
+    ReasoningItem,
+    ToolSearchCallItem,
+    ToolSearchOutputItem,
+)
+from jinfercept.protocols.openai.response_tool_schemas import InputTool
+from jinfercept.protocols.openai.response_tools import CLIENT_CALLS
+
+Item = dict[str, Any]
+"""A stored item: `id`, `type`, `status`, and the fields of its type."""
+
+SERVER_LABEL = "jinfercept"
+
+CALL_OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output", "tool_search_output")
+"""Types of the items of results of calls that the client ran."""
+
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+    "additional_tools": "at",
+    "mcp_call": "mcp",
+    "reasoning": "rs",
+}
+
+
+def new_item(kind: str, status: str = "completed", **fields: Any) -> Item:
+    """An item with a new id."""
+    return {"id": f"{_PREFIXES[kind]}_{uuid.uuid4().hex}", "type": kind, "status": status, **fields}
+
+
+def server_call(name: str, note: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a call that the server runs, before its arguments are known.
+
+    Args:
+        name: of the tool.
+        note: fields of `CallNote`.
+    """
+    fixed = {"server_label": SERVER_LABEL, "approval_request_id": None}
+    return {"name": name, "arguments": "", "output": None, "error": None} | fixed | {"jinfercept": note}
+
+
+def check_length(given: str | Sequence[InputItem], num_before: int) -> None:
+    """Raise 400 if a conversation has too many items. Items without text count too.
+
+    Args:
+        given: the body's `input`.
+        num_before: items of the conversation that it continues.
+    """
+    number = num_before + (1 if isinstance(given, str) else len(given))
+    if number > MAX_ITEMS:
+        message = f"a conversation has at most {MAX_ITEMS} items; with the {num_before} before it this one has {number}"
+        raise ApiError.bad(message, "input", "too_many_items")
+
+
+def references(given: str | Sequence[InputItem]) -> set[str]:
+    """Ids of the stored items that a body refers to."""
+    return set() if isinstance(given, str) else {one.id for one in given if isinstance(one, ItemReference)}
+
+
+def read_items(
+    given: str | Sequence[InputItem],
+    before: Iterable[Item],
+    referred: Mapping[str, Item],
+    *,
+    check_calls: bool = True,
+) -> list[Item]:
+    """The stored items of a body. Slow: a body may have half a million parts.
+
+    Args:
+        given: the body's `input`.
+        before: the conversation that it continues.
+        referred: items of stored responses by the ids of `references`.
+        check_calls: whether each result needs its call before it.
+
+    Raises:
+        ApiError: 400 for a result without its call.
+    """
+    if isinstance(given, str):
+        return [new_item("message", role="user", content=[_text(given, "user")])]
+    call_ids: dict[str, str] = {}
+    for item in before:
+        call_ids |= _call_ids(item)
+    items: list[Item] = []
+    for index, one in enumerate(given):
+        if isinstance(one, OtherItem):
+            continue
+        item = referred[one.id] if isinstance(one, ItemReference) else _stored(one)
+        call_ids |= _call_ids(item)
+        if item["type"] in CALL_OUTPUTS:
+            call_id = call_ids.get(item["call_id"])
+            if call_id is None and (check_calls or not item["call_id"]):
+                raise ApiError.bad(f"there is no call {item['call_id']!r} before its output", f"input[{index}].call_id")
+            item = item | {"call_id": call_id or item["call_id"]}
+        items.append(item)
+    return items
+
+
+def tools_of_items(given: str | Sequence[InputItem]) -> Iterator[InputTool]:
+    """The tools that the items of a body have."""
+    for item in () if isinstance(given, str) else given:
+        if isinstance(item, AdditionalToolsItem | ToolSearchOutputItem):
+            yield from item.tools
+
+
+def types_left_out(given: str | Sequence[InputItem]) -> set[str]:
+    """Types of a body's items that are not supported."""
+    return set() if isinstance(given, str) else {item.type for item in given if isinstance(item, OtherItem)}
+
+
+def _call_ids(item: Item) -> dict[str, str]:
+    """The id of a client's call, by the ids that its result may name. A result of the local shell may name the item."""
+    if item["type"] not in CLIENT_CALLS:
+        return {}
+    call_id = item["call_id"]
+    return {call_id: call_id} | ({item["id"]: call_id} if item["type"] == "local_shell_call" else {})
+
+
+def _stored(item: InputItem) -> Item:
+    fields: dict[str, Any]
+    match item:
+        case MessageItem():
+            parts = [item.content] if isinstance(item.content, str) else [_said(part) for part in item.content]
+            fields = {"role": item.role, "content": [_text(part, item.role) for part in parts]}
+        case FunctionCallItem():
+            fields = {"name": item.name, "arguments": item.arguments} | _call_fields(item)
+        case CustomToolCallItem():
+            fields = {"name": item.name, "input": item.input} | _call_fields(item)
+        case LocalShellCallItem():
+            fields = {"action": {"type": "exec"} | item.action.model_dump()} | _call_fields(item)
+        case ToolSearchCallItem():
+            fields = {"execution": "client", "arguments": item.arguments} | _call_fields(item)
+        case ToolSearchOutputItem():
+            fields = {"execution": "client", "call_id": item.call_id, "tools": _dumped(item.tools)}
+        case AdditionalToolsItem():
+            fields = {"role": "developer", "tools": _dumped(item.tools)}
+        case McpCallItem():
+            note = item.jinfercept.model_dump() if item.jinfercept else {}
+            fields = server_call(item.name, note) | {"arguments": item.arguments, "output": item.output}
+            fields["status"] = item.status or "completed"
+        case CallOutputItem():
+            output = item.output if isinstance(item.output, str) else "".join(part.shown() for part in item.output)
+            if item.call_id is None:
+                return new_item(item.type, call_id=item.id or "", output=output)
+            fields = {"call_id": item.call_id, "output": output}
+        case ReasoningItem():
+            thoughts = [{"type": "reasoning_text", "text": text} for text in _texts(item.content)]
+            fields = {"summary": [{"type": "summary_text", "text": text} for text in _texts(item.summary)]}
+            fields["content"] = thoughts
+        case ItemReference() | OtherItem():
+            raise AssertionError("references are looked up, and items of other types left out")
+    own = new_item(item.type, **fields)
+    return own | {"id": item.id} if item.id is not None else own
+
+
+def _dumped(tools: Sequence[InputTool]) -> list[dict[str, Any]]:
+    return [tool.model_dump(exclude_none=True) for tool in tools]
+
+
+def _call_fields(
+    item: FunctionCallItem | CustomToolCallItem | LocalShellCallItem | ToolSearchCallItem,
+) -> dict[str, Any]:
+    """Fields of calls of all types that the client runs."""
+    call_id = item.call_id or item.id or f"call_{uuid.uuid4().hex}"
+    fields: dict[str, Any] = {"call_id": call_id, "status": item.status or "completed"}
+    if isinstance(item, FunctionCallItem | CustomToolCallItem) and item.namespace is not None:
+        fields["namespace"] = item.namespace
+    return fields | ({"jinfercept": item.jinfercept.model_dump()} if item.jinfercept else {})
+
+
+def _texts(parts: Any) -> list[str]:
+    """The texts of parts of reasoning, in whatever form a client has them."""
+    listed = [parts] if isinstance(parts, str | dict) else parts if isinstance(parts, list) else []
+    texts = [part.get("text") if isinstance(part, dict) else part for part in listed]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _said(part: Any) -> str:
+    return part.refusal if isinstance(part, ItemRefusalPart) else part.text
+
+
+def _text(text: str, role: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": []} if role == "assistant" else _given(text)
+
+
+def _given(text: str) -> dict[str, Any]:
+    return {"type": "input_text", "text": text}
+
+
+def joined(parts: Sequence[dict[str, Any]]) -> str:
+    """The text of stored parts."""
+    return "".join(part["text"] for part in parts)

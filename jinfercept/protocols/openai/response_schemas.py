@@ -1,0 +1,287 @@
+"""Schemas of the bodies of `/v1/responses`. The input is a text or a flat list of *items* with ids."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from jinfercept.protocols.openai.response_tool_schemas import (
+    MAX_TOOLS,
+    ChosenTools,
+    InputTool,
+    Name,
+    is_of_client,
+)
+from jinfercept.protocols.schemas import FIRST_ERROR, Body, OutputPart, SamplingBody, Text, TypeName
+
+MAX_ITEMS = 4096
+"""Maximum items of a body, and of a conversation with its output."""
+LOGPROBS = "message.output_text.logprobs"
+"""The value of `include` that requests log probabilities."""
+
+_ID = Annotated[str, Field(min_length=1, max_length=256)]
+_Status = Literal["in_progress", "completed", "incomplete"] | None
+
+
+class ItemTextPart(Body):
+    """A text part; other kinds of parts are refused."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: Text
+
+
+class ItemRefusalPart(Body):
+    """A refusal of the model."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+
+_Tools = Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
+_Output = Text | Annotated[list[OutputPart], Field(max_length=4096), FIRST_ERROR]
+
+
+class MessageItem(Body):
+    """A message."""
+
+    type: Literal["message"] = "message"
+    id: _ID | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[ItemTextPart | ItemRefusalPart], Field(max_length=4096), FIRST_ERROR]
+
+
+class CallNote(Body):
+    """Extension of the items of calls.
+
+    Attributes:
+        round: number of the round; calls of one round are of one turn.
+        call_id: id of the call in the chat template.
+        future: name of the placeholder that the model read at the call; None: it read the result there.
+        read_after: number of further items of the conversation behind which the model read the result of a future; None: it
+            read it as the result of another call, which waited for it.
+    """
+
+    round: Annotated[int, Field(ge=0)] = 0
+    call_id: _ID | None = None
+    future: _ID | None = None
+    read_after: Annotated[int, Field(ge=0)] | None = None
+
+
+class FunctionCallItem(Body):
+    """A call of a tool that the client runs."""
+
+    type: Literal["function_call"]
+    id: _ID | None = None
+    call_id: _ID
+    name: Name
+    namespace: Name | None = None
+    arguments: Text
+    status: _Status = None
+    jinfercept: CallNote | None = None
+
+
+class CustomToolCallItem(Body):
+    """A call of a custom tool."""
+
+    type: Literal["custom_tool_call"]
+    id: _ID | None = None
+    call_id: _ID
+    name: Name
+    namespace: Name | None = None
+    input: Text
+    status: _Status = None
+    jinfercept: CallNote | None = None
+
+
+class ShellAction(Body):
+    """A command for the client's shell."""
+
+    command: Annotated[list[Text], Field(max_length=4096), FIRST_ERROR]
+    env: dict[str, str] | None = None
+    timeout_ms: int | None = None
+    working_directory: Text | None = None
+    user: Text | None = None
+
+
+class LocalShellCallItem(Body):
+    """A call of the client's shell."""
+
+    type: Literal["local_shell_call"]
+    id: _ID | None = None
+    call_id: _ID | None = None
+    action: ShellAction
+    status: _Status = None
+    jinfercept: CallNote | None = None
+
+
+class ToolSearchCallItem(Body):
+    """A call of the client's search for tools."""
+
+    type: Literal["tool_search_call"]
+    id: _ID | None = None
+    call_id: _ID | None = None
+    arguments: Any = None
+    status: _Status = None
+    jinfercept: CallNote | None = None
+
+
+class ToolSearchOutputItem(Body):
+    """The tools that a search of the client has found; the model reads their declarations here."""
+
+    type: Literal["tool_search_output"]
+    id: _ID | None = None
+    call_id: _ID
+    tools: _Tools
+
+
+class AdditionalToolsItem(Body):
+    """Further tools of the body."""
+
+    type: Literal["additional_tools"]
+    id: _ID | None = None
+    tools: _Tools
+
+
+class CallOutputItem(Body):
+    """The result of a call that the client ran. Without a `call_id`, `id` is that of the call, or of its item."""
+
+    type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
+    id: _ID | None = None
+    call_id: _ID | None = None
+    output: _Output
+
+
+class McpCallItem(Body):
+    """A call that the server ran, with OpenAI's item type for tools that the client does not run."""
+
+    type: Literal["mcp_call"]
+    id: _ID | None = None
+    name: Name
+    arguments: Text
+    output: Text | None = None
+    status: Literal["in_progress", "completed", "incomplete", "calling", "failed"] | None = None
+    jinfercept: CallNote | None = None
+
+
+class ReasoningItem(Body):
+    """Reasoning of the model. Without texts in `content` it adds nothing to the conversation."""
+
+    type: Literal["reasoning"]
+    id: _ID | None = None
+    summary: Any = None
+    content: Any = None
+
+
+class ItemReference(Body):
+    """A reference to an item of a stored response."""
+
+    type: Literal["item_reference"]
+    id: _ID
+
+
+class OtherItem(Body):
+    """An item of a type that is not supported: it is left out."""
+
+    type: TypeName
+
+
+def _kind(item: Any) -> str:
+    """Tag of an item's type; without a type it is a message."""
+    if not isinstance(item, dict | Body):
+        return ""
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    if kind in ("tool_search_call", "tool_search_output") and not is_of_client(item):
+        return "Other"
+    return _KINDS.get("message" if kind is None else kind, "Other") if isinstance(kind, str | None) else ""
+
+
+_KINDS = {
+    "message": "Message",
+    "function_call": "FunctionCall",
+    "function_call_output": "CallOutput",
+    "custom_tool_call": "CustomToolCall",
+    "custom_tool_call_output": "CallOutput",
+    "local_shell_call": "LocalShellCall",
+    "local_shell_call_output": "CallOutput",
+    "tool_search_call": "ToolSearchCall",
+    "tool_search_output": "ToolSearchOutput",
+    "additional_tools": "AdditionalTools",
+    "mcp_call": "McpCall",
+    "reasoning": "Reasoning",
+    "item_reference": "ItemReference",
+}
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("Message")]
+    | Annotated[FunctionCallItem, Tag("FunctionCall")]
+    | Annotated[CustomToolCallItem, Tag("CustomToolCall")]
+    | Annotated[LocalShellCallItem, Tag("LocalShellCall")]
+    | Annotated[CallOutputItem, Tag("CallOutput")]
+    | Annotated[ToolSearchCallItem, Tag("ToolSearchCall")]
+    | Annotated[ToolSearchOutputItem, Tag("ToolSearchOutput")]
+    | Annotated[AdditionalToolsItem, Tag("AdditionalTools")]
+    | Annotated[McpCallItem, Tag("McpCall")]
+    | Annotated[ReasoningItem, Tag("Reasoning")]
+    | Annotated[ItemReference, Tag("ItemReference")]
+    | Annotated[OtherItem, Tag("Other")],
+    Discriminator(
+        _kind,
+        custom_error_type="item_type",
+        custom_error_message="an item is an object whose type, if it has one, is a text",
+    ),
+]
+
+
+class TextFormat(Body):
+    """The format of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Field(max_length=256)] | None = None
+    description: Text | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextSettings(Body):
+    """`text` of a body."""
+
+    format: TextFormat | None = None
+
+
+class ReasoningSettings(Body):
+    """`reasoning` of a body: effort `none` sets `enable_thinking=False` for the chat template, other efforts have no effect."""
+
+    effort: Annotated[str, Field(max_length=64)] | None = None
+    summary: Annotated[str, Field(max_length=64)] | None = None
+
+
+class ConversationReference(Body):
+    """`conversation` of a body."""
+
+    id: _ID
+
+
+class ResponsesBody(SamplingBody):
+    """Input, the response that it continues, and the parameters of the answer."""
+
+    input: Text | Annotated[list[InputItem], Field(max_length=MAX_ITEMS), FIRST_ERROR]
+    instructions: Text | None = None
+    previous_response_id: _ID | None = None
+    conversation: _ID | ConversationReference | None = None
+    store: bool | None = None
+    background: bool | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: _Tools | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTools | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextSettings | None = None
+    reasoning: ReasoningSettings | None = None
+    include: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=64), FIRST_ERROR] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """Id of the conversation that the response is a turn of."""
+        given = self.conversation
+        return given.id if isinstance(given, ConversationReference) else given

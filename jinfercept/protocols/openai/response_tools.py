@@ -1,0 +1,286 @@
+"""Offers the client's tools of `/v1/responses` to the model as functions, and makes items of its calls.
+
+A chat has functions only. A tool of a namespace is a function with both names; a custom tool is one with a text as its only
+argument; the local shell is one with a command. Their calls are items of their own types. Tools of other types are left out.
+Items of a conversation may have further tools: those that a search has found are declared in its result.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, final
+
+from pydantic import TypeAdapter
+
+from jinfercept.protocols.errors import ApiError
+from jinfercept.protocols.openai.chat_schemas import (
+    AllowedFunctions,
+    AllowedTools,
+    DeferredTool,
+    Function,
+    NamedFunction,
+    NamedTool,
+    ToolDeclaration,
+)
+from jinfercept.protocols.openai.response_tool_schemas import (
+    MAX_TOOLS,
+    ChosenTools,
+    CustomTool,
+    FunctionTool,
+    InputTool,
+    LocalShellTool,
+    NamespaceTool,
+    OtherTool,
+    ToolReference,
+    ToolSearchTool,
+)
+
+CLIENT_CALLS = {
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+    "local_shell_call": "action",
+    "tool_search_call": "arguments",
+}
+"""Types of the items of calls that the client runs, with the field of what the model wrote."""
+
+_CALL_TYPES = {
+    "function": "function_call",
+    "custom": "custom_tool_call",
+    "local_shell": "local_shell_call",
+    "tool_search": "tool_search_call",
+}
+_SHELL, _SEARCH = "local_shell", "tool_search"
+"""Types of tools without names, and the names of their functions."""
+_TOOLS = TypeAdapter(list[InputTool])
+_INPUT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+_COMMAND: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "command": {"type": "array", "items": {"type": "string"}, "description": "The program and its arguments."},
+        "working_directory": {"type": "string"},
+        "timeout_ms": {"type": "integer"},
+        "env": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+    "required": ["command"],
+    "additionalProperties": False,
+}
+
+
+class _ClientTool(NamedTuple):
+    """A tool that the client runs."""
+
+    tool: FunctionTool | CustomTool | LocalShellTool | ToolSearchTool
+    namespace: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.tool.name if isinstance(self.tool, FunctionTool | CustomTool) else self.tool.type
+
+    @property
+    def function(self) -> str:
+        """The name by which the model calls it."""
+        return function_name(self.namespace, self.name)
+
+    def is_meant(self, reference: ToolReference) -> bool:
+        """Whether a `tool_choice` refers to this tool."""
+        if reference.type == "namespace":
+            return self.namespace is not None and self.namespace == reference.name
+        if reference.type != self.tool.type:
+            return False
+        in_namespace = reference.namespace in (None, self.namespace) and reference.name == self.name
+        return in_namespace or reference.name == self.function or reference.type in (_SHELL, _SEARCH)
+
+
+@final
+class ClientTools:
+    """The tools of a body that the client runs. Of those that items have, the first of a name counts.
+
+    Args:
+        given: the body's tools.
+        items: the stored items of the conversation.
+
+    Attributes:
+        declarations: the tools as functions.
+
+    Raises:
+        ApiError: 400 for too many tools, namespaces expanded.
+    """
+
+    def __init__(self, given: Sequence[InputTool], items: Iterable[Mapping[str, Any]] = ()) -> None:
+        tools = list(_flat(given))
+        self._tools = {tool.function: tool for tool in tools}
+        deferred: list[_ClientTool] = []
+        for item in items:
+            if item["type"] not in ("additional_tools", "tool_search_output"):
+                continue
+            into = tools if item["type"] == "additional_tools" else deferred
+            for tool in _flat(_TOOLS.validate_python(item["tools"])):
+                if self._tools.setdefault(tool.function, tool) is tool:
+                    into.append(tool)
+        if len(tools) + len(deferred) > MAX_TOOLS:
+            raise ApiError.bad(f"there are at most {MAX_TOOLS} tools, not {len(tools) + len(deferred)}", "tools")
+        self.declarations = [_declaration(tool) for tool in tools]
+        self.declarations += [_declaration(tool, DeferredTool) for tool in deferred]
+
+    def call_fields(self, function: str) -> tuple[str, dict[str, Any]]:
+        """The type of the item of a call, and its fields before any arguments.
+
+        Args:
+            function: the name that the model wrote.
+        """
+        tool = self._tools.get(function)
+        if tool is None:
+            short = [tool for tool in self._tools.values() if tool.name == function]
+            if len(short) != 1:  # the model made it up: the client says so to it
+                return "function_call", {"name": function, "arguments": ""}
+            [tool] = short
+        kind = _CALL_TYPES[tool.tool.type]
+        if kind == "local_shell_call":
+            return kind, {"action": _action("")}
+        if kind == "tool_search_call":
+            return kind, {"execution": "client", "arguments": {}}
+        fields = {"name": tool.name, CLIENT_CALLS[kind]: ""}
+        return kind, fields if tool.namespace is None else fields | {"namespace": tool.namespace}
+
+    def chat_choice(self, chosen: str | ChosenTools | None) -> Any:
+        """A `tool_choice` as that of a chat. Raises 400 for a tool that is not there."""
+        if chosen is None or isinstance(chosen, str):
+            return chosen
+        if chosen.type == "allowed_tools":
+            meant = [self._meant(reference) for reference in chosen.tools or ()]
+            named = [NamedTool(type="function", function=NamedFunction(name=name)) for names in meant for name in names]
+            return AllowedTools(
+                type="allowed_tools", allowed_tools=AllowedFunctions(mode=chosen.mode or "auto", tools=named)
+            )
+        names = self._meant(chosen)
+        if len(names) != 1:
+            message = f"tool_choice names one tool, not {len(names)}: a type that is not supported cannot be required"
+            raise ApiError.bad(message, "tool_choice", "unsupported_value")
+        return NamedTool(type="function", function=NamedFunction(name=names[0]))
+
+    def _meant(self, reference: ToolReference) -> list[str]:
+        """The functions to which a `tool_choice` refers; none for a tool that is left out."""
+        names = [name for name, tool in self._tools.items() if tool.is_meant(reference)]
+        if not names and reference.type == "function" and reference.name and not reference.namespace:
+            return [reference.name]  # it may be a tool of the server
+        if not names and reference.type in (*_CALL_TYPES, "namespace"):
+            message = f"tool_choice asks for {reference.name or reference.type!r}, which is not there"
+            raise ApiError.bad(f"{message}: declare it in tools", "tool_choice")
+        return names
+
+
+def function_name(namespace: str | None, name: str) -> str:
+    """The name of the function for a tool: its own behind that of its namespace."""
+    if namespace is None:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+def called_function(item: Mapping[str, Any]) -> tuple[str, str]:
+    """The name and the arguments of the function that a stored call of the client stands for."""
+    match item["type"]:
+        case "function_call":
+            return function_name(item.get("namespace"), item["name"]), item["arguments"]
+        case "custom_tool_call":
+            return function_name(item.get("namespace"), item["name"]), _json({"input": item["input"]})
+        case "tool_search_call":
+            return _SEARCH, _json(item["arguments"])
+        case _:
+            given = {name: value for name, value in item["action"].items() if name in _COMMAND["properties"] and value}
+            return _SHELL, _json(given)
+
+
+def client_call_value(kind: str, arguments: str) -> Any:
+    """What the model wrote for a call, as the item of a type of `CLIENT_CALLS` has it."""
+    match kind:
+        case "custom_tool_call":
+            written = _object(arguments).get("input")
+            return written if isinstance(written, str) else arguments
+        case "local_shell_call":
+            return _action(arguments)
+        case "tool_search_call":
+            return _object(arguments)
+        case _:
+            return arguments
+
+
+def declared_text(tools: Sequence[Mapping[str, Any]]) -> str:
+    """What the model reads as the result of a search: the declarations of the stored tools that it has found."""
+    declared = [_declaration(tool).model_dump(exclude_none=True) for tool in _flat(_TOOLS.validate_python(tools))]
+    return "\n\n".join(map(_json, declared)) or "no tools found"
+
+
+def types_left_out(given: Sequence[InputTool]) -> Iterator[str]:
+    """Types of tools that are not supported."""
+    for tool in given:
+        if isinstance(tool, OtherTool):
+            yield tool.type
+        elif isinstance(tool, NamespaceTool):
+            yield from types_left_out(tool.tools)
+
+
+def _flat(given: Sequence[InputTool]) -> Iterator[_ClientTool]:
+    for tool in given:
+        if isinstance(tool, NamespaceTool):
+            yield from (_ClientTool(inner, tool.name) for inner in tool.tools if not isinstance(inner, OtherTool))
+        elif not isinstance(tool, OtherTool):
+            yield _ClientTool(tool)
+
+
+def _declaration(given: _ClientTool, kind: type[ToolDeclaration] = ToolDeclaration) -> ToolDeclaration:
+    tool = given.tool
+    match tool:
+        case FunctionTool():
+            fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+        case CustomTool():
+            fields = {"description": _described(tool), "parameters": _INPUT}
+        case LocalShellTool():
+            fields = {"description": "Runs a command on the user's machine.", "parameters": _COMMAND}
+        case ToolSearchTool():
+            fields = {"description": tool.description, "parameters": tool.parameters}
+    function = Function.model_construct(name=given.function, **fields)
+    return kind.model_construct(type="function", function=function)
+
+
+def _described(tool: CustomTool) -> str | None:
+    """The description of a custom tool, with the grammar of its input."""
+    form = tool.format
+    if form is None or not form.definition:
+        return tool.description
+    grammar = f"The input follows this {form.syntax or ''} grammar:".replace("  ", " ")
+    return "\n\n".join(filter(None, [tool.description, f"{grammar}\n{form.definition}"]))
+
+
+def _action(arguments: str) -> dict[str, Any]:
+    """The action of a call of the local shell. A command that is no list of texts is empty, which no client runs."""
+    given = _object(arguments)
+    command = given.get("command")
+    if isinstance(command, str):
+        command = ["bash", "-lc", command]
+    is_command = isinstance(command, list) and all(isinstance(part, str) for part in command)
+    env, timeout_ms, directory = given.get("env"), given.get("timeout_ms"), given.get("working_directory")
+    return {
+        "type": "exec",
+        "command": command if is_command else [],
+        "env": {name: str(value) for name, value in env.items()} if isinstance(env, dict) else {},
+        "timeout_ms": timeout_ms if type(timeout_ms) is int and timeout_ms > 0 else None,
+        "working_directory": directory if isinstance(directory, str) else None,
+        "user": None,
+    }
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """Arguments as an object; {} if they are none."""
+    try:
+        given = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return given if isinstance(given, dict) else {}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

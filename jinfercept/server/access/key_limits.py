@@ -1,0 +1,129 @@
+"""Limits of the requests in progress and of the requests and tokens per minute of each API key. Reads no clock but its own."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import final
+
+from jinfercept.protocols.errors import ApiError
+from jinfercept.server.access.key_file import KeyRules
+
+_MINUTE_S = 60.0
+_MOST_RETRY_S = 60
+"""Largest `Retry-After`: clients of OpenAI's protocol heed none above."""
+_RECENT = 0.2
+"""Weight of the newest request in a key's mean seconds of one."""
+
+
+@final
+class TokenBucket:
+    """So many units per minute on average, and as many at once. What is taken afterwards may leave a debt."""
+
+    def __init__(self, now: float) -> None:
+        self._used, self._at_s = 0.0, now
+
+    def wait_s(self, number: int, per_minute: int, now: float) -> float:
+        """Seconds until so many may be taken; 0 if they may now."""
+        self._used = max(0.0, self._used - per_minute * (now - self._at_s) / _MINUTE_S)
+        self._at_s = now
+        return max(0.0, (self._used + number - per_minute) * _MINUTE_S / per_minute)
+
+    def take(self, number: float) -> None:
+        """Take so many."""
+        self._used += number
+
+
+@dataclass(slots=True)
+class _Use:
+    """What a key uses."""
+
+    requests: TokenBucket
+    tokens: TokenBucket
+    request_s: float = 1.0
+    """Mean seconds of a request of its own."""
+    began_s: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """By number of a submission in progress: when it began, and its requests."""
+
+
+@final
+class KeyLimits:
+    """Counts the use of the keys that have limits, and of no others.
+
+    Args:
+        rules: of a tenant now.
+        now: monotonic seconds.
+    """
+
+    def __init__(self, rules: Callable[[str], KeyRules], now: Callable[[], float]) -> None:
+        self._rules, self._now = rules, now
+        self._uses: dict[str, _Use] = {}
+
+    def check(self, owner: str, number: int, preparing: int) -> None:
+        """Take requests of a key.
+
+        Args:
+            owner: tenant of the key.
+            number: of requests.
+            preparing: requests of the key that are not submitted yet.
+
+        Raises:
+            ApiError: 429 for now, 400 for more requests than the key may ever have at once.
+        """
+        rules = self._rules(owner)
+        most = min(rules.max_concurrent or math.inf, rules.requests_per_minute or math.inf)
+        if number > most:
+            raise ApiError.bad(f"this key may ask for {most} answers at once; got {number}; fix: a smaller n", "n")
+        use, now = self._use(owner), self._now()
+        in_progress = preparing + sum(requests for _, requests in use.began_s.values())
+        if rules.max_concurrent is not None and in_progress + number > rules.max_concurrent:
+            message = (
+                f"{in_progress} requests of this key are in progress, {rules.max_concurrent} may; got {number} more"
+            )
+            raise _limited(message, "concurrency_limit_exceeded", use.request_s / max(1, in_progress))
+        for what, bucket, least, limit in (
+            ("requests", use.requests, number, rules.requests_per_minute),
+            ("tokens", use.tokens, 1, rules.tokens_per_minute),
+        ):
+            if limit is not None and (wait_s := bucket.wait_s(least, limit, now)):
+                raise _limited(f"this key may use {limit} {what} per minute", "rate_limit_exceeded", wait_s)
+        use.requests.take(number)
+
+    def began(self, owner: str, submission: int, number: int, num_tokens: int) -> None:
+        """Requests of a key are submitted: count them as in progress, and their prompts.
+
+        Args:
+            owner: tenant of the key.
+            submission: unique while they are in progress.
+            number: of requests.
+            num_tokens: of the prompts.
+        """
+        use = self._use(owner)
+        use.began_s[submission] = self._now(), number
+        use.tokens.take(num_tokens)
+
+    def ended(self, owner: str, submission: int, num_tokens: int) -> None:
+        """Requests of a key are over, having generated so many tokens."""
+        use = self._use(owner)
+        began_s, _ = use.began_s.pop(submission)
+        use.tokens.take(num_tokens)
+        use.request_s += _RECENT * (self._now() - began_s - use.request_s)
+
+    def forget(self, owners: Callable[[str], bool]) -> None:
+        """Forget idle keys but those for which `owners` is true."""
+        self._uses = {owner: use for owner, use in self._uses.items() if use.began_s or owners(owner)}
+
+    def _use(self, owner: str) -> _Use:
+        use = self._uses.get(owner)
+        if use is None:
+            now = self._now()
+            use = self._uses[owner] = _Use(TokenBucket(now), TokenBucket(now))
+        return use
+
+
+def retry_after(seconds: float) -> str:
+    """A value of `Retry-After`: whole seconds, from 1 to 60."""
+    return f"{min(max(1, math.ceil(seconds)), _MOST_RETRY_S)}"
+
+
+def _limited(message: str, code: str, wait_s: float) -> ApiError:
+    return ApiError(429, message, code=code, headers={"Retry-After": retry_after(wait_s)})

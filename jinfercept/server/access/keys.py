@@ -1,0 +1,110 @@
+"""API keys: the key of a request, its permissions, and the salt that separates the contexts of two keys."""
+
+import hashlib
+import hmac
+from collections.abc import Collection, Mapping
+from typing import final
+
+from jinfercept.protocols.errors import ApiError
+from jinfercept.server.access.key_file import KeyRules, key_digest
+
+
+@final
+class Keys:
+    """The API keys of a server. Without keys every request is accepted, and all belong to one tenant.
+
+    Args:
+        rules: of the keys, by `key_digest`.
+    """
+
+    def __init__(self, rules: Mapping[str, KeyRules]) -> None:
+        self._rules = dict(rules)
+
+    def replace(self, rules: Mapping[str, KeyRules]) -> str:
+        """Use other rules from now on; returns the names of keys whose rules changed, with commas.
+
+        Requests in progress of a key that is gone go on; new ones are refused.
+
+        Args:
+            rules: at least one, and only for a server that has keys.
+        """
+        assert self._rules
+        assert rules
+        before, self._rules = self._rules, dict(rules)
+        return ", ".join(sorted({of.name for _, of in before.items() ^ self._rules.items()}))
+
+    def rules(self, owner: str) -> KeyRules:
+        """The rules of a tenant; those of a key that is gone, and of a server without keys, limit nothing."""
+        return self._rules.get(owner) or KeyRules("")
+
+    @property
+    def needed(self) -> bool:
+        """Whether a request needs a key."""
+        return bool(self._rules)
+
+    @property
+    def owners(self) -> Collection[str]:
+        """All tenants; none without keys."""
+        return self._rules.keys()
+
+    def check(self, *authorizations: str) -> str:
+        """The tenant of a request: its key's digest, "" if no key is needed. Takes constant time for all keys.
+
+        Args:
+            authorizations: values of the headers `Authorization`; one of them, `Bearer KEY`, is needed.
+
+        Raises:
+            ApiError: 401; 400 for several values.
+        """
+        if not self._rules:
+            return ""
+        if len(authorizations) > 1:
+            raise ApiError.bad("the request has two API keys: send one")
+        authorization = authorizations[0] if authorizations else None
+        scheme, _, key = (authorization or "").partition(" ")
+        given = key_digest(key.strip())
+        known = [hmac.compare_digest(given, digest) for digest in self._rules]
+        if scheme.lower() != "bearer" or not key.strip() or not any(known):
+            raise ApiError(
+                401,
+                "the API key is wrong" if authorization else "an API key is needed: Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return given
+
+    def watched_by(self, owner: str) -> str | None:
+        """The tenant whose requests a key may see and whose calls it may answer: its own; None: all tenants.
+
+        Args:
+            owner: tenant of the key, from `check`.
+        """
+        return None if not owner or self.rules(owner).operator else owner
+
+    def priority(self, owner: str, asked: int) -> int:
+        """The priority of a request: the requested one, clamped to the range of its key if there is one.
+
+        Args:
+            owner: tenant of the key, from `check`.
+            asked: the requested priority.
+        """
+        if not owner:
+            return asked
+        least, most = self.rules(owner).priority
+        return min(max(asked, least), most)
+
+    def name(self, owner: str) -> str:
+        """The name of a key in logs; "" without keys."""
+        return self.rules(owner).name
+
+
+def isolation(key: str, cache_salt: str | None) -> str:
+    """The salt of a client's pages and stored data: nothing is shared between keys, nor between cache salts of one key.
+
+    Args:
+        key: tenant of the key, from `Keys.check`.
+        cache_salt: field of the body.
+    """
+    if not key and not cache_salt:
+        return ""
+    return hashlib.sha256(f"{key}/{cache_salt or ''}".encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""HTTP as such: connections, framing, bodies, streams of events, error answers, pages."""

@@ -1,0 +1,102 @@
+"""Server-sent events: a response that sends events as they are generated, and ends when its client disconnects.
+
+`sse-starlette` is not used: it cancels the clean-up of a generator again at each await, and never closes a generator that has
+not started, so requests would keep their pages. It also pings busy streams, patches uvicorn's shutdown for the whole process,
+and takes three times as long per event.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from typing import final
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from jinfercept.errors import EngineError
+from jinfercept.protocols.errors import ApiError
+from jinfercept.protocols.event_format import OPENAI, StreamFormat
+from jinfercept.server.http.access_log import DETAILS
+from jinfercept.server.http.disconnection import disconnected
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 15.0
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+@final
+class EventStream(Response):
+    """Sends the events of a generator. An exception in the generator becomes the last event.
+
+    Args:
+        events: encoded events; the generator is closed when the client disconnects.
+        close: called at the end, even if the client disconnects before the first event is generated.
+        form: of the protocol.
+        keep_alive_s: seconds without an event after which `form.keep_alive` is sent, so that proxies keep the connection.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        close: Callable[[], Awaitable[None]] | None = None,
+        form: StreamFormat = OPENAI,
+        keep_alive_s: float = KEEP_ALIVE_S,
+    ) -> None:
+        super().__init__(headers=_HEADERS)
+        del self.headers["content-length"]
+        self._events, self._close, self._form, self._keep_alive_s = events, close, form, keep_alive_s
+        self._written_s = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writing = asyncio.ensure_future(self._write(send))
+        leaving = asyncio.ensure_future(disconnected(receive))
+        try:
+            await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                writing.result()
+            else:
+                scope[DETAILS]["disconnected"] = True
+        finally:
+            leaving.cancel()
+            if not writing.done():
+                writing.cancel()
+                with suppress(asyncio.CancelledError):
+                    await writing
+            if self._close is not None:
+                await self._close()
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        loop = asyncio.get_running_loop()
+        self._written_s = loop.time()
+        alive = asyncio.ensure_future(self._keep_alive(send))
+        try:
+            async for data in self._events:
+                self._written_s = loop.time()
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except ApiError as error:
+            await self._fail(send, error)
+        except EngineError as error:
+            await self._fail(send, ApiError.failed(error))
+        except Exception as error:
+            log.exception("a stream failed")
+            await self._fail(send, ApiError(500, f"the server failed: {type(error).__name__}"))
+        finally:
+            alive.cancel()
+            await self._events.aclose()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _fail(self, send: Send, error: ApiError) -> None:
+        await send({"type": "http.response.body", "body": self._form.failed(error), "more_body": True})
+
+    async def _keep_alive(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._written_s + self._keep_alive_s - loop.time())
+            if loop.time() >= self._written_s + self._keep_alive_s:
+                self._written_s = loop.time()
+                await send({"type": "http.response.body", "body": self._form.keep_alive, "more_body": True})

@@ -1,0 +1,1 @@
+"""What an operator sees: metrics, traces, log lines and the live page."""

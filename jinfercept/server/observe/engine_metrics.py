@@ -1,0 +1,241 @@
+"""The metrics of an engine: names, labels and help texts. A metric with the meaning of one of vLLM's has its name."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import NamedTuple
+
+from prometheus_client.metrics_core import Metric
+
+from jinfercept.meter.counts import Counts, ToolCounts
+from jinfercept.meter.engine_stats import Pages
+from jinfercept.sched.plan_builder import Counters
+from jinfercept.server.observe.engine_snapshot import SnapshotValue
+from jinfercept.server.observe.metric_families import LabelledValues, MetricFamilies
+
+REFUSALS = (
+    "queue_full",
+    "overloaded",
+    "concurrency_limit_exceeded",
+    "rate_limit_exceeded",
+    "too_many_background_responses",
+)
+"""Codes of errors with status 429."""
+
+
+class Reading(NamedTuple):
+    """An engine's numbers between two steps.
+
+    Attributes:
+        states: numbers of requests by state.
+        page_size: tokens per page.
+        num_devices: among which weights and pages are cut.
+        weight_bytes: of the weights on each device.
+        token_bytes: bytes of the keys and values of one token, on all devices together.
+        link_tokens_per_s: bandwidth of the host link in one direction, from the profile.
+        prefix_caching: whether the prefix cache is on.
+        pending_calls: asynchronous calls that run.
+        refused: answers of status 429, by the code of their error.
+    """
+
+    counts: Counts
+    counters: Counters
+    pages: Pages
+    states: Mapping[str, int]
+    page_size: int
+    num_device_pages: int
+    num_host_pages: int
+    num_devices: int
+    weight_bytes: int
+    token_bytes: int
+    link_tokens_per_s: int
+    prefix_caching: bool
+    pending_calls: int
+    refused: Mapping[str, int]
+
+
+def families(look: SnapshotValue[Reading], model: str) -> Iterator[Metric]:
+    """All metrics of one reading.
+
+    Args:
+        model: for the label `model_name`.
+    """
+    reading, make = look.seen, MetricFamilies(model)
+    yield from _vllm(reading, make)
+    yield from _vllm_requests(reading.counts, make)
+    yield from _pool(reading, make)
+    yield from _link(reading, make)
+    yield from _steps(reading, make)
+    yield make.gauge("jinfercept:pending_calls", "Asynchronous calls that run", reading.pending_calls)
+    refused: LabelledValues = {
+        (code,): number for code, number in {**dict.fromkeys(REFUSALS, 0), **reading.refused}.items()
+    }
+    yield make.counters(
+        "jinfercept:refused_requests", "Answers of status 429, by the code of the error", refused, "code"
+    )
+    yield from _tools(reading.counts.tools, make)
+    age_s = time.monotonic() - look.at_s
+    yield make.gauge("jinfercept:reading_age_seconds", "Age of these numbers; they wait for the end of a step", age_s)
+
+
+def _vllm(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
+    """Metrics of the engine that have vLLM's names."""
+    counts, counters, states = reading.counts, reading.counters, reading.states
+    usage = reading.pages.used / reading.num_device_pages
+    config = {
+        "block_size": reading.page_size,
+        "num_gpu_blocks": reading.num_device_pages,
+        "num_cpu_blocks": reading.num_host_pages,
+        "enable_prefix_caching": reading.prefix_caching,
+    }
+    yield make.info("vllm:cache_config", "Page size in tokens and pool sizes in pages, as labels", config)
+    yield make.gauge("vllm:num_requests_running", "Running requests", states["running"])
+    yield make.gauge("vllm:num_requests_waiting", "Waiting requests", states["waiting"])
+    yield make.gauge("vllm:kv_cache_usage_perc", "Fraction of the device pages that running requests use", usage)
+    yield make.counter("vllm:prompt_tokens", "Prompt tokens, cached tokens included", counts.prompt)
+    yield make.counter("vllm:generation_tokens", "Generated tokens", counts.generated)
+    yield make.counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", counts.prompt)
+    yield make.counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", counts.cached)
+    yield make.counter("vllm:num_preemptions", "Preemptions of running requests", counters.preemptions)
+    yield make.counter("vllm:spec_decode_num_drafts", "Steps of a request with drafts", counters.drafts)
+    yield make.counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens", counters.drafted)
+    accepted = counters.accepted
+    yield make.counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that became tokens", accepted.total())
+    by_place: LabelledValues = {(str(place),): number for place, number in sorted(accepted.items())}
+    text = "The same by place among the drafts of a step, from 0"
+    yield make.counters("vllm:spec_decode_num_accepted_tokens_per_pos", text, by_place, "position")
+    finished = {"stop": 0, "length": 0, "abort": 0, "error": 0} | counts.finished
+    by_reason: LabelledValues = {(reason,): number for reason, number in finished.items()}
+    yield make.counters("vllm:request_success", "Finished requests", by_reason, "finished_reason")
+    yield make.histogram("vllm:iteration_tokens_total", "Query tokens per step", counts.step_tokens)
+
+
+def _vllm_requests(counts: Counts, make: MetricFamilies) -> Iterator[Metric]:
+    """Metrics of requests that have vLLM's names."""
+    prefix = "vllm:request_"
+    for name, text, values in (
+        ("vllm:time_to_first_token_seconds", "Seconds from arrival to the first token", counts.first_token_s),
+        ("vllm:inter_token_latency_seconds", "Seconds between tokens, pauses for calls excluded", counts.token_s),
+        (
+            "vllm:e2e_request_latency_seconds",
+            "Seconds from arrival to the end, pauses for calls included",
+            counts.request_s,
+        ),
+        (f"{prefix}queue_time_seconds", "Seconds from arrival until the request first runs", counts.queued_s),
+        (f"{prefix}prefill_time_seconds", "Seconds from the first run to the first token", counts.prefill_s),
+        (
+            f"{prefix}decode_time_seconds",
+            "Seconds from the first token to the end, pauses for calls excluded",
+            counts.decode_s,
+        ),
+        (f"{prefix}time_per_output_token_seconds", "Mean decode seconds per token of a request", counts.mean_token_s),
+        (f"{prefix}prompt_tokens", "Prompt tokens per request", counts.request_prompt),
+        (f"{prefix}generation_tokens", "Generated tokens per request", counts.request_generated),
+    ):
+        yield make.histogram(name, text, values)
+
+
+def _pool(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
+    """Requests by state, pages by residency, and waste."""
+    states: LabelledValues = {(state,): number for state, number in reading.states.items()}
+    yield make.gauges(
+        "jinfercept:requests",
+        "Requests by state; kept: finished, context retained for a follow-up request",
+        states,
+        "state",
+    )
+    pages: LabelledValues = {(kind,): number for kind, number in reading.pages._asdict().items()}
+    yield make.gauges(
+        "jinfercept:pages",
+        "Pages by residency; host and host_free are host pages, all others device pages",
+        pages,
+        "residency",
+    )
+    yield make.gauge("jinfercept:page_tokens", "Tokens per page", reading.page_size)
+    text = "Bytes of keys and values per token, on all devices together"
+    yield make.gauge("jinfercept:kv_bytes_per_token", text, reading.token_bytes)
+    yield make.gauge("jinfercept:devices", "Devices among which weights and pages are cut", reading.num_devices)
+    yield make.gauge("jinfercept:weight_bytes", "Bytes of the weights on each device", reading.weight_bytes)
+    waste: LabelledValues = {(kind,): seconds for kind, seconds in asdict(reading.counts.waste).items()}
+    text = "Token-seconds of device memory held without use; multiply by kv_bytes_per_token for byte-seconds"
+    yield make.counters("jinfercept:waste_token_seconds", text, waste, "kind")
+    yield make.counter(
+        "jinfercept:recomputed_tokens", "Tokens whose keys and values were computed again", reading.counters.recomputed
+    )
+
+
+def _link(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
+    """Use of the host link."""
+    counts, size = reading.counts, reading.token_bytes
+    moved: LabelledValues = {("out",): counts.copied_out * size, ("in",): counts.copied_in * size}
+    yield make.counters("jinfercept:link_bytes", "Bytes copied over the host link, in whole pages", moved, "direction")
+    budget, rate = counts.link_budget * size, reading.link_tokens_per_s * size
+    yield make.counter(
+        "jinfercept:link_budget_bytes",
+        "Bytes that the host link could have copied in one direction while steps ran",
+        budget,
+    )
+    yield make.gauge(
+        "jinfercept:link_bytes_per_second", "Bandwidth of the host link in one direction, from the profile", rate
+    )
+    actions: LabelledValues = {(action, why): number for (action, why), number in counts.moved_pages.items()}
+    yield make.counters(
+        "jinfercept:moved_pages",
+        "Pages of paused contexts by the action of the policy and its reason",
+        actions,
+        "action",
+        "why",
+    )
+
+
+def _steps(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
+    counts = reading.counts
+    steps: LabelledValues = {(str(bucket),): number for bucket, number in counts.steps.items()}
+    yield make.counters("jinfercept:steps", "Steps by token bucket; 0: transfers only", steps, "bucket")
+    seconds: LabelledValues = {(str(bucket),): step_s for bucket, step_s in counts.step_s.items()}
+    yield make.counters("jinfercept:step_seconds", "Seconds of steps by token bucket", seconds, "bucket")
+
+
+def _tools(tools: Mapping[str, ToolCounts], make: MetricFamilies) -> Iterator[Metric]:
+    """Interceptions by tool: the server's tools by name, all others under fixed names (`meter.interceptions`)."""
+    begun: LabelledValues = {(name,): tool.begun for name, tool in tools.items()}
+    yield make.counters("jinfercept:interceptions", "Pauses, by calls or at a finished answer", begun, "tool")
+    abandoned: LabelledValues = {(name,): tool.given_up for name, tool in tools.items()}
+    yield make.counters(
+        "jinfercept:interceptions_given_up",
+        "Pauses that ended without a result or a follow-up request",
+        abandoned,
+        "tool",
+    )
+    results: LabelledValues = {
+        (name, status): number for name, tool in tools.items() for status, number in tool.results.items()
+    }
+    yield make.counters("jinfercept:call_results", "Calls that the server ran, by status", results, "tool", "status")
+    contexts: LabelledValues = {
+        (name, what): number
+        for name, tool in tools.items()
+        for what, number in (("kept", tool.kept), ("copied_in", tool.copied_in), ("recomputed", tool.recomputed))
+    }
+    text = "Tokens of contexts that resumed, by whether they were preserved, copied in or recomputed"
+    yield make.counters("jinfercept:interception_context_tokens", text, contexts, "tool", "context")
+    durations = {(name,): tool.duration_s for name, tool in tools.items()}
+    yield make.histograms(
+        "jinfercept:interception_seconds",
+        "Seconds from a pause to its results or its follow-up request",
+        durations,
+        "tool",
+    )
+    resumes = {(name,): tool.resume_s for name, tool in tools.items()}
+    yield make.histograms(
+        "jinfercept:resume_seconds",
+        "Seconds from the results or the follow-up request to the next token",
+        resumes,
+        "tool",
+    )
+    expected: LabelledValues = {(name,): tool.predicted_s for name, tool in tools.items()}
+    yield make.counters(
+        "jinfercept:expected_interception_seconds", "Sum of the predicted pause durations", expected, "tool"
+    )
+    errors: LabelledValues = {(name,): tool.error_s for name, tool in tools.items()}
+    text = "Sum of |predicted - actual| pause durations; divide by interception_seconds_count for the mean"
+    yield make.counters("jinfercept:estimate_error_seconds", text, errors, "tool")

@@ -1,0 +1,78 @@
+"""The live page at `/`, and its data at `/live`.
+
+The page is one file that loads nothing else and needs no key. The data need a key if the server has keys, and a key sees its
+own requests. Texts are hidden without `--show-texts`.
+"""
+
+import re
+from concurrent.futures import Future
+from importlib.resources import files
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from jinfercept import __version__
+from jinfercept.meter.engine_stats import EngineStats
+from jinfercept.meter.live_state import live_state
+from jinfercept.protocols.encoding import EncodedReply
+from jinfercept.server.http.page_security import csp_hash, page_headers
+from jinfercept.server.observe.engine_snapshot import EngineSnapshot
+from jinfercept.server.routes.guarded_route import GuardedRoute
+from jinfercept.server.service import Service
+
+_FRESH_S = 0.1
+"""Seconds for which one snapshot is the answer to all requests of the same view."""
+
+
+def live_router(service: Service) -> APIRouter:
+    """Router of `/live` for one service."""
+    router = APIRouter(route_class=GuardedRoute, tags=["operations"])
+    snapshots = dict[str | None, EngineSnapshot[dict[str, Any]]]()  # by tenant, at most one for each key
+
+    @router.get("/live", response_model=dict[str, Any])
+    async def live(request: Request, since: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0) -> Response:
+        """Running and paused requests, residency of pages, decisions: the data of the page at `/`. A key sees its own
+        requests, an operator's key all. The pool's history has the samples after `since`, an `at_s` of an earlier answer.
+        """
+        owner = service.keys.watched_by(request.scope["jinfercept.key"])
+        snapshot = snapshots.setdefault(owner, EngineSnapshot(lambda: _ask(service, owner), _FRESH_S))
+        seen = (await snapshot.look()).seen
+        history = [sample for sample in seen["history"] if sample["at_s"] > since]
+        data = seen | {"history": history, "draining": service.draining}
+        return EncodedReply(data, headers={"cache-control": "no-store"})
+
+    return router
+
+
+def page_router() -> APIRouter:
+    """Router of the page."""
+    router = APIRouter()
+    page = files("jinfercept.server.observe").joinpath("live.html").read_text(encoding="utf-8")
+    script, style = (" ".join(map(csp_hash, _inline(page, tag))) for tag in ("script", "style"))
+    headers = page_headers(f"script-src {script}", f"style-src {style}", "connect-src 'self'", "img-src data:")
+
+    @router.get("/", include_in_schema=False)
+    async def live_page() -> Response:
+        return Response(page, media_type="text/html", headers=headers)
+
+    return router
+
+
+def _ask(service: Service, owner: str | None) -> Future[dict[str, Any]]:
+    """The live state as one tenant may see it; None: an operator."""
+    return service.llm.engine.ask(lambda stats: _seen(service, stats, owner))
+
+
+def _seen(service: Service, stats: EngineStats, owner: str | None) -> dict[str, Any]:
+    names = {"model": service.names[0], "policy": service.llm.policy_name, "version": __version__}
+    inbox = None if service.inbox is None else len(service.inbox.pending(owner))
+    plan = service.llm.memory_plan
+    devices = {"count": plan.num_devices, "weight_bytes": plan.weight_bytes, "kv_bytes": plan.kv_bytes}  # of each
+    about = names | {"devices": devices, "shows": "all" if owner is None else "own", "inbox": inbox}
+    return about | live_state(stats, texts=service.options.show_texts, tenant=owner)
+
+
+def _inline(page: str, tag: str) -> list[str]:
+    """The texts of a page's inline scripts or styles."""
+    return re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)

@@ -1,0 +1,195 @@
+"""`/v1/chat/completions`: makes engine requests of a conversation, and a chat completion of their outputs."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from jinfercept.chat.function_tools import ChatTool, chat_tools
+from jinfercept.chat.options import MAX_ROUNDS
+from jinfercept.errors import JinferceptError, RequestError
+from jinfercept.protocols.encoding import EncodedReply, LargeReply
+from jinfercept.protocols.errors import ApiError
+from jinfercept.protocols.openai.chat_answer import ChatAnswer
+from jinfercept.protocols.openai.chat_schemas import (
+    AllowedFunctions,
+    AllowedTools,
+    ChatBody,
+    ChatCompletion,
+    DeferredTool,
+    NamedTool,
+)
+from jinfercept.protocols.openai.logprob_limits import check_report
+from jinfercept.protocols.schemas import SessionHints
+from jinfercept.protocols.server_tool_calls import Message, Remember, ServerToolCalls
+from jinfercept.protocols.unsupported_fields import check_extras
+from jinfercept.request import Request as EngineRequest
+from jinfercept.server.http.access_log import DETAILS
+from jinfercept.server.http.disconnection import unless_disconnected
+from jinfercept.server.http.event_stream import EventStream
+from jinfercept.server.routes.async_calls import async_calls
+from jinfercept.server.routes.guarded_route import GuardedRoute
+from jinfercept.server.routes.request_checks import check_requests
+from jinfercept.server.routes.request_outputs import finished
+from jinfercept.server.routes.sampling import sampling_params
+from jinfercept.server.routes.session_hints import RequestHints, read_hints, with_hints
+from jinfercept.server.service import Service, service_of
+
+_OPTIONS = ("chat_template_kwargs", "tool_choice")
+"""Fields of a body with which the messages of their errors begin."""
+
+router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
+
+
+@router.post("/v1/chat/completions", response_model=ChatCompletion)
+async def create_chat_completion(body: ChatBody, request: Request) -> Response:
+    """Answer a conversation. With `stream`, in server-sent events: `chat.completion.chunk` objects, then `[DONE]`."""
+    service = service_of(request)
+    model = service.check_model(body.model)
+    check_extras(body, service.ignored)
+    hints = read_hints(body, request)
+    name = f"chatcmpl-{uuid.uuid4().hex}"
+    requests = await service.prepare(request, lambda: make_chat(service, body, hints, name), body.n or 1)
+    tool_calls = server_tool_calls(service, body, requests, recorder(service, body, hints))
+    answer = ChatAnswer(name, model, body, requests, tool_calls, service.tokenizer, request.scope[DETAILS])
+    if body.stream:
+        stream = service.submit(requests)
+        return EventStream(answer.stream(stream), lambda: service.close(stream))
+    outputs = await finished(service, request, service.submit(requests, ends_only=True), answer.usage.add)
+    whole = await unless_disconnected(request, answer.whole(outputs))
+    return EncodedReply(whole) if answer.is_small(outputs) else LargeReply(whole)
+
+
+def make_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) -> list[EngineRequest]:
+    """The requests of a body. Slow: renders, tokenises, compiles grammars.
+
+    Args:
+        name: id of the first request.
+
+    Raises:
+        ApiError: 400.
+    """
+    requests = rendered_chat(service, body, hints, name)
+    check_requests(service, requests, "messages")
+    report = ("top_logprobs" if body.top_logprobs else "logprobs", _logprobs(body))
+    check_report(requests, service.max_model_len, [("prompt_logprobs", body.prompt_logprobs)], report)
+    return with_hints(requests, hints)
+
+
+def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) -> list[EngineRequest]:
+    """As `make_chat`, but the prompt may be longer than the model's context, and the requests have no hints."""
+    params = sampling_params(body, body.max_completion_tokens or body.max_tokens, _logprobs(body), service, hints.owner)
+    if body.stream_options is not None and not body.stream:
+        raise ApiError.bad("stream_options belong to a stream", "stream_options")
+    extension = body.jinfercept or SessionHints()
+    offered = service.tools.offered(extension.server_tools, _client_tools(body), hints.owner)
+    choice = body.tool_choice
+    if isinstance(choice, AllowedTools):
+        body, offered = _with_allowed_tools(body, choice.allowed_tools, offered)
+        choice = choice.allowed_tools.mode
+    tools = _tools(body)
+    calls = async_calls(service, body, hints.owner)
+    if calls is not None and extension.async_calls is not None and extension.async_calls.reasoning is not None:
+        raise ApiError.bad("a chat finds reasoning by its template", "jinfercept.async_calls.reasoning")
+    options = service.chat_options(
+        async_calls=calls,
+        chat_template_kwargs=body.chat_template_kwargs or {},
+        add_generation_prompt=body.add_generation_prompt is not False,
+        tool_choice=choice.model_dump() if isinstance(choice, NamedTool) else choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        max_rounds=_max_rounds(service, body),
+    )
+    messages = [message.as_read() for message in body.messages]
+    check_conversation(service, messages, [tool.declaration for tool in tools], body.chat_template_kwargs)
+    try:
+        messages = service.tool_history.restored(hints.salt, messages)
+        given = [*tools, *offered], options, iter([name]), hints.owner, hints.salt
+        return service.llm.make_chats([messages], params, *given)
+    except JinferceptError as error:
+        raise ApiError.of(error, field_of_chat(error, bool(tools))) from error
+
+
+def _with_allowed_tools(
+    body: ChatBody, allowed: AllowedFunctions, offered: Sequence[ChatTool]
+) -> tuple[ChatBody, list[ChatTool]]:
+    """A body with those of its tools that are allowed, and the allowed ones of the server's. Raises 400 for unknown ones."""
+    if missing := sorted(allowed.names - _client_tools(body) - {tool.name for tool in offered}):
+        raise ApiError.bad(f"tool_choice allows tools that are not there: {', '.join(missing)[:200]}", "tool_choice")
+    tools = [tool for tool in body.tools or () if tool.function.name in allowed.names]
+    return body.model_copy(update={"tools": tools}), [tool for tool in offered if tool.name in allowed.names]
+
+
+def field_of_chat(error: JinferceptError, tools: bool) -> str:
+    """The field of a body that an error of a chat is about.
+
+    Args:
+        tools: whether the body has tools.
+    """
+    field = "tools" if tools and "tool" in error.what else "messages"
+    return next((name for name in _OPTIONS if error.what.startswith(name)), field)
+
+
+def check_conversation(
+    service: Service, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], variables: Any
+) -> None:
+    """Raise 400 if an argument of the chat template has more text than a prompt may have."""
+    for texts, param in ((messages, "messages"), (tools, "tools"), (variables, "chat_template_kwargs")):
+        service.check_chars(texts, param)
+
+
+def server_tool_calls(
+    service: Service, body: ChatBody, requests: Sequence[EngineRequest], remember: Remember
+) -> ServerToolCalls:
+    """Runs the calls of the server's tools in the outputs of a body's requests."""
+    return ServerToolCalls(
+        requests,
+        _client_tools(body),
+        _max_rounds(service, body),
+        service.max_model_len,
+        remember,
+        service.note_calls,
+    )
+
+
+def recorder(service: Service, body: ChatBody, hints: RequestHints) -> Remember:
+    """Stores the turns that the client does not see, unless the body says that no follow-up comes."""
+
+    def remember(turns: Sequence[Message]) -> None:
+        if not hints.release:
+            asked = [message.as_read() for message in body.messages]
+            service.tool_history.remember(hints.owner, hints.salt, asked, turns, _client_tools(body))
+
+    return remember
+
+
+def _client_tools(body: ChatBody) -> frozenset[str]:
+    """Names of the tools that the client runs."""
+    return frozenset(tool.function.name for tool in body.tools or ())
+
+
+def _max_rounds(service: Service, body: ChatBody) -> int:
+    """Maximum rounds of calls that the server runs. Raises 400 for more than the server allows."""
+    most, asked = service.options.max_tool_rounds, body.jinfercept and body.jinfercept.max_rounds
+    if asked is not None and asked > most:
+        raise ApiError.bad(f"max_rounds may be {most} here, not {asked}", "jinfercept.max_rounds")
+    return min(MAX_ROUNDS, most) if asked is None else asked
+
+
+def _logprobs(body: ChatBody) -> int | None:
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError.bad("top_logprobs need logprobs", "top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _tools(body: ChatBody) -> list[ChatTool]:
+    """The body's tools. Raises 400 for a wrong declaration."""
+    given = body.tools or ()
+    try:
+        tools = chat_tools([tool.model_dump(exclude_none=True) for tool in given])
+    except RequestError as error:
+        raise ApiError.of(error, "tools") from error
+    deferred = [isinstance(tool, DeferredTool) for tool in given]
+    return [replace(tool, is_deferred=is_deferred) for tool, is_deferred in zip(tools, deferred, strict=True)]

@@ -1,0 +1,48 @@
+"""`/health`, `/ready` and `/version`, for monitors and load balancers."""
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+
+from jinfercept import __version__
+from jinfercept.protocols.errors import ApiError
+from jinfercept.server.service import service_of
+
+router = APIRouter(tags=["operations"])
+
+
+class Condition(BaseModel):
+    """Status of the server."""
+
+    status: str
+
+
+class Version(BaseModel):
+    """Version of the server."""
+
+    version: str
+
+
+@router.get("/health")
+async def health(request: Request) -> Condition:
+    """Whether the engine runs: 503 after a failure from which it cannot recover."""
+    failure = service_of(request).llm.engine.failure
+    if failure is not None:
+        raise ApiError(503, f"the engine failed: {failure}", code="engine_error")
+    return Condition(status="ok")
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Condition:
+    """Whether the server accepts requests: 503 while it shuts down, and while calls of its tools cannot begin."""
+    service = service_of(request)
+    if service.draining:
+        raise ApiError(503, "the server is shutting down", code="draining")
+    if (problem := service.tools.problem) is not None:
+        raise ApiError(503, problem, code="tools_blocked")
+    return Condition(status="ready")
+
+
+@router.get("/version")
+async def version() -> Version:
+    """The version of jinfercept."""
+    return Version(version=__version__)

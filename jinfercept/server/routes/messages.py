@@ -1,0 +1,85 @@
+"""`/v1/messages`: Anthropic's protocol, on the requests of `/v1/chat/completions`."""
+
+import uuid
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from jinfercept.protocols.anthropic.answer import MessageAnswer, stream_format
+from jinfercept.protocols.anthropic.chat import chat_body, check_message_fields, is_marked, renamed
+from jinfercept.protocols.anthropic.dialect import REQUEST_ID, AnthropicErrorBody
+from jinfercept.protocols.anthropic.schemas import AnswerMessage, CountTokensBody, MessagesBody, TokenCount
+from jinfercept.protocols.encoding import EncodedReply
+from jinfercept.protocols.errors import ERRORS, ApiError
+from jinfercept.protocols.server_tool_calls import ServerToolCalls
+from jinfercept.protocols.unsupported_fields import check_extras
+from jinfercept.request import Request as EngineRequest
+from jinfercept.server.http.access_log import DETAILS
+from jinfercept.server.http.disconnection import unless_disconnected
+from jinfercept.server.http.event_stream import EventStream
+from jinfercept.server.routes.chat_completions import make_chat, recorder, rendered_chat, server_tool_calls
+from jinfercept.server.routes.guarded_route import GuardedRoute
+from jinfercept.server.routes.request_outputs import finished
+from jinfercept.server.routes.session_hints import RequestHints, read_hints
+from jinfercept.server.service import Service, service_of
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    **{status: described | {"model": AnthropicErrorBody} for status, described in ERRORS.items()},
+    400: {"model": AnthropicErrorBody, "description": "The request is wrong; the message names the field."},
+}
+
+router = APIRouter(route_class=GuardedRoute, tags=["Anthropic"], responses=_ERRORS)
+
+
+@router.post("/v1/messages", response_model=AnswerMessage)
+async def create_message(body: MessagesBody, request: Request) -> Response:
+    """Answer a conversation. With `stream`, in typed server-sent events from `message_start` to `message_stop`."""
+    service = service_of(request)
+    model = service.check_model(body.model)
+    check_extras(body, service.ignored)
+    check_message_fields(body)
+    hints = read_hints(body, request)
+    name = f"msg_{uuid.uuid4().hex}"
+    requests, tool_calls = await service.prepare(request, lambda: _make_chat(service, body, hints, name), 1)
+    is_kept = is_marked(body) and not hints.release
+    answer = MessageAnswer(name, model, body, requests, tool_calls, is_kept, request.scope[DETAILS])
+    if body.stream:
+        stream = service.submit(requests)
+        events, form = answer.stream(stream), stream_format(request.scope[REQUEST_ID])
+        return EventStream(events, lambda: service.close(stream), form)
+    outputs = await finished(service, request, service.submit(requests, ends_only=True), answer.usage.add)
+    return EncodedReply(await unless_disconnected(request, answer.whole(outputs)))
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(body: CountTokensBody, request: Request) -> TokenCount:
+    """The number of tokens of the prompt of a conversation."""
+    service = service_of(request)
+    service.check_model(body.model)
+    check_extras(body, service.ignored)
+    check_message_fields(body)
+    hints = read_hints(body, request)
+    counted = await service.prepare(request, lambda: _count_tokens(service, body, hints))
+    return TokenCount(input_tokens=counted)
+
+
+def _make_chat(
+    service: Service, body: MessagesBody, hints: RequestHints, name: str
+) -> tuple[list[EngineRequest], ServerToolCalls]:
+    """The request of a body, and the runner of its calls of server tools. Slow, as `make_chat`; `name` is the request's id."""
+    try:
+        chat = chat_body(body)
+        requests = make_chat(service, chat, hints, name)
+        return requests, server_tool_calls(service, chat, requests, recorder(service, chat, hints))
+    except ApiError as error:
+        raise renamed(error, body) from error
+
+
+def _count_tokens(service: Service, body: CountTokensBody, hints: RequestHints) -> int:
+    """The number of tokens of the prompt of a body, however long. Slow, as `make_chat`."""
+    try:
+        [request] = rendered_chat(service, chat_body(body), hints, "count")
+        return len(request.prompt_token_ids)
+    except ApiError as error:
+        raise renamed(error, body) from error

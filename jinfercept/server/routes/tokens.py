@@ -1,0 +1,104 @@
+"""`/tokenize` and `/detokenize`, as in vLLM."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
+
+from jinfercept.chat.template import ChatTemplate
+from jinfercept.errors import JinferceptError
+from jinfercept.protocols.errors import ApiError
+from jinfercept.protocols.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS, Message, ToolDeclaration
+from jinfercept.protocols.schemas import FIRST_ERROR, Body, Text, TokenId
+from jinfercept.server.routes.chat_completions import check_conversation, field_of_chat
+from jinfercept.server.routes.guarded_route import GuardedRoute
+from jinfercept.server.service import Service, service_of
+
+router = APIRouter(route_class=GuardedRoute, tags=["tokens"])
+
+
+class TokenizeBody(Body):
+    """A text, or a conversation that the chat template renders."""
+
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR] | None = None
+    tools: Annotated[list[ToolDeclaration], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class Tokenized(BaseModel):
+    """Token ids of a text."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeBody(Body):
+    """Tokens."""
+
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=2**22), FIRST_ERROR]
+
+
+class Detokenized(BaseModel):
+    """Their text, special tokens written out."""
+
+    prompt: str
+
+
+@router.post("/tokenize", response_model=Tokenized)
+async def tokenize(body: TokenizeBody, request: Request) -> Response:
+    """The tokens of a text (with those that begin it, unless `add_special_tokens` is false) or of a conversation."""
+    service = service_of(request)
+    service.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError.bad("give either a prompt or messages", "prompt")
+    return Response(await service.prepare(request, lambda: _tokenized(service, body)), media_type="application/json")
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeBody, request: Request) -> Detokenized:
+    """The text of tokens."""
+    service = service_of(request)
+    service.check_model(body.model)
+    return Detokenized(prompt=await service.prepare(request, lambda: _text(service, body.tokens)))
+
+
+def _text(service: Service, tokens: list[int]) -> str:
+    vocab_size = service.llm.model.config.vocab_size
+    service.check_chars(tokens, "tokens")
+    if (largest := max(tokens, default=0)) >= vocab_size:
+        raise ApiError.bad(f"tokens are below {vocab_size}, not {largest}", "tokens")
+    return service.tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def _tokenized(service: Service, body: TokenizeBody) -> bytes:
+    ids = _tokens(service, body)
+    texts = [service.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+    answer = Tokenized(count=len(ids), max_model_len=service.max_model_len, tokens=ids, token_strs=texts)
+    return answer.model_dump_json().encode()
+
+
+def _tokens(service: Service, body: TokenizeBody) -> list[int]:
+    tokenizer = service.tokenizer
+    if body.messages is None:
+        service.check_chars(body.prompt, "prompt")
+        return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    messages = [message.as_read() for message in body.messages]
+    check_conversation(service, messages, tools, body.chat_template_kwargs)
+    try:
+        variables, as_tokens = body.chat_template_kwargs or {}, service.options.special_tokens_in_text
+        template = ChatTemplate(tokenizer, tools, service.chat_template, variables, (), as_tokens)
+        text = template.render(messages, body.add_generation_prompt is not False)
+        service.check_chars(text, "messages")
+        return template.encode(text)
+    except JinferceptError as error:
+        raise ApiError.of(error, field_of_chat(error, bool(tools))) from error

@@ -1,0 +1,134 @@
+"""Stores, until an expiry, the turns of answers in which the server's tools were called, with their results.
+
+A follow-up request has the one merged message that the client saw. The stored turns replace it, so that the prompt is what the
+model wrote, and matches the retained context token by token. A message without stored turns, or one that the client has edited,
+is left unchanged: then the context is computed again, without the calls.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import takewhile
+from typing import NamedTuple, final
+
+from jinfercept.chat.messages import Message, digests
+from jinfercept.protocols.answer_state import merged_message
+from jinfercept.quota import Quota, num_bytes_of
+
+MOST = 16384
+MOST_BYTES = 2**27
+
+
+class _Entry(NamedTuple):
+    owner: str
+    turns: tuple[Message, ...]
+    until_s: float
+    num_bytes: int
+
+
+@final
+class ToolHistory:
+    """The stored turns of all owners; each finds its own. Thread-safe. Space is shared fairly between owners (`Quota`).
+
+    The key of an answer is a digest of the conversation as the client sees it, up to the answer with its text and its calls:
+    ids of calls are no keys, since models choose the same ones in many conversations.
+
+    Args:
+        ttl_s: seconds until an entry expires, since its last use.
+        now: a monotonic clock.
+        most, most_bytes: maximum entries and bytes; the owner with the most loses its least recently used entry first.
+        most_of_owner, most_bytes_of_owner: maximum of one owner; None: no separate limit.
+    """
+
+    def __init__(
+        self,
+        ttl_s: float,
+        now: Callable[[], float],
+        most: int = MOST,
+        most_bytes: int = MOST_BYTES,
+        *,
+        most_of_owner: int | None = None,
+        most_bytes_of_owner: int | None = None,
+    ) -> None:
+        self._ttl_s, self._now = ttl_s, now
+        self._quota = Quota(most, most_bytes, most_of_owner=most_of_owner, most_bytes_of_owner=most_bytes_of_owner)
+        self._entries: dict[str, _Entry] = {}  # least recently used first
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def remember(
+        self, owner: str, salt: str, asked: Sequence[Message], turns: Sequence[Message], client_tools: Collection[str]
+    ) -> None:
+        """Store the turns of an answer.
+
+        Args:
+            owner: tenant of the request.
+            salt: derived from the tenant; the entry is found only with the same one.
+            asked: messages of the conversation before the answer, from the client.
+            turns: messages of the assistant and results of its calls.
+            client_tools: names of the tools that the client runs.
+        """
+        answer = {"role": "assistant", **merged_message(turns, client_tools)}
+        *_, digest = digests([salt], [*asked, answer])
+        entry = _Entry(owner, tuple(turns), self._now() + self._ttl_s, num_bytes_of(tuple(turns)))
+        with self._lock:
+            self._put(digest.hex(), entry)
+
+    def restored(self, salt: str, messages: Sequence[Message]) -> list[Message]:
+        """A conversation in which the stored turns replace the merged messages of their answers.
+
+        Raises:
+            RequestError: one of these is no message.
+        """
+        if not self._entries:
+            return list(messages)
+        restored: list[Message] = []
+        results: list[Message] = []  # that stand behind a restored turn, of the server's calls and of the client's
+        places: dict[str, int] = {}  # of the calls of that turn, by their ids
+        for message, digest in zip(messages, digests([salt], messages), strict=True):
+            if message["role"] == "tool" and places:
+                results.append(message)
+                continue
+            restored += _in_call_order(results, places)
+            results, places = [], {}
+            if message["role"] == "assistant" and (entry := self._found(digest.hex())):
+                last = max(place for place, turn in enumerate(entry.turns) if turn["role"] == "assistant")
+                restored += entry.turns[: last + 1]
+                results += entry.turns[last + 1 :]
+                places = {call["id"]: place for place, call in enumerate(entry.turns[last].get("tool_calls", ()))}
+            else:
+                restored.append(message)
+        return restored + _in_call_order(results, places)
+
+    def _found(self, name: str) -> _Entry | None:
+        """The entry of a key."""
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is None or entry.until_s <= self._now():
+                return None
+            self._put(name, entry._replace(until_s=self._now() + self._ttl_s))
+            return entry
+
+    def _put(self, name: str, entry: _Entry) -> None:
+        """Make an entry the most recent one, and remove expired entries and those beyond the limits."""
+        if name in self._entries:
+            self._remove(name)
+        self._entries[name] = entry
+        self._quota.add(entry.owner, name)
+        self._quota.charge(entry.owner, entry.num_bytes)
+        now = self._now()
+        for old in list(takewhile(lambda old: self._entries[old].until_s <= now, self._entries)):
+            self._remove(old)
+        while (victim := self._quota.victim(entry.owner)) is not None:
+            self._remove(victim)
+
+    def _remove(self, name: str) -> None:
+        entry = self._entries.pop(name)
+        self._quota.remove(entry.owner, name)
+        self._quota.charge(entry.owner, -entry.num_bytes)
+
+
+def _in_call_order(results: list[Message], places: Mapping[str, int]) -> list[Message]:
+    """Results in the order of their calls, which some templates need; those of other calls stand last."""
+    return sorted(results, key=lambda result: places.get(result.get("tool_call_id", ""), len(places)))

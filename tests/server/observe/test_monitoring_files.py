@@ -1,0 +1,161 @@
+"""The dashboard and the rules in `deploy/`: they can be parsed, and every metric and label in them is in `/metrics`."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import promql_parser as promql
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.live_server import Running
+from tests.support.scripted_model import Scripted
+from tests.support.tool_server import QUESTION, ask, called, returned, says
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+DASHBOARD: Any = json.loads((DEPLOY / "grafana" / "jinfercept.json").read_text(encoding="utf-8"))
+RULES: Any = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text(encoding="utf-8"))
+OF_TARGETS = {"instance", "job"}
+"""Labels that Prometheus adds to every metric of a server."""
+UNITS = {"short", "s", "percentunit", "reqps", "Bps", "decgbytes"}
+Labels = Mapping[str, set[str]]
+
+
+@pytest.fixture
+def exposed(server: Running, scripted: Scripted) -> Labels:
+    """Labels of all metrics by name, after a request that calls a tool of the server and is followed up."""
+    says(scripted, server, "It costs 23.", [*QUESTION, called("", ("price", "lamp")), returned("23")])
+    ask(server, QUESTION)
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for family in text_string_to_metric_families(server.http.get("/metrics").text):
+        for sample in family.samples:
+            found[sample.name] |= sample.labels.keys() | OF_TARGETS
+    return found | {"up": set(OF_TARGETS)}
+
+
+def selectors(expression: Any) -> Iterator[Any]:
+    """All selectors of a parsed expression."""
+    match expression:
+        case promql.VectorSelector():
+            yield expression
+        case promql.MatrixSelector():
+            yield expression.vector_selector
+        case promql.BinaryExpr():
+            yield from selectors(expression.lhs)
+            yield from selectors(expression.rhs)
+        case promql.Call():
+            for argument in expression.args:
+                yield from selectors(argument)
+        case promql.AggregateExpr() | promql.ParenExpr() | promql.UnaryExpr() | promql.SubqueryExpr():
+            yield from selectors(expression.expr)
+        case promql.NumberLiteral() | promql.StringLiteral():
+            pass
+        case _:
+            raise AssertionError(f"an expression of a kind that this test does not know: {expression!r}")
+
+
+def check(text: str, exposed: Labels, shown: str = "") -> set[str]:
+    """Assert that the metrics and the labels of a query exist; returns the names of the metrics.
+
+    Args:
+        shown: a text with the labels of the result.
+    """
+    parsed = promql.parse(text.replace("$__rate_interval", "5m"))
+    names: set[str] = set()
+    known: set[str] = set()
+    for selector in selectors(parsed):
+        assert selector.name in exposed, f"{selector.name} is no metric: {text}"
+        matched = {matcher.name for matcher in selector.matchers.matchers}
+        assert matched <= exposed[selector.name], f"{matched - exposed[selector.name]} of {selector.name}"
+        names.add(selector.name)
+        known |= exposed[selector.name]
+    grouped = {
+        label.strip()
+        for labels in re.findall(r"\b(?:by|without|on|ignoring) \(([^)]*)\)", text)
+        for label in labels.split(",")
+    }
+    assert grouped <= known, f"{grouped - known} in {text}"
+    used = set(re.findall(r"\{\{\s*(?:\$labels\.)?(\w+)\s*\}\}", shown))
+    assert used <= (grouped or known), f"{used - grouped} in the legend of {text}"
+    return names
+
+
+def test_rules_use_metrics_that_exist(exposed: Labels) -> None:
+    rules = [rule for group in RULES["groups"] for rule in group["rules"]]
+    recorded = {rule["record"]: rule["expr"] for rule in rules if "record" in rule}
+    alerts = [rule for rule in rules if "alert" in rule]
+    labels = {
+        name: set(re.split(r",\s*", re.findall(r"\bby \(([^)]*)\)", text)[0])) - {"le"}
+        for name, text in recorded.items()
+    }
+    for expression in recorded.values():
+        check(expression, exposed)
+    used = set[str]()
+    for rule in alerts:
+        said = "".join(rule["annotations"].values())
+        used |= check(rule["expr"], {**exposed, **labels}, said.replace("{{ $value", ""))
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert rule["annotations"].keys() == {"summary", "description"}
+        assert re.fullmatch(r"\d+[smh]", rule["for"])
+    assert len({rule["alert"] for rule in alerts}) == len(alerts) >= 8
+    assert {"up", "jinfercept:reading_age_seconds", "model:request_failures:ratio_rate5m"} <= used
+
+
+def test_the_dashboard_shows_metrics_that_exist(exposed: Labels) -> None:
+    shown = set[str]()
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", ()):
+            shown |= check(target["expr"], exposed, target["legendFormat"])
+    for variable in DASHBOARD["templating"]["list"][1:]:
+        [(metric, label)] = re.findall(r"label_values\(([\w:]+)(?:\{.*\})?, (\w+)\)", variable["definition"])
+        assert label in exposed[metric]
+    unused = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in exposed} - {
+        re.sub(r"_(bucket|sum|count)$", "", name) for name in shown
+    }
+    assert unused <= {  # what a dashboard does not need
+        "up",
+        "vllm:cache_config_info",
+        "vllm:kv_cache_usage_perc",
+        "vllm:e2e_request_latency_seconds",
+        "vllm:request_time_per_output_token_seconds",
+        "vllm:request_prompt_tokens",
+        "vllm:request_generation_tokens",
+        "vllm:iteration_tokens_total",
+        "jinfercept:page_tokens",
+        "jinfercept:devices",
+        "jinfercept:weight_bytes",
+        "jinfercept:link_budget_bytes_total",
+        "jinfercept:expected_interception_seconds_total",
+        "jinfercept:tasks",
+    }
+
+
+def test_the_dashboard_is_one_that_grafana_loads() -> None:
+    assert {"uid", "title", "schemaVersion", "panels", "templating", "time", "refresh"} <= DASHBOARD.keys()
+    assert DASHBOARD["schemaVersion"] >= 39
+    assert "id" not in DASHBOARD  # an id of one Grafana would be another dashboard's in the next
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert place["x"] + place["w"] <= 24
+        assert not cells & taken, f"{panel['title']} lies over another panel"
+        taken |= cells
+        if panel["type"] == "row":
+            continue
+        assert panel["type"] in ("timeseries", "stat")
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
+        assert panel["description"]
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) > 0
+    assert [variable["name"] for variable in DASHBOARD["templating"]["list"]] == ["datasource", "model", "instance"]

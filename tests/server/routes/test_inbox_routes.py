@@ -1,0 +1,115 @@
+"""`/inbox`: calls that wait for a person, over HTTP."""
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jinfercept.server.access.key_file import key_digest
+from jinfercept.tools.calls import CallFailed
+from jinfercept.tools.inbox import Inbox
+from tests.support.live_server import Running, running, until
+from tests.support.scripted_model import Scripted
+from tests.support.waiting_calls import ask
+
+
+@pytest.fixture
+def asking(scripted: Scripted) -> Iterator[Running]:
+    with running(scripted.llm) as server:
+        server.service.inbox = Inbox()
+        yield server
+
+
+def test_a_call_is_listed_answered_and_gone(asking: Running) -> None:
+    assert asking.service.inbox is not None
+    answer = ask(asking.service.inbox, amount=3)
+    assert asking.http.get("/live").json()["inbox"] == 1
+    [call] = asking.http.get("/inbox").json()["data"]
+    assert (call["tool"], call["arguments"], call["request_id"]) == ("approve", {"amount": 3}, "chatcmpl-1")
+    assert call["expires_at"] - call["asked_at"] == pytest.approx(60, abs=1)
+    done = asking.http.post(f"/inbox/{call['id']}/answer", json={"text": "yes"})
+    assert (done.status_code, done.json()) == (200, {"id": call["id"]})
+    assert answer.result(60) == "yes"
+    assert asking.http.get("/inbox").json() == {"data": []}
+    again = asking.http.post(f"/inbox/{call['id']}/answer", json={"text": "yes"})
+    assert (again.status_code, again.json()["error"]["code"]) == (404, "call_not_found")
+
+
+def test_a_call_is_declined_with_or_without_a_reason(asking: Running) -> None:
+    assert asking.service.inbox is not None
+    for body, said in ((None, "declined"), ({}, "declined"), ({"why": "too much"}, "too much")):
+        answer = ask(asking.service.inbox, amount=len(body or ()))
+        [call] = asking.http.get("/inbox").json()["data"]
+        assert asking.http.post(f"/inbox/{call['id']}/decline", json=body).status_code == 200
+        with pytest.raises(CallFailed, match=said):
+            answer.result(60)
+
+
+def test_a_wrong_body_changes_nothing(asking: Running) -> None:
+    assert asking.service.inbox is not None
+    answer = ask(asking.service.inbox, amount=1)
+    [call] = asking.http.get("/inbox").json()["data"]
+    for body in ({}, {"text": 3}, [], {"text": "x" * 70_000}):
+        assert asking.http.post(f"/inbox/{call['id']}/answer", json=body).status_code == 400
+    asking.http.post(f"/inbox/{call['id']}/answer", json={"text": ""})
+    assert answer.result(60) == ""
+
+
+def test_without_an_inbox_there_is_none_and_with_keys_it_needs_one(served: Running, scripted: Scripted) -> None:
+    answer = served.http.get("/inbox")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_inbox")
+    with running(scripted.llm, api_key=("one",)) as server:
+        server.service.inbox = Inbox()
+        assert server.http.get("/inbox").status_code == 401
+        assert server.http.post("/inbox/x/answer", json={"text": ""}).status_code == 401
+        assert server.http.get("/inbox", headers={"authorization": "Bearer one"}).json() == {"data": []}
+
+
+def test_a_call_at_one_server_is_listed_and_answered_at_another_with_its_database(
+    scripted: Scripted, state_url: str
+) -> None:
+    options: Any = {"state_url": state_url, "state_heartbeat": 0.1, "api_key": ("mine", "yours")}
+    with running(scripted.llm, **options) as first, running(scripted.llm, **options) as second:
+        here = first.service.inbox = Inbox()
+        second.service.inbox = Inbox()
+        headers = {"authorization": "Bearer mine"}
+        owner = key_digest("mine")
+
+        def listed() -> list[Any]:
+            return second.http.get("/inbox", headers=headers).json()["data"]
+
+        def post(call_id: str, what: str, body: Any, key: str = "mine") -> int:
+            path = f"/inbox/{call_id}/{what}"
+            return second.http.post(path, json=body, headers={"authorization": f"Bearer {key}"}).status_code
+
+        answer = ask(here, owner, amount=3)
+        until(lambda: len(listed()) == 1)
+        [call] = listed()
+        assert call == first.http.get("/inbox", headers=headers).json()["data"][0]
+        assert second.http.get("/inbox", headers={"authorization": "Bearer yours"}).json()["data"] == []
+        assert post(call["id"], "answer", {"text": "no"}, key="yours") == 404
+        assert post("0" * 12, "answer", {"text": "no"}) == post("%00", "answer", {"text": "no"}) == 404
+        assert post(call["id"], "answer", {"text": "yes\x00"}) == 200
+        assert answer.result(60) == "yes\x00"
+        assert listed() == []
+        until(lambda: post(call["id"], "answer", {"text": "again"}) == 404)
+        answer = ask(here, owner, amount=4)
+        until(lambda: len(listed()) == 1)
+        assert post(listed()[0]["id"], "decline", {"why": "too much"}) == 200
+        with pytest.raises(CallFailed, match="too much"):
+            answer.result(60)
+        answer = ask(here, owner, amount=5)
+        until(lambda: len(listed()) == 1)
+        first.server.handle_exit(signal.SIGTERM, None)
+        until(lambda: listed() == [])  # its server has ended
+        here.answer(here.pending()[0].id, "late")
+        assert answer.result(60) == "late"
+
+
+def test_an_argument_with_half_a_character_is_listed_with_a_question_mark(asking: Running) -> None:
+    assert asking.service.inbox is not None
+    ask(asking.service.inbox, question="\ud800")
+    [call] = asking.http.get("/inbox").json()["data"]
+    assert call["arguments"] == {"question": "?"}
+    asking.http.post(f"/inbox/{call['id']}/decline")

@@ -1,0 +1,249 @@
+"""`/v1/responses` with OpenAI's client: answers, conversations, tools, structured outputs."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from jinfercept.server.routes.session_hints import RequestHints, with_hints
+from tests.support.live_server import END, MODEL, Running, prompt_of
+from tests.support.responses import ASKED, CALL, CHAT_PRICE, PEN, PRICE, QUESTION, answer, says
+from tests.support.scripted_model import Scripted
+
+
+def test_a_question_is_answered(served: Running, scripted: Scripted) -> None:
+    says(scripted, "It costs 23." + END)
+    done = answer(served, metadata={"a": "b"}, user="me")
+    assert done.id.startswith("resp_")
+    assert (done.object, done.model, done.status, done.error) == ("response", MODEL, "completed", None)
+    assert (done.metadata, done.user, done.store, done.temperature) == ({"a": "b"}, "me", True, 0)
+    [item] = done.output
+    assert (item.type, item.role, item.status) == ("message", "assistant", "completed")
+    assert done.output_text == item.content[0].text == "It costs 23."
+    assert done.usage.input_tokens == len(scripted.tokenizer.encode(prompt_of(scripted, ASKED)))
+    assert done.usage.output_tokens == len("It costs 23.") + 1
+    assert done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens
+    assert done.usage.input_tokens_details.cached_tokens == 0
+    assert done.usage.output_tokens_details.reasoning_tokens == 0
+
+
+def test_a_follow_up_says_only_what_is_new_and_finds_its_context(served: Running, scripted: Scripted) -> None:
+    says(scripted, "It costs 23." + END)
+    first = answer(served)
+    longer = [*ASKED, {"role": "assistant", "content": "It costs 23."}, {"role": "user", "content": "And two?"}]
+    says(scripted, "46." + END, longer)
+    second = answer(served, "And two?", previous_response_id=first.id)
+    assert (second.output_text, second.previous_response_id) == ("46.", first.id)
+    all_of_it = first.usage.total_tokens  # but for the last token, of which KV may not have been computed
+    assert second.usage.input_tokens_details.cached_tokens in (all_of_it - 1, all_of_it)
+    longest = [*longer, {"role": "assistant", "content": "46."}, {"role": "user", "content": "Thanks."}]
+    says(scripted, "Bye." + END, longest)
+    assert answer(served, "Thanks.", previous_response_id=second.id).output_text == "Bye."
+
+
+def test_two_follow_ups_of_one_response_both_go_on_from_it(served: Running, scripted: Scripted) -> None:
+    says(scripted, "It costs 23." + END)
+    first = answer(served)
+    for question, said in (("And two?", "46."), ("In red?", "24.")):
+        longer = [*ASKED, {"role": "assistant", "content": "It costs 23."}, {"role": "user", "content": question}]
+        says(scripted, said + END, longer)
+        branch = answer(served, question, previous_response_id=first.id)
+        assert branch.output_text == said
+        assert branch.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens // 16 * 16
+
+
+def test_the_request_follows_that_of_the_previous_response(scripted: Scripted) -> None:
+    [request] = scripted.llm.make_chats([ASKED], None, (), {})
+    [followed] = with_hints([request], RequestHints(follows="resp_1"))
+    assert followed.follows == "resp_1"
+
+
+def test_instructions_come_first_and_are_not_carried_over(served: Running, scripted: Scripted) -> None:
+    says(scripted, "23." + END, [{"role": "system", "content": "Be brief."}, *ASKED])
+    first = answer(served, instructions="Be brief.")
+    assert (first.output_text, first.instructions) == ("23.", "Be brief.")
+    said = [*ASKED, {"role": "assistant", "content": "23."}, {"role": "user", "content": "Why?"}]
+    says(scripted, "Because." + END, said)
+    assert answer(served, "Why?", previous_response_id=first.id).output_text == "Because."
+
+
+def test_the_client_runs_a_tool_and_hands_in_its_result(served: Running, scripted: Scripted) -> None:
+    says(scripted, "Let me see.\n" + CALL + END, tools=[CHAT_PRICE])
+    first = answer(served, tools=[PRICE])
+    text, call = first.output
+    assert (first.status, text.content[0].text) == ("completed", "Let me see.")
+    assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "price", {"item": "lamp"})
+    function = {"name": "price", "arguments": call.arguments}
+    chat = [
+        *ASKED,
+        {
+            "role": "assistant",
+            "content": "Let me see.",
+            "tool_calls": [{"id": call.call_id, "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": call.call_id, "name": "price", "content": "23"},
+    ]
+    says(scripted, "It costs 23." + END, chat, tools=[CHAT_PRICE])
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "23"}
+    second = answer(served, [result], tools=[PRICE], previous_response_id=first.id)
+    assert second.output_text == "It costs 23."
+    assert second.usage.input_tokens_details.cached_tokens > 100
+    # without the store: the client hands in all of it again
+    items = [*ASKED, *(item.model_dump(exclude_none=True) for item in first.output), result]
+    third = answer(served, items, tools=[PRICE], store=False, include=["reasoning.encrypted_content"])
+    assert third.output_text == "It costs 23."
+    assert third.usage.input_tokens == second.usage.input_tokens
+    with pytest.raises(openai.NotFoundError):
+        served.client.responses.retrieve(third.id)
+
+
+def test_without_parallel_calls_only_the_first_is_returned(served: Running, scripted: Scripted) -> None:
+    says(scripted, CALL + "\n" + PEN + END, tools=[CHAT_PRICE])
+    items = [json.loads(call.arguments)["item"] for call in answer(served, tools=[PRICE]).output]
+    assert items == ["lamp", "pen"]
+    [call] = answer(served, tools=[PRICE], parallel_tool_calls=False).output
+    assert json.loads(call.arguments) == {"item": "lamp"}
+
+
+def test_a_tool_has_to_be_called_if_the_client_says_so(served: Running, scripted: Scripted) -> None:
+    says(scripted, CALL + END, tools=[CHAT_PRICE])
+    for choice in ("required", {"type": "function", "name": "price"}):
+        done = answer(served, tools=[PRICE], tool_choice=choice)
+        assert [item.type for item in done.output] == ["function_call"]
+        assert (done.tool_choice if choice == "required" else done.tool_choice.model_dump()) == choice
+    says(scripted, "No." + END, tools=[CHAT_PRICE])
+    assert answer(served, tools=[PRICE], tool_choice="none").output_text == "No."
+
+
+def test_what_the_model_thinks_is_an_item_of_its_own_and_is_counted(served: Running, scripted: Scripted) -> None:
+    says(scripted, "<think>A lamp?</think>It costs 23." + END)
+    done = answer(served)
+    thought, said = done.output
+    assert (thought.type, thought.content[0].text, thought.summary) == ("reasoning", "A lamp?", [])
+    assert said.content[0].text == done.output_text == "It costs 23."
+    assert done.usage.output_tokens_details.reasoning_tokens == len("<think>A lamp?")
+
+
+def test_effort_none_tells_the_template_not_to_think(served: Running, scripted: Scripted) -> None:
+    says(scripted, "At once." + END, chat_template_kwargs={"enable_thinking": False})
+    done = answer(served, reasoning={"effort": "none"})
+    assert (done.output_text, done.reasoning.effort) == ("At once.", "none")
+
+
+def test_an_answer_has_the_form_that_was_asked_for(served: Running, scripted: Scripted) -> None:
+    class Price(BaseModel):
+        price: int
+
+    says(scripted, '{"price": 23}' + END)
+    parse: Any = served.client.responses.parse
+    done = parse(model=MODEL, input=QUESTION, text_format=Price, max_output_tokens=60, temperature=0)
+    assert done.output_parsed == Price(price=23)
+    assert done.text.format.name == "Price"
+    done = answer(served, text={"format": {"type": "json_object"}}, max_output_tokens=60)
+    assert json.loads(done.output_text) == {"price": 23}
+
+
+def test_an_answer_that_was_cut_off_says_so_and_can_be_gone_on_from(served: Running, scripted: Scripted) -> None:
+    says(scripted, "It costs 23." + END)
+    cut = answer(served, max_output_tokens=8)
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (cut.output_text, cut.output[0].status) == ("It costs", "incomplete")
+    chat = [*ASKED, {"role": "assistant", "content": "It costs"}, {"role": "user", "content": "Yes?"}]
+    says(scripted, "23." + END, chat)
+    assert answer(served, "Yes?", previous_response_id=cut.id).output_text == "23."
+    says(scripted, CALL + END, tools=[CHAT_PRICE])
+    cut = answer(served, tools=[PRICE], max_output_tokens=len(CALL) - 20)
+    [call] = cut.output
+    assert (call.type, call.status) == ("function_call", "incomplete")
+    chat = [*ASKED, {"role": "user", "content": "Yes?"}]
+    says(scripted, "No." + END, chat, tools=[CHAT_PRICE])
+    assert answer(served, "Yes?", previous_response_id=cut.id, tools=[PRICE]).output_text == "No."
+
+
+def test_log_probabilities_come_with_the_text(served: Running, scripted: Scripted) -> None:
+    says(scripted, "23" + END)
+    done = answer(served, include=["message.output_text.logprobs"], top_logprobs=2)
+    reported = done.output[0].content[0].logprobs
+    assert [one.token for one in reported] == ["2", "3"]
+    assert all(len(one.top_logprobs) == 2 and one.logprob > -1e-3 for one in reported)
+    assert answer(served).output[0].content[0].logprobs == []
+
+
+def test_items_of_every_kind_are_read(served: Running, scripted: Scripted) -> None:
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi there"},
+        {"role": "assistant", "content": "Hm. No."},
+        {"role": "user", "content": "Well?"},
+    ]
+    says(scripted, "Yes." + END, chat)
+    items = [
+        {"role": "developer", "content": "Be brief."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": t} for t in ("Hi ", "there")]},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [{"type": "summary_text", "text": "?"}],
+            "encrypted_content": "x",
+        },
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "output_text", "text": "Hm. ", "annotations": []},
+                {"type": "refusal", "refusal": "No."},
+            ],
+        },
+        {"role": "user", "content": "Well?"},
+    ]
+    done = answer(served, items)
+    assert done.output_text == "Yes."
+    said = {"type": "item_reference", "id": done.output[0].id}
+    says(scripted, "Good." + END, [*chat, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "So?"}])
+    assert answer(served, [*items, said, {"role": "user", "content": "So?"}]).output_text == "Good."
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 3}, "input"),
+        ({"input": [{"role": "user", "content": 3}]}, "input[0].content"),
+        ({"input": [{"role": "wizard", "content": "Hi"}]}, "input[0].role"),
+        ({"input": [{"type": "function_call", "call_id": "x", "arguments": "{}"}]}, "input[0].name"),
+        ({"input": [{"type": "computer_call"}]}, "input"),
+        ({"input": [{"type": 3}]}, "input[0]"),
+        ({"input": [{"type": "function_call_output", "call_id": "x", "output": "23"}]}, "input[0].call_id"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": "x" * 3000}, "input"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"min_tokens": 9, "max_output_tokens": 8}, "min_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"n": 2}, "n"),
+        ({"truncation": "maybe"}, "truncation"),
+        ({"truncation": "auto", "input": "x" * 3000}, "input"),
+        ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
+        ({"conversation": {"name": "conv_1"}}, "conversation.id"),
+        ({"background": True, "store": False}, "background"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"tools": [{"name": "price"}]}, "tools[0]"),
+        ({"tools": [PRICE, {"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        (
+            {"tools": [PRICE], "tool_choice": {"type": "allowed_tools", "tools": [PRICE | {"name": "cost"}]}},
+            "tool_choice",
+        ),
+        ({"tools": [PRICE, PRICE]}, "tools"),
+        ({"tools": [PRICE], "tool_choice": {"type": "function", "name": "cost"}}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}}, "text.format"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(served: Running, fields: dict[str, Any], param: str) -> None:
+    refused = served.http.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 8} | fields)
+    assert refused.status_code == 400, refused.text
+    error = refused.json()["error"]
+    assert error["param"] == param, error
+    assert (error["type"], bool(error["message"])) == ("invalid_request_error", True)
