@@ -222,9 +222,6 @@ class AdvancedOptions:
     joined_decode: bool = option(
         True, "on a GPU, the attention kernel of decode steps also rotates queries and keys and writes keys and values"
     )
-    skinny_products: bool = option(
-        False, "on a GPU, a kernel of our own multiplies up to 64 rows with weights of up to 128 MiB: not measured yet"
-    )
     compilation_cache: bool = option(True, "keep compiled executables on disk for the next start")
     async_dispatch: bool = option(False, "on a GPU, XLA starts executables from a thread of its own: not measured yet")
     check_pages: bool = option(False, "assert after every step that no page is lost or owned twice")
@@ -284,7 +281,6 @@ class LLMOptions(RestartOptions, total=False):
     pinned_memory: bool
     attention: AttentionChoice
     joined_decode: bool
-    skinny_products: bool
     compilation_cache: bool
     async_dispatch: bool
     coordinator: str | None

@@ -27,13 +27,8 @@ class Assumption(NamedTuple):
 
 
 class ProductReach(NamedTuple):
-    """The rate of products with at most so many rows and MiB of weight, as a part of `copy_rate`.
+    """The rate of products with at most so many rows and MiB of weight, as a part of `copy_rate`."""
 
-    Attributes:
-        kernel: the first part of its kernel's name; empty: of any other.
-    """
-
-    kernel: str
     most_mib: float
     most_rows: float
     reach: float
@@ -73,12 +68,10 @@ class Assumptions:
     host_wait: float
     loop_turns: float
 
-    def product_reach(self, weight_bytes: float, rows: int, kernel: str = "") -> float:
-        """The rate of a product as a part of `copy_rate`: that of the first entry of its kernel which is large enough."""
+    def product_reach(self, weight_bytes: float, rows: int) -> float:
+        """The rate of a product as a part of `copy_rate`: that of the first entry that is large enough."""
         mib, entries = weight_bytes / MIB, self.product_reaches
-        fitting = [entry for entry in entries if mib <= entry.most_mib and rows <= entry.most_rows]
-        own = [entry.reach for entry in fitting if entry.kernel and kernel.startswith(entry.kernel)]
-        return own[0] if own else next(entry.reach for entry in fitting if not entry.kernel)
+        return next(entry.reach for entry in entries if mib <= entry.most_mib and rows <= entry.most_rows)
 
 
 def listed() -> list[Assumption]:
@@ -95,7 +88,7 @@ def assumed(gpu: str, *, pessimistic: bool = False) -> Assumptions:
     values = {entry.name: entry.pessimistic if pessimistic else entry.value for entry in listed()}
     names = [field.name for field in fields(Assumptions) if field.name != "product_reaches"]
     products = [
-        ProductReach(entry.get("kernel", ""), entry["most_mib"], entry["most_rows"], values[name])
+        ProductReach(entry["most_mib"], entry["most_rows"], values[name])
         for name, entry in _entries()
         if name.startswith("product ")
     ]
@@ -119,4 +112,4 @@ def _product_name(entry: Mapping[str, Any]) -> str:
         f"{most:g} {of}" if most < NO_BOUND else f"any {of}"
         for most, of in ((entry["most_mib"], "MiB"), (entry["most_rows"], "rows"))
     ]
-    return " ".join(filter(None, ("product", entry.get("kernel"), f"to {bounds[0]}, {bounds[1]}")))
+    return f"product to {bounds[0]}, {bounds[1]}"

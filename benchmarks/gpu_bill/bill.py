@@ -191,7 +191,7 @@ def _steps(readings: Sequence[Reading], devices: Devices) -> Iterator[dict[str, 
     for mine in _families(by_case):
         for rows, context in STEPS:
             for is_default, case in _cases_of(mine, rows):
-                plain = case._replace(triton_products=False, skinny_products=False)
+                plain = case._replace(triton_products=False)
                 of_step = _with_shared(by_case[case], by_case.get(plain, []))
                 likely, worse = (
                     predict(of_step, device, model_bytes(case), rows, context).row()

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from benchmarks.gpu_suite.sizes import GPTJ_6B, LLAMA_3_8B
 from jinfercept.models.config import ModelConfig, RopeConfig
-from jinfercept.pallas.skinny_products import MOST_ROWS
 
 QWEN3_8B = replace(
     LLAMA_3_8B,
@@ -27,8 +26,6 @@ ROWS = (1, 8, 64, 256, 512)
 STEPS = ((1, 1000), (8, 1000), (64, 1000), (256, 1000), (512, 1000), (48, 8000))
 """Rows that decode, and tokens of context of each, of the predicted steps."""
 DEFAULT_ROWS = {"llama-3-8b": ROWS, "gpt-j-6b": (1, 64), "qwen3-8b": (1, 64)}
-SKINNY_ROWS = tuple(size for size in ROWS if size <= MOST_ROWS)
-"""Rows of Llama-3-8B that are compiled with our own products too."""
 TRITON_ROWS = (1, 64, 256)
 """Rows of Llama-3-8B that the default set compiles with Triton products too."""
 CUT_AMONG = (("h100", 4), ("a100", 8))
@@ -48,7 +45,6 @@ class Case(NamedTuple):
         triton_products: whether XLA may multiply by Triton kernels (`xla_gpu_enable_triton_gemm`), or by cuBLAS alone.
         transfers: whether the model's transfers are compiled too; once is enough.
         num_devices: GPUs of one machine that cut weights and pages.
-        skinny_products: whether our own kernel multiplies few rows where it can, see `pallas.skinny_products`.
     """
 
     gpu: str
@@ -58,7 +54,6 @@ class Case(NamedTuple):
     triton_products: bool = False
     transfers: bool = False
     num_devices: int = 1
-    skinny_products: bool = False
 
     @property
     def config(self) -> ModelConfig:
@@ -68,24 +63,19 @@ class Case(NamedTuple):
     @property
     def library(self) -> str:
         """What multiplies."""
-        return "ours, cuBLAS" if self.skinny_products else "Triton" if self.triton_products else "cuBLAS"
-
-    @property
-    def shares_products(self) -> bool:
-        """Whether executables without products come from the case with cuBLAS alone, where they are the same."""
-        return self.triton_products or self.skinny_products
+        return "Triton" if self.triton_products else "cuBLAS"
 
 
 def default_cases() -> list[Case]:
     """A few minutes on two cores: Llama-3-8B on an H100 in all rows, the others in some; Llama-3-70B on several GPUs."""
     cases = [case for model, rows in DEFAULT_ROWS.items() for case in _of("h100", model, rows, False)]
     cases += _of("h100", "llama-3-8b", TRITON_ROWS, True)
-    return cases + _skinny() + _cut() + _of("a100", "llama-3-8b", (1, 64, 256), False)
+    return cases + _cut() + _of("a100", "llama-3-8b", (1, 64, 256), False)
 
 
 def full_cases() -> list[Case]:
     """Every model, number of rows, GPU and way of multiplying; Llama-3-70B on several GPUs as in the default set."""
-    return [*_cut(), *_skinny()] + [
+    return _cut() + [
         case for gpu in GPUS for model in MODELS for triton in (False, True) for case in _of(gpu, model, ROWS, triton)
     ]
 
@@ -107,11 +97,6 @@ def with_default_buckets(cases: Sequence[Case], buckets: Iterable[int]) -> list[
 
 def _cut() -> list[Case]:
     return [Case(gpu, "llama-3-70b", 64, 64, transfers=True, num_devices=count) for gpu, count in CUT_AMONG]
-
-
-def _skinny() -> list[Case]:
-    cases = [case for gpu in GPUS for case in _of(gpu, "llama-3-8b", SKINNY_ROWS, False)]
-    return [case._replace(transfers=False, skinny_products=True) for case in cases]
 
 
 def _of(gpu: str, model: str, rows: Sequence[int], triton: bool) -> list[Case]:

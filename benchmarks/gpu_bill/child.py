@@ -27,7 +27,7 @@ from jinfercept.runner.shape import RunnerShape
 HERE = Path(__file__).parent
 SOURCE = "".join((HERE / f"{name}.py").read_text() for name in ("child", "machine_code", "program", "thunks"))
 DUMPED = {"xla_dump_emitter_re": "ptx"}
-OURS = ("paged_", "skinny_")
+OURS = "paged_"
 SEPARATOR = " | "
 
 
@@ -39,7 +39,7 @@ class CaseCompiler:
 
     def add(self, key: Any, function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> None:
         words = [key] if isinstance(key, str) else list(map(str, key))
-        if self._case.shares_products and words[0].split()[-1] not in ("layers", "head"):
+        if self._case.triton_products and words[0].split()[-1] not in ("layers", "head"):
             return  # without products it is the same
         options = {"xla_gpu_enable_triton_gemm": self._case.triton_products}
         title = f"{json.dumps(self._case)}{SEPARATOR}{json.dumps(words)}"
@@ -81,7 +81,6 @@ def add_case(compiler: Compiler, case: Case, num_layers: int) -> None:
         max_model_len=MAX_MODEL_LEN,
         buckets=(case.bucket,),
         layers_per_step=num_layers,
-        skinny_products=case.skinny_products,
     )
     adding: Any = CaseCompiler(compiler, case)
     layers = add_runner(adding, config, shape, "triton")

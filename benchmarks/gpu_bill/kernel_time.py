@@ -80,7 +80,7 @@ class Device(NamedTuple):
     def reach(self, launch: Launch, rows: int) -> float:
         """The part of the rate of copies that a launch reaches at most: products by their shape."""
         weight = launch.traffic.weight
-        return self.assumed.product_reach(weight, rows, launch.thunk.kernel) if weight else self.assumed.others_reach
+        return self.assumed.product_reach(weight, rows) if weight else self.assumed.others_reach
 
     def empty_blocks_s(self, launch: Launch, kernel: Kernel, work: DecodeWork) -> float:
         """The time that blocks of a decode kernel take which find no work."""

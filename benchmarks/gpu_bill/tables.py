@@ -164,8 +164,7 @@ LEGEND = """Executables of layers have {num_layers} layers. Counts are of the ch
 branch of greedy rows; "of" gives the kernels of all branches. "× least": bytes read and made over the bytes of every argument
 and every result, each once. "Plain products" read weights and multiply without tensor cores. "CAS" and "2-byte" are
 instructions in kernels that touch pages. "Blocks at once" is on one multiprocessor. Products are made by cuBLAS alone, or by
-Triton kernels where XLA prefers them, untuned: its autotuner needs the device. "Ours, cuBLAS": products of up to 64 rows and
-128 MiB by `pallas/triton_product.py` (`skinny_products`, off by default). "(default)" is the bucket of an engine's
+Triton kernels where XLA prefers them, untuned: its autotuner needs the device. "(default)" is the bucket of an engine's
 defaults; its terms are above the same roofline. "All options" is what sampling takes more, no part of the step, if rows ask for
 every option. The guess with the pessimistic rates takes the worse end of every number in doubt at once, see the assumptions.
 "Rate" is of a product, as a part of the rate of copies; a product takes longer where its loads in flight or its multiplications

@@ -17,7 +17,6 @@ from jinfercept.models.config import ModelConfig
 from jinfercept.models.parallel import look_up, num_devices
 from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.pallas.rotation import Rotation
-from jinfercept.pallas.skinny_products import skinny_product
 
 FEWEST_ROWS = 4
 """Least rows of a product of 16-bit numbers: XLA multiplies a single row without matrix kernels.
@@ -79,9 +78,7 @@ def project(
         y = weights.product(x, out)
         return y if bias is None else y + bias[...]
     x = dense(x)
-    if (skinny := _skinny(spec, x, weights, out or x.dtype)) is not None:
-        y = skinny(x, weights)
-    elif (kernel := _kernel(spec, x, weights, out or x.dtype)) is None:
+    if (kernel := _kernel(spec, x, weights, out or x.dtype)) is None:
         y = _by_xla(spec, out, x, weights)
     else:
         y = jax.lax.platform_dependent(x, weights, cpu=kernel, default=partial(_by_xla, spec, out))
@@ -118,18 +115,6 @@ def _kernel(
         return y.reshape(len(x), *others)
 
     return multiply
-
-
-def _skinny(
-    spec: str, x: Float[Array, "..."], weight: Float[Array, "..."], out: DTypeLike
-) -> Callable[..., Float[Array, "..."]] | None:
-    """The GPU's own kernel for a product of few rows, where it is chosen."""
-    transposed, depth, others = _matrix(spec, x, weight)
-    rows = jax.ShapeDtypeStruct((len(x), depth), x.dtype)
-    kernel = skinny_product(rows, jax.ShapeDtypeStruct((depth, prod(others)), weight.dtype), out)
-    if kernel is None or transposed:
-        return None
-    return lambda x, weight: kernel(x.reshape(rows.shape), weight.reshape(depth, -1)).reshape(len(x), *others)
 
 
 def _matrix(spec: str, x: Float[Array, "..."], weight: Float[Array, "..."]) -> tuple[bool, int, tuple[int, ...]]:

@@ -7,7 +7,6 @@ kernel that moves changes its function here. Kernels are imported on demand: the
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
@@ -107,17 +106,6 @@ def copy_kernel() -> Callable[..., Sequence[Array]]:
     from jinfercept.pallas import triton_copies
 
     return triton_copies.copy_pages
-
-
-def skinny_product(
-    x: Float[Array, "T K"] | jax.ShapeDtypeStruct, weight: Float[Array, "K N"] | jax.ShapeDtypeStruct
-) -> Callable[..., Float[Array, "T N"]] | None:
-    """The product of few rows, see `triton_product.product`, if code is lowered for a GPU that has it for these shapes."""
-    if not is_lowered_for_gpu() or compute_capability() < AMPERE:
-        return None
-    from jinfercept.pallas import triton_product
-
-    return triton_product.product if triton_product.supports(x, weight) else None
 
 
 def best_attention(q: DTypeLike, pages: DTypeLike, head_dim: int) -> str | None:

@@ -25,7 +25,6 @@ class RunnerShape:
         host_rows: pages of one array with all host copies, see `pooled_pages`; 0: there are arrays of `staging_pages`.
         joined_decode: the GPU kernel for decode rows also rotates queries and keys, and writes keys and values; never those
             of quantised pages.
-        skinny_products: whether a kernel of our own multiplies few rows on a GPU, see `pallas.skinny_products`.
         kv_cache_dtype: format of the pages: `auto`, the type of the weights; `int8`; `fp8`.
         num_drafts: most drafts of a sequence in a step.
         drafts_for: tokens in the vocabulary of the model for which this one drafts: its logits are cut, or filled with -inf, to
@@ -44,7 +43,6 @@ class RunnerShape:
     moved_pages: int = 1 << 30
     host_rows: int = 0
     joined_decode: bool = True
-    skinny_products: bool = False
     kv_cache_dtype: str = "auto"
     num_drafts: int = 0
     drafts_for: int = 0

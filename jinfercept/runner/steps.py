@@ -1,6 +1,5 @@
 """The executables of a step's chunks: per bucket an embedding and groups of layers, then heads and samplers."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -19,7 +18,6 @@ from jinfercept.pallas.attention import cut_for, paged_attention
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import joined_attention
 from jinfercept.pallas.rotation import Rotation
-from jinfercept.pallas.skinny_products import skinny_products
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import PackedShape, in_place, packed_size, unpack
 from jinfercept.runner.page_arrays import PAGES_SPEC, transfer_sizes
@@ -60,7 +58,7 @@ def add_steps(
         embedded = jax.eval_shape(embed, params.embed, last_tokens, upload)
         x, batch, _ = jax.tree.map(lambda made: struct(made.shape, made.dtype), embedded)
         embedded_by_size[size] = x
-        step = partial(_layers, model, attention, bucket, shape.skinny_products)
+        step = partial(_layers, model, attention, bucket)
         for first, end in {end - first: (first, end) for first, end in shape.groups(len(layers))}.values():
             arguments = (params.layers[first:end], x, layers[first:end], batch)
             whole = over_devices(step, arguments, out=(EVERYWHERE, PAGES_SPEC))
@@ -162,7 +160,6 @@ def _layers(
     model: ServedModel,
     attention: str,
     shape: PackedShape,
-    skinny: bool,
     params: tuple[Weights, ...],
     x: Float[Array, "T E"],
     layers: tuple[KVPages, ...],
@@ -185,9 +182,7 @@ def _layers(
         attend = _JoinedAttend(attend, step)
     written = []
     for index, (weights, pages) in enumerate(zip(params, layers, strict=True)):
-        with jax.named_scope(f"layer{index}"), skinny_products() if skinny else nullcontext():
+        with jax.named_scope(f"layer{index}"):
             x, pages = model.layer(weights, x, step.positions, pages, attend)
-        if skinny:  # or XLA adds the results of all products before it in every norm, as it cannot in their kernels
-            x = jax.lax.optimization_barrier(x)
         written.append(pages)
     return x, tuple(written)

@@ -158,7 +158,6 @@ def profile_settings(
         **({} if config.advanced.transfer == "arrays" else {"transfer": config.advanced.transfer}),
         "attention": config.advanced.attention,
         "joined_decode": config.advanced.joined_decode,
-        **({"skinny_products": True} if shape.skinny_products else {}),
         "device": device if len(devices) == 1 else f"{len(devices)} x {device}",
         "processors": os.cpu_count() or 0,
         "jax": jax.__version__,
@@ -260,7 +259,6 @@ def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, laye
         staging_pages=staging_pages(config, platform),
         pinned_memory=config.advanced.pinned_memory,
         joined_decode=config.advanced.joined_decode,
-        skinny_products=config.advanced.skinny_products,
         kv_cache_dtype=config.cache.kv_cache_dtype,
         num_drafts=config.scheduling.speculation.num_speculative_tokens,
     )

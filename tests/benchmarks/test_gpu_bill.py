@@ -52,13 +52,10 @@ MODEL = ModelBytes(
 )
 
 
-SKINNY = sample_case()._replace(transfers=False, skinny_products=True)
-
-
 @pytest.fixture(scope="module")
 def bill() -> dict[str, Any]:
     try:
-        return make_bill([sample_case(), SKINNY])
+        return make_bill([sample_case()])
     except PluginMissingError as error:
         pytest.skip(str(error))
 
@@ -79,20 +76,9 @@ def test_aot_the_sample_has_every_kind_of_executable_and_predicted_steps_above_t
     assert all(row["tensor_instructions"] and row["wide_loads"] and row["registers"] for row in decode)
     assert bill["steps"]
     assert all(1 < row["ratio"] < row["pessimistic"]["ratio"] < 3 for row in bill["steps"])
-    products = {row["product"]: row["reach"] for row in bill["products"] if row["library"] == "cuBLAS"}
+    products = {row["product"]: row["reach"] for row in bill["products"]}
     assert products.keys() == {"qkv", "o", "gate_up", "down", "unembed"}
     assert products["o"] < products["qkv"] < products["down"] < products["gate_up"] < products["unembed"]
-
-
-def test_aot_our_own_products_spill_nothing_and_load_in_16_bytes_beside_each_other(bill: dict[str, Any]) -> None:
-    ours = [row for row in bill["products"] if row["kernel"].startswith("skinny_product")]
-    assert {row["product"] for row in ours} == {"qkv", "o", "down"}
-    assert all(row["pessimistic_reach"] < row["reach"] for row in ours)
-    kernels = [row for row in bill["kernels"] if row["kernel"].startswith("skinny_product")]
-    assert all(row["tensor_instructions"] and row["wide_loads"] and row["blocks_at_once"] > 1 for row in kernels)
-    assert all(row["spill_bytes"] == 0 and row["registers"] <= 128 for row in kernels)
-    libraries = {row["library"] for row in bill["steps"]}
-    assert libraries == {"cuBLAS", "ours, cuBLAS"}
 
 
 def test_thunks_are_read_with_their_branches_loops_and_launches() -> None:
@@ -158,11 +144,9 @@ def test_a_products_rate_depends_on_its_weight_and_its_rows() -> None:
     assert reaches == sorted(set(reaches))
     assert all(0.65 <= pessimistic.product_reach(size, rows) <= 0.8 for size in (o, qkv, down) for rows in (1, 64))
     assert likely.product_reach(qkv, 128) < likely.product_reach(qkv, 64)
-    ours = [pessimistic.product_reach(size, 64, "skinny_product") for size in (o, qkv, down)]
-    assert all(mine > theirs for mine, theirs in zip(ours, (0.65, 0.70, 0.80), strict=True))
-    sized = replace(likely, product_reaches=(ProductReach("", 100, 64, 0.5), ProductReach("", 1000, 64, 0.9)))
+    sized = replace(likely, product_reaches=(ProductReach(100, 64, 0.5), ProductReach(1000, 64, 0.9)))
     whole = step(Kernel(registers=32, load_bytes=16.0, loads=8), 2112, 0, assumptions=sized)
-    slow = replace(sized, product_reaches=(ProductReach("", 1000, 64, 0.45),))
+    slow = replace(sized, product_reaches=(ProductReach(1000, 64, 0.45),))
     twice = step(Kernel(registers=32, load_bytes=16.0, loads=8), 2112, 0, assumptions=slow)
     weights_s = MODEL.num_layers * 500_000_000 / likely.copy_rate
     assert twice.products - whole.products == pytest.approx(weights_s / 0.9)
