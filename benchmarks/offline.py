@@ -70,7 +70,7 @@ def main() -> int:
     asked = json.loads(sys.stdin.readline())
     params = SamplingParams(temperature=0.0, max_tokens=asked["new_tokens"], ignore_eos=True)
     try:
-        with LLM(asked["model"], **asked["flags"]) as llm:
+        with LLM(asked["model"], lazy=False, **asked["flags"]) as llm:
             print("{}", flush=True)
             for line in sys.stdin:
                 work, began_s = json.loads(line), time.perf_counter()

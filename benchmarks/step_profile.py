@@ -35,7 +35,11 @@ def main() -> None:
     options = parser.parse_args()
     tokens = options.batch * (options.context + 2 * options.new_tokens + 16)
     with LLM(
-        options.model, dtype=options.dtype, kv_tokens=max(4096, tokens), max_num_seqs=max(8, options.batch)
+        options.model,
+        lazy=False,
+        dtype=options.dtype,
+        kv_tokens=max(4096, tokens),
+        max_num_seqs=max(8, options.batch),
     ) as llm:
         prompts = [{"prompt_token_ids": [1 + row] * options.context} for row in range(options.batch)]
         params = SamplingParams(temperature=0, max_tokens=options.new_tokens, ignore_eos=True)

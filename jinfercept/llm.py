@@ -1,6 +1,7 @@
 """The library's API: a model, its pages, a scheduler, a runner and an engine behind one class; the server is built on it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from itertools import count
@@ -27,7 +28,7 @@ from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.request import Detector, Request, RequestOutput, Tool
-from jinfercept.runner.executables import Progress, silent
+from jinfercept.runner.executables import Progress
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimators import EstimatorChoice
@@ -39,6 +40,7 @@ from jinfercept.startup.assembly import Recorder, end_token_ids
 from jinfercept.startup.chosen_tokenizer import TokenizerChoice
 from jinfercept.startup.host import EngineHost
 from jinfercept.startup.memory import MemoryPlan
+from jinfercept.startup.progress import StartDisplay
 from jinfercept.startup.start import EngineSetup, StartTimes, set_up
 from jinfercept.vllm_names import no_such_attribute
 
@@ -71,8 +73,10 @@ class LLM:
         profile: what steps and transfers cost, instead of one by name or a measurement.
         mesh: devices that serve the model together, along one axis of any name, instead of `tensor_parallel_size` and
             `devices`; `params` that lie there as the model is cut are not copied.
-        lazy: an executable is compiled by the first step that needs it, unless there is no profile yet, or on several hosts.
-        progress: called with (what, done, total) while starting.
+        lazy: what a short first request needs is compiled before it, the rest behind the requests, one at a time, where the
+            engine is idle for a moment; a step that needs such an executable waits for it, which the log says. False, and on
+            several hosts: all is compiled before.
+        progress: called with (what, done, total) while starting; by default the start is shown on a line of standard error.
         options: those of the command line, by the same names (`config.py`); those of vLLM that need nothing here are logged
             (`docs/migration.md`); None is a default.
 
@@ -98,14 +102,15 @@ class LLM:
         order: OrderChoice | None = None,
         profile: Profile | str | Path | None = None,
         mesh: Mesh | None = None,
-        lazy: bool = False,
+        lazy: bool = True,
         progress: Progress | None = None,
         **options: Unpack[LLMOptions],
     ) -> None:
         given: dict[str, Any] = {"params": params, "tokenizer": tokenizer, "profile": profile, "mesh": mesh}
-        given |= {"policy": policy, "estimator": estimator, "order": order, "lazy": lazy or None, **options}
+        given |= {"policy": policy, "estimator": estimator, "order": order, **options}
         if not isinstance(model, EngineSetup):
-            model = set_up(model, progress=progress or silent, **given)
+            with nullcontext(progress) if progress else StartDisplay() as shown:
+                model = set_up(model, lazy=lazy, progress=shown, **given)
         elif any(value is not None for value in given.values()):
             raise ConfigError("an EngineSetup has its options", got=sorted(given), fix="give them to `set_up`")
         self.engine = EngineHost(model)

@@ -25,7 +25,7 @@ class Flag(NamedTuple):
     short: str | None = None
 
 
-_COMPILED = "everything is compiled at the start, and nothing afterwards"
+_COMPILED = "all executables are known at the start, and nothing else is compiled"
 
 UNNEEDED = {
     "--enable-auto-tool-choice": Flag("tools are called wherever the model's template knows them"),

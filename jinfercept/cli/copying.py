@@ -36,7 +36,7 @@ class Copying:
         from jinfercept.llm import LLM
 
         options: EngineOptions = {**self.engine, "max_num_seqs": max(batches), "speculative_config": drafts}
-        with StartDisplay() as start, LLM(self.model, progress=start, **options) as llm:
+        with StartDisplay() as start, LLM(self.model, lazy=False, progress=start, **options) as llm:
             start.close()
             if llm.tokenizer is None:
                 raise ConfigError("texts are copied", got="a model without a tokenizer", fix="give one that has one")

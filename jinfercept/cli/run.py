@@ -90,9 +90,7 @@ class Run:
                 chat |= {"tools": loaded.tools, "inbox": loaded.inbox}
                 tokenizer = _check_tools(self.model, params, chat)
             with start_log():
-                llm = ends.enter_context(
-                    LLM(self.model, progress=progress, tokenizer=tokenizer, lazy=True, **self.engine)
-                )
+                llm = ends.enter_context(LLM(self.model, progress=progress, tokenizer=tokenizer, **self.engine))
             progress.close()
             params = self._params(llm.sampling_defaults)
             if self.prompt is not None:
@@ -153,10 +151,9 @@ def _complete(llm: "LLM", prompt: str, params: "SamplingParams") -> None:
 
 
 def _talk(llm: "LLM", params: "SamplingParams", chat: Mapping[str, Any]) -> None:
-    """Chat at the terminal; what a lazy start left out is compiled meanwhile."""
+    """Chat at the terminal."""
     from jinfercept.cli.terminal_chat import TerminalChat, lines
 
-    llm.engine.warm_up_behind()
     talk = TerminalChat(llm, params, **chat)
     with lines() as ask:
         talk.run(ask)

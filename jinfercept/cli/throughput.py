@@ -161,7 +161,7 @@ def _measure_ours(
     forget_peak_memory()
     page_size = engine.get("page_size", CacheOptions.page_size)
     options: EngineOptions = {**work.engine_options(page_size), **engine, "dtype": dtype}
-    with StartDisplay() as start, LLM(model, progress=start, **options) as llm:
+    with StartDisplay() as start, LLM(model, lazy=False, progress=start, **options) as llm:
         start.close()
         rest = memory_gib("VmRSS")
         with console.status(f"{OURS}, {dtype}") as status:

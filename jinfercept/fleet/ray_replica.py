@@ -71,7 +71,7 @@ class EngineReplica:
             with start_turn(spec.secret) as first:
                 if not first and engine.get("profile") in EFFORTS:
                     del engine["profile"]  # the first replica's is remembered
-                llm = self._ends.enter_context(LLM(spec.model, **engine))  # pyright: ignore[reportArgumentType]
+                llm = self._ends.enter_context(LLM(spec.model, lazy=False, **engine))  # pyright: ignore[reportArgumentType]
                 llm.restart(seed=own_seed(spec.engine.get("seed", 0), name))
                 service = Service(llm, spec.model, spec.server, tools, database)
                 service.check_template()

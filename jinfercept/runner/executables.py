@@ -1,7 +1,7 @@
 """Functions compiled ahead of time for fixed shapes. Others cannot be called: after `compile` nothing compiles any more.
 
-Without `compile` an executable is compiled, or found on disk, by the first call that needs it, and the call waits. Several
-threads may need the same one: one of them compiles.
+An executable that `compile` left out is compiled, or found on disk, by a thread behind the calls, or by the first call that
+needs it, which waits and says so in the log. Several threads may need the same one: one of them compiles.
 """
 
 import logging
@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from copy import copy
@@ -54,7 +54,7 @@ class Executables:
         self._compiled: dict[Hashable, jax.stages.Compiled] = {}
         self._prefix: tuple[Hashable, ...] = ()
         self._rest: threading.Thread | None = None
-        self._stopped = threading.Event()
+        self._stopped, self._behind = threading.Event(), threading.Event()
         self._called_s = [0.0]  # when an executable was last called; the parts share it
 
     def under(self, name: str) -> Self:
@@ -75,14 +75,17 @@ class Executables:
         shapes = jax.tree.map(_shape, arguments)
         self._pending[self._whole(key)] = lambda: jax.jit(function, donate_argnums=tuple(donate)).lower(*shapes)
 
-    def compile(self, progress: Progress = silent, most_at_once: int | None = None) -> None:
+    def compile(
+        self, progress: Progress = silent, most_at_once: int | None = None, only: Iterable[Hashable] | None = None
+    ) -> None:
         """Compile the added functions, in parallel. An exception, and an interrupt, waits for those that are being compiled.
 
         Args:
             progress: called with what is done.
             most_at_once: how many are compiled at the same time; None: one for each processor.
+            only: keys of those that are compiled, see `pending`; None: all.
         """
-        keys, results = deque(self._pending), SimpleQueue[BaseException | None]()
+        keys, results = deque(self._pending if only is None else only), SimpleQueue[BaseException | None]()
         count = len(keys)
 
         def compile_next() -> None:
@@ -109,7 +112,11 @@ class Executables:
         progress("compiling", count, count)
 
     def compile_behind(self) -> None:
-        """Begin to compile the added functions one after the other in a thread, between the calls; `close` ends it."""
+        """Begin to compile what is left in a thread, one after the other, between the calls; `close` ends it."""
+        if not self._pending:
+            return
+        log.info("%d executables are compiled behind the first requests", len(self._pending))
+        self._behind.set()
         self._rest = threading.Thread(target=self._compile_rest, name="executables")
         self._rest.start()
 
@@ -118,6 +125,11 @@ class Executables:
         self._stopped.set()
         if self._rest is not None:
             self._rest.join()
+
+    @property
+    def pending(self) -> tuple[Hashable, ...]:
+        """Keys of the executables whose compilation has not begun."""
+        return tuple(self._pending)
 
     @property
     def num_pending(self) -> int:
@@ -138,11 +150,20 @@ class Executables:
         """The executable; compiled now, or waited for, if there is none yet. Raises `KeyError` if it was not added."""
         key = (*self._prefix, key) if self._prefix else key  # not by `_whole`: several times per step
         self._called_s[0] = time.monotonic()
-        return self._compiled.get(key) or self._obtain(key)
+        return self._compiled.get(key) or self._obtain_for_call(key)
 
     def _whole(self, key: Hashable) -> Hashable:
         """The key in the whole set."""
         return (*self._prefix, key) if self._prefix else key
+
+    def _obtain_for_call(self, key: Hashable) -> jax.stages.Compiled:
+        began_s = time.monotonic()
+        compiled = self._obtain(key)
+        if self._behind.is_set():
+            log.info(
+                "a step waited %.1f s for an executable that was not compiled yet: %s", time.monotonic() - began_s, key
+            )
+        return compiled
 
     def _obtain(self, key: Hashable) -> jax.stages.Compiled:
         """The executable, compiled by this thread or by the one that began before. After an error the next call tries again."""
@@ -185,6 +206,7 @@ class Executables:
                 self._obtain(key)
             except Exception as error:  # the step that needs it will raise it
                 log.warning("an executable cannot be compiled yet: %s", error)
+        log.info("all executables are compiled")
 
     def _wait_for_quiet(self) -> None:
         latest = time.monotonic() + LONGEST_WAIT_S

@@ -1,13 +1,14 @@
 """Executes plans: page transfers, the forward pass in groups of layers, sampling. Knows no requests and decides nothing.
 
-Every executable has a static shape and is compiled by `warm_up`, or by the first step that needs it: per token bucket one
-embedding and one group of `layers_per_step` layers (and one remainder group), both once more for steps of decode rows only
-where attention has other code for these, per number of sampled rows one head and the samplers, and the transfers.
+Every executable has a static shape and is compiled by `warm_up`, behind the steps, or by the first that needs it: per token
+bucket one embedding and one group of `layers_per_step` layers (and one remainder group), both once more for steps of decode
+rows only where attention has other code for these, per number of sampled rows one head and the samplers, and the transfers.
 A plan is dispatched in two phases: `forward`, then `sample` with the masks of its constrained rows, which the engine computes
 while the device runs the forward pass. Nothing waits for the device but `collect`.
 """
 
 import time
+from collections.abc import Hashable, Iterable
 from itertools import batched
 from typing import Any, NamedTuple, Protocol, final
 
@@ -28,6 +29,9 @@ from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.step_upload import MOST_TRANSFERS
 from jinfercept.runner.steps import add_steps, step_names, step_shapes
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
+
+FIRST_PROMPT = 64
+"""Tokens of a first prompt whose bucket is compiled before it arrives."""
 
 
 class ForwardTicket(NamedTuple):
@@ -207,15 +211,43 @@ class ModelRunner:
         if self.drafter is not None:
             self.drafter.runner.close()
 
-    def warm_up(self, progress: Progress = silent, most_at_once: int | None = None) -> None:
-        """Compile every executable, then allocate the pages, whose memory a GPU's compiler needs to time kernels.
+    def warm_up(
+        self, progress: Progress = silent, most_at_once: int | None = None, only: Iterable[Hashable] | None = None
+    ) -> None:
+        """Compile executables, then allocate the pages, whose memory a GPU's compiler needs to time kernels.
 
         Args:
             progress: called with what is done.
             most_at_once: executables that are compiled at the same time; None: one for each processor.
+            only: keys of the executables, as of `first_executables`; None: all.
         """
-        self.executables.compile(progress, most_at_once)
+        self.executables.compile(progress, most_at_once, only)
         self.allocate()
+
+    def first_executables(self, *, measured: bool) -> list[Hashable]:
+        """Keys of the executables that a short first request needs.
+
+        Args:
+            measured: whether a profile is measured before, whose steps need those of every bucket.
+        """
+        sizes, rows = self._shape.buckets, self._shape.sample_rows
+        first = sizes if measured else {sizes[0], next((size for size in sizes if size >= FIRST_PROMPT), sizes[-1])}
+
+        def is_first(key: Hashable) -> bool:
+            match key:
+                case ("head", int(size), int(count)):
+                    full = next(number for number in rows if number >= min(size, self._shape.max_num_seqs))
+                    return size in first and (count == rows[0] or (measured and count == full))
+                case ("sample", count, kind):
+                    return (count == rows[0] and kind != "filtered") or (measured and kind == "greedy")
+                case (("embed" | "layers" | "decode embed" | "decode layers"), size, *_):
+                    return size in first
+                case ("shape" | "remember" | "logprobs", _) | "enter":
+                    return False
+                case _:
+                    return measured
+
+        return [key for key in self.executables.pending if is_first(key)]
 
     def allocate(self) -> None:
         """Allocate the pages. A step waits for the compilation of the executables that it is the first to need."""

@@ -43,6 +43,7 @@ class EngineHost:
         self.setup, self._runner = setup, setup.machine.executor
         self.closed = False
         self._begin(setup.assemble())
+        setup.machine.runner.executables.compile_behind()
 
     def __str__(self) -> str:
         setup = self.setup
@@ -181,10 +182,6 @@ class EngineHost:
                 runner.update(weights)
                 self.setup = setup
                 self._begin(parts)
-
-    def warm_up_behind(self) -> None:
-        """Begin to compile in a thread what a lazy start left out, before a step needs it."""
-        self.setup.machine.runner.executables.compile_behind()
 
     def check_idle(self, what: str) -> None:
         """Raise `RequestError` if requests are served, or the host is closed.

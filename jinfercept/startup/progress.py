@@ -1,32 +1,75 @@
-"""A terminal display of the phases of a start."""
+"""How far a start is, on one line of standard error; as lines of the log where no terminal and no notebook shows it."""
 
+import logging
+import sys
+import time
 from types import TracebackType
 from typing import Self, final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+log = logging.getLogger("jinfercept")
+
+LOG_EVERY_S = 5.0
+"""Seconds between two lines of the log about one phase of a start."""
+_WIDTH = 60
 
 
 @final
 class StartDisplay:
-    """A bar per phase on standard error; call it as `LLM(progress=...)`."""
+    """Shows the phases of a start while it is entered; call it as `LLM(progress=...)`. What it shows goes away at its end.
+
+    Where only the log can show it and the program has set up no logging, the records of `jinfercept` are written to standard
+    error meanwhile.
+    """
 
     def __init__(self) -> None:
+        console = Console(stderr=True)
         columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._tasks: dict[str, TaskID] = {}
+        self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+        self._notebook, self._handler = console.is_jupyter, logging.StreamHandler()
+        self._phase, self._began_s, self._logged_s = "", time.monotonic(), 0.0
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(what, total=total)
-        self._progress.update(self._tasks[what], completed=done, total=total)
+        begins = what != self._phase
+        if begins:
+            self._phase, self._began_s = what, time.monotonic()
+        if self._notebook:
+            self._rewrite(f"{what} {done}/{total}, {time.monotonic() - self._began_s:.0f} s")
+        elif self._bar is None:
+            self._log(what, done, total, begins)
+        else:
+            for task in self._bar.task_ids if begins else ():
+                self._bar.remove_task(task)
+            task = self._bar.add_task(what, total=total) if begins else self._bar.task_ids[0]
+            self._bar.update(task, completed=done, total=total)
+
+    def _log(self, what: str, done: int, total: int, begins: bool) -> None:
+        now_s = time.monotonic()
+        if begins or (done < total and now_s - self._logged_s >= LOG_EVERY_S):
+            self._logged_s = now_s
+            log.info("start: %s, %d of %d", what, done, total)
+
+    def _rewrite(self, text: str) -> None:
+        print(f"\r{text:<{_WIDTH}}\r", end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Take the display away."""
-        self._progress.stop()
+        if self._bar is not None:
+            self._bar.stop()
+        elif self._notebook:
+            self._rewrite("")
+        elif self._handler in log.handlers:
+            log.removeHandler(self._handler)
+            log.setLevel(logging.NOTSET)
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        if self._bar is not None:
+            self._bar.start()
+        elif not self._notebook and not log.hasHandlers():
+            log.addHandler(self._handler)
+            log.setLevel(logging.INFO)
         return self
 
     def __exit__(

@@ -64,7 +64,7 @@ class StartTimes:
     Attributes:
         load_s: for the weights, `tokenizer_s` for the tokenizer, `pages_s` for the pools, `compile_s` for the executables.
         num_executables: executables that were compiled, of which `num_cached` were found on disk.
-        num_pending: executables that are left for the steps that need them, of a lazy start.
+        num_pending: executables that a lazy start left to be compiled behind the first requests.
         profile: where the profile comes from.
         grouping: layers per executable, and where the number comes from.
     """
@@ -82,7 +82,7 @@ class StartTimes:
 
     def __str__(self) -> str:
         loaded_s = self.load_s + self.tokenizer_s + self.pages_s
-        left = f", {self.num_pending} left for the steps that need them" if self.num_pending else ""
+        left = f", {self.num_pending} more behind the first requests" if self.num_pending else ""
         return (
             f"start: loaded in {loaded_s:.1f} s; {self.num_executables} executables in {self.compile_s:.1f} s, "
             f"{self.num_cached} of them from the cache{left}, {self.grouping}; "
@@ -181,13 +181,13 @@ def set_up(
     order: OrderChoice | None = None,
     profile: Profile | str | Path | None = None,
     mesh: Mesh | None = None,
-    lazy: bool | None = None,
+    lazy: bool = False,
     progress: Progress = silent,
     **flags: Any,
 ) -> EngineSetup:
     """Load a model, compile what will serve it and find out what its steps cost. Logs the memory plan and the times at INFO.
 
-    Args, and what is raised: as `LLM`.
+    Args, and what is raised: as `LLM`; but by default everything is compiled, and nothing shown.
     """
     own = OwnParts.take(flags, policy=policy, estimator=estimator, order=order)
     if isinstance(profile, str | Path):
@@ -216,7 +216,7 @@ def set_up(
         devices = choose_devices(config.model, mesh, across_hosts=group is not None)
         with own_settings(devices.local_devices[0]):
             return _set_up_here(
-                model, params, read, own, profile, effort, config, flags, group, devices, bool(lazy), progress
+                model, params, read, own, profile, effort, config, flags, group, devices, lazy, progress
             )
 
 
@@ -238,9 +238,10 @@ def _set_up_here(
 
     Raises `SystemExit` at the end of every host but host 0.
     """
-    progress("loading", 0, 1)
+    lazy = lazy and group is None and effort is None  # all hosts alike; nothing is compiled among exact measurements
     began_s = time.monotonic()
     defaults = sampling_defaults(config.model.generation_config, _source(model))
+    progress("loading", 0, 1)
     if defaults:
         log.info("sampling defaults from generation_config.json, which generation_config=vllm ignores: %s", defaults)
     loaded = load_model(model, params, config, devices)
@@ -267,10 +268,10 @@ def _set_up_here(
         how = "given"
         if profile is None and effort is None:
             profile, how = remembered_profile(loaded.model, loaded.params, shape, config, draft), "remembered"
-        if profile is None or group is not None or not lazy:
-            runner.warm_up(progress, most_at_once(memory_plan, FreeMemory.on(*devices.local_devices)))
-        else:
-            runner.allocate()
+        first = None
+        if lazy and (profile is not None or draft is None):
+            first = runner.first_executables(measured=profile is None)
+        runner.warm_up(progress, most_at_once(memory_plan, FreeMemory.on(*devices.local_devices)), first)
     warm_s = time.monotonic()
     leader = None
     if group is not None:

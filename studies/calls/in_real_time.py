@@ -82,6 +82,7 @@ def tiny_llm() -> LLM:
     return LLM(
         config,
         tokenizer=tokenizer,
+        lazy=False,
         load_format="dummy",
         dtype="float32",
         kv_tokens=4096,

@@ -40,7 +40,7 @@ def run_real(model: str | None, seed: int, *, quick: bool) -> tuple[TextTable, l
 def _load(model: str | None) -> LLM:
     if model is None:
         return tiny_llm()
-    return LLM(model, kv_tokens=4096, max_num_seqs=1, max_num_batched_tokens=64)
+    return LLM(model, lazy=False, kv_tokens=4096, max_num_seqs=1, max_num_batched_tokens=64)
 
 
 def real_table(found: list[RealLatency]) -> TextTable:

@@ -1,13 +1,19 @@
-"""A lazy start: executables are compiled by the steps that need them, with the tokens of a start that compiles all."""
+"""A start compiles what a first request needs, and the rest behind the requests; tokens are those of one that compiles all."""
 
+import time
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from jinfercept import LLM, SamplingParams
+from jinfercept.runner import executables
 from jinfercept.sched.profile import PROFILES
 from tests.support.tiny_model import GOLDEN
 
 FLAGS = {"dtype": "float32", "kv_tokens": 256, "max_num_seqs": 2, "max_num_batched_tokens": 32, "page_size": 4}
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+SHORT = [{"prompt_token_ids": list(range(first, first + 30))} for first in (4, 44)]
 PROMPTS = [{"prompt_token_ids": [1, 2, 3]}, {"prompt_token_ids": list(range(4, 40))}]
 
 
@@ -15,28 +21,36 @@ def tokens(llm: LLM) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS)]
 
 
-def test_a_lazy_start_compiles_what_steps_need_and_writes_the_same_tokens() -> None:
+def test_a_start_leaves_executables_to_a_thread_and_writes_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = PROFILES["paper-gptj-6b-a100"]
-    with LLM(GOLDEN / "llama_gqa", profile=profile, **FLAGS) as llm:
+    with LLM(GOLDEN / "llama_gqa", profile=profile, lazy=False, **FLAGS) as llm:
         expected, times = tokens(llm), llm.start_times
     assert times.num_pending == 0
-    with LLM(GOLDEN / "llama_gqa", profile=profile, lazy=True, **FLAGS) as llm:
-        executables = llm.engine.setup.machine.runner.executables
-        assert executables.num_pending == llm.start_times.num_pending > 10
-        assert f"{executables.num_pending} left for the steps that need them" in str(llm.start_times)
-        llm.engine.warm_up_behind()
+    monkeypatch.setattr(executables, "QUIET_S", 0.0)
+    with LLM(GOLDEN / "llama_gqa", profile=profile, **FLAGS) as llm:
+        run = llm.engine.setup.machine.runner.executables
+        assert f"{llm.start_times.num_pending} more behind the first requests" in str(llm.start_times)
+        assert llm.start_times.num_pending > 10
         assert tokens(llm) == expected
-    with LLM(GOLDEN / "llama_gqa", profile=profile, lazy=True, **FLAGS) as llm:
-        assert tokens(llm) == expected
-        assert 0 < llm.engine.setup.machine.runner.executables.num_pending < llm.start_times.num_pending
+        while run.num_pending:
+            time.sleep(0.01)
         llm.restart()
         assert tokens(llm) == expected
 
 
-def test_a_profile_is_measured_with_everything_compiled_and_remembered_for_lazy_starts(cache: Path) -> None:
-    with LLM(GOLDEN / "llama_gqa", lazy=True, **FLAGS) as llm:
-        assert (llm.start_times.num_pending, llm.start_times.profile) == (0, "measured")
-        profile = llm.profile
-    with LLM(GOLDEN / "llama_gqa", lazy=True, **FLAGS) as llm:
-        assert (llm.start_times.num_pending > 10, llm.start_times.profile) == (True, "remembered")
-        assert llm.profile == profile
+def test_a_short_first_request_waits_for_no_executable(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(executables, "QUIET_S", 60.0)
+    caplog.set_level("INFO", "jinfercept")
+    for how in ("measured", "remembered"):
+        with LLM(GOLDEN / "llama_gqa", **FLAGS) as llm:
+            assert (llm.start_times.profile, llm.start_times.num_pending > 5) == (how, True)
+            for temperature, prompt in enumerate(SHORT):
+                llm.generate([prompt], replace(PARAMS, temperature=temperature, max_tokens=4))
+        assert f"{llm.start_times.num_pending} executables are compiled behind the first requests" in caplog.text
+        assert "a step waited" not in caplog.text
+        with LLM(GOLDEN / "llama_gqa", **FLAGS) as llm:
+            llm.generate(SHORT[0], replace(PARAMS, temperature=1, top_k=3))
+        assert "for an executable that was not compiled yet: ('sample', 1, 'filtered')" in caplog.text
+        caplog.clear()
