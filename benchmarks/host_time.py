@@ -28,11 +28,12 @@ from jinfercept.engine.clock import RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.models.hf_config import config_from_hf
-from jinfercept.request import Request, SamplingParams
+from jinfercept.request import Request
 from jinfercept.runner.packing import enter, pack
 from jinfercept.runner.packing_samples import pack_samples, sampled_rows
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.profile import PROFILES
 from jinfercept.startup.start import EngineSetup, set_up

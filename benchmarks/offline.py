@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, final
 
 from jinfercept.errors import ConfigError, JinferceptError
-from jinfercept.request import SamplingParams
+from jinfercept.sampling_params import SamplingParams
 
 
 @final

@@ -18,7 +18,7 @@ from jinfercept.llm import LLM
 from jinfercept.models.blocks import Attend
 from jinfercept.models.parallel import AXIS, add_partial_sums
 from jinfercept.models.protocol import Params, Weights
-from jinfercept.request import SamplingParams
+from jinfercept.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,11 @@ The public names are loaded when they are first used: importing the package impo
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from jinfercept.version import __version__ as __version__
+
 if TYPE_CHECKING:
+    from jinfercept.calls import Call as Call
+    from jinfercept.calls import Tool as Tool
     from jinfercept.chat.markup_prompt import markup_prompt as markup_prompt
     from jinfercept.chat.options import ChatOptions as ChatOptions
     from jinfercept.errors import ConfigError as ConfigError
@@ -32,16 +36,12 @@ if TYPE_CHECKING:
     from jinfercept.intercept.pattern_detectors import RegexDetector as RegexDetector
     from jinfercept.intercept.pattern_detectors import TokenDetector as TokenDetector
     from jinfercept.llm import LLM as LLM
+    from jinfercept.outputs import RequestOutput as RequestOutput
     from jinfercept.parsers.cml import Delimiters as Delimiters
-    from jinfercept.request import Call as Call
-    from jinfercept.request import RequestOutput as RequestOutput
-    from jinfercept.request import SamplingParams as SamplingParams
-    from jinfercept.request import Tool as Tool
+    from jinfercept.sampling_params import SamplingParams as SamplingParams
     from jinfercept.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from jinfercept.tools.load import LoadedTools as LoadedTools
     from jinfercept.tools.load import load_tools as load_tools
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "ConfigError": "jinfercept.errors",
@@ -72,10 +72,10 @@ _HOMES = {
     "LLM": "jinfercept.llm",
     "LoadedTools": "jinfercept.tools.load",
     "load_tools": "jinfercept.tools.load",
-    "Call": "jinfercept.request",
-    "RequestOutput": "jinfercept.request",
-    "SamplingParams": "jinfercept.request",
-    "Tool": "jinfercept.request",
+    "Call": "jinfercept.calls",
+    "RequestOutput": "jinfercept.outputs",
+    "SamplingParams": "jinfercept.sampling_params",
+    "Tool": "jinfercept.calls",
     "StructuredOutputsParams": "jinfercept.structured_outputs",
 }
 

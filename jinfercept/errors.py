@@ -65,7 +65,7 @@ class EngineError(RuntimeError):
 
     Args:
         failure: what the step raised, as `RuntimeError: the device is gone`.
-        outputs: a `request.RequestOutput` for each prompt, in order; None for those that were not complete.
+        outputs: a `outputs.RequestOutput` for each prompt, in order; None for those that were not complete.
         fix: what to do next.
     """
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jinfercept.calls import Call, Result
 from jinfercept.errors import picklable
-from jinfercept.request import Call, Interrupt, Logprob, RequestOutput, Result
+from jinfercept.outputs import Interrupt, Logprob, RequestOutput
 from jinfercept.short_repr import short_repr
 
 

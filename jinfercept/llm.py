@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, final
 
 from jax.sharding import Mesh
 
+from jinfercept.calls import Tool
 from jinfercept.chat.chats import DEFAULT_PARAMS, is_single_chat, make_chats
 from jinfercept.chat.function_tools import ChatTool, ChatToolLike
 from jinfercept.chat.messages import Message
@@ -24,10 +25,12 @@ from jinfercept.engine.streaming import Stream, serve
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.events import Event
 from jinfercept.grammar.grammar import Grammars
+from jinfercept.hooks import Detector
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.protocol import Params, ServedModel
-from jinfercept.request import Detector, Request, RequestOutput, Tool
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import Request
 from jinfercept.runner.executables import Progress
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams

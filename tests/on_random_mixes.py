@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jinfercept.calls import Call
 from jinfercept.engine.random_key import random_key
 from jinfercept.engine.streaming import Stream, serve
 from jinfercept.events import Finished, Interrupted, Resumed, Token
@@ -28,7 +29,9 @@ from jinfercept.llm import LLM
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.model import untied
 from jinfercept.models.protocol import Params
-from jinfercept.request import Call, CompletionOutput, FollowUp, Request, RequestOutput, SamplingParams
+from jinfercept.outputs import CompletionOutput, RequestOutput
+from jinfercept.request import FollowUp, Request
+from jinfercept.sampling_params import SamplingParams
 from tests.support.fake_engine import POLICIES
 from tests.support.request_mixes import KINDS, TOKENIZER, MixedRequest, draw_mix
 from tests.support.sampling_reference import shaped

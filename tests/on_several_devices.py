@@ -24,7 +24,8 @@ from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model
 from jinfercept.models.protocol import Params
 from jinfercept.models.sharding import partition_specs
-from jinfercept.request import FollowUp, SamplingParams
+from jinfercept.request import FollowUp
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.dense_model import logits

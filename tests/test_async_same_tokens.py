@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from jinfercept.calls import Tool
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.streaming import serve
 from jinfercept.engine.text_stream import TextStream
@@ -15,8 +16,10 @@ from jinfercept.errors import RequestError
 from jinfercept.events import Called, Event, Finished, Intercepted, Resumed, Token
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.llm import LLM
+from jinfercept.outputs import RequestOutput
 from jinfercept.parsers.cml import Delimiters
-from jinfercept.request import Request, RequestOutput, SamplingParams, Tool
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.startup.start import EngineSetup
 from jinfercept.structured_outputs import StructuredOutputsParams

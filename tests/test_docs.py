@@ -15,7 +15,7 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     ran = subprocess.run([*build, "docs", str(tmp_path / "html")], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     reference = (tmp_path / "html" / "api.html").read_text()
-    assert all(f"jinfercept.{name}" in reference for name in ("llm.LLM.generate", "request.Tool"))
+    assert all(f"jinfercept.{name}" in reference for name in ("llm.LLM.generate", "calls.Tool"))
     commands = (tmp_path / "html" / "commands.html").read_text()
     assert all(f"usage: jinfercept {name} " in commands for name in ("serve", "bench throughput", "bench sessions"))
     assert "usage: python -m studies paper " in commands

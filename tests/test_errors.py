@@ -16,9 +16,9 @@ import pytest
 
 import jinfercept
 from jinfercept import events
+from jinfercept.calls import Call, Result, Tool
 from jinfercept.errors import EngineError, PluginError, RequestError
-from jinfercept.request import (
-    Call,
+from jinfercept.outputs import (
     CompletionOutput,
     ContextUse,
     Interception,
@@ -26,10 +26,8 @@ from jinfercept.request import (
     Logprob,
     RequestMetrics,
     RequestOutput,
-    Result,
-    SamplingParams,
-    Tool,
 )
+from jinfercept.sampling_params import SamplingParams
 from tests.support.sample_tokenizers import byte_level
 
 PACKAGE = Path(jinfercept.__file__).parent

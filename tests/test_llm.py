@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jinfercept import LLM, ConfigError, ModelError, RequestError, SamplingParams, ScriptedDetector, Tool
+from jinfercept.calls import Call
 from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
 from jinfercept.models.load import load
-from jinfercept.request import Call
 from jinfercept.runner.packing import pack
 from tests.support.engine_state import engine_state
 from tests.support.tiny_model import GOLDEN, tiny_llm

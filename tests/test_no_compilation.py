@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jinfercept.request import SamplingParams
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
 from tests.support.fake_engine import POLICIES
 from tests.support.tiny_model import Workload, tiny_llm

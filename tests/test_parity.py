@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from jinfercept.calls import Call, Tool
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.llm import LLM
-from jinfercept.request import Call, RequestOutput, SamplingParams, Tool
+from jinfercept.outputs import RequestOutput
+from jinfercept.sampling_params import SamplingParams
 from tests.support.tiny_model import TIE
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "smollm2_greedy.json").read_text())

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from jinfercept.calls import Tool
 from jinfercept.errors import ConfigError, JinferceptError, ModelError, RequestError
-from jinfercept.request import SamplingParams, Tool
+from jinfercept.sampling_params import SamplingParams
 
 
 def mistake(make: Callable[[], object]) -> RequestError:

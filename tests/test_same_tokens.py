@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jinfercept.errors import ConfigError
 from jinfercept.kv.page import Residency
 from jinfercept.llm import LLM
-from jinfercept.request import RequestOutput
+from jinfercept.outputs import RequestOutput
 from jinfercept.sched.sequence import Sequence
 from tests.support.fake_engine import POLICIES
 from tests.support.placements import scripted

@@ -7,8 +7,8 @@ import pytest
 
 from jinfercept.engine.parallel_sampling import forks
 from jinfercept.errors import RequestError
-from jinfercept.request import Request, SamplingParams
-from jinfercept.sampling_params import check_vocabulary
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams, check_vocabulary
 from jinfercept.sched.sampling_options import draw_options
 from tests.support.engine_state import engine_state
 from tests.support.fake_engine import POLICIES, make_engine, run_all

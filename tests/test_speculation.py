@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jinfercept.llm import LLM
-from jinfercept.request import RequestOutput, SamplingParams
+from jinfercept.outputs import RequestOutput
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
 from tests.support.fake_engine import POLICIES
 from tests.support.tiny_model import Workload, count_ties, reference_logits, streams, tiny_llm

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from jinfercept.calls import Call, Tool
 from jinfercept.errors import RequestError
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.intercept.format_detector import FormatDetector
 from jinfercept.llm import LLM
 from jinfercept.models.load import read_config
+from jinfercept.outputs import RequestOutput
 from jinfercept.parsers.formats import FORMATS
-from jinfercept.request import Call, RequestOutput, SamplingParams, Tool
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.engine_state import engine_state

@@ -13,7 +13,7 @@ from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import load
 from jinfercept.models.model import untied
 from jinfercept.models.protocol import Params
-from jinfercept.request import SamplingParams
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
 from tests.support.gate import closed_gate
 from tests.support.scripted_model import Make

@@ -16,7 +16,8 @@ from benchmarks.gpu_suite.sizes import Row, Sizes
 from benchmarks.gpu_suite.trace import gaps, traced
 from jinfercept.engine.engine import Engine
 from jinfercept.events import Token
-from jinfercept.request import Request, SamplingParams
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sim.scripted import random_tokens
 from jinfercept.startup.start import EngineSetup, set_up

@@ -16,8 +16,9 @@ from examples.async_calls.dialogues import IDS, MAX_QUESTIONS, TOTAL, Dialogue, 
 from examples.async_calls.items import LOOKUPS
 from jinfercept import LLM, SamplingParams, Tool
 from jinfercept.errors import ConfigError
-from jinfercept.parsers.cml import BadFrame, CMLParser
-from jinfercept.request import CompletionOutput, RequestOutput
+from jinfercept.hooks import BadFrame
+from jinfercept.outputs import CompletionOutput, RequestOutput
+from jinfercept.parsers.cml import CMLParser
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=512)
 FIRST_LINE = f"\n- {IDS[0]}: "

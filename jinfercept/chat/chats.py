@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from jinfercept.calls import Call, CallMode, Tool
 from jinfercept.chat.function_tools import ChatTool, ChatToolLike, chat_tools
 from jinfercept.chat.futures import Futures
 from jinfercept.chat.messages import Message, call_ids
@@ -34,11 +35,13 @@ from jinfercept.chat.written_tools import FORMAT, are_written, log_written_tools
 from jinfercept.engine.parallel_sampling import forks
 from jinfercept.errors import RequestError, shown
 from jinfercept.grammar.grammar import Grammars
+from jinfercept.hooks import Grammar
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.parsers.reasoning import Beginning, ReasoningFormat
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.plain_values import plain
-from jinfercept.request import Call, CallMode, Grammar, Request, SamplingParams, Tool
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_PARAMS = SamplingParams(max_tokens=1024)

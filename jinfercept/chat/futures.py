@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import final
 
+from jinfercept.calls import Call, Result, Tool
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.errors import RequestError
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.intercept.dispatcher import CALL_ID
 from jinfercept.intercept.running_call import RunningCall
 from jinfercept.intercept.tool_values import Placeholder
-from jinfercept.request import Call, Interception, Result, Tool
+from jinfercept.outputs import Interception
 
 AWAIT = "await_future"
 

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Self
 
+from jinfercept.calls import Tool
 from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.errors import RequestError, shown
 from jinfercept.grammar.forbidden_text import ForbiddenText
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.intercept.call_markup import AsyncCalls, ContextMarkup
-from jinfercept.request import Request, Tool
+from jinfercept.request import Request
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from jinfercept.calls import Call
 from jinfercept.errors import RequestError, shown
-from jinfercept.request import Call
 
 Message = Mapping[str, Any]
 """OpenAI-style: `role`, `content`, and `tool_calls` or `tool_call_id`.

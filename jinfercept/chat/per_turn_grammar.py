@@ -2,7 +2,7 @@
 
 from typing import final
 
-from jinfercept.request import Constraint, Grammar
+from jinfercept.hooks import Constraint, Grammar
 
 
 @final
@@ -19,6 +19,6 @@ class PerTurnGrammar:
         self._later = later
 
     def constrain(self, end_token_ids: frozenset[int]) -> Constraint | None:
-        """The constraint of the next turn; see `request.Grammar`."""
+        """The constraint of the next turn; see `hooks.Grammar`."""
         turn, self._next = self._next, self._later
         return None if turn is None else turn.constrain(end_token_ids)

@@ -9,8 +9,8 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import UInt32
 
+from jinfercept.hooks import Constraint, Grammar
 from jinfercept.parsers.reasoning import Beginning, ReasoningFormat
-from jinfercept.request import Constraint, Grammar
 from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
@@ -30,7 +30,7 @@ class AfterReasoning:
         self._beginning: Beginning = beginning
 
     def constrain(self, end_token_ids: frozenset[int]) -> Constraint | None:
-        """The constraint of a turn; see `request.Grammar`."""
+        """The constraint of a turn; see `hooks.Grammar`."""
         if self._beginning == "answering":
             return self._grammar.constrain(end_token_ids)
         return _ReasoningConstraint(self._grammar, self._format, self._beginning, self._tokenizer, end_token_ids)
@@ -65,7 +65,7 @@ class _ReasoningConstraint:
         return answer
 
     def allowed(self) -> UInt32[np.ndarray, "words"]:
-        """The tokens that may come next; see `request.Constraint`."""
+        """The tokens that may come next; see `hooks.Constraint`."""
         words = self._answer.allowed()
         if self._at == "answering":
             self.ended = self._answer.ended

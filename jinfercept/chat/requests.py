@@ -4,14 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from jinfercept.calls import Tool
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.marked_tools import MarkedTools
 from jinfercept.errors import PromptLengthError, RequestError, shown
 from jinfercept.grammar.grammar import Grammars
+from jinfercept.hooks import Detector
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.intercept.detector import StopStringDetector
 from jinfercept.plain_values import plain
-from jinfercept.request import Detector, Request, SamplingParams, Tool
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 
@@ -64,7 +67,7 @@ def make_requests(
     detectors = _one_each(detector, None, len(listed), "detector")
     for one in detectors:
         if one is not None and not callable(getattr(one, "watch", None)):
-            raise RequestError("a detector has a method watch()", got=shown(one), fix="see request.Detector")
+            raise RequestError("a detector has a method watch()", got=shown(one), fix="see hooks.Detector")
     requests = [
         _request(request_id, prompt, one_params, by_name, one_detector, tokenizer, grammars)
         for request_id, prompt, one_params, one_detector in zip(ids, listed, all_params, detectors, strict=False)

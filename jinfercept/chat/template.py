@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, final
 
+from jinfercept.calls import Call
 from jinfercept.chat.declarations import rendered_with_tools, usual_variables
 from jinfercept.chat.messages import (
     ARGUMENT_FORMS,
@@ -35,7 +36,6 @@ from jinfercept.chat.system_messages import (
 from jinfercept.chat.written_tools import with_written_tools, written_calls
 from jinfercept.errors import RequestError, shown
 from jinfercept.parsers.reasoning import REASONING_FORMATS
-from jinfercept.request import Call
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 _STAND_IN = ({"role": "user", "content": "?"},)

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import final
 
+from jinfercept.calls import Call, Result
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.intercept.rendering import CHARS_PER_TOKEN
-from jinfercept.request import Call, Result
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 
@@ -27,7 +27,7 @@ class ToolMessages:
     def render(
         self, calls: tuple[Call, ...], results: tuple[Result, ...], room: int
     ) -> tuple[list[int], tuple[Result, ...]]:
-        """See `request.Renderer`. Where there is too little room, all results are cut to the same length."""
+        """See `hooks.Renderer`. Where there is too little room, all results are cut to the same length."""
         end, after = self._template.between(calls)
         tools = (None if result.status == "started" else call.name for call, result in zip(calls, results, strict=True))
         limits = [self._max_tokens.get(name, room) if name is not None else room for name in tools]

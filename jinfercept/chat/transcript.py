@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, final
 
+from jinfercept.calls import Call, Result
 from jinfercept.chat.futures import unread_calls
 from jinfercept.chat.messages import Message, call_message
 from jinfercept.chat.turns import ChatTurns
 from jinfercept.engine.text_stream import TextStream
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece, Reasoning
 from jinfercept.intercept.parsed_turn import ParsedTurn
-from jinfercept.request import Call, CompletionOutput, Request, Result
+from jinfercept.outputs import CompletionOutput
+from jinfercept.request import Request
 
 Note = Callable[[str, Sequence[int], Sequence[Message]], None]
 """Takes what a chat has written whose last turn has ended: its tenant, the tokens, the messages that they are."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, final
 
+from jinfercept.calls import Call
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.futures import Futures
 from jinfercept.parsers.distinct_ids import DistinctIds
@@ -11,7 +12,6 @@ from jinfercept.parsers.pieces import CallParser, FirstCall, OnlyCalls
 from jinfercept.parsers.reasoning import Beginning, PlainParser, ReasoningFormat, ReasoningParser
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.parsers.trailing_calls import TrailingCalls
-from jinfercept.request import Call
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 

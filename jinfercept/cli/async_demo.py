@@ -17,10 +17,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from jinfercept.calls import Tool
 from jinfercept.cli.start_log import start_log
 from jinfercept.errors import ConfigError
 from jinfercept.events import Event, Finished, Intercepted, Interrupted, Resumed, Token
-from jinfercept.request import RequestOutput, SamplingParams, Tool
+from jinfercept.outputs import RequestOutput
+from jinfercept.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jinfercept.llm import LLM

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
-from jinfercept import __version__
 from jinfercept.errors import EngineError, JinferceptError, nearest
+from jinfercept.version import __version__
 
 HELP = ("-h", "--help")
 

@@ -17,12 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from tyro import conf
 
+from jinfercept.calls import Tool
 from jinfercept.cli.options import Maybe, Switch
 from jinfercept.cli.start_log import start_log
 from jinfercept.errors import ConfigError
 from jinfercept.events import Event, Finished, Intercepted, Resumed
 from jinfercept.models.embedded import NAME, fetch
-from jinfercept.request import RequestOutput, SamplingParams, Tool
+from jinfercept.outputs import RequestOutput
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan_builder import Counters
 from jinfercept.startup.progress import StartDisplay
 

@@ -16,7 +16,7 @@ from jinfercept.errors import RequestError
 
 if TYPE_CHECKING:
     from jinfercept.llm import LLM
-    from jinfercept.request import SamplingParams
+    from jinfercept.sampling_params import SamplingParams
     from jinfercept.tokenizer.tokenizer import Tokenizer
 
 type _File = Annotated[str | None, conf.arg(metavar="FILE", help_behavior_hint="")]
@@ -119,7 +119,7 @@ class Run:
 
     def _params(self, of_checkpoint: Mapping[str, Any] = MappingProxyType({})) -> "SamplingParams":
         """Of the flags; what they leave out is of the checkpoint, or the command's own default."""
-        from jinfercept.request import SamplingParams
+        from jinfercept.sampling_params import SamplingParams
 
         defaults = {"temperature": 0.0, "max_tokens": 256 if self.prompt is not None else 1024}
         asked = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}

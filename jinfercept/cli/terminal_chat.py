@@ -14,13 +14,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from jinfercept.calls import Call, Result
 from jinfercept.cli.terminal_text import harmless
 from jinfercept.engine.streaming import Stream
 from jinfercept.errors import EngineError, RequestError
 from jinfercept.events import Content, Intercepted, Reasoning, Resumed
 from jinfercept.llm import LLM
 from jinfercept.models.embedded import cache_directory
-from jinfercept.request import Call, RequestOutput, Result, SamplingParams
+from jinfercept.outputs import RequestOutput
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.tools.inbox import Inbox
 from jinfercept.tools.terminal_inbox import answer_calls
 

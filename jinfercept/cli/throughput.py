@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from tyro import conf
 
-from jinfercept import __version__
 from jinfercept.bench.peer_script import forget_peak_memory, memory_gib, peak_memory_gib
 from jinfercept.bench.throughput import Cell, ThroughputWork, measure
 from jinfercept.bench.throughput_peers import (
@@ -27,6 +26,7 @@ from jinfercept.models import embedded
 from jinfercept.sim.reports import check_outputs, write_json
 from jinfercept.sim.tables import check_least, listed, number_text, numbers, show
 from jinfercept.startup.progress import StartDisplay
+from jinfercept.version import __version__
 
 OURS = "jinfercept"
 DTYPES: tuple[DTypeChoice, ...] = ("float32", "bfloat16")

@@ -10,13 +10,14 @@ together. A request with pending calls runs; only its trap, or an end of text th
 from collections.abc import Set
 from typing import final
 
+from jinfercept.calls import Call, Result
 from jinfercept.engine.calls_in_flight import CallsInFlight, PendingAsyncCall
 from jinfercept.engine.clock import Clock
 from jinfercept.engine.protocols import Endpoints
 from jinfercept.engine.session import Session
 from jinfercept.events import Called, Event, Intercepted, Interrupted, Resumed
-from jinfercept.parsers.cml import BadFrame, TrapFrame
-from jinfercept.request import Call, Interception, Interrupt, Result
+from jinfercept.hooks import BadFrame, TrapFrame
+from jinfercept.outputs import Interception, Interrupt
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import CallDuration, State
 

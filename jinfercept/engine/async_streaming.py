@@ -10,7 +10,8 @@ from jinfercept.engine.streaming import Received, ends_only_sink
 from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import RequestError
 from jinfercept.events import Event
-from jinfercept.request import Request, RequestOutput
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import Request
 
 
 async def aserve(thread: EngineThread, requests: Sequence[Request]) -> list[RequestOutput]:

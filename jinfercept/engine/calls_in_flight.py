@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jinfercept.engine.protocols import CallMarkup, MarkupWatch
-from jinfercept.request import Call, Result
+from jinfercept.calls import Call, Result
+from jinfercept.hooks import CallMarkup, MarkupWatch
 from jinfercept.sched.sequence import PendingCall
 
 

@@ -20,8 +20,8 @@ from jinfercept.engine.clock import Clock
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.protocols import Endpoints, Runner
 from jinfercept.engine.retained_contexts import RetainedContexts
-from jinfercept.engine.session import Text
 from jinfercept.events import Event
+from jinfercept.hooks import Text
 from jinfercept.request import Request
 from jinfercept.sched.load import EngineLoad, QueuedWork, read_load
 from jinfercept.sched.plan import Masks, StepResult

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, final
 
+from jinfercept.calls import Call, Result
 from jinfercept.engine.async_calls import AsyncCallQueue
 from jinfercept.engine.calls_in_flight import CallsInFlight
 from jinfercept.engine.clock import Clock
@@ -18,12 +19,14 @@ from jinfercept.engine.draw_failures import draw_failure
 from jinfercept.engine.protocols import CopyableConstraint, Endpoints
 from jinfercept.engine.random_key import RandomKeys
 from jinfercept.engine.retained_contexts import RetainedContexts
-from jinfercept.engine.session import Session, Text, Transcript
+from jinfercept.engine.session import Session
 from jinfercept.errors import RequestError, describe_failure
 from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
+from jinfercept.hooks import Text, Transcript
 from jinfercept.intercept.dispatcher import lasted_s
 from jinfercept.intercept.rendering import render_each
-from jinfercept.request import Call, FinishReason, Interception, Request, RequestOutput, Result
+from jinfercept.outputs import FinishReason, Interception, RequestOutput
+from jinfercept.request import Request
 from jinfercept.sched.plan import Masks, StepResult, TokenLogprobs
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.sampling_options import draw_options

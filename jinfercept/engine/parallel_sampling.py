@@ -6,7 +6,8 @@ The first request computes the prompt; the others start afterwards, share its fu
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from jinfercept.request import Request, RequestOutput
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import Request
 
 
 def forks(request: Request) -> list[Request]:

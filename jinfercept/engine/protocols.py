@@ -1,11 +1,10 @@
 """What the engine needs of its runner, which executes plans, of its endpoints, which answer calls, and of markup."""
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
-from jinfercept.intercept.call_markup import SharedLimit
-from jinfercept.parsers.cml import BadFrame, TrapFrame
-from jinfercept.request import Call, CallMode, Constraint, Result, Tool
+from jinfercept.calls import Call, Result, Tool
+from jinfercept.hooks import Constraint
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 
 
@@ -72,55 +71,4 @@ class CopyableConstraint(Constraint, Protocol):
 
     def copy(self) -> Constraint:
         """The same state; what it accepts does not change this one."""
-        ...
-
-
-class MarkupWatch(Protocol):
-    """Finds the asynchronous calls and the traps of one request in what it generates."""
-
-    @property
-    def clean(self) -> bool:
-        """Whether an interrupt may follow the last token."""
-        ...
-
-    def feed(self, index: int, token_id: int, text: str) -> tuple[Call | TrapFrame | BadFrame, ...]:
-        """The calls, traps and mistakes that are complete with the next generated token, in order; see `request.Watch`."""
-        ...
-
-    def end(self) -> tuple[BadFrame, ...]:
-        """The end of a text: the call that is not complete, if one was begun. Another text may follow."""
-        ...
-
-
-class CallMarkup(Protocol):
-    """How requests write asynchronous calls and read their results; see `intercept.call_markup`.
-
-    Attributes:
-        on_end: what an end of text does while calls are pending.
-        max_pending: limit of one request's pending calls.
-        shared_limit: limits the pending calls of several requests together; None: no such limit.
-    """
-
-    on_end: Literal["wait", "cancel"]
-    max_pending: int
-    shared_limit: SharedLimit | None
-
-    def watch(self, prompt: str | None, prompt_token_ids: Sequence[int]) -> MarkupWatch:
-        """A watch for one request of which nothing is generated.
-
-        Args:
-            prompt: its text; None if only its tokens are known.
-        """
-        ...
-
-    def kept(self, call: Call, result: Result) -> Result:
-        """The beginning of a result that an interrupt can hold, and a little more if the result is longer."""
-        ...
-
-    def mode(self, call: Call) -> CallMode:
-        """When a call runs."""
-        ...
-
-    def interrupt(self, call: Call, result: Result, room: int) -> tuple[list[int], Result]:
-        """The tokens, at most `room`, by which a request reads a result, and the result as it is in them."""
         ...

@@ -1,77 +1,31 @@
 """One request in the engine: its text, its tokens, its interceptions and its output. Knows no pages and no plans."""
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
+from jinfercept.calls import Call
 from jinfercept.engine.calls_in_flight import CallsInFlight
 from jinfercept.engine.draw_failures import score_failure
 from jinfercept.engine.protocols import CopyableConstraint
-from jinfercept.events import Event, Piece
-from jinfercept.request import (
-    Call,
+from jinfercept.events import Event
+from jinfercept.hooks import Constraint, Text, Transcript, Watch
+from jinfercept.outputs import (
     CompletionOutput,
-    Constraint,
     ContextUse,
     FinishReason,
     Interception,
     Interrupt,
     Logprob,
-    Request,
     RequestMetrics,
     RequestOutput,
-    Result,
-    Watch,
 )
+from jinfercept.request import Request
 from jinfercept.sched.plan import TokenLogprobs
 from jinfercept.sched.sequence import PendingCall, Sequence
 
 MAX_NAME = 256
 """Characters of a called name that the scheduler keeps. A server refuses longer names, but a model may write them."""
-
-
-class Text(Protocol):
-    """One request's text, fed token by token; see `text_stream.TextStream`."""
-
-    last_raw: str
-    stopped: str | None
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def half_character(self) -> bool: ...
-
-    def add(self, token_id: int) -> str: ...
-
-    def inject(self, token_ids: list[int]) -> str: ...
-
-    def finish(self) -> str: ...
-
-    def token_text(self, token_id: int) -> str: ...
-
-
-class Transcript(Protocol):
-    """A chat while it is generated; see `chat.transcript.ChatTranscript`.
-
-    Attributes:
-        text: the request's text.
-        finds_calls: whether it looks for calls.
-    """
-
-    @property
-    def text(self) -> Text: ...
-
-    @property
-    def finds_calls(self) -> bool: ...
-
-    def read(self, index: int, token_id: int, text: str) -> tuple[Iterable[Piece], tuple[Call, ...]]: ...
-
-    def resumed(self, calls: tuple[Call, ...], results: tuple[Result, ...]) -> None: ...
-
-    def end(self, text: str, cut: bool) -> Iterable[Piece]: ...
-
-    def completed(self, completion: CompletionOutput) -> CompletionOutput: ...
 
 
 @dataclass(slots=True)

@@ -15,7 +15,8 @@ from jinfercept.engine.parallel_sampling import complete, joined
 from jinfercept.engine.thread import EngineThread, Sink
 from jinfercept.errors import EngineError, RequestError, describe_failure, shown
 from jinfercept.events import Event, Finished
-from jinfercept.request import Request, RequestOutput
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import Request
 
 
 def serve(

@@ -83,7 +83,7 @@ class WithoutText:
         self._forbidden, self._grammar = forbidden, grammar
 
     def constrain(self, end_token_ids: frozenset[int]) -> "WithoutTextConstraint":
-        """The constraint of an empty text, see `request.Grammar`."""
+        """The constraint of an empty text, see `hooks.Grammar`."""
         inner = self._grammar.constrain(end_token_ids) if self._grammar is not None else None
         return WithoutTextConstraint(self._forbidden, inner)
 

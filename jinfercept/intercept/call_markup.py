@@ -8,26 +8,25 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Protocol, final
+from typing import Literal, final
 
+from jinfercept.calls import Call, CallMode, Result, Tool
 from jinfercept.errors import RequestError, shown
+from jinfercept.hooks import BadFrame, SharedLimit, TrapFrame
 from jinfercept.intercept.rendering import CHARS_PER_TOKEN, render
 from jinfercept.parsers.cml import (
     DELIMITERS,
     MAX_DELIMITER_CHARS,
-    BadFrame,
     CallFrame,
     CMLParser,
     Delimiters,
     Frame,
     Mark,
-    TrapFrame,
     escape,
 )
 from jinfercept.parsers.python_calls import parse_call
 from jinfercept.parsers.python_literals import UNREADABLE
 from jinfercept.parsers.reasoning import REASONING_FORMATS, ReasoningFormat
-from jinfercept.request import Call, CallMode, Result, Tool
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 OnEnd = Literal["wait", "cancel"]
@@ -39,18 +38,6 @@ TAIL_TOKENS = 32
 """Tokens at the end of a prompt among which a mark of reasoning is looked for, white space behind it included."""
 NO_ID = "?"
 """The id of an interrupt that answers markup without one."""
-
-
-class SharedLimit(Protocol):
-    """Limits the pending calls of several requests together. Thread-safe."""
-
-    def take(self) -> bool:
-        """Count one more call; False, and nothing is counted, if there are too many."""
-        ...
-
-    def release(self, number: int = 1) -> None:
-        """Uncount calls that have ended."""
-        ...
 
 
 @final
@@ -226,7 +213,7 @@ class ContextMarkupWatch:
         return self._parser.clean
 
     def feed(self, index: int, token_id: int, text: str) -> tuple[Call | TrapFrame | BadFrame, ...]:
-        """The calls, traps and mistakes that are complete with the next generated token, in order; see `request.Watch`."""
+        """The calls, traps and mistakes that are complete with the next generated token, in order; see `hooks.Watch`."""
         mark = self._marks.get(token_id)
         length = len(text) if mark is None else len(getattr(self._delimiters, mark))
         if not length:

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
+from jinfercept.calls import Call, Tool
 from jinfercept.errors import RequestError, shown
-from jinfercept.request import Call, Tool, Watch
+from jinfercept.hooks import Watch
 
 MAX_ARGUMENT_CHARS = 8192
 """Limit of a call's arguments; text beyond it is no call."""

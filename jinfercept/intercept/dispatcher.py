@@ -14,10 +14,10 @@ from concurrent.futures import Future
 from contextvars import Context, ContextVar
 from typing import NamedTuple, final
 
+from jinfercept.calls import Call, Result, Tool
 from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.intercept.tool_values import ToolValue, failure_result, value_result
-from jinfercept.request import Call, Result, Tool
 
 CALLER = ContextVar("jinfercept_caller", default="")
 """Within a tool's function: the id of the request that called it."""

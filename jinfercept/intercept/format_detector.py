@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from typing import Protocol, final
 
+from jinfercept.calls import Call
+from jinfercept.hooks import Watch
 from jinfercept.intercept.parsed_turn import ParsedTurn
 from jinfercept.parsers.pieces import CallParser
-from jinfercept.request import Call, Watch
 
 
 class ParserFactory(Protocol):

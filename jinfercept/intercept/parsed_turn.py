@@ -4,9 +4,9 @@ from bisect import bisect_right
 from dataclasses import replace
 from typing import final
 
+from jinfercept.calls import Call
 from jinfercept.events import CallEnded, Piece
 from jinfercept.parsers.pieces import CallParser
-from jinfercept.request import Call
 
 
 @final

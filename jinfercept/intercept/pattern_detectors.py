@@ -4,9 +4,10 @@ import re
 from collections.abc import Mapping
 from typing import final
 
+from jinfercept.calls import Call
 from jinfercept.errors import RequestError, shown
+from jinfercept.hooks import Watch
 from jinfercept.intercept.detector import MAX_ARGUMENT_CHARS
-from jinfercept.request import Call, Watch
 
 
 @final

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from jinfercept.request import Call, Result, Tool
+from jinfercept.calls import Call, Result, Tool
 
 CHARS_PER_TOKEN = 32
 """Text longer than this many characters per allowed token is cut before it is encoded."""

@@ -5,10 +5,10 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import final
 
+from jinfercept.calls import Call
 from jinfercept.intercept.dispatcher import OUTLASTING
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.intercept.tool_values import ToolValue
-from jinfercept.request import Call
 
 
 @final

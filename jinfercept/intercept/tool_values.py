@@ -5,8 +5,8 @@ A value of a user's class can block or raise whenever it is printed, so that it 
 
 from typing import cast, final
 
+from jinfercept.calls import Result
 from jinfercept.errors import describe_failure
-from jinfercept.request import Result
 
 MOST_CHARS = 2**24
 """Characters of the longest text of a result; more are dropped before they are copied."""

@@ -18,7 +18,7 @@ from jinfercept.meter.interceptions import InterceptionStats, OpenInterception
 from jinfercept.meter.ledger import Ledger
 from jinfercept.meter.prices import Prices
 from jinfercept.meter.timelines import Timelines
-from jinfercept.request import RequestOutput
+from jinfercept.outputs import RequestOutput
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import PolicyInputs

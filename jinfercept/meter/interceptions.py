@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
+from jinfercept.calls import Call, Result
 from jinfercept.meter.counts import BoundedNames, ToolCounts
-from jinfercept.request import Call, Interrupt, Request, Result
+from jinfercept.outputs import Interrupt
+from jinfercept.request import Request
 from jinfercept.sched.estimator import Estimator, remaining_s
 from jinfercept.sched.sequence import PendingCall, Sequence
 

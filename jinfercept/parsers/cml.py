@@ -11,6 +11,7 @@ tools and no engine.
 import re
 from typing import Literal, NamedTuple, final
 
+from jinfercept.hooks import BadFrame, TrapFrame
 from jinfercept.parsers.reasoning import ReasoningFormat
 
 MAX_FRAME_CHARS = 8192
@@ -61,20 +62,6 @@ class CallFrame(NamedTuple):
 
     id: str
     code: str
-    span: tuple[int, int]
-
-
-class TrapFrame(NamedTuple):
-    """A complete trap, and the range of its characters."""
-
-    span: tuple[int, int]
-
-
-class BadFrame(NamedTuple):
-    """Markup that calls nothing: the id as far as there is one, what is wrong, and the range of its characters."""
-
-    id: str
-    problem: str
     span: tuple[int, int]
 
 

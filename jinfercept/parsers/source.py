@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, final
 
+from jinfercept.calls import Call
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece
-from jinfercept.request import Call
 
 type Steps[T] = Generator[None, None, T]
 """A reader: yields whenever it needs more text; after the end of the text it never does."""

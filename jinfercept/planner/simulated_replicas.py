@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple, Protocol, final
 
+from jinfercept.calls import Call, Result, Tool
 from jinfercept.events import Finished
 from jinfercept.kv.page import Residency
 from jinfercept.planner.sessions import Turn
-from jinfercept.request import Call, FollowUp, Request, Result, SamplingParams, Tool
+from jinfercept.request import FollowUp, Request
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.sequence import Sequence
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.simulator import VirtualClock

@@ -7,9 +7,9 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
+from jinfercept.calls import Call
 from jinfercept.chat.messages import call_message
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Event, Intercepted, Reasoning, Resumed
-from jinfercept.request import Call
 
 Message = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from jinfercept.errors import EngineError, GrammarError, JinferceptError, PromptLengthError, reduced
-from jinfercept.request import RequestOutput
+from jinfercept.outputs import RequestOutput
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _SHORT = Repr(maxstring=80, maxother=80)

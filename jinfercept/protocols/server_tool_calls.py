@@ -11,8 +11,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, final
 
+from jinfercept.calls import Call, Result
 from jinfercept.intercept.dispatcher import Dispatcher, lasted_s
-from jinfercept.request import Call, CompletionOutput, Interception, Request, RequestOutput, Result
+from jinfercept.outputs import CompletionOutput, Interception, RequestOutput
+from jinfercept.request import Request
 
 Message = Mapping[str, Any]
 Remember = Callable[[Sequence[Message]], None]

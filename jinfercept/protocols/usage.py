@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
-from jinfercept.request import FinishReason, Request, RequestOutput
+from jinfercept.outputs import FinishReason, RequestOutput
+from jinfercept.request import Request
 
 
 class _Ended(NamedTuple):

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
 
-from jinfercept import __version__
 from jinfercept.protocols.errors import ERRORS
 from jinfercept.server.access.key_file_watch import watch_key_file
 from jinfercept.server.http.error_handlers import add_handlers
@@ -27,6 +26,7 @@ from jinfercept.server.routes import (
 )
 from jinfercept.server.routes.api_docs import docs_router
 from jinfercept.server.service import Service
+from jinfercept.version import __version__
 
 _DESCRIPTION = (
     "OpenAI's protocol with vLLM's extensions, and Anthropic's Messages, on jinfercept. Unknown fields are ignored. "

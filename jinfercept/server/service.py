@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, final
 
 from starlette.requests import Request as HttpRequest
 
+from jinfercept.calls import Call, Result
 from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.requests import check_chars
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, RequestError
 from jinfercept.llm import LLM
 from jinfercept.protocols.errors import ApiError
-from jinfercept.request import Call, Request, Result
+from jinfercept.request import Request
 from jinfercept.server.access.fair_thread_pool import RETRY_S, FairThreadPool
 from jinfercept.server.access.key_file import KeyRules
 from jinfercept.server.access.key_limits import KeyLimits

@@ -13,6 +13,7 @@ from random import Random
 from threading import Event
 from typing import NamedTuple, final
 
+from jinfercept.calls import Call, Result, Tool
 from jinfercept.engine.clock import Clock
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.text_stream import TextStream
@@ -20,7 +21,9 @@ from jinfercept.errors import ConfigError
 from jinfercept.events import Finished
 from jinfercept.intercept.call_markup import ContextMarkup
 from jinfercept.intercept.detector import ScriptedDetector
-from jinfercept.request import Call, Request, RequestOutput, Result, SamplingParams, Tool
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.first_token_gate import FirstTokenGate
 from jinfercept.sim.workload import Script, Segment

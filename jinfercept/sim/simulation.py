@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.protocols import Endpoints
-from jinfercept.engine.session import Text
 from jinfercept.errors import ConfigError
+from jinfercept.hooks import Text
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
 from jinfercept.request import Request

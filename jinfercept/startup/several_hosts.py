@@ -15,7 +15,6 @@ from typing import NoReturn
 
 import jax
 
-from jinfercept import __version__
 from jinfercept.config import EngineConfig, EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.hosts.following import end_after_host_0, follow
@@ -25,6 +24,7 @@ from jinfercept.hosts.leading import HostRunner
 from jinfercept.hosts.placement import TOKEN_VARIABLE, Placement, place
 from jinfercept.hosts.wire import VERSION
 from jinfercept.models.hub import is_hub_id
+from jinfercept.version import __version__
 
 log = logging.getLogger("jinfercept")
 

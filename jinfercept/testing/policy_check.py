@@ -7,7 +7,7 @@ from random import Random
 from typing import NamedTuple
 
 from jinfercept.errors import PluginError, describe_failure
-from jinfercept.request import RequestOutput
+from jinfercept.outputs import RequestOutput
 from jinfercept.sched.conformance import check_no_object
 from jinfercept.sched.guards import GuardedPolicy
 from jinfercept.sched.plugins import label

@@ -9,7 +9,9 @@ from jinfercept.engine.engine import Engine
 from jinfercept.events import Finished
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
-from jinfercept.request import FollowUp, Request, RequestOutput, SamplingParams
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import FollowUp, Request
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimators import EstimatorChoice, make_estimator
 from jinfercept.sched.observer import Observer

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, final
 
+from jinfercept.calls import Tool
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.intercept.dispatcher import CALLER
 from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.plain_values import strict_json
-from jinfercept.request import Tool
 from jinfercept.tools.tool_tables import Limits
 
 OWNER = ContextVar("jinfercept_owner", default="")

@@ -3,7 +3,7 @@
 from typing import Any, final
 
 from jinfercept.llm import LLM
-from jinfercept.request import SamplingParams
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.tools.calls import CallFailed, CallRequest
 from jinfercept.tools.questions import QUESTION, conversation
 from jinfercept.tools.schemas import check_of

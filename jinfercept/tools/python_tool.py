@@ -11,10 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from jinfercept.calls import Tool
 from jinfercept.chat.function_tools import chat_tools, load_functions, load_module
 from jinfercept.errors import RequestError
 from jinfercept.intercept.tool_executor import ToolExecutor
-from jinfercept.request import Tool
 from jinfercept.tools.calls import CallQueue, CallRequest
 from jinfercept.tools.tool_tables import Place, PythonTable
 

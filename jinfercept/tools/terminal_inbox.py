@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable, Sequence
 
+from jinfercept.calls import Call
 from jinfercept.errors import RequestError
-from jinfercept.request import Call
 from jinfercept.tools.inbox import Inbox
 
 _TIMEOUT_S = 1.0

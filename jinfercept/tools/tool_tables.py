@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from jinfercept.calls import CallMode
 from jinfercept.errors import ConfigError, nearest
-from jinfercept.request import CallMode
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 

@@ -13,7 +13,7 @@ of the prompt and of the answer too. Reading results is not in the formulas.
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 
-from jinfercept.request import CallMode
+from jinfercept.calls import CallMode
 from jinfercept.sched.cost import CostModel
 from studies.calls.scripts import CallScript, WrittenRound
 

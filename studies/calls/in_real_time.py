@@ -10,11 +10,12 @@ from random import Random
 from statistics import median
 from typing import NamedTuple
 
+from jinfercept.calls import CallMode, Tool
 from jinfercept.events import Event, Token
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.llm import LLM
 from jinfercept.models.config import ModelConfig, RopeConfig
-from jinfercept.request import CallMode, SamplingParams, Tool
+from jinfercept.sampling_params import SamplingParams
 from studies.calls.formulas import formula_of_s
 from studies.calls.load import CALL_MODES
 from studies.calls.markup import forced_rounds, scripted_tokenizer, text_of

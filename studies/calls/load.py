@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import get_args
 
-from jinfercept.request import CallMode
+from jinfercept.calls import CallMode
 from jinfercept.sim.arrivals import arrival_times
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.sweep import SimulatedLoad

@@ -11,9 +11,11 @@ from typing import NamedTuple
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from jinfercept.calls import Call, CallMode, Tool
 from jinfercept.intercept.call_markup import AsyncCalls, ContextMarkup
 from jinfercept.parsers.cml import DELIMITERS
-from jinfercept.request import Call, CallMode, Request, SamplingParams, Tool
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from studies.calls.scripts import DURATIONS, CallScript, ScriptedCall, WrittenRound
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple, Self
 
+from jinfercept.calls import CallMode
 from jinfercept.errors import ConfigError
-from jinfercept.request import CallMode
 
 TRAP_TOKENS = 2
 """Tokens of a trap: two delimiters."""

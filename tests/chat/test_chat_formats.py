@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from jinfercept.request import CompletionOutput, SamplingParams
+from jinfercept.outputs import CompletionOutput
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.chat_templates import DSML, MISTRAL_SMALL, MISTRAL_V3, PLAIN, QWEN, QWEN3_CODER
 from tests.support.scripted_model import Make, Scripted

@@ -6,7 +6,8 @@ import pytest
 
 from jinfercept.errors import RequestError
 from jinfercept.events import CallStarted, Content, Reasoning
-from jinfercept.request import CompletionOutput, RequestOutput, SamplingParams
+from jinfercept.outputs import CompletionOutput, RequestOutput
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.chat_templates import QWEN3, QWEN3_OPENED
 from tests.support.scripted_model import Make, Scripted

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from jinfercept.calls import Tool
 from jinfercept.errors import ModelError, RequestError
-from jinfercept.request import RequestOutput, SamplingParams, Tool
+from jinfercept.outputs import RequestOutput
+from jinfercept.sampling_params import SamplingParams
 from tests.support.chat_templates import HARMONY, LLAMA, MISTRAL, PLAIN, QWEN, QWEN_ITEMS, QWEN_TEXT, THINKING
 from tests.support.engine_state import engine_state
 from tests.support.scripted_model import Make, Scripted

@@ -11,9 +11,9 @@ from typing import Any, Literal, Required, TypedDict, Unpack
 
 import pytest
 
+from jinfercept.calls import READER, Tool
 from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.errors import RequestError
-from jinfercept.request import READER, Tool
 
 
 @dataclass

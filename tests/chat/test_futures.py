@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from jinfercept.calls import Call, Result, Tool
 from jinfercept.chat.function_tools import chat_tools
 from jinfercept.chat.futures import future_of
 from jinfercept.errors import RequestError
 from jinfercept.events import Intercepted
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.intercept.dispatcher import CALLER
-from jinfercept.request import Call, Result, Tool
 from tests.chat.test_chats import CALL, END, GREEDY, QUESTION, ask, price, result
 from tests.support.chat_templates import QWEN
 from tests.support.scripted_model import Make

@@ -4,13 +4,16 @@ import re
 
 import pytest
 
+from jinfercept.calls import Tool
 from jinfercept.chat.markup_prompt import STOP, markup_prompt
 from jinfercept.errors import RequestError
+from jinfercept.hooks import TrapFrame
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.llm import LLM
-from jinfercept.parsers.cml import CallFrame, CMLParser, Delimiters, TrapFrame
+from jinfercept.outputs import CompletionOutput
+from jinfercept.parsers.cml import CallFrame, CMLParser, Delimiters
 from jinfercept.parsers.python_calls import parse_call
-from jinfercept.request import CompletionOutput, SamplingParams, Tool
+from jinfercept.sampling_params import SamplingParams
 
 
 def price(item: str, number: int = 1) -> str:

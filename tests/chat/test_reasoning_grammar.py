@@ -8,8 +8,8 @@ from jinfercept.chat.per_turn_grammar import PerTurnGrammar
 from jinfercept.chat.reasoning_grammar import AfterReasoning
 from jinfercept.errors import RequestError
 from jinfercept.grammar.grammar import Grammars
+from jinfercept.hooks import Constraint
 from jinfercept.parsers.reasoning import REASONING_FORMATS, Beginning
-from jinfercept.request import Constraint
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.sample_tokenizers import MERGES, VOCAB

@@ -10,7 +10,8 @@ from jinfercept.chat.function_tools import chat_tools
 from jinfercept.chat.tool_choice import tool_choice
 from jinfercept.errors import RequestError
 from jinfercept.events import CallStarted, Content
-from jinfercept.request import CompletionOutput, SamplingParams
+from jinfercept.outputs import CompletionOutput
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.chat_templates import LLAMA, MISTRAL, MISTRAL_SMALL, PLAIN, QWEN, QWEN3, QWEN3_CODER
 from tests.support.engine_state import engine_state

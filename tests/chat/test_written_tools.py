@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jinfercept.errors import RequestError
-from jinfercept.request import SamplingParams
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.chat_templates import PLAIN, QWEN
 from tests.support.live_server import END, prompt_of

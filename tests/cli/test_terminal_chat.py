@@ -15,7 +15,7 @@ from jinfercept.chat.function_tools import load_functions
 from jinfercept.cli.main import main
 from jinfercept.cli.terminal_chat import TerminalChat
 from jinfercept.errors import RequestError
-from jinfercept.request import SamplingParams
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.tools.load import load_tools
 from tests.support.chat_templates import PLAIN, QWEN, QWEN3
 from tests.support.engine_state import engine_state

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jinfercept.calls import Tool
 from jinfercept.engine.text_stream import TextStream
 from jinfercept.events import Called, Event, Finished, Intercepted, Interrupted, Resumed, Token
+from jinfercept.hooks import TrapFrame
 from jinfercept.intercept.call_markup import ContextMarkup
 from jinfercept.intercept.dispatcher import Dispatcher
-from jinfercept.parsers.cml import Delimiters, TrapFrame
-from jinfercept.request import CompletionOutput, Tool
+from jinfercept.outputs import CompletionOutput
+from jinfercept.parsers.cml import Delimiters
 from jinfercept.sched.sequence import State
 from jinfercept.server.access.pending_calls import PendingCalls
 from jinfercept.tokenizer.tokenizer import Tokenizer

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from jinfercept.calls import Call, Result, Tool
 from jinfercept.engine.engine import Engine
 from jinfercept.errors import RequestError
 from jinfercept.intercept.detector import ScriptedDetector
-from jinfercept.request import Call, CompletionOutput, Request, RequestOutput, Result, SamplingParams, Tool
+from jinfercept.outputs import CompletionOutput, RequestOutput
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.fake_engine import (

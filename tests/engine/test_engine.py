@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
+from jinfercept.calls import Call, Result, Tool
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.random_key import random_key
 from jinfercept.errors import RequestError
 from jinfercept.events import Finished, Intercepted, Resumed, Token
 from jinfercept.intercept.detector import ScriptedDetector, StopStringDetector
-from jinfercept.request import Call, Request, Result, SamplingParams, Tool
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.policy import preserve
 from jinfercept.sched.scheduler import Scheduler

@@ -8,7 +8,7 @@ import pytest
 
 from jinfercept.engine.engine import Engine
 from jinfercept.events import Finished
-from jinfercept.request import CompletionOutput
+from jinfercept.outputs import CompletionOutput
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.policy import Policy, preserve, swap
 from jinfercept.sched.sequence import State

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from jinfercept.calls import Tool
 from jinfercept.engine import engine as engine_module
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.thread import EngineThread
 from jinfercept.events import Event, Finished
-from jinfercept.request import Tool
 from tests.support.engine_requests import request
 from tests.support.fake_engine import POLICIES, make_engine
 from tests.support.gate import Gate

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jinfercept.calls import Call
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.model import untied
 from jinfercept.models.protocol import Params
-from jinfercept.request import Call, CompletionOutput, RequestOutput, SamplingParams
+from jinfercept.outputs import CompletionOutput, RequestOutput
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import NOT_FINITE
 from jinfercept.sched.speculation import NO_DRAFTS, SpeculationLimits
 from jinfercept.testing.fake_runner import FakeRunner, copying_token

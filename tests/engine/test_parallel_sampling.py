@@ -4,7 +4,8 @@ import pytest
 
 from jinfercept.engine.parallel_sampling import forks, joined
 from jinfercept.events import Finished
-from jinfercept.request import Request, RequestOutput
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from tests.support.fake_engine import POLICIES, make_engine, next_token, run_all
 

@@ -3,7 +3,8 @@
 from itertools import product
 
 from jinfercept.engine.random_key import RandomKeys, random_key
-from jinfercept.request import Request, SamplingParams
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 
 PROMPT = (1, 2, 3)
 

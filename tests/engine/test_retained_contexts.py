@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jinfercept.request import Call, ContextUse, FollowUp, Request, RequestOutput, SamplingParams, Watch
+from jinfercept.calls import Call
+from jinfercept.hooks import Watch
+from jinfercept.outputs import ContextUse, RequestOutput
+from jinfercept.request import FollowUp, Request
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.sequence import State
 from tests.support.fake_engine import POLICIES, VOCAB, ManualClock, make_engine, uninterrupted
 from tests.support.retained_contexts import ask, policy, served, settle, stream

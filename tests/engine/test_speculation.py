@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from jinfercept.engine.text_stream import TextStream
 from jinfercept.events import Finished, Token
-from jinfercept.request import Request, RequestOutput, SamplingParams
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.speculation import NO_DRAFTS, SpeculationLimits
 from jinfercept.testing.fake_runner import copying_token
 from tests.engine.test_constrained_engine import EOS, Count, Counting

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from jinfercept import LLM, EngineError, RequestError, SamplingParams, ScriptedDetector, Tool
+from jinfercept.calls import Call
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Finished, Intercepted, Resumed, Token
-from jinfercept.request import Call, Request, RequestOutput
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import Request
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.sched.lru import LeastRecentlyUsed
 from tests.support.chat_templates import QWEN

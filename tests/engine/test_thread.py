@@ -12,7 +12,8 @@ import pytest
 from jinfercept import LLM, EngineError, RequestError, SamplingParams
 from jinfercept.engine.thread import EngineThread
 from jinfercept.events import Finished
-from jinfercept.request import Request, RequestOutput
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import Request
 from tests.support.engine_state import engine_state
 from tests.support.fake_engine import POLICIES, make_engine
 from tests.support.gate import Gate

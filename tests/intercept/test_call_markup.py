@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
+from jinfercept.calls import Call, Result, Tool
 from jinfercept.errors import RequestError
+from jinfercept.hooks import BadFrame, TrapFrame
 from jinfercept.intercept.call_markup import AsyncCalls, ContextMarkup
 from jinfercept.intercept.rendering import CHARS_PER_TOKEN
-from jinfercept.parsers.cml import BadFrame, CMLParser, Delimiters, TrapFrame
-from jinfercept.request import Call, Result, Tool
+from jinfercept.parsers.cml import CMLParser, Delimiters
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.sample_tokenizers import smollm2
 

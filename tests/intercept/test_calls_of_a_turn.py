@@ -2,8 +2,8 @@
 
 import threading
 
+from jinfercept.calls import Call, Result, Tool
 from jinfercept.intercept.dispatcher import OUTLASTING, lasted_s
-from jinfercept.request import Call, Result, Tool
 from tests.support.dispatching import LONG_S, SOON_S, Service, hangs
 
 

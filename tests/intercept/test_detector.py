@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from jinfercept.calls import Call, Tool
 from jinfercept.intercept.detector import MAX_ARGUMENT_CHARS, ScriptedDetector, StopStringDetector
-from jinfercept.request import Call, Tool
 
 ALPHABET = "ab<="
 MARKS = st.text(ALPHABET, min_size=1, max_size=3)

@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
+from jinfercept.calls import Call, Result, Tool
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.intercept.dispatcher import CALLER
-from jinfercept.request import Call, Request, Result, SamplingParams, Tool
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 from tests.support.dispatching import LONG_S, SOON_S, THE_END, Service, hangs
 from tests.support.fake_engine import POLICIES, make_engine, run_all
 

@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 
+from jinfercept.calls import Call, Result, Tool
 from jinfercept.intercept.format_detector import FormatDetector
+from jinfercept.outputs import CompletionOutput
 from jinfercept.parsers.formats import FORMATS
-from jinfercept.request import Call, CompletionOutput, Request, Result, SamplingParams, Tool
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.policy import preserve
 from tests.support.fake_engine import InstantEndpoints, ManualClock, make_engine, run_all, uninterrupted
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from jinfercept.calls import Call
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.session import MAX_NAME
 from jinfercept.events import Finished
@@ -17,7 +18,8 @@ from jinfercept.meter.histogram import Histogram
 from jinfercept.meter.interceptions import UNKNOWN
 from jinfercept.meter.live_state import SHOWN, live_state
 from jinfercept.meter.timelines import Timeline
-from jinfercept.request import Call, FollowUp, Request, RequestOutput
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.plan import StepResult

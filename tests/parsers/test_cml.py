@@ -7,17 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jinfercept.parsers.cml import (
-    MAX_FRAME_CHARS,
-    BadFrame,
-    CallFrame,
-    CMLParser,
-    Delimiters,
-    Frame,
-    Mark,
-    TrapFrame,
-    escape,
-)
+from jinfercept.hooks import BadFrame, TrapFrame
+from jinfercept.parsers.cml import MAX_FRAME_CHARS, CallFrame, CMLParser, Delimiters, Frame, Mark, escape
 from jinfercept.parsers.python_calls import parse_call
 from jinfercept.parsers.python_literals import UNREADABLE
 from jinfercept.parsers.reasoning import REASONING_FORMATS

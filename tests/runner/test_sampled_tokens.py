@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jinfercept.calls import Call
 from jinfercept.engine.streaming import serve
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.llm import LLM
-from jinfercept.request import Call, RequestOutput, SamplingParams
+from jinfercept.outputs import RequestOutput
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.memory_time import MemoryTime
 from jinfercept.startup.compile_counter import CompileCounter
 from tests.support.sampling_reference import probabilities, shaped

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from jinfercept.engine.admission import check_request
 from jinfercept.errors import RequestError
-from jinfercept.request import Request, SamplingParams
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.policy import preserve
 from tests.support.scheduler_bench import SchedulerBench, names
 

@@ -12,7 +12,8 @@ from jinfercept.engine.engine import Engine
 from jinfercept.events import Finished, Token
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
-from jinfercept.request import Request, SamplingParams
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.fairness import AHEAD_S, CREDIT_S, FairShare
 from jinfercept.sched.policies import PolicyInputs

@@ -2,8 +2,10 @@
 
 import pytest
 
+from jinfercept.calls import Call, Result
 from jinfercept.intercept.detector import ScriptedDetector
-from jinfercept.request import Call, Request, Result, SamplingParams
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 from tests.support.fake_engine import POLICIES, FakeRunner, InstantEndpoints, ManualClock, make_engine, run_all
 
 MOST = 2

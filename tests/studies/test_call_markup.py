@@ -6,8 +6,8 @@ from typing import get_args
 
 import pytest
 
+from jinfercept.calls import CallMode
 from jinfercept.errors import ConfigError
-from jinfercept.request import CallMode
 from jinfercept.sched.profile import PROFILES, Profile
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation

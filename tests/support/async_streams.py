@@ -7,12 +7,15 @@ from typing import NamedTuple
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from jinfercept.calls import Call, Result, Tool
 from jinfercept.engine.clock import Clock
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.text_stream import TextStream
+from jinfercept.hooks import TrapFrame
 from jinfercept.intercept.call_markup import AsyncCalls, ContextMarkup
-from jinfercept.parsers.cml import Delimiters, TrapFrame
-from jinfercept.request import Call, Request, Result, SamplingParams, Tool
+from jinfercept.parsers.cml import Delimiters
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.tokenizer.tokenizer import Tokenizer

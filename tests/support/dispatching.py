@@ -4,8 +4,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from jinfercept.calls import Call, Result, Tool
 from jinfercept.intercept.dispatcher import Dispatcher
-from jinfercept.request import Call, Result, Tool
 
 SOON_S = 0.05
 LONG_S = 60.0

@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 
+from jinfercept.calls import Call, Result, Tool
 from jinfercept.engine.engine import Engine
 from jinfercept.events import Event
 from jinfercept.intercept.detector import ScriptedDetector
-from jinfercept.request import Call, CompletionOutput, Request, RequestOutput, Result, SamplingParams, Tool
+from jinfercept.outputs import CompletionOutput, RequestOutput
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.sequence import State
 from tests.support.fake_engine import (

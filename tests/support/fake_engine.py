@@ -5,15 +5,17 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
+from jinfercept.calls import Call, Result, Tool
 from jinfercept.engine.clock import Clock, RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.protocols import Endpoints, Runner
 from jinfercept.engine.retained_contexts import RetainedContexts
-from jinfercept.engine.session import Text
 from jinfercept.events import Finished as FinishedEvent
+from jinfercept.hooks import Text
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
-from jinfercept.request import Call, Request, RequestOutput, Result, Tool
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import Request
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.policies import SETTINGS, PolicyInputs

@@ -6,10 +6,12 @@ from dataclasses import replace
 from random import Random
 from typing import Any, NamedTuple
 
+from jinfercept.calls import Call, Tool
+from jinfercept.hooks import Detector
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.intercept.pattern_detectors import TokenDetector
-from jinfercept.request import Call, Detector, SamplingParams, Tool
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.async_streams import ascii_tokenizer
 from tests.support.tiny_model import TOOL

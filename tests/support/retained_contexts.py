@@ -2,7 +2,8 @@
 
 from jinfercept.engine.engine import Engine
 from jinfercept.events import Finished
-from jinfercept.request import Request, RequestOutput
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from tests.support.fake_engine import POLICIES
 

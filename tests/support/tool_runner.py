@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from jinfercept.calls import Call, Result
 from jinfercept.intercept.dispatcher import Dispatcher
-from jinfercept.request import Call, Result
 from jinfercept.tools.load import LoadedTools, load_tools
 
 

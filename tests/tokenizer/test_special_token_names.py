@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
+from jinfercept.calls import Call, Result
 from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.chat.tool_messages import ToolMessages
 from jinfercept.errors import RequestError
-from jinfercept.request import Call, Result
 from jinfercept.tokenizer.special_token_names import SpecialTokenNames
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.chat_templates import LLAMA, MISTRAL, PLAIN, QWEN, QWEN3, QWEN3_CODER, THINKING

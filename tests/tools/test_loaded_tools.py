@@ -15,7 +15,7 @@ from jinfercept import load_tools
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.intercept.dispatcher import CALLER
-from jinfercept.request import SamplingParams
+from jinfercept.sampling_params import SamplingParams
 from tests.support.chat_templates import QWEN
 from tests.support.scripted_model import Make
 from tests.support.tool_runner import ToolRunner, tool_runner, until

@@ -8,6 +8,7 @@ from pydantic_core import from_json
 
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.events import Arguments, CallStarted, Content, Event, Finished, Reasoning, Token
+from jinfercept.outputs import CompletionOutput, RequestOutput
 from jinfercept.protocols.answer_state import AnswerState, merged_message
 from jinfercept.protocols.anthropic.dialect import anthropic_error
 from jinfercept.protocols.anthropic.schemas import MessagesBody
@@ -16,7 +17,7 @@ from jinfercept.protocols.errors import ApiError, check_finish
 from jinfercept.protocols.event_format import StreamFormat, encode_event
 from jinfercept.protocols.server_tool_calls import ServerToolCalls, call_reports
 from jinfercept.protocols.usage import UsageCount
-from jinfercept.request import CompletionOutput, Request, RequestOutput
+from jinfercept.request import Request
 
 _PING = encode_event({"type": "ping"}, "ping")
 _SIGNATURE = "unsigned"

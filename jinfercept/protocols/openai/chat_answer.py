@@ -19,6 +19,7 @@ from jinfercept.events import (
     Resumed,
     Token,
 )
+from jinfercept.outputs import CompletionOutput, Logprob, RequestOutput
 from jinfercept.protocols.answer_state import AnswerState, merged_message
 from jinfercept.protocols.errors import check_finish
 from jinfercept.protocols.event_format import DONE, encode_event, encode_long_event
@@ -27,7 +28,7 @@ from jinfercept.protocols.openai.logprob_limits import SMALL_ENTRIES, is_small, 
 from jinfercept.protocols.openai.logprobs import chat_logprobs, prompt_logprobs
 from jinfercept.protocols.server_tool_calls import ServerToolCalls, call_reports, round_reports
 from jinfercept.protocols.usage import UsageCount
-from jinfercept.request import CompletionOutput, Logprob, Request, RequestOutput
+from jinfercept.request import Request
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, final
 
+from jinfercept.calls import Call
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.parallel_sampling import joined
 from jinfercept.events import Called, Event, Finished, Intercepted, Interrupted, Resumed, Token
+from jinfercept.outputs import CompletionOutput, Interrupt, RequestOutput
 from jinfercept.protocols.encoding import Lazy
 from jinfercept.protocols.errors import ApiError, check_finish
 from jinfercept.protocols.event_format import DONE, encode_event
@@ -16,7 +18,7 @@ from jinfercept.protocols.openai.completion_schemas import CompletionBody
 from jinfercept.protocols.openai.logprob_limits import is_small
 from jinfercept.protocols.openai.logprobs import Reported, completion_logprobs, prompt_logprobs
 from jinfercept.protocols.usage import UsageCount
-from jinfercept.request import Call, CompletionOutput, Interrupt, Request, RequestOutput
+from jinfercept.request import Request
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 _CallEvent = Called | Interrupted | Intercepted | Resumed

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from jinfercept.outputs import RequestOutput
 from jinfercept.protocols.errors import ApiError
-from jinfercept.request import Request, RequestOutput
+from jinfercept.request import Request
 
 MAX_ENTRIES = 2**20
 """Maximum entries of one body, over all prompts and choices. An entry is one log probability: 60 to 120 bytes of an answer."""

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import Any
 
+from jinfercept.outputs import Logprob
 from jinfercept.protocols.encoding import Lazy
-from jinfercept.request import Logprob
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 _LEAST = -9999.0

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, final
 
+from jinfercept.calls import Call, Result
 from jinfercept.chat.futures import future_of
 from jinfercept.events import (
     Arguments,
@@ -18,12 +19,12 @@ from jinfercept.events import (
     Resumed,
     Token,
 )
+from jinfercept.outputs import CompletionOutput, Interception, RequestOutput
 from jinfercept.protocols.errors import ApiError, check_finish
 from jinfercept.protocols.openai.response_items import Item, new_item, server_call
 from jinfercept.protocols.openai.response_tools import CLIENT_CALLS, ClientTools, client_call_value
 from jinfercept.protocols.server_tool_calls import ServerToolCalls, call_reports
 from jinfercept.protocols.usage import UsageCount
-from jinfercept.request import Call, CompletionOutput, Interception, RequestOutput, Result
 
 Logprobs = Callable[[Sequence[Token]], list[dict[str, Any]]]
 """Reports log probabilities of tokens."""

@@ -25,7 +25,7 @@ class PendingCalls:
             return self._numbers.total()
 
     def of(self, owner: str) -> "PendingCallsOfKey":
-        """The limit of one key, an `intercept.call_markup.SharedLimit`."""
+        """The limit of one key, an `hooks.SharedLimit`."""
         return PendingCallsOfKey(self, owner)
 
     def change(self, owner: str, number: int) -> bool:

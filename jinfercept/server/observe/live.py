@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from jinfercept import __version__
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.meter.live_state import live_state
 from jinfercept.protocols.encoding import EncodedReply
@@ -20,6 +19,7 @@ from jinfercept.server.http.page_security import csp_hash, page_headers
 from jinfercept.server.observe.engine_snapshot import EngineSnapshot
 from jinfercept.server.routes.guarded_route import GuardedRoute
 from jinfercept.server.service import Service
+from jinfercept.version import __version__
 
 _FRESH_S = 0.1
 """Seconds for which one snapshot is the answer to all requests of the same view."""

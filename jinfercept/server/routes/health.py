@@ -3,9 +3,9 @@
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from jinfercept import __version__
 from jinfercept.protocols.errors import ApiError
 from jinfercept.server.service import service_of
+from jinfercept.version import __version__
 
 router = APIRouter(tags=["operations"])
 

@@ -6,8 +6,8 @@ from starlette.requests import Request as HttpRequest
 
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.events import Finished
+from jinfercept.outputs import RequestOutput
 from jinfercept.protocols.errors import check_finish
-from jinfercept.request import RequestOutput
 from jinfercept.server.http.disconnection import unless_disconnected
 from jinfercept.server.service import Service
 

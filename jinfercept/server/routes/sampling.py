@@ -6,7 +6,7 @@ from typing import Any
 from jinfercept.errors import RequestError
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.schemas import ResponseFormat, SamplingBody
-from jinfercept.request import SamplingParams
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.server.service import Service
 from jinfercept.structured_outputs import StructuredOutputsParams
 

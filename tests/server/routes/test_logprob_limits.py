@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from jinfercept.engine.parallel_sampling import forks
+from jinfercept.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from jinfercept.protocols.encoding import Lazy, encode, encode_parts
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.completion_answer import CompletionAnswer
 from jinfercept.protocols.openai.completion_schemas import CompletionBody
 from jinfercept.protocols.openai.logprob_limits import MAX_ENTRIES, check_report
-from jinfercept.request import CompletionOutput, Logprob, Request, RequestMetrics, RequestOutput, SamplingParams
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 from tests.support.live_server import END, Running
 from tests.support.scripted_model import Scripted
 

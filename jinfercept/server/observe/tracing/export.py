@@ -13,9 +13,9 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from jinfercept import __version__
 from jinfercept.server.observe.tracing.choice import TracesChoice
 from jinfercept.server.observe.tracing.request_trace import Tracing
+from jinfercept.version import __version__
 
 CLOSING_S = 3.0
 """Seconds that the last spans have to reach the collector when the server ends, if so many are left."""

@@ -16,15 +16,16 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Span, SpanKind, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from jinfercept import __version__
+from jinfercept.calls import Call, Result
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.intercept.dispatcher import CALL_ID, CALLER
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.meter.timelines import Timeline
-from jinfercept.request import Call, Request, Result
+from jinfercept.request import Request
 from jinfercept.server.observe.tracing.spans import CallSpan, SpanWriter, request_attributes
 from jinfercept.tools.calls import TRACE_CONTEXT
+from jinfercept.version import __version__
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,10 @@ from typing import Any, final
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanContext, Status, StatusCode, Tracer
 
+from jinfercept.calls import Call, Result
 from jinfercept.meter.timelines import Phase, Timeline
-from jinfercept.request import Call, Request, RequestOutput, Result
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import Request
 
 MOST_CHARS = 16384
 """Maximum characters of one text in an attribute."""
@@ -28,7 +30,7 @@ class CallSpan:
 
     Attributes:
         context: headers that pass the span's context on.
-        status: as of `request.Result`; "running" until the call has ended.
+        status: as of `calls.Result`; "running" until the call has ended.
         end_ns: nanoseconds since 1970; 0 until the call has ended.
     """
 

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
-from jinfercept.request import Tool
+from jinfercept.calls import Tool
 from jinfercept.server.observe.tracing.request_trace import Tracing
 from jinfercept.tools.calls import TRACE_CONTEXT
 from tests.support.live_server import MODEL, Running, running, until

@@ -1,0 +1,204 @@
+"""Interfaces of the objects that a request brings along, and that the engine calls while the request runs.
+
+A `Detector` finds calls, a `Renderer` writes their results, a `Grammar` allows tokens, a `CallMarkup` reads and answers
+asynchronous calls, a `Transcript` reads a chat.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from jinfercept.calls import Call, CallMode, Result
+from jinfercept.events import Piece
+from jinfercept.outputs import CompletionOutput
+
+
+class Watch(Protocol):
+    """Looks for calls in one request's generated tokens; what tools return is not shown to it."""
+
+    def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
+        """The next generated token.
+
+        Args:
+            index: its place in the request's `token_ids`.
+            token_id: the token.
+            text: the text that has become certain with it ("" without a tokenizer).
+
+        Returns:
+            The calls that it completes: the request pauses until all of them have returned, unless one is `by_caller`.
+            Usually none.
+        """
+        ...
+
+
+class Detector(Protocol):
+    """Finds calls."""
+
+    def watch(self) -> Watch:
+        """A watch for one request, of which nothing is generated."""
+        ...
+
+
+class Renderer(Protocol):
+    """Writes what a request reads after a pause."""
+
+    def render(
+        self, calls: tuple[Call, ...], results: tuple[Result, ...], room: int
+    ) -> tuple[list[int], tuple[Result, ...]]:
+        """All results of one pause.
+
+        Args:
+            calls: what was asked for.
+            results: one for each.
+            room: tokens that the sequence can still take.
+
+        Returns:
+            At most `room` tokens, and the results as they are in them.
+        """
+        ...
+
+
+class Constraint(Protocol):
+    """The state of a grammar after the generated text of one request; tokens that tools return are no part of it.
+
+    Attributes:
+        ended: whether nothing but the end can follow.
+    """
+
+    ended: bool
+
+    def allowed(self) -> Any:
+        """The tokens that may come next, end tokens among them: bit `v % 32` of word `v // 32` of an array of uint32."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Advance by the next generated token."""
+        ...
+
+
+class Grammar(Protocol):
+    """A grammar of texts."""
+
+    def constrain(self, end_token_ids: frozenset[int]) -> Constraint | None:
+        """The constraint of an empty text, which may end with one of these tokens; None if every text is allowed."""
+        ...
+
+
+class SharedLimit(Protocol):
+    """Limits the pending calls of several requests together. Thread-safe."""
+
+    def take(self) -> bool:
+        """Count one more call; False, and nothing is counted, if there are too many."""
+        ...
+
+    def release(self, number: int = 1) -> None:
+        """Uncount calls that have ended."""
+        ...
+
+
+class TrapFrame(NamedTuple):
+    """A complete trap, and the range of its characters."""
+
+    span: tuple[int, int]
+
+
+class BadFrame(NamedTuple):
+    """Markup that calls nothing: the id as far as there is one, what is wrong, and the range of its characters."""
+
+    id: str
+    problem: str
+    span: tuple[int, int]
+
+
+class MarkupWatch(Protocol):
+    """Finds the asynchronous calls and the traps of one request in what it generates."""
+
+    @property
+    def clean(self) -> bool:
+        """Whether an interrupt may follow the last token."""
+        ...
+
+    def feed(self, index: int, token_id: int, text: str) -> tuple[Call | TrapFrame | BadFrame, ...]:
+        """The calls, traps and mistakes that are complete with the next generated token, in order; see `Watch`."""
+        ...
+
+    def end(self) -> tuple[BadFrame, ...]:
+        """The end of a text: the call that is not complete, if one was begun. Another text may follow."""
+        ...
+
+
+class CallMarkup(Protocol):
+    """How requests write asynchronous calls and read their results; see `intercept.call_markup`.
+
+    Attributes:
+        on_end: what an end of text does while calls are pending.
+        max_pending: limit of one request's pending calls.
+        shared_limit: limits the pending calls of several requests together; None: no such limit.
+    """
+
+    on_end: Literal["wait", "cancel"]
+    max_pending: int
+    shared_limit: SharedLimit | None
+
+    def watch(self, prompt: str | None, prompt_token_ids: Sequence[int]) -> MarkupWatch:
+        """A watch for one request of which nothing is generated.
+
+        Args:
+            prompt: its text; None if only its tokens are known.
+        """
+        ...
+
+    def kept(self, call: Call, result: Result) -> Result:
+        """The beginning of a result that an interrupt can hold, and a little more if the result is longer."""
+        ...
+
+    def mode(self, call: Call) -> CallMode:
+        """When a call runs."""
+        ...
+
+    def interrupt(self, call: Call, result: Result, room: int) -> tuple[list[int], Result]:
+        """The tokens, at most `room`, by which a request reads a result, and the result as it is in them."""
+        ...
+
+
+class Text(Protocol):
+    """One request's text, fed token by token; see `text_stream.TextStream`."""
+
+    last_raw: str
+    stopped: str | None
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def half_character(self) -> bool: ...
+
+    def add(self, token_id: int) -> str: ...
+
+    def inject(self, token_ids: list[int]) -> str: ...
+
+    def finish(self) -> str: ...
+
+    def token_text(self, token_id: int) -> str: ...
+
+
+class Transcript(Protocol):
+    """A chat while it is generated; see `chat.transcript.ChatTranscript`.
+
+    Attributes:
+        text: the request's text.
+        finds_calls: whether it looks for calls.
+    """
+
+    @property
+    def text(self) -> Text: ...
+
+    @property
+    def finds_calls(self) -> bool: ...
+
+    def read(self, index: int, token_id: int, text: str) -> tuple[Iterable[Piece], tuple[Call, ...]]: ...
+
+    def resumed(self, calls: tuple[Call, ...], results: tuple[Result, ...]) -> None: ...
+
+    def end(self, text: str, cut: bool) -> Iterable[Piece]: ...
+
+    def completed(self, completion: CompletionOutput) -> CompletionOutput: ...

@@ -1,0 +1,154 @@
+"""What a finished request produced: texts, tokens, pauses and times. Frozen values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from jinfercept.calls import Call, Result
+from jinfercept.short_repr import short_repr
+
+FinishReason = Literal["stop", "length", "abort", "error", "tool_calls"]
+
+
+class ContextUse(NamedTuple):
+    """Tokens of a context after an interception, by where they were when the request ran again.
+
+    Attributes:
+        kept: tokens still on the device.
+        copied_in: tokens copied in from the host.
+        recomputed: tokens that were evicted and are computed again.
+    """
+
+    kept: int
+    copied_in: int
+    recomputed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interception:
+    """One pause of a request.
+
+    Attributes:
+        calls: the calls, with their spans in the stream.
+        results: one for each call; empty if the request ended before they came.
+        span: the returned tokens in the request's `token_ids`.
+        duration_s: from the pause to the last result.
+        context: where the context was when the request ran again; None if it never did.
+    """
+
+    calls: tuple[Call, ...]
+    results: tuple[Result, ...] = ()
+    span: tuple[int, int] = (0, 0)
+    duration_s: float = 0.0
+    context: ContextUse | None = None
+    __repr__ = short_repr
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """The result of an asynchronous call in a request's tokens.
+
+    Attributes:
+        call: the call; one without a name where the request's markup called nothing, which the result explains.
+        span: the interrupt in the request's `token_ids`.
+    """
+
+    call: Call
+    result: Result
+    span: tuple[int, int]
+    __repr__ = short_repr
+
+
+class Logprob(NamedTuple):
+    """The log probability of a token, by the model's own logits.
+
+    Attributes:
+        logprob: natural logarithm of its probability.
+        rank: place among all tokens, the likeliest being 1.
+        decoded_token: its text; None without a tokenizer.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """What one request produced.
+
+    Attributes:
+        index: place among the request's outputs.
+        text: the text after the prompt, results of tools included.
+        token_ids: the stream after the prompt, tokens returned by tools included.
+        finish_reason: "stop" (end of text, stop token or stop string), "length", "abort", "error", or "tool_calls": a chat's
+            turn ended in calls that the caller has to run, or (`stop_reason` "max_rounds") that are not run.
+        stop_reason: the stop string or token id that matched, or the error.
+        num_generated: tokens that the model generated.
+        interceptions: every pause, in order.
+        interrupts: the results of asynchronous calls, in order.
+        cancelled: asynchronous calls whose results the model did not read, since the request ended. One without a name is
+            markup that called nothing: unfinished at the end, or a mistake whose answer was not read.
+        logprobs: if asked for, of every one of `token_ids` the token's own and the likeliest ones'; None for tokens that tools
+            returned.
+        messages: what a chat adds to its conversation, OpenAI-style: calls, their results and the answer, without markup; a
+            turn's reasoning as its `reasoning_content`.
+        cumulative_logprob: of all that the model generated, if `logprobs` were asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    num_generated: int = 0
+    interceptions: tuple[Interception, ...] = ()
+    logprobs: list[dict[int, Logprob] | None] | None = None
+    messages: tuple[Mapping[str, Any], ...] = ()
+    cumulative_logprob: float | None = None
+    interrupts: tuple[Interrupt, ...] = ()
+    cancelled: tuple[Call, ...] = ()
+    __repr__ = short_repr
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Times in seconds of the engine's clock; token counts over the request's life."""
+
+    arrival_s: float
+    first_token_s: float | None
+    finished_s: float
+    intercepted_s: float
+    recomputed_tokens: int
+    copied_out_tokens: int
+    copied_in_tokens: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A finished request, as users of vLLM know it.
+
+    Attributes:
+        num_cached_tokens: prompt tokens whose KV was found, on the device or on the host, and not computed.
+        retained: where the retained context was that the request extends, up to the first token that differs; None if there is
+            none.
+        prompt_logprobs: if asked for, of every token of the prompt its own and the likeliest ones' in its place; None for the
+            first, before which there is nothing.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int
+    metrics: RequestMetrics = field(repr=False)
+    finished: bool = True
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    retained: ContextUse | None = None
+    __repr__ = short_repr
+
+    @property
+    def interceptions(self) -> tuple[Interception, ...]:
+        """Every pause of the first output."""
+        return self.outputs[0].interceptions
