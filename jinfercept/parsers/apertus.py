@@ -1,19 +1,16 @@
 """Apertus: `<|tools_prefix|>[{"name": {…}}, …]<|tools_suffix|>`, objects whose only key is the tool's name."""
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from jinfercept.parsers.call_grammars import CallGrammar
-from jinfercept.parsers.json_values import Broken, TextEnded, read_short_string, stream_arguments
+from jinfercept.parsers.call_grammars import JSON_NAME, CallGrammar
+from jinfercept.parsers.json_values import Broken, TextEnded, read_short_string, stream_call
 from jinfercept.parsers.lark import quoted
 from jinfercept.parsers.source import Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
-from jinfercept.parsers.tool_schemas import arguments_schema
 
 _OPENING, _CLOSING = "<|tools_prefix|>", "<|tools_suffix|>"
-_NAME = re.compile(r'[^<\[\n"\\\x00-\x1F]+')
 
 
 def _read(source: Source) -> Steps[None]:
@@ -43,24 +40,18 @@ def _read_call(source: Source, between: str) -> Steps[bool]:
             source.drop_rest()
             return False
     if name and char == "{":
-        source.begin_call(name, first + 1)
-        if (yield from stream_arguments(source)):
-            source.end_call()
-        yield from source.skip("]} \t\r\n")
+        yield from stream_call(source, name, first + 1, behind="]} \t\r\n")
         return True
-    if source.ended and source.at == len(source.text):
-        source.drop_rest()
-    else:
-        source.at = start
+    source.leave(start)
     return False
 
 
 def _grammar(calls: CallGrammar) -> str:
     def write(name: str, schema: Mapping[str, Any]) -> str:
         key = json.dumps(name, ensure_ascii=False)
-        return f"{quoted(f'{{{key}: ')} {calls.rules.json(arguments_schema(name, schema))} {quoted('}')}"
+        return f"{quoted(f'{{{key}: ')} {calls.arguments(name, schema)} {quoted('}')}"
 
-    objects = calls.several(calls.each(write, _NAME), quoted(", "))
+    objects = calls.several(calls.each(write, JSON_NAME), quoted(", "))
     return f'{calls.tag(_OPENING)} "[" {objects} "]" {calls.tag(_CLOSING)}'
 
 

@@ -68,6 +68,10 @@ class CallGrammar:
             check_name(names, tool, "tool")
         return self.rules.rule(one_of(self.rules.rule(write(*tool)) for tool in self.tools.items()))
 
+    def arguments(self, name: str, schema: Mapping[str, Any]) -> str:
+        """The arguments of a tool as one JSON object."""
+        return self.rules.json(arguments_schema(name, schema))
+
     def objects(self, key: str, name_key: str = "name", before: str = "") -> str:
         """A call as a JSON object.
 
@@ -78,9 +82,8 @@ class CallGrammar:
         """
 
         def write(name: str, schema: Mapping[str, Any]) -> str:
-            said = json.dumps(name, ensure_ascii=False)
-            arguments = self.rules.json(arguments_schema(name, schema))
-            return f"{quoted('{')} {before} {quoted(f'"{name_key}": {said}, "{key}": ')} {arguments} {quoted('}')}"
+            head = f'"{name_key}": {json.dumps(name, ensure_ascii=False)}, "{key}": '
+            return f"{quoted('{')} {before} {quoted(head)} {self.arguments(name, schema)} {quoted('}')}"
 
         return self.each(write, JSON_NAME)
 

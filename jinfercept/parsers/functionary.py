@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from jinfercept.parsers.call_grammars import CallGrammar
-from jinfercept.parsers.json_values import stream_arguments
+from jinfercept.parsers.json_values import stream_call
 from jinfercept.parsers.lark import quoted
 from jinfercept.parsers.llama import LLAMA3_TURN_ENDS
 from jinfercept.parsers.named_calls import NAME_CHAR, Head, NamedCalls
 from jinfercept.parsers.source import Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
-from jinfercept.parsers.tool_schemas import arguments_schema
 
 _RECIPIENT, _USER = ">>>", "all"
 _TOOL_NAME = re.compile(rf"(?!{_USER}$)[\w.:/-]+")
@@ -65,10 +64,7 @@ def _read_message(source: Source) -> Steps[bool]:
         source.begin_paragraph()
         return True
     if header and (yield from source.skip()) == "{":
-        source.begin_call(header[:-1], first)
-        if (yield from stream_arguments(source)):
-            source.end_call()
-        yield from source.skip(" \t\r\n}")
+        yield from stream_call(source, header[:-1], first, behind=" \t\r\n}")
         return True
     source.at = start
     return False
@@ -76,7 +72,7 @@ def _read_message(source: Source) -> Steps[bool]:
 
 def _v32_grammar(calls: CallGrammar) -> str:
     def write(name: str, schema: Mapping[str, Any]) -> str:
-        return f"{quoted(f'{name}\n')} {calls.rules.json(arguments_schema(name, schema))}"
+        return f"{quoted(f'{name}\n')} {calls.arguments(name, schema)}"
 
     return calls.several(calls.each(write, _TOOL_NAME), quoted(_RECIPIENT))
 

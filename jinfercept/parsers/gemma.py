@@ -11,7 +11,7 @@ from typing import Any, final
 
 from jinfercept.parsers.call_grammars import CallGrammar, check_name
 from jinfercept.parsers.lark import pattern, quoted
-from jinfercept.parsers.named_calls import NAME_CHAR
+from jinfercept.parsers.named_calls import NAME, NAME_CHAR
 from jinfercept.parsers.python_literals import to_json
 from jinfercept.parsers.schema_values import property_types, value_of
 from jinfercept.parsers.source import Source, Steps
@@ -19,7 +19,6 @@ from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.parsers.tool_schemas import constraints, named_arguments
 
 _OPENING, _CLOSING, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-_NAME = re.compile(r"[\w.:/-]+")
 _KEY = re.compile(r"[\w.$-]+")
 _STRING = re.compile(rf'{re.escape(_QUOTE)}(?P<text>.*?){re.escape(_QUOTE)}|"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BARE = re.compile(r"[^,{}\[\]]*")
@@ -41,14 +40,9 @@ def _read(source: Source) -> Steps[None]:
         if name and (yield from source.peek()) == "{" and (yield from _skip_object(source)):
             arguments = _as_json(source.text[begin : source.at], (source.tools or {}).get(name, {}))
             if arguments is not None:
-                source.begin_call(name, first)
-                source.add_arguments(arguments)
-                source.end_call()
+                source.write_call(name, first, arguments)
                 continue
-        if source.ended and source.at == len(source.text):
-            source.drop_rest()
-        else:
-            source.at = start
+        source.leave(start)
 
 
 def _skip_object(source: Source) -> Steps[bool]:
@@ -197,7 +191,7 @@ def _grammar(calls: CallGrammar) -> str:
             members.append((f"{quoted(f'{key}:')} {text}", needed))
         return f"{quoted(f'call:{name}{{')} {calls.rules.listed(members, quoted(','))} {quoted('}')}"
 
-    return calls.several(f"{calls.tag(_OPENING)} {calls.each(write, _NAME)} {calls.tag(_CLOSING)}", "")
+    return calls.several(f"{calls.tag(_OPENING)} {calls.each(write, NAME)} {calls.tag(_CLOSING)}", "")
 
 
 GEMMA4 = ToolCallFormat(

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from jinfercept.parsers.call_grammars import CallGrammar
-from jinfercept.parsers.json_values import stream_arguments
+from jinfercept.parsers.json_values import stream_call
 from jinfercept.parsers.lark import quoted
+from jinfercept.parsers.named_calls import NAME
 from jinfercept.parsers.source import Marks, Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
-from jinfercept.parsers.tool_schemas import arguments_schema
 
 _START, _CHANNEL, _CONSTRAIN = "<|start|>", "<|channel|>", "<|constrain|>"
 _MESSAGE, _END = "<|message|>", "<|end|>"
@@ -23,7 +23,6 @@ _MESSAGE_ENDS = Marks((_END, _START, _CHANNEL, *_TURN_ENDS))
 _RECIPIENT = re.compile(r"\bto=(functions\.)?([\w.:/-]+)")
 _HEADER_CHAR = re.compile(r"[^<\n]")
 _ANALYSIS = re.compile(re.escape(_CHANNEL) + r"\s*analysis\b")
-_NAME = re.compile(r"[\w.:/-]+")
 _ASSISTANT = "assistant"
 
 
@@ -44,10 +43,7 @@ def _read(source: Source) -> Steps[None]:
             continue
         start = source.at
         if (yield from source.skip_until(_HEADER_ENDS)) != _MESSAGE:
-            if source.at == len(source.text):
-                source.drop_rest()
-            else:
-                source.at = start
+            source.leave(start)
             continue
         header = mark + source.text[start : source.at]
         source.at += len(_MESSAGE)
@@ -77,22 +73,15 @@ def _read_call(source: Source, recipient: re.Match[str], start: int) -> Steps[No
     """Read the arguments of a call; a message that is none is dropped."""
     name, char = recipient[2], (yield from source.skip())
     if char == "{" and name != _ASSISTANT:
-        source.begin_call(name, start)
-        if (yield from stream_arguments(source)):
-            source.end_call()
-        yield from source.skip(" \t\r\n}")
+        yield from stream_call(source, name, start, behind=" \t\r\n}")
         return
     if char == "<" and name != _ASSISTANT:
-        source.begin_call(name, start)
-        source.add_arguments("{}")
-        source.end_call()
+        source.write_call(name, start, "{}")
         return
     first = source.at
     mark = yield from source.skip_until(_MESSAGE_ENDS)
     if (recipient[1] or name in (source.tools or ())) and source.at > first and (mark or not source.cut):
-        source.begin_call(name, start)
-        source.add_arguments(source.text[first : source.at].rstrip())
-        source.end_call()
+        source.write_call(name, start, source.text[first : source.at].rstrip())
 
 
 def _grammar(calls: CallGrammar) -> str:
@@ -100,9 +89,9 @@ def _grammar(calls: CallGrammar) -> str:
 
     def write(name: str, schema: Mapping[str, Any]) -> str:
         header = f"{quoted(f'commentary to=functions.{name} ')} {calls.tag(_CONSTRAIN)} {quoted('json')}"
-        return f"{header} {calls.tag(_MESSAGE)} {calls.rules.json(arguments_schema(name, schema))}"
+        return f"{header} {calls.tag(_MESSAGE)} {calls.arguments(name, schema)}"
 
-    return f'({calls.tag(_START)} "assistant")? {calls.tag(_CHANNEL)} {calls.each(write, _NAME)}'
+    return f'({calls.tag(_START)} "assistant")? {calls.tag(_CHANNEL)} {calls.each(write, NAME)}'
 
 
 OPENAI = ToolCallFormat(

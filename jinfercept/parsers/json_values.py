@@ -55,6 +55,19 @@ def read_short_string(source: Source, among: Collection[str] | None = None) -> S
     return value
 
 
+def stream_call(source: Source, name: str, start: int, call_id: str = "", behind: str = "") -> Steps[None]:
+    """Write a call whose arguments, an object, begin here, while they come; see `Source.begin_call`.
+
+    Args:
+        behind: characters to pass over behind it.
+    """
+    source.begin_call(name, start, call_id)
+    if (yield from stream_arguments(source)):
+        source.end_call()
+    if behind:
+        yield from source.skip(behind)
+
+
 def stream_arguments(source: Source) -> Steps[bool]:
     """Write the value that begins here as the open call's arguments, while it comes; returns whether it is complete."""
     try:

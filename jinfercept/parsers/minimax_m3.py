@@ -48,13 +48,9 @@ def _read(source: Source) -> Steps[None]:
                 source.drop_rest()
                 continue
             arguments = _arguments(source.text[begin:end], (source.tools or {}).get(name, {}))
-            source.begin_call(name, start)
-            source.add_arguments(arguments)
-            source.end_call()
-        elif source.ended and source.at == len(source.text):
-            source.drop_rest()
+            source.write_call(name, start, arguments)
         else:
-            source.at = start
+            source.leave(start)
 
 
 def _skip_call(source: Source) -> Steps[int | None]:

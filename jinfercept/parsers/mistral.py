@@ -7,17 +7,15 @@ from typing import Any
 
 from jinfercept.parsers.call_grammars import CallGrammar
 from jinfercept.parsers.call_objects import read_calls
-from jinfercept.parsers.json_values import stream_arguments
+from jinfercept.parsers.json_values import stream_call
 from jinfercept.parsers.lark import quoted
+from jinfercept.parsers.named_calls import NAME, NAME_CHAR
 from jinfercept.parsers.source import Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
-from jinfercept.parsers.tool_schemas import arguments_schema
 
 _TOOL_CALLS, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _TURN_END = "</s>"
-_NAME = re.compile(r"[\w.:/-]")
 _ID = re.compile(r"\w")
-_WHOLE_NAME = re.compile(r"[\w.:/-]+")
 _ID_FORM = "[a-zA-Z0-9]{9}"
 
 
@@ -42,7 +40,7 @@ def _read(source: Source) -> Steps[None]:
 def _named_call(source: Source, start: int) -> Steps[None]:
     """Read `name[CALL_ID]id[ARGS]{…}`, or leave it to be read again from `start` on."""
     first = source.at
-    name = yield from source.match(_NAME)
+    name = yield from source.match(NAME_CHAR)
     yield from source.skip()
     call_id = ""
     if name and (yield from source.take(_CALL_ID)):
@@ -51,13 +49,9 @@ def _named_call(source: Source, start: int) -> Steps[None]:
         yield from source.take(_ARGS)
     char = yield from source.skip()
     if name and char == "{":
-        source.begin_call(name, first, call_id)
-        if (yield from stream_arguments(source)):
-            source.end_call()
+        yield from stream_call(source, name, first, call_id)
     elif name in (source.tools or ()) and (yield from _ends_call(source)):
-        source.begin_call(name, first, call_id)
-        source.add_arguments("{}")
-        source.end_call()
+        source.write_call(name, first, "{}", call_id)
     elif name and not char:
         source.drop_rest()
     else:
@@ -79,10 +73,9 @@ def _grammar(calls: CallGrammar) -> str:
     call_id = f"({calls.tag(_CALL_ID)} /{_ID_FORM}/)? " if _CALL_ID in calls.template else ""
 
     def write(name: str, schema: Mapping[str, Any]) -> str:
-        arguments = calls.rules.json(arguments_schema(name, schema))
-        return f"{quoted(name)} {call_id}{calls.tag(_ARGS)} {arguments}"
+        return f"{quoted(name)} {call_id}{calls.tag(_ARGS)} {calls.arguments(name, schema)}"
 
-    return calls.several(f"{calls.tag(_TOOL_CALLS)} {calls.each(write, _WHOLE_NAME)}", "")
+    return calls.several(f"{calls.tag(_TOOL_CALLS)} {calls.each(write, NAME)}", "")
 
 
 MISTRAL = ToolCallFormat(

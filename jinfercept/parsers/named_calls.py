@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 from jinfercept.parsers.call_grammars import CallGrammar
-from jinfercept.parsers.json_values import stream_arguments
+from jinfercept.parsers.json_values import stream_call
 from jinfercept.parsers.lark import quoted
 from jinfercept.parsers.source import Source, Steps
-from jinfercept.parsers.tool_schemas import arguments_schema
 
 NAME_CHAR = re.compile(r"[\w.:/-]")
-_WHOLE_NAME = re.compile(r"[\w.:/-]+")
+NAME = re.compile(r"[\w.:/-]+")
 _SPACE = " \t\r\n"
 
 
@@ -80,31 +79,23 @@ class NamedCalls:
         head = yield from self.read_head(source)
         char = yield from source.skip()
         if head is not None and char == "{":
-            source.begin_call(head.name, head.start, head.call_id)
-            if (yield from stream_arguments(source)):
-                source.end_call()
-            yield from source.skip(_SPACE + "}")
+            yield from stream_call(source, *head, behind=_SPACE + "}")
             if self.fence:
                 yield from source.take(self.fence)
         elif head is not None and self.closing and (yield from source.take(self.closing)):
-            source.begin_call(head.name, head.start, head.call_id)
-            source.add_arguments("{}")
-            source.end_call()
-        elif source.ended and source.at == len(source.text):
-            source.drop_rest()
+            source.write_call(head.name, head.start, "{}", head.call_id)
         else:
-            source.at = start
+            source.leave(start)
 
     def grammar(self, calls: CallGrammar) -> str:
         """The grammar of a turn that has to call."""
 
         def write(name: str, schema: Mapping[str, Any]) -> str:
-            arguments = calls.rules.json(arguments_schema(name, schema))
             fence = quoted(f"\n{self.fence}") if self.fence else ""
             closing = calls.tag(self.closing) if self.closing else ""
-            return f"{calls.tag(self.opening)} {self.write_head(calls, name)} {arguments} {fence} {closing}"
+            return f"{calls.tag(self.opening)} {self.write_head(calls, name)} {calls.arguments(name, schema)} {fence} {closing}"
 
-        body = calls.several(calls.each(write, _WHOLE_NAME), quoted(self.between) if self.between else "")
+        body = calls.several(calls.each(write, NAME), quoted(self.between) if self.between else "")
         if not self.sections:
             return body
         first, last = self.sections[0]

@@ -65,9 +65,7 @@ def write_calls(source: Source, calls: list[PythonCall]) -> None:
     done, last = 0, source.at
     for call in calls:
         source.at = call.end - done
-        source.begin_call(call.name, call.start - done)
-        source.add_arguments(call.arguments)
-        source.end_call()
+        source.write_call(call.name, call.start - done, call.arguments)
         done = call.end
     source.at = last - done
 

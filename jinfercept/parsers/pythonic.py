@@ -103,8 +103,8 @@ def _read_list(source: Source, tagged: bool) -> Steps[None]:
         if calls or (calls is not None and tagged):
             write_calls(source, calls)
             return
-    if tagged and source.ended and source.at == len(source.text):
-        source.drop_rest()
+    if tagged:
+        source.leave(start)
     else:
         source.at = start
 

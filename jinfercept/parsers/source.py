@@ -200,9 +200,22 @@ class Source:
         self._open = None
         self._cut()
 
+    def write_call(self, name: str, start: int, arguments: str, call_id: str = "") -> None:
+        """Write a whole call, whose first character is at `start`; the text before `at` belongs to it."""
+        self.begin_call(name, start, call_id)
+        self.add_arguments(arguments)
+        self.end_call()
+
     def drop_rest(self) -> None:
         """Drop the rest of the text: a call that was cut off."""
         self._space, self.at = "", len(self.text)
+
+    def leave(self, start: int) -> None:
+        """Go back to `start`, since what was read is no call; where the text ends with it, drop it."""
+        if self.ended and self.at == len(self.text):
+            self.drop_rest()
+        else:
+            self.at = start
 
     def close(self) -> list[Piece]:
         """The end of the turn: white space that was held back for a call is content."""

@@ -91,10 +91,7 @@ def read_xml_call(source: Source, tags: XmlTags) -> Steps[None]:
     name = yield from _read_name(source, tags)
     behind = source.at
     if not name:
-        if not source.ended or source.at < len(source.text):
-            source.at = start
-        else:
-            source.drop_rest()
+        source.leave(start)
         return
     marks = Marks(tuple(tag for tag in source.tags if tag not in tags.inner))
     if (char := (yield from source.skip())) != "{":
