@@ -1,8 +1,7 @@
 """JSON schemas without what a grammar need not, or cannot, hold.
 
 Annotations and keywords that constrain nothing are dropped. A constraint that no grammar can hold is an error that names its
-place, unless a validator checks the value later, as for the arguments of tools: then it is dropped and reported. Knows no
-grammar library but for the keywords that llguidance has.
+place, unless a validator checks the value later, as for the arguments of tools: then it is dropped and reported.
 """
 
 import math

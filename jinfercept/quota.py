@@ -2,7 +2,6 @@
 
 Owners are API keys to a server and tenants to an engine; entries are known by name only. While the total is over the
 limit, the owner that holds the most drops its oldest entry; an owner that holds no more than an equal share drops nothing.
-Knows no clock, and not what the entries are.
 """
 
 from collections.abc import Callable, Iterable

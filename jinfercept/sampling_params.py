@@ -1,4 +1,4 @@
-"""Sampling parameters of one request, checked. Knows no vocabulary and no device."""
+"""Sampling parameters of one request, checked."""
 
 import math
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Decode and prefill tokens per second of a live `LLM`, by batch and context.
 
 Prompts are random tokens, generation is greedy and never ends early. Each cell prefills its prompts with empty pages and
-stops at their first tokens; then the same prompts, whose pages are kept, decode. Knows no other engines and prints nothing.
+stops at their first tokens; then the same prompts, whose pages are kept, decode.
 """
 
 import time

@@ -1,7 +1,7 @@
 """Makes requests of conversations, each with a transcript that reads its turns.
 
 A turn with calls is a pause: the request keeps its tokens, reads the results as its template writes them, and continues. The
-engine runs all of that; this file makes its requests. Knows no engine.
+engine runs all of that; this file makes its requests.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

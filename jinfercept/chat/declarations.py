@@ -1,4 +1,4 @@
-"""Declarations of tools for chat templates that read more of them than clients have to give. Knows no template."""
+"""Declarations of tools for chat templates that read more of them than clients have to give."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Python functions as a chat's tools: their declarations, the check of their arguments, their return values as text.
 
-Declarations are OpenAI's. One without a function is a tool that the caller runs. Knows no model and no engine.
+Declarations are OpenAI's. One without a function is a tool that the caller runs.
 """
 
 import importlib.util

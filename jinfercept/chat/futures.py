@@ -4,7 +4,6 @@ A turn that calls a tool with `calls="async"` is answered by `future_1`, and the
 runs. At the end of every turn the results that have come by then follow as tool messages; a turn that ends without a call waits
 for all of them, and the model goes on. The tool `await_future` waits for one. The pauses are ordinary interceptions: short ones
 for placeholders, and traps. The end of the request cancels the calls that run. (Futures as in AsyncFC, arXiv 2605.15077.)
-Knows no engine.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Functions and declared tools that a prompt's request calls in context markup language. Knows no engine."""
+"""Functions and declared tools that a prompt's request calls in context markup language."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """A few-shot prompt for asynchronous calls in context markup language, for models that were not trained on it.
 
 Four worked examples show independent calls, prose between a call and its result, a call that needs an earlier result, and an
-error. Knows no model: whether one follows it has to be tried.
+error. Whether a model follows it has to be tried.
 """
 
 from collections.abc import Iterable, Mapping

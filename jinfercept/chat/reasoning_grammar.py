@@ -1,7 +1,6 @@
 """Structured outputs of a model that reasons first: the grammar begins behind its reasoning, which is free.
 
 Within the reasoning only the tokens that end a text are forbidden, so that the answer follows unless the output is cut off.
-Knows no requests and no device.
 """
 
 from typing import Any, final

@@ -1,7 +1,6 @@
 """Conversations for chat templates that take fewer system messages, or stricter turns, than clients send.
 
-Text of the system that has no message of its own stands in a turn of the user, between `<system>` and `</system>`. Knows no
-template.
+Text of the system that has no message of its own stands in a turn of the user, between `<system>` and `</system>`.
 """
 
 import hashlib

@@ -3,7 +3,7 @@
 A request that called keeps its tokens; only the text that the template puts behind them is added: the rest of the turn, the
 tool messages, and the opening of the next turn. That text comes from a small stand-in conversation, so a template that would
 write the model's turn differently (without its reasoning, with other spaces in arguments) changes nothing of the computed
-tokens. For a follow-up request, marks in the conversation show what its template writes behind a turn. Knows no engine.
+tokens. For a follow-up request, marks in the conversation show what its template writes behind a turn.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The options `tool_choice` and `parallel_tool_calls`: whether a chat's model may call or must call, and which tools.
 
-Only the first turn has to call; later turns are free. Knows no engine and no device.
+Only the first turn has to call; later turns are free.
 """
 
 import logging

@@ -2,7 +2,7 @@
 
 Many templates write a turn of the past in another way than the model wrote it: without its reasoning, with other spaces in
 arguments, with its text stripped. A prompt made of that misses the pages of the turn, and the model reads what it never wrote.
-Knows no engine; a server keeps one `TurnTokens`.
+A server keeps one `TurnTokens`.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""`ChatTurns`: how the turns of one chat are parsed. `transcript.ChatTranscript` parses them. Knows no engine."""
+"""`ChatTurns`: how the turns of one chat are parsed. `transcript.ChatTranscript` parses them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

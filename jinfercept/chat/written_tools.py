@@ -1,7 +1,7 @@
 """Tools of a chat whose template knows none: declarations, calls and results written as text, in the format of Hermes.
 
 A system message declares the tools and says how they are called; calls stand in the assistant's text, and results in a message
-of the user. Knows no tokenizer.
+of the user.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Asynchronous calls of requests: started while their request goes on, answered by interrupts. Knows no plans and no runner.
+"""Asynchronous calls of requests: started while their request goes on, answered by interrupts.
 
 Where an interrupt stands in a request's tokens depends only on which of them were generated or in flight when its result was
 polled: it follows the last of these, or the first token after it behind which the markup is clean (outside frames, reasoning,

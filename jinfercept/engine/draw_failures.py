@@ -1,4 +1,4 @@
-"""Draws that gave no token, and reports that are no numbers: what the request's error says. Knows no request."""
+"""Draws that gave no token, and reports that are no numbers: what the request's error says."""
 
 import math
 from collections.abc import Iterable

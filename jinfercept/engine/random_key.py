@@ -1,4 +1,4 @@
-"""The random keys of requests: what their draws depend on besides logits and positions. Knows no device."""
+"""The random keys of requests: what their draws depend on besides logits and positions."""
 
 from array import array
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""One request in the engine: its text, its tokens, its interceptions and its output. Knows no pages and no plans."""
+"""One request in the engine: its text, its tokens, its interceptions and its output."""
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""The file of `jinfercept deploy`: what a fleet serves, and with how many replicas. No Ray.
+"""The file of `jinfercept deploy`: what a fleet serves, and with how many replicas.
 
 ```yaml
 name: assistants                 # of the application; default: jinfercept

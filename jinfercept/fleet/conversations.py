@@ -5,7 +5,7 @@ headers of coding agents. Beside them stands a chain of keys over the beginnings
 fixed places of a text), so that a follow-up is recognised without any name: its prompt begins with that of the turn before.
 
 Every key is a MAC (BLAKE2b in its keyed mode, RFC 7693) over the tenant, the `cache_salt` and the client's text: two tenants
-never share a key, and without the fleet's secret no text can be found from them. Knows no replicas, no clock and no tokenizer.
+never share a key, and without the fleet's secret no text can be found from them.
 
 Where the headers of coding agents are documented:
 

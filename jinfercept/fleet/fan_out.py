@@ -1,4 +1,4 @@
-"""Requests that concern all replicas: `/health`, `/ready`, `/metrics`, `/inbox`, and `/live` of one of them. No Ray."""
+"""Requests that concern all replicas: `/health`, `/ready`, `/metrics`, `/inbox`, and `/live` of one of them."""
 
 import json
 import time

@@ -1,7 +1,7 @@
 """The front of a fleet: an ASGI application that checks keys, reads bodies, and has each request answered by one replica.
 
 Keys, limits of bodies and error responses are those of `server/`; the replicas run the same server, and check everything again.
-Requests that concern all replicas are in `fan_out`. No Ray.
+Requests that concern all replicas are in `fan_out`.
 """
 
 import asyncio

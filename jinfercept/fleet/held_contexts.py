@@ -1,4 +1,4 @@
-"""The conversations whose contexts a replica holds, by the keys of the front: what it reports to routers. No Ray, no JAX.
+"""The conversations whose contexts a replica holds, by the keys of the front: what it reports to routers.
 
 The engine evicts pages by value, page by page; here the conversations that were used last count as held, as many as the pools
 have tokens for. A router that is wrong about one loses the time of one recomputation.

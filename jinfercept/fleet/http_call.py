@@ -1,4 +1,4 @@
-"""An HTTP request between a front and a replica: the plain parts of its ASGI scope and its whole body. No Ray."""
+"""An HTTP request between a front and a replica: the plain parts of its ASGI scope and its whole body."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

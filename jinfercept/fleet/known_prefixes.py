@@ -1,7 +1,7 @@
 """The table of keys that a router knows, with the replicas that hold their contexts: bounded, and fair to tenants.
 
 Every tenant has a table of its own in the order of use. While there are too many keys, the tenant that holds the most loses
-its oldest ones; one that holds no more than an equal share loses none to others. Knows no prices and no clock.
+its oldest ones; one that holds no more than an equal share loses none to others.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""The last event of a stream that cannot be finished, in the dialect of its route. No Ray."""
+"""The last event of a stream that cannot be finished, in the dialect of its route."""
 
 import re
 

@@ -1,7 +1,7 @@
 """ASGI middleware in Ray's HTTP proxy: request headers that Ray itself reads cannot fail there, nor change how it serves.
 
 Ray's proxy decodes some headers as UTF-8 and answers status 500 without an error object where it cannot. Others switch off its
-notice of clients that disconnect, set its time-outs, or name a model for its multiplexing. Imports no Ray.
+notice of clients that disconnect, set its time-outs, or name a model for its multiplexing.
 """
 
 from typing import final

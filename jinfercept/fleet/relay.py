@@ -1,4 +1,4 @@
-"""Passes the response of a replica on to a client while it is made. No Ray."""
+"""Passes the response of a replica on to a client while it is made."""
 
 import logging
 from collections.abc import AsyncGenerator, Mapping

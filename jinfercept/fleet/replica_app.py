@@ -1,4 +1,4 @@
-"""What runs inside a replica: the whole server, called with the plain parts of a request. No Ray."""
+"""What runs inside a replica: the whole server, called with the plain parts of a request."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable

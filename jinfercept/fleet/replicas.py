@@ -1,4 +1,4 @@
-"""How a front talks to replicas: a protocol, which `ray_handle` implements. No Ray."""
+"""How a front talks to replicas: a protocol, which `ray_handle` implements."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol

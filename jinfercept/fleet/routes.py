@@ -1,4 +1,4 @@
-"""The front's tables: the router, the replicas' last reports, which replica made a response, and what was decided. No Ray."""
+"""The front's tables: the router, the replicas' last reports, which replica made a response, and what was decided."""
 
 import threading
 import time

@@ -5,7 +5,7 @@ not hold, from the same `Profile` that prices steps inside an engine. A conversa
 waiting there costs more than recomputing elsewhere. Prefixes that many conversations share, such as a system prompt, attract
 new conversations only within a bound: a replica that has got more of them than `SPREAD_BOUND` times the mean is passed over, so
 that the prefix is copied to one more replica and the load spreads over those that hold it (consistent hashing with bounded
-loads, Mirrokni, Thorup and Zadimoghaddam, SODA 2018). Reads no clock: time arrives as `now`. No Ray.
+loads, Mirrokni, Thorup and Zadimoghaddam, SODA 2018). Reads no clock: time arrives as `now`.
 """
 
 from collections.abc import Mapping, Sequence

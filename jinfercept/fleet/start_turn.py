@@ -1,4 +1,4 @@
-"""Turns at starting: the replicas of one machine load and measure one after the other. No Ray.
+"""Turns at starting: the replicas of one machine load and measure one after the other.
 
 A profile that is measured while another replica starts on the same machine would be wrong, and executables that the first
 replica has compiled are in the cache for the others.

@@ -1,7 +1,7 @@
 """A request on its way through Ray's router: it asks the front for a route, and notes which replica has taken it.
 
 Ray passes keyword arguments of a call unchanged to the request router of the same process, and pickled to the replica. So a
-ticket brings the router the front's tables; a replica gets the keys alone. No Ray.
+ticket brings the router the front's tables; a replica gets the keys alone.
 """
 
 from collections.abc import Mapping, Sequence

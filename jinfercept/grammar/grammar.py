@@ -1,7 +1,6 @@
 """`Grammars`: compiles grammars over one vocabulary and keeps the last ones.
 
-A grammar is compiled once, in the thread that asks for it; every request has its own state of it. Knows no requests, no tools
-and no device.
+A grammar is compiled once, in the thread that asks for it; every request has its own state of it.
 """
 
 import json

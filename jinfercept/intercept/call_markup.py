@@ -1,6 +1,6 @@
 """Asynchronous calls in context markup language: finds calls and traps in a request's tokens, and writes results as interrupts.
 
-The delimiters are single tokens where the vocabulary has all five, else text, which tokens divide in any way. Knows no engine.
+The delimiters are single tokens where the vocabulary has all five, else text, which tokens divide in any way.
 """
 
 import re

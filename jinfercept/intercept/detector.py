@@ -1,4 +1,4 @@
-"""Finds calls in a request's generated tokens, by stop strings or by a script. Knows no models and no endpoints."""
+"""Finds calls in a request's generated tokens, by stop strings or by a script."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Has endpoints answer off the engine's thread and hands back one `Result` per call, also if the endpoint fails.
 
 A `ToolExecutor` runs the functions. Polling enforces timeouts, so that no function can hold a request back; results after a
-timeout are dropped, and calls whose result is no longer needed are cancelled. Knows no engine: it is polled, and calls
+timeout are dropped, and calls whose result is no longer needed are cancelled. The engine polls it, and it calls
 `on_result` for news.
 """
 

@@ -1,4 +1,4 @@
-"""An event loop in a daemon thread that goes on whatever coroutines, callbacks and tasks on it raise. Knows no tools."""
+"""An event loop in a daemon thread that goes on whatever coroutines, callbacks and tasks on it raise."""
 
 import asyncio
 import sys

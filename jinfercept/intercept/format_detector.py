@@ -1,4 +1,4 @@
-"""Finds calls in the format of a model family: all calls of a turn at its end. Knows no engine."""
+"""Finds calls in the format of a model family: all calls of a turn at its end."""
 
 from collections.abc import Iterable
 from typing import Protocol, final

@@ -1,4 +1,4 @@
-"""One turn of generated text: its pieces, and its calls with the tokens that they span. Knows no format."""
+"""One turn of generated text: its pieces, and its calls with the tokens that they span."""
 
 from bisect import bisect_right
 from dataclasses import replace

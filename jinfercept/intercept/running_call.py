@@ -1,4 +1,4 @@
-"""A call that runs while its request goes on, until its result is awaited. Knows no engine."""
+"""A call that runs while its request goes on, until its result is awaited."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError

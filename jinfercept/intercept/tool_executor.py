@@ -4,7 +4,7 @@ Objects such as HTTP clients belong to the loop on which they were made, so that
 watchdog looks at it while calls run. When one callback or step has run for `BLOCKED_S` seconds, calls that have not begun and
 all later ones go to a fresh loop, and the tool whose code it is has a loop of its own from then on. The blocked loop ends with
 its last call. What a tool raises or returns is the result of its call, and ends no loop. Jinfercept's own coroutines run on
-another loop, which no tool can hold up. Knows no calls of models.
+another loop, which no tool can hold up.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""A request's KV as an ordered list of pages. Knows no tokens and no states of requests."""
+"""A request's KV as an ordered list of pages."""
 
 from typing import NamedTuple
 

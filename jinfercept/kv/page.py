@@ -1,4 +1,4 @@
-"""The KV unit: a run of `page_size` tokens over all layers, with up to two places. Knows nothing of requests or of pools.
+"""The KV unit: a run of `page_size` tokens over all layers, with up to two places.
 
     =============  ====================  ============
     .              host copy up to date  no host copy

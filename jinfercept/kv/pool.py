@@ -1,4 +1,4 @@
-"""The free slots of one memory, by number. Knows no pages."""
+"""The free slots of one memory, by number."""
 
 from collections.abc import Iterable
 

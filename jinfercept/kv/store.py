@@ -1,4 +1,4 @@
-"""The slots of every page, the lists of pages that may be evicted, and the copies in flight. Knows no contexts.
+"""The slots of every page, the lists of pages that may be evicted, and the copies in flight.
 
     ======  ================================  ========================
     kind    references to a page on a slot    eviction

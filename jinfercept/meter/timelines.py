@@ -1,6 +1,6 @@
 """What happens to single requests, and when: for traces. Called by `EngineStats` on the engine's thread, if any are traced.
 
-Knows no tracing library. A timeline has one sequence of phases (queue, prefill, decode, pause) without gaps, and beside it
+A timeline has one sequence of phases (queue, prefill, decode, pause) without gaps, and beside it
 what was moved and computed again for each pause, added up.
 """
 

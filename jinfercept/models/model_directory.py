@@ -1,4 +1,4 @@
-"""The files in a model's directory: they are regular files, and the JSON among them is whole. Knows no model."""
+"""The files in a model's directory: they are regular files, and the JSON among them is whole."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What becomes of queries and keys between their product and attention, for kernels that do it themselves. Knows no model."""
+"""What becomes of queries and keys between their product and attention, for kernels that do it themselves."""
 
 from typing import NamedTuple
 

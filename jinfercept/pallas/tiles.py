@@ -1,4 +1,4 @@
-"""The tile sizes of the Triton kernels, a pure function of the shapes and the GPU's generation. Knows no kernels.
+"""The tile sizes of the Triton kernels, a pure function of the shapes and the GPU's generation.
 
 The sizes are powers of two that leave room for several blocks on a multiprocessor and spill no registers, by compiling
 them for A100 and H100. None was measured on a GPU yet: `num_stages`, `tokens` and the rows of chunks are the first to try.

@@ -1,7 +1,7 @@
 """Grammars of turns that have to call: the part that all formats share.
 
 A turn is calls and nothing else: tags, names of tools, and arguments that their JSON schemas allow. Its arguments come in the
-order in which they are declared. Knows no format, and of the vocabulary only the tokens of tags.
+order in which they are declared.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Calls written as JSON objects, `{"name": …, "arguments": {…}}`, read while they are written. Knows no tags."""
+"""Calls written as JSON objects, `{"name": …, "arguments": {…}}`, read while they are written."""
 
 from collections.abc import Collection
 

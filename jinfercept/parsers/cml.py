@@ -4,8 +4,7 @@
     [TRAP] [END]                                   wait for every pending call
     [INTR] id [HEAD] result [END]                  a result, written by the runtime only
 
-The delimiters are texts or, in vocabularies that have them, single special tokens: `CMLParser` reads both. Knows no tokens, no
-tools and no engine.
+The delimiters are texts or, in vocabularies that have them, single special tokens: `CMLParser` reads both.
 """
 
 import re

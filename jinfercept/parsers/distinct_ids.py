@@ -1,4 +1,4 @@
-"""`DistinctIds`: every call of a conversation has its own id, though models write the same ones again. Knows no format."""
+"""`DistinctIds`: every call of a conversation has its own id, though models write the same ones again."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Builds grammars in llguidance's variant of Lark from rules. Knows no format of calls.
+"""Builds grammars in llguidance's variant of Lark from rules.
 
 An expression is text that may stand in a rule; rules and terminals get unused names.
 """

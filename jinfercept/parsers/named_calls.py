@@ -1,6 +1,6 @@
 """Calls whose name stands in markup, before their arguments as one JSON object: `<call>name<arguments>{…}</call>`.
 
-`NamedCalls` is one family's way of writing them. Knows no tags.
+`NamedCalls` is one family's way of writing them.
 """
 
 import re

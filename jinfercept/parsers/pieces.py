@@ -1,4 +1,4 @@
-"""The interface of a parser of one turn's text, whose pieces are events. Knows no format."""
+"""The interface of a parser of one turn's text, whose pieces are events."""
 
 from typing import Protocol, final
 

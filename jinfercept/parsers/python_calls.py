@@ -1,4 +1,4 @@
-"""Calls written in Python, `f(a=1)`, taken apart with `ast` and never run; values become JSON. Knows no tags."""
+"""Calls written in Python, `f(a=1)`, taken apart with `ast` and never run; values become JSON."""
 
 import ast
 import keyword

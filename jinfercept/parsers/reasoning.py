@@ -2,7 +2,7 @@
 
 A turn begins with its reasoning or has none: marks that stand later are text, but for closing ones with which the answer
 begins, as some models write or repeat them. A call within reasoning is not a call, unless the turn ends with it
-before the reasoning is closed (`trailing_calls`). Knows no engine and no format of calls.
+before the reasoning is closed (`trailing_calls`).
 """
 
 from collections.abc import Mapping

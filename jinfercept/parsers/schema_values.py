@@ -1,4 +1,4 @@
-"""Converts values that a model wrote as plain text to the types of a JSON schema. Knows no format."""
+"""Converts values that a model wrote as plain text to the types of a JSON schema."""
 
 import json
 import math

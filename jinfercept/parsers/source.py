@@ -1,7 +1,7 @@
 """Text that is still coming, and the pieces made of it: the readers of all formats read from a `Source` and write to it.
 
 A reader is a generator that yields when it needs more text. It reads on from `at` and may go back to any place since
-the last piece it wrote. Knows no format.
+the last piece it wrote.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""JSON schemas of tools' arguments, prepared for grammars of calls. Knows no format.
+"""JSON schemas of tools' arguments, prepared for grammars of calls.
 
 A grammar may allow less than a schema (nothing undeclared, no number that is too large to read), and never more.
 """

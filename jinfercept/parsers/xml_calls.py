@@ -1,6 +1,6 @@
 """Reads calls that are tags with plain text between them, such as `<function=name><parameter=key>value</parameter></function>`.
 
-The families differ in their tags only. Knows none of them.
+The families differ in their tags only.
 """
 
 import re

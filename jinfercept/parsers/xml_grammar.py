@@ -1,4 +1,4 @@
-"""Grammars of calls that are written as tags with plain text between them. Knows no family."""
+"""Grammars of calls that are written as tags with plain text between them."""
 
 import json
 import re

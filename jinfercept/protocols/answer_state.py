@@ -1,4 +1,4 @@
-"""`AnswerState`: an answer as its client sees it, folded from the events of its request. Knows no protocol.
+"""`AnswerState`: an answer as its client sees it, folded from the events of its request.
 
 A client has one message, though the model may write several turns, with calls of the server's tools between them.
 """

@@ -1,4 +1,4 @@
-"""Executes plans: page transfers, the forward pass in groups of layers, sampling. Knows no requests and decides nothing.
+"""Executes plans: page transfers, the forward pass in groups of layers, sampling.
 
 Every executable has a static shape and is compiled by `warm_up`, behind the steps, or by the first that needs it: per token
 bucket one embedding and one group of `layers_per_step` layers (and one remainder group), both once more for steps of decode

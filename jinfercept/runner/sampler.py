@@ -1,4 +1,4 @@
-"""Draws a plan's tokens: the logits, the draws, and the sampling state by sequence slot. Knows no requests and no KV.
+"""Draws a plan's tokens: the logits, the draws, and the sampling state by sequence slot.
 
 A slot's state is written when a sequence with options gets the slot, from the host's tokens; after that every draw adds its own
 token on the device, so that it counts before the host has read it.

@@ -1,7 +1,7 @@
 """The distribution of a tool's call durations, from its last calls and from the calls in flight.
 
-Censored durations, of which only a lower bound is known, count by Kaplan and Meier's estimate. Knows no costs and reads no
-clock: now is the latest time at which a call began or ended.
+Censored durations, of which only a lower bound is known, count by Kaplan and Meier's estimate. Now
+is the latest time at which a call began or ended.
 """
 
 import math

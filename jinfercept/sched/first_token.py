@@ -1,4 +1,4 @@
-"""Predicts when a new request would get its first token, and refuses it if that is too late. Knows no HTTP and no clock.
+"""Predicts when a new request would get its first token, and refuses it if that is too late.
 
 A request waits for memory (or a slot), then for its prompt to be computed. It waits for what goes before it: all of its own
 tenant's waiting requests, and of another tenant's as much as weighted fair sharing serves meanwhile: by the time that a tenant

@@ -1,4 +1,4 @@
-"""Prompt lookup: drafts the next tokens of a list from what followed its last ones before. Knows no requests."""
+"""Prompt lookup: drafts the next tokens of a list from what followed its last ones before."""
 
 from collections.abc import Sequence
 from typing import final

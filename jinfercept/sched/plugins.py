@@ -1,7 +1,7 @@
 """A user's own code in the engine: a policy, an estimator, a workload, given as a place, a class, a function or an object.
 
 A *place* is `path.py:Name` or `package.module:Name`. Places come from the operator alone, as flags, keyword arguments or TOML
-tables: no field of a request is ever loaded. Knows no policy and no estimator, only the Protocol that it is given.
+tables: no field of a request is ever loaded.
 """
 
 import importlib

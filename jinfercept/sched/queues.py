@@ -1,4 +1,4 @@
-"""The running, waiting and intercepted sequences, in order of service. Knows no pages and no budgets."""
+"""The running, waiting and intercepted sequences, in order of service."""
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field

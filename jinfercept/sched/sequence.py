@@ -1,4 +1,4 @@
-"""A request as the scheduler has it: token ids, a state, a context. Knows no text, no tools and no clock."""
+"""A request as the scheduler has it: token ids, a state, a context."""
 
 from collections.abc import Hashable
 from enum import Enum

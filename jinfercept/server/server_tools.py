@@ -1,4 +1,4 @@
-"""The tools that the server runs itself: loads them, and selects those that a request is offered. Knows no requests."""
+"""The tools that the server runs itself: loads them, and selects those that a request is offered."""
 
 import time
 from collections.abc import Callable, Collection, Generator, Sequence

@@ -1,4 +1,4 @@
-"""Sampling defaults from a checkpoint's `generation_config.json`, as vLLM reads it. Knows no model and no device."""
+"""Sampling defaults from a checkpoint's `generation_config.json`, as vLLM reads it."""
 
 import json
 from collections.abc import Mapping

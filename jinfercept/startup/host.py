@@ -1,4 +1,4 @@
-"""Runs engines on an `EngineSetup`, one at a time: what a server asks of an engine. Knows neither prompts nor HTTP."""
+"""Runs engines on an `EngineSetup`, one at a time: what a server asks of an engine."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future

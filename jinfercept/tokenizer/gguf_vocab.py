@@ -1,7 +1,7 @@
 """A fast tokenizer built from the vocabulary that a GGUF file carries.
 
 GGUF has the vocabulary, the merges and the *name* of the pre-tokenizer, which splits text before merging and which
-`gguf_words.py` defines; `gguf_sentencepiece.py` builds SentencePiece vocabularies. Knows no tensors.
+`gguf_words.py` defines; `gguf_sentencepiece.py` builds SentencePiece vocabularies.
 """
 
 from collections.abc import Mapping

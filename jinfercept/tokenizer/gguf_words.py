@@ -1,7 +1,7 @@
 """How the byte-pair vocabularies of GGUF files cut text into words, by the name in `tokenizer.ggml.pre`.
 
 A GGUF file names its pre-tokenizer and does not define it. The expressions are those of the models' own tokenizers, which
-`tests/tokenizer/test_published_vocabularies.py` compares. Knows no files and no tokens.
+`tests/tokenizer/test_published_vocabularies.py` compares.
 """
 
 from typing import NamedTuple

@@ -1,6 +1,6 @@
 """A copy of a vocabulary that encodes the names of special tokens as literal text, and the tokens by secret aliases.
 
-A text in which some names are tokens and others are literal is encoded in one pass. Knows no templates.
+A text in which some names are tokens and others are literal is encoded in one pass.
 """
 
 import copy

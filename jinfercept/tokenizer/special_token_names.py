@@ -5,7 +5,7 @@ mark is put inside every name in a given text, and at an end of the text where j
 The marks are removed from the rendered text; a name that had a mark inside is encoded as text.
 
 Only given words can stand between marks unmarked: a template that writes `<|` and `|>` around a role makes that role's token.
-Names of one character are not escaped. Knows no tokenizer and no template.
+Names of one character are not escaped.
 """
 
 import re

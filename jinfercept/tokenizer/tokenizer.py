@@ -1,7 +1,7 @@
 """`Tokenizer`: text to token ids and back, and conversations to text.
 
 It wraps a fast tokenizer of the `tokenizers` library, which encodes. Decoding works on the bytes behind each token, so that a
-stream of tokens decoded one at a time gives exactly the text of the whole. Knows no requests and no models.
+stream of tokens decoded one at a time gives exactly the text of the whole.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""Fills arguments into urls and bodies, and extracts results from responses. Knows no HTTP."""
+"""Fills arguments into urls and bodies, and extracts results from responses."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Anthropic's protocol beside OpenAI's: which requests speak it, its keys and its error object. Knows no engine."""
+"""Anthropic's protocol beside OpenAI's: which requests speak it, its keys and its error object."""
 
 from collections.abc import Mapping
 from typing import Any

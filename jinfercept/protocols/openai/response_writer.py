@@ -1,4 +1,4 @@
-"""Builds a response, and its typed events, from the engine's events of its request. Knows no engine and no HTTP."""
+"""Builds a response, and its typed events, from the engine's events of its request."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -2,7 +2,7 @@
 
 Light and heavy jobs, by the size of their input, have separate pools, so that long texts never delay short ones. In each pool
 the API keys take turns, no key has all threads, and the waiting jobs of a key are bounded. A job whose client disconnects is
-dropped if it has not begun. Everything but the jobs themselves runs on the event loop. Knows no model.
+dropped if it has not begun. Everything but the jobs themselves runs on the event loop.
 """
 
 import asyncio

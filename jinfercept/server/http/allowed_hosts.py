@@ -1,7 +1,7 @@
 """Names by which clients may reach a server: those of this machine, IP addresses, and those of a list.
 
 A web page can have its own name resolved to any address (DNS rebinding); its requests then name a host of its own, and are
-otherwise like those of the server's own pages. Knows no HTTP server.
+otherwise like those of the server's own pages.
 """
 
 import re
