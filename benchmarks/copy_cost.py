@@ -23,7 +23,7 @@ from jax.sharding import SingleDeviceSharding
 from rich.console import Console
 from rich.table import Table
 
-from jinfercept.kv.store import PageCopy
+from jinfercept.kv.page import PageCopy
 from jinfercept.models.mesh import place
 from jinfercept.runner import page_arrays
 from jinfercept.runner.executables import Executables

@@ -25,7 +25,7 @@ from benchmarks.gpu_suite.ceilings import WAYS, link_rate
 from benchmarks.gpu_suite.plans import FIRST_PAGE, fill, pages_of, settled, steady_s, step, turn
 from benchmarks.gpu_suite.sizes import Row, Sizes, TransferWay
 from benchmarks.gpu_suite.trace import Event, copies, traced, until_first_kernel_s
-from jinfercept.kv.store import PageCopy
+from jinfercept.kv.page import PageCopy
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params, kv_bytes_per_token
 from jinfercept.runner.runner import ModelRunner

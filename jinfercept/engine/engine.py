@@ -166,8 +166,7 @@ class Engine:
     def reset_prefix_cache(self) -> bool:
         """Drop the pages of finished requests and their retained contexts; False if unfinished requests hold others."""
         self._retained.clear(self._clock.now())
-        self.scheduler.kv.store.begin()  # copies to the host arrive, so that no page is left out
-        self.scheduler.kv.store.clear()
+        self.scheduler.kv.drop_prefixes()
         return not self.has_work
 
     @property
@@ -265,9 +264,8 @@ class Engine:
         self._in_flight.clear()
         self._requests.end_all("error", error, events)
         self._retained.clear(self._clock.now())
-        self.scheduler.kv.store.begin()
-        self.scheduler.kv.store.clear()
-        self.scheduler.kv.store.drain_dropped()
+        self.scheduler.kv.drop_prefixes()
+        self.scheduler.kv.take_dropped()
         self._runner.reset()
 
     def _idle(self) -> None:

@@ -12,7 +12,6 @@ from operator import eq
 from typing import NamedTuple, final
 
 from jinfercept.engine.session import Session
-from jinfercept.kv.page import Residency
 from jinfercept.quota import Quota
 from jinfercept.request import Request
 from jinfercept.sched.scheduler import Scheduler
@@ -155,9 +154,8 @@ class RetainedContexts:
         while self._unchecked:
             retained = self._contexts.get(self._unchecked.pop())
             if retained is not None:
-                pages = retained.sequence.context.pages
                 too_old = now - retained.sequence.paused_s > self._max_age_s
-                if too_old or all(page.residency is Residency.MISSING for page in pages):
+                if too_old or retained.sequence.context.is_lost:
                     self.drop(retained.sequence.id, now)
                 return
 

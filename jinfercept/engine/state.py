@@ -48,13 +48,13 @@ class EngineState:
     @classmethod
     def of(cls, engine: Engine, stats: EngineStats) -> Self:
         """The state now. To be asked between two steps."""
-        store = engine.scheduler.kv.store
+        occupancy = engine.scheduler.kv.occupancy()
         return cls(
             counts=stats.read(),
             counters=copy.copy(engine.scheduler.counters),
             pages=stats.pages(),
-            num_device_pages=store.occupancy().total,
-            num_host_pages=store.num_host_pages,
+            num_device_pages=occupancy.total,
+            num_host_pages=occupancy.host_total,
             num_running=len(stats.running),
             num_waiting=engine.num_waiting,
             num_intercepted=len(engine.scheduler.intercepted) - engine.num_retained,

@@ -1,12 +1,49 @@
-"""A request's KV as an ordered list of pages."""
+"""A request's KV as an ordered list of pages, and what can be asked of it in counts and runs of pages."""
 
+from collections.abc import Iterator
+from itertools import groupby
 from typing import NamedTuple
 
-from jinfercept.kv.page import Page
+from jinfercept.kv.page import Page, Residency
+
+
+class ContextResidency(NamedTuple):
+    """Tokens of a context by place, when its sequence starts to run.
+
+    Attributes:
+        device: readable on the device.
+        host: only on the host, to be fetched.
+        missing: at neither place, to be recomputed.
+    """
+
+    device: int
+    host: int
+    missing: int
+
+
+class PageRun(NamedTuple):
+    """Consecutive pages of a context that are alike.
+
+    Attributes:
+        residency: of each page.
+        shared: other contexts have each page, too.
+        num_pages: how many there are.
+        num_tokens: tokens whose KV they hold, on the device if they are there, else on the host.
+    """
+
+    residency: Residency
+    shared: bool
+    num_pages: int
+    num_tokens: int
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the pages are on the device."""
+        return self.residency in (Residency.CLEAN, Residency.DIRTY)
 
 
 class Context:
-    """The pages of one sequence, first token first; mutable, owned by the `KVManager`.
+    """The pages of one sequence, first token first; mutable, written by the `KVManager` alone.
 
     `held` says whether the references on its pages pin them (the sequence runs) or are evictable (it does not). `ready` is
     the number of leading tokens whose KV is on the device and readable now; it is valid only while the context is held.
@@ -24,16 +61,47 @@ class Context:
         self.shared = False
         self.ready = 0
 
+    @property
+    def num_pages(self) -> int:
+        """Pages, wherever they are."""
+        return len(self.pages)
 
-class ContextResidency(NamedTuple):
-    """Tokens of a context by place, when its sequence starts to run.
+    def runs(self) -> Iterator[PageRun]:
+        """The pages as runs of pages that are alike, first token first."""
+        for (residency, shared), pages in groupby(self.pages, _kind):
+            filled = [page.host_filled if residency is Residency.HOST else page.filled for page in pages]
+            yield PageRun(residency, shared, len(filled), sum(filled))
 
-    Attributes:
-        device: readable on the device.
-        host: only on the host, to be fetched.
-        missing: at neither place, to be recomputed.
-    """
+    def residency(self, num_tokens: int) -> ContextResidency:
+        """The tokens by place.
 
-    device: int
-    host: int
-    missing: int
+        Args:
+            num_tokens: leading tokens that were ever computed.
+        """
+        device = host = 0
+        for page in self.pages:
+            if page.device is not None:
+                device += page.filled
+            else:
+                host += page.host_filled
+        return ContextResidency(device, host, max(0, num_tokens - device - host))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether every page is missing."""
+        return all(page.residency is Residency.MISSING for page in self.pages)
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens on the device that no other context refers to: C of the waste equations."""
+        return sum([page.filled for page in self.pages if page.refs + page.evictable_refs == 1])
+
+    def slots(self, start: int, end: int) -> list[int]:
+        """The device slots of the pages `start … end - 1`, all of which have one."""
+        slots = [page.device for page in self.pages[start:end]]
+        assert None not in slots
+        return slots  # pyright: ignore[reportReturnType] # none is None
+
+
+def _kind(page: Page) -> tuple[Residency, bool]:
+    return page.residency, page.refs + page.evictable_refs > 1

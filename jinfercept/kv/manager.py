@@ -1,15 +1,16 @@
-"""The scheduler's interface to pages: the contexts, their references, what can be computed next. Policies decide, not it.
+"""The only way to pages: contexts and their references, device slots, copies between the memories.
 
-A running context holds references on its pages, a paused one evictable references; where the pages are is the `PageStore`'s.
+A caller asks in contexts and counts of pages. A running context holds references on its pages, a paused one evictable
+references. Only a policy's move names a page, of those that it reads in `Context.pages`.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from secrets import token_bytes
 from typing import final
 
-from jinfercept.kv.context import Context, ContextResidency
-from jinfercept.kv.page import Page, Residency, chain_digest, root_digest
+from jinfercept.kv.context import Context
+from jinfercept.kv.page import Occupancy, Page, PageCopy, Residency, chain_digest, root_digest
 from jinfercept.kv.store import PageStore
 
 
@@ -38,7 +39,7 @@ class KVManager:
     ) -> None:
         self.page_size = page_size
         self.most_moved_pages = most_moved_pages
-        self.store = PageStore(num_device_pages, num_host_pages, page_size, prefix_caching)
+        self._store = PageStore(num_device_pages, num_host_pages, page_size, prefix_caching)
         self._identity = identity
 
     # -- contexts --------------------------------------------------------------------------------------------------
@@ -58,17 +59,17 @@ class KVManager:
         for index in range(num_full):
             if index < len(context.pages) and context.pages[index].residency is not Residency.MISSING:
                 continue
-            found = self.store.find(context.chain[index])
-            if found is None:
+            page = self._store.find(context.chain[index])
+            if page is None:
                 if index >= len(context.pages):
                     break
                 continue
             if index < len(context.pages):
-                self.store.count(context.pages[index], evictable_refs=-1)
-                context.pages[index] = found
+                self._store.count(context.pages[index], evictable_refs=-1)
+                context.pages[index] = page
             else:
-                context.pages.append(found)
-            self.store.count(found, evictable_refs=1)
+                context.pages.append(page)
+            self._store.count(page, evictable_refs=1)
             context.shared = True
 
     def digests(self, context: Context, tokens: Sequence[int]) -> Sequence[bytes]:
@@ -86,7 +87,7 @@ class KVManager:
         assert not context.held
         context.held = True
         for page in context.pages:
-            self.store.count(page, refs=1, evictable_refs=-1)
+            self._store.count(page, refs=1, evictable_refs=-1)
         context.ready = 0
         self.advance(context)
 
@@ -95,22 +96,22 @@ class KVManager:
         self.trim(context)
         context.held = False
         for page in context.pages:
-            self.store.count(page, refs=-1, evictable_refs=1)
+            self._store.count(page, refs=-1, evictable_refs=1)
 
     def close(self, context: Context) -> None:
         """The sequence is finished: give its references back, children before parents."""
         for page in reversed(context.pages):
             if context.held:
-                self.store.count(page, refs=-1)
+                self._store.count(page, refs=-1)
             else:
-                self.store.count(page, evictable_refs=-1)
+                self._store.count(page, evictable_refs=-1)
         context.pages.clear()
         context.held = False
 
     def forget(self, context: Context) -> None:
         """No other context gets the pages from now on; those that have some of them keep them."""
         for page in context.pages:
-            self.store.forget(page)
+            self._store.forget(page)
 
     def isolate(self, context: Context) -> None:
         """Forget the pages and give them back: the context is empty, and shares no page from now on."""
@@ -129,7 +130,7 @@ class KVManager:
             if num_retained * size + max(page.filled, page.host_filled) <= num_tokens and page.digest is None:
                 num_retained += 1  # the private tail page, whose tokens all stay
         for page in reversed(context.pages[num_retained:]):
-            self.store.count(page, evictable_refs=-1)
+            self._store.count(page, evictable_refs=-1)
         del context.pages[num_retained:]
         del context.chain[num_tokens // size :]
 
@@ -181,25 +182,43 @@ class KVManager:
         self.advance(context)
         return max(0, self.gap_end(context, limit) - context.ready) if context.ready < limit else 0
 
-    def needs_slot(self, context: Context, position: int) -> bool:
-        """Whether the token at `position` needs a device slot that its page does not have."""
-        index = position // self.page_size
-        return index >= len(context.pages) or context.pages[index].device is None
+    def slots_needed(self, context: Context, num_tokens: int) -> int:
+        """Device slots that the context lacks for so many tokens."""
+        num_pages = (num_tokens - 1) // self.page_size + 1
+        lacking = sum(page.device is None for page in context.pages)
+        return lacking + max(0, num_pages - len(context.pages))
 
-    def give_slot(self, context: Context, position: int) -> None:
-        """Give the page of the token at `position` a free device slot. There must be one; earlier pages must exist."""
-        index = position // self.page_size
+    def free_slot(self) -> bool:
+        """Whether a device slot is free; if none is, the least recently used page of finished prefixes gives up its own."""
+        return self._store.num_free > 0 or self._store.evict_cached()
+
+    def place(self, context: Context, start: int, end: int) -> int:
+        """Give the pages of the tokens `start … end - 1` of a held context the device slots that `free_slot` finds.
+
+        Returns:
+            `end`, or the first of the tokens whose page has no slot.
+        """
         assert context.held
-        if index == len(context.pages):
-            page = Page()
-            page.refs = 1
-            context.pages.append(page)
-        self.store.place(context.pages[index])
+        size, pages = self.page_size, context.pages
+        for index in range(start // size, (end - 1) // size + 1) if start < end else ():
+            if index < len(pages) and pages[index].device is not None:
+                continue
+            if not self.free_slot():
+                return max(start, index * size)
+            if index == len(pages):
+                pages.append(Page())
+                pages[index].refs = 1
+            self._store.place(pages[index])
+        return end
 
-    def append(self, context: Context) -> bool:
-        """Note that the plan computes the token at `ready`; False if that takes more than a count: `computed` does it."""
+    def append(self, context: Context, num_known: int) -> bool:
+        """Note that the plan computes the token at `ready`; False if that takes more than a count: `computed` does it.
+
+        Args:
+            num_known: leading pages whose slots the runner knows.
+        """
         index, offset = divmod(context.ready, self.page_size)
-        if index >= len(context.pages):
+        if index >= len(context.pages) or num_known < len(context.pages):
             return False
         page = context.pages[index]
         if page.filled != offset or page.device is None or page.host is not None:
@@ -207,7 +226,7 @@ class KVManager:
         page.filled = offset + 1
         context.ready += 1
         if page.filled == self.page_size:
-            self.store.fill(page)
+            self._store.fill(page)
             self._index(context, index)
         return True
 
@@ -221,9 +240,9 @@ class KVManager:
             if filled > page.filled:
                 page.filled = filled
                 if page.host is not None and page.host_filled < filled:
-                    self.store.drop_host(page)
+                    self._store.drop_host(page)
                 if filled == size:
-                    self.store.fill(page)
+                    self._store.fill(page)
                     self._index(context, index)
         if start <= context.ready:
             context.ready = max(context.ready, end)
@@ -234,28 +253,99 @@ class KVManager:
         assert context.held
         pages = context.pages
         while pages and pages[-1].device is not None and not pages[-1].filled:
-            self.store.count(pages.pop(), refs=-1)
+            self._store.count(pages.pop(), refs=-1)
         return len(pages)
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
-    def missing_slots(self, context: Context) -> int:
-        """Pages of the context that have no device slot."""
-        return sum(page.device is None for page in context.pages)
+    def num_fetchable(self, context: Context) -> int:
+        """Pages of the context that can be fetched from the host now."""
+        return sum(map(_is_fetchable, context.pages))
 
-    def survey(self, context: Context, num_tokens: int) -> ContextResidency:
-        """The context's tokens by place.
+    def fetch(self, context: Context, most: int) -> tuple[list[PageCopy], int]:
+        """Fetch up to `most` pages of a held context, first token first, to the device slots that `free_slot` finds.
 
-        Args:
-            num_tokens: leading tokens that were ever computed.
+        They are readable from the next plan on.
+
+        Returns:
+            The copies to make, and the tokens whose KV they move.
         """
-        device = sum(page.filled for page in context.pages if page.device is not None)
-        host = sum(page.host_filled for page in context.pages if page.device is None)
-        return ContextResidency(device, host, max(0, num_tokens - device - host))
+        copies, num_tokens = list[PageCopy](), 0
+        for page in filter(_is_fetchable, context.pages):
+            if len(copies) == most or not self.free_slot():
+                break
+            copies.append(self._store.fetch(page))
+            num_tokens += page.filled
+        return copies, num_tokens
 
-    def host_only(self, context: Context) -> Iterator[Page]:
-        """The pages that can be fetched now, first token first."""
-        return (page for page in context.pages if page.device is None and page.host is not None and not page.offloading)
+    def drop_fetchable(self, context: Context) -> None:
+        """Drop what could be fetched from the host and what no other context refers to, so that it is recomputed."""
+        for page in context.pages:
+            if _is_fetchable(page) and page.refs + page.evictable_refs == 1:
+                self._store.drop_host(page)
+
+    def can_copy_out(self, page: Page) -> bool:
+        """Whether the page can be copied to the host: it is dirty, and no plan in flight changes it."""
+        return self._store.can_offload(page)
+
+    def copy_out(self, page: Page) -> PageCopy | None:
+        """Copy a page to the host; None if it cannot be (`can_copy_out`), or `num_host_free` is 0."""
+        return self._store.offload(page)
+
+    def drop(self, page: Page, *, device: bool, host: bool) -> bool:
+        """Drop a page from the device, from the host, or from both; returns whether its device slot is free now.
+
+        A page in use stays. So does one of several contexts that would be missing then: `evict_paused` takes such pages last.
+        """
+        if page.evictable_refs > 1 and (host or page.host is None):
+            return False
+        freed = device and self._store.drop_device(page)
+        if host and page.host is not None and not page.refs:
+            self._store.drop_host(page)
+        return freed
+
+    def evict_paused(self) -> bool:
+        """Free the device slot of the page that was paused first; False if no paused page can be evicted."""
+        return self._store.evict_paused()
+
+    # -- plans and pools -------------------------------------------------------------------------------------------
+
+    def begin_plan(self) -> None:
+        """Start a plan: pages that the last one fetched are readable, pages that it copied out can be fetched."""
+        self._store.begin()
+
+    def take_dropped(self) -> tuple[int, ...]:
+        """Host slots freed since the last call: the runner forgets their arrays."""
+        return self._store.drain_dropped()
+
+    @property
+    def num_available(self) -> int:
+        """Device slots that `free_slot` can find."""
+        return self._store.num_available
+
+    @property
+    def num_paused(self) -> int:
+        """Device slots of paused contexts, which the policy evicts."""
+        return self._store.num_paused
+
+    @property
+    def num_host_free(self) -> int:
+        """Host slots that are free or hold a copy on which no paused context depends."""
+        return self._store.num_host_free
+
+    @property
+    def has_host(self) -> bool:
+        """Whether there are host slots at all."""
+        return self._store.occupancy().host_total > 0
+
+    def occupancy(self) -> Occupancy:
+        """Both pools by kind."""
+        return self._store.occupancy()
+
+    def drop_prefixes(self) -> None:
+        """Drop every finished prefix, on the device and on the host, since the weights changed or the arrays were lost."""
+        self._store.begin()  # copies to the host arrive, so that no page is left out
+        self._store.clear()
 
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
@@ -265,7 +355,7 @@ class KVManager:
         evictable_refs: Counter[Page] = Counter()
         for context in contexts:
             (refs if context.held else evictable_refs).update(context.pages)
-        self.store.check(refs, evictable_refs)
+        self._store.check(refs, evictable_refs)
 
     def _extend_chain(self, context: Context, tokens: Sequence[int], num_full: int) -> None:
         size = self.page_size
@@ -277,4 +367,8 @@ class KVManager:
         """Index a page if it is full, computed, and its tokens are accepted, that is, in the chain."""
         page = context.pages[index]
         if index < len(context.chain) and self.page_size in (page.filled, page.host_filled):
-            self.store.index(page, context.chain[index])
+            self._store.index(page, context.chain[index])
+
+
+def _is_fetchable(page: Page) -> bool:
+    return page.device is None and page.host is not None and not page.offloading

@@ -15,6 +15,7 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from enum import Enum
+from typing import NamedTuple
 
 
 class Residency(Enum):
@@ -75,6 +76,43 @@ class Page:
             f"Page({name} {self.residency.value} device={self.device}:{self.filled} host={self.host}:{self.host_filled} "
             f"refs={self.refs} evictable_refs={self.evictable_refs})"
         )
+
+
+class PageCopy(NamedTuple):
+    """One page to copy between the memories, in either direction.
+
+    Attributes:
+        context: on the way to the host, the number of the page's context among those of the plan: pages of one context are
+            likely to be fetched together.
+    """
+
+    device_slot: int
+    host_slot: int
+    context: int = 0
+
+
+class Occupancy(NamedTuple):
+    """Pages of both pools by kind. Those of the device add up to `total`.
+
+    Attributes:
+        free: device slots without a page.
+        used: pages of running contexts.
+        paused: pages of paused contexts only.
+        cached: pages of finished prefixes.
+        total: device slots.
+        paused_clean: those of `paused` that have a host copy.
+        host: host slots that hold a copy.
+        host_total: host slots.
+    """
+
+    free: int
+    used: int
+    paused: int
+    cached: int
+    total: int
+    paused_clean: int = 0
+    host: int = 0
+    host_total: int = 0
 
 
 def root_digest(*parts: object) -> bytes:

@@ -17,33 +17,10 @@ fetch, drop, offload, compute, scatter, which is what allows a device slot to be
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import NamedTuple, final
+from typing import final
 
-from jinfercept.kv.page import Page, Residency
+from jinfercept.kv.page import Occupancy, Page, PageCopy, Residency
 from jinfercept.kv.pool import SlotPool
-
-
-class PageCopy(NamedTuple):
-    """One page to copy between the memories, in either direction.
-
-    Attributes:
-        context: on the way to the host, the number of the page's context among those of the plan: pages of one context are
-            likely to be fetched together.
-    """
-
-    device_slot: int
-    host_slot: int
-    context: int = 0
-
-
-class Occupancy(NamedTuple):
-    """Pages of the device pool by kind; they add up to `total`."""
-
-    free: int
-    used: int
-    paused: int
-    cached: int
-    total: int
 
 
 @final
@@ -66,9 +43,8 @@ class PageStore:
         self._paused: OrderedDict[Page, None] = OrderedDict()  # on the device, of paused contexts only
         self._paused_clean: set[Page] = set()  # those of them that are clean
         self._cached: OrderedDict[Page, None] = OrderedDict()  # on the device, of no context; least recently used first
-        self._reclaimable: OrderedDict[Page, None] = (
-            OrderedDict()
-        )  # with a host copy on which no paused context depends
+        # with a host copy on which no paused context depends
+        self._reclaimable: OrderedDict[Page, None] = OrderedDict()
         self._fetching: list[Page] = []
         self._filling: set[Page] = set()  # with references, and full only after this plan's compute
         self._offloading: dict[int, Page] = {}  # by host slot
@@ -79,19 +55,14 @@ class PageStore:
     # -- numbers of slots ------------------------------------------------------------------------------------------
 
     @property
-    def num_device_pages(self) -> int:
-        """Device slots."""
-        return self._device.size
-
-    @property
     def num_free(self) -> int:
         """Free device slots."""
         return self._device.num_free
 
     @property
-    def num_cached(self) -> int:
-        """Device slots of finished prefixes, which `evict_cached` frees."""
-        return len(self._cached)
+    def num_available(self) -> int:
+        """Device slots that are free or hold a finished prefix, which `evict_cached` frees."""
+        return self._device.num_free + len(self._cached)
 
     @property
     def num_paused(self) -> int:
@@ -99,29 +70,16 @@ class PageStore:
         return len(self._paused)
 
     @property
-    def num_paused_clean(self) -> int:
-        """Device slots of paused pages that are clean."""
-        return len(self._paused_clean)
-
-    @property
     def num_host_free(self) -> int:
         """Host slots that are free or hold a reclaimable copy."""
         return self._host.num_free + len(self._reclaimable)
 
-    @property
-    def num_host_pages(self) -> int:
-        """Host slots."""
-        return self._host.size
-
     def occupancy(self) -> Occupancy:
-        """The device pool by kind."""
+        """Both pools by kind."""
         free, paused, cached, total = self.num_free, len(self._paused), len(self._cached), self._device.size
-        return Occupancy(free, total - free - paused - cached, paused, cached, total)
-
-    @property
-    def num_host_used(self) -> int:
-        """Host slots that hold a copy."""
-        return self._host.size - self._host.num_free
+        host = self._host.size - self._host.num_free
+        used = total - free - paused - cached
+        return Occupancy(free, used, paused, cached, total, len(self._paused_clean), host, self._host.size)
 
     # -- a plan begins ---------------------------------------------------------------------------------------------
 

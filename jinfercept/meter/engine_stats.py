@@ -235,10 +235,8 @@ class EngineStats:
 
     def pages(self) -> Pages:
         """The pages of both pools by residency."""
-        store = self.kv.store
-        occupancy, clean, host = store.occupancy(), store.num_paused_clean, store.num_host_used
-        dirty = occupancy.paused - clean
-        return Pages(occupancy.free, occupancy.used, dirty, clean, occupancy.cached, host, store.num_host_pages - host)
+        free, used, paused, cached, _, clean, host, host_total = self.kv.occupancy()
+        return Pages(free, used, paused - clean, clean, cached, host, host_total - host)
 
     # -- the parts -------------------------------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ class Ledger:
         self.waste = WasteTotals()
         self._kv, self._running = kv, running
         self._timer = StepTimer(prices, now)
-        self._settled_s, self._num_paused = now, kv.store.num_paused
+        self._settled_s, self._num_paused = now, kv.num_paused
 
     def step(self, planned: PlannedStep, result: StepResult, now: float) -> StepSeconds:
         """Add a step whose result arrives now; returns its seconds."""
@@ -103,7 +103,7 @@ class Ledger:
         self.settle(now)
         waste, size, rest_s = self.waste, self._kv.page_size, seconds.rest_s
         if seconds.stall_s or seconds.recompute_s:
-            used = self._kv.store.occupancy().used * size
+            used = self._kv.occupancy().used * size
             waste.stall += used * seconds.stall_s
             waste.recompute += used * seconds.recompute_s
         if planned.recomputing:
@@ -120,7 +120,7 @@ class Ledger:
         Call it after every iteration of the engine, with or without a step, and before reading. Pages that the iteration's plan
         has dropped are not paused any more, and contexts that its tokens have paused are so from now on.
         """
-        self._num_paused = self._kv.store.num_paused
+        self._num_paused = self._kv.num_paused
         self._hold(now, self._num_paused)
 
     def _hold(self, until_s: float, num_pages: int) -> None:
@@ -129,4 +129,4 @@ class Ledger:
 
 
 def _num_pages(sequences: Iterable[Sequence]) -> int:
-    return sum([len(sequence.context.pages) for sequence in sequences])
+    return sum([sequence.context.num_pages for sequence in sequences])

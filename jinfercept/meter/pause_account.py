@@ -5,7 +5,7 @@ In token·seconds of device memory, comparable with the waste equations. Only to
 
 from typing import NamedTuple
 
-from jinfercept.kv.context import Context, ContextResidency
+from jinfercept.kv.context import ContextResidency
 from jinfercept.kv.page import Page
 from jinfercept.meter.forecast import Forecast
 from jinfercept.sched.sequence import Sequence
@@ -86,7 +86,7 @@ class PauseAccount:
         self.began_s = self._since_s = now
         self._size = page_size
         self._partial = {page: page.filled for page in sequence.context.pages if 0 < page.filled < page_size}
-        self.context = self._resident = own_tokens(sequence.context)
+        self.context = self._resident = sequence.context.own_tokens
         self._held = self._queued = self._recompute = self._fetch = self._stall = 0.0
         self._recomputed, self._copied_in = sequence.recomputed, sequence.copied_in
         self.recomputed = 0  # tokens, until now
@@ -129,7 +129,7 @@ class PauseAccount:
         """The sequence runs again; True if some of its tokens must be fetched or recomputed."""
         self.settle(now)
         self._resident = 0
-        self.found = residency(self.sequence)
+        self.found = self.sequence.context.residency(self.sequence.max_computed)
         return self.found.host + self.found.missing > 0
 
     @property
@@ -160,19 +160,3 @@ class PauseAccount:
     def cost(self) -> PauseCost:
         """The waste so far."""
         return PauseCost(self._held, self._recompute, self._fetch, self._stall, self._queued)
-
-
-def own_tokens(context: Context) -> int:
-    """Tokens on the device that this context alone has references on: C of the waste equations."""
-    return sum([page.filled for page in context.pages if page.refs + page.evictable_refs == 1])
-
-
-def residency(sequence: Sequence) -> ContextResidency:
-    """The computed tokens of a sequence, by place: device, host, missing."""
-    device = host = 0
-    for page in sequence.context.pages:
-        if page.device is not None:
-            device += page.filled
-        else:
-            host += page.host_filled
-    return ContextResidency(device, host, max(0, sequence.max_computed - device - host))

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec, Sharding
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int, Int32
 
-from jinfercept.kv.store import PageCopy
+from jinfercept.kv.page import PageCopy
 from jinfercept.layouts.pages import OUT_OF_RANGE, KVPages, kv_shape
 from jinfercept.models.mesh import beside, over_devices, place
 from jinfercept.models.parallel import AXIS

@@ -63,8 +63,8 @@ class Admission:
         builder.context_tokens += sequence.length
         ran_before = sequence.max_computed > 0
         if not ran_before:
-            sequence.max_computed = len(context.pages) * kv.page_size
-        sequence.residency = kv.survey(context, sequence.max_computed)
+            sequence.max_computed = context.num_pages * kv.page_size
+        sequence.residency = context.residency(sequence.max_computed)
         if ran_before and sequence.residency.host and self._recomputes_late:
             self._drop_late(builder, sequence)
         if sequence.num_cached is None:
@@ -76,38 +76,32 @@ class Admission:
 
     def _drop_late(self, builder: PlanBuilder, sequence: Sequence) -> None:
         """Drop the host copies of a sequence that runs again if to recompute them wastes less than to wait for the link."""
-        pages = list(self._kv.host_only(sequence.context))
-        num_tokens = len(pages) * self._page_size
+        num_tokens = self._kv.num_fetchable(sequence.context) * self._page_size
         before = sum([self._fetched_first(other) for other in self._queues.running if other is not sequence])
         link_tokens_per_s = max(1, self._cost.link_tokens(1.0))
         waiting = preserve_waste((before + num_tokens) / link_tokens_per_s, sequence.length)
         chunk = chunk_tokens(self._largest, len(self._queues.running), self._page_size)
         others = builder.context_tokens - sequence.length
         if chunked_discard_waste(num_tokens, others, chunk, self._forward_s) < waiting:
-            for page in pages:
-                if page.refs + page.evictable_refs == 1:
-                    self._kv.store.drop_host(page)
+            self._kv.drop_fetchable(sequence.context)
 
     def _fetched_first(self, sequence: Sequence) -> int:
         """Tokens of a running sequence that the link has still to bring."""
         context = sequence.context
-        if context.ready >= sequence.length - 1:
-            return 0
-        return sum([self._page_size for _ in self._kv.host_only(context)])
+        return 0 if context.ready >= sequence.length - 1 else self._kv.num_fetchable(context) * self._page_size
 
     def _forward_s(self, query_tokens: int) -> float:
         return self._cost.step_s(query_tokens, 0)
 
     def _has_room(self, sequence: Sequence, now: float, *, entitled: bool) -> bool:
         """Whether the device has slots for a sequence beside the running ones, and a page more for each of these."""
-        store = self._kv.store
-        left = store.num_free + store.num_cached - self._slots_needed(sequence)
+        left = self._kv.num_available - self._slots_needed(sequence)
         left -= sum([self._slots_needed(other) + 1 for other in self._queues.running])
         if left >= 0:
             return True
         if self._policy.protects_paused:
             return False
-        left += store.num_paused
+        left += self._kv.num_paused
         if left < 0 or entitled or sequence.max_computed:
             return left >= 0
         return self._policy.held_pages(left + 1, now) <= left or self._waited_long(sequence, now)
@@ -120,8 +114,5 @@ class Admission:
 
     def _slots_needed(self, sequence: Sequence) -> int:
         """Device slots that the sequence still lacks for the tokens it has and the next one."""
-        context = sequence.context
-        if context.ready >= sequence.length - 1:
-            return 0
-        wanted = sequence.length // self._kv.page_size + 1
-        return self._kv.missing_slots(context) + max(0, wanted - len(context.pages))
+        context, length = sequence.context, sequence.length
+        return 0 if context.ready >= length - 1 else self._kv.slots_needed(context, length + 1)

@@ -46,8 +46,7 @@ class ChunkPlanner:
             or sequence.max_computed > start
             or start + 1 >= self._max_model_len
             or sequence.generated + sequence.pending >= sequence.max_tokens
-            or len(sequence.table) < len(context.pages)
-            or not self._kv.append(context)
+            or not self._kv.append(context, len(sequence.table))
         ):
             return False
         tokens = (sequence.tokens[start],) if start < known else (FROM_DEVICE,)
@@ -76,14 +75,11 @@ class ChunkPlanner:
         start = min(context.ready, length - 1)
         end = length if start == length - 1 else kv.gap_end(context, length)
         end = min(end, start + max(0, min(most, self._chunk_tokens)))
-        for position in range(start, end):
-            if kv.needs_slot(context, position):
-                if not self._eviction.free_slot(builder, sequence):
-                    end = position
-                    break
-                kv.give_slot(context, position)
-        if start < end:
-            self._add_chunk(builder, sequence, start, end)
+        placed = kv.place(context, start, end)
+        while placed < end and self._eviction.free_slot(builder, sequence):
+            placed = kv.place(context, placed, end)
+        if start < placed:
+            self._add_chunk(builder, sequence, start, placed)
 
     def _add_chunk(self, builder: PlanBuilder, sequence: Sequence, start: int, end: int) -> None:
         assert sequence.slot is not None
@@ -113,15 +109,13 @@ class ChunkPlanner:
         if len(builder.chunks) == len(self._running):
             return
         for sequence in list(self._running):
-            if builder.stalled or not self._transfers.may_move(builder):
+            if builder.stalled or not self._transfers.room(builder):
                 return
             if not sequence.planned and sequence.state is State.RUNNING:
                 self._fetch(builder, sequence)
 
     def _fetch(self, builder: PlanBuilder, sequence: Sequence) -> None:
         """Plan the fetches of the sequence's host pages, first token first, as far as the link's budget and the slots go."""
-        may_move = self._transfers.may_move
-        for page in list(self._kv.host_only(sequence.context)):
-            if not (may_move(builder) and self._eviction.free_slot(builder, sequence) and may_move(builder)):
-                return
-            self._transfers.fetch(builder, sequence, page)
+        left, transfers = self._kv.num_fetchable(sequence.context), self._transfers
+        while left and transfers.room(builder) and self._eviction.free_slot(builder, sequence):
+            left -= transfers.fetch(builder, sequence, left)

@@ -50,15 +50,12 @@ class Eviction:
 
     def free_slot(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Make sure that a device slot is free; False if the running `sequence` has to wait for one."""
-        store, running = self._kv.store, self._queues.running
-        may_evict = not self._policy.protects_paused
-        if store.num_free or store.evict_cached():
-            return True
-        if may_evict and self._evict(builder):
+        running, may_evict = self._queues.running, not self._policy.protects_paused
+        if self._kv.free_slot() or (may_evict and self._evict(builder)):
             return True
         while running and (last := self._last_served(builder)) is not sequence and not last.planned:
             self.preempt(builder, last)
-            if store.num_free or store.evict_cached() or (may_evict and self._evict(builder)):
+            if self._kv.free_slot() or (may_evict and self._evict(builder)):
                 return True
         if running[0] is sequence and not may_evict and self._evict(builder):
             return True
@@ -94,7 +91,7 @@ class Eviction:
 
     def _evict(self, builder: PlanBuilder) -> bool:
         """Take one slot from the paused contexts, in the policy's order."""
-        if not self._kv.store.num_paused:
+        if not self._kv.num_paused:
             return False
         for victims in (builder.victims or iter(()), self._policy.victims(builder.now)):
             builder.victims = victims
@@ -108,4 +105,4 @@ class Eviction:
                 freed |= self._transfers.move(builder, move)
             if freed:
                 return True
-        return self._kv.store.evict_paused()
+        return self._kv.evict_paused()

@@ -125,7 +125,6 @@ def read_load(
         means: of its runs.
         protects_paused: no page of a paused context is taken while a sequence runs.
     """
-    store, size = kv.store, kv.page_size
     held = dict[str, tuple[float, int]]()
     tokens = uncomputed = 0
     for one in running:
@@ -134,13 +133,13 @@ def read_load(
         uncomputed += max(0, length - one.context.ready - 1)
         before, count = held.get(one.tenant, (0.0, 0))
         held[one.tenant] = before + length / one.weight, count + 1
-    free = store.num_free + store.num_cached + (0 if protects_paused else store.num_paused)
+    free = kv.num_available + (0 if protects_paused else kv.num_paused)
     return EngineLoad(
         len(running),
         tokens,
         uncomputed,
         held,
-        max(0, (free - len(running)) * size - uncomputed),
+        max(0, (free - len(running)) * kv.page_size - uncomputed),
         max_num_seqs - len(running),
         [*(_queued(one) for one in waiting), *arriving],
         means,

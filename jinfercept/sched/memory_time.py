@@ -167,10 +167,9 @@ class MemoryTime(Order):
 
     def _load(self, sequence: Sequence) -> float:
         """Token·seconds until the whole context is on the device, where it grows from what is there now."""
-        pages, context = sequence.context.pages, sequence.length
-        device = sum([page.filled for page in pages if page.device is not None])
-        host = sum([page.host_filled for page in pages if page.device is None])
-        seconds = max(0, context - device - host) / self._known.saturation * self._step_s
+        context = sequence.length
+        device, host, missing = sequence.context.residency(context)
+        seconds = missing / self._known.saturation * self._step_s
         if host:
             seconds += self._known.cost.swap_s(host)
         return seconds * (device + context) / 2

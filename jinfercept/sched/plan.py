@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jinfercept.kv.store import PageCopy
+from jinfercept.kv.page import PageCopy
 from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
 
 FROM_DEVICE = -1

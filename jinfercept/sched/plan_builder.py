@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from jinfercept.kv.store import PageCopy
+from jinfercept.kv.page import PageCopy
 from jinfercept.sched.plan import FROM_DRAFT_MODEL, Chunk, StepPlan
 from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence

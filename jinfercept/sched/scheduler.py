@@ -76,8 +76,7 @@ class Scheduler:
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
         self._fair = FairShare(queues)
         transfers = Transfers(kv, policy, self.counters, observer)
-        has_host = kv.store.num_host_pages > 0
-        preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=has_host)
+        preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=kv.has_host)
         self._eviction = Eviction(kv, self._queues, self._fair, policy, transfers, self.counters, preempted)
         recomputes_late = policy.recomputes_late and preemption == "policy"  # a forced way is not to be mended
         self._admission = Admission(kv, queues, policy, self._budget, self.means, recomputes_late=recomputes_late)
@@ -155,9 +154,9 @@ class Scheduler:
         for call, end in zip(sequence.awaited, ended, strict=True):
             self._estimator.observe(call, end.duration_s, end.clean)
         sequence.awaited = ()
-        found = self.kv.survey(sequence.context, sequence.max_computed)
+        residency = sequence.context.residency(sequence.max_computed)
         self.counters.returned += sequence.max_computed
-        self.counters.kept += found.device + found.host
+        self.counters.kept += residency.device + residency.host
         sequence.append_external(tokens)
         self._queue_again(sequence, in_place=True)
 
@@ -246,7 +245,7 @@ class Scheduler:
 
     def plan(self, now: float) -> PlannedStep:
         """The next iteration; its plan is empty (false) if nothing can be done before a plan or a call returns."""
-        self.kv.store.begin()
+        self.kv.begin_plan()
         self._queues.rank(now)
         context_tokens = sum([len(sequence.tokens) + sequence.pending for sequence in self.running])
         hidden = self._budget.link_tokens(len(self.running), context_tokens)
@@ -269,7 +268,7 @@ class Scheduler:
         planned = builder.build(
             self.counters.plans,
             self._budget.bucket(self._largest - builder.query_tokens),
-            self.kv.store.drain_dropped(),
+            self.kv.take_dropped(),
         )
         self.counters.plans += bool(planned.plan)
         return planned
@@ -326,7 +325,7 @@ class Scheduler:
             if sequence is None:
                 return
             if self._whole_prompts and builder.chunks:
-                missing = self.kv.survey(sequence.context, sequence.length).missing
+                missing = sequence.context.residency(sequence.length).missing
                 if missing > builder.query_tokens:
                     return
             most = builder.query_tokens - builder.kept_from.get(sequence.tenant, 0)

@@ -201,14 +201,10 @@ class Sequence:
 
     def new_pages(self, end: int, page_size: int) -> tuple[tuple[int, int], ...]:
         """Entries of the page table for the tokens before `end` that the runner does not know yet; it knows them now."""
-        table, pages = self.table, self.context.pages
-        new = []
-        for index in range(len(table), (end - 1) // page_size + 1):
-            slot = pages[index].device
-            assert slot is not None
-            table.append(slot)
-            new.append((index, slot))
-        return tuple(new)
+        first = len(self.table)
+        slots = self.context.slots(first, (end - 1) // page_size + 1)
+        self.table += slots
+        return tuple(enumerate(slots, first))
 
     def void_pending(self) -> None:
         """Void the samples in flight."""

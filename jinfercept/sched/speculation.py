@@ -158,7 +158,8 @@ class Speculation:
         )
         for (place, drafts), depth in zip(found, depths, strict=True):
             sequence, chunk = builder.chunks[place]
-            depth = self._place(sequence, chunk.start + 1, depth)
+            first = chunk.start + 1
+            depth = self._kv.place(sequence.context, first, first + depth) - first
             if depth:
                 builder.chunks[place] = sequence, self._drafted(sequence, chunk, drafts[:depth])
                 builder.query_tokens -= depth
@@ -239,16 +240,6 @@ class Speculation:
         share = self._limits.pass_share
         pass_s = None if share is None else lambda rows: share * cost.step_s(bucket(rows), context_tokens)
         return choose_depths(prospects, num_sampled, query_tokens, most, step_s, pass_s)
-
-    def _place(self, sequence: Sequence, first: int, depth: int) -> int:
-        """How many drafts have a device slot, from the position `first` on."""
-        kv, store = self._kv, self._kv.store
-        for position in range(first, first + depth):
-            if kv.needs_slot(sequence.context, position):
-                if not (store.num_free or store.evict_cached()):
-                    return position - first
-                kv.give_slot(sequence.context, position)
-        return depth
 
     def _drafted(self, sequence: Sequence, chunk: Chunk, drafts: tuple[int, ...]) -> Chunk:
         """A decode row with drafts."""

@@ -3,7 +3,6 @@
 from typing import final
 
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.page import Page
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan_builder import Counters, PlanBuilder
 from jinfercept.sched.policy import Action, Move, Policy
@@ -27,16 +26,19 @@ class Transfers:
         self._counters = counters
         self._observer = observer
 
-    def may_move(self, builder: PlanBuilder) -> bool:
-        """Whether the plan can move one more page: the link's budget holds it, and so does the device memory for transfers."""
-        return builder.link_tokens >= self._kv.page_size and not self._is_full(builder)
+    def room(self, builder: PlanBuilder) -> int:
+        """Pages that the plan can still move: as far as the link's budget goes, and the device memory for transfers."""
+        pages, most = max(0, builder.link_tokens // self._kv.page_size), self._kv.most_moved_pages
+        return pages if most is None else max(0, min(pages, most - len(builder.fetch) - len(builder.offload)))
 
-    def fetch(self, builder: PlanBuilder, sequence: Sequence, page: Page) -> None:
-        """Fetch a host page to a free device slot. There must be one, and the plan must take one more page (`may_move`)."""
-        builder.fetch.append(self._kv.store.fetch(page))
-        builder.link_tokens -= self._kv.page_size
-        sequence.copied_in += page.filled
-        self._counters.copied_in += page.filled
+    def fetch(self, builder: PlanBuilder, sequence: Sequence, most: int) -> int:
+        """Fetch up to `most` pages of a running sequence, as far as the plan's room and the free slots go; returns how many."""
+        copies, num_tokens = self._kv.fetch(sequence.context, min(most, self.room(builder)))
+        builder.fetch += copies
+        builder.link_tokens -= len(copies) * self._kv.page_size
+        sequence.copied_in += num_tokens
+        self._counters.copied_in += num_tokens
+        return len(copies)
 
     def move(self, builder: PlanBuilder, move: Move) -> bool:
         """Execute a policy's move as far as the page allows; True if its device slot is free now.
@@ -44,16 +46,12 @@ class Transfers:
         A full plan swaps no dirty page: the page stays on the device for a later plan.
         """
         kv, page, action = self._kv, move.page, move.action
-        if action is Action.SWAP and self._is_full(builder) and kv.store.can_offload(page):
+        if action is Action.SWAP and self._is_full(builder) and kv.can_copy_out(page):
             return False
         copies = action is Action.COPY or (action is Action.SWAP and not page.refs)
-        copied = self._offload(builder, move) if copies else 0
-        uncopies = action in (Action.LOSE, Action.UNCOPY)
-        if page.evictable_refs > 1 and (uncopies or page.host is None):
-            return False  # pages that several contexts share are evicted last: see `PageStore.evict_paused`
-        freed = action not in (Action.COPY, Action.UNCOPY) and kv.store.drop_device(page)
-        if uncopies and page.host is not None and not page.refs:
-            kv.store.drop_host(page)
+        copied, freed = self._offload(builder, move) if copies else 0, False
+        if action is not Action.COPY:
+            freed = kv.drop(page, device=action is not Action.UNCOPY, host=action in (Action.LOSE, Action.UNCOPY))
         if self._observer is not None and (copied or freed):
             self._observer.moved(move, copied, freed)
         return freed
@@ -68,12 +66,12 @@ class Transfers:
 
     def _offload(self, builder: PlanBuilder, move: Move) -> int:
         """Offload the page of a move, if possible; returns the tokens that the link moves for it."""
-        page, store = move.page, self._kv.store
-        if not self.may_move(builder) or not store.can_offload(page):
+        page, kv = move.page, self._kv
+        if not self.room(builder) or not kv.can_copy_out(page):
             return 0
-        if not store.num_host_free and not self._free_host(builder, move.sequence):
+        if not kv.num_host_free and not self._free_host(builder, move.sequence):
             return 0
-        copy = store.offload(page)
+        copy = kv.copy_out(page)
         assert copy is not None
         builder.add_offload(move.sequence, copy)
         builder.link_tokens -= self._kv.page_size
@@ -87,8 +85,7 @@ class Transfers:
 
     def _free_host(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Make sure that a host slot is free for the sequence's copies; False if the policy evicts no other copy for them."""
-        store = self._kv.store
-        if not store.num_host_pages:
+        if not self._kv.has_host:
             return False
         if builder.host_victims is None or builder.host_victims[0] is not sequence:
             builder.host_victims = sequence, self._policy.host_victims(sequence, builder.now)
@@ -96,6 +93,6 @@ class Transfers:
             page = move.page
             if not page.offloading and not page.refs and page.evictable_refs == 1:
                 self.move(builder, move)
-            if store.num_host_free:
+            if self._kv.num_host_free:
                 return True
         return False

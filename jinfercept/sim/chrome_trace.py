@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.pause_account import residency
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.plan_builder import PlannedStep
@@ -108,7 +107,7 @@ class ChromeTrace:
             del self._tracks[sequence.id]
             return
         track.interceptions += sequence.state is State.INTERCEPTED
-        track.args = _why(track, before) | {"at_start": residency(sequence)._asdict()}
+        track.args = _why(track, before) | {"at_start": sequence.context.residency(sequence.max_computed)._asdict()}
 
     def moved(self, move: Move, copied_tokens: int, freed: bool) -> None:
         """See `Observer`."""
@@ -128,16 +127,14 @@ class ChromeTrace:
         """A plan's result has arrived (the engine's `observe` hook)."""
         plan, end_us = planned.plan, self._now_us()
         start_us = max(0, end_us - round(result.elapsed_s * 1e6))
-        occupancy = self._kv.store.occupancy()._asdict()
-        del occupancy["total"]
-        host_used = self._kv.store.num_host_used
+        free, used, paused, cached, _, _, host, host_total = self._kv.occupancy()
         size = self._kv.page_size
         link = {"out": len(plan.offload) * size, "in": len(plan.fetch) * size}
         if not self._synchronous:
             link["budget"] = self._budget(plan)
         step = {"query": plan.num_tokens, "recomputed": planned.recomputed_tokens, "saturation": self._saturation}
-        self._count("device pages", occupancy, start_us)
-        self._count("host pages", {"free": self._kv.store.num_host_pages - host_used, "used": host_used}, start_us)
+        self._count("device pages", {"free": free, "used": used, "paused": paused, "cached": cached}, start_us)
+        self._count("host pages", {"free": host_total - host, "used": host}, start_us)
         self._count("link tokens", link, start_us)
         self._count("query tokens", step, start_us)
         for (number, what), args in self._moved.items():
@@ -178,7 +175,7 @@ class ChromeTrace:
         return self._cost.link_tokens(seconds)
 
     def _end_span(self, track: _Track, now_us: int) -> None:
-        args = track.args | {"at_end": residency(track.sequence)._asdict()}
+        args = track.args | {"at_end": track.sequence.context.residency(track.sequence.max_computed)._asdict()}
         if track.done:
             args["moves"] = track.done
         self._write(

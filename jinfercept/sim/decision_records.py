@@ -25,7 +25,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.meter.decisions import Decision, DecisionCase, WasteEquations
 from jinfercept.meter.forecast import QUANTILES, EstimatorTee, forecast
 from jinfercept.meter.ledger import StepSeconds, StepTimer
-from jinfercept.meter.pause_account import PauseAccount, Prediction, own_tokens, residency
+from jinfercept.meter.pause_account import PauseAccount, Prediction
 from jinfercept.meter.prices import Prices
 from jinfercept.sched.estimator import Estimator, remaining_s
 from jinfercept.sched.plan import StepPlan, StepResult
@@ -133,7 +133,7 @@ class DecisionLog:
         key = (id(pause), move.action, move.why)
         decision = self._decisions.get(key)
         if decision is None:
-            case = self._case(pause, own_tokens(move.sequence.context) + own)
+            case = self._case(pause, move.sequence.context.own_tokens + own)
             pause.touch(case.at_s, case.context)
             decision = self._decisions[key] = Decision(pause, case, move.action, move.why)
         decision.pages += 1
@@ -309,7 +309,7 @@ class DecisionLog:
         step_s, recomputed = seconds.total_s - seconds.stall_s, planned.recomputed_tokens
         for name, pause in list(self._recovering.items()):
             sequence, tokens = pause.sequence, pause.take_recomputed()
-            own = residency(sequence).device
+            own = sequence.context.residency(sequence.max_computed).device
             if tokens:
                 share_s = seconds.recompute_s * min(1.0, tokens / recomputed) if recomputed else 0.0
                 pause.pay(recompute=step_s * own + share_s * (self._running_context() - sequence.length))
@@ -322,7 +322,12 @@ class DecisionLog:
     def _pay_stalls(self, plan: StepPlan, stall_s: float) -> None:
         """Charge the seconds for which a step waited for the link, in proportion to the moved tokens."""
         moved = (len(plan.offload) + len(plan.fetch)) * self._page_size
-        absent = sum([p.sequence.length - residency(p.sequence).device for p in self._recovering.values()])
+        absent = sum(
+            [
+                p.sequence.length - p.sequence.context.residency(p.sequence.max_computed).device
+                for p in self._recovering.values()
+            ]
+        )
         each = stall_s * (self._running_context() - absent) / moved
         for decision in self._decisions.values():
             decision.pause.pay(stall=each * decision.copied)

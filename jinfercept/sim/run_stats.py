@@ -68,7 +68,7 @@ class RunStats:
         step_s = self._ledger.step(planned, result, self._clock.now()).total_s
         price, bucket = self._prices(planned.plan), planned.plan.bucket
         self.iterations += 1
-        self.used_token_s += self._kv.store.occupancy().used * self._kv.page_size * step_s
+        self.used_token_s += self._kv.occupancy().used * self._kv.page_size * step_s
         self.measured_s[bucket] += step_s
         self.priced_s[bucket] += price.compute_s + price.stall_s
         self.compute_s += price.compute_s

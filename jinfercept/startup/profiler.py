@@ -16,7 +16,7 @@ from statistics import median_low
 from typing import Any, NamedTuple, Protocol
 
 from jinfercept.errors import ConfigError
-from jinfercept.kv.store import PageCopy
+from jinfercept.kv.page import PageCopy
 from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.fit import MeasuredStep, fit_link, fit_steps

@@ -95,7 +95,7 @@ class _Steps:
                 self._timer() - self._started_s,
                 sum(sizes) - decoded,
                 decoded,
-                self._scheduler.kv.store.occupancy().used,
+                self._scheduler.kv.occupancy().used,
                 self._scheduler.counters.preemptions,
                 len(plan.offload) + len(plan.fetch),
             )

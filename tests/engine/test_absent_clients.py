@@ -163,7 +163,7 @@ def test_a_released_context_is_free_at_once() -> None:
     engine.release("a")
     engine.release("never heard of")
     assert engine.num_retained == 0
-    assert engine.scheduler.kv.store.occupancy().paused == 0
+    assert engine.scheduler.kv.occupancy().paused == 0
 
 
 def test_the_last_of_a_session_goes_on_from_it_and_is_not_kept() -> None:

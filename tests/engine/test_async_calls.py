@@ -313,7 +313,7 @@ def test_no_call_is_lost_and_none_is_answered_twice(
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     told = [token for e in events if e.request_id == "a" for token in tokens_of(e)]
     assert told == output.token_ids
-    occupancy = engine.scheduler.kv.store.occupancy()
+    occupancy = engine.scheduler.kv.occupancy()
     assert (occupancy.used, occupancy.paused) == (0, 0)
 
 

@@ -32,7 +32,7 @@ def aborted(engine: Engine, name: str) -> CompletionOutput:
 
 
 def assert_only_others_own_pages(engine: Engine) -> None:
-    occupancy = engine.scheduler.kv.store.occupancy()
+    occupancy = engine.scheduler.kv.occupancy()
     held = {page for sequence in engine.scheduler.unfinished for page in sequence.context.pages if page.device}
     assert occupancy.used + occupancy.paused == len(held)
 
@@ -83,7 +83,7 @@ def test_abort_while_pages_land_frees_them(depth: int) -> None:
     runner: FakeRunner = engine._runner  # pyright: ignore
     until(engine, lambda: bool(runner.plans[-1].fetch))
     assert aborted(engine, "a").finish_reason == "abort"
-    assert engine.scheduler.kv.store.occupancy().used == 0
+    assert engine.scheduler.kv.occupancy().used == 0
     again = request("b", [1] * 13, 9)
     assert only(run_all(engine, [again])).token_ids == uninterrupted((1,) * 13, again.params, {}, 32)
 
@@ -113,7 +113,7 @@ def test_random_aborts_leave_the_others_tokens_alone(depth: int) -> None:
             got = outputs[one.id]
             assert got.token_ids == expected[: len(got.token_ids)]
             assert got.finish_reason == "abort" or got.token_ids == expected
-        assert sum(engine.scheduler.kv.store.occupancy()[1:3]) == 0
+        assert sum(engine.scheduler.kv.occupancy()[1:3]) == 0
 
 
 def test_aborting_who_is_not_there_is_nothing() -> None:
@@ -132,7 +132,7 @@ def test_closing_gives_everybody_up() -> None:
     steps(engine, 3)
     engine.submit(request("still in the inbox", [1]))
     engine.close()
-    assert sum(engine.scheduler.kv.store.occupancy()[1:3]) == 0
+    assert sum(engine.scheduler.kv.occupancy()[1:3]) == 0
     assert not engine.scheduler.unfinished
     assert not engine.has_work
 
@@ -152,8 +152,8 @@ def test_a_failed_step_ends_all_requests_loudly_and_the_next_one_is_served_corre
             "error",
             "RuntimeError: the device is gone",
         )
-    assert engine.scheduler.kv.store.num_free == 10
-    assert engine.scheduler.kv.store.num_host_used == 0
+    assert engine.scheduler.kv.occupancy().free == 10
+    assert engine.scheduler.kv.occupancy().host == 0
     again = request("r0", prompt, 9, {2: [1, 2]})
     output = only(run_all(engine, [again]))
     assert output.token_ids == uninterrupted(again.prompt_token_ids, again.params, {2: [1, 2]}, 40)

@@ -63,7 +63,7 @@ def test_a_failed_draw_ends_its_request_in_any_state_and_no_other(
             tokens = [*failed.prompt_token_ids, *outputs[failed.id].outputs[0].token_ids]
             index = tokens.index(POISON) // 4
             digests = kv.digests(kv.open(), tokens)
-            assert all(kv.store.find(digest) is None for digest in digests[index:])
+            assert all(kv._store.find(digest) is None for digest in digests[index:])
         return {name: output.outputs[0] for name, output in outputs.items()}
 
     expected, outputs = run(200, NO_DRAFTS), run(14, speculation)

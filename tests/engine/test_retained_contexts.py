@@ -89,7 +89,7 @@ def test_whatever_became_of_a_kept_context_the_tokens_are_those_of_an_undisturbe
         assert answer.token_ids == uninterrupted(prompt, params, {}, 52)
     engine.close()
     assert engine.num_retained == 0
-    assert engine.scheduler.kv.store.occupancy().paused == 0
+    assert engine.scheduler.kv.occupancy().paused == 0
 
 
 # -- what is found -----------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_a_host_that_is_full_costs_nobody_the_pages_that_are_on_the_device_and_c
         engine.step()
     assert engine.quiescent
     assert engine.num_retained == 16
-    assert engine.scheduler.kv.store.occupancy().paused == 96
+    assert engine.scheduler.kv.occupancy().paused == 96
 
 
 def test_durations_are_learned_under_the_tools_name_and_under_the_readers() -> None:
@@ -239,5 +239,5 @@ def test_a_request_that_goes_on_waits_with_its_pages_and_loses_them_to_whoever_r
     engine.step()
     waiting = engine.scheduler.waiting[0]
     assert waiting.state is State.WAITING
-    assert engine.scheduler.kv.store.occupancy().paused == 6
+    assert engine.scheduler.kv.occupancy().paused == 6
     served(engine)

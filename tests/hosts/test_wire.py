@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.hosts.wire import decode_masks, decode_plan, encode_masks, encode_plan
-from jinfercept.kv.store import PageCopy
+from jinfercept.kv.page import PageCopy
 from jinfercept.runner.packing_samples import pack_samples, sampled_rows
 from jinfercept.runner.packing_slots import pack_slot
 from jinfercept.sampling_params import SamplingParams

@@ -342,4 +342,4 @@ def test_no_hostile_endpoint_hangs_an_engine_or_keeps_a_page(policy: str) -> Non
         for interception in interceptions:
             for call, result in zip(interception.calls, interception.results, strict=True):
                 assert result.status == (HOSTILE[call.name][1] if call.name in HOSTILE else "unknown_tool"), call
-    assert engine.scheduler.kv.store.occupancy().free + engine.scheduler.kv.store.num_cached == 250
+    assert engine.scheduler.kv.occupancy().free + engine.scheduler.kv.occupancy().cached == 250

@@ -2,8 +2,7 @@
 
 from jinfercept.kv.context import Context
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.page import Page, Residency
-from jinfercept.kv.store import Occupancy
+from jinfercept.kv.page import Occupancy, Page, Residency
 
 SIZE = 4
 DIRTY, CLEAN, HOST, MISSING = Residency.DIRTY, Residency.CLEAN, Residency.HOST, Residency.MISSING
@@ -11,7 +10,7 @@ DIRTY, CLEAN, HOST, MISSING = Residency.DIRTY, Residency.CLEAN, Residency.HOST, 
 
 def make(pages: int = 10, host_pages: int = 10, *, prefix_caching: bool = True) -> KVManager:
     manager = KVManager(pages, host_pages, SIZE, prefix_caching=prefix_caching)
-    manager.store.begin()
+    manager.begin_plan()
     return manager
 
 
@@ -26,9 +25,7 @@ def run(manager: KVManager, tokens: list[int], salt: str = "", context: Context 
 
 def compute(manager: KVManager, context: Context, tokens: list[int]) -> None:
     start = context.ready
-    for position in range(start, len(tokens)):
-        if manager.needs_slot(context, position):
-            manager.give_slot(context, position)
+    assert manager.place(context, start, len(tokens)) == len(tokens)
     if start < len(tokens):
         manager.computed(context, start, len(tokens))
     manager.commit(context, tokens)
@@ -50,9 +47,9 @@ def adopted(manager: KVManager, tokens: list[int], salt: str = "") -> int:
 
 def swap_out(manager: KVManager, pages: list[Page]) -> None:
     for page in pages:
-        assert manager.store.offload(page) is not None
-        assert manager.store.drop_device(page)
-    manager.store.begin()
+        assert manager._store.offload(page) is not None
+        assert manager._store.drop_device(page)
+    manager.begin_plan()
 
 
 def residencies(context: Context) -> list[Residency]:
@@ -66,7 +63,7 @@ def test_full_pages_are_shared_and_the_tail_is_private() -> None:
     assert two.pages[:2] == one.pages[:2]
     assert two.pages[2] is not one.pages[2]
     assert [page.refs for page in one.pages] == [2, 2, 1]
-    assert manager.store.occupancy() == Occupancy(free=6, used=4, paused=0, cached=0, total=10)
+    assert manager.occupancy() == Occupancy(free=6, used=4, paused=0, cached=0, total=10, host_total=10)
     manager.check([one, two])
 
 
@@ -116,24 +113,24 @@ def test_two_who_computed_the_same_page_keep_their_own_and_one_is_freed_at_the_e
     manager.check([one, two])
     manager.close(two)
     manager.close(one)
-    assert (manager.store.num_cached, manager.store.num_free) == (1, 9)
+    assert (manager.occupancy().cached, manager._store.num_free) == (1, 9)
 
 
 def test_residency_follows_the_two_places() -> None:
     manager = make()
     context = run(manager, [1] * 6)
     assert residencies(context) == [DIRTY, DIRTY]
-    assert manager.store.offload(context.pages[0]) is None, "a page in use is not copied"
+    assert manager._store.offload(context.pages[0]) is None, "a page in use is not copied"
     manager.release(context)
-    copies = [manager.store.offload(page) for page in context.pages]
+    copies = [manager._store.offload(page) for page in context.pages]
     assert [copy and copy[:2] for copy in copies] == [(page.device, page.host) for page in context.pages]
     assert residencies(context) == [CLEAN, CLEAN]
-    assert manager.store.offload(context.pages[0]) is None, "it has a copy"
-    assert manager.store.drop_device(context.pages[0])
-    manager.store.drop_host(context.pages[1])
-    manager.store.drop_device(context.pages[1])
+    assert manager._store.offload(context.pages[0]) is None, "it has a copy"
+    assert manager._store.drop_device(context.pages[0])
+    manager._store.drop_host(context.pages[1])
+    manager._store.drop_device(context.pages[1])
     assert residencies(context) == [HOST, MISSING]
-    assert manager.survey(context, 6) == (0, 4, 2)
+    assert context.residency(6) == (0, 4, 2)
     manager.check([context])
 
 
@@ -141,13 +138,13 @@ def test_a_host_copy_goes_stale_when_the_tail_grows() -> None:
     manager = make()
     context = run(manager, [1] * 6)
     manager.release(context)
-    copy = manager.store.offload(context.pages[1])
+    copy = manager._store.offload(context.pages[1])
     assert copy is not None
-    manager.store.begin()
+    manager.begin_plan()
     run(manager, [1] * 7, context=context)
     assert context.pages[1].residency is DIRTY
-    assert manager.store.num_host_used == 0
-    assert manager.store.drain_dropped() == (copy.host_slot,)
+    assert manager.occupancy().host == 0
+    assert manager.take_dropped() == (copy.host_slot,)
     manager.check([context])
 
 
@@ -155,14 +152,14 @@ def test_a_copy_that_is_dropped_by_the_plan_that_makes_it_lives_until_the_next_o
     manager = make(host_pages=1)
     context = run(manager, [1] * 4)
     manager.release(context)
-    copy = manager.store.offload(context.pages[0])
+    copy = manager._store.offload(context.pages[0])
     assert copy is not None
-    manager.store.drop_host(context.pages[0])
-    assert manager.store.drain_dropped() == ()
-    assert manager.store.offload(context.pages[0]) is None, "the host slot is still taken"
-    manager.store.begin()
-    assert manager.store.drain_dropped() == (copy.host_slot,)
-    assert manager.store.offload(context.pages[0]) is not None
+    manager._store.drop_host(context.pages[0])
+    assert manager.take_dropped() == ()
+    assert manager._store.offload(context.pages[0]) is None, "the host slot is still taken"
+    manager.begin_plan()
+    assert manager.take_dropped() == (copy.host_slot,)
+    assert manager._store.offload(context.pages[0]) is not None
 
 
 def test_what_is_copied_out_can_be_fetched_from_the_next_plan_on_and_read_from_the_one_after() -> None:
@@ -170,21 +167,20 @@ def test_what_is_copied_out_can_be_fetched_from_the_next_plan_on_and_read_from_t
     context = run(manager, [1] * 8)
     manager.release(context)
     for page in context.pages:
-        manager.store.offload(page)
-        manager.store.drop_device(page)
+        manager._store.offload(page)
+        manager._store.drop_device(page)
     manager.hold(context)
-    assert list(manager.host_only(context)) == []
+    assert manager.fetch(context, 9) == ([], 0)
     assert manager.gap_end(context, 8) == 0, "it waits for the page"
-    manager.store.begin()
-    pages = list(manager.host_only(context))
-    assert pages == context.pages
-    for page in pages:
-        copy = manager.store.fetch(page)
-        assert copy[:2] == (page.device, page.host)
+    manager.begin_plan()
+    assert manager.num_fetchable(context) == 2
+    copies, num_tokens = manager.fetch(context, 9)
+    assert [copy[:2] for copy in copies] == [(page.device, page.host) for page in context.pages]
+    assert num_tokens == 8
     manager.advance(context)
     assert context.ready == 0
     assert manager.gap_end(context, 8) == 0
-    manager.store.begin()
+    manager.begin_plan()
     manager.advance(context)
     assert context.ready == 8
     manager.check([context])
@@ -196,11 +192,11 @@ def test_a_page_on_its_way_in_stays() -> None:
     manager.release(context)
     swap_out(manager, context.pages)
     manager.hold(context)
-    manager.store.fetch(context.pages[0])
+    manager._store.fetch(context.pages[0])
     manager.release(context)
-    assert not manager.store.drop_device(context.pages[0])
-    manager.store.begin()
-    assert manager.store.drop_device(context.pages[0])
+    assert not manager._store.drop_device(context.pages[0])
+    manager.begin_plan()
+    assert manager._store.drop_device(context.pages[0])
 
 
 def test_a_page_on_its_way_in_is_not_copied_out_of_a_slot_that_does_not_hold_it_yet() -> None:
@@ -209,12 +205,12 @@ def test_a_page_on_its_way_in_is_not_copied_out_of_a_slot_that_does_not_hold_it_
     manager.release(context)
     swap_out(manager, context.pages)
     manager.hold(context)
-    manager.store.fetch(context.pages[0])
-    manager.store.drop_host(context.pages[0])  # as copies of others do, once it is spare
+    manager._store.fetch(context.pages[0])
+    manager._store.drop_host(context.pages[0])  # as copies of others do, once it is spare
     manager.release(context)
-    assert manager.store.offload(context.pages[0]) is None
-    manager.store.begin()
-    assert manager.store.offload(context.pages[0]) is not None
+    assert manager._store.offload(context.pages[0]) is None
+    manager.begin_plan()
+    assert manager._store.offload(context.pages[0]) is not None
 
 
 def test_spare_host_copies_go_before_copy_out_fails() -> None:
@@ -224,13 +220,13 @@ def test_spare_host_copies_go_before_copy_out_fails() -> None:
     swap_out(manager, done.pages)
     other = run(manager, [2] * 12)
     manager.release(other)
-    assert manager.store.num_host_free == 0
-    assert manager.store.offload(other.pages[0]) is None, "a paused context counts on both copies"
+    assert manager.num_host_free == 0
+    assert manager._store.offload(other.pages[0]) is None, "a paused context counts on both copies"
     manager.close(done)
-    assert manager.store.num_host_free == 2
-    assert manager.store.offload(other.pages[0]) is not None
-    assert manager.store.offload(other.pages[1]) is not None
-    assert manager.store.offload(other.pages[2]) is None
+    assert manager.num_host_free == 2
+    assert manager._store.offload(other.pages[0]) is not None
+    assert manager._store.offload(other.pages[1]) is not None
+    assert manager._store.offload(other.pages[2]) is None
     manager.check([other])
 
 
@@ -239,22 +235,22 @@ def test_a_copy_that_is_still_being_made_is_not_spare() -> None:
     done, other = run(manager, [1] * 4), run(manager, [2] * 4)
     manager.release(done)
     manager.release(other)
-    assert manager.store.offload(done.pages[0]) is not None
+    assert manager._store.offload(done.pages[0]) is not None
     manager.close(done)
-    assert manager.store.offload(other.pages[0]) is None
-    manager.store.begin()
-    assert manager.store.offload(other.pages[0]) is not None
+    assert manager._store.offload(other.pages[0]) is None
+    manager.begin_plan()
+    assert manager._store.offload(other.pages[0]) is not None
 
 
 def test_the_copy_of_a_page_in_use_is_spare() -> None:
     manager = make(host_pages=1)
     context = run(manager, [1] * 5)
     manager.release(context)
-    manager.store.offload(context.pages[0])
-    manager.store.begin()
-    assert manager.store.num_host_free == 0
+    manager._store.offload(context.pages[0])
+    manager.begin_plan()
+    assert manager.num_host_free == 0
     manager.hold(context)
-    assert manager.store.num_host_free == 1
+    assert manager.num_host_free == 1
     assert context.pages[0].residency is CLEAN
 
 
@@ -267,7 +263,7 @@ def test_finished_prefixes_go_least_recently_used_first_and_children_before_pare
         manager.close(context)
     adopted(manager, [1] * 9)  # used again
     lost: list[int] = []
-    while manager.store.evict_cached():
+    while manager._store.evict_cached():
         lost += [index for index, page in enumerate(pages) if page.device is None and index not in lost]
     assert lost == [3, 2, 1, 0]
 
@@ -277,14 +273,14 @@ def test_a_finished_prefix_with_a_host_copy_survives_on_the_host() -> None:
     context = run(manager, [1] * 8)
     manager.release(context)
     for page in context.pages:
-        manager.store.offload(page)
-    manager.store.begin()
+        manager._store.offload(page)
+    manager.begin_plan()
     manager.close(context)
-    while manager.store.evict_cached():
+    while manager._store.evict_cached():
         pass
-    assert manager.store.num_free == 10
+    assert manager._store.num_free == 10
     assert adopted(manager, [1] * 9) == 2
-    assert manager.store.num_host_used == 2
+    assert manager.occupancy().host == 2
 
 
 def test_without_prefix_caching_nothing_is_kept_but_living_requests_share() -> None:
@@ -293,7 +289,7 @@ def test_without_prefix_caching_nothing_is_kept_but_living_requests_share() -> N
     assert adopted(manager, [1] * 9) == 2
     manager.close(one)
     assert adopted(manager, [1] * 9) == 0
-    assert (manager.store.num_cached, manager.store.num_free) == (0, 10)
+    assert (manager.occupancy().cached, manager._store.num_free) == (0, 10)
 
 
 def test_a_returning_context_adopts_what_others_have_computed_meanwhile() -> None:
@@ -301,7 +297,7 @@ def test_a_returning_context_adopts_what_others_have_computed_meanwhile() -> Non
     context = run(manager, [1] * 8)
     manager.release(context)
     for page in context.pages:
-        manager.store.drop_device(page)
+        manager._store.drop_device(page)
     other = run(manager, [1] * 6)
     manager.refresh(context, [1] * 9)
     assert context.pages[0] is other.pages[0]
@@ -313,10 +309,10 @@ def test_a_hole_is_computed_alone() -> None:
     manager = make()
     context = run(manager, [1] * 12)
     manager.release(context)
-    manager.store.drop_device(context.pages[1])
+    manager._store.drop_device(context.pages[1])
     manager.hold(context)
     assert (context.ready, manager.gap_end(context, 12)) == (4, 8)
-    manager.give_slot(context, 4)
+    manager.place(context, 4, 6)
     manager.computed(context, 4, 6)
     assert (context.ready, manager.gap_end(context, 12)) == (6, 8)
     manager.computed(context, 6, 8)
@@ -328,13 +324,13 @@ def test_pages_are_free_used_claimed_or_cached() -> None:
     manager = make()
     one = run(manager, [1] * 9)
     two = run(manager, [2] * 6)
-    assert manager.store.occupancy() == (5, 5, 0, 0, 10)
+    assert manager.occupancy()[:5] == (5, 5, 0, 0, 10)
     manager.release(two)
-    assert manager.store.occupancy() == (5, 3, 2, 0, 10)
+    assert manager.occupancy()[:5] == (5, 3, 2, 0, 10)
     manager.close(one)
-    assert manager.store.occupancy() == (6, 0, 2, 2, 10)
+    assert manager.occupancy()[:5] == (6, 0, 2, 2, 10)
     manager.close(two)
-    assert manager.store.occupancy() == (7, 0, 0, 3, 10)
+    assert manager.occupancy()[:5] == (7, 0, 0, 3, 10)
 
 
 def test_a_page_with_two_claimants_stays_for_the_second() -> None:
@@ -342,7 +338,7 @@ def test_a_page_with_two_claimants_stays_for_the_second() -> None:
     one = run(manager, [1] * 9)
     two = run(manager, [1] * 9)
     manager.release(one)
-    assert not manager.store.drop_device(one.pages[0]), "the other one uses it"
+    assert not manager._store.drop_device(one.pages[0]), "the other one uses it"
     manager.release(two)
     manager.close(one)
     assert residencies(two) == [DIRTY] * 3
@@ -353,13 +349,13 @@ def test_clearing_forgets_finished_prefixes_in_both_places_and_leaves_paused_con
     manager = make()
     context = run(manager, [1] * 8)
     manager.release(context)
-    manager.store.offload(context.pages[0])
-    manager.store.begin()
+    manager._store.offload(context.pages[0])
+    manager.begin_plan()
     manager.close(context)
     paused = run(manager, [2] * 9)
     manager.release(paused)
-    manager.store.clear()
-    assert (manager.store.num_cached, manager.store.num_free, manager.store.num_host_used) == (0, 7, 0)
+    manager._store.clear()
+    assert (manager.occupancy().cached, manager._store.num_free, manager.occupancy().host) == (0, 7, 0)
     assert adopted(manager, [1] * 9) == 0
     assert residencies(paused) == [DIRTY] * 3
     manager.check([paused])
@@ -369,5 +365,5 @@ def test_no_host_pages_turn_the_host_tier_off() -> None:
     manager = make(host_pages=0)
     context = run(manager, [1] * 4)
     manager.release(context)
-    assert manager.store.offload(context.pages[0]) is None
-    assert (manager.store.num_host_pages, manager.store.num_host_free, manager.store.num_host_used) == (0, 0, 0)
+    assert manager._store.offload(context.pages[0]) is None
+    assert (manager.has_host, manager.num_host_free, manager.occupancy().host) == (False, 0, 0)

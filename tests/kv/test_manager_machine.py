@@ -13,8 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from jinfercept.kv.context import Context
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.page import Page, Residency, chain_digest, root_digest
-from jinfercept.kv.store import PageCopy
+from jinfercept.kv.page import Page, PageCopy, Residency, chain_digest, root_digest
 
 MAX_SEQUENCES = 5
 MAX_TOKENS = 18
@@ -79,7 +78,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def make(self, pages: int, host_pages: int, size: int, cache: bool, evict: str) -> None:
         self.size, self.evict, self.max_tokens = size, evict, min(MAX_TOKENS, pages * size)
         self.manager = KVManager(pages, host_pages, size, prefix_caching=cache)
-        self.manager.store.begin()
+        self.manager.begin_plan()
         for tokens in ([0] * 7, [0] * 5 + [1], [1, 0, 0, 1]):
             self.open("", tokens, False, 0)
 
@@ -110,24 +109,24 @@ class ManagerMachine(RuleBasedStateMachine):
             elif what == "abort" and idle:
                 self.close(idle)
             elif what == "evict":
-                free = self.manager.store.num_free
-                freed = self.manager.store.evict_cached()
-                assert self.manager.store.num_free == free + freed
+                free = self.manager._store.num_free
+                freed = self.manager._store.evict_cached()
+                assert self.manager._store.num_free == free + freed
             elif waiting:
                 for page in waiting.context.pages[::-1][first : first + count]:
                     self.move(page, what)
 
     def move(self, page: Page, action: str) -> None:
         if action in ("copy", "swap"):
-            copy = self.manager.store.offload(page)
+            copy = self.manager._store.offload(page)
             assert copy is None or copy[:2] == (page.device, page.host)
             self.copied += [copy] if copy else []
         if action in ("drop", "swap", "lose"):
-            free = self.manager.store.num_free
-            freed = self.manager.store.drop_device(page)
-            assert self.manager.store.num_free == free + freed
+            free = self.manager._store.num_free
+            freed = self.manager._store.drop_device(page)
+            assert self.manager._store.num_free == free + freed
         if action in ("lose", "drop host") and page.host is not None and not page.refs:
-            self.manager.store.drop_host(page)
+            self.manager._store.drop_host(page)
 
     # -- a whole plan ----------------------------------------------------------------------------------------------
 
@@ -171,13 +170,13 @@ class ManagerMachine(RuleBasedStateMachine):
         if end is not None and (owner := self.some(self.owners, end)):
             self.close(owner)
             self.open(owner.salt, owner.tokens[: 3 * end + 5] + returned, False, 0)
-        self.manager.store.begin()
+        self.manager.begin_plan()
         for owner in self.owners:
             owner.planned = False
 
     def execute(self) -> None:
         landing = {copy.device_slot: dict(self.host[copy.host_slot]) for copy in self.fetched}
-        for slot in self.manager.store.drain_dropped():
+        for slot in self.manager.take_dropped():
             del self.host[slot]
         for copy in self.copied:
             assert copy.host_slot not in self.host, "a host slot holds two pages"
@@ -211,21 +210,19 @@ class ManagerMachine(RuleBasedStateMachine):
             return
         manager, context = self.manager, owner.context
         manager.advance(context)
-        for page in list(manager.host_only(context)):
-            if not self.slot_free(owner):
-                break
-            self.fetched.append(manager.store.fetch(page))
+        left = manager.num_fetchable(context)
+        while left and self.slot_free(owner):
+            copies, _ = manager.fetch(context, left)
+            self.fetched += copies
+            left -= len(copies)
         if context.ready == len(owner.tokens) < self.max_tokens:
             owner.tokens.append(sampled)  # only the device knows it yet
         length = len(owner.tokens)
         start = min(context.ready, length - 1)
         end = min(start + most, length if start == length - 1 else manager.gap_end(context, length))
-        for position in range(start, end):
-            if manager.needs_slot(context, position):
-                if not self.slot_free(owner):
-                    end = position
-                    break
-                manager.give_slot(context, position)
+        wanted, end = end, manager.place(context, start, end)
+        while end < wanted and self.slot_free(owner):
+            end = manager.place(context, end, wanted)
         if start < end:
             manager.computed(context, start, end)
             slots = [page.device or 0 for page in context.pages[: (end - 1) // self.size + 1]]
@@ -235,10 +232,10 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def slot_free(self, owner: Owner) -> bool:
         """Find a device slot: a finished prefix, pages of paused sequences, then those of the last one that runs go."""
-        while not self.manager.store.num_free and not self.manager.store.evict_cached():
+        while not self.manager.free_slot():
             for page in (page for paused in reversed(self.waiting()) for page in reversed(paused.context.pages)):
                 self.move(page, self.evict)
-                if self.manager.store.num_free:
+                if self.manager._store.num_free:
                     return True
             idle = [other for other in self.held() if other is not owner and not other.planned]
             if not idle:
@@ -266,7 +263,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def the_books_agree(self) -> None:
         if hasattr(self, "manager"):
             self.manager.check([owner.context for owner in self.owners])
-            free, used, claimed, cached, total = self.manager.store.occupancy()
+            free, used, claimed, cached, total, *_ = self.manager.occupancy()
             assert free + used + claimed + cached == total
             assert min(free, used, claimed, cached) >= 0
 
@@ -277,14 +274,14 @@ class ManagerMachine(RuleBasedStateMachine):
         self.execute()
         for owner in self.owners:
             self.manager.close(owner.context)
-        self.manager.store.begin()
+        self.manager.begin_plan()
         self.manager.check([])
-        occupancy = self.manager.store.occupancy()
+        occupancy = self.manager.occupancy()
         assert (occupancy.used, occupancy.paused) == (0, 0)
-        self.manager.store.clear()
+        self.manager._store.clear()
         self.manager.check([])
-        assert self.manager.store.num_free == occupancy.total
-        assert self.manager.store.num_host_used == 0
+        assert self.manager._store.num_free == occupancy.total
+        assert self.manager.occupancy().host == 0
 
     def look_at(self, owner: Owner) -> None:
         for index, page in enumerate(owner.context.pages):

@@ -3,7 +3,7 @@
 import pytest
 
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.store import PageCopy
+from jinfercept.kv.page import PageCopy
 from jinfercept.meter.ledger import Ledger, StepSeconds, StepTimer
 from jinfercept.meter.prices import Prices
 from jinfercept.sched.plan import Chunk, StepPlan, StepResult
@@ -53,7 +53,7 @@ def test_paused_contexts_hold_their_pages_until_the_plan_that_drops_them_in_idle
     desk.scheduler.intercept(sequence, 1.0, (PendingCall("tool", "one"),))
     ledger.settle(0.0)
     for page in list(sequence.context.pages)[1:]:
-        desk.kv.store.drop_device(page)
+        desk.kv.drop(page, device=True, host=False)
     ledger.step(planned(1), StepResult((), 2.0), 7.0)  # five idle seconds, then a step on one page
     assert ledger.waste.preserve == pytest.approx((3 * 5.0 + 1 * 2.0) * SIZE)
     ledger.settle(8.0)
@@ -65,8 +65,7 @@ def test_no_second_of_a_page_is_counted_twice() -> None:
     sequences = [Sequence(name, [len(name)] * 7, kv.open(name), max_tokens=9) for name in ("recomputed", "waits")]
     for sequence in sequences:
         kv.hold(sequence.context)
-        for position in (0, SIZE):
-            kv.give_slot(sequence.context, position)
+        kv.place(sequence.context, 0, 2 * SIZE)
     sequences[0].planned = True
     ledger = Ledger(kv, Prices(COST, SIZE, synchronous=True), sequences, 0.0)
     step = planned(9, recomputed=8, copies=2)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jinfercept.kv.store import PageCopy
+from jinfercept.kv.page import PageCopy
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import load
 from jinfercept.models.model import Model

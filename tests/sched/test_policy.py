@@ -70,8 +70,8 @@ def test_every_policy_has_its_place_for_a_paused_context(policy: type[Policy], e
     desk = Desk(policy())
     sequence = desk.paused(10)
     assert residencies(sequence) == [expected] * 3
-    assert desk.kv.store.num_free == (17 if expected is DIRTY else 20)
-    assert desk.kv.store.num_host_used == (3 if expected is HOST else 0)
+    assert desk.kv.occupancy().free == (17 if expected is DIRTY else 20)
+    assert desk.kv.occupancy().host == (3 if expected is HOST else 0)
 
 
 def test_a_page_that_somebody_else_uses_stays_where_it_is() -> None:
@@ -90,7 +90,7 @@ def test_a_full_host_makes_swap_discard() -> None:
     desk = Desk(swap(), num_host_pages=2)
     sequence = desk.paused(14)
     assert residencies(sequence) == [HOST, HOST, MISSING, MISSING]
-    assert desk.kv.store.num_free == 20
+    assert desk.kv.occupancy().free == 20
     desk.scheduler.resume(sequence, [1, 2])
     while sequence.state is not State.FINISHED:
         desk.step()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jinfercept.kv.store import PageCopy
+from jinfercept.kv.page import PageCopy
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
 from jinfercept.sched.policy import Policy, discard, improved_discard, preserve, swap
 from jinfercept.sched.sequence import State
@@ -129,7 +129,7 @@ def test_the_bucket_is_never_exceeded_and_everybody_ends(
         assert len(plan.chunks) <= 4
     assert [sequence.generated for sequence in sequences] == [max_tokens for _, max_tokens in requests]
     assert bench.num_wasted == 0
-    assert bench.kv.store.num_paused == 0
+    assert bench.kv.num_paused == 0
 
 
 # -- depth 1 -----------------------------------------------------------------------------------------------------------
@@ -215,6 +215,6 @@ def test_finishing_frees_the_pages_in_every_state_at_once() -> None:
         assert sequence.state is state
         bench.scheduler.finish(sequence, 0.0)
         assert sequence.state is State.FINISHED
-        assert bench.kv.store.num_paused == 0
-        assert bench.kv.store.occupancy().used == (1 if state is State.WAITING else 0)
+        assert bench.kv.num_paused == 0
+        assert bench.kv.occupancy().used == (1 if state is State.WAITING else 0)
         assert len(bench.scheduler.unfinished) == (1 if state is State.WAITING else 0)

@@ -80,10 +80,10 @@ def test_a_finished_prefix_goes_before_a_paused_context_and_that_before_a_runnin
     bench.prefilled("done", 8, max_tokens=1)
     paused = bench.paused("paused", 8)
     runs = bench.prefilled("runs", 3, max_tokens=28)
-    assert bench.kv.store.num_cached
+    assert bench.kv.occupancy().cached
     seen = []
     while runs.state is State.RUNNING:
-        seen.append((bench.kv.store.num_cached > 0, residencies(paused)[0] is Residency.CLEAN))
+        seen.append((bench.kv.occupancy().cached > 0, residencies(paused)[0] is Residency.CLEAN))
         bench.step()
     assert (True, False) not in seen
     assert seen[-1] == (False, False)
@@ -125,7 +125,7 @@ def test_fetches_take_the_link_first_and_copies_what_is_left() -> None:
     bench.steps(2)
     assert residencies(returning) == [Residency.CLEAN] * 4
     for page in returning.context.pages:
-        assert bench.kv.store.drop_device(page)
+        assert bench.kv.drop(page, device=True, host=False)
     bench.paused("other", 16)
     bench.scheduler.resume(returning, [5])
     moved = [(len(plan.fetch), len(plan.offload)) for plan in bench.steps(4)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jinfercept.errors import ConfigError
-from jinfercept.kv.store import PageCopy
+from jinfercept.kv.page import PageCopy
 from jinfercept.meter.prices import Prices
 from jinfercept.sched.plan import Chunk, StepPlan
 from jinfercept.sched.policies import SETTINGS

@@ -193,7 +193,7 @@ def run_all(engine: Engine, requests: list[Request], max_steps: int = 20_000) ->
             if isinstance(event, FinishedEvent):
                 outputs[event.request_id] = event.output
     assert not engine.has_work, f"hangs: {engine.scheduler.unfinished}"
-    occupancy = engine.scheduler.kv.store.occupancy()
+    occupancy = engine.scheduler.kv.occupancy()
     assert occupancy.used == 0
     assert occupancy.paused == 0
     return outputs
