@@ -36,7 +36,7 @@ from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimators import EstimatorChoice
 from jinfercept.sched.orders import OrderChoice
-from jinfercept.sched.plan_builder import Counters
+from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.policies import PolicyChoice
 from jinfercept.sched.profile import Profile
 from jinfercept.startup.assembly import Recorder, end_token_ids
@@ -163,7 +163,7 @@ class LLM:
         return self.engine.setup.times
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> SchedulerCounters:
         """What the scheduler has done since the start, as a copy."""
         return self.engine.counters
 

@@ -76,7 +76,7 @@ class Futures:
         """The tool that waits for a future, as it is declared to the model."""
         return ChatTool(_DECLARATION, self.tools[AWAIT])
 
-    def reader(self) -> "UnreadFutures":
+    def of_request(self) -> "UnreadFutures":
         """The futures of one request, of which there are none yet."""
         return UnreadFutures(self)
 

@@ -55,7 +55,7 @@ class ChatTranscript:
         self._message = _TurnMessage()
         self._messages: list[Message] = []
         self._rounds = 0
-        self._unread = turns.futures.reader() if turns.futures is not None else None
+        self._unread = turns.futures.of_request() if turns.futures is not None else None
 
     def read(self, index: int, token_id: int, text: str) -> tuple[list[Piece], tuple[Call, ...]]:
         """Read the next generated token.

@@ -25,7 +25,7 @@ from jinfercept.events import Event, Finished, Intercepted, Resumed
 from jinfercept.models.embedded import NAME, fetch
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.plan_builder import Counters
+from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.startup.progress import StartDisplay
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class DemoRun(NamedTuple):
     """All problems under one policy."""
 
     outputs: list[RequestOutput]
-    counters: Counters
+    counters: SchedulerCounters
     seconds: float
 
 

@@ -16,7 +16,7 @@ from llvmlite import ir
 
 from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.code import F32, I8, I32, I64, Code
-from jinfercept.cpu_kernels.packed_product import AHEAD_BYTES, STEP, Stored
+from jinfercept.cpu_kernels.packed_product import AHEAD_BYTES, STEP, PackedNumbers
 from jinfercept.cpu_kernels.rounding import FACTOR_BYTES, Rounding
 from jinfercept.cpu_kernels.tiles import PART_ROWS, store, zeros
 from jinfercept.layouts.packed_weights import WIDTH, Packed, row_group
@@ -38,7 +38,7 @@ def product(rows: Rows, packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
     lanes, x = native.lanes(), jax.eval_shape(dense, rows)
     num_rows, depth = x.shape
     bits = 4 if values.dtype == jnp.uint32 else 8
-    stored = Stored(bits, scales.dtype.name, offsets is not None, zero, lanes)
+    stored = PackedNumbers(bits, scales.dtype.name, offsets is not None, zero, lanes)
     weight_group = depth // scales.shape[1]
     group = row_group(weight_group)
     eps = rows.eps if isinstance(rows, Normed) else None
@@ -71,7 +71,7 @@ class _Int8Product:
     out: str
     group: int
     ratio: int
-    stored: Stored
+    stored: PackedNumbers
 
     @property
     def name(self) -> str:

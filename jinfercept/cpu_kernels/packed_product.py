@@ -41,7 +41,7 @@ def product(
     """
     lanes, kind = native.lanes(), jnp.dtype(out).name
     pairs = x.dtype == jnp.bfloat16 and has_pairs()
-    stored = Stored(4 if values.dtype == jnp.uint32 else 8, scales.dtype.name, offsets is not None, zero, lanes)
+    stored = PackedNumbers(4 if values.dtype == jnp.uint32 else 8, scales.dtype.name, offsets is not None, zero, lanes)
     if len(x) <= most_few(x.dtype):
         kernel = _Quantized(len(x), kind, lanes, pairs, x.dtype.name, stored)
     else:
@@ -62,7 +62,7 @@ def most_few(dtype: DTypeLike) -> int:
 
 
 @dataclass(frozen=True)
-class Stored:
+class PackedNumbers:
     """How a weight is stored; widens its numbers to float32.
 
     Attributes:
@@ -135,7 +135,7 @@ class Stored:
 class _QuantizedManyRows(ManyRows):
     """Operands: rows, values, scales, and offsets if there are any."""
 
-    stored: Stored
+    stored: PackedNumbers
 
     @property
     def name(self) -> str:
@@ -205,7 +205,7 @@ class _Quantized(Rows):
     """Few rows. Operands: rows, values, scales, and offsets if there are any."""
 
     factors: str
-    stored: Stored
+    stored: PackedNumbers
 
     @property
     def name(self) -> str:

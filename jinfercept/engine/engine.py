@@ -153,7 +153,7 @@ class Engine:
             tuple(scheduler.waiting),
             arriving,
             scheduler.max_num_seqs,
-            scheduler.means.totals,
+            scheduler.means.mean_run,
             protects_paused=scheduler.protects_paused,
         )
 

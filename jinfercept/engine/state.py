@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from jinfercept.engine.engine import Engine
-from jinfercept.meter.counts import Counts
+from jinfercept.meter.counts import EngineCounts
 from jinfercept.meter.engine_stats import EngineStats, Pages
-from jinfercept.sched.plan_builder import Counters
+from jinfercept.sched.plan_builder import SchedulerCounters
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class EngineState:
         quiescent: whether a step without requests would move no page.
     """
 
-    counts: Counts
-    counters: Counters
+    counts: EngineCounts
+    counters: SchedulerCounters
     pages: Pages
     num_device_pages: int
     num_host_pages: int

@@ -109,7 +109,7 @@ def find_conversation(
         ConfigError: the secret is too short or too long.
     """
     content = body if method == "POST" and body is not None else {}
-    keys = _Keys(secret, tenant, _text(content.get("cache_salt")))
+    keys = _TenantKeys(secret, tenant, _text(content.get("cache_salt")))
     named_by, name = _name(headers, content)
     opening = None
     if path.endswith("/completions") and not path.endswith("/chat/completions"):
@@ -131,10 +131,10 @@ def find_conversation(
 
 def response_key(response_id: str, tenant: str, secret: bytes, cache_salt: str = "") -> bytes:
     """Key of a stored response, which a follow-up names as `previous_response_id`."""
-    return _Keys(secret, tenant, cache_salt).of("response", response_id)
+    return _TenantKeys(secret, tenant, cache_salt).of("response", response_id)
 
 
-class _Keys:
+class _TenantKeys:
     """MACs in the namespace of a tenant and a cache salt."""
 
     def __init__(self, secret: bytes, tenant: str, cache_salt: str) -> None:
@@ -217,7 +217,7 @@ def _text(value: object) -> str:
 # -- chains of prefixes ------------------------------------------------------------------------------------------------
 
 
-def _message_chain(keys: _Keys, body: Mapping[str, Any]) -> tuple[list[KeyedPrefix], int, bytes | None]:
+def _message_chain(keys: _TenantKeys, body: Mapping[str, Any]) -> tuple[list[KeyedPrefix], int, bytes | None]:
     """A key behind the tools and instructions, and one behind every message; the estimated tokens of all; the opening."""
     messages = body.get("messages", body.get("input"))
     if isinstance(messages, str):
@@ -278,7 +278,7 @@ def _canonical(value: Any) -> bytes:
     return text.encode("utf-8", "surrogatepass") + b"\0"
 
 
-def _text_chain(keys: _Keys, body: Mapping[str, Any]) -> tuple[list[KeyedPrefix], int]:
+def _text_chain(keys: _TenantKeys, body: Mapping[str, Any]) -> tuple[list[KeyedPrefix], int]:
     """Keys at fixed places of a text or a list of token ids; of several prompts, those of the first one."""
     prompt = body.get("prompt")
     prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else [prompt]

@@ -77,7 +77,7 @@ class ToolCounts:
 
 
 @dataclass(slots=True)
-class Counts:
+class EngineCounts:
     """All totals and histograms.
 
     Attributes:

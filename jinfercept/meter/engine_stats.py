@@ -12,7 +12,7 @@ from typing import NamedTuple, final
 
 from jinfercept.events import Event, Finished, Intercepted, Interrupted, Resumed, Token
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.counts import BoundedNames, Counts
+from jinfercept.meter.counts import BoundedNames, EngineCounts
 from jinfercept.meter.decisions import WasteEquations
 from jinfercept.meter.interceptions import InterceptionStats, OpenInterception
 from jinfercept.meter.ledger import Ledger
@@ -123,7 +123,7 @@ class EngineStats:
         self.running: dict[str, Sequence] = {}
         prices = Prices(known.cost, kv.page_size, synchronous=synchronous)
         self._ledger = Ledger(kv, prices, self.running.values(), now())
-        self.counts = Counts(waste=self._ledger.waste)
+        self.counts = EngineCounts(waste=self._ledger.waste)
         self.waiting: dict[str, Sequence] = {}
         self.interceptions = InterceptionStats(self.counts.tools, known.estimator)
         self.history: deque[PoolSample] = deque(maxlen=HISTORY_S)
@@ -221,7 +221,7 @@ class EngineStats:
 
     # -- read between two steps ------------------------------------------------------------------------------------
 
-    def read(self) -> Counts:
+    def read(self) -> EngineCounts:
         """A copy of all counts until now."""
         self._ledger.settle(self.now())
         return pickle.loads(pickle.dumps(self.counts))  # five times as fast as copy.deepcopy

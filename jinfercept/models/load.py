@@ -30,7 +30,7 @@ from jinfercept.models.model_directory import check_model_directory
 from jinfercept.models.protocol import Params, ServedModel, Weights
 from jinfercept.models.quantized import QuantizedTensor, is_quantized, weights_of
 from jinfercept.models.quantized_weights import keep_quantized, read_quantized, weight_bytes
-from jinfercept.models.stored_weights import Stored, read_weight
+from jinfercept.models.stored_weights import StoredWeight, read_weight
 
 DTypeName = Literal["float32", "bfloat16", "auto"]
 LoadFormat = Literal["auto", "dummy"]
@@ -275,11 +275,11 @@ def _read_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMes
     def block(stored: Mapping[str, StoredTensor], shapes: Weights, i: int = 0) -> Weights:
         tensors = {ours: stored[ours].name.format(i=i) for ours in shapes}
         weights = {
-            ours: Stored(ours, tensors[ours], stored[ours], found[tensors[ours]][0], shape.shape)
+            ours: StoredWeight(ours, tensors[ours], stored[ours], found[tensors[ours]][0], shape.shape)
             for ours, shape in shapes.items()
         }
 
-        def read(ours: str, weight: Stored) -> Any:
+        def read(ours: str, weight: StoredWeight) -> Any:
             if isinstance(wanted := shapes[ours], QuantizedTensor) and isinstance(checkpoint, PackedCheckpoint):
                 return read_quantized(checkpoint, weight, wanted, piece_bytes, mesh)
             return read_weight(checkpoint, weight, dtype, piece_bytes, mesh)

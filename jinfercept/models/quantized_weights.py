@@ -17,7 +17,7 @@ from jinfercept.models.packed_rows import PackedRows, common
 from jinfercept.models.protocol import Params, Weights
 from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.models.sharding import cut_axis, partition_spec
-from jinfercept.models.stored_weights import Stored, rows_of
+from jinfercept.models.stored_weights import StoredWeight, rows_of
 
 
 def keep_quantized(checkpoint: PackedCheckpoint, shapes: Params, num_devices: int) -> Params:
@@ -78,7 +78,7 @@ def weight_bytes(shapes: Params, num_devices: int) -> int:
 
 
 def read_quantized(
-    checkpoint: PackedCheckpoint, stored: Stored, wanted: QuantizedTensor, piece_bytes: int, mesh: ModelMesh
+    checkpoint: PackedCheckpoint, stored: StoredWeight, wanted: QuantizedTensor, piece_bytes: int, mesh: ModelMesh
 ) -> QuantizedTensor:
     """A weight on its devices, each of which gets its own part.
 

@@ -23,7 +23,7 @@ from jinfercept.models.sharding import WEIGHT_AXES, cut_axis, partition_spec
 type Rows = Shaped[np.ndarray, "rows ..."]
 
 
-class Stored(NamedTuple):
+class StoredWeight(NamedTuple):
     """A weight in a checkpoint, as the devices that serve it cut it.
 
     Attributes:
@@ -55,7 +55,7 @@ class Stored(NamedTuple):
 
 
 def read_weight(
-    checkpoint: Checkpoint, stored: Stored, dtype: str, piece_bytes: int, mesh: ModelMesh
+    checkpoint: Checkpoint, stored: StoredWeight, dtype: str, piece_bytes: int, mesh: ModelMesh
 ) -> Shaped[Array, "..."]:
     """A weight on its devices. A large one is copied in pieces of so many bytes, as float32, to bound host memory."""
     num_rows, *columns = stored.stored_shape
@@ -74,7 +74,7 @@ def read_weight(
 
 
 def _piece(
-    checkpoint: Checkpoint, stored: Stored, start: int, count: int, num_parts: int, mesh: ModelMesh
+    checkpoint: Checkpoint, stored: StoredWeight, start: int, count: int, num_parts: int, mesh: ModelMesh
 ) -> Shaped[Array, "..."] | Rows:
     """Rows `start` to `start + count` of every part, on the devices; on the host for a single one."""
     part_rows = stored.stored_shape[0] // num_parts
@@ -97,7 +97,7 @@ def _piece(
     return jax.make_array_from_callback(shape, mesh.sharding(stored.stored_spec), of_device)
 
 
-def rows_of[X](stored: Stored, head_dim: int, read: Callable[[slice], X], wanted: slice) -> X:
+def rows_of[X](stored: StoredWeight, head_dim: int, read: Callable[[slice], X], wanted: slice) -> X:
     """Rows of a weight as it is stored; of repeated heads and of a padded vocabulary too.
 
     Args:

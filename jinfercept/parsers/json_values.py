@@ -86,7 +86,7 @@ def stream_value(source: Source) -> Steps[None]:
     argument, and readers of JSON take the last one.
     """
     parts: list[str] = []
-    reading, waits = read_value(source, parts, _Keys()), True
+    reading, waits = read_value(source, parts, _ObjectKeys()), True
     while waits:
         try:
             waits = next(reading, False) is None
@@ -98,7 +98,7 @@ def stream_value(source: Source) -> Steps[None]:
 
 
 @final
-class _Keys:
+class _ObjectKeys:
     """The keys of an object that is read as text."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class _Keys:
         self._parts, self.expected = [], False
 
 
-def read_value(source: Source, parts: list[str], keys: _Keys | None = None) -> Steps[None]:
+def read_value(source: Source, parts: list[str], keys: _ObjectKeys | None = None) -> Steps[None]:
     """Pass over a JSON value; checks brackets and strings only. While it waits the text may be cut, so it remembers no offset.
 
     Args:

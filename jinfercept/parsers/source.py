@@ -1,6 +1,6 @@
-"""Text that is still coming, and the pieces made of it: the readers of all formats read from a `Source` and write to it.
+"""Text that is still coming, and the pieces made of it: the `read` functions of formats read from a `Source` and write to it.
 
-A reader is a generator that yields when it needs more text. It reads on from `at` and may go back to any place since
+Each is a generator (`Steps`) that yields when it needs more text. It reads on from `at` and may go back to any place since
 the last piece it wrote.
 """
 
@@ -12,7 +12,7 @@ from jinfercept.calls import Call
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece
 
 type Steps[T] = Generator[None, None, T]
-"""A reader: yields whenever it needs more text; after the end of the text it never does."""
+"""Yields whenever it needs more text; after the end of the text it never does."""
 
 ToolSchemas = Mapping[str, Mapping[str, Any]]
 """JSON schemas of the tools' parameters, by the tools' names."""
@@ -239,10 +239,10 @@ class Source:
 
 @final
 class TurnParser:
-    """A `CallParser` made of a format's reader.
+    """A `CallParser` made of a format's `read` function.
 
     Args:
-        read: the reader.
+        read: reads a turn.
         source: the text that it reads, empty so far.
     """
 
@@ -258,7 +258,7 @@ class TurnParser:
     def finish(self, cut: bool = False) -> list[Piece]:
         self._source.ended, self._source.cut = True, cut
         pieces = self._advance()
-        assert self._source.at == len(self._source.text), "a reader that leaves text unread"
+        assert self._source.at == len(self._source.text), "the format leaves text unread"
         pieces += self._source.close()
         return [piece for piece in pieces if not isinstance(piece, Content)] if cut else pieces
 

@@ -42,8 +42,8 @@ def named_call(calls: CallGrammar, tags: XmlTags, name: str, schema: Mapping[str
 def _argument(calls: CallGrammar, tags: XmlTags, key: str, schema: Mapping[str, Any]) -> str:
     """An argument: a text as it is, anything else as JSON.
 
-    The reader tells from the schema whether a value is a text (`schema_values`), so a value that may be a text or of another
-    type cannot be written exactly.
+    `read_xml_calls` tells from the schema whether a value is a text (`schema_values`), so a value that may be a text or of
+    another type cannot be written exactly.
 
     Raises:
         RequestError: plain text cannot express what the schema asks for.

@@ -3,7 +3,7 @@
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.eviction import Eviction
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
-from jinfercept.sched.plan_builder import Counters, PlanBuilder
+from jinfercept.sched.plan_builder import PlanBuilder, SchedulerCounters
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sched.transfers import Transfers
@@ -28,7 +28,7 @@ class ChunkPlanner:
         queues: Queues,
         eviction: Eviction,
         transfers: Transfers,
-        counters: Counters,
+        counters: SchedulerCounters,
         *,
         max_model_len: int,
         chunk_tokens: int,

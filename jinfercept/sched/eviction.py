@@ -8,7 +8,7 @@ from typing import final
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.fairness import FairShare
-from jinfercept.sched.plan_builder import Counters, PlanBuilder
+from jinfercept.sched.plan_builder import PlanBuilder, SchedulerCounters
 from jinfercept.sched.policy import Action, Budget, Policy
 from jinfercept.sched.preemption import PreemptedSequences
 from jinfercept.sched.queues import Queues
@@ -37,7 +37,7 @@ class Eviction:
         fair: FairShare,
         policy: Policy,
         transfers: Transfers,
-        counters: Counters,
+        counters: SchedulerCounters,
         preempted: PreemptedSequences,
     ) -> None:
         self._kv = kv

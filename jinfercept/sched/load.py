@@ -15,7 +15,7 @@ _PRIOR_RUN_TOKENS = 64.0
 """Tokens that a run generates, until one has ended."""
 
 
-class RunTotals(NamedTuple):
+class MeanRun(NamedTuple):
     """Means over the latest runs.
 
     Attributes:
@@ -34,11 +34,11 @@ class RunMeans:
     """Counts the runs of one scheduler.
 
     Attributes:
-        totals: the means; replaced, never changed, so that any thread may read them.
+        mean_run: the means; replaced, never changed, so that any thread may read them.
     """
 
     def __init__(self) -> None:
-        self.totals = RunTotals()
+        self.mean_run = MeanRun()
         self._started = self._ended = 0
 
     def start(self, sequence: SchedulerSequence) -> None:
@@ -47,9 +47,9 @@ class RunMeans:
             return
         sequence.run_from = sequence.generated
         self._started += 1
-        share, old = max(1 / self._started, 1 / _MEMORY), self.totals
+        share, old = max(1 / self._started, 1 / _MEMORY), self.mean_run
         computed, new = max(1, sequence.length - sequence.context.ready), not sequence.generated
-        self.totals = old._replace(
+        self.mean_run = old._replace(
             computed=old.computed + share * (computed - old.computed), new=old.new + share * (new - old.new)
         )
 
@@ -59,8 +59,8 @@ class RunMeans:
             return
         generated, sequence.run_from = sequence.generated - sequence.run_from, None
         self._ended += 1
-        share, old = max(1 / self._ended, 1 / _MEMORY), self.totals
-        self.totals = old._replace(generated=old.generated + share * (generated - old.generated))
+        share, old = max(1 / self._ended, 1 / _MEMORY), self.mean_run
+        self.mean_run = old._replace(generated=old.generated + share * (generated - old.generated))
 
 
 class QueuedWork(NamedTuple):
@@ -102,7 +102,7 @@ class EngineLoad(NamedTuple):
     free_tokens: int
     free_slots: int
     queued: Sequence[QueuedWork]
-    means: RunTotals
+    means: MeanRun
 
 
 def read_load(
@@ -111,7 +111,7 @@ def read_load(
     waiting: Iterable[SchedulerSequence],
     arriving: Iterable[QueuedWork],
     max_num_seqs: int,
-    means: RunTotals,
+    means: MeanRun,
     *,
     protects_paused: bool,
 ) -> EngineLoad:

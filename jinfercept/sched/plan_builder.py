@@ -142,7 +142,7 @@ def _is_long(entry: tuple[Sequence, Chunk]) -> bool:
 
 
 @dataclass(slots=True)
-class Counters:
+class SchedulerCounters:
     """Totals since the scheduler was made: plans, preemptions, interceptions and chunks with drafts; the others are tokens.
 
     `returned` are the tokens that contexts had computed whose calls have returned, and `kept` those of them whose KV are on the

@@ -18,7 +18,7 @@ from jinfercept.sched.fairness import FairShare
 from jinfercept.sched.load import RunMeans
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.order import Order
-from jinfercept.sched.plan_builder import Counters, PlanBuilder, PlannedStep
+from jinfercept.sched.plan_builder import PlanBuilder, PlannedStep, SchedulerCounters
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.preemption import PreemptedSequences, Preemption
 from jinfercept.sched.queues import Queues
@@ -68,7 +68,7 @@ class Scheduler:
         speculation: SpeculationLimits = NO_DRAFTS,
     ) -> None:
         self.kv = kv
-        self.counters, self.means = Counters(), RunMeans()
+        self.counters, self.means = SchedulerCounters(), RunMeans()
         self.max_model_len, self.max_num_seqs = max_model_len, max_num_seqs
         self._queues = queues = Queues(max_num_seqs, observer, order)
         self.running, self.waiting, self.intercepted = queues.running, queues.waiting, queues.intercepted

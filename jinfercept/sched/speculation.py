@@ -19,7 +19,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.sched.draft_state import Acceptance, DraftState
 from jinfercept.sched.ngrams import NgramIndex
 from jinfercept.sched.plan import FROM_DEVICE, FROM_DRAFT_MODEL, Chunk
-from jinfercept.sched.plan_builder import Counters, PlanBuilder
+from jinfercept.sched.plan_builder import PlanBuilder, SchedulerCounters
 from jinfercept.sched.sequence import Sequence
 from jinfercept.sched.step_budget import StepBudget
 
@@ -132,7 +132,12 @@ class Speculation:
     """
 
     def __init__(
-        self, limits: SpeculationLimits, kv: KVManager, budget: StepBudget, max_model_len: int, counters: Counters
+        self,
+        limits: SpeculationLimits,
+        kv: KVManager,
+        budget: StepBudget,
+        max_model_len: int,
+        counters: SchedulerCounters,
     ) -> None:
         self._limits, self._kv, self._budget = limits, kv, budget
         self._max_model_len, self._counters = max_model_len, counters

@@ -4,7 +4,7 @@ from typing import final
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.observer import Observer
-from jinfercept.sched.plan_builder import Counters, PlanBuilder
+from jinfercept.sched.plan_builder import PlanBuilder, SchedulerCounters
 from jinfercept.sched.policy import Action, Move, Policy
 from jinfercept.sched.sequence import Sequence
 
@@ -20,7 +20,9 @@ class Transfers:
         observer: called with every move that had an effect.
     """
 
-    def __init__(self, kv: KVManager, policy: Policy, counters: Counters, observer: Observer | None = None) -> None:
+    def __init__(
+        self, kv: KVManager, policy: Policy, counters: SchedulerCounters, observer: Observer | None = None
+    ) -> None:
         self._kv = kv
         self._policy = policy
         self._counters = counters

@@ -15,7 +15,7 @@ from jinfercept.meter.ledger import Ledger
 from jinfercept.meter.prices import Prices
 from jinfercept.request import Request
 from jinfercept.sched.plan import StepResult
-from jinfercept.sched.plan_builder import Counters, PlannedStep
+from jinfercept.sched.plan_builder import PlannedStep, SchedulerCounters
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.reports import percentiles
 from jinfercept.sim.scripted import PlayedRun, ever_returns, returned_tokens
@@ -84,7 +84,7 @@ class RunStats:
         self,
         played: PlayedRun,
         requests: Sequence[tuple[float, Request]],
-        counters: Counters,
+        counters: SchedulerCounters,
         kv_tokens: int,
         owners: Mapping[str, str] | None = None,
         warm_up_s: float = 0.0,

@@ -19,7 +19,7 @@ from jinfercept.request import Request
 from jinfercept.sched.estimators import EstimatorChoice
 from jinfercept.sched.load import EngineLoad, QueuedWork
 from jinfercept.sched.orders import OrderChoice
-from jinfercept.sched.plan_builder import Counters
+from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice
 from jinfercept.startup.assembly import Assembled, Recorder
@@ -143,7 +143,7 @@ class EngineHost:
         return self._engine.take_first_tokens()
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> SchedulerCounters:
         """What the scheduler has done since the engine began, as a copy."""
         return replace(self._engine.scheduler.counters)
 

@@ -43,7 +43,7 @@ class LoadedTools:
         parts: servers, models, threads and event loops, closed with the tools.
     """
 
-    def __init__(self, sources: list[_Source], inbox: Inbox, parts: "_Parts") -> None:
+    def __init__(self, sources: list[_Source], inbox: Inbox, parts: "_Closers") -> None:
         self._sources, self._parts = sources, parts
         self.inbox = inbox
 
@@ -123,7 +123,7 @@ def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
 
 
 @final
-class _Parts:
+class _Closers:
     """What is closed with the tools of a file.
 
     Attributes:
@@ -158,7 +158,7 @@ class _Loader:
     """Collects the tools of a file, then starts them."""
 
     def __init__(self, inbox: Inbox) -> None:
-        self.parts = _Parts()
+        self.parts = _Closers()
         self._inbox = inbox
         self._modules: dict[Path, ModuleType] = {}
         self._sources: list[_Source] = []

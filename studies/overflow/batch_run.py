@@ -11,7 +11,7 @@ from jinfercept.engine.clock import Clock
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.protocols import Runner
 from jinfercept.sched.plan import StepResult
-from jinfercept.sched.plan_builder import Counters, PlannedStep
+from jinfercept.sched.plan_builder import PlannedStep, SchedulerCounters
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.scripted import ScriptedEndpoints, Writer, make_request, play
 from jinfercept.sim.workload import Script, Segment
@@ -68,7 +68,7 @@ class BatchRun(NamedTuple):
     """
 
     seconds: float
-    counters: Counters
+    counters: SchedulerCounters
     steps: Sequence[BatchStep]
     streams: Mapping[str, Sequence[int]]
 

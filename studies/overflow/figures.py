@@ -9,7 +9,7 @@ from functools import cache
 from itertools import takewhile
 from typing import NamedTuple
 
-from jinfercept.sched.plan_builder import Counters
+from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sim.reports import Range
 from studies.overflow.batch_run import BatchRequest, BatchRun
 from studies.overflow.modes import (
@@ -94,7 +94,7 @@ class OverflowPoint(NamedTuple):
     x: float
     mode: str
     overhead_s: Range
-    counters: Counters
+    counters: SchedulerCounters
 
     @property
     def moved_tokens(self) -> int:
@@ -211,7 +211,7 @@ class OverflowStudy(NamedTuple):
         points = list[OverflowPoint]()
         for x in by_mode[modes[0]]:
             overheads: dict[OverflowMode, list[float]] = {mode: [] for mode in modes}
-            counters: dict[OverflowMode, Counters] = {}
+            counters: dict[OverflowMode, SchedulerCounters] = {}
             for seed in range(self.sizes.seeds):
                 progress(f"figure {number}: {x:g}, seed {seed}")
                 constrained = {mode: (mode, by_mode[mode][x]) for mode in modes}

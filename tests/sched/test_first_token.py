@@ -6,7 +6,7 @@ from statistics import fmean
 import pytest
 
 from jinfercept.sched.first_token import FirstTokenAdmission, first_token_s
-from jinfercept.sched.load import EngineLoad, QueuedWork, RunTotals
+from jinfercept.sched.load import EngineLoad, MeanRun, QueuedWork
 from jinfercept.sched.policy import preserve
 from jinfercept.sched.profile import load_profile
 from jinfercept.sim.arrivals import Arrival, arrivals
@@ -18,7 +18,7 @@ from tests.support.scheduler_bench import SchedulerBench
 
 COST = AffineCost(fixed_s=0.1, per_query_s=0.0, link_tokens_per_s=1e9)
 STEP = 100
-MEANS = RunTotals(generated=20.0, computed=50.0, new=1.0)
+MEANS = MeanRun(generated=20.0, computed=50.0, new=1.0)
 ASKED = QueuedWork("a", 1.0, 0, 50, 50)
 IDLE = EngineLoad(0, 0, 0, {}, 1000, 8, (), MEANS)
 FULL = IDLE._replace(num_running=10, running_tokens=1000, running_by_tenant={"a": (1000.0, 10)}, free_tokens=0)
@@ -92,7 +92,7 @@ def test_runs_are_counted_through_preemptions() -> None:
     bench.add("c", 4, max_tokens=6, tenant="one")
     bench.drain()
     assert bench.scheduler.counters.preemptions
-    totals = bench.scheduler.means.totals
+    totals = bench.scheduler.means.mean_run
     assert (totals.generated, totals.computed, totals.new) == (6.0, 4.0, 1.0)
 
 

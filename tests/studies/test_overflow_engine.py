@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jinfercept.sched.plan_builder import Counters
+from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sim.reports import Range
 from studies.overflow.agreement import agreement
 from studies.overflow.batch_run import BatchRequest
@@ -81,7 +81,7 @@ def test_the_measured_report_has_the_simulators_numbers_beside(engine: OverflowE
 
 def figure(overheads: dict[str, list[Range]], preemptions: int = 1) -> OverflowFigure:
     points = [
-        OverflowPoint(x, mode, spread, Counters(preemptions=preemptions))
+        OverflowPoint(x, mode, spread, SchedulerCounters(preemptions=preemptions))
         for mode, spreads in overheads.items()
         for x, spread in enumerate(spreads)
     ]

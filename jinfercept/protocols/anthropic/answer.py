@@ -104,7 +104,7 @@ class MessageAnswer:
         """Server-sent events.
 
         Args:
-            stream: events of the request, with its chat reader.
+            stream: events of the request, with the transcript of its chat.
         """
         begun = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": self._counted()}
         yield _encoded({"type": "message_start", "message": self._head | begun})

@@ -167,7 +167,7 @@ class InputTool(_MarkedPart):
     defer_loading: bool | None = None
 
 
-class ChosenTools(Body):
+class MessagesToolChoice(Body):
     """Which tools the model may call or has to call."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -226,7 +226,7 @@ class CountTokensBody(Extensions):
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
     system: Text | Annotated[list[TextBlock], Field(max_length=_MAX_BLOCKS), FIRST_ERROR] | None = None
     tools: Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
-    tool_choice: ChosenTools | None = None
+    tool_choice: MessagesToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None

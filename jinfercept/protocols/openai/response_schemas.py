@@ -6,9 +6,9 @@ from pydantic import Discriminator, Field, Tag
 
 from jinfercept.protocols.openai.response_tool_schemas import (
     MAX_TOOLS,
-    ChosenTools,
     InputTool,
     Name,
+    ResponseToolChoice,
     is_of_client,
 )
 from jinfercept.protocols.schemas import FIRST_ERROR, Body, OutputPart, SamplingBody, Text, TypeName
@@ -272,7 +272,7 @@ class ResponsesBody(SamplingBody):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: _Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTools | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None

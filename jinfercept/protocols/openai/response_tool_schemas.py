@@ -123,7 +123,7 @@ class ToolReference(Body):
     namespace: Name | None = None
 
 
-class ChosenTools(ToolReference):
+class ResponseToolChoice(ToolReference):
     """A tool that the model has to call, or with the type `allowed_tools` those that it may call.
 
     Attributes:

@@ -23,13 +23,13 @@ from jinfercept.protocols.openai.chat_schemas import (
 )
 from jinfercept.protocols.openai.response_tool_schemas import (
     MAX_TOOLS,
-    ChosenTools,
     CustomTool,
     FunctionTool,
     InputTool,
     LocalShellTool,
     NamespaceTool,
     OtherTool,
+    ResponseToolChoice,
     ToolReference,
     ToolSearchTool,
 )
@@ -146,7 +146,7 @@ class ClientTools:
         fields = {"name": tool.name, CLIENT_CALLS[kind]: ""}
         return kind, fields if tool.namespace is None else fields | {"namespace": tool.namespace}
 
-    def chat_choice(self, chosen: str | ChosenTools | None) -> Any:
+    def chat_choice(self, chosen: str | ResponseToolChoice | None) -> Any:
         """A `tool_choice` as that of a chat. Raises 400 for a tool that is not there."""
         if chosen is None or isinstance(chosen, str):
             return chosen

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric
 
-from jinfercept.meter.counts import Counts, ToolCounts
+from jinfercept.meter.counts import EngineCounts, ToolCounts
 from jinfercept.meter.engine_stats import Pages
-from jinfercept.sched.plan_builder import Counters
+from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.server.observe.engine_snapshot import SnapshotValue
 from jinfercept.server.observe.metric_families import LabelledValues, MetricFamilies
 
@@ -38,8 +38,8 @@ class Reading(NamedTuple):
         refused: answers of status 429, by the code of their error.
     """
 
-    counts: Counts
-    counters: Counters
+    counts: EngineCounts
+    counters: SchedulerCounters
     pages: Pages
     states: Mapping[str, int]
     page_size: int
@@ -110,7 +110,7 @@ def _vllm(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
     yield make.histogram("vllm:iteration_tokens_total", "Query tokens per step", counts.step_tokens)
 
 
-def _vllm_requests(counts: Counts, make: MetricFamilies) -> Iterator[Metric]:
+def _vllm_requests(counts: EngineCounts, make: MetricFamilies) -> Iterator[Metric]:
     """Metrics of requests that have vLLM's names."""
     prefix = "vllm:request_"
     for name, text, values in (

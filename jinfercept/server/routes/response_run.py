@@ -38,7 +38,7 @@ class Generation:
     """A response and what generates it.
 
     Attributes:
-        stream: events of the request, with its chat reader.
+        stream: events of the request, with the transcript of its chat.
         writer: of the response.
         stored: the response, with its input.
     """

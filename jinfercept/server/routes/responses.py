@@ -34,7 +34,7 @@ from jinfercept.protocols.openai.response_items import (
 from jinfercept.protocols.openai.response_messages import messages_of
 from jinfercept.protocols.openai.response_objects import DeletedResponse, ItemList, ResponseObject
 from jinfercept.protocols.openai.response_schemas import ResponsesBody
-from jinfercept.protocols.openai.response_tool_schemas import ChosenTools, FunctionTool, InputTool
+from jinfercept.protocols.openai.response_tool_schemas import FunctionTool, InputTool, ResponseToolChoice
 from jinfercept.protocols.openai.response_tools import ClientTools
 from jinfercept.protocols.openai.response_tools import types_left_out as tool_types_left_out
 from jinfercept.protocols.openai.response_writer import ResponseWriter
@@ -300,7 +300,9 @@ def _new_response(name: str, model: str, body: ResponsesBody, defaults: Sampling
         "store": body.store is not False,
         "temperature": defaults.temperature if body.temperature is None else body.temperature,
         "text": {"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}},
-        "tool_choice": chosen.model_dump(exclude_none=True) if isinstance(chosen, ChosenTools) else chosen or "auto",
+        "tool_choice": chosen.model_dump(exclude_none=True)
+        if isinstance(chosen, ResponseToolChoice)
+        else chosen or "auto",
         "tools": [_shown_tool(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": defaults.top_p if body.top_p is None else body.top_p,

@@ -7,9 +7,9 @@ from prometheus_client.metrics_core import Metric
 
 from jinfercept.fleet.fan_out import front_metrics
 from jinfercept.fleet.routes import Totals
-from jinfercept.meter.counts import Counts, ToolCounts
+from jinfercept.meter.counts import EngineCounts, ToolCounts
 from jinfercept.meter.engine_stats import Pages
-from jinfercept.sched.plan_builder import Counters
+from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.server.observe.engine_metrics import Reading, families
 from jinfercept.server.observe.engine_snapshot import SnapshotValue
 from jinfercept.server.observe.metric_families import MetricFamilies
@@ -25,14 +25,16 @@ ENDS = {"counter": "_total", "info": "_info"}
 
 def all_metrics() -> list[Metric]:
     """The metrics of an engine in which every label has a value."""
-    counts = Counts(
+    counts = EngineCounts(
         steps=Counter({64: 1}),
         step_s={64: 1.0},
         moved_pages=Counter({("copy", "why"): 1}),
         tools={"price": ToolCounts(results=Counter(ok=1))},
     )
     states = {"running": 0, "waiting": 0, "intercepted": 0, "kept": 0}
-    reading = Reading(counts, Counters(), Pages(*[1] * len(Pages._fields)), states, 16, 1, 1, 1, 1, 1, 1, True, 0, {})
+    reading = Reading(
+        counts, SchedulerCounters(), Pages(*[1] * len(Pages._fields)), states, 16, 1, 1, 1, 1, 1, 1, True, 0, {}
+    )
     return list(families(SnapshotValue(reading, 0.0), "model"))
 
 
