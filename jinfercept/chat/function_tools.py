@@ -256,7 +256,10 @@ def _checked(function: Callable[..., object], annotated: Callable[..., object], 
         value = function(*args, **more)  # not by pydantic: a thread that ends within native code aborts the process
         return _text_later(value) if inspect.isawaitable(value) or inspect.isasyncgen(value) else _text(value)
 
-    return call
+    async def call_later(arguments: str) -> object:
+        return await _text_later(call(arguments))
+
+    return call_later if inspect.iscoroutinefunction(function) else call
 
 
 def _object(arguments: str, name: str) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from jinfercept.calls import Call, Result, Tool
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.errors import RequestError
 from jinfercept.intercept.call_markup import AsyncCalls
-from jinfercept.intercept.dispatcher import CALL_ID
 from jinfercept.intercept.running_call import RunningCall
+from jinfercept.intercept.tool_call import TOOL_CALL, AtOnce, around
 from jinfercept.intercept.tool_values import Placeholder
 from jinfercept.outputs import Interception
 
@@ -52,7 +52,7 @@ class Futures:
         longest_s = max(tools[name].timeout_s for name in self._names)
         most = max(tools[name].max_result_tokens for name in self._names)
         self.tools = {name: self._wrapped(tool) if name in self._names else tool for name, tool in tools.items()}
-        self.tools[AWAIT] = Tool(self._await, name=AWAIT, timeout_s=longest_s, max_result_tokens=most)
+        self.tools[AWAIT] = Tool(AtOnce(self._await), name=AWAIT, timeout_s=longest_s, max_result_tokens=most)
 
     @classmethod
     def of(cls, tools: Iterable[ChatTool], options: AsyncCalls) -> "Futures | None":
@@ -93,7 +93,9 @@ class Futures:
 
     def _wrapped(self, tool: Tool) -> Tool:
         def answer(arguments: str) -> object:
-            running = self._by_call.get(CALL_ID.get())  # none beside calls that the client runs: those end the request
+            running = self._by_call.get(
+                TOOL_CALL.get().id
+            )  # none beside calls that the client runs: those end the request
             if running is None:
                 return tool.function(arguments)
             if running.has_started:
@@ -105,10 +107,10 @@ class Futures:
             running.start(tool.function, arguments, limit.release if limit is not None else lambda: None)
             return Placeholder(placeholder(running.name))
 
-        return replace(tool, function=answer, calls=None)  # markup is not for chats
+        return replace(tool, function=around(tool.function, answer), calls=None)  # markup is not for chats
 
     def _await(self, arguments: str) -> object:
-        running = self._by_call.get(CALL_ID.get())
+        running = self._by_call.get(TOOL_CALL.get().id)
         if running is None:
             raise RequestError("there is no such future", got=arguments[:80], fix="name one that a call returned")
         return running.wait()

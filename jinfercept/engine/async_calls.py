@@ -128,7 +128,7 @@ class AsyncCallQueue:
         known = session.pending(call, (request.id, "async", call.id), call.expected_s)
         flight.pending[call.id] = PendingAsyncCall(call, known, now)
         self._scheduler.begin_call(known, now)
-        self._endpoints.start(request.id, call, request.tools)
+        self._endpoints.start(request.id, call, request.tools, request.tenant)
 
     def _trap(self, session: Session, flight: CallsInFlight, now: float, events: list[Event]) -> None:
         """Start the calls that wait for a trap, and wait for every pending call."""

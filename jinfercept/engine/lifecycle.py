@@ -338,7 +338,7 @@ class RequestLifecycle:
         self._scheduler.intercept(session.sequence, now, pending)
         if session.constraint is not None and session.constraint.ended:
             self._constrain(session)
-        self._endpoints.call(session.request.id, calls, session.request.tools)
+        self._endpoints.call(session.request.id, calls, session.request.tools, session.request.tenant)
         events.append(Intercepted(session.request.id, calls))
 
     def resume(self, request_id: str, results: tuple[Result, ...], events: list[Event]) -> None:

@@ -40,7 +40,7 @@ class Runner[Forward, Ticket](Protocol):
 class Endpoints(Protocol):
     """Answers calls, off the engine's thread. No method waits."""
 
-    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool]) -> None:
+    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool], tenant: str) -> None:
         """Start the calls of a request."""
         ...
 
@@ -48,7 +48,7 @@ class Endpoints(Protocol):
         """The requests whose calls have all returned since the last poll, with the results in the calls' order."""
         ...
 
-    def start(self, request_id: str, call: Call, tools: Mapping[str, Tool]) -> None:
+    def start(self, request_id: str, call: Call, tools: Mapping[str, Tool], tenant: str) -> None:
         """Start an asynchronous call of a request. Its id is unique among the request's calls in flight."""
         ...
 

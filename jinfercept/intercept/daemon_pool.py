@@ -4,11 +4,10 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import ContextVar
 from typing import Any, final
 
-TOOL = ContextVar("jinfercept_tool", default="")
-"""Name of the tool whose code runs; "" outside of tools."""
+from jinfercept.intercept.tool_call import TOOL_CALL
+
 MOST_THREADS = 32
 """Threads of one tool in a pool. More of its functions wait for those."""
 
@@ -25,7 +24,7 @@ class DaemonPool(ThreadPoolExecutor):
 
     def submit[**P, T](self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run a function. Raises `RuntimeError` if the process has no more threads."""
-        future, tool = Future[T](), TOOL.get()
+        future, tool = Future[T](), TOOL_CALL.get().tool
 
         def job() -> None:
             if not future.set_running_or_notify_cancel():

@@ -1,4 +1,4 @@
-"""Has endpoints answer off the engine's thread and hands back one `Result` per call, also if the endpoint fails.
+"""Runs the calls of tools off the engine's thread and hands back one `Result` per call, also if the tool fails.
 
 A `ToolExecutor` runs the functions. Polling enforces timeouts, so that no function can hold a request back; results after a
 timeout are dropped, and calls whose result is no longer needed are cancelled. The engine polls it, and it calls
@@ -11,34 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextvars import Context, ContextVar
-from typing import NamedTuple, final
+from contextvars import Context
+from typing import Any, final
 
 from jinfercept.calls import Call, Result, Tool
+from jinfercept.intercept.tool_call import TOOL_CALL, ToolCall, ToolFunction
 from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.intercept.tool_values import ToolValue, failure_result, value_result
-
-CALLER = ContextVar("jinfercept_caller", default="")
-"""Within a tool's function: the id of the request that called it."""
-CALL_ID = ContextVar("jinfercept_call_id", default="")
-"""Within a tool's function: the id of the call."""
-
-
-class OutlastingCalls(NamedTuple):
-    """For a call that goes on when its function has returned.
-
-    Attributes:
-        executor: runs the calls.
-        at_end: takes a function that is called when the request ends.
-    """
-
-    executor: ToolExecutor
-    at_end: Callable[[Callable[[], None]], None]
-
-
-OUTLASTING = ContextVar[OutlastingCalls]("jinfercept_outlasting")
-"""Within a tool's function that a request calls: how its work goes on behind its result."""
 
 
 def lasted_s(calls: tuple[Call, ...], results: tuple[Result, ...], tools: Mapping[str, Tool]) -> float:
@@ -54,12 +34,14 @@ def lasted_s(calls: tuple[Call, ...], results: tuple[Result, ...], tools: Mappin
 class _Pause:
     """The calls of one interception, or one asynchronous call, and their results as they come."""
 
-    def __init__(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool], asynchronous: bool) -> None:
-        self.request_id, self.asynchronous = request_id, asynchronous
+    def __init__(
+        self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool], tenant: str, *, asynchronous: bool
+    ) -> None:
+        self.request_id, self.tenant, self.asynchronous = request_id, tenant, asynchronous
         self.calls, self.tools = calls, tools
         self.started: list[float] = []  # when each call began, of those that have
         self.results: list[Result | None] = [None] * len(calls)
-        self.runs: list[ToolRun[ToolValue] | None] = [None] * len(calls)
+        self.runs: list[ToolRun[Any] | None] = [None] * len(calls)
         self.cancelled = False
 
     def cancel_run(self, index: int) -> None:
@@ -70,7 +52,7 @@ class _Pause:
 
 @final
 class Dispatcher:
-    """Endpoints of one engine.
+    """The calls of one engine's requests.
 
     Args:
         on_result: called, from any thread, when `poll` has a new result (an engine passes its event's `set`).
@@ -89,13 +71,13 @@ class Dispatcher:
         self._executor = ToolExecutor()
         self._lock = threading.Lock()
 
-    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool]) -> None:
+    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool], tenant: str = "") -> None:
         """Start the calls of one interception. They run in parallel, but those behind a sync tool's wait for its result."""
-        self._begin(_Pause(request_id, calls, tools, asynchronous=False))
+        self._begin(_Pause(request_id, calls, tools, tenant, asynchronous=False))
 
-    def start(self, request_id: str, call: Call, tools: Mapping[str, Tool]) -> None:
+    def start(self, request_id: str, call: Call, tools: Mapping[str, Tool], tenant: str = "") -> None:
         """Start an asynchronous call, whose result `poll_started` has."""
-        self._begin(_Pause(request_id, (call,), tools, asynchronous=True))
+        self._begin(_Pause(request_id, (call,), tools, tenant, asynchronous=True))
 
     def _begin(self, pause: _Pause) -> None:
         self._open.setdefault(pause.request_id, []).append(pause)
@@ -188,13 +170,17 @@ class Dispatcher:
             done.append((pause.request_id, results))
 
     def _start(self, pause: _Pause, index: int, tool: Tool, arguments: str) -> None:
-        def function() -> object:
-            CALLER.set(pause.request_id)
-            CALL_ID.set(pause.calls[index].id)
-            OUTLASTING.set(OutlastingCalls(self._executor, lambda cancel: self._at_end(pause, index, cancel)))
-            return tool.function(arguments)
+        def outlast(function: ToolFunction, arguments: str, at_end: Callable[[], None]) -> ToolRun[ToolValue]:
+            if self._is_over(pause, index, at_end):
+                at_end()
+                return ToolRun()
+            return self._executor.call(tool.name, function, arguments)
 
-        def deliver(value: Future[ToolValue]) -> None:
+        def begin() -> ToolRun[Any]:
+            TOOL_CALL.set(ToolCall(tool.name, pause.calls[index].id, pause.request_id, pause.tenant, outlast=outlast))
+            return self._executor.call(tool.name, tool.function, arguments)
+
+        def deliver(value: Future[Any]) -> None:
             duration_s, error = self._now() - pause.started[index], value.exception()
             if error is not None:
                 result = failure_result(error, duration_s)
@@ -202,18 +188,17 @@ class Dispatcher:
                 result = value_result(value.result(), duration_s, tool.max_result_tokens)
             self._deliver(pause, index, result)
 
-        run = pause.runs[index] = self._executor.call(tool.name, function, context=Context())
+        run = pause.runs[index] = Context().run(begin)
         run.result.add_done_callback(deliver)
 
     def _deliver(self, pause: _Pause, index: int, result: Result) -> None:
         self._arrived.append((pause, index, result))
         self._on_result()
 
-    def _at_end(self, pause: _Pause, index: int, cancel: Callable[[], None]) -> None:
-        """Call this at the end of the request; from the thread of the call, at any time."""
+    def _is_over(self, pause: _Pause, index: int, at_end: Callable[[], None]) -> bool:
+        """Whether nobody waits for a call any more; otherwise `at_end` is called at the end of the request. From any thread."""
         with self._lock:
-            is_late = pause.cancelled or pause.results[index] is not None
-            if not is_late:
-                self._ends.setdefault(pause.request_id, []).append(cancel)
-        if is_late:
-            cancel()
+            is_over = pause.cancelled or pause.results[index] is not None
+            if not is_over:
+                self._ends.setdefault(pause.request_id, []).append(at_end)
+        return is_over

@@ -1,12 +1,11 @@
 """A call that runs while its request goes on, until its result is awaited."""
 
+from asyncio import CancelledError
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
 from typing import final
 
 from jinfercept.calls import Call
-from jinfercept.intercept.dispatcher import OUTLASTING
+from jinfercept.intercept.tool_call import TOOL_CALL, ToolFunction
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.intercept.tool_values import ToolValue
 
@@ -27,53 +26,39 @@ class RunningCall:
     def __init__(self, name: str, call: Call) -> None:
         self.name, self.call = name, call
         self.has_started = self.is_read = False
-        self._result: Future[ToolValue] = Future()
-        self._run: ToolRun[ToolValue] | None = None
+        self._run = ToolRun[ToolValue]()
 
     @property
     def has_returned(self) -> bool:
         """Whether the result is there."""
-        return self._result.done()
+        return self._run.result.done()
 
-    def start(self, function: Callable[[str], object], arguments: str, ended: Callable[[], None]) -> None:
-        """Call the function with a copy of this context, a call of the dispatcher's, until the request ends.
+    def start(self, function: ToolFunction, arguments: str, ended: Callable[[], None]) -> None:
+        """Call the function, in a call of its tool, until the request ends.
 
         Args:
             ended: called once when the call has ended, or was cancelled.
         """
         self.has_started = True
-        self._result.add_done_callback(lambda result: ended())
-        outlasting = OUTLASTING.get()
-        outlasting.at_end(self.cancel)
-        if self._result.done():
-            return
-        self._run = run = outlasting.executor.call(self.call.name, lambda: function(arguments))
-        run.result.add_done_callback(self._take)
-        if self._result.done():  # cancelled meanwhile
-            run.cancel()
+        self._run.result.add_done_callback(lambda result: ended())
+        outlast = TOOL_CALL.get().outlast
+        assert outlast is not None
+        run = outlast(function, arguments, self.cancel)
+        self._run.on_cancel(run.cancel)
+        self._run.follow(run.result)
 
     def skip(self) -> None:
         """The function is called elsewhere, and its caller waits for it."""
         self.is_read = True
-        with suppress(InvalidStateError):
-            self._result.set_result("its result was given at once")
+        self._run.end("its result was given at once")
 
     def wait(self) -> ToolRun[ToolValue]:
         """The result of the function. Raises what it raises; a waiter that is cancelled does not cancel the call."""
         waiting = ToolRun[ToolValue]()
-        waiting.follow(self._result)
+        waiting.follow(self._run.result)
         return waiting
 
     def cancel(self) -> None:
         """Cancel the call, if its function is async; a sync one runs to its end, and its result is dropped."""
-        self._result.cancel()
-        if (run := self._run) is not None:
-            run.cancel()
-
-    def _take(self, value: Future[ToolValue]) -> None:
-        error = value.exception()
-        with suppress(InvalidStateError):
-            if error is None:
-                self._result.set_result(value.result())
-            else:
-                self._result.set_exception(error)
+        self._run.cancel()
+        self._run.fail(CancelledError())

@@ -1,5 +1,12 @@
 """Runs the code of tools: sync functions in threads of their own, coroutines on event loops that they share.
 
+A call goes from the engine's thread to where its code runs, in at most two steps, with one context variable (`TOOL_CALL`):
+
+    a sync function                        a thread of its own
+    a coroutine function                   the loop of async tools
+    HTTP, an MCP server, a model, a person the loop of jinfercept's own coroutines
+    a Python function of a file            that loop, where its call waits for a slot and for its timeout; then as above
+
 Objects such as HTTP clients belong to the loop on which they were made, so that the async tools of a file have one loop. A
 watchdog looks at it while calls run. When one callback or step has run for `BLOCKED_S` seconds, calls that have not begun and
 all later ones go to a fresh loop, and the tool whose code it is has a loop of its own from then on. The blocked loop ends with
@@ -17,11 +24,12 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context, copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, final
 
-from jinfercept.intercept.daemon_pool import TOOL
 from jinfercept.intercept.event_loop_thread import EventLoopThread, RunningCallback
+from jinfercept.intercept.tool_call import OUTSIDE, TOOL_CALL, AtOnce
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.intercept.tool_values import ToolFailed, ToolValue, plain_failure, plain_value
 
@@ -132,13 +140,10 @@ class ToolExecutor:
 
         def begin() -> None:
             task = home.loop.create_task(run_it())
-            task.add_done_callback(
-                lambda _: run.fail(CancelledError())
-            )  # of one that was cancelled before its first step
+            task.add_done_callback(lambda _: run.fail(CancelledError()))  # cancelled before its first step
             run.on_cancel(lambda: _cancel(home, task))
 
-        context = copy_context()
-        context.run(TOOL.set, tool)
+        context = _context(tool)
         try:
             with self._lock:
                 if self.is_closed:
@@ -149,29 +154,28 @@ class ToolExecutor:
             run.fail(error)
         return run
 
-    def call(
-        self, tool: str, function: Callable[[], object], *, in_thread: bool = True, context: Context | None = None
-    ) -> ToolRun[ToolValue]:
-        """Call a function of a tool. The run never raises anything but `ToolFailed`.
+    def call[*A](self, tool: str, function: Callable[[*A], object], *args: *A) -> ToolRun[Any]:
+        """Call a function of a tool with a copy of this context, in which `TOOL_CALL` has the tool's name.
+
+        The run never raises anything but `ToolFailed`, unless the function is an `AtOnce` one, whose run is returned.
 
         Args:
             tool: its name.
             function: may return an awaitable, which is awaited on an event loop, or a `ToolRun`.
-            in_thread: whether it is called in a thread of its own; else on an event loop.
-            context: of the call, which no other thread uses; None: a copy of this one.
         """
-        run, context = ToolRun[ToolValue](), context or copy_context()
-        context.run(TOOL.set, tool)
+        run, context, work = ToolRun[ToolValue](), _context(tool), partial(function, *args)
         if self.is_closed:
             run.fail(ToolFailed(_CLOSED))
-        elif not in_thread:
-            self._place(tool, function, context, run)
+        elif isinstance(function, AtOnce):
+            return context.run(self._call_now, tool, work, run)
+        elif inspect.iscoroutinefunction(function):
+            self._place(tool, work, context, run)
         elif self._left_threads[tool] >= MOST_LEFT_THREADS:
             run.fail(ToolFailed(f"{MOST_LEFT_THREADS} cancelled or timed-out calls of {tool} still run"))
         else:
-            args = self._run_in_thread, tool, function, run
+            thread_args = self._run_in_thread, tool, work, run
             try:
-                threading.Thread(target=context.run, args=args, name=f"jinfercept-{tool}", daemon=True).start()
+                threading.Thread(target=context.run, args=thread_args, name=f"jinfercept-{tool}", daemon=True).start()
             except RuntimeError as error:  # no more threads
                 run.fail(plain_failure(error))
         return run
@@ -192,6 +196,20 @@ class ToolExecutor:
 
     # -- threads ---------------------------------------------------------------------------------------------------
 
+    def _call_now(self, tool: str, function: Callable[[], object], run: ToolRun[ToolValue]) -> ToolRun[Any]:
+        """Call a function on this thread; returns the run that its call ends with."""
+        try:
+            value = function()
+            if isinstance(value, ToolRun):
+                return value
+            if inspect.isawaitable(value):
+                self._place(tool, lambda: value, copy_context(), run)
+            else:
+                run.end(plain_value(value))
+        except BaseException as error:  # any exception of a tool is its result
+            run.fail(plain_failure(error))
+        return run
+
     def _run_in_thread(self, tool: str, function: Callable[[], object], run: ToolRun[ToolValue]) -> None:
         is_left = has_ended = False
 
@@ -205,16 +223,10 @@ class ToolExecutor:
         run.on_cancel(leave)
         recursion_limit = sys.getrecursionlimit()
         try:
-            value = function()
-            if isinstance(value, ToolRun):
-                run.on_cancel(value.cancel)
-                run.follow(value.result)
-            elif inspect.isawaitable(value):
-                self._place(tool, lambda: value, copy_context(), run)
-            else:
-                run.end(plain_value(value))
-        except BaseException as error:  # any exception of a tool is its result
-            run.fail(plain_failure(error))
+            goes_on = self._call_now(tool, function, run)
+            if goes_on is not run:
+                run.on_cancel(goes_on.cancel)
+                run.follow(goes_on.result)
         finally:
             _restore(recursion_limit)
             with self._lock:
@@ -329,7 +341,7 @@ class ToolExecutor:
     def _blame(self, loop: _ToolLoop) -> None:
         """Name the tool that blocks a loop, and give it a loop of its own from now on."""
         assert loop.blocking is not None
-        tool = loop.blocking.handle.get_context().get(TOOL, "")
+        tool = loop.blocking.handle.get_context().get(TOOL_CALL, OUTSIDE).tool
         if tool and tool in self._blocking_tools:
             return
         if tool:
@@ -372,6 +384,13 @@ class ToolExecutor:
                 self._give(call, self._loop_for(call.tool))
             except (RuntimeError, OSError, ToolFailed) as error:
                 call.run.fail(plain_failure(error))
+
+
+def _context(tool: str) -> Context:
+    """A copy of this context for code of a tool."""
+    context = copy_context()
+    context.run(lambda: TOOL_CALL.set(replace(TOOL_CALL.get(), tool=tool)))
+    return context
 
 
 def _cancel(loop: EventLoopThread, task: Task[None]) -> None:

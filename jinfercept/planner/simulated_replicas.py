@@ -71,13 +71,13 @@ class SimulatedReplica(Protocol):
 class _NoCalls:
     """Endpoints that are never called: the clients run the calls."""
 
-    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool]) -> None:
+    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool], tenant: str) -> None:
         raise AssertionError("a turn ends before its call")
 
     def poll(self) -> list[tuple[str, tuple[Result, ...]]]:
         return []
 
-    def start(self, request_id: str, call: Call, tools: Mapping[str, Tool]) -> None:
+    def start(self, request_id: str, call: Call, tools: Mapping[str, Tool], tenant: str) -> None:
         raise AssertionError("a turn ends before its call")
 
     def poll_started(self) -> list[tuple[str, Call, Result]]:

@@ -106,7 +106,7 @@ async def run_calls(request: Request, calls: tuple[Call, ...]) -> tuple[Result, 
 
     dispatcher = Dispatcher(wake, loop.time)
     try:
-        dispatcher.call(request.id, calls, request.tools)
+        dispatcher.call(request.id, calls, request.tools, request.tenant)
         while not (done := dispatcher.poll()):
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(dispatcher.next_s()):

@@ -8,7 +8,6 @@ from typing import final
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.errors import ConfigError
 from jinfercept.protocols.errors import ApiError
-from jinfercept.tools.calls import owned
 from jinfercept.tools.inbox import Inbox
 from jinfercept.tools.load import LoadedTools, load_tools
 
@@ -56,7 +55,7 @@ class ServerTools:
                 listed.setdefault(tool.name, tool)
         return listed
 
-    def offered(self, asked: bool | Sequence[str] | None, client_tools: Collection[str], owner: str) -> list[ChatTool]:
+    def offered(self, asked: bool | Sequence[str] | None, client_tools: Collection[str]) -> list[ChatTool]:
         """The server's tools that a request is offered.
 
         If a request for all tools has a tool of its own with the same name, its own one is used, so that new tools of a server
@@ -65,7 +64,6 @@ class ServerTools:
         Args:
             asked: True for all tools, or names of tools.
             client_tools: names of the tools that the client runs.
-            owner: tenant of the request.
 
         Raises:
             ApiError: 400, for unknown and for ambiguous names.
@@ -76,14 +74,14 @@ class ServerTools:
         if not tools:
             raise ApiError.bad("this server runs no tools: start it with --tools FILE", _FIELD)
         if asked is True:
-            return [owned(self.traced(tool), owner) for name, tool in tools.items() if name not in client_tools]
+            return [self.traced(tool) for name, tool in tools.items() if name not in client_tools]
         unknown = [name for name in asked if name not in tools]
         if unknown:
             raise ApiError.bad(f"this server runs no {', '.join(unknown)}, only {', '.join(tools)}", _FIELD)
         twice = [name for name in asked if name in client_tools]
         if twice:
             raise ApiError.bad(f"{', '.join(twice)}: declared in tools too; ask for it in one place", _FIELD)
-        return [owned(self.traced(tools[name]), owner) for name in dict.fromkeys(asked)]
+        return [self.traced(tools[name]) for name in dict.fromkeys(asked)]
 
 
 @contextmanager

@@ -160,7 +160,7 @@ class ScriptedEndpoints:
         self._started: list[tuple[float, int, str, Call]] = []
         self._count = 0
 
-    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool]) -> None:
+    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool], tenant: str) -> None:
         self._count += 1
         self._live[request_id] = self._count
         seconds = max(float(call.arguments.split()[0]) for call in calls)
@@ -178,7 +178,7 @@ class ScriptedEndpoints:
                 done.append((request_id, tuple(self._answer(int(request_id), call) for call in calls)))
         return done
 
-    def start(self, request_id: str, call: Call, tools: Mapping[str, Tool]) -> None:
+    def start(self, request_id: str, call: Call, tools: Mapping[str, Tool], tenant: str) -> None:
         self._count += 1
         seconds: float = json.loads(call.arguments)["seconds"]
         heapq.heappush(self._started, (self._clock.now() + seconds, self._count, request_id, call))

@@ -6,24 +6,16 @@ An endpoint is a function of a call; its exceptions become results that the mode
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from jinfercept.calls import Tool
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.intercept.dispatcher import CALLER
+from jinfercept.intercept.tool_call import TOOL_CALL, AtOnce, ToolCall
 from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.plain_values import strict_json
 from jinfercept.tools.tool_tables import Limits
-
-OWNER = ContextVar("jinfercept_owner", default="")
-"""The tenant of the current call, in a tool's function; "" without one (`owned`)."""
-
-TRACE_CONTEXT = ContextVar[Mapping[str, str]]("jinfercept_trace_context", default=MappingProxyType({}))
-"""W3C trace context of the current call, in a tool's function: headers by name; empty without a trace."""
 
 _GRACE_S = 1.0
 """Seconds after the timeout of an endpoint, with its own message, until the timeout of the dispatcher."""
@@ -39,17 +31,13 @@ class CallRequest:
 
     Attributes:
         arguments: parsed, not checked against a schema.
-        request_id: of the engine's request; "" if unknown.
-        owner: tenant of the request; "" if unknown.
         expires_s: time of the timeout, in seconds of `time.monotonic`.
-        trace: headers that pass the trace's context on, as `TRACE_CONTEXT`.
+        call: whose it is.
     """
 
     arguments: Mapping[str, Any]
-    request_id: str
-    owner: str
     expires_s: float
-    trace: Mapping[str, str] = field(default_factory=dict[str, str])
+    call: ToolCall = field(default_factory=ToolCall)
 
 
 Endpoint = Callable[[CallRequest], Coroutine[Any, Any, str]]
@@ -188,8 +176,8 @@ def endpoint_tool(
         late: message of a timeout, before its seconds.
     """
 
-    async def answer(arguments: str, request_id: str, owner: str, expires_s: float, trace: Mapping[str, str]) -> str:
-        request, came_s = CallRequest(_object(arguments), request_id, owner, expires_s, trace), time.monotonic()
+    async def answer(arguments: str, expires_s: float) -> str:
+        request, came_s = CallRequest(_object(arguments), expires_s, call := TOOL_CALL.get()), time.monotonic()
         begun_s: float | None = None
 
         async def begin() -> str:
@@ -199,7 +187,7 @@ def endpoint_tool(
 
         try:
             async with asyncio.timeout(expires_s - time.monotonic()):
-                text = await queue.run(owner, begin)
+                text = await queue.run(call.tenant, begin)
         except TimeoutError as error:
             if time.monotonic() < expires_s:
                 raise
@@ -208,27 +196,14 @@ def endpoint_tool(
             raise TimeoutError(f"{late} {limits.timeout_s:g} s{others}") from error
         return _cut(text, limits.max_result_bytes)
 
-    def call(arguments: str) -> ToolRun[str]:
-        request_id, owner, expires_s = CALLER.get(), OWNER.get(), time.monotonic() + limits.timeout_s
-        trace = TRACE_CONTEXT.get()
-        return executor.submit(lambda: answer(arguments, request_id, owner, expires_s, trace), name)
+    def begin_call(arguments: str) -> ToolRun[str]:
+        expires_s = time.monotonic() + limits.timeout_s
+        return executor.submit(lambda: answer(arguments, expires_s), name)
 
     name, limit = declaration["function"]["name"], limits.max_result_tokens
     timeout_s = limits.timeout_s + _GRACE_S
-    tool = Tool(call, name=name, timeout_s=timeout_s, max_result_tokens=limit, calls=limits.calls)
+    tool = Tool(AtOnce(begin_call), name=name, timeout_s=timeout_s, max_result_tokens=limit, calls=limits.calls)
     return ChatTool(declaration, tool)
-
-
-def owned(tool: ChatTool, owner: str) -> ChatTool:
-    """A copy of a tool that sets `OWNER` in its calls."""
-    assert tool.tool is not None, "a tool that runs here"
-    function = tool.tool.function
-
-    def call(arguments: str) -> object:
-        OWNER.set(owner)  # in the context of the call's own thread
-        return function(arguments)
-
-    return replace(tool, tool=replace(tool.tool, function=call))
 
 
 def _cut(text: str, max_bytes: int | None) -> str:

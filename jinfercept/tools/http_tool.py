@@ -54,7 +54,7 @@ class HttpTool:
             url = url.copy_merge_params({name: _query(value) for name, value in rest.items()})
         elif body is None and table.method not in _BODILESS:
             body = rest
-        text = await self._repeat(url, body, request.trace)
+        text = await self._repeat(url, body, request.call.trace)
         return text if table.pointer is None else point(text, table.pointer)
 
     async def _repeat(self, url: httpx2.URL, body: Any, trace: Mapping[str, str]) -> str:

@@ -64,9 +64,8 @@ class Inbox:
         """Wait for the answer to a call. Raises `CallFailed` if it is declined. If cancelled, the call leaves the inbox."""
         now = time.time()
         expires_at = now + request.expires_s - time.monotonic()
-        pending = Pending(
-            uuid.uuid4().hex[:12], tool, dict(request.arguments), request.request_id, request.owner, now, expires_at
-        )
+        call, arguments = request.call, dict(request.arguments)
+        pending = Pending(uuid.uuid4().hex[:12], tool, arguments, call.request_id, call.tenant, now, expires_at)
         answer = Future[str]()
         answer.set_running_or_notify_cancel()  # so that `set_result` always succeeds
         with self._lock:

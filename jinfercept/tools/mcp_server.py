@@ -105,7 +105,7 @@ class McpServer:
         if client is None:
             raise CallFailed(f"the MCP server {self._table.name} is not there ({self._problem}); it is tried again")
         try:
-            meta = cast(RequestParamsMeta, dict(request.trace)) if request.trace else None
+            meta = cast(RequestParamsMeta, dict(request.call.trace)) if request.call.trace else None
             result = await client.call_tool(name, dict(request.arguments), meta=meta)
         except MCPError as error:
             if error.code != CONNECTION_CLOSED and error.message != _SESSION_LOST:

@@ -5,7 +5,6 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -29,38 +28,29 @@ class PythonTool:
     Attributes:
         declaration: OpenAI's.
         function: of the arguments as JSON.
-        in_thread: whether it is a sync function.
         executor: calls it.
     """
 
     declaration: Mapping[str, Any]
-    function: Callable[[str], Any]
-    in_thread: bool
+    function: Callable[[str], object]
     executor: ToolExecutor
 
     def queue(self, max_concurrency: int | None) -> CallQueue:
         """A queue for its calls. A call keeps its slot until it has ended, so there are never more threads than slots."""
-        return CallQueue(max_concurrency or (MAX_THREADS if self.in_thread else None))
+        return CallQueue(max_concurrency or (None if inspect.iscoroutinefunction(self.function) else MAX_THREADS))
 
     async def __call__(self, request: CallRequest) -> str:
         """The result of the function as text. Raises `ToolFailed`; if it is cancelled, when the function has ended."""
-        arguments, name = json.dumps(dict(request.arguments)), self.declaration["function"]["name"]
-        run = self.executor.call(name, lambda: self.function(arguments), in_thread=self.in_thread)
-        ended, loop = asyncio.Event(), asyncio.get_running_loop()
-
-        def end(result: object) -> None:
-            with suppress(RuntimeError):  # the loop may be closed by now
-                loop.call_soon_threadsafe(ended.set)
-
-        run.result.add_done_callback(end)
-        while not run.result.done():
+        run = self.executor.call(request.call.tool, self.function, json.dumps(dict(request.arguments)))
+        ended = asyncio.wrap_future(run.result)
+        while not ended.done():
             try:
-                await ended.wait()
+                await asyncio.wait([ended])
             except asyncio.CancelledError:
                 run.cancel()
                 if self.executor.is_closed:
                     raise
-        value = run.result.result()
+        value = ended.result()
         return value if isinstance(value, str) else str(list(value))
 
 
@@ -88,16 +78,14 @@ def python_tool(
     declared = dict(made.declaration["function"])
     declared |= {} if table.description is None else {"description": table.description}
     declared |= {} if table.parameters is None else {"parameters": table.parameters}
-    in_thread = not inspect.iscoroutinefunction(function)
-    return PythonTool({"type": "function", "function": declared}, made.tool.function, in_thread, executor)
+    return PythonTool({"type": "function", "function": declared}, made.tool.function, executor)
 
 
 def python_tools(path: Path, executor: ToolExecutor) -> list[PythonTool]:
     """The functions of a Python file. Raises `RequestError` as `load_functions`, and for a function that cannot be a tool."""
-    functions = load_functions(path)
     return [
-        PythonTool(made.declaration, made.tool.function, not inspect.iscoroutinefunction(function), executor)
-        for function, made in zip(functions, chat_tools(functions), strict=True)
+        PythonTool(made.declaration, made.tool.function, executor)
+        for made in chat_tools(load_functions(path))
         if made.tool is not None
     ]
 

@@ -47,7 +47,9 @@ class RemoteModel:
         try:
             async with (
                 httpx2.AsyncClient(verify=self._tls, timeout=None) as client,
-                client.stream("POST", self._url, json=body, headers={**request.trace, **self._headers}) as response,
+                client.stream(
+                    "POST", self._url, json=body, headers={**request.call.trace, **self._headers}
+                ) as response,
             ):
                 text = await _read(response)
         except (httpx2.TransportError, OSError) as error:

@@ -3,7 +3,8 @@
 import threading
 
 from jinfercept.calls import Call, Result, Tool
-from jinfercept.intercept.dispatcher import OUTLASTING, lasted_s
+from jinfercept.intercept.dispatcher import lasted_s
+from jinfercept.intercept.tool_call import TOOL_CALL
 from tests.support.dispatching import LONG_S, SOON_S, Service, hangs
 
 
@@ -48,7 +49,9 @@ def test_what_outlasts_its_call_is_cancelled_with_its_request() -> None:
     service, cancelled = Service(), list[str]()
 
     def registers(arguments: str) -> str:
-        OUTLASTING.get().at_end(lambda: cancelled.append(arguments))
+        outlast = TOOL_CALL.get().outlast
+        assert outlast is not None
+        outlast(hangs, arguments, lambda: cancelled.append(arguments))
         return "at once"
 
     service.call("r", registers)

@@ -45,12 +45,11 @@ def text(run: ToolRun[ToolValue]) -> ToolValue:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("in_thread", [True, False])
-def test_what_a_tool_raises_returns_or_leaves_ends_no_loop_and_no_call(executor: ToolExecutor, in_thread: bool) -> None:
+def test_what_a_tool_raises_returns_or_leaves_ends_no_loop_and_no_call(executor: ToolExecutor) -> None:
     limit = sys.getrecursionlimit()
     for name, (function, result) in HOSTILE.items():
-        assert str(text(executor.call(name, function, in_thread=in_thread))).startswith(result), name
-        assert text(executor.call("next", answers, in_thread=in_thread)) == "fine", name
+        assert str(text(executor.call(name, function))).startswith(result), name
+        assert text(executor.call("next", answers)) == "fine", name
     assert sys.getrecursionlimit() == limit
 
 
@@ -204,7 +203,7 @@ def test_without_threads_there_is_a_problem_and_calls_fail_readably(
         go.wait(WAIT_S)
         return "awake"
 
-    executor.call("greedy", blocks, in_thread=False)
+    executor.call("greedy", blocks)
     assert begun.wait(WAIT_S)
 
     def no_thread(thread: threading.Thread) -> None:
@@ -212,10 +211,10 @@ def test_without_threads_there_is_a_problem_and_calls_fail_readably(
 
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     assert text(executor.call("sync", str)) == "failed: RuntimeError: can't start new thread"
-    waiting = executor.call("modest", answers, in_thread=False)
+    waiting = executor.call("modest", answers)
     wait_for(lambda: executor.problem is not None)
     assert "can't start new thread" in str(executor.problem)
-    assert text(executor.call("greedy", answers, in_thread=False)) == "failed: RuntimeError: can't start new thread"
+    assert text(executor.call("greedy", answers)) == "failed: RuntimeError: can't start new thread"
     go.set()
     assert text(waiting) == "fine"
     wait_for(lambda: executor.problem is None)
@@ -347,7 +346,7 @@ def test_a_cancelled_call_is_cancelled_once_and_before_its_first_step_too(execut
     run.cancel()
     assert str(text(run)).startswith("failed: CancelledError")
     assert (cancelled, cleaned.is_set()) == (1, True)
-    early = executor.call("waits", waits, in_thread=False)
+    early = executor.call("waits", waits)
     early.cancel()
     assert str(text(early)).startswith("failed: CancelledError")
 

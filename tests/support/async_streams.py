@@ -69,13 +69,13 @@ class ReturnsAtTokens:
         self.log: list[str] = []
         self._polls = 0
 
-    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool]) -> None:
+    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool], tenant: str) -> None:
         raise AssertionError("no call pauses here")
 
     def poll(self) -> list[tuple[str, tuple[Result, ...]]]:
         return []
 
-    def start(self, request_id: str, call: Call, tools: Mapping[str, Tool]) -> None:
+    def start(self, request_id: str, call: Call, tools: Mapping[str, Tool], tenant: str) -> None:
         assert call.id not in self.started
         self.started[call.id] = request_id, call
         self.log.append(f"start {call.id}")

@@ -95,7 +95,7 @@ class InstantEndpoints:
         self.started: list[tuple[float, str, Call]] = []
         self.cancelled: list[str] = []
 
-    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool]) -> None:
+    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool], tenant: str) -> None:
         self.due[request_id] = (self.clock.now() + max(map(self.latency, calls)), calls)
 
     def poll(self) -> list[tuple[str, tuple[Result, ...]]]:
@@ -103,7 +103,7 @@ class InstantEndpoints:
         done = [request_id for request_id, (due, _) in self.due.items() if due <= now]
         return [(request_id, tuple(map(self.answer, self.due.pop(request_id)[1]))) for request_id in done]
 
-    def start(self, request_id: str, call: Call, tools: Mapping[str, Tool]) -> None:
+    def start(self, request_id: str, call: Call, tools: Mapping[str, Tool], tenant: str) -> None:
         assert (request_id, call.id) not in {(owner, other.id) for _, owner, other in self.started}, "started twice"
         self.started.append((self.clock.now() + self.latency(call), request_id, call))
 

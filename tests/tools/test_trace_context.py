@@ -12,8 +12,8 @@ from typing import Any
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 
+from jinfercept.intercept.tool_call import TOOL_CALL, ToolCall
 from jinfercept.intercept.tool_run import ToolRun
-from jinfercept.tools.calls import TRACE_CONTEXT
 from jinfercept.tools.load import LoadedTools, load_tools
 from tests.support.tool_runner import until
 
@@ -112,7 +112,7 @@ def call(loaded: LoadedTools, name: str, trace: dict[str, str]) -> str:
     assert tool is not None
 
     def begin() -> ToolRun[str]:
-        TRACE_CONTEXT.set(trace)
+        TOOL_CALL.set(ToolCall(name, trace=trace))
         run: Any = tool.function('{"question": "?"}' if name == "model" else "{}")
         assert isinstance(run, ToolRun)
         return run

@@ -85,7 +85,7 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
     if body.stream_options is not None and not body.stream:
         raise ApiError.bad("stream_options belong to a stream", "stream_options")
     extension = body.jinfercept or SessionHints()
-    offered = service.tools.offered(extension.server_tools, _client_tools(body), hints.owner)
+    offered = service.tools.offered(extension.server_tools, _client_tools(body))
     choice = body.tool_choice
     if isinstance(choice, AllowedTools):
         body, offered = _with_allowed_tools(body, choice.allowed_tools, offered)

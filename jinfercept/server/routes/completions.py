@@ -83,7 +83,7 @@ def make_completions(
     params = sampling_params(body, max(1, max_tokens), body.logprobs, service, hints.owner)
     ids = (f"{name}-{index}" for index in range(len(prompts)))
     asked_tools = body.jinfercept.server_tools if body.jinfercept is not None else None
-    tools = service.tools.offered(asked_tools, (), hints.owner)
+    tools = service.tools.offered(asked_tools, ())
     try:
         given = [_prompt(service, prompt, body.add_special_tokens is not False) for prompt in prompts]
         requests = service.llm.make_requests(given, params, tools, None, ids, hints.owner, calls)

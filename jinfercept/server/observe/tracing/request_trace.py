@@ -19,12 +19,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from jinfercept.calls import Call, Result
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.engine.async_streaming import AsyncStream
-from jinfercept.intercept.dispatcher import CALL_ID, CALLER
+from jinfercept.intercept.tool_call import TOOL_CALL, around
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.meter.timelines import Timeline
 from jinfercept.request import Request
 from jinfercept.server.observe.tracing.spans import CallSpan, SpanWriter, request_attributes
-from jinfercept.tools.calls import TRACE_CONTEXT
 from jinfercept.version import __version__
 
 log = logging.getLogger(__name__)
@@ -72,25 +71,26 @@ class Tracing:
         function, name = tool.tool.function, tool.name
 
         def call(arguments: str) -> object:
-            trace = self._traces.get(CALLER.get())
+            here = TOOL_CALL.get()
+            trace = self._traces.get(here.request_id)
             if trace is None:
                 return function(arguments)
-            one = trace.begin_call(CALLER.get(), name, CALL_ID.get(), arguments)
-            TRACE_CONTEXT.set(one.context)  # in the context of the call's own thread
+            span = trace.begin_call(here.request_id, name, here.id, arguments)
+            TOOL_CALL.set(replace(here, trace=span.context))  # in the context of the call
             try:
                 value = function(arguments)
             except BaseException as error:
-                one.end(error)
+                span.end(error)
                 raise
             if isinstance(value, ToolRun):
-                value.result.add_done_callback(lambda result: one.end(result.exception()))
+                value.result.add_done_callback(lambda result: span.end(result.exception()))
                 return value
             if inspect.isawaitable(value):
-                return _ended(value, one)
-            one.end()
+                return _ended(value, span)
+            span.end()
             return value
 
-        return replace(tool, tool=replace(tool.tool, function=call))
+        return replace(tool, tool=replace(tool.tool, function=around(function, call)))
 
     def close(self, timeout_s: float) -> None:
         """Export what is left, as far as the collector takes it in time."""

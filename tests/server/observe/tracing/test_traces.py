@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
 from jinfercept.calls import Tool
+from jinfercept.intercept.tool_call import TOOL_CALL
 from jinfercept.server.observe.tracing.request_trace import Tracing
-from jinfercept.tools.calls import TRACE_CONTEXT
 from tests.support.live_server import MODEL, Running, running, until
 from tests.support.scripted_model import Scripted
 from tests.support.tool_server import ALL, BUY, QUESTION, ask, ask_and_leave, asks, called, returned, says
@@ -227,10 +227,10 @@ def test_tools_get_the_context_of_their_call(untraced: Running, scripted: Script
     seen: list[dict[str, str]] = []
 
     def price(arguments: str) -> str:
-        seen.append(dict(TRACE_CONTEXT.get()))
+        seen.append(dict(TOOL_CALL.get().trace))
         return "23"
 
-    [listed] = [tool for tool in server.service.tools.offered(["price"], (), "") if tool.tool]
+    [listed] = [tool for tool in server.service.tools.offered(["price"], ()) if tool.tool]
     inner, tracing = listed.tool, server.service.tracing
     assert inner is not None
     assert tracing is not None
