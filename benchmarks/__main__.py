@@ -15,6 +15,9 @@ from jinfercept.sim.tables import numbers
 
 COMMANDS: Mapping[str, Entry] = {
     "load": Entry("benchmarks.__main__:Load", "load on OpenAI-compatible servers: latencies, cached tokens, errors"),
+    "agents": Entry(
+        "benchmarks.__main__:Agents", "coding agents by the lengths of real sessions: turns, cached tokens"
+    ),
     "fleet": Entry(
         "benchmarks.__main__:FleetLoad", "sessions without keys on replicas: tokens found, by way of routing"
     ),
@@ -101,6 +104,35 @@ class Load:
             json_path=self.output.json,
             plot_path=self.output.plot,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agents:
+    """The command."""
+
+    own: OwnModel = None
+    servers: ServerFlags = field(default_factory=ServerFlags)
+    clients: int = 8
+    """agents at a time"""
+    scale_prompts: float = 0.03
+    """factor on the lengths of prompts, which are 12,000 to 62,000 tokens"""
+    scale_answers: float = 0.05
+    """factor on the lengths of answers"""
+    scale_seconds: float = 0.1
+    """factor on the seconds of tools"""
+    seed: int = 0
+    """of the tokens of prompts"""
+    json: Maybe[str] = None
+    """write the numbers to this file"""
+    engine: Annotated[EngineOptions, engine_flags("seed", *HOSTS)]
+
+    def run(self) -> int:
+        """Measure; returns 1 if a request failed. Raises `ConfigError` if the options make no sense."""
+        from benchmarks.agents import Scale, agents_command
+
+        scale = Scale(self.scale_prompts, self.scale_answers, self.scale_seconds)
+        servers = self.servers.servers(self.own, self.engine)
+        return agents_command(servers, scale, self.clients, self.seed, self.json)
 
 
 @dataclass(frozen=True, kw_only=True)

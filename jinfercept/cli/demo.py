@@ -31,7 +31,7 @@ from jinfercept.startup.progress import StartDisplay
 if TYPE_CHECKING:
     from jinfercept.llm import LLM
 
-POLICIES = ("discard", "improved_discard", "preserve", "swap", "copy_ahead")
+POLICIES = ("discard", "improved_discard", "preserve", "swap", "min_waste", "copy_ahead")
 KV_TOKENS = 960
 PRICES = {
     "pencil": 3,

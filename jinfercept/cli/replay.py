@@ -66,7 +66,7 @@ class Replay:
 
     model: ModelName
     trace: Annotated[Maybe[str], SOURCE] = None
-    """scripts to draw from, a JSON line each"""
+    """scripts to draw from, a JSON line each (docs/studies.md), or paper: the mixed trace of InferCept's authors"""
     workload: Annotated[str, SOURCE] = "mixed"
     """mixed, math, qa, ve, chat, image or tts"""
     policy: Annotated[Several, conf.arg(help=f"{', '.join(SETTINGS)} (default: copy_ahead)")] = ()

@@ -47,7 +47,7 @@ class Simulate:
     """The command."""
 
     trace: Annotated[Maybe[str], SOURCE] = None
-    """scripts to draw from, a JSON line each"""
+    """scripts to draw from, a JSON line each (docs/studies.md), or paper: the mixed trace of InferCept's authors"""
     workload: Annotated[str, SOURCE] = "mixed"
     """mixed, math, qa, ve, chat, image or tts; or your own as path.py:Class"""
     like: Like = "trace"

@@ -7,6 +7,7 @@ the reports of finished ones remain.
 import contextlib
 import multiprocessing
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -207,7 +208,9 @@ class _Display:
         self._console = console
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._all = self._progress.add_task("all runs", total=len(runs), unit="done")
-        self._runs, self._num_done = runs, 0
+        self._runs, self._num_done, self._began_s = runs, 0, time.monotonic()
+        self._left = sum(len(run.load.arrivals) for run in runs)
+        self._requests = 0
         self._tasks: dict[int, TaskID] = {}
 
     def started(self, index: int) -> None:
@@ -220,11 +223,20 @@ class _Display:
 
     def ended(self, index: int, report: Report) -> None:
         self._num_done += 1
+        left = self._time_left(len(self._runs[index].load.arrivals))
         self._progress.remove_task(self._tasks.pop(index))
-        self._progress.advance(self._all)
+        self._progress.update(self._all, advance=1, unit=f"done, {left}")
         how = report.get("error") or f"{report['sim_wall_s']:.1f} s"
         if not self._console.is_terminal:
-            self._console.print(f"{self._num_done} of {len(self._runs)}: {self._runs[index]}: {how}", soft_wrap=True)
+            self._console.print(
+                f"{self._num_done} of {len(self._runs)}: {self._runs[index]}: {how}, {left}", soft_wrap=True
+            )
+
+    def _time_left(self, num_requests: int) -> str:
+        """When all runs will be done, if requests take as long as those so far. Called once for each run that ends."""
+        self._requests, self._left = self._requests + num_requests, self._left - num_requests
+        left_s = (time.monotonic() - self._began_s) * self._left / max(1, self._requests)
+        return f"about {left_s:.0f} s left" if left_s < 90 else f"about {left_s / 60:.0f} min left"
 
     def __enter__(self) -> Self:
         self._progress.start()

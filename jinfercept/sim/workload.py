@@ -19,6 +19,10 @@ from jinfercept.sim.distributions import DISTRIBUTIONS, Like, LogNormal
 MIXED_WEIGHTS: Mapping[str, float] = {"math": 98, "qa": 50, "ve": 54, "chat": 65, "image": 65, "tts": 65}
 """Requests of each kind in the authors' mixed trace."""
 
+PAPER_TRACE = Path(__file__).with_name("paper_trace.jsonl")
+"""Lengths and seconds of the 397 requests of the InferCept authors' mixed trace, from a public copy under Apache-2.0
+(mars-repository/mars-codebase)."""
+
 MOST_TOKENS = 1_000_000_000
 """Limit on a number of tokens in a trace."""
 
@@ -73,7 +77,7 @@ class Script(NamedTuple):
 
 
 def load_trace(path: str | Path) -> list[Script]:
-    """The requests of a trace, in its order.
+    """The requests of a trace, in its order; `paper` is the authors' mixed trace, which ships with the package.
 
     A line of the file is a request: `{"kind": text, "prompt": tokens, "segments": [{"decode": tokens, "call_s": seconds,
     "returned": tokens}, …]}`, where the last segment may lack a call. Where it has one, the request ends one token after the
@@ -82,6 +86,7 @@ def load_trace(path: str | Path) -> list[Script]:
     Raises:
         ConfigError: no such file, no requests in it, or a line that does not say all of this.
     """
+    path = PAPER_TRACE if path == "paper" else path
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

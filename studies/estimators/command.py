@@ -41,7 +41,7 @@ class Estimators:
     """The command."""
 
     trace: Maybe[str] = None
-    """scripts to draw from, a JSON line each (default: generated ones)"""
+    """scripts to draw from, a JSON line each, or paper (default: generated ones)"""
     like: Like = "trace"
     """statistics if generated"""
     profile: str = "paper-gptj-6b-a100"

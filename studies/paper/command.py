@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from jinfercept.cli.options import Maybe, Several
+from jinfercept.cli.options import Maybe, Several, Switch
 from jinfercept.cli.simulated_loads import drawer, load
 from jinfercept.cli.simulation_table import exit_status, table
 from jinfercept.errors import ConfigError
@@ -31,10 +31,13 @@ from jinfercept.sim.workload import Script, from_trace, load_trace
 from studies.paper.published import load_figure
 from studies.paper.report import WIDE_STEPS, Study, Summary, markdown, panels
 
-DEFAULT_RATES = ("1,2,3,4,5,6,8",)
+FULL_RATES, SHORT_RATES = ("1,2,3,4,5,6,8",), ("2,4,6",)
+FIGURE = Path(__file__).with_name("figure_2.csv")
+"""The paper's Figure 2, digitised from the authors' vector figure (arXiv 2402.01869)."""
 POLICIES = (*SETTINGS, *BOUNDS)
 KIND_POLICIES = ("discard", "min_waste", "copy_ahead")
 INTERRUPTED_NAME = "paper-interrupted.csv"
+PAPER_SOURCE = "the authors' mixed trace, from a public copy"
 SAMPLES = 500
 """Requests that are drawn to learn how long those of a kind are."""
 
@@ -57,7 +60,7 @@ POOLS: Mapping[str, Pool] = {
 """Of the paper's machines. The paper does not give the pools: 53,000 is an estimate, and tells the size of the cards."""
 
 MACHINES = (*POOLS, "roofline-llama-3-70b-4xa100")
-"""Profiles of the paper's machines."""
+"""Profiles of the paper's machines; the short study has the first."""
 NO_CONSTANTS = (
     "the authors publish no constants of this machine, so that its prices follow from data sheets too: order and ratios may be "
     "compared with the paper's, milliseconds and positions may not"
@@ -69,15 +72,18 @@ class Paper:
     """The command."""
 
     profile: Several = ()
-    """a named profile, or a JSON file; the first one also plays each kind of request alone (default: the paper's three)"""
-    reference: Maybe[str] = None
+    """a named profile, or a JSON file; the first one also plays each kind of request alone (default: GPT-J's; with --full
+    the paper's three)"""
+    full: Switch = False
+    """all 312 runs: three machines, seven rates (default: one machine and three rates, a few minutes)"""
+    reference: str = str(FIGURE)
     """the paper's Figure 2, digitised: a CSV file, to be drawn beside the simulated one"""
-    trace: Maybe[str] = None
-    """scripts to draw from, a JSON line each (default: generated ones)"""
+    trace: Maybe[str] = "paper"
+    """scripts to draw from, a JSON line each; paper: the authors'; generated: their statistics"""
     duration: float = 200.0
     """seconds of arrivals of a run"""
     rate: Several = ()
-    """requests per second (default: 1 to 6, and 8)"""
+    """requests per second (default: 2, 4 and 6; with --full 1 to 6, and 8)"""
     seed: int = 0
     """seed of the arrivals"""
     kv_tokens: Maybe[int] = None
@@ -99,11 +105,12 @@ class Paper:
         check_least("--jobs", self.jobs, 1)
         folder = Path(self.out)
         check_drawing(folder / "paper.png")
-        figure = load_figure(self.reference) if self.reference is not None else {}
-        machines = {machine.name: machine for machine in map(load_profile, listed(self.profile or MACHINES))}
+        figure, trace = load_figure(self.reference), None if self.trace == "generated" else self.trace
+        chosen = self.profile or (MACHINES if self.full else MACHINES[:1])
+        machines = {machine.name: machine for machine in map(load_profile, listed(chosen))}
         pools = {name: _pool(machine, self.kv_tokens) for name, machine in machines.items()}
-        rates = numbers("--rate", self.rate or DEFAULT_RATES, float)
-        runs = _runs(machines, pools, self.trace, self.duration, rates, self.seed)
+        rates = numbers("--rate", self.rate or (FULL_RATES if self.full else SHORT_RATES), float)
+        runs = _runs(machines, pools, trace, self.duration, rates, self.seed)
         _make_folder(folder)
         reports = sweep(runs, self.jobs, Console(stderr=True))
         for name in machines:
@@ -117,7 +124,13 @@ class Paper:
             Study(name, [report for report in reports if report["profile"] == name], pool.tokens, pool.source)
             for name, pool in pools.items()
         ]
-        source = Path(self.trace).name if self.trace else "generated with the trace's statistics"
+        source = (
+            "generated with the trace's statistics"
+            if trace is None
+            else PAPER_SOURCE
+            if trace == "paper"
+            else Path(trace).name
+        )
         _write(folder, Summary(studies, figure, source, self.duration, self.seed), reports)
         return status
 

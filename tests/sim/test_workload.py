@@ -16,7 +16,6 @@ from jinfercept.errors import ConfigError
 from jinfercept.sim.distributions import Like
 from jinfercept.sim.workload import MIXED_WEIGHTS, Script, Segment, draw, from_trace, generate, load_trace
 
-TRACE = Path(__file__).parents[1] / "golden" / "infercept_mixed.jsonl"
 KINDS = tuple(MIXED_WEIGHTS)
 NUM_DRAWS = 2000
 
@@ -142,7 +141,7 @@ def test_a_file_without_requests_is_no_trace(tmp_path: Path) -> None:
 
 
 def test_the_authors_trace_has_the_statistics_that_requests_are_generated_with() -> None:
-    scripts = load_trace(TRACE)
+    scripts = load_trace("paper")
     assert Counter(script.kind for script in scripts) == MIXED_WEIGHTS
     for kind, expected in TRACE_COLUMN.items():
         measured = column([script for script in scripts if script.kind == kind])

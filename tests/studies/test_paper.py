@@ -17,10 +17,10 @@ from jinfercept.sched.profile import PROFILES
 from jinfercept.sim.plots import Bars, CurvePanel
 from studies.__main__ import main
 from studies.capacity import Capacity, capacity, capacity_ratio, latency_threshold
+from studies.paper.command import FIGURE
 from studies.paper.published import ABLATION, load_figure
 from studies.paper.report import WIDE_STEPS, Study, Summary, markdown, panels, waste_shares
 
-FIGURE = Path(__file__).parents[1] / "golden" / "infercept_fig2.csv"
 GPTJ = "paper-gptj-6b-a100"
 
 
