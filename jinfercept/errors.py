@@ -149,7 +149,7 @@ def _text(value: object) -> str:
         return shown(value)
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
+def nearest(name: str, names: Sequence[str]) -> str:
     """A hint at the known name that is nearest to a wrong one, as ` (did you mean 'x'?)`; "" if none is near."""
-    close = get_close_matches(name, known, n=1)
+    close = get_close_matches(name, names, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

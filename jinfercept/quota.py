@@ -76,8 +76,8 @@ class Quota:
 
     def victim(self, owner: str) -> str | None:
         """Name of the entry to drop next, after a change of an owner's; None once all fits, or nothing may be dropped."""
-        mine = self._holdings.get(owner)
-        if mine is not None and self._is_beyond_its_own(mine) and (name := self._oldest(mine)) is not None:
+        own = self._holdings.get(owner)
+        if own is not None and self._is_beyond_its_own(own) and (name := self._oldest(own)) is not None:
             return name
         for total, most, size_of in (
             (self._num_entries, self._most, _num_entries),
@@ -92,12 +92,12 @@ class Quota:
 
     def is_over(self, owner: str) -> bool:
         """Whether an owner holds more bytes than it may: than its own limit, or than its share while there are too many."""
-        mine = self._holdings.get(owner)
-        if mine is None:
+        own = self._holdings.get(owner)
+        if own is None:
             return False
         too_many = self._num_bytes > self._most_bytes
         share = self._most_bytes / len(self._holdings)
-        return mine.num_bytes > self._most_bytes_of_owner or (too_many and mine.num_bytes > share)
+        return own.num_bytes > self._most_bytes_of_owner or (too_many and own.num_bytes > share)
 
     def _is_beyond_its_own(self, holding: _Holding) -> bool:
         return len(holding.names) > self._most_of_owner or holding.num_bytes > self._most_bytes_of_owner
@@ -126,15 +126,15 @@ def num_bytes_of(value: Any, without: Iterable[Any] = ()) -> int:
     """
     num_bytes, seen, rest = 0, set(map(id, without)), [value]
     while rest:
-        one = rest.pop()
-        if id(one) not in seen:
-            seen.add(id(one))
-            num_bytes += getsizeof(one)
-            if isinstance(one, dict):
-                rest += one
-                rest += one.values()
-            elif isinstance(one, list | tuple):
-                rest += one
+        item = rest.pop()
+        if id(item) not in seen:
+            seen.add(id(item))
+            num_bytes += getsizeof(item)
+            if isinstance(item, dict):
+                rest += item
+                rest += item.values()
+            elif isinstance(item, list | tuple):
+                rest += item
     return num_bytes
 
 

@@ -214,7 +214,7 @@ def check_arguments(what: str, given: Mapping[str, Any], names: Iterable[str], s
                 raise ArgumentError(CALLS[name].why, **problem)
         elif name not in names:
             fixes = {ours: f"SamplingParams({ours}=…)" for ours in sampling} | RENAMED_CALLS
-            fixes |= {theirs: f"in SamplingParams: {fix}" for theirs, fix in RENAMED_SAMPLING.items()}
+            fixes |= {vllm_name: f"in SamplingParams: {fix}" for vllm_name, fix in RENAMED_SAMPLING.items()}
             raise unknown_argument(what, name, names, fixes)
 
 

@@ -91,27 +91,27 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 def _arguments(flags: Mapping[str, Any]) -> list[str]:
     """Options of `LLM` as flags."""
-    found = []
+    arguments = []
     for name, value in flags.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
-            found.append(f"--{flag}" if value else f"--no-{flag}")
+            arguments.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            found += [f"--{flag}", str(value)]
-    return found
+            arguments += [f"--{flag}", str(value)]
+    return arguments
 
 
 def _wait(child: "subprocess.Popen[bytes]", log: Path, command: list[str]) -> str:
     """The URL, once the server accepts connections."""
     while child.poll() is None:
-        if said := re.search(r"^jinfercept: (http\S+)$", log.read_text(errors="replace"), re.MULTILINE):
-            parts = urlsplit(said[1])
+        if announced := re.search(r"^jinfercept: (http\S+)$", log.read_text(errors="replace"), re.MULTILINE):
+            parts = urlsplit(announced[1])
             try:
                 socket.create_connection((str(parts.hostname), parts.port or 80), timeout=1.0).close()
             except OSError:
                 pass
             else:
-                return said[1]
+                return announced[1]
         time.sleep(_POLL_S)
     last = log.read_text(errors="replace").strip().rpartition("\n")[2]
     raise ConfigError("the server did not start", got=last or "nothing said", fix=f"try {shlex.join(command)}")

@@ -37,9 +37,9 @@ def row(reply: ClientReply, origin_s: float) -> dict[str, Any]:
 
 def total(values: Iterable[int | None]) -> int | None:
     """Their sum; None if one of them is unknown, or there are none."""
-    found = list(values)
-    known = [value for value in found if value is not None]
-    return sum(known) if found and len(known) == len(found) else None
+    numbers = list(values)
+    counted = [value for value in numbers if value is not None]
+    return sum(counted) if numbers and len(counted) == len(numbers) else None
 
 
 def number(value: float | None) -> str:
@@ -55,8 +55,8 @@ def percent(value: float | None) -> str:
 def failures(reports: Sequence[Report]) -> list[str]:
     """One line for each server and error: the detail of the first failure that has one."""
     firsts: dict[tuple[str, str], str] = {}
-    for one in reports:
-        for asked in one["rows"]:
-            if asked["detail"]:
-                firsts.setdefault((one["server"], asked["error"]), asked["detail"])
+    for report in reports:
+        for request in report["rows"]:
+            if request["detail"]:
+                firsts.setdefault((report["server"], request["error"]), request["detail"])
     return [f"{server}: {error}: {detail}" for (server, error), detail in firsts.items()]

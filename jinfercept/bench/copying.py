@@ -91,7 +91,7 @@ def _cell(llm: "LLM", batch: int, new_tokens: int, drafts: dict[str, Any]) -> Co
             got=f"{batch} requests of {new_tokens} new tokens",
             fix="more new tokens, a larger KV pool, or prefix caching",
         )
-    same = sum(one == other for one, other in zip(streams[False], streams[True], strict=True))
+    same = sum(plain == other for plain, other in zip(streams[False], streams[True], strict=True))
     return CopyingCell(
         batch, max(rates[False]), max(rates[True]), 1 + given / max(1, steps), given / max(1, drafted), same
     )

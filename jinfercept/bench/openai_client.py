@@ -188,15 +188,15 @@ class _StreamError(Exception):
 
 async def _message(response: "Response") -> str:
     """The beginning of the message of an error response."""
-    said = b""
+    received = b""
     async for data in response.aiter_bytes():
-        said += data
-        if len(said) > 16 * _SHOWN:
+        received += data
+        if len(received) > 16 * _SHOWN:
             break
     try:
-        return str(json.loads(said)["error"]["message"])[:_SHOWN]
+        return str(json.loads(received)["error"]["message"])[:_SHOWN]
     except (ValueError, LookupError, TypeError, RecursionError):
-        return said.decode(errors="replace")[:_SHOWN]
+        return received.decode(errors="replace")[:_SHOWN]
 
 
 async def _read(response: "Response", reply: ClientReply) -> bool:
@@ -210,12 +210,12 @@ async def _read(response: "Response", reply: ClientReply) -> bool:
             raise ValueError("a line without an end")
         for line in lines:
             if line.startswith(b"data:"):
-                said = line[5:].strip()
-                if said == b"[DONE]":
+                payload = line[5:].strip()
+                if payload == b"[DONE]":
                     reply.end_s = now
                     await _finish(pieces)
                     return ended
-                ended |= _note(json.loads(said), reply, now)
+                ended |= _note(json.loads(payload), reply, now)
     if not ended and not reply.piece_s and rest.strip():
         raise ValueError(f"no events but {rest[:_SHOWN]!r}")
     return ended

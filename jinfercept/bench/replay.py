@@ -94,10 +94,10 @@ def replay(
     """
     clock, recordings = RealClock(), list[Recording]()
 
-    def record(kv: KVManager, known: PolicyInputs) -> tuple[Observer, Estimator]:
-        asked = make_estimator(config.scheduling.estimator)
+    def record(kv: KVManager, inputs: PolicyInputs) -> tuple[Observer, Estimator]:
+        estimator = make_estimator(config.scheduling.estimator)
         run = {"policy": policy, "estimator": config.scheduling.estimator, "profile": profile.name}
-        recordings.append(Recording(records, clock.now, kv, known, asked, synchronous=False, run=run))
+        recordings.append(Recording(records, clock.now, kv, inputs, estimator, synchronous=False, run=run))
         return recordings[0], recordings[0].estimator
 
     setup = setup.changed(policy=policy)
@@ -172,12 +172,12 @@ def simulation(setup: EngineSetup, policy: str, duration_s: float, host_s: float
     )
 
 
-def at_speed_of(report: Report, asked: Simulation) -> Simulation:
+def at_speed_of(report: Report, simulated: Simulation) -> Simulation:
     """The simulation on a machine whose steps take what they took in a run, where that is another speed than the profile's.
 
     A difference that is still there comes from elsewhere than the speed of steps.
     """
-    profile, buckets, slowness = asked.profile, asked.buckets, report["slowness"]
+    profile, buckets, slowness = simulated.profile, simulated.buckets, report["slowness"]
     assert buckets is not None
     mean = report["step_s"]["measured"] / report["step_s"]["priced"]
     bucket_s = accumulate((profile.step_s(size, 0) * slowness.get(str(size), mean) for size in buckets), max)
@@ -189,7 +189,7 @@ def at_speed_of(report: Report, asked: Simulation) -> Simulation:
         per_pair_s=profile.per_pair_s * mean,
         tiled=None,
     )
-    return replace(asked, profile=slow)
+    return replace(simulated, profile=slow)
 
 
 def different(streams: Mapping[str, list[int]], reference: Mapping[str, list[int]]) -> list[str]:

@@ -65,7 +65,9 @@ async def take_turns(
     """
     visits, turns = [] if visits is None else visits, range(len(scripts[0].segments))
     names = [f"{seed}/{number}" for number in range(len(scripts))]
-    sessions = [_Session(style.talk(model, one.prompt, name), 0.0) for one, name in zip(scripts, names, strict=True)]
+    sessions = [
+        _Session(style.talk(model, script.prompt, name), 0.0) for script, name in zip(scripts, names, strict=True)
+    ]
 
     async def take(number: int, turn: int) -> None:
         session, segment = sessions[number], scripts[number].segments[turn]
@@ -112,18 +114,20 @@ def rounds(visits: Sequence[Visit], concurrent: bool) -> list[dict[str, Any]]:
         `ttft_s`: means in seconds. Tokens: sums over successful requests, None where the server does not count. `cached_share`:
         share of the prompt tokens that the server took from its cache.
     """
-    return [_round([one.reply for one in visits if one.turn == turn], turn, concurrent) for turn in _turns(visits)]
+    return [
+        _round([visit.reply for visit in visits if visit.turn == turn], turn, concurrent) for turn in _turns(visits)
+    ]
 
 
-def later_turns(found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def later_turns(reports: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Turns 2 and on together: means of a round, and shares of all their tokens; None if there are none."""
-    later = [one for one in found if one["turn"] > 1 and one["request_s"] is not None]
+    later = [report for report in reports if report["turn"] > 1 and report["request_s"] is not None]
     if not later:
         return None
-    prompt, cached = (total(one[name] for one in later) for name in ("prompt_tokens", "cached_tokens"))
-    means = {name: fmean(one[name] for one in later) for name in ("round_s", "request_s", "ttft_s")}
+    prompt, cached = (total(report[name] for report in later) for name in ("prompt_tokens", "cached_tokens"))
+    means = {name: fmean(report[name] for report in later) for name in ("round_s", "request_s", "ttft_s")}
     return means | {
-        "slowest_round_s": max(one["round_s"] for one in later),
+        "slowest_round_s": max(report["round_s"] for report in later),
         "prompt_tokens": prompt,
         "cached_tokens": cached,
         "cached_share": share(cached, prompt),
@@ -132,12 +136,12 @@ def later_turns(found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 def visit_rows(visits: Sequence[Visit]) -> list[dict[str, Any]]:
     """A row for each request, in the order of their ends."""
-    origin_s = min(one.reply.sent_s for one in visits)
-    return [{"session": one.session, "turn": one.turn} | row(one.reply, origin_s) for one in visits]
+    origin_s = min(visit.reply.sent_s for visit in visits)
+    return [{"session": visit.session, "turn": visit.turn} | row(visit.reply, origin_s) for visit in visits]
 
 
 def _turns(visits: Sequence[Visit]) -> list[int]:
-    return sorted({one.turn for one in visits})
+    return sorted({visit.turn for visit in visits})
 
 
 def _round(replies: Sequence[ClientReply], turn: int, concurrent: bool) -> dict[str, Any]:

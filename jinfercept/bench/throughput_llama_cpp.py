@@ -64,7 +64,9 @@ def open_engine(work: dict[str, Any]) -> tuple[str, Any]:
                 if entry[3]:
                     times[entry[2]].append(time.perf_counter() - began_s)
         for step in range(new_tokens - 1):
-            tokens = decode([(token, lengths[one] + step, one, True) for one, token in enumerate(tokens)])
+            tokens = decode(
+                [(token, lengths[sequence] + step, sequence, True) for sequence, token in enumerate(tokens)]
+            )
             for each in times:
                 each.append(time.perf_counter() - began_s)
         return times

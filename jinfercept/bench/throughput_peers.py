@@ -56,15 +56,15 @@ def script_peer(text: str) -> Peer:
         raise ConfigError("no such --peer", got=name, fix=f"use one of {', '.join(PEERS)}, or --peer-command")
     python = python or sys.executable
     try:
-        found = subprocess.run([python, "-c", f"import {', '.join(PEERS[name])}"], capture_output=True, text=True)
+        tried = subprocess.run([python, "-c", f"import {', '.join(PEERS[name])}"], capture_output=True, text=True)
     except OSError as error:
         raise ConfigError(
             f"the interpreter of --peer {name} cannot be run", got=f"{python} ({error.strerror})", fix="name a Python"
         ) from None
-    if found.returncode:
+    if tried.returncode:
         raise ConfigError(
             f"the peer {name} cannot be imported",
-            got=_last_line(found.stderr),
+            got=_last_line(tried.stderr),
             fix=f"give --peer {name}=PYTHON, an interpreter that has {' and '.join(PEERS[name])}",
         )
     return Peer(name, (python, str(Path(__file__).with_name(f"throughput_{name}.py"))))
@@ -94,19 +94,19 @@ def measure_peer(peer: Peer, model: str, dtype: str, work: ThroughputWork, vocab
     Raises:
         ConfigError: it failed, or printed something else.
     """
-    asked = {"model": model, "dtype": dtype, **work._asdict(), "vocab_size": vocab_size}
-    done = subprocess.run(peer.command, input=json.dumps(asked), capture_output=True, text=True)
+    order = {"model": model, "dtype": dtype, **work._asdict(), "vocab_size": vocab_size}
+    done = subprocess.run(peer.command, input=json.dumps(order), capture_output=True, text=True)
     if done.returncode:
         raise ConfigError(
             f"the peer {peer.name} failed in {dtype}",
             got=f"status {done.returncode}: {_last_line(done.stderr)}",
-            fix=f"try {shlex.join(peer.command)} with {json.dumps(asked)} on its standard input",
+            fix=f"try {shlex.join(peer.command)} with {json.dumps(order)} on its standard input",
         )
     try:
-        found: dict[str, Any] = json.loads(_last_line(done.stdout))
-        cells = [Cell(**cell) for cell in found["cells"]]
-        memory = (found.get(name) for name in ("rest_gib", "peak_gib"))
-        return PeerCells(peer.name, str(found.get("version", "")), dtype, cells, *memory)
+        printed: dict[str, Any] = json.loads(_last_line(done.stdout))
+        cells = [Cell(**cell) for cell in printed["cells"]]
+        memory = (printed.get(name) for name in ("rest_gib", "peak_gib"))
+        return PeerCells(peer.name, str(printed.get("version", "")), dtype, cells, *memory)
     except (ValueError, TypeError, KeyError):
         raise ConfigError(
             f"the peer {peer.name} printed no result",

@@ -19,7 +19,7 @@ def tool_times(text: str) -> DrawSeconds:
     """
     name, _, rest = text.rpartition(":")
     try:
-        numbers = [float(one) for one in rest.split(",")]
+        numbers = [float(part) for part in rest.split(",")]
     except ValueError:
         numbers = []
     if all(0 <= number < math.inf for number in numbers):

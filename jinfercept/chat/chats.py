@@ -201,7 +201,7 @@ def _with_mode(tool: ChatTool, mode: CallMode) -> ChatTool:
 def _conversations(given: Any) -> list[Sequence[Message]]:
     if is_conversation(given):
         return [given]
-    if not isinstance(given, list | tuple) or not all(is_conversation(one) for one in given):
+    if not isinstance(given, list | tuple) or not all(is_conversation(conversation) for conversation in given):
         raise RequestError(
             "a chat is a list of messages, or several such lists",
             got=shown(given),

@@ -248,7 +248,7 @@ def _checked(function: Callable[..., object], annotated: Callable[..., object], 
         try:
             args, more = fitted.validate_python(ArgsKwargs((), _object(arguments, name)))
         except ValidationError as error:
-            wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            wrong = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
             raise RequestError(f"the arguments of {name} do not fit", got=wrong, fix="call it again") from error
         if signature is not None:
             bound = signature.bind(*args, **more)

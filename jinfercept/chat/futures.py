@@ -172,7 +172,7 @@ def unread_calls(pauses: Iterable[Interception]) -> tuple[Call, ...]:
             if future is not None and result.status == "started":
                 unread[future] = call
             else:
-                unread = {name: one for name, one in unread.items() if name != future and one.id != call.id}
+                unread = {name: earlier for name, earlier in unread.items() if name != future and earlier.id != call.id}
     return tuple(unread.values())
 
 

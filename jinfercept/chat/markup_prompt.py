@@ -94,5 +94,5 @@ def _line(tool: ChatTool) -> str:
     """A tool as a line: a call of it, and what it does."""
     properties: Mapping[str, Any] = tool.parameters.get("properties", {})
     arguments = ", ".join(f"{name}={_VALUES.get(schema.get('type'), '...')}" for name, schema in properties.items())
-    said = " ".join(str(tool.declaration["function"].get("description") or "").split())
-    return f"{tool.name}({arguments}): {said}" if said else f"{tool.name}({arguments})"
+    description = " ".join(str(tool.declaration["function"].get("description") or "").split())
+    return f"{tool.name}({arguments}): {description}" if description else f"{tool.name}({arguments})"

@@ -106,8 +106,8 @@ class _ReasoningConstraint:
         self._text = self._text[1 - len(self._closing) :]
         if mark:
             self._at = "answering"
-            for one in self._tokenizer.encode(after.lstrip(), plain=True):
-                self._accept(one)
+            for answer_id in self._tokenizer.encode(after.lstrip(), plain=True):
+                self._accept(answer_id)
 
     def _accept(self, token_id: int) -> None:
         self._answer.accept(token_id)

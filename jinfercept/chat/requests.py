@@ -54,9 +54,11 @@ def make_requests(
     all_params = _one_each(
         SamplingParams() if params is None else params, SamplingParams, len(listed), "sampling_params"
     )
-    for one in all_params:
-        if not isinstance(one, SamplingParams):
-            raise RequestError("sampling_params are SamplingParams", got=shown(one), fix="SamplingParams(max_tokens=…)")
+    for prompt_params in all_params:
+        if not isinstance(prompt_params, SamplingParams):
+            raise RequestError(
+                "sampling_params are SamplingParams", got=shown(prompt_params), fix="SamplingParams(max_tokens=…)"
+            )
     given = _checked_tools(tools)
     marked = MarkedTools.of(given, async_calls, tokenizer, grammars)
     by_name = {tool.name: tool for tool in given if isinstance(tool, Tool)}
@@ -65,12 +67,12 @@ def make_requests(
     if detector is None and by_name and (marked is None or any(tool.start for tool in by_name.values())):
         detector = _text_detector(by_name, tokenizer)
     detectors = _one_each(detector, None, len(listed), "detector")
-    for one in detectors:
-        if one is not None and not callable(getattr(one, "watch", None)):
-            raise RequestError("a detector has a method watch()", got=shown(one), fix="see hooks.Detector")
+    for prompt_detector in detectors:
+        if prompt_detector is not None and not callable(getattr(prompt_detector, "watch", None)):
+            raise RequestError("a detector has a method watch()", got=shown(prompt_detector), fix="see hooks.Detector")
     requests = [
-        _request(request_id, prompt, one_params, by_name, one_detector, tokenizer, grammars)
-        for request_id, prompt, one_params, one_detector in zip(ids, listed, all_params, detectors, strict=False)
+        _request(request_id, prompt, prompt_params, by_name, prompt_detector, tokenizer, grammars)
+        for request_id, prompt, prompt_params, prompt_detector in zip(ids, listed, all_params, detectors, strict=False)
     ]
     return requests if marked is None else [marked.added_to(request) for request in requests]
 

@@ -248,7 +248,7 @@ class ChatTemplate:
     def _marks(self) -> re.Pattern[str]:
         """The mark, as it is and as templates may escape it."""
         escaped = (json.dumps(self._mark), repr(self._mark))
-        return re.compile("|".join([self._mark, *(re.escape(one[1:-1]) for one in escaped)]))
+        return re.compile("|".join([self._mark, *(re.escape(quoted_mark[1:-1]) for quoted_mark in escaped)]))
 
     def _unmarked(self, text: str) -> str:
         return self._marks.sub("", text) if self._is_marked else text
@@ -385,10 +385,10 @@ def _marked_turns(turn: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _common(one: str, other: str) -> int:
+def _common(text: str, other: str) -> int:
     """The length of the longest common beginning of two texts."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(text), len(other)))
 
 
 def _escaped(text: str, probe: str) -> str:

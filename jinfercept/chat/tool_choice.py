@@ -60,22 +60,22 @@ def tool_choice(given: ToolChoice | None, parallel: bool, tools: Sequence[ChatTo
         case None | "auto" | "none":
             return TurnCalls(bool(names) and given != "none", frozenset(), parallel)
         case "required":
-            asked = names
+            required = names
         case {"type": "function", "function": {"name": str(name)}}:
-            asked = frozenset({name})
+            required = frozenset({name})
         case _:
             raise RequestError(
                 "tool_choice is none of those that there are",
                 got=shown(given),
                 fix='"auto", "none", "required", or {"type": "function", "function": {"name": …}}',
             )
-    if not asked or asked - names:
+    if not required or required - names:
         raise RequestError(
             "tool_choice asks for a tool that is not there",
             got=f"{given!r:.80}, tools {sorted(names)}",
             fix="declare it in tools",
         )
-    return TurnCalls(True, asked, parallel, once=given != "required")
+    return TurnCalls(True, required, parallel, once=given != "required")
 
 
 def compile_calls(

@@ -33,11 +33,11 @@ class ToolMessages:
         limits = [self._max_tokens.get(name, room) if name is not None else room for name in tools]
         share = max(limits)
         while True:
-            kept = tuple(self._cut(one, min(limit, share)) for one, limit in zip(results, limits, strict=True))
-            tokens = self._template.encode_results(end, after, [one.text for one in kept])
+            kept = tuple(self._cut(result, min(limit, share)) for result, limit in zip(results, limits, strict=True))
+            tokens = self._template.encode_results(end, after, [result.text for result in kept])
             if len(tokens) <= room or share <= 0:
                 return tokens[:room], kept
-            share = min(share, max(len(self._tokenizer.encode(one.text, plain=True)) for one in kept))
+            share = min(share, max(len(self._tokenizer.encode(result.text, plain=True)) for result in kept))
             share = max(0, share - -(-(len(tokens) - room) // len(kept)))
 
     def _cut(self, result: Result, limit: int) -> Result:

@@ -155,7 +155,7 @@ def _server(data: Any) -> ServerOptions:
     for name, value in values.items():
         if get_origin(hints[name]) is not tuple:
             check_type(name, value, hints[name])
-        elif isinstance(value, list) and all(isinstance(one, str) for one in value):
+        elif isinstance(value, list) and all(isinstance(text, str) for text in value):
             values[name] = tuple(value)
         else:
             shown = "a text" if isinstance(value, str) else type(value).__name__  # it may be a secret
@@ -181,11 +181,11 @@ def _range(value: Any) -> ReplicaRange:
     """`4`, or `{min: 1, max: 8}`."""
     if isinstance(value, dict):
         table = _table(value, "replicas", ("min", "max"))
-        found = ReplicaRange(table.get("min", 1), table.get("max", 1))
+        replicas = ReplicaRange(table.get("min", 1), table.get("max", 1))
     else:
-        found = ReplicaRange(value, value)
-    if not all(isinstance(number, int) and not isinstance(number, bool) for number in found) or not (
-        1 <= found.least <= found.most <= MOST_REPLICAS
+        replicas = ReplicaRange(value, value)
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in replicas) or not (
+        1 <= replicas.least <= replicas.most <= MOST_REPLICAS
     ):
         raise ConfigError("replicas is a number, or {min: …, max: …}", got=value, fix=f"1 to {MOST_REPLICAS}")
-    return found
+    return replicas

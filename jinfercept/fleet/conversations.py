@@ -77,8 +77,6 @@ class RoutingHint:
         prefixes: of the prompt, longest first; empty where the body shows none.
         prompt_tokens: estimated, of the body; the context of `follows` is not in it.
         grows: whether `follows` is a conversation, whose context is longer after every answer.
-        stored_at, stored_tokens: replica that the stored row of `follows` names and the tokens of its context, for a router
-            that does not know the key; "": unknown.
     """
 
     tenant: str = ""
@@ -89,8 +87,6 @@ class RoutingHint:
     prefixes: tuple[KeyedPrefix, ...] = ()
     prompt_tokens: int = 0
     grows: bool = False
-    stored_at: str = ""
-    stored_tokens: int = 0
 
 
 def find_conversation(
@@ -186,8 +182,8 @@ def _claude_session(body: Mapping[str, Any]) -> str:
     """The session in `metadata.user_id`, a text that ends in it or is a JSON object; "" for other users."""
     metadata = body.get("metadata")
     user = _text(metadata.get("user_id")) if isinstance(metadata, Mapping) else ""
-    if found := _CLAUDE_USER.search(user):
-        return found[1]
+    if match := _CLAUDE_USER.search(user):
+        return match[1]
     if user.startswith("{") and len(user) <= 1024:
         try:
             return _text(json.loads(user).get("session_id"))
@@ -203,10 +199,10 @@ def _followed(path: str, body: Mapping[str, Any]) -> tuple[str, str]:
     conversation = body.get("conversation")
     if name := _text(conversation.get("id") if isinstance(conversation, Mapping) else conversation):
         return "conversation", name
-    if found := _STORED_RESPONSE.match(path):
-        return "response", found[1]
-    if found := _STORED_CONVERSATION.match(path):
-        return "conversation", found[1]
+    if match := _STORED_RESPONSE.match(path):
+        return "response", match[1]
+    if match := _STORED_CONVERSATION.match(path):
+        return "conversation", match[1]
     return "", ""
 
 
@@ -282,7 +278,7 @@ def _text_chain(keys: _TenantKeys, body: Mapping[str, Any]) -> tuple[list[KeyedP
     """Keys at fixed places of a text or a list of token ids; of several prompts, those of the first one."""
     prompt = body.get("prompt")
     prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else [prompt]
-    sized = [_as_bytes(one) for one in prompts]
+    sized = [_as_bytes(part) for part in prompts]
     num_tokens = sum(len(data) // width for data, width in sized)
     data, width = sized[0]
     state = keys.chain("text" if width == BYTES_PER_TOKEN else "tokens")
@@ -301,8 +297,8 @@ def _as_bytes(prompt: object) -> tuple[bytes, int]:
     if isinstance(prompt, str):
         return prompt.encode("utf-8", "surrogatepass"), BYTES_PER_TOKEN
     if isinstance(prompt, list):
-        ids = [one if isinstance(one, int) and 0 <= one < 2**63 else 2**63 for one in prompt]
-        return b"".join(one.to_bytes(8, "big") for one in ids), 8
+        ids = [token_id if isinstance(token_id, int) and 0 <= token_id < 2**63 else 2**63 for token_id in prompt]
+        return b"".join(token_id.to_bytes(8, "big") for token_id in ids), 8
     return b"", BYTES_PER_TOKEN
 
 

@@ -39,9 +39,9 @@ def fan_out_router(front: FleetFront) -> APIRouter:
         form, kind = metrics_format(request.headers.get("accept", ""))
         page, encoded_s = pages.get(form, (b"", -_FRESH_S))
         if time.monotonic() - encoded_s >= _FRESH_S:
-            asked = await front.ask_all(front.replicas.metrics)
-            own = front_metrics(front.routes.totals, len(asked), MetricFamilies(front.model))
-            page = encode_metrics(form, [*merged(asked), *own])
+            reports = await front.ask_all(front.replicas.metrics)
+            own = front_metrics(front.routes.totals, len(reports), MetricFamilies(front.model))
+            page = encode_metrics(form, [*merged(reports), *own])
             pages[form] = page, time.monotonic()
         return Response(page, media_type=kind)
 
@@ -97,14 +97,14 @@ def fan_out_router(front: FleetFront) -> APIRouter:
     return router
 
 
-def merged(asked: Iterable[tuple[str, list[Metric]]]) -> list[Metric]:
+def merged(reports: Iterable[tuple[str, list[Metric]]]) -> list[Metric]:
     """The metrics of all replicas, by family.
 
     Args:
-        asked: names of replicas and their metrics, which are changed: their samples get the label `replica`.
+        reports: names of replicas and their metrics, which are changed: their samples get the label `replica`.
     """
     families: dict[str, Metric] = {}
-    for name, metrics in asked:
+    for name, metrics in reports:
         for metric in metrics:
             samples = [sample._replace(labels={**sample.labels, "replica": name}) for sample in metric.samples]
             if metric.name in families:

@@ -26,7 +26,7 @@ from jinfercept.fleet.relay import Relay
 from jinfercept.fleet.replicas import Messages, ReplicaFacts, Replicas
 from jinfercept.fleet.routes import RequestPlacer, Routes
 from jinfercept.fleet.routing import NoReplicaError, Router
-from jinfercept.fleet.ticket import AskedRequest, Ticket
+from jinfercept.fleet.ticket import IncomingRequest, Ticket
 from jinfercept.protocols.anthropic.dialect import REQUEST_ID, authorizations
 from jinfercept.protocols.errors import ApiError
 from jinfercept.server.access.key_file import KeyRules
@@ -113,7 +113,7 @@ class FleetFront:
         for name in first.names:
             with suppress(ReplicaLostError, NoReplicaError):
                 facts = await self.replicas.facts(Ticket(self._routes, RoutingHint(), name))
-                self._routes.learn(facts.replica, facts.held)
+                self._routes.learn(facts.replica, facts.contexts)
 
     def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
         """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""
@@ -152,11 +152,11 @@ class FleetFront:
         """Have a request answered by one replica."""
         request, details = Request(scope, receive), scope[DETAILS]
         try:
-            asked = await self.read(request)
+            incoming = await self.read(request)
         except ClientDisconnect:
             details["disconnected"] = True
             return
-        call, hint = asked.call, asked.hint
+        call, hint = incoming.call, incoming.hint
         ended = asyncio.Event()
         left = False
 
@@ -171,7 +171,7 @@ class FleetFront:
             self._limits.check(hint.tenant, 1, 0)
             self._limits.began(hint.tenant, id(call), 1, 0)
         self.request_started()
-        answering = asyncio.ensure_future(self._answer(asked, details, send_noting))
+        answering = asyncio.ensure_future(self._answer(incoming, details, send_noting))
         self._tasks.add(answering)
 
         def uncount(answering: asyncio.Task[None]) -> None:
@@ -186,7 +186,7 @@ class FleetFront:
         ending = asyncio.ensure_future(ended.wait())
         try:
             await asyncio.wait((answering, leaving, ending), return_when=asyncio.FIRST_COMPLETED)
-            if ended.is_set() and not asked.background:  # what follows are the counts of the request
+            if ended.is_set() and not incoming.background:  # what follows are the counts of the request
                 await asyncio.wait((answering,), timeout=_COUNTED_S)
             if answering.done():
                 answering.result()
@@ -196,12 +196,12 @@ class FleetFront:
             left = True
             leaving.cancel()
             ending.cancel()
-            if not answering.done() and not asked.background:
+            if not answering.done() and not incoming.background:
                 answering.cancel()
                 with suppress(asyncio.CancelledError):
                     await answering
 
-    async def read(self, request: Request) -> AskedRequest:
+    async def read(self, request: Request) -> IncomingRequest:
         """A request with its body, and what its replica is chosen by.
 
         Raises:
@@ -227,7 +227,7 @@ class FleetFront:
             prefer = await self._holder("call", path.removeprefix("/inbox/").partition("/")[0], owner)
         salt = fields.get("cache_salt")
         background = path == _RESPONSES and fields.get("background") is True
-        return AskedRequest(call, hint, prefer, salt if isinstance(salt, str) else "", background)
+        return IncomingRequest(call, hint, prefer, salt if isinstance(salt, str) else "", background)
 
     def plain_call(self, request: Request) -> HttpCall:
         """A request without its body."""
@@ -264,15 +264,15 @@ class FleetFront:
         if maker in self.routes.names:
             return maker
         watched = self.keys.watched_by(owner) if kind == "call" else owner
-        asked = await self.ask_all(lambda ticket: self.replicas.holds(kind, name, watched, ticket))
-        held, replica = max(((held, replica) for replica, held in asked), default=(0, ""))
-        return replica if held else ""
+        holdings = await self.ask_all(lambda ticket: self.replicas.holds(kind, name, watched, ticket))
+        rank, replica = max(((rank, replica) for replica, rank in holdings), default=(0, ""))
+        return replica if rank else ""
 
     async def ask_all[T](self, ask: Callable[[Ticket], Awaitable[T]], timeout_s: float = 5.0) -> list[T]:
         """The answers of all replicas that answer in time."""
         names = self.routes.names
 
-        async def one(name: str) -> T | None:
+        async def ask_one(name: str) -> T | None:
             ticket = Ticket(self.routes, RoutingHint(), name)
             with suppress(ReplicaLostError, NoReplicaError, TimeoutError, ApiError):
                 async with asyncio.timeout(timeout_s):
@@ -281,19 +281,19 @@ class FleetFront:
                         return answer
             return None
 
-        answers = await asyncio.gather(*map(one, names))
+        answers = await asyncio.gather(*map(ask_one, names))
         return [answer for answer in answers if answer is not None]
 
-    async def _answer(self, asked: AskedRequest, logged: dict[str, Any], send: Send) -> None:
+    async def _answer(self, incoming: IncomingRequest, logged: dict[str, Any], send: Send) -> None:
         """Relay the answer of one replica, or of a second one if the first is lost before anything was sent.
 
         Of a response in the background it returns at the response's own end.
         """
-        call, hint, prefer = asked.call, asked.hint, asked.prefer
+        call, hint, prefer = incoming.call, incoming.hint, incoming.prefer
 
         async def send_noting(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._note(asked, ticket, relay, logged)
+                self._note(incoming, ticket, relay, logged)
             await send(message)
 
         for last in (False, True):
@@ -321,7 +321,7 @@ class FleetFront:
                     raise
                 await relay.fail(ApiError(503, "the server gave the request up", code="aborted"))
             finally:
-                self._count(asked, ticket, relay, logged)
+                self._count(incoming, ticket, relay, logged)
             return
 
     def _repeatable(self) -> bool:
@@ -342,23 +342,23 @@ class FleetFront:
             raise
         return answer
 
-    def _note(self, asked: AskedRequest, ticket: Ticket, relay: Relay, logged: dict[str, Any]) -> None:
+    def _note(self, incoming: IncomingRequest, ticket: Ticket, relay: Relay, logged: dict[str, Any]) -> None:
         """Note what the replica says about a request, and which response it makes."""
         if (route := ticket.route) is not None:
             logged.update(relay.details)
             logged.update(replica=route.replica, route=route.reason)
-            if asked.call.path == _RESPONSES and "id" in relay.details:
-                self.routes.made(asked.hint.tenant, relay.details["id"], route.replica)
+            if incoming.call.path == _RESPONSES and "id" in relay.details:
+                self.routes.made(incoming.hint.tenant, relay.details["id"], route.replica)
 
-    def _count(self, asked: AskedRequest, ticket: Ticket, relay: Relay, logged: dict[str, Any]) -> None:
+    def _count(self, incoming: IncomingRequest, ticket: Ticket, relay: Relay, logged: dict[str, Any]) -> None:
         """Count a request that has ended."""
-        self._note(asked, ticket, relay, logged)
-        if ticket.route is not None and asked.call.path in _GENERATING:
+        self._note(incoming, ticket, relay, logged)
+        if ticket.route is not None and incoming.call.path in _GENERATING:
             key = None
-            if asked.call.path == _RESPONSES and "id" in relay.details:
+            if incoming.call.path == _RESPONSES and "id" in relay.details:
                 assert self._facts is not None
-                key = response_key(relay.details["id"], asked.hint.tenant, self._facts.secret, asked.salt)
-            self.routes.finished(asked.hint, ticket.route.replica, relay.details, key)
+                key = response_key(relay.details["id"], incoming.hint.tenant, self._facts.secret, incoming.salt)
+            self.routes.finished(incoming.hint, ticket.route.replica, relay.details, key)
 
 
 class _NoPrices:

@@ -55,26 +55,26 @@ class HeldContexts:
             self._counted += counted
         while self._held and (self._counted > self._most_tokens or len(self._held) > MOST_ENTRIES):
             key = next(iter(self._held))
-            held = self._drop(key)
-            assert held is not None
-            self._evicted[key] = HeldContext(held.tenant, 0, self._now(), 0)
+            context = self._drop(key)
+            assert context is not None
+            self._evicted[key] = HeldContext(context.tenant, 0, self._now(), 0)
             if len(self._evicted) > MOST_REPORTED:
                 self._evicted.popitem(last=False)
 
     def _drop(self, key: bytes) -> HeldContext | None:
-        held = self._held.pop(key, None)
-        if held is not None:
-            self._counted -= held.counted
-        return held
+        context = self._held.pop(key, None)
+        if context is not None:
+            self._counted -= context.counted
+        return context
 
     def report(self, everything: bool = False) -> list[tuple[str, bytes, int]]:
         """Tenant, key and tokens of the contexts that changed lately, the last used ones at most; or of all."""
         since = float("-inf") if everything else self._now() - REPORTED_S
         most = MOST_ENTRIES if everything else MOST_REPORTED
-        found = list[tuple[str, bytes, int]]()
+        reported = list[tuple[str, bytes, int]]()
         for table in (self._held, self._evicted):
-            for key, held in reversed(table.items()):
-                if held.changed_s < since or len(found) >= most:
+            for key, context in reversed(table.items()):
+                if context.changed_s < since or len(reported) >= most:
                     break
-                found.append((held.tenant, key, held.tokens))
-        return found
+                reported.append((context.tenant, key, context.tokens))
+        return reported

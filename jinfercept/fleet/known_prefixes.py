@@ -53,40 +53,40 @@ class KnownPrefix:
     @property
     def holders(self) -> Iterable[Holder]:
         """Replicas that hold the context; the forgotten ones are left out for good."""
-        held = self._holders
-        if isinstance(held, set):
-            for gone in [one for one in held if one.forgotten]:
-                held.discard(gone)
-            return held
-        return () if held is None or held.forgotten else (held,)
+        holders = self._holders
+        if isinstance(holders, set):
+            for gone in [holder for holder in holders if holder.forgotten]:
+                holders.discard(gone)
+            return holders
+        return () if holders is None or holders.forgotten else (holders,)
 
     @property
     def num_holders(self) -> int:
         """How many replicas hold the context, forgotten ones with them."""
-        held = self._holders
-        return len(held) if isinstance(held, set) else int(held is not None)
+        holders = self._holders
+        return len(holders) if isinstance(holders, set) else int(holders is not None)
 
     def held_by(self, holder: Holder) -> bool:
         """Whether a replica holds the context."""
-        held = self._holders
-        return holder in held if isinstance(held, set) else held is holder
+        holders = self._holders
+        return holder in holders if isinstance(holders, set) else holders is holder
 
     def add(self, holder: Holder) -> None:
         """Note that a replica holds the context."""
-        held = self._holders
-        if held is None or (isinstance(held, Holder) and held.forgotten):
+        holders = self._holders
+        if holders is None or (isinstance(holders, Holder) and holders.forgotten):
             self._holders = holder
-        elif isinstance(held, set):
-            held.add(holder)
-        elif held is not holder:
-            self._holders = {held, holder}
+        elif isinstance(holders, set):
+            holders.add(holder)
+        elif holders is not holder:
+            self._holders = {holders, holder}
 
     def drop(self, holder: Holder) -> None:
         """Note that a replica holds the context no more."""
-        held = self._holders
-        if isinstance(held, set):
-            held.discard(holder)
-        elif held is holder:
+        holders = self._holders
+        if isinstance(holders, set):
+            holders.discard(holder)
+        elif holders is holder:
             self._holders = None
 
     def move_to(self, holder: Holder) -> None:
@@ -113,38 +113,29 @@ class KnownPrefixes:
     def __len__(self) -> int:
         return self._count
 
-    @property
-    def num_tenants(self) -> int:
-        """Tenants with keys."""
-        return len(self._tables)
-
-    def count_of(self, tenant: str) -> int:
-        """Keys of a tenant."""
-        return len(self._tables.get(tenant, ()))
-
     def get(self, tenant: str, key: bytes) -> KnownPrefix | None:
         """What is known about a key; None if nothing is. Leaves the order of use as it is."""
         table = self._tables.get(tenant)
         return None if table is None else table.get(key)
 
-    def found(self, tenant: str, prefixes: Sequence[KeyedPrefix]) -> list[tuple[int, KnownPrefix]]:
+    def lookup(self, tenant: str, prefixes: Sequence[KeyedPrefix]) -> list[tuple[int, KnownPrefix]]:
         """Those of a prompt's prefixes that are known, with their places."""
         table = self._tables.get(tenant, {})
-        return [(place, table[one[0]]) for place, one in enumerate(prefixes) if one[0] in table]
+        return [(place, table[prefix[0]]) for place, prefix in enumerate(prefixes) if prefix[0] in table]
 
     def touch(self, tenant: str, key: bytes, tokens: int) -> KnownPrefix:
         """What is known about a key, which becomes the tenant's youngest; a new one if nothing was."""
         table = self._tables.get(tenant)
         if table is None:
             table = self._tables[tenant] = {}
-        known = table.pop(key, None)
-        if known is None:
-            known = KnownPrefix(tokens)
+        prefix = table.pop(key, None)
+        if prefix is None:
+            prefix = KnownPrefix(tokens)
             self._count += 1
-        table[key] = known
+        table[key] = prefix
         if self._count > self._most:
             self._evict(tenant)
-        return known
+        return prefix
 
     def remove(self, tenant: str, key: bytes) -> None:
         """Forget a key."""

@@ -25,7 +25,7 @@ class ConversationRouter(RequestRouter):
             return [list(candidate_replicas)]
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         try:
-            chosen = by_name.pop(ticket.choose({name: one.routing_stats for name, one in by_name.items()}))
+            chosen = by_name.pop(ticket.choose({name: replica.routing_stats for name, replica in by_name.items()}))
         except Exception:  # Ray would leave the request without an answer
             log.exception("no route was found")
             return [list(candidate_replicas)]

@@ -35,14 +35,14 @@ class ReplicaState:
         name: of the replica.
         queue_s: seconds until it would begin with a request that arrives now.
         accepts: whether it takes requests; not while it starts, drains or is dead.
-        held: keys that changed since its last report, with the tokens that it holds of each; 0: no more. For `Router.learn`.
+        held_tokens: of the keys that changed since its last report, the tokens that it holds; 0: none. For `Router.learn`.
         at_s: time of the report.
     """
 
     name: str
     queue_s: float = 0.0
     accepts: bool = True
-    held: Mapping[bytes, int] = field(default_factory=dict)
+    held_tokens: Mapping[bytes, int] = field(default_factory=dict)
     at_s: float = -inf
 
 

@@ -24,14 +24,14 @@ class ReplicaFacts(NamedTuple):
         secret: of the fleet's keys.
         profile: prices of recomputation.
         chunk_tokens: most prompt tokens of a step.
-        held: contexts: tenant, key and tokens of each.
+        contexts: that it holds: tenant, key and tokens of each.
     """
 
     replica: str
     secret: bytes
     profile: Profile
     chunk_tokens: int
-    held: Sequence[tuple[str, bytes, int]]
+    contexts: Sequence[tuple[str, bytes, int]]
 
 
 class Replicas(Protocol):

@@ -144,13 +144,13 @@ class Routes:
         with self._lock:
             return self._responses.get((tenant, response_id), "")
 
-    def learn(self, replica: str, held: Sequence[tuple[str, bytes, int]]) -> None:
+    def learn(self, replica: str, contexts: Sequence[tuple[str, bytes, int]]) -> None:
         """Fill the table with the contexts that a replica holds: tenant, key and tokens of each."""
         with self._lock:
-            self._learn(ReplicaState(replica, held={key: tokens for _, key, tokens in held}), held)
+            self._learn(ReplicaState(replica, held_tokens={key: tokens for _, key, tokens in contexts}), contexts)
 
-    def _learn(self, state: ReplicaState, held: Sequence[tuple[str, bytes, int]]) -> None:
-        self._router.learn(state, {key: tenant for tenant, key, _ in held})
+    def _learn(self, state: ReplicaState, contexts: Sequence[tuple[str, bytes, int]]) -> None:
+        self._router.learn(state, {key: tenant for tenant, key, _ in contexts})
 
     def _forget(self, name: str) -> None:
         """Drop the counts of a replica that is gone."""
@@ -173,14 +173,14 @@ class Routes:
         for name, report in reports.items():
             state = old.get(name)
             if state is None or numbers[name] != self._numbers.get(name):
-                held = report.get("held", ())
+                contexts = report.get("held", ())
                 state = ReplicaState(
                     name,
                     report.get("queue_s", 0.0),
                     report.get("accepts", True),
-                    {key: tokens for _, key, tokens in held},
+                    {key: tokens for _, key, tokens in contexts},
                     self._now(),
                 )
-                self._learn(state, held)
+                self._learn(state, contexts)
             members.append(state)
         self._members, self._numbers, self.names = tuple(members), numbers, tuple(numbers)

@@ -105,34 +105,25 @@ class Router:
             NoReplicaError: none of the replicas accepts requests.
         """
         by_name = self._index(replicas)
-        found = self._find(hint, by_name)
-        prompt = _Prompt(self._ratios.corrected(hint.tenant, hint.prompt_tokens) + found.before_tokens, self._recompute)
-        choice = self._stay(found, prompt, by_name, now)
+        holdings = self._find(hint, by_name)
+        prompt = _Prompt(
+            self._ratios.corrected(hint.tenant, hint.prompt_tokens) + holdings.before_tokens, self._recompute
+        )
+        choice = self._stay(holdings, prompt, by_name, now)
         if choice is None:
-            choice = self._cheapest(found, prompt, self._candidates(found, replicas, by_name), len(replicas), now)
+            choice = self._cheapest(holdings, prompt, self._candidates(holdings, replicas, by_name), len(replicas), now)
         chosen, price_s = choice
-        held = found.held.get(chosen.holder, _NOTHING_HELD)
-        found_tokens = min(held.tokens, prompt.most_held)
+        holding = holdings.by_holder.get(chosen.holder, _NOTHING_HELD)
+        found_tokens = min(holding.tokens, prompt.most_held)
         chosen.send(prompt.missing_s(found_tokens), now)
-        if held.reason not in _OWN:
+        if holding.reason not in _OWN:
             chosen.placed.add(now)
             self._placed.add(now)
-        self._record(hint, chosen.holder, prompt.num_tokens, found)
-        reason = "moved" if found.is_own and held.reason not in _OWN else held.reason or found.reason_elsewhere
+        self._record(hint, chosen.holder, prompt.num_tokens, holdings)
+        reason = (
+            "moved" if holdings.is_own and holding.reason not in _OWN else holding.reason or holdings.reason_elsewhere
+        )
         return Route(chosen.holder.name, reason, found_tokens, price_s)
-
-    def locate(self, hint: RoutingHint, replicas: Sequence[ReplicaState]) -> str | None:
-        """The replica at which a stored response or a session is, whatever it costs; None if that is unknown.
-
-        For requests that only one replica can answer, such as a look at a response that is being written.
-        """
-        by_name = self._index(replicas)
-        for key in (hint.follows, hint.named):
-            if key is not None and (known := self._known.get(hint.tenant, key)):
-                for holder in known.holders:
-                    if holder.name in by_name:
-                        return holder.name
-        return hint.stored_at if hint.stored_at in by_name else None
 
     def finished(
         self,
@@ -161,18 +152,18 @@ class Router:
         if hint.follows is None:
             self._ratios.learn(hint.tenant, hint.prompt_tokens, prompt_tokens)
         context_tokens = prompt_tokens + output_tokens
-        if hint.prefixes and (known := self._known.get(hint.tenant, hint.prefixes[0].key)):
-            known.tokens, known.confirmed = context_tokens, True
-        if hint.named is not None and (known := self._known.get(hint.tenant, hint.named)):
-            if known.confirmed and cached_tokens is not None:
-                share = cached_tokens / max(1, min(known.tokens, prompt_tokens))
-                known.trust += _TRUST_STEP * (min(1.0, share) - known.trust)
-            known.tokens, known.confirmed = context_tokens, True
+        if hint.prefixes and (prefix := self._known.get(hint.tenant, hint.prefixes[0].key)):
+            prefix.tokens, prefix.confirmed = context_tokens, True
+        if hint.named is not None and (prefix := self._known.get(hint.tenant, hint.named)):
+            if prefix.confirmed and cached_tokens is not None:
+                share = cached_tokens / max(1, min(prefix.tokens, prompt_tokens))
+                prefix.trust += _TRUST_STEP * (min(1.0, share) - prefix.trust)
+            prefix.tokens, prefix.confirmed = context_tokens, True
         for key in (response_key, hint.follows if hint.grows else None):
             if key is not None:
-                known = self._known.touch(hint.tenant, key, context_tokens)
-                known.tokens, known.confirmed = context_tokens, True
-                known.move_to(load.holder)
+                prefix = self._known.touch(hint.tenant, key, context_tokens)
+                prefix.tokens, prefix.confirmed = context_tokens, True
+                prefix.move_to(load.holder)
 
     def failed(self, hint: RoutingHint, replica: str) -> None:
         """Note that a request ended without an answer: its replica may hold nothing of it."""
@@ -180,8 +171,8 @@ class Router:
         if load is None:
             return
         load.in_flight = max(0, load.in_flight - 1)
-        if hint.prefixes and (known := self._known.get(hint.tenant, hint.prefixes[0].key)):
-            known.drop(load.holder)
+        if hint.prefixes and (prefix := self._known.get(hint.tenant, hint.prefixes[0].key)):
+            prefix.drop(load.holder)
 
     def learn(self, state: ReplicaState, tenant_of: Mapping[bytes, str] | None = None) -> None:
         """Correct the table by the keys in a replica's report, which also fill it again after a restart of the router.
@@ -191,14 +182,14 @@ class Router:
             tenant_of: tenants of the keys; that of a missing key is "".
         """
         holder = self._load(state.name).holder
-        for key, tokens in state.held.items():
+        for key, tokens in state.held_tokens.items():
             tenant = tenant_of.get(key, "") if tenant_of else ""
             if tokens > 0:
-                known = self._known.touch(tenant, key, tokens)
-                known.tokens, known.confirmed = tokens, True
-                known.add(holder)
-            elif known := self._known.get(tenant, key):
-                known.drop(holder)
+                prefix = self._known.touch(tenant, key, tokens)
+                prefix.tokens, prefix.confirmed = tokens, True
+                prefix.add(holder)
+            elif prefix := self._known.get(tenant, key):
+                prefix.drop(holder)
 
     def forget_replica(self, name: str) -> None:
         """Forget a replica and all that it held: it is dead, or has been replaced."""
@@ -209,52 +200,57 @@ class Router:
     # -- prices ----------------------------------------------------------------------------------------------------
 
     def _stay(
-        self, found: "_Found", prompt: "_Prompt", by_name: Mapping[str, ReplicaState], now: float
+        self, holdings: "_Holdings", prompt: "_Prompt", by_name: Mapping[str, ReplicaState], now: float
     ) -> "tuple[ReplicaLoad, float] | None":
         """The cheapest replica that holds the conversation; None if another one could be cheaper, were its queue empty."""
-        best, best_s, elsewhere = None, inf, found.wide_tokens
-        for holder, held in found.held.items():
-            if held.reason not in _OWN:
-                elsewhere = max(elsewhere, held.tokens)
+        best, best_s, elsewhere = None, inf, holdings.wide_tokens
+        for holder, holding in holdings.by_holder.items():
+            if holding.reason not in _OWN:
+                elsewhere = max(elsewhere, holding.tokens)
                 continue
             state, load = by_name[holder.name], self._load(holder.name)
-            price_s = load.queue_s(state, now) + prompt.missing_s(held.tokens)
+            price_s = load.queue_s(state, now) + prompt.missing_s(holding.tokens)
             if state.accepts and price_s < best_s:
                 best, best_s = load, price_s
         return (best, best_s) if best is not None and best_s <= prompt.missing_s(elsewhere) else None
 
     def _cheapest(
-        self, found: "_Found", prompt: "_Prompt", candidates: Sequence[ReplicaState], num_replicas: int, now: float
+        self,
+        holdings: "_Holdings",
+        prompt: "_Prompt",
+        candidates: Sequence[ReplicaState],
+        num_replicas: int,
+        now: float,
     ) -> "tuple[ReplicaLoad, float]":
         """The replica with the least price; of several, that with the least load, then that which holds the most."""
         if not candidates:
             raise NoReplicaError("no replica accepts requests")
-        bound = inf if found.is_own else max(SPREAD_SLACK, SPREAD_BOUND * self._placed.at(now) / num_replicas)
+        bound = inf if holdings.is_own else max(SPREAD_SLACK, SPREAD_BOUND * self._placed.at(now) / num_replicas)
         best: tuple[float, float, int] | None = None
         choice = self._load(candidates[0].name), inf
         for state in candidates:
             load = self._load(state.name)
             placed = load.placed.at(now)
-            held = found.held[load.holder].tokens if load.holder in found.held else 0
-            price_s = load.queue_s(state, now) + prompt.missing_s(held if placed < bound else 0)
-            rank = (round(price_s / SAME_PRICE_S), placed + load.in_flight, -held)
+            held_tokens = holdings.by_holder[load.holder].tokens if load.holder in holdings.by_holder else 0
+            price_s = load.queue_s(state, now) + prompt.missing_s(held_tokens if placed < bound else 0)
+            rank = (round(price_s / SAME_PRICE_S), placed + load.in_flight, -held_tokens)
             if best is None or rank < best:
                 best, choice = rank, (load, price_s)
         return choice
 
     def _candidates(
-        self, found: "_Found", replicas: Sequence[ReplicaState], by_name: Mapping[str, ReplicaState]
+        self, holdings: "_Holdings", replicas: Sequence[ReplicaState], by_name: Mapping[str, ReplicaState]
     ) -> list[ReplicaState]:
         """The replicas to price, if they accept: all of a small fleet; of a large one some, and those that hold something."""
         if len(replicas) <= PRICED_REPLICAS:
             return [state for state in replicas if state.accepts]
         draw = self._random.random
         drawn = {replicas[int(draw() * len(replicas))].name for _ in range(DRAWN_REPLICAS)}
-        for known, tokens, reason in found.wide:
+        for prefix, tokens, reason in holdings.wide:
             for name in drawn:
-                if known.held_by(holder := self._load(name).holder):
-                    found.held.setdefault(holder, _Held(tokens, reason))
-        names = drawn.union(holder.name for holder in found.held)
+                if prefix.held_by(holder := self._load(name).holder):
+                    holdings.by_holder.setdefault(holder, _Holding(tokens, reason))
+        names = drawn.union(holder.name for holder in holdings.by_holder)
         return [by_name[name] for name in sorted(names) if by_name[name].accepts] or [
             state for state in replicas if state.accepts
         ]
@@ -274,91 +270,90 @@ class Router:
             load = self._loads[name] = ReplicaLoad(Holder(name))
         return load
 
-    def _find(self, hint: RoutingHint, by_name: Mapping[str, ReplicaState]) -> "_Found":
+    def _find(self, hint: RoutingHint, by_name: Mapping[str, ReplicaState]) -> "_Holdings":
         """What is held of a prompt, by replica: the longest prefix, the context that it follows, or the named session."""
-        tenant, held, wide = hint.tenant, dict[Holder, _Held](), list[tuple[KnownPrefix, int, Reason]]()
+        tenant, by_holder, wide = hint.tenant, dict[Holder, _Holding](), list[tuple[KnownPrefix, int, Reason]]()
         most_holders = MOST_HOLDERS if len(by_name) > PRICED_REPLICAS else inf
 
-        def add(known: KnownPrefix, tokens: int, reason: Reason) -> None:
-            if known.num_holders > most_holders:
-                wide.append((known, tokens, reason))
+        def add(prefix: KnownPrefix, tokens: int, reason: Reason) -> None:
+            if prefix.num_holders > most_holders:
+                wide.append((prefix, tokens, reason))
                 return
-            for holder in known.holders:
+            for holder in prefix.holders:
                 if holder.name in by_name:
-                    held.setdefault(holder, _Held(tokens, reason))
+                    by_holder.setdefault(holder, _Holding(tokens, reason))
 
         before_tokens = 0
-        if hint.follows is not None and (known := self._known.get(tenant, hint.follows)):
-            before_tokens = known.tokens
-            add(known, known.tokens, "conversation")
-        elif hint.follows is not None and hint.stored_at in by_name:
-            before_tokens = hint.stored_tokens
-            held[self._load(hint.stored_at).holder] = _Held(before_tokens, "conversation")
+        if hint.follows is not None and (prefix := self._known.get(tenant, hint.follows)):
+            before_tokens = prefix.tokens
+            add(prefix, prefix.tokens, "conversation")
         prefixes = hint.prefixes
-        known_prefixes = self._known.found(tenant, prefixes)
-        for place, known in known_prefixes:
-            forks = known.forks_at(prefixes[place - 1].key if place else None)
-            add(known, known.tokens, "prefix" if forks else "conversation")
-        if hint.named is not None and (known := self._known.get(tenant, hint.named)):
-            reason = "prefix" if known.forks_at(hint.opening) else "session"
-            for holder in known.holders:
-                if holder.name in by_name and held.get(holder, _NOTHING_HELD).reason not in _OWN:
-                    tokens = held.get(holder, _NOTHING_HELD).tokens
-                    held[holder] = _Held(max(tokens, int(known.tokens * known.trust)), reason)
-                elif holder in held:
-                    held[holder] = _Held(held[holder].tokens, "session")
-        return _Found(held, wide, before_tokens, known_prefixes)
+        known_prefixes = self._known.lookup(tenant, prefixes)
+        for place, prefix in known_prefixes:
+            forks = prefix.forks_at(prefixes[place - 1].key if place else None)
+            add(prefix, prefix.tokens, "prefix" if forks else "conversation")
+        if hint.named is not None and (prefix := self._known.get(tenant, hint.named)):
+            reason = "prefix" if prefix.forks_at(hint.opening) else "session"
+            for holder in prefix.holders:
+                if holder.name in by_name and by_holder.get(holder, _NOTHING_HELD).reason not in _OWN:
+                    tokens = by_holder.get(holder, _NOTHING_HELD).tokens
+                    by_holder[holder] = _Holding(max(tokens, int(prefix.tokens * prefix.trust)), reason)
+                elif holder in by_holder:
+                    by_holder[holder] = _Holding(by_holder[holder].tokens, "session")
+        return _Holdings(by_holder, wide, before_tokens, known_prefixes)
 
-    def _record(self, hint: RoutingHint, holder: Holder, prompt_tokens: int, found: "_Found") -> None:
+    def _record(self, hint: RoutingHint, holder: Holder, prompt_tokens: int, holdings: "_Holdings") -> None:
         """Note that a replica holds a prompt from now on: its whole, its first prefixes, and where it leaves a known one."""
         tenant, prefixes = hint.tenant, hint.prefixes
         places = {0, *range(max(0, len(prefixes) - FIRST_PREFIXES), len(prefixes))} if prefixes else set[int]()
-        for place, known in found.known:
+        for place, prefix in holdings.prefixes:
             next_key = prefixes[place - 1].key if place else None
-            known.shared = known.forks_at(next_key) or (place == 0 and known.next_key is None)  # the same prompt again
-            known.next_key = known.next_key or next_key
-            if known.shared:
+            prefix.shared = prefix.forks_at(next_key) or (
+                place == 0 and prefix.next_key is None
+            )  # the same prompt again
+            prefix.next_key = prefix.next_key or next_key
+            if prefix.shared:
                 places.add(place)
         for place in places:
             key, estimate = prefixes[place]
             tokens = self._ratios.corrected(tenant, estimate) if place else prompt_tokens
-            known = self._known.touch(tenant, key, tokens)
-            known.next_key = known.next_key or (prefixes[place - 1].key if place else None)
-            known.add(holder)
+            prefix = self._known.touch(tenant, key, tokens)
+            prefix.next_key = prefix.next_key or (prefixes[place - 1].key if place else None)
+            prefix.add(holder)
         if hint.named is not None:
-            known = self._known.touch(tenant, hint.named, prompt_tokens)
-            known.shared = known.forks_at(hint.opening)
-            known.next_key = known.next_key or hint.opening
-            known.move_to(holder)
+            prefix = self._known.touch(tenant, hint.named, prompt_tokens)
+            prefix.shared = prefix.forks_at(hint.opening)
+            prefix.next_key = prefix.next_key or hint.opening
+            prefix.move_to(holder)
 
 
 _OWN: tuple[Reason | None, ...] = ("session", "conversation")
 
 
-class _Held(NamedTuple):
+class _Holding(NamedTuple):
     """Tokens of a prompt that a replica holds, and why it is known."""
 
     tokens: int
     reason: Reason | None
 
 
-_NOTHING_HELD = _Held(0, None)
+_NOTHING_HELD = _Holding(0, None)
 
 
-class _Found(NamedTuple):
+class _Holdings(NamedTuple):
     """What is known of a prompt.
 
     Attributes:
-        held: by replica.
+        by_holder: what each replica holds.
         wide: prefixes of which many replicas of a large fleet hold the context, with their tokens.
         before_tokens: of the context that the prompt follows.
-        known: its known prefixes, with their places.
+        prefixes: its known ones, with their places.
     """
 
-    held: dict[Holder, _Held]
+    by_holder: dict[Holder, _Holding]
     wide: list[tuple[KnownPrefix, int, Reason]]
     before_tokens: int
-    known: Sequence[tuple[int, KnownPrefix]]
+    prefixes: Sequence[tuple[int, KnownPrefix]]
 
     @property
     def wide_tokens(self) -> int:
@@ -368,12 +363,12 @@ class _Found(NamedTuple):
     @property
     def is_own(self) -> bool:
         """Whether some replica holds more than a shared prefix."""
-        return any(held.reason in _OWN for held in self.held.values())
+        return any(holding.reason in _OWN for holding in self.by_holder.values())
 
     @property
     def reason_elsewhere(self) -> Reason:
         """Why a replica is chosen that holds nothing of a new conversation."""
-        return "spread" if self.held or self.wide else "load"
+        return "spread" if self.by_holder or self.wide else "load"
 
 
 class _Prompt:

@@ -15,7 +15,7 @@ type Reports = Mapping[str, Mapping[str, Any]]
 """Last routing stats of the running replicas, by their names."""
 
 
-class AskedRequest(NamedTuple):
+class IncomingRequest(NamedTuple):
     """A request that was read.
 
     Attributes:

@@ -53,8 +53,8 @@ class Vocabulary:
     def _longest_first(self, text: bytes) -> list[int]:
         token_ids = []
         while text:
-            found = (length for length in range(self._longest, 0, -1) if text[:length] in self._id_of)
-            length = next(found, None)
+            lengths = (length for length in range(self._longest, 0, -1) if text[:length] in self._id_of)
+            length = next(lengths, None)
             if length is None:  # the vocabulary cannot write the rest
                 break
             token_ids.append(self._id_of[text[:length]])
@@ -103,7 +103,7 @@ def _source(kind: str, text: str) -> str:
         whole = {"name": "whole", "lark_grammar": f"start: @json_schema{_NO_FORCING}"}
         return json.dumps({"grammars": [whole, *json.loads(schema)["grammars"]]})
     if kind == "choice":  # one lexeme: a rule of thousands of texts has too many items
-        lark = f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(one, ensure_ascii=False) for one in json.loads(text))}"
+        lark = f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))}"
     elif kind == "regex":
         lark = json.loads(LLMatcher.grammar_from_regex(text))["grammars"][0]["lark_grammar"]
     else:

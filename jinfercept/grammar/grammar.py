@@ -56,9 +56,9 @@ class Grammars:
     def of(self, tenant: str) -> "Grammars":
         """The same vocabulary for a tenant, whose grammars no other tenant finds: the time of a compilation would reveal
         them."""
-        mine = copy(self)
-        mine._tenant = tenant
-        return mine
+        copied = copy(self)
+        copied._tenant = tenant
+        return copied
 
     @property
     def num_compiled_bytes(self) -> int:
@@ -77,8 +77,8 @@ class Grammars:
         check_limits(kind, text)
         name = sha256(json.dumps([self._tenant, kind, text]).encode()).hexdigest()
         with self._lock:
-            vocabulary, known = self._vocabulary(), self._compiled.get(name)
-        compiled = known or TokenGrammar(compile_matcher(vocabulary, self._vocab_size, kind, text), self._vocab_size)
+            vocabulary, earlier = self._vocabulary(), self._compiled.get(name)
+        compiled = earlier or TokenGrammar(compile_matcher(vocabulary, self._vocab_size, kind, text), self._vocab_size)
         with self._lock:
             self._keep(name, compiled, num_compiled_bytes(text))
         return compiled

@@ -82,9 +82,9 @@ def num_compiled_bytes(text: str) -> int:
 
 def _embedded_schemas(lark: str) -> Iterator[Any]:
     """The JSON schemas behind `%json` in a grammar; what is no JSON is left to the compiler."""
-    for found in re.finditer(r"%json\s*", lark):
+    for directive in re.finditer(r"%json\s*", lark):
         try:
-            yield json.JSONDecoder().raw_decode(lark, found.end())[0]
+            yield json.JSONDecoder().raw_decode(lark, directive.end())[0]
         except ValueError:
             continue
 
@@ -127,26 +127,26 @@ def _check_intersections(where: str, number: int) -> None:
 
 def _num_patterns(schema: Any) -> int:
     """Patterns that one text within a value of this schema may have to match at a time; rather too many."""
-    found: dict[int, int] = {}  # by the identity of a part, once its own parts are there
+    counts: dict[int, int] = {}  # by the identity of a part, once its own parts are there
     opened, stack = set[int](), [schema]
     while stack:
         part = stack[-1]
         together, apart = _parts(part, schema)
         if id(part) not in opened:  # its parts first; those that are open are around it, in a circle of references
             opened.add(id(part))
-            stack += [one for one in (*together, *apart) if id(one) not in opened]
+            stack += [inner for inner in (*together, *apart) if id(inner) not in opened]
             continue
         stack.pop()
         own = isinstance(part, dict) and ("pattern" in part or "format" in part)
-        added = sum(found.get(id(one), 0) for one in together)
-        found.setdefault(id(part), own + added + max((found.get(id(one), 0) for one in apart), default=0))
-    return found[id(schema)]
+        added = sum(counts.get(id(inner), 0) for inner in together)
+        counts.setdefault(id(part), own + added + max((counts.get(id(inner), 0) for inner in apart), default=0))
+    return counts[id(schema)]
 
 
 def _parts(part: Any, schema: Any) -> tuple[list[Any], list[Any]]:
     """The parts of a part of a schema: those that a text has to match together with it, and those of which it matches one."""
     if isinstance(part, list):
-        return [], [one for one in part if isinstance(one, dict | list)]
+        return [], [inner for inner in part if isinstance(inner, dict | list)]
     if not isinstance(part, dict):
         return [], []
     together, apart = [], []
@@ -161,8 +161,8 @@ def _parts(part: Any, schema: Any) -> tuple[list[Any], list[Any]]:
             apart += value.values()
         elif key not in _VALUES:
             apart.append(value)
-    return [one for one in together if isinstance(one, dict | list)], [
-        one for one in apart if isinstance(one, dict | list)
+    return [inner for inner in together if isinstance(inner, dict | list)], [
+        inner for inner in apart if isinstance(inner, dict | list)
     ]
 
 
@@ -178,12 +178,12 @@ def _check_schema(schema: Any) -> None:
     """Check every schema within a schema, but not its values."""
     left = [schema]
     while left:
-        one = left.pop()
-        if isinstance(one, list):
-            left += one
-        if not isinstance(one, dict):
+        part = left.pop()
+        if isinstance(part, list):
+            left += part
+        if not isinstance(part, dict):
             continue
-        for key, value in one.items():
+        for key, value in part.items():
             if key in _BOUNDS and isinstance(value, int | float):
                 _check_number(f"json: {key}", value)
             elif key == "pattern" and isinstance(value, str):

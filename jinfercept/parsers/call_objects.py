@@ -39,20 +39,20 @@ def read_calls(source: Source, tagged: bool, names: Collection[str] | None = Non
     Returns:
         Whether there was a call.
     """
-    start, found = source.at, False
+    start, has_call = source.at, False
     if (yield from source.skip(_SPACE)) == "[" and tagged:
         source.at += 1
-    while (char := (yield from source.skip(_SPACE + ",;" if found else _SPACE))) == "{":
+    while (char := (yield from source.skip(_SPACE + ",;" if has_call else _SPACE))) == "{":
         if not (yield from _read_call(source, tagged, names)):
             break
-        start, found = source.at, True
-    if tagged and not found and not char:
+        start, has_call = source.at, True
+    if tagged and not has_call and not char:
         source.drop_rest()
         return False
     source.at = start
-    if found:
+    if has_call:
         yield from source.skip(_SPACE + "}])")
-    return found
+    return has_call
 
 
 def read_bare_calls(source: Source, opening: str, closing: str) -> Steps[None]:
@@ -131,10 +131,10 @@ class _CallObject:
 
     def _literal(self) -> Steps[None]:
         """An object as Python prints it, with single quotes, as Mistral 7B writes it often."""
-        said = yield from read_literal_call(self._source)
-        if said is None:
+        literal_call = yield from read_literal_call(self._source)
+        if literal_call is None:
             raise TextEnded if self._source.ended and self._source.at == len(self._source.text) else Broken
-        self._name, arguments = said
+        self._name, arguments = literal_call
         self._begin(arguments)
         self.whole = True
 

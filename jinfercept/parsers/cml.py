@@ -43,12 +43,14 @@ class Delimiters(NamedTuple):
 
         Each has at least two characters and no backslash, so that `escape` can part it.
         """
-        if any(not 2 <= len(one) <= MAX_DELIMITER_CHARS or "\\" in one for one in self):
+        if any(not 2 <= len(delimiter) <= MAX_DELIMITER_CHARS or "\\" in delimiter for delimiter in self):
             return False
-        pairs = [(one, other) for i, one in enumerate(self) for j, other in enumerate(self) if i != j]
-        contained = any(one in other for one, other in pairs)
-        both = [*pairs, *((one, one) for one in self)]
-        overlap = any(one[-n:] == other[:n] for one, other in both for n in range(1, min(len(one), len(other))))
+        pairs = [(delimiter, other) for i, delimiter in enumerate(self) for j, other in enumerate(self) if i != j]
+        contained = any(delimiter in other for delimiter, other in pairs)
+        both = [*pairs, *((delimiter, delimiter) for delimiter in self)]
+        overlap = any(
+            delimiter[-n:] == other[:n] for delimiter, other in both for n in range(1, min(len(delimiter), len(other)))
+        )
         return not contained and not overlap
 
 
@@ -257,6 +259,6 @@ class _Patterns:
 
 def escape(text: str, delimiters: Delimiters = DELIMITERS) -> str:
     """A text in which no delimiter is left: a backslash stands behind the first character of each, one more where some do."""
-    for one in delimiters:
-        text = re.sub(rf"({re.escape(one[0])})(\\*)(?={re.escape(one[1:])})", r"\1\2\\", text)
+    for delimiter in delimiters:
+        text = re.sub(rf"({re.escape(delimiter[0])})(\\*)(?={re.escape(delimiter[1:])})", r"\1\2\\", text)
     return text

@@ -184,7 +184,7 @@ def _value_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
     if keywords == {"anyOf"} and isinstance(schema["anyOf"], list) and schema["anyOf"]:
         return rules.rule(one_of(_value_rule(rules, inner(schema, option)) for option in schema["anyOf"]))
     if isinstance(kind, list) and kind:
-        return rules.rule(one_of(_value_rule(rules, {**schema, "type": one}) for one in kind))
+        return rules.rule(one_of(_value_rule(rules, {**schema, "type": type_name}) for type_name in kind))
     if keywords == {"type"} and kind in _PLAIN:
         return rules.terminal(pattern(_PLAIN[kind]))
     if kind == "array" and "items" in keywords and keywords <= {"type", "items", "minItems", "maxItems"}:
@@ -206,11 +206,11 @@ def _reference_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
     key = json.dumps([schema["$ref"], definitions])
     if key not in rules.references:
         _, place, *steps = [*str(schema["$ref"]).split("/"), ""]
-        found = definitions.get(place, {}).get(steps[0]) if len(steps) == 2 else None
-        if not isinstance(found, Mapping):
+        definition = definitions.get(place, {}).get(steps[0]) if len(steps) == 2 else None
+        if not isinstance(definition, Mapping):
             return rules.json(schema)
         rules.references[key] = name = rules.name()
-        rules.define(name, _value_rule(rules, {**definitions, **found}))
+        rules.define(name, _value_rule(rules, {**definitions, **definition}))
     return rules.references[key]
 
 

@@ -23,8 +23,8 @@ def property_types(schema: Mapping[str, Any], name: str) -> list[str]:
         name: of the property.
     """
     properties = schema.get("properties")
-    found = properties.get(name, {}) if isinstance(properties, Mapping) else {}
-    return _types(found, schema, set())
+    declared = properties.get(name, {}) if isinstance(properties, Mapping) else {}
+    return _types(declared, schema, set())
 
 
 def value_of(text: str, types: Sequence[str]) -> Any:
@@ -64,7 +64,7 @@ def _types(schema: Any, root: Mapping[str, Any], seen: set[str]) -> list[str]:
         return _types(at_reference(reference, root), root, seen)
     for choice in ("anyOf", "oneOf", "allOf"):
         if isinstance(options := schema.get(choice), list):
-            return [one for option in options for one in _types(option, root, seen)]
+            return [option_kind for option in options for option_kind in _types(option, root, seen)]
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return [_KINDS.get(type(value), "null") for value in values] if isinstance(values, list) else []
 

@@ -40,8 +40,8 @@ class Marks:
 
     def find(self, text: str, at: int) -> tuple[int, int]:
         """Start and end of the first mark from `at` on; if there is none, (the offset where a mark may have begun, -1)."""
-        if found := self._pattern.search(text, at):
-            return found.span()
+        if mark := self._pattern.search(text, at):
+            return mark.span()
         for start in range(max(at, len(text) - self._longest + 1), len(text)):
             if text[start:] in self._beginnings:
                 return start, -1
@@ -105,13 +105,13 @@ class Source:
 
     def take(self, *options: str) -> Steps[str]:
         """Pass over the one of these texts that comes next; returns it, "" if none does."""
-        while not (found := next((text for text in options if self.text.startswith(text, self.at)), "")):
+        while not (taken := next((text for text in options if self.text.startswith(text, self.at)), "")):
             rest = self.text[self.at :]
             if self.ended or not any(text.startswith(rest) for text in options):
                 return ""
             yield
-        self.at += len(found)
-        return found
+        self.at += len(taken)
+        return taken
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -226,11 +226,11 @@ class Source:
         if self._after_call:
             text = text.lstrip()
             self._after_call = not text
-        said = text.rstrip()
-        self._space = text[len(said) :]
-        if said:
+        stripped = text.rstrip()
+        self._space = text[len(stripped) :]
+        if stripped:
             self._said = True
-            self.pieces.append(Content(said))
+            self.pieces.append(Content(stripped))
 
     def _cut(self) -> None:
         self._cut_chars += self.at

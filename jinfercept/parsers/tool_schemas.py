@@ -43,8 +43,8 @@ def arguments_schema(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
             got=shown(schema["type"]),
             fix='declare them as {"type": "object", "properties": {…}}',
         )
-    said = constraints(schema)
-    if said and ("properties" not in said or said & {*_COMBINING, "additionalProperties"}):
+    keywords = constraints(schema)
+    if keywords and ("properties" not in keywords or keywords & {*_COMBINING, "additionalProperties"}):
         return {"type": "object", **schema}
     return {"properties": {}, **schema, "type": "object", "additionalProperties": False}
 
@@ -95,9 +95,9 @@ def _bounded(schema: Any) -> Any:
 
 def _bounded_within(key: str, value: Any) -> Any:
     if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
-        return {name: _bounded(one) for name, one in value.items()}
+        return {name: _bounded(part) for name, part in value.items()}
     if key in ("anyOf", "prefixItems") and isinstance(value, list):
-        return [_bounded(one) for one in value]
+        return [_bounded(part) for part in value]
     return _bounded(value) if key in ("items", "additionalProperties") else value
 
 
@@ -111,15 +111,15 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     seen: set[str] = set()
     while constraints(schema) == {"$ref"}:
         reference = schema["$ref"]
-        found = at_reference(str(reference), definitions)
-        if reference in seen or not isinstance(found, Mapping):
+        target = at_reference(str(reference), definitions)
+        if reference in seen or not isinstance(target, Mapping):
             raise RequestError(
                 "a schema refers to nothing",
                 got=shown(reference),
                 fix='give what it refers to in the "$defs" of the tool\'s parameters',
             )
         seen.add(reference)
-        schema = {**definitions, **found}
+        schema = {**definitions, **target}
     return schema
 
 

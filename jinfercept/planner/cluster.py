@@ -199,10 +199,10 @@ def _report(
 
 def _spread(values: array) -> tuple[float, float, float]:
     """Mean, median and 99th percentile; zeros without values."""
-    found = sorted(values)
-    if not found:
+    ordered = sorted(values)
+    if not ordered:
         return (0.0, 0.0, 0.0)
-    return fmean(found), found[len(found) // 2], found[min(len(found) - 1, len(found) * 99 // 100)]
+    return fmean(ordered), ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
 
 
 def mean_report(reports: Sequence[ClusterReport]) -> ClusterReport:
@@ -211,22 +211,22 @@ def mean_report(reports: Sequence[ClusterReport]) -> ClusterReport:
     if len(reports) == 1:
         return first
     reasons = Counter[str]()
-    for one in reports:
-        reasons.update(one.reasons)
-    turns = sum(one.turns for one in reports)
+    for report in reports:
+        reasons.update(report.reasons)
+    turns = sum(report.turns for report in reports)
     averaged = {
-        name: fmean(getattr(one, name) for one in reports)
+        name: fmean(getattr(report, name) for report in reports)
         for name in ("goodput_per_s", "found_share", "known_share", "home_share", "token_s", "busiest_share")
     }
     return first._replace(
         turns=turns,
-        unfinished=sum(one.unfinished for one in reports),
-        good_share=sum(one.good_share * one.turns for one in reports) / max(1, turns),
-        first_token_s=_mean_spread([one.first_token_s for one in reports]),
-        turn_s=_mean_spread([one.turn_s for one in reports]),
+        unfinished=sum(report.unfinished for report in reports),
+        good_share=sum(report.good_share * report.turns for report in reports) / max(1, turns),
+        first_token_s=_mean_spread([report.first_token_s for report in reports]),
+        turn_s=_mean_spread([report.turn_s for report in reports]),
         reasons=dict(reasons.most_common()),
-        busy_share=fmean(one.busy_share for one in reports),
-        seconds=sum(one.seconds for one in reports),
+        busy_share=fmean(report.busy_share for report in reports),
+        seconds=sum(report.seconds for report in reports),
         **averaged,
     )
 

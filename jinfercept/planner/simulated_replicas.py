@@ -140,7 +140,9 @@ class SteppedReplica:
 
     def queue_s(self, now: float) -> float:
         scheduler = self._opened.engine.scheduler
-        tokens = sum(_missing_tokens(one, scheduler.kv.page_size) for one in (*scheduler.running, *scheduler.waiting))
+        tokens = sum(
+            _missing_tokens(sequence, scheduler.kv.page_size) for sequence in (*scheduler.running, *scheduler.waiting)
+        )
         return max(0.0, self._clock.time - now) + self._profile.recompute_s(tokens, self._chunk_tokens)
 
 
@@ -206,9 +208,9 @@ class CoarseReplica:
         profile, number, shared = self._profile, turn.session.number, turn.session.shared_tokens
         own = self._contexts.pop(number, 0)
         self._context_tokens -= own
-        held, host_tokens = min(own + shared, turn.prompt_tokens - 1), self._on_host(own)
+        held_tokens, host_tokens = min(own + shared, turn.prompt_tokens - 1), self._on_host(own)
         if not own:
-            held = shared if self._shared_tokens else 0
+            held_tokens = shared if self._shared_tokens else 0
         self._shared_tokens = max(self._shared_tokens, shared)
         need = turn.prompt_tokens + turn.new_tokens - shared
         start_s = max(now, self._free_s)
@@ -225,7 +227,7 @@ class CoarseReplica:
         room = max(1, self._chunk_tokens - num_running)
         full_s = profile.step_s(room + num_running, contexts)
         decode_s = profile.step_s(num_running + 1, contexts)
-        missing = turn.prompt_tokens - held
+        missing = turn.prompt_tokens - held_tokens
         prompt_s = missing / room * full_s
         self._free_s = start_s + prompt_s
         last_s = profile.step_s(min(missing, room) + num_running, contexts)
@@ -238,7 +240,7 @@ class CoarseReplica:
         heapq.heappush(self._running, (end_s, need))
         self._running_tokens += need
         self._count += 1
-        heapq.heappush(self._ends, (end_s, self._count, FinishedTurn(turn, first_s, end_s, held)))
+        heapq.heappush(self._ends, (end_s, self._count, FinishedTurn(turn, first_s, end_s, held_tokens)))
 
     def advance(self) -> list[FinishedTurn]:
         finished = heapq.heappop(self._ends)[2]
@@ -254,10 +256,14 @@ class CoarseReplica:
     def queue_s(self, now: float) -> float:
         return max(0.0, self._free_s - now)
 
-    def _on_host(self, held: int) -> int:
+    def _on_host(self, held_tokens: int) -> int:
         """Tokens of a context that are only on the host: the share of all contexts that the device has no room for."""
-        over = self._context_tokens + held + self._running_tokens + self._shared_tokens - self._kv_tokens
-        return round(held * min(1.0, over / (self._context_tokens + held))) if held and over > 0 else 0
+        over = self._context_tokens + held_tokens + self._running_tokens + self._shared_tokens - self._kv_tokens
+        return (
+            round(held_tokens * min(1.0, over / (self._context_tokens + held_tokens)))
+            if held_tokens and over > 0
+            else 0
+        )
 
     def _busy_share(self, prompt_s: float, now: float) -> float:
         """Share of the last seconds, decayed, in which prompts were computed."""

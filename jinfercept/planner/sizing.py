@@ -116,8 +116,8 @@ def profile_kind(
     """
     profile = load_profile(name)
     derived = profile.tables.get("derived")
-    known = derived.get("kv_tokens") if isinstance(derived, Mapping) else None
-    tokens = kv_tokens or known or PAPER_KV_TOKENS.get(profile.name.removesuffix("-attention"))
+    measured_tokens = derived.get("kv_tokens") if isinstance(derived, Mapping) else None
+    tokens = kv_tokens or measured_tokens or PAPER_KV_TOKENS.get(profile.name.removesuffix("-attention"))
     if not isinstance(tokens, int):
         raise ConfigError("the profile does not say how many tokens of KV fit", got=name, fix="give --kv-tokens")
     return _kind(profile.name, profile, tokens, host_tokens, price=price, options=options)
@@ -235,11 +235,11 @@ def size_fleet(
     while number < most_replicas and not meets(number):
         number += max(1, number // 8)
     number = min(number, most_replicas)
-    found = meets(number)
-    while found and number > 1 and meets(number - 1):
+    enough = meets(number)
+    while enough and number > 1 and meets(number - 1):
         number -= 1
     tried = {count: report.good_share for count, report in sorted(reports.items())}
-    return Sizing(kind, number if found else 0, reports[number], reports.get(number - 1), tried)
+    return Sizing(kind, number if enough else 0, reports[number], reports.get(number - 1), tried)
 
 
 def _share(kind: ReplicaKind, count: int, load: FleetLoad, detail: Detail, progress: Callable[[str], None]) -> float:
@@ -263,7 +263,7 @@ def _search(share: Callable[[int], float], least: float, most: int) -> int:
 
 def ranked(sizings: Sequence[Sizing]) -> list[Sizing]:
     """Sizings by the cost of the fleet, the least first; those that meet no limits last, the best of them first."""
-    return sorted(sizings, key=lambda one: (one.cost, -one.report.good_share))
+    return sorted(sizings, key=lambda sizing: (sizing.cost, -sizing.report.good_share))
 
 
 def deployment(sizing: Sizing, model: str, name: str = "jinfercept") -> dict[str, Any]:

@@ -63,8 +63,8 @@ def read_traffic(path: str | Path) -> RecordedTraffic:
     if not requests:
         raise ConfigError("recorded traffic has no requests with tokens", got=path, fix=_FIX)
     sessions = list(_sessions(requests))
-    seconds = max(one.ended_s for one in requests) - min(one.began_s for one in requests)
-    return RecordedTraffic([_script(one) for one in sessions], len(sessions) / seconds if seconds > 0 else None)
+    seconds = max(request.ended_s for request in requests) - min(request.began_s for request in requests)
+    return RecordedTraffic([_script(session) for session in sessions], len(sessions) / seconds if seconds > 0 else None)
 
 
 def without_system_prompt(script: Script, shared_tokens: int) -> Script:
@@ -91,28 +91,32 @@ def _requests(lines: Iterable[str], path: str) -> Iterator[_Recorded]:
             raise ConfigError(f"{path}, line {number} is not JSON", got=error, fix=_FIX) from None
         if not isinstance(value, dict):
             raise ConfigError(f"{path}, line {number} is no object", got=reprlib.repr(value), fix=_FIX)
-        for one in _of_line(value):
+        for request in _of_line(value):
             count += 1
             if count > MOST_REQUESTS:
                 raise ConfigError("recorded traffic is too long", got=path, fix=f"at most {MOST_REQUESTS:,} requests")
-            yield one
+            yield request
 
 
 def _of_line(value: Mapping[str, Any]) -> Iterator[_Recorded]:
     if "resourceSpans" in value:
         for resource in _list(value["resourceSpans"]):
             for scope in _list(resource.get("scopeSpans")):
-                yield from (one for span in _list(scope.get("spans")) if (one := _of_span(span)))
+                yield from (request for span in _list(scope.get("spans")) if (request := _of_span(span)))
     elif "attributes" in value:
-        if one := _of_span(value):
-            yield one
-    elif one := _of_log(value):
-        yield one
+        if request := _of_span(value):
+            yield request
+    elif request := _of_log(value):
+        yield request
 
 
 def _of_span(span: Mapping[str, Any]) -> _Recorded | None:
-    found = span.get("attributes")
-    names = found if isinstance(found, dict) else {one.get("key"): _value(one.get("value")) for one in _list(found)}
+    attributes = span.get("attributes")
+    names = (
+        attributes
+        if isinstance(attributes, dict)
+        else {item.get("key"): _value(item.get("value")) for item in _list(attributes)}
+    )
     prompt, new = _count(names.get("gen_ai.usage.input_tokens")), _count(names.get("gen_ai.usage.output_tokens"))
     began = _seconds(span.get("startTimeUnixNano", span.get("start_time")))
     ended = _seconds(span.get("endTimeUnixNano", span.get("end_time")))
@@ -137,16 +141,16 @@ def _sessions(requests: Iterable[_Recorded]) -> Iterator[list[_Recorded]]:
     """Requests by session: by its name, or for those without one by where their cached tokens end."""
     named = defaultdict[str, list[_Recorded]](list)
     open_sessions = defaultdict[str, dict[int, list[_Recorded]]](dict)
-    for one in sorted(requests, key=lambda one: one.began_s):
-        if one.conversation:
-            named[f"{one.owner}\0{one.conversation}"].append(one)
+    for request in sorted(requests, key=lambda request: request.began_s):
+        if request.conversation:
+            named[f"{request.owner}\0{request.conversation}"].append(request)
             continue
-        contexts = open_sessions[one.owner]
-        ends = (end for end in range(one.cached_tokens, one.cached_tokens + _PAGE_SLACK) if end in contexts)
-        end = next(ends, None) if one.cached_tokens else None
+        contexts = open_sessions[request.owner]
+        ends = (end for end in range(request.cached_tokens, request.cached_tokens + _PAGE_SLACK) if end in contexts)
+        end = next(ends, None) if request.cached_tokens else None
         session = contexts.pop(end) if end is not None else []
-        session.append(one)
-        context = one.prompt_tokens + one.new_tokens
+        session.append(request)
+        context = request.prompt_tokens + request.new_tokens
         if context in contexts:
             yield contexts.pop(context)
         contexts[context] = session
@@ -164,14 +168,14 @@ def _sessions(requests: Iterable[_Recorded]) -> Iterator[list[_Recorded]]:
 
 def _script(session: Sequence[_Recorded]) -> Script:
     segments = list[Segment]()
-    for one, after in pairwise(session):
-        returned = max(0, after.prompt_tokens - one.prompt_tokens - one.new_tokens)
-        segments.append(Segment(one.new_tokens, max(0.0, after.began_s - one.ended_s), returned))
+    for request, after in pairwise(session):
+        returned = max(0, after.prompt_tokens - request.prompt_tokens - request.new_tokens)
+        segments.append(Segment(request.new_tokens, max(0.0, after.began_s - request.ended_s), returned))
     return Script("recorded", session[0].prompt_tokens, (*segments, Segment(session[-1].new_tokens, None, 0)))
 
 
 def _list(value: Any) -> list[Any]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _value(value: Any) -> Any:

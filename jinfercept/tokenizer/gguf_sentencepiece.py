@@ -45,10 +45,10 @@ def sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
 
 def _merges(pieces: Mapping[str, float], ids: Mapping[str, int]) -> list[tuple[str, str]]:
     """Every way to make a piece of two others, best pieces first."""
-    found = [
+    merges = [
         (-score, ids[left], ids[right], left, right)
         for piece, score in pieces.items()
         for left, right in ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
         if left in pieces and right in pieces
     ]
-    return [(left, right) for *_, left, right in sorted(found)]
+    return [(left, right) for *_, left, right in sorted(merges)]

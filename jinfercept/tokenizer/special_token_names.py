@@ -110,10 +110,10 @@ class SpecialTokenNames:
             text: without marks.
             breaks: offsets of the removed marks, in ascending order.
         """
-        found = list(self._found(text, breaks))
-        if self._fold is None and all(span is not None for span in found):
+        places = list(self._found(text, breaks))
+        if self._fold is None and all(span is not None for span in places):
             return None
-        return [span for span in found if span is not None]
+        return [span for span in places if span is not None]
 
     def _found(self, text: str, breaks: Sequence[int]) -> Iterator[tuple[int, int] | None]:
         """Spans of names as a tokenizer finds them, leftmost first and then longest; None for a name in given text."""

@@ -95,11 +95,11 @@ class Tokenizer:
 
     def has_tokens_of(self, other: "Tokenizer") -> bool:
         """Whether every id that both have stands for the same token, special ones left out."""
-        ours, theirs = (
-            {id_: token for token, id_ in one._backend.get_vocab(with_added_tokens=False).items()}
-            for one in (self, other)
+        own_tokens, other_tokens = (
+            {id_: token for token, id_ in tokenizer._backend.get_vocab(with_added_tokens=False).items()}
+            for tokenizer in (self, other)
         )
-        return all(ours[id_] == theirs[id_] for id_ in ours.keys() & theirs.keys())
+        return all(own_tokens[id_] == other_tokens[id_] for id_ in own_tokens.keys() & other_tokens.keys())
 
     @classmethod
     def from_saved(cls, path: Path) -> Self:
@@ -197,9 +197,9 @@ class Tokenizer:
         """
         names = {id_: token.content for id_, token in self._backend.get_added_tokens_decoder().items()}
         steering = (self.special_ids | self.eos_token_ids) & names.keys()
-        known, sources = {*names.values()}, "".join(self._chat_templates.values())
+        named_ids, sources = {*names.values()}, "".join(self._chat_templates.values())
         for id_, name in names.items():
-            paired = name.startswith("<") and {f"</{name[1:]}", f"<{name[2:]}"} & known
+            paired = name.startswith("<") and {f"</{name[1:]}", f"<{name[2:]}"} & named_ids
             if _BARRED.fullmatch(name) or (name in sources and not paired):
                 steering |= {id_}
         return steering

@@ -105,7 +105,7 @@ def test_a_replica_that_died_holds_nothing_even_under_its_old_name():
     assert (again.reason, again.found_tokens) == ("load", 0)
 
 
-def test_a_stored_response_leads_to_its_replica_also_by_the_row_that_names_it():
+def test_a_stored_response_leads_to_its_replica():
     router, replicas = Router(PROFILE), fleet(3)
     first = turn(1, 0)
     home = router.route(first, replicas, 0.0).replica
@@ -113,11 +113,6 @@ def test_a_stored_response_leads_to_its_replica_also_by_the_row_that_names_it():
     follow = RoutingHint(follows=b"response 1", prompt_tokens=10)
     route = router.route(follow, replicas, 1.0)
     assert (route.replica, route.reason, route.found_tokens) == (home, "conversation", 2300)
-    assert router.locate(follow, replicas) == home
-    stored = RoutingHint(follows=b"of another front", prompt_tokens=10, stored_at="r2", stored_tokens=3000)
-    route = router.route(stored, replicas, 2.0)
-    assert (route.replica, route.reason, route.found_tokens) == ("r2", "conversation", 3000)
-    assert router.locate(RoutingHint(follows=b"unknown"), replicas) is None
 
 
 def test_the_context_of_a_conversation_grows_and_that_of_a_response_does_not():
@@ -168,11 +163,11 @@ def test_real_tokens_correct_a_tenants_estimates():
 def test_reports_fill_the_table_after_a_restart_and_correct_it():
     router, replicas = Router(PROFILE), fleet(3)
     full = turn(1, 0).prefixes[0].key
-    router.learn(replace(replicas[2], held={full: 2200}))
+    router.learn(replace(replicas[2], held_tokens={full: 2200}))
     assert router.route(turn(1, 1), replicas, 0.0).replica == "r2"
     router = Router(PROFILE)
-    router.learn(replace(replicas[2], held={full: 2200}))
-    router.learn(replace(replicas[2], held={full: 0}))
+    router.learn(replace(replicas[2], held_tokens={full: 2200}))
+    router.learn(replace(replicas[2], held_tokens={full: 0}))
     assert router.route(turn(1, 1), replicas, 0.0).reason == "load"
 
 
@@ -192,8 +187,7 @@ def test_keys_are_bounded_with_many_tenants_too():
     for number in range(1000):
         known.touch(f"t{number % 300}", str(number).encode(), 1)
         assert len(known) <= 100
-    assert known.num_tenants <= 100
-    assert sum(known.count_of(f"t{number}") for number in range(300)) == len(known)
+    assert sum(known.get(f"t{number % 300}", str(number).encode()) is not None for number in range(1000)) == len(known)
 
 
 def test_large_fleets_find_contexts_and_spread():
