@@ -1,6 +1,6 @@
 """`python -m benchmarks.live_picture docs/live.webp`: the live page while eight coding agents are served, as a moving picture.
 
-A server with a small pool, the load of `python -m benchmarks agents`, and a headless Chromium that takes a picture each second.
+A server with a small pool, the load of `python -m benchmarks agents`, and a headless Chromium that takes pictures of its page.
 Needs `pip install playwright pillow`, and `playwright install chromium` or `--chromium PATH`.
 """
 
@@ -27,7 +27,8 @@ def main() -> None:
     parser.add_argument(
         "--after", type=float, default=20.0, help="seconds of load before the first frame (default: 20)"
     )
-    parser.add_argument("--frames", type=int, default=24, help="one each second (default: 24)")
+    parser.add_argument("--frames", type=int, default=24, help="pictures (default: 24)")
+    parser.add_argument("--every", type=float, default=3.0, help="seconds between two of them (default: 3)")
     parser.add_argument("--width", type=int, default=1000, help="pixels of the moving picture (default: 1000)")
     options = parser.parse_args()
     if options.base_url:
@@ -53,7 +54,7 @@ def film(url: str, options: argparse.Namespace) -> list[bytes]:
             frames = []
             for _ in range(options.frames):
                 frames.append(page.screenshot())
-                time.sleep(1.0)
+                time.sleep(options.every)
             browser.close()
     finally:
         load.terminate()
