@@ -4,7 +4,7 @@ Owners are API keys to a server and tenants to an engine; entries are known by n
 limit, the owner that holds the most drops its oldest entry; an owner that holds no more than an equal share drops nothing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from sys import getsizeof
 from typing import Any, final
 
@@ -118,13 +118,9 @@ class Quota:
             del self._holdings[owner]
 
 
-def num_bytes_of(value: Any, without: Iterable[Any] = ()) -> int:
-    """Bytes that a JSON value, or a tuple of them, holds in memory: what occurs in it twice counts once.
-
-    Args:
-        without: parts of it that are not counted.
-    """
-    num_bytes, seen, rest = 0, set(map(id, without)), [value]
+def num_bytes_of(value: Any) -> int:
+    """Bytes that a JSON value, or a tuple of them, holds in memory: what occurs in it twice counts once."""
+    num_bytes, seen, rest = 0, set[int](), [value]
     while rest:
         item = rest.pop()
         if id(item) not in seen:

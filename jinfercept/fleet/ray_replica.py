@@ -98,7 +98,7 @@ class EngineReplica:
 
     async def holds(self, kind: Any, name: str, owner: str | None, *, ticket: Any) -> Any:
         """See `Replicas.holds`."""
-        return self._app.holds(kind, name, owner)
+        return await self._app.holds(kind, name, owner)
 
     async def facts(self, *, ticket: Any) -> Any:
         """See `Replicas.facts`."""

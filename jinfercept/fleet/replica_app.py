@@ -100,12 +100,12 @@ class ReplicaApp:
         """See `Replicas.metrics`."""
         return self.name, collect(self.service, await self._state.look())
 
-    def holds(self, kind: Literal["call", "response"], name: str, owner: str | None) -> tuple[str, int]:
+    async def holds(self, kind: Literal["call", "response"], name: str, owner: str | None) -> tuple[str, int]:
         """See `Replicas.holds`."""
         if kind == "call":
             inbox = self.service.inbox
             return self.name, int(inbox is not None and any(call.id == name for call in inbox.pending(owner)))
-        return self.name, self.service.responses.holds(name, owner or "")
+        return self.name, await self.service.responses.holds(name, owner or "")
 
     def facts(self) -> ReplicaFacts:
         """See `Replicas.facts`."""

@@ -36,8 +36,7 @@ from jinfercept.server.options import ServerOptions
 from jinfercept.server.server_tools import ServerTools
 from jinfercept.server.state.database import StateDatabase
 from jinfercept.server.state.heartbeats import StateUpkeep, new_server
-from jinfercept.server.state.response_repository import ResponseRepository
-from jinfercept.server.state.response_store import MOST_BYTES, ResponseStore
+from jinfercept.server.state.response_store import ResponseStore
 from jinfercept.server.state.tool_history import ToolHistory
 from jinfercept.server.state.upkeep import StateLimits
 from jinfercept.structured_outputs import StructuredOutputsParams
@@ -51,6 +50,8 @@ _IDLE_S = 1.0
 """Seconds without requests after which freed memory is returned to the system."""
 _ENDING_S, _MOST_ENDING_S = 1.0, 5.0
 """Seconds for a step of the shutdown, if the drain took all of its time, and if it did not."""
+_MOST_MEMORY_BYTES = 2**29
+"""Maximum bytes of a stored state in memory."""
 _CHARS_PER_TOKEN = 16
 _MIN_PROMPT_CHARS = 2**16
 """Default of `--max-prompt-chars` for small models."""
@@ -108,26 +109,27 @@ class Service:
         self.tool_history = ToolHistory(options.response_ttl, time.monotonic)
         self.database = database or StateDatabase(options.database_url(), options.state_timeout)
         self.server = new_server(options.state_heartbeat)
-        self.responses = ResponseRepository(
-            ResponseStore(
-                options.response_ttl,
-                options.max_stored_responses,
-                most_of_owner=options.max_stored_responses_per_key,
-                most_background=options.max_background_responses,
-            ),
+        self.responses = ResponseStore(
             self.database,
             self.server,
             ttl_s=options.response_ttl,
             most_background=options.max_background_responses,
             poll_s=options.state_heartbeat / 2,
         )
-        most_bytes = options.max_state_bytes if self.database.outlives else min(options.max_state_bytes, MOST_BYTES)
+        limits = StateLimits(options.max_state_bytes, options.max_state_bytes_per_key)
+        if not self.database.outlives:
+            limits = StateLimits(
+                min(options.max_state_bytes, _MOST_MEMORY_BYTES),
+                options.max_state_bytes_per_key,
+                options.max_stored_responses,
+                options.max_stored_responses_per_key,
+            )
         self._upkeep = StateUpkeep(
             self.database,
             self.server,
             self.responses,
             lambda: self.inbox,
-            StateLimits(most_bytes, options.max_state_bytes_per_key),
+            limits,
             options.state_heartbeat,
         )
         self.pending_calls = PendingCalls(options.max_pending_calls_per_key)

@@ -90,7 +90,7 @@ class LocalReplicas:
     async def holds(self, kind: Any, name: str, owner: str | None, ticket: Ticket) -> Any:
         """See `Replicas`."""
         self.num_looks += 1
-        return (await self._app(ticket)).holds(kind, name, owner)
+        return await (await self._app(ticket)).holds(kind, name, owner)
 
     async def facts(self, ticket: Ticket) -> Any:
         """See `Replicas`."""

@@ -51,9 +51,9 @@ from jinfercept.server.routes.chat_completions import make_chat, server_tool_cal
 from jinfercept.server.routes.guarded_route import GuardedRoute
 from jinfercept.server.routes.response_run import BACKGROUND, BackgroundRun, Generation, reply, write, written
 from jinfercept.server.routes.session_hints import RequestHints, read_hints
-from jinfercept.server.service import Service, service_of
+from jinfercept.server.service import BODY_BYTES, Service, service_of
 from jinfercept.server.state.conversation_rows import ConversationTurn
-from jinfercept.server.state.stored_response import StoredResponse, measured
+from jinfercept.server.state.stored_response import StoredResponse
 
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
@@ -78,8 +78,6 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     previous = await _previous(service, body.previous_response_id, owner)
     check_length(body.input, previous.num_items if previous else 0)
     referred = await responses.items(references(body.input), owner) if references(body.input) else {}
-    if body.background:
-        responses.check_background(owner)
     name = f"resp_{uuid.uuid4().hex}"
     number = 1 if isinstance(body.input, str) else len(body.input)
     turn = await responses.begin_turn(body.conversation_id, owner, name, number) if body.conversation_id else None
@@ -127,14 +125,12 @@ async def _begun(
         messages = messages_of(items, body.instructions)
         requests, tool_calls = _make_chat(service, body, messages, tools, hints, name)
         response = _new_response(name, model, body, service.llm.get_default_sampling_params())
-        num_bytes = 0 if body.store is False else measured(asked, response)
-        return requests, tools, tool_calls, StoredResponse(owner, response, previous, asked, num_bytes=num_bytes)
+        body_bytes = request.scope.get(BODY_BYTES, 0)
+        return requests, tools, tool_calls, StoredResponse(owner, response, previous, asked, body_bytes=body_bytes)
 
     num_bytes = _CHARS_PER_TOKEN * _num_tokens(previous)
     requests, tools, tool_calls, stored = await service.prepare(request, make, 1, num_bytes)
     await responses.begin(stored)
-    if body.background:
-        responses.check_background(owner)  # other requests may have begun meanwhile
     usage = UsageCount(requests, request.scope[DETAILS])
     writer = ResponseWriter(stored.response, usage, tools, tool_calls, _logprobs(service, body))
     stream = service.submit(requests, patient=bool(body.background))

@@ -242,10 +242,10 @@ def begin_turn(
 
 def end_turn(
     session: Session, conversation_id: str, owner: str, response_id: str, items: Sequence[Item], ttl_s: float
-) -> bool:
-    """Add the items of a response to its conversation, and end its turn; False if another response has begun meanwhile.
+) -> int | None:
+    """Add the items of a response to its conversation, and end its turn; None if another response has begun meanwhile.
 
-    True, without effect, if the conversation is deleted.
+    Returns the counted bytes of the items; 0, without effect, if the conversation is deleted.
 
     Args:
         items: input and output of the response; none if it has failed.
@@ -253,12 +253,11 @@ def end_turn(
     mine = ConversationRow.id == conversation_id, ConversationRow.owner == owner
     row = session.scalars(select(ConversationRow).where(*mine).with_for_update()).one_or_none()
     if row is None:
-        return True
+        return 0
     if row.turn_id != response_id:
-        return response_id in (row.last_write, row.last_response_id)  # an earlier attempt was committed
+        return 0 if response_id in (row.last_write, row.last_response_id) else None  # an earlier attempt was committed
     free = {"turn_id": None, "turn_server_id": None, "last_write": response_id}
-    _append(session, row, items, ttl_s, free | ({"last_response_id": response_id} if items else {}))
-    return True
+    return _append(session, row, items, ttl_s, free | ({"last_response_id": response_id} if items else {}))
 
 
 def conversation_locked() -> ApiError:

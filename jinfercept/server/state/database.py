@@ -68,7 +68,7 @@ class StateDatabase:
     Attributes:
         outlives: whether what is stored outlives the process.
         name: URL without the password, for logs.
-        written_bytes: counted bytes that were written since the last sweep.
+        written_bytes, written_responses: counted bytes and responses that were written since the last sweep.
 
     Raises:
         ConfigError: the URL is wrong, the database cannot be reached or written, its disk is full, or it belongs to another
@@ -79,7 +79,7 @@ class StateDatabase:
         self.outlives = url is not None
         parsed = URL.create("sqlite") if url is None else parse_url(url)
         self.name = parsed.set(query={}).render_as_string(hide_password=True)  # parameters may have passwords too
-        self.written_bytes = 0
+        self.written_bytes = self.written_responses = 0
         self._timeout_s = timeout_s
         self._turn = nullcontext() if self.outlives else threading.Lock()  # in memory there is one connection
         self._engine = _engine(parsed, timeout_s)

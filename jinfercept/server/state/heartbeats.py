@@ -23,7 +23,7 @@ from jinfercept.server.state import inbox_rows, upkeep
 from jinfercept.server.state.database import StateDatabase
 from jinfercept.server.state.inbox_rows import TakenAnswer
 from jinfercept.server.state.queries import ServerClock
-from jinfercept.server.state.response_repository import ResponseRepository
+from jinfercept.server.state.response_store import ResponseStore
 from jinfercept.server.state.upkeep import Heartbeat, StateLimits
 from jinfercept.tools.inbox import Inbox
 
@@ -58,7 +58,7 @@ class StateUpkeep:
         self,
         database: StateDatabase,
         server: ServerClock,
-        responses: ResponseRepository,
+        responses: ResponseStore,
         inbox: Callable[[], Inbox | None],
         limits: StateLimits,
         heartbeat_s: float,
@@ -108,10 +108,13 @@ class StateUpkeep:
             return None, []
         answers = [] if inbox is None else self._answers(inbox)
         now = time.monotonic()
-        much = self._database.written_bytes * _SWEEP_PART > self._limits.most_bytes
+        database, limits = self._database, self._limits
+        much = database.written_bytes * _SWEEP_PART > limits.most_bytes
+        if limits.most_responses is not None:
+            much |= database.written_responses * _SWEEP_PART > limits.most_responses
         if much or now - self._swept_s >= _SWEEP_S:
-            self._swept_s, self._database.written_bytes = now, 0
-            self._database.keep_room()
+            self._swept_s, database.written_bytes, database.written_responses = now, 0, 0
+            database.keep_room()
             for _ in range(_MOST_SWEEPS):
                 if not self._attempt(lambda session: upkeep.sweep(session, self._server, self._limits)):
                     break

@@ -120,24 +120,21 @@ def _check_background(session: Session, owner: str, response_id: str, most: int)
     mine = ResponseRow.owner == owner, ResponseRow.status.in_(OPEN), ResponseRow.id != response_id
     running = session.scalar(select(func.count()).where(*mine, ResponseRow.in_background)) or 0
     if running >= most:
-        raise too_many_background(running, most)
-
-
-def too_many_background(running: int, most: int) -> ApiError:
-    """Status 429, for a key with too many responses in the background."""
-    return ApiError(
-        429,
-        f"{running} responses of this key are in the background, {most} may be",
-        param="background",
-        code="too_many_background_responses",
-        headers={"Retry-After": "1"},
-    )
+        raise ApiError(
+            429,
+            f"{running} responses of this key are in the background, {most} may be",
+            param="background",
+            code="too_many_background_responses",
+            headers={"Retry-After": "1"},
+        )
 
 
 def settle_response(
     session: Session, server: ServerClock, owner: str, documents: ResponseDocuments, begun_bytes: int
-) -> bool:
-    """Write a final response; False if another server has taken this one for lost. Without effect if it is deleted.
+) -> int | None:
+    """Write a final response; returns the bytes of its document, or None if another server has taken this one for lost.
+
+    Without effect if it is deleted.
 
     Args:
         begun_bytes: what `insert_response` has returned.
@@ -155,11 +152,11 @@ def settle_response(
         )
     )
     if not settled.rowcount:  # pyright: ignore[reportAttributeAccessIssue]
-        found = session.execute(select(ResponseRow.response).where(*mine)).scalar_one_or_none()
-        return found in (None, text)  # the same: an earlier attempt was committed
+        written = session.execute(select(ResponseRow.response).where(*mine)).scalar_one_or_none()
+        return text_bytes if written in (None, text) else None  # the same: an earlier attempt was committed
     index = item_rows(owner, len(asked), [item["id"] for item in output], response_id=response["id"])
     insert_new(session, ResponseItemRow, index)
-    return True
+    return text_bytes
 
 
 def read_head(session: Session, server: ServerClock, response_id: str, owner: str) -> ResponseHead | None:

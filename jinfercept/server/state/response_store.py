@@ -1,223 +1,395 @@
-"""Stored responses in memory: with an expiry, found only with their own key, and evicted fairly between keys (`Quota`)."""
+"""The stored responses, in the database of the stored state: SQLite in memory, a file of SQLite, or PostgreSQL.
 
+A response is committed when it begins, before a client sees its id, and when it ends, before a client sees its end.
+Each use of a stored response asks the database whether it still exists, since another server may have deleted it. In the
+process are the responses that it generates, and the events of those in the background.
+"""
+
+import asyncio
+import logging
 from collections.abc import Collection, Sequence
-from itertools import takewhile
-from typing import final
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+from sqlalchemy.orm import Session
 
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.response_items import Item
 from jinfercept.quota import Quota
-from jinfercept.server.state.response_rows import too_many_background
-from jinfercept.server.state.stored_response import StoredResponse, measured
+from jinfercept.server.state import conversation_rows, response_rows
+from jinfercept.server.state.conversation_rows import ConversationTurn
+from jinfercept.server.state.database import FULL, StateDatabase
+from jinfercept.server.state.queries import ServerClock, check_loaded
+from jinfercept.server.state.response_rows import LOST, ResponseDocuments, ResponseHead
+from jinfercept.server.state.stored_response import RemoteRun, StoredResponse
+from jinfercept.server.state.upkeep import Heartbeat
 
-MOST_BYTES = 2**29
+_RETRY_S = 1.0
+"""Seconds between attempts to store the end of a response in the background."""
+_ANSWERED = ("completed", "incomplete")
+_MOST_RUNS, _MOST_EVENT_BYTES = 4096, 2**27
+"""Maximum responses in the background whose events are kept, and bytes of these events."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _OpenResponse:
+    """A response that this process generates, until its end is committed.
+
+    Attributes:
+        stored: the response; None until its request is prepared.
+        conversation_id: the conversation that it is a turn of.
+        begun_bytes: of its row's document.
+        is_inserted: whether it has a row.
+        finishing: commits its end.
+    """
+
+    owner: str
+    stored: StoredResponse | None = None
+    conversation_id: str | None = None
+    begun_bytes: int = 0
+    is_inserted: bool = False
+    finishing: asyncio.Task[None] | None = None
 
 
 @final
 class ResponseStore:
-    """The stored responses of all owners. Times are seconds of any monotonic clock.
+    """Finds, stores and deletes responses. All methods run on the event loop.
 
     Args:
+        database: of responses and conversations.
+        server: this server.
         ttl_s: seconds until a response expires.
-        most: maximum responses of all owners; of a response in the background only the events are ever evicted.
-        most_bytes: maximum bytes of all owners.
-        most_of_owner: maximum responses of one owner; None: no separate limit.
-        most_bytes_of_owner: maximum bytes of one owner; None: no separate limit.
         most_background: maximum responses of one owner in the background at a time.
+        poll_s: seconds between two looks at a response that another server generates.
+
+    Attributes:
+        open: responses that this process generates, by id; only read elsewhere.
     """
 
     def __init__(
-        self,
-        ttl_s: float,
-        most: int,
-        most_bytes: int = MOST_BYTES,
-        *,
-        most_of_owner: int | None = None,
-        most_bytes_of_owner: int | None = None,
-        most_background: int = 128,
+        self, database: StateDatabase, server: ServerClock, *, ttl_s: float, most_background: int, poll_s: float
     ) -> None:
-        self._ttl_s, self._most_background = ttl_s, most_background
-        self._quota = Quota(
-            most,
-            most_bytes,
-            most_of_owner=most_of_owner,
-            most_bytes_of_owner=most_bytes_of_owner,
-            pinned=lambda name: self._stored[name].is_pinned,
+        self._database, self._server = database, server
+        self._ttl_s, self._most_background, self.poll_s = ttl_s, most_background, poll_s
+        self.open: dict[str, _OpenResponse] = {}
+        self._runs: dict[str, StoredResponse] = {}  # in the background, with their events; the oldest first
+        self._events = Quota(_MOST_RUNS, _MOST_EVENT_BYTES, pinned=self.open.__contains__)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    # -- found ---------------------------------------------------------------------------------------------------------
+
+    async def holds(self, response_id: str, owner: str) -> int:
+        """Whether only this process can answer for a response of an owner: 0 if not, 2 if it generates the response now."""
+        if (mine := self.open.get(response_id)) is not None:
+            return 2 * (mine.owner == owner)
+        if self._database.outlives:
+            run = self._runs.get(response_id)
+            return int(run is not None and run.owner == owner)
+        with suppress(ApiError):
+            return int((await self._head(response_id, owner)).status != "")
+        return 0
+
+    async def find(self, response_id: str, owner: str) -> StoredResponse:
+        """A response of an owner. Those that it continues are known only if this process generates it. Raises 404."""
+        return await self._read(response_id, owner, whole=False)
+
+    async def load(self, response_id: str, owner: str) -> StoredResponse:
+        """A response of an owner with all that it continues. Raises 404; 400 if they are too long to load."""
+        return await self._read(response_id, owner, whole=True)
+
+    async def items(self, item_ids: Collection[str], owner: str) -> dict[str, Item]:
+        """Items of an owner's responses and conversations by their ids, the oldest one of each id. Raises 404."""
+        items = await self._database.run(
+            owner, lambda session: response_rows.read_items(session, owner, item_ids), only_reads=True
         )
-        self._stored: dict[str, StoredResponse] = {}  # oldest first
-        self._open: dict[str, dict[str, StoredResponse]] = {}  # by owner: not settled yet
-        self._items: dict[tuple[str, str], dict[str, Item]] = {}  # by owner and id, then by response, oldest first
+        if missing := set(item_ids) - items.keys():
+            mine = (one.stored for one in self.open.values() if one.owner == owner and one.is_inserted)
+            outputs = (stored.response["output"] for stored in mine if stored is not None)
+            items |= {item["id"]: item for output in outputs for item in output if item["id"] in missing}
+        for item_id in item_ids:
+            if item_id not in items:
+                raise ApiError(404, f"there is no item {item_id[:200]!r}", param="input", code="item_not_found")
+        return items
 
-    def __len__(self) -> int:
-        return len(self._stored)
+    async def _head(self, response_id: str, owner: str) -> ResponseHead:
+        mine = self.open.get(response_id)
+        if mine is not None and mine.owner == owner and mine.finishing is not None:
+            await asyncio.wait((mine.finishing,), timeout=_RETRY_S)
 
-    def check_background(self, owner: str) -> None:
-        """Raise 429 if an owner has the maximum of responses in the background."""
-        running = sum(one.is_open and one.is_pinned for one in self._open.get(owner, {}).values())
-        if running >= self._most_background:
-            raise too_many_background(running, self._most_background)
+        def read(session: Session) -> ResponseHead | None:
+            return response_rows.read_head(session, self._server, response_id, owner)
 
-    def add(self, stored: StoredResponse, now: float) -> None:
-        """Store a new response. A response in the background is not evicted before it ends."""
-        self._expire(now)
-        if stored.previous is not None:
-            self._settle(stored.previous)
-        self._index_open(stored.owner)
-        stored.until_s = now + self._ttl_s
-        self._stored[stored.name] = stored
-        self._open.setdefault(stored.owner, {})[stored.name] = stored
-        self._quota.add(stored.owner, stored.name)
-        self._index(stored, stored.asked)
-        self._hold(stored)
-        self._shrink(stored.owner)
+        head = await self._database.run(owner, read, only_reads=True)
+        if head is not None and head.is_open and not head.is_live and head.server_id != self._server.server_id:
 
-    def restore(self, stored: StoredResponse, now: float) -> None:
-        """Hold a final response that is stored elsewhere; its expiry is set."""
-        if stored.name in self._stored:
-            self._drop(self._stored[stored.name])
-        stored.is_settled = True
-        self._stored[stored.name] = stored
-        self._quota.add(stored.owner, stored.name)
-        self._index(stored, stored.asked)
-        self._index_output(stored)
-        self._hold(stored)
-        self._shrink(stored.owner)
+            def fail(session: Session) -> ResponseHead | None:
+                response_rows.fail_if_lost(session, self._server, response_id)
+                return read(session)
 
-    def held(self, response_id: str, owner: str) -> StoredResponse | None:
-        """A response of an owner, expired or not; None if it is not held."""
-        stored = self._stored.get(response_id)
-        return stored if stored is not None and stored.owner == owner else None
+            head = await self._database.run(owner, fail, frees=True)
+        if head is None:
+            run = self._runs.get(response_id)
+            if run is not None and run.owner == owner:
+                self._forget(response_id)
+            raise no_response(response_id)
+        return head
 
-    def discard(self, response_id: str) -> None:
-        """Hold a response no more."""
-        if (stored := self._stored.get(response_id)) is not None:
-            self._drop(stored)
+    async def _read(self, response_id: str, owner: str, *, whole: bool) -> StoredResponse:
+        head = await self._head(response_id, owner)
+        mine = self.open.get(response_id)
+        if mine is not None and mine.stored is not None and head.server_id == self._server.server_id and head.is_open:
+            return mine.stored
+        ids = [row_id for row_id, _ in head.chain] if whole else [response_id]
+        if whole:
+            check_loaded(sum(num_bytes for _, num_bytes in head.chain), "previous_response_id")
+        rows = await self._database.run(
+            owner, lambda session: response_rows.read_responses(session, ids), only_reads=True
+        )
+        stored: StoredResponse | None = None
+        for row_id in reversed(ids):
+            if row_id not in rows:
+                raise no_response(response_id)
+            response, asked = rows[row_id]
+            stored = StoredResponse(owner, response, stored, asked)
+            if response["background"]:
+                run = self._runs.get(row_id)
+                cancel = partial(self.request_cancel, row_id, owner)
+                stored.background = RemoteRun(cancel) if run is None else run.background
+        assert stored is not None
+        return stored
+
+    # -- written -------------------------------------------------------------------------------------------------------
+
+    async def begin_turn(self, conversation_id: str, owner: str, response_id: str, number: int) -> ConversationTurn:
+        """Begin a response in a conversation; `abandon` or `begin` follows.
+
+        Args:
+            number: of the response's own input items.
+
+        Raises:
+            ApiError: 404, 409 or 400 (`conversation_rows.begin_turn`).
+        """
+        self.open[response_id] = _OpenResponse(owner, conversation_id=conversation_id)
+        try:
+            return await self._database.run(
+                owner,
+                lambda session: conversation_rows.begin_turn(
+                    session, self._server, conversation_id, owner, response_id, number
+                ),
+            )
+        except BaseException as error:
+            if isinstance(error, ApiError) and error.status_code < 500:
+                del self.open[response_id]  # nothing is written
+            else:
+                self.abandon(response_id)
+            raise
+
+    async def begin(self, stored: StoredResponse) -> None:
+        """Commit a response that begins, if it is stored; `abandon` or `start` follows.
+
+        Raises:
+            ApiError: 404 if the response that it continues is gone, 429 if too many are in the background, 503.
+        """
+        if not stored.response["store"]:
+            return
+        mine = self.open.setdefault(stored.name, _OpenResponse(stored.owner))
+        documents = ResponseDocuments(stored.response, list(stored.asked))
+        mine.begun_bytes = await self._database.run(
+            stored.owner,
+            lambda session: response_rows.insert_response(
+                session,
+                self._server,
+                stored.owner,
+                documents,
+                ttl_s=self._ttl_s,
+                most_background=self._most_background,
+            ),
+            stored.body_bytes,
+        )
+        mine.is_inserted = True
+        self._database.written_responses += 1
+
+    def start(self, stored: StoredResponse) -> None:
+        """Hold a response that is generated from now on, and its events if it is in the background; `end` follows."""
+        if stored.name in self.open:
+            self.open[stored.name].stored = stored
+        if stored.background is not None:
+            now = asyncio.get_running_loop().time()
+            while self._runs and (oldest := next(iter(self._runs.values()))).until_s <= now:
+                self._forget(oldest.name)
+            stored.until_s = now + self._ttl_s
+            self._runs[stored.name] = stored
+            self._events.add(stored.owner, stored.name)
+            self._shrink(stored.owner)
+
+    def abandon(self, response_id: str) -> None:
+        """Undo `begin_turn` and `begin` for a response that is not generated."""
+        mine = self.open.get(response_id)
+        if mine is None:
+            return
+
+        def undo(session: Session) -> None:
+            if mine.conversation_id is not None:
+                conversation_rows.end_turn(session, mine.conversation_id, mine.owner, response_id, (), self._ttl_s)
+            response_rows.remove_begun(session, response_id, self._server.server_id)
+
+        async def undone() -> None:
+            try:
+                await self._database.run(mine.owner, undo, frees=True)
+            finally:
+                self.open.pop(response_id, None)  # what is left is undone at a heartbeat
+
+        self._begin_task(undone())
 
     def charge(self, response_id: str, num_bytes: int) -> bool:
-        """Count bytes of stored events; False, and not counted, if the quota of the owner has no room for them.
+        """Count bytes of the events of a response in the background; False, and not counted, if there is no room for them.
 
-        Events of a response that is not stored are not counted. A negative number uncounts events.
+        Events of a response that is deleted are not counted. A negative number uncounts events.
         """
-        stored = self._stored.get(response_id)
+        stored = self._runs.get(response_id)
         if stored is None:
             return True
         self._charge(stored, num_bytes)
         self._shrink(stored.owner)
-        fits = num_bytes < 0 or not self._quota.is_over(stored.owner)
+        fits = num_bytes < 0 or not self._events.is_over(stored.owner)
         if not fits:
             self._charge(stored, -num_bytes)
         return fits
 
-    def settle(self, response_id: str) -> None:
-        """Count and index the output of a final response. A response that is not stored is ignored."""
-        stored = self._stored.get(response_id)
-        if stored is not None:
-            self._settle(stored)
-            self._shrink(stored.owner)
-
-    def has(self, response_id: str, owner: str, now: float) -> bool:
-        """Whether a response of an owner is stored."""
-        self._expire(now)
-        stored = self._stored.get(response_id)
-        return stored is not None and stored.owner == owner
-
-    def get(self, response_id: str, owner: str, now: float) -> StoredResponse:
-        """A response of an owner. Raises 404."""
-        self._expire(now)
-        stored = self.held(response_id, owner)
-        if stored is None:
-            raise no_response(response_id)
-        return stored
-
-    def items(self, item_ids: Collection[str], owner: str, now: float) -> dict[str, Item]:
-        """Items of an owner's responses by their ids, the oldest one of each id; unknown ids are left out."""
-        self._expire(now)
-        if item_ids:
-            self._index_open(owner)
-        found = {item_id: known for item_id in item_ids if (known := self._items.get((owner, item_id)))}
-        return {item_id: next(iter(known.values())) for item_id, known in found.items()}
-
-    def delete(self, response_id: str, owner: str, now: float) -> StoredResponse:
-        """Delete a response of an owner. Raises 404."""
-        stored = self.get(response_id, owner, now)
-        self._drop(stored)
-        return stored
-
-    def _settle(self, stored: StoredResponse) -> None:
-        if stored.is_settled:
-            return
-        stored.is_settled = True
-        if stored.name in self._stored:
-            self._index_output(stored)
-            self._close(stored)
-        self._charge(stored, measured(stored.response["output"]))
-
-    def _expire(self, now: float) -> None:
-        past = takewhile(lambda stored: stored.until_s <= now, self._stored.values())
-        for stored in list(past):
-            if not stored.is_pinned:
-                self._drop(stored)
+    def _charge(self, stored: StoredResponse, num_bytes: int) -> None:
+        stored.event_bytes += num_bytes
+        self._events.charge(stored.owner, num_bytes)
 
     def _shrink(self, owner: str) -> None:
-        while (name := self._quota.victim(owner)) is not None:
-            self._drop(self._stored[name])
+        while (name := self._events.victim(owner)) is not None:
+            self._forget(name)
 
-    def _drop(self, stored: StoredResponse) -> None:
-        del self._stored[stored.name]
-        for item in [*stored.asked, *stored.response["output"]]:
-            known = self._items.get((stored.owner, item["id"]), {})
-            if known.pop(stored.name, None) is not None and not known:
-                del self._items[stored.owner, item["id"]]
-        self._close(stored)
-        self._quota.remove(stored.owner, stored.name)
-        self._release(stored)
+    def _forget(self, response_id: str) -> None:
+        """Keep the events of a response no more."""
+        if (stored := self._runs.pop(response_id, None)) is not None:
+            self._events.remove(stored.owner, response_id)
+            self._charge(stored, -stored.event_bytes)
 
-    # -- index by id ---------------------------------------------------------------------------------------------------
+    async def finish(self, stored: StoredResponse) -> None:
+        """Commit a final response, and its items to its conversation.
 
-    def _index(self, stored: StoredResponse, items: Sequence[Item]) -> None:
-        for item in items:
-            self._items.setdefault((stored.owner, item["id"]), {}).setdefault(stored.name, item)
+        Raises `ApiError`: 503 `state_unavailable`, `state_full` or `server_lost`.
+        """
+        mine = self.open.get(stored.name)
+        if mine is not None:
+            mine.finishing = mine.finishing or self._begin_task(self._commit(mine, stored))
+            await asyncio.shield(mine.finishing)
 
-    def _index_output(self, stored: StoredResponse) -> None:
-        output = stored.response["output"]
-        self._index(stored, output[stored.num_indexed :])
-        stored.num_indexed = len(output)
+    def end(self, stored: StoredResponse) -> None:
+        """Commit the end of a response behind its last event, if `finish` was not called."""
+        mine = self.open.get(stored.name)
+        if mine is not None and mine.finishing is None:
+            mine.finishing = self._begin_task(self._commit(mine, stored))
 
-    def _index_open(self, owner: str) -> None:
-        for stored in self._open.get(owner, {}).values():
-            self._index_output(stored)
+    async def delete(self, response_id: str, owner: str) -> StoredResponse:
+        """Delete a response of an owner. Raises 404."""
+        stored = await self.find(response_id, owner)
+        delete = partial(response_rows.delete_response, response_id=response_id, owner=owner)
+        await self._database.run(owner, delete, frees=True)
+        self._forget(response_id)
+        return stored
 
-    def _close(self, stored: StoredResponse) -> None:
-        """Remove a response from the open ones, since its output is complete."""
-        mine = self._open.get(stored.owner, {})
-        if mine.pop(stored.name, None) is not None and not mine:
-            del self._open[stored.owner]
+    async def request_cancel(self, response_id: str, owner: str) -> None:
+        """Have another server end a response, and wait for some heartbeats until it has."""
+        cancel = partial(response_rows.request_cancel, response_id=response_id, owner=owner)
+        await self._database.run(owner, cancel, frees=True)
+        for _ in range(4):
+            await asyncio.sleep(self.poll_s)
+            try:
+                if not (await self._head(response_id, owner)).is_open:
+                    return
+            except ApiError as error:
+                if error.status_code == 404:
+                    return
+                raise
 
-    # -- bytes held ----------------------------------------------------------------------------------------------------
+    def inserted(self) -> list[str]:
+        """Ids of those in `open` that have a row."""
+        return [response_id for response_id, mine in self.open.items() if mine.is_inserted]
 
-    def _charge(self, stored: StoredResponse, num_bytes: int) -> None:
-        stored.num_bytes += num_bytes
-        if stored.num_holders:
-            self._quota.charge(stored.owner, num_bytes)
+    def heard(self, beat: Heartbeat, before: Sequence[str]) -> None:
+        """Cancel the responses in the background that clients of other servers have cancelled or deleted.
 
-    def _hold(self, stored: StoredResponse) -> None:
-        """Add a holder. A response with its first holder is counted, and holds the response that it continues."""
-        one: StoredResponse | None = stored
-        while one is not None:
-            one.num_holders += 1
-            if one.num_holders > 1:
-                return
-            self._quota.charge(one.owner, one.num_bytes)
-            one = one.previous
+        Args:
+            beat: what the database knows of this server's responses.
+            before: `inserted` before the heartbeat.
+        """
+        for response_id in before:
+            mine = self.open.get(response_id)
+            if mine is None or mine.stored is None or mine.stored.background is None or mine.finishing is not None:
+                continue
+            if response_id in beat.cancelled or response_id not in beat.open:
+                self._begin_task(mine.stored.background.cancel())
 
-    def _release(self, stored: StoredResponse) -> None:
-        one: StoredResponse | None = stored
-        while one is not None:
-            one.num_holders -= 1
-            if one.num_holders:
-                return
-            self._quota.charge(one.owner, -one.num_bytes)
-            one = one.previous
+    async def close(self, timeout_s: float) -> None:
+        """Wait until the ends of responses are committed."""
+        self._closed = True
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=timeout_s)
+
+    async def _commit(self, mine: _OpenResponse, stored: StoredResponse) -> None:
+        documents = ResponseDocuments(stored.response, list(stored.asked))
+        try:
+            while True:
+                try:
+                    await self._settle(mine, documents, frees=False)
+                    return
+                except ApiError as error:
+                    if error.code == FULL:
+                        await self._settle_failed(mine, documents, error)
+                    if error.code != "state_unavailable" or stored.background is None or self._closed:
+                        raise
+                await asyncio.sleep(_RETRY_S)
+        finally:
+            self.open.pop(stored.name, None)  # a row that is still open fails at a heartbeat
+
+    async def _settle(self, mine: _OpenResponse, documents: ResponseDocuments, *, frees: bool) -> None:
+        response, inputs = documents
+        turn_items = [*inputs, *response["output"]] if response["status"] in _ANSWERED else []
+
+        def settle(session: Session) -> int:
+            num_bytes: int | None = 0
+            if mine.is_inserted:
+                num_bytes = response_rows.settle_response(
+                    session, self._server, mine.owner, documents, mine.begun_bytes
+                )
+            if num_bytes is not None and mine.conversation_id is not None:
+                turn = mine.conversation_id, mine.owner, response["id"], turn_items, self._ttl_s
+                added = conversation_rows.end_turn(session, *turn)
+                num_bytes = None if added is None else num_bytes + added
+            if num_bytes is None:
+                raise ApiError(503, LOST["message"], code=LOST["code"])
+            return num_bytes
+
+        self._database.written_bytes += await self._database.run(mine.owner, settle, mine.begun_bytes, frees=frees)
+
+    async def _settle_failed(self, mine: _OpenResponse, documents: ResponseDocuments, error: ApiError) -> None:
+        """Store without its output that a response has failed, for which a full disk has room."""
+        why = {"status": "failed", "error": {"code": error.code, "message": error.detail}, "output": []}
+        failed = ResponseDocuments(documents.response | why | {"incomplete_details": None}, documents.asked)
+        with suppress(ApiError):
+            await self._settle(mine, failed, frees=True)
+
+    def _begin_task(self, work: Any) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("the end of a response is not stored: %s", error)
 
 
 def no_response(response_id: str) -> ApiError:

@@ -1,19 +1,12 @@
-"""A response with its input, as it is stored, and its size in memory.
+"""A response with its input, as it is stored, and its generation in the background."""
 
-A response holds its own input and output, and refers to the response that it continues, so that conversations share their
-prefixes. Bytes count once per key while any stored response needs them.
-"""
-
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
+from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.response_items import Item
-from jinfercept.quota import num_bytes_of
-
-_INDEX_BYTES = 400
-"""Memory of the index for one item, without the item."""
-_OPEN = ("queued", "in_progress")
+from jinfercept.server.state.tables import OPEN
 
 
 class BackgroundRuns(Protocol):
@@ -28,9 +21,29 @@ class BackgroundRuns(Protocol):
         ...
 
 
+@final
+class RemoteRun:
+    """A response in the background of another server, or one whose events are not kept (`BackgroundRuns`).
+
+    Args:
+        request_cancel: has the other server end it.
+    """
+
+    def __init__(self, request_cancel: Callable[[], Awaitable[None]]) -> None:
+        self._request_cancel = request_cancel
+
+    async def cancel(self) -> None:
+        await self._request_cancel()
+
+    def follow(self, start: int) -> AsyncGenerator[bytes]:
+        raise ApiError.bad(
+            "its events are known only to the server that generated it, while it runs: poll the response", "stream"
+        )
+
+
 @dataclass(eq=False, repr=False, slots=True)
 class StoredResponse:
-    """A response with its input. The last five attributes belong to the store.
+    """A response with its input. It refers to the response that it continues. The last two attributes belong to the store.
 
     Attributes:
         owner: tenant that sent the request.
@@ -38,12 +51,10 @@ class StoredResponse:
         previous: the final response that it continues; None if it begins a conversation.
         asked: its own input items, after `previous`.
         background: its generation, if that runs in the background.
+        body_bytes: of the body of its request.
         num_before: items of the conversation before `asked`.
-        num_bytes: memory of `response` and `asked`; later of stored events and of the output too.
-        num_holders: 1 if it is stored, plus 1 for each response in memory that continues it.
-        num_indexed: leading items of the output that are indexed by their ids.
-        is_settled: whether the output is complete and counted.
-        until_s: expiry, in seconds of the store's clock.
+        event_bytes: of its stored events.
+        until_s: end of its events, in seconds of the event loop's clock.
     """
 
     owner: str
@@ -51,11 +62,9 @@ class StoredResponse:
     previous: "StoredResponse | None"
     asked: Sequence[Item]
     background: BackgroundRuns | None = None
-    num_bytes: int = 0
+    body_bytes: int = 0
     num_before: int = field(init=False)
-    num_holders: int = field(init=False, default=0)
-    num_indexed: int = field(init=False, default=0)
-    is_settled: bool = field(init=False, default=False)
+    event_bytes: int = field(init=False, default=0)
     until_s: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
@@ -69,12 +78,7 @@ class StoredResponse:
     @property
     def is_open(self) -> bool:
         """Whether it is not final yet."""
-        return self.response["status"] in _OPEN
-
-    @property
-    def is_pinned(self) -> bool:
-        """Whether it is generated in the background and not settled: a final response may lack its last event."""
-        return self.background is not None and not self.is_settled
+        return self.response["status"] in OPEN
 
     @property
     def num_items(self) -> int:
@@ -90,19 +94,8 @@ class StoredResponse:
     def conversation(self) -> list[Item]:
         """All items of the conversation, its own output included."""
         parts: list[Sequence[Item]] = []
-        one: StoredResponse | None = self
-        while one is not None:
-            parts += one.response["output"], one.asked
-            one = one.previous
+        response: StoredResponse | None = self
+        while response is not None:
+            parts += response.response["output"], response.asked
+            response = response.previous
         return [item for part in reversed(parts) for item in part]
-
-
-def measured(items: Sequence[Item], response: Any = None) -> int:
-    """Bytes of stored items and of a response in memory. Takes a microsecond per text.
-
-    Log probabilities of a text are many and alike: one is measured for all.
-    """
-    parts = [part for item in items if item["type"] == "message" for part in item["content"]]
-    reports = [part["logprobs"] for part in parts if part.get("logprobs")]
-    num_bytes = len(items) * _INDEX_BYTES + sum(len(some) * num_bytes_of(some[0]) for some in reports)
-    return num_bytes + num_bytes_of([*items, response], without=reports)

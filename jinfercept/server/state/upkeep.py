@@ -30,10 +30,12 @@ class Heartbeat(NamedTuple):
 
 
 class StateLimits(NamedTuple):
-    """Maximum counted bytes of all owners, and of one; None: no separate limit."""
+    """Maximum counted bytes and responses of all owners, and of one; None: no separate limit."""
 
     most_bytes: int
     most_bytes_of_owner: int | None
+    most_responses: int | None = None
+    most_responses_of_owner: int | None = None
 
 
 def beat(session: Session, server: ServerClock, mine: Container[str]) -> Heartbeat:
@@ -74,22 +76,22 @@ def sweep(session: Session, server: ServerClock, limits: StateLimits) -> bool:
     return _remove_responses(session, now) or more
 
 
-def excess(sizes: Mapping[str, int], limits: StateLimits) -> dict[str, int]:
-    """Bytes that each owner has to give back, so that all fits: those that hold the most give back, down to an equal level.
+def excess(sizes: Mapping[str, int], most: int, most_of_owner: int | None) -> dict[str, int]:
+    """What each owner has to give back, so that all fits: those that hold the most give back, down to an equal level.
 
     Args:
-        sizes: bytes by owner.
+        sizes: bytes, or responses, by owner.
+        most, most_of_owner: limits of all, and of one; None: no separate limit.
     """
-    most = limits.most_bytes_of_owner
-    kept = {owner: size if most is None else min(size, most) for owner, size in sizes.items()}
-    level, room = limits.most_bytes, limits.most_bytes
+    kept = {owner: size if most_of_owner is None else min(size, most_of_owner) for owner, size in sizes.items()}
+    level, room = most, most
     for rest, size in zip(range(len(kept), 0, -1), sorted(kept.values()), strict=True):
         level = room // rest
         if size > level:
             break
         room -= size
     else:
-        level = limits.most_bytes
+        level = most
     over = {owner: size - min(kept[owner], level) for owner, size in sizes.items()}
     return {owner: num_bytes for owner, num_bytes in over.items() if num_bytes > 0}
 
@@ -121,7 +123,17 @@ def _shrink(session: Session, limits: StateLimits) -> bool:
     for table in (ResponseRow, ConversationRow):
         for owner, size in session.execute(select(table.owner, func.sum(table.num_bytes)).group_by(table.owner)):
             sizes[owner] = sizes.get(owner, 0) + int(size)
-    left = [_delete_oldest(session, owner, too_many) for owner, too_many in excess(sizes, limits).items()]
+    over = excess(sizes, limits.most_bytes, limits.most_bytes_of_owner)
+    left = [_delete_oldest(session, owner, num_bytes) for owner, num_bytes in over.items()]
+    if limits.most_responses is not None:
+        count = select(ResponseRow.owner, func.count()).where(~ResponseRow.is_deleted).group_by(ResponseRow.owner)
+        numbers = dict(session.execute(count).tuples().all())
+        for owner, number in excess(numbers, limits.most_responses, limits.most_responses_of_owner).items():
+            final = ResponseRow.owner == owner, ResponseRow.status.not_in(OPEN), ~ResponseRow.is_deleted
+            oldest = select(ResponseRow.id).where(*final).order_by(ResponseRow.created_at).limit(min(number, _AT_ONCE))
+            deleted = session.scalars(oldest).all()
+            session.execute(update(ResponseRow).where(ResponseRow.id.in_(deleted)).values(is_deleted=True))
+            left.append(len(deleted) == _AT_ONCE)
     return any(left)
 
 

@@ -6,7 +6,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from jinfercept.server.state.response_store import ResponseStore
+from jinfercept.quota import Quota
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import QUESTION, answer, says
 from tests.support.scripted_model import Scripted
@@ -16,7 +16,8 @@ from tests.support.scripted_model import Scripted
 def shared(scripted: Scripted) -> Iterator[Running]:
     """A server for two keys, with room for six responses and two places in the background for each key."""
     keys = ("hostile", "polite")
-    with running(scripted.llm, api_key=keys, max_stored_responses=6, max_background_responses=2) as server:
+    limits = {"max_stored_responses": 6, "max_background_responses": 2, "state_heartbeat": 0.1}
+    with running(scripted.llm, api_key=keys, **limits) as server:
         yield server
 
 
@@ -31,9 +32,8 @@ def test_one_key_does_not_push_out_what_another_has_stored(shared: Running, poli
     says(scripted, "23." + END)
     mine = polite.responses.create(model=MODEL, input=QUESTION, temperature=0)
     names = [answer(shared).id for _ in range(34)]
+    until(lambda: [name for name in names if _is_stored(shared.client, name)] == names[-5:])
     assert polite.responses.retrieve(mine.id) == mine
-    kept = [name for name in names if _is_stored(shared.client, name)]
-    assert kept == names[-5:]
 
 
 @pytest.mark.usefixtures("gate")
@@ -55,8 +55,9 @@ def test_events_for_which_there_is_no_room_are_not_kept(
     served: Running, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says(scripted, "It costs 23. " * 30 + END)
-    cache = ResponseStore(10.0, 9, most_bytes=20_000)
-    monkeypatch.setattr(served.service.responses, "_cache", cache)
+    monkeypatch.setattr(
+        served.service.responses, "_events", Quota(9, 2_000, pinned=served.service.responses.open.__contains__)
+    )
     whole = answer(served, background=True, stream=True)
     name = next(iter(whole)).response.id
     with pytest.raises(openai.APIError, match="no room to keep events"):
@@ -64,7 +65,7 @@ def test_events_for_which_there_is_no_room_are_not_kept(
     until(lambda: served.client.responses.retrieve(name).status == "completed")
     with pytest.raises(openai.BadRequestError, match="events were not kept"):
         served.client.responses.retrieve(name, stream=True)
-    assert len(cache) == 1
+    assert not served.service.responses._events.is_over("")
 
 
 def _is_stored(client: OpenAI, name: str) -> bool:

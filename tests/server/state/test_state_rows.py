@@ -57,7 +57,7 @@ def insert(database: StateDatabase, server: ServerClock, owner: str, documents: 
 
 def settle(
     database: StateDatabase, server: ServerClock, owner: str, documents: ResponseDocuments, begun_bytes: int
-) -> bool:
+) -> int | None:
     documents.response["status"] = "completed"
     documents.response["output"] = [new_item("message", role="assistant", content=[])]
     return database.run_now(
@@ -144,7 +144,7 @@ def test_what_a_lost_server_has_left_fails_at_a_sweep_and_its_turns_are_free(
     head = database.run_now(lambda session: response_rows.read_head(session, SERVERS[0], response_id, owner))
     assert head is not None
     assert head.status == "failed"
-    assert not settle(database, lost, owner, documents, number)  # what has failed stays failed
+    assert settle(database, lost, owner, documents, number) is None  # what has failed stays failed
     assert begin(SERVERS[1], "other").items == []
     for database, server in zip(databases, SERVERS, strict=True):
         database.run_now(lambda session, server=server: upkeep.beat(session, server, ("other",)))
@@ -183,7 +183,7 @@ def test_beyond_a_limit_a_key_loses_its_oldest_and_modest_keys_nothing(
 def test_excess_makes_all_fit_and_takes_nothing_from_who_holds_an_equal_share(
     sizes: dict[str, int], most: int, own: int | None
 ) -> None:
-    over = upkeep.excess(sizes, StateLimits(most, own))
+    over = upkeep.excess(sizes, most, own)
     kept = {owner: size - over.get(owner, 0) for owner, size in sizes.items()}
     assert sum(kept.values()) <= most
     assert all(size >= 0 for size in kept.values())
@@ -217,7 +217,7 @@ def test_turns_of_two_servers_at_once_follow_one_another(databases: tuple[StateD
                     continue
             seen.append([item["name"] for item in begun.items])
             item = new_item("message", name=name)
-            assert databases[place].run_now(
+            databases[place].run_now(
                 lambda session, name=name, item=item: conversation_rows.end_turn(
                     session, conversation_id, owner, name, [item], 100.0
                 )
