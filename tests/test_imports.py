@@ -46,7 +46,7 @@ def test_simulations_import_no_jax_and_draw_only_when_asked() -> None:
 
 
 def test_only_those_who_wait_for_others_use_asyncio() -> None:
-    waiting = {"endpoints", "intercept", "protocols", "server", "fleet", "bench", "cli"}
+    waiting = {"fair_slots.py", "tools", "intercept", "protocols", "server", "fleet", "bench", "cli"}
     others = [file for file in PACKAGE.rglob("*.py") if file.relative_to(PACKAGE).parts[0] not in waiting]
     others.remove(PACKAGE / "engine" / "async_streaming.py")
     assert [str(file) for file in others if "asyncio" in imported(file)] == []

@@ -11,6 +11,7 @@ from typing import Any, final
 
 from jinfercept.calls import Tool
 from jinfercept.chat.function_tools import ChatTool
+from jinfercept.fair_slots import FairSlots
 from jinfercept.intercept.tool_call import TOOL_CALL, AtOnce, ToolCall
 from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.intercept.tool_run import ToolRun
@@ -43,84 +44,6 @@ class CallRequest:
 Endpoint = Callable[[CallRequest], Coroutine[Any, Any, str]]
 """Returns the result of a call. Runs on the loop of jinfercept's own coroutines, which it must not block; cancelled at the
 timeout and when the request is aborted."""
-
-
-@dataclass(slots=True)
-class _OwnerCalls:
-    """The calls of one owner in a queue: the number of running ones, and the waiting ones in order of arrival."""
-
-    running: int = 0
-    waiting: dict[asyncio.Future[None], None] = field(default_factory=dict[asyncio.Future[None], None])
-
-
-@final
-class FairSlots:
-    """Slots for running calls, in which owners take turns. Belongs to one event loop.
-
-    A free slot goes to the owner with the fewest running calls; of several, to the one whose last call began or ended longest
-    ago; of the calls of this owner, to the oldest one.
-    """
-
-    def __init__(self, slots: int) -> None:
-        self._free = slots
-        self._owners: dict[
-            str, _OwnerCalls
-        ] = {}  # with running or waiting calls; last the one whose call began or ended last
-
-    async def begin(self, owner: str) -> None:
-        """Wait for a slot and take it. A call that is cancelled while it waits takes none."""
-        calls = self._owners.setdefault(owner, _OwnerCalls())
-        if self._free:
-            self._take(owner)
-            return
-        place = asyncio.get_running_loop().create_future()
-        calls.waiting[place] = None
-        try:
-            await place
-        except asyncio.CancelledError:
-            if place.cancelled():
-                self._leave(owner, place)
-            else:  # it has a slot already
-                self.end(owner)
-            raise
-
-    def end(self, owner: str) -> None:
-        """Free a slot of an owner."""
-        self._free += 1
-        self._count(owner, -1)
-        self._next()
-
-    def _next(self) -> None:
-        """Give a free slot to the next waiting call."""
-        while (owner := self._whose_turn()) is not None:
-            waiting = self._owners[owner].waiting
-            place = next(iter(waiting))
-            del waiting[place]
-            if not place.cancelled():
-                self._take(owner)
-                place.set_result(None)
-                return
-
-    def _whose_turn(self) -> str | None:
-        waiting = (owner for owner, calls in self._owners.items() if calls.waiting)
-        return min(waiting, key=lambda owner: self._owners[owner].running, default=None)
-
-    def _take(self, owner: str) -> None:
-        self._free -= 1
-        self._count(owner, 1)
-
-    def _count(self, owner: str, change: int) -> None:
-        """Change the number of running calls of an owner."""
-        calls = self._owners.pop(owner)
-        calls.running += change
-        if calls.running or calls.waiting:
-            self._owners[owner] = calls
-
-    def _leave(self, owner: str, place: asyncio.Future[None]) -> None:
-        if (calls := self._owners.get(owner)) is not None:
-            calls.waiting.pop(place, None)
-            if not calls.running and not calls.waiting:
-                del self._owners[owner]
 
 
 @final

@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from jinfercept.tools.calls import CallQueue, FairSlots
+from jinfercept.fair_slots import FairSlots
+from jinfercept.tools.calls import CallQueue
 
 
 class Calls:

@@ -6,12 +6,12 @@ dropped if it has not begun. Everything but the jobs themselves runs on the even
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, final
 
+from jinfercept.fair_slots import FairSlots
 from jinfercept.protocols.errors import ApiError
 
 HEAVY_BYTES = 2**16
@@ -56,14 +56,6 @@ class FairThreadPool:
 
 
 @final
-@dataclass(eq=False, slots=True)
-class _Job:
-    work: Callable[[], Any]
-    num_bytes: int
-    done: asyncio.Future[Any]
-
-
-@final
 class KeyedPool:
     """Threads in which the keys take turns.
 
@@ -76,87 +68,64 @@ class KeyedPool:
 
     def __init__(self, name: str, num_threads: int, per_key: int, max_waiting: int) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=f"jinfercept-{name}")
-        self._num_free, self._per_key, self._max_waiting = num_threads, per_key, max_waiting
-        self._waiting: dict[str, deque[_Job]] = {}  # first the key whose turn is next
-        self._running: dict[_Job, str] = {}
+        self._slots, self._max_waiting = FairSlots(num_threads, per_key), max_waiting
+        self._waiting, self._waiting_bytes = Counter[str](), Counter[str]()
+        self._ends = set[asyncio.Future[None]]()  # of those who wait for running jobs
         self._closed = False
 
-    async def run(self, key: str, num_bytes: int, work: Callable[[], Any]) -> Any:
-        if self._closed:
-            raise _aborted()
-        job = _Job(work, num_bytes, asyncio.get_running_loop().create_future())
-        self._add(key, job)
-        self._start()
+    async def run[T](self, key: str, num_bytes: int, work: Callable[[], T]) -> T:
+        """See `FairThreadPool.run`."""
+        await self._begin(key, num_bytes)
+        loop = asyncio.get_running_loop()
+        running, end = loop.run_in_executor(self._pool, work), loop.create_future()
+        running.add_done_callback(lambda running: self._ended(key, running))
+        self._ends.add(end)
         try:
-            return await job.done
+            await asyncio.wait((running, end), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._drop(key, job)
+            self._ends.discard(end)
+        if not running.done():
+            raise _aborted()
+        return running.result()
 
     def close(self) -> None:
+        """See `FairThreadPool.close`."""
         self._closed = True
-        for job in [*self._running, *(job for jobs in self._waiting.values() for job in jobs)]:
-            if not job.done.done():
-                job.done.set_exception(_aborted())
-        self._waiting.clear()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._slots.close(_aborted())
+        for end in self._ends:
+            if not end.done():
+                end.set_result(None)
+        self._pool.shutdown(wait=False)
 
-    def _add(self, key: str, job: _Job) -> None:
-        jobs = self._waiting.get(key, deque[_Job]())
-        num_bytes = sum(other.num_bytes for other in jobs)
-        if jobs and (len(jobs) >= self._max_waiting or num_bytes + job.num_bytes > MAX_WAITING_BYTES):
+    async def _begin(self, key: str, num_bytes: int) -> None:
+        """Wait for a thread."""
+        number, waiting_bytes = self._waiting[key], self._waiting_bytes[key]
+        if number and (number >= self._max_waiting or waiting_bytes + num_bytes > MAX_WAITING_BYTES):
             raise ApiError(
                 429,
-                f"{len(jobs)} requests of this key, of {num_bytes} bytes, wait to be read; got one more; "
+                f"{number} requests of this key, of {waiting_bytes} bytes, wait to be read; got one more; "
                 f"fix: send fewer at a time",
                 code="queue_full",
                 headers={"Retry-After": f"{RETRY_S}"},
             )
-        jobs.append(job)
-        self._waiting[key] = jobs
+        self._count(key, 1, num_bytes)
+        try:
+            if not self._closed:
+                await self._slots.begin(key)
+        finally:
+            self._count(key, -1, -num_bytes)
+        if self._closed:
+            raise _aborted()
 
-    def _drop(self, key: str, job: _Job) -> None:
-        """Remove a job that has not begun."""
-        jobs = self._waiting.get(key, ())
-        if job in jobs:
-            self._set_waiting(key, deque(other for other in jobs if other is not job))
+    def _count(self, key: str, number: int, num_bytes: int) -> None:
+        self._waiting[key] += number
+        self._waiting_bytes[key] += num_bytes
+        if not self._waiting[key]:
+            del self._waiting[key], self._waiting_bytes[key]
 
-    def _set_waiting(self, key: str, jobs: deque[_Job]) -> None:
-        if jobs:
-            self._waiting[key] = jobs
-        else:
-            self._waiting.pop(key, None)
-
-    def _start(self) -> None:
-        """Begin jobs while threads are free: one of each key in turn."""
-        busy = Counter(self._running.values())
-        while self._num_free:
-            key = next((key for key in self._waiting if busy[key] < self._per_key), None)
-            if key is None:
-                return
-            jobs = self._waiting.pop(key)
-            job = jobs.popleft()
-            self._set_waiting(key, jobs)  # last in turn
-            if not job.done.done():  # else its client has disconnected
-                busy[key] += 1
-                self._begin(key, job)
-
-    def _begin(self, key: str, job: _Job) -> None:
-        self._num_free -= 1
-        self._running[job] = key
-        running = asyncio.get_running_loop().run_in_executor(self._pool, job.work)
-        running.add_done_callback(lambda running: self._end(job, running))
-
-    def _end(self, job: _Job, running: asyncio.Future[Any]) -> None:
-        self._num_free += 1
-        del self._running[job]
-        error = None if running.cancelled() else running.exception()
-        if not job.done.done():
-            if error is not None:
-                job.done.set_exception(error)
-            else:
-                job.done.set_result(running.result())
-        if not self._closed:
-            self._start()
+    def _ended(self, key: str, running: asyncio.Future[Any]) -> None:
+        running.exception()  # retrieved also if its client has gone
+        self._slots.end(key)
 
 
 def _aborted() -> ApiError:
