@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from jinfercept.kv.page import Residency
 from jinfercept.sched.policies import PolicyInputs
-from jinfercept.sched.policy import Action, Budget, Move, Policy
+from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence, State
 
 SMOOTHING = 0.1
@@ -57,7 +57,7 @@ class TimeToLive(Policy):
         estimator, back_s = self.known.estimator, reload_s + self.wait_s
         return max((estimator.hold_until_s(call, 1.0, back_s) for call in sequence.awaited), default=0.0)
 
-    def moves(self, budget: Budget, now: float) -> Iterator[Move]:
+    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         self.now, link_tokens = now, budget.link_tokens
         for sequence in [one for one in self.paused.values() if self.until_s[one.id] <= now]:
             for page in reversed(sequence.context.pages):
@@ -66,7 +66,7 @@ class TimeToLive(Policy):
                         return  # the link is busy: the next plan goes on; only a preempted sequence gives way at once
                     link_tokens -= self.known.page_size
                 if page.device is not None:
-                    yield Move(sequence, page, Action.SWAP, "its time is over")
+                    mover.swap(sequence, "its time is over", [page])
             if all(page.device is None for page in sequence.context.pages):
                 self.paused.pop(sequence.id, None)
 

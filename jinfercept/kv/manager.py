@@ -316,7 +316,9 @@ class KVManager:
 
     def take_dropped(self) -> tuple[int, ...]:
         """Host slots freed since the last call: the runner forgets their arrays."""
-        return self._store.drain_dropped()
+        dropped = tuple(self._store.dropped)
+        self._store.dropped.clear()
+        return dropped
 
     @property
     def num_available(self) -> int:
@@ -326,7 +328,7 @@ class KVManager:
     @property
     def num_paused(self) -> int:
         """Device slots of paused contexts, which the policy evicts."""
-        return self._store.num_paused
+        return len(self._store.paused)
 
     @property
     def num_host_free(self) -> int:

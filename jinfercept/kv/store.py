@@ -32,6 +32,10 @@ class PageStore:
         num_host_pages: host slots; 0 turns the host tier off.
         page_size: tokens per page.
         prefix_caching: keep full pages without references until their slots are needed.
+
+    Attributes:
+        paused: pages on the device of paused contexts only, in the order of pausing.
+        dropped: free host slots whose arrays the runner still has.
     """
 
     def __init__(self, num_device_pages: int, num_host_pages: int, page_size: int, prefix_caching: bool) -> None:
@@ -40,7 +44,7 @@ class PageStore:
         self._device = SlotPool(num_device_pages, first=1)
         self._host = SlotPool(num_host_pages)
         self._by_digest: dict[bytes, Page] = {}
-        self._paused: OrderedDict[Page, None] = OrderedDict()  # on the device, of paused contexts only
+        self.paused: OrderedDict[Page, None] = OrderedDict()
         self._paused_clean: set[Page] = set()  # those of them that are clean
         self._cached: OrderedDict[Page, None] = OrderedDict()  # on the device, of no context; least recently used first
         # with a host copy on which no paused context depends
@@ -48,7 +52,7 @@ class PageStore:
         self._fetching: list[Page] = []
         self._filling: set[Page] = set()  # with references, and full only after this plan's compute
         self._offloading: dict[int, Page] = {}  # by host slot
-        self._dropped: list[int] = []  # free host slots whose arrays the runner still has
+        self.dropped: list[int] = []
         self._late_drops: list[int] = []  # host slots that this plan still fills: free from the next plan on
         self._late_slots: list[int] = []  # device slots, likewise
 
@@ -65,18 +69,13 @@ class PageStore:
         return self._device.num_free + len(self._cached)
 
     @property
-    def num_paused(self) -> int:
-        """Device slots of paused pages, which the policy evicts."""
-        return len(self._paused)
-
-    @property
     def num_host_free(self) -> int:
         """Host slots that are free or hold a reclaimable copy."""
         return self._host.num_free + len(self._reclaimable)
 
     def occupancy(self) -> Occupancy:
         """Both pools by kind."""
-        free, paused, cached, total = self.num_free, len(self._paused), len(self._cached), self._device.size
+        free, paused, cached, total = self.num_free, len(self.paused), len(self._cached), self._device.size
         host = self._host.size - self._host.num_free
         used = total - free - paused - cached
         return Occupancy(free, used, paused, cached, total, len(self._paused_clean), host, self._host.size)
@@ -95,18 +94,12 @@ class PageStore:
             page.offloading = False
             self._update_lists(page)
         for slot in self._late_drops:
-            self._dropped.append(slot)
+            self.dropped.append(slot)
             self._host.give(slot)
         self._late_drops.clear()
         for slot in self._late_slots:
             self._device.give(slot)
         self._late_slots.clear()
-
-    def drain_dropped(self) -> tuple[int, ...]:
-        """Host slots freed since the last call: the runner forgets their arrays."""
-        dropped = tuple(self._dropped)
-        self._dropped.clear()
-        return dropped
 
     # -- digests and references -----------------------------------------------------------------------------------
 
@@ -195,7 +188,7 @@ class PageStore:
 
     def evict_paused(self) -> bool:
         """Free the device slot of the page that was paused first; False if no paused page can be evicted."""
-        return any(self.drop_device(page) for page in list(self._paused))
+        return any(self.drop_device(page) for page in list(self.paused))
 
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
@@ -209,8 +202,8 @@ class PageStore:
             assert page.refs + page.evictable_refs > 0 or page.digest, f"lost: {page}"
             assert (page.device is None) == (page.filled == 0) or page.refs, f"an empty slot: {page}"
             assert (page in self._cached) == (page.device is not None and not page.refs and not page.evictable_refs)
-            assert (page in self._paused) == (page.device is not None and not page.refs and page.evictable_refs > 0)
-            assert (page in self._paused_clean) == (page in self._paused and page.residency is Residency.CLEAN)
+            assert (page in self.paused) == (page.device is not None and not page.refs and page.evictable_refs > 0)
+            assert (page in self._paused_clean) == (page in self.paused and page.residency is Residency.CLEAN)
             assert (page in self._reclaimable) == self._is_reclaimable(page), f"reclaimable or not: {page}"
             indexed = page.digest is not None and self._by_digest.get(page.digest) is page
             assert not indexed or page.residency is not Residency.MISSING, f"indexed and missing: {page}"
@@ -246,13 +239,13 @@ class PageStore:
             self._free(page)
         here = None
         if page.device is not None and not page.refs:
-            here = self._paused if page.evictable_refs else self._cached
-        for members in (self._paused, self._cached):
+            here = self.paused if page.evictable_refs else self._cached
+        for members in (self.paused, self._cached):
             if members is here:
                 members.setdefault(page)
             else:
                 members.pop(page, None)
-        if here is self._paused and page.host is not None and page.host_filled == page.filled:
+        if here is self.paused and page.host is not None and page.host_filled == page.filled:
             self._paused_clean.add(page)
         else:
             self._paused_clean.discard(page)
@@ -283,6 +276,6 @@ class PageStore:
             del self._offloading[page.host]
             self._late_drops.append(page.host)
         else:
-            self._dropped.append(page.host)
+            self.dropped.append(page.host)
             self._host.give(page.host)
         page.host, page.host_filled = None, 0

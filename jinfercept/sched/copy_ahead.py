@@ -10,13 +10,13 @@ too late are recomputed (`Policy.recomputes_late`).
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import final
 
-from jinfercept.kv.page import Residency
+from jinfercept.kv.page import Page, Residency
 from jinfercept.sched.estimator import Estimator, seconds_per_return
 from jinfercept.sched.expected import LastExpectedFirst
-from jinfercept.sched.policy import Action, Budget, Move, Policy
+from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence, State
 
 LATER = 2.0
@@ -69,7 +69,7 @@ class CopyAhead(Policy):
         for group in self._groups:
             group.discard(sequence)
 
-    def moves(self, budget: Budget, now: float) -> Iterable[Move]:
+    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         """Copies, longest expected remaining first."""
         if not self._paused:  # as mostly: the other groups have no other members
             return
@@ -81,15 +81,10 @@ class CopyAhead(Policy):
         for sequence in self._dirty:
             if sequence not in self._clean:
                 self._clean.add(sequence, now)
-            for page in sequence.context.pages:
-                if page.residency is Residency.DIRTY:
-                    yield Move(sequence, page, Action.COPY, "copy ahead")
-                    if page.host is None:
-                        refused += 1
-                        break
-                    self._note_copy(sequence, now)
-            else:
+            if mover.copy(sequence, "copy ahead", self._dirty_pages(sequence, now)):
                 self._dirty.discard(sequence)
+            else:
+                refused += 1
             if refused == REFUSALS:
                 return
 
@@ -130,6 +125,13 @@ class CopyAhead(Policy):
                 if held >= most:
                     return most
         return held
+
+    def _dirty_pages(self, sequence: Sequence, now: float) -> Iterator[Page]:
+        """The pages that a mover copies, until one is refused; notes the sequence once one is copied."""
+        for page in sequence.context.pages:
+            if page.residency is Residency.DIRTY:
+                yield page
+                self._note_copy(sequence, now)
 
     def _note_copy(self, sequence: Sequence, now: float) -> None:
         if sequence not in self._copied:

@@ -13,7 +13,7 @@ from jinfercept.sched.policy import Action, Budget, Policy
 from jinfercept.sched.preemption import PreemptedSequences
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.sequence import Sequence
-from jinfercept.sched.transfers import Transfers
+from jinfercept.sched.transfers import PlanMover, Transfers
 
 
 @final
@@ -79,11 +79,10 @@ class Eviction:
             self._transfers.force_out(builder, sequence, action)
 
     def move_paused(self, builder: PlanBuilder) -> None:
-        """Execute the moves that the policy proposes for paused contexts."""
+        """Let the policy move pages of paused contexts."""
         queries = builder.bucket_tokens - builder.query_tokens
         budget = Budget(builder.query_tokens, builder.link_tokens, builder.context_tokens, queries)
-        for move in self._policy.moves(budget, builder.now):
-            self._transfers.move(builder, move)
+        self._policy.moves(budget, builder.now, PlanMover(self._transfers, builder))
 
     def _last_served(self, builder: PlanBuilder) -> Sequence:
         """The running sequence that is preempted first."""

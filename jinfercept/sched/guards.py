@@ -5,15 +5,17 @@ scheduler refuses it.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
 from jinfercept.errors import ConfigError, PluginError, describe_failure, shown
 from jinfercept.kv.page import Page
+from jinfercept.sched.conformance import YIELDED_MOVES, num_arguments
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.order import Order
 from jinfercept.sched.plugins import source_line
-from jinfercept.sched.policy import Action, Budget, Move, Policy
+from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import PendingCall, Sequence
 
 _ALLOWED = {
@@ -28,6 +30,8 @@ _END: Any = object()
 @final
 class GuardedPolicy(Policy):
     """A user's policy.
+
+    For one release more `moves(budget, now)` may yield each `Move` instead of taking a `Mover`: see `YIELDED_MOVES`.
 
     Args:
         policy: of the right shape.
@@ -45,6 +49,14 @@ class GuardedPolicy(Policy):
         self.recomputes_late = bool(policy.recomputes_late)
         self._policy = policy
         self._call = _Calls(f"policy {name}")
+        self._yields_moves = num_arguments(policy.moves) == YIELDED_MOVES
+        if self._yields_moves:
+            warnings.warn(
+                f"the policy {name} yields its moves, which ends with the next release: let `moves(budget, now, mover)` call "
+                "`mover.copy(sequence, why)`, which answers whether it could",
+                DeprecationWarning,
+                stacklevel=2,
+            )
 
     def pause(self, sequence: Sequence, now: float) -> None:
         self._call("pause", self._policy.pause, sequence, now)
@@ -55,8 +67,17 @@ class GuardedPolicy(Policy):
     def resume(self, sequence: Sequence, now: float) -> None:
         self._call("resume", self._policy.resume, sequence, now)
 
-    def moves(self, budget: Budget, now: float) -> Iterator[Move]:
-        return self._checked("moves", self._call("moves", self._policy.moves, budget, now))
+    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
+        if self._yields_moves:
+            yields: Any = self._policy.moves
+            for move in self._checked("moves", self._call("moves", yields, budget, now)):
+                mover.move(move.sequence, move.action, move.why, [move.page])
+            return
+        answer: object = self._call("moves", self._policy.moves, budget, now, _GuardedMover(mover, self._call.plugin))
+        if answer is not None:
+            raise PluginError(
+                self._call.plugin, f"answers {answer!r:.80} in moves, which moves pages through its mover"
+            )
 
     def victims(self, now: float) -> Iterator[Move]:
         return self._checked("victims", self._call("victims", self._policy.victims, now))
@@ -80,6 +101,22 @@ class GuardedPolicy(Policy):
 
 
 @final
+class _GuardedMover(Mover):
+    """Passes on what is a move of pages of a sequence."""
+
+    def __init__(self, mover: Mover, plugin: str) -> None:
+        self._mover, self._plugin, self._check = mover, plugin, _MoveCheck(_ALLOWED["moves"])
+
+    def move(self, sequence: Sequence, action: Action, why: str, pages: Iterable[Page] | None = None) -> bool:
+        named = pages if pages is None else list(pages)
+        for page in (Page(),) if named is None else named:
+            problem = self._check(Move(sequence, page, action, why), whole=named is None)
+            if problem:
+                raise PluginError(self._plugin, f"moves {problem} in moves")
+        return self._mover.move(sequence, action, why, named)
+
+
+@final
 class _MoveCheck:
     """Says what is wrong with a move of one order; "" if nothing is."""
 
@@ -88,12 +125,19 @@ class _MoveCheck:
         self._offered = set[tuple[str, int, Action]]()
         self._pages: dict[str, dict[int, int]] = {}  # places of a sequence's pages, by the page's identity
 
-    def __call__(self, move: object) -> str:
+    def __call__(self, move: object, *, whole: bool = False) -> str:
+        """What is wrong with a move.
+
+        Args:
+            whole: it is one of all pages of its sequence.
+        """
         if not isinstance(move, Move) or not isinstance(move.sequence, Sequence) or not isinstance(move.page, Page):
             return f"{move!r:.80}, which is no Move of a page of a sequence,"
         sequence, page, action, _ = move
         if action not in self._allowed:
             return f"{action!s:.80} for request {sequence.id}, which is none of {', '.join(self._names())},"
+        if whole:
+            return ""
         place = self._place(sequence, page)
         if place is None:
             return f"a page that is not one of request {sequence.id}, which is {sequence.state.value},"
@@ -213,7 +257,7 @@ class _Calls:
     def __call__[T](self, name: str, method: Callable[..., T], *arguments: object) -> T:
         try:
             return method(*arguments)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, PluginError):  # of another method, which this one has called through a mover
             raise
         except BaseException as error:
             problem = f"raises {describe_failure(error)} in {name}{source_line(error, __file__)}"

@@ -1,10 +1,10 @@
 """The policy of engines with a prefix cache: keep every paused context, and evict the one paused longest."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import final
 
 from jinfercept.kv.page import Residency
-from jinfercept.sched.policy import Action, Budget, Move, Policy, longest_paused
+from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy, longest_paused
 from jinfercept.sched.sequence import Sequence, State
 
 
@@ -36,14 +36,12 @@ class LeastRecentlyUsed(Policy):
         if self._writes_through:
             self._running[sequence.id] = sequence
 
-    def moves(self, budget: Budget, now: float) -> Iterable[Move]:
+    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         """Write through: paused contexts in the order of pausing, then the pages of running ones as they fill."""
         for sequence in list(self._dirty.values()):
-            for page in sequence.context.pages:
-                if page.residency is Residency.DIRTY and not page.refs:
-                    yield Move(sequence, page, Action.COPY, "write-through")
-                    if page.host is None:
-                        return  # the link or the host is full
+            dirty = (page for page in sequence.context.pages if page.residency is Residency.DIRTY and not page.refs)
+            if not mover.copy(sequence, "write-through", dirty):
+                return  # the link or the host is full
             del self._dirty[sequence.id]
         for sequence in list(self._running.values()):
             if sequence.state is not State.RUNNING:
@@ -51,8 +49,7 @@ class LeastRecentlyUsed(Policy):
                 continue
             pages = sequence.context.pages
             for index in range(self._written.get(sequence.id, 0), len(pages) - 1):
-                yield Move(sequence, pages[index], Action.COPY, "write-through")
-                if pages[index].host is None:
+                if not mover.copy(sequence, "write-through", [pages[index]]):
                     break  # it is not full yet, or the link or the host is
                 self._written[sequence.id] = index + 1
 

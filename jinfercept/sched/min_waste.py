@@ -10,12 +10,11 @@ the link has moved the context, whichever is sooner. With the paper's own estima
 takes every call for a short one at first; with a better estimate, long calls would otherwise be recomputed more often.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, final
 
-from jinfercept.kv.page import Residency
 from jinfercept.sched.estimator import Estimator, remaining_s
-from jinfercept.sched.policy import Action, Budget, Move, Policy, longest_paused
+from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy, longest_paused
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sched.waste import chunk_tokens, chunked_discard_waste, preserve_waste
 
@@ -101,7 +100,7 @@ class MinWaste(Policy):
         self._paused.pop(sequence.id, None)
         self._hosted.pop(sequence.id, None)
 
-    def moves(self, budget: Budget, now: float) -> Iterable[Move]:
+    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         self._last = budget
         verdicts = self._verdicts(now)
         verdicts.sort(key=lambda verdict: -verdict.least)
@@ -116,15 +115,11 @@ class MinWaste(Policy):
                     if page.device is None or page.refs:
                         continue
                     link_tokens -= self._page_size
-                    if page.residency is Residency.DIRTY:
-                        yield Move(sequence, page, Action.COPY, "swap within the budget")
-                    if page.residency is Residency.CLEAN:
-                        yield Move(sequence, page, Action.DROP, "swapped")
+                    if mover.copy(sequence, "swap within the budget", [page]):
+                        mover.drop(sequence, "swapped", [page])
             ahead += _resident_tokens(sequence)
             if now > sequence.paused_s and not self._keep(self._until_saved(verdict, ahead)):
-                for page in sequence.context.pages:
-                    if page.device is not None and not page.refs:
-                        yield Move(sequence, page, Action.DROP, "discard is cheaper")
+                mover.drop(sequence, "discard is cheaper")
 
     def victims(self, now: float) -> Iterator[Move]:
         verdicts = sorted(self._verdicts(now), key=lambda verdict: verdict.least)

@@ -1,8 +1,8 @@
 """The `Policy` protocol, and the policies that decide once, when a request pauses.
 
 A request is paused while it is intercepted, and while it waits with pages of its own, after its calls or after a preemption.
-The scheduler calls a policy when a request pauses and when it runs again, asks it for moves in every plan, and for victims when
-a device or host slot is needed and none is free. A policy moves nothing itself: the scheduler executes every `Move` it may.
+The scheduler calls a policy when a request pauses and when it runs again, lets it move pages in every plan, and asks it for
+victims when a device or host slot is needed and none is free. A policy moves pages through a `Mover` alone.
 """
 
 from abc import abstractmethod
@@ -49,12 +49,45 @@ class Budget(NamedTuple):
     running_queries: int = 0
 
 
+class Mover(Protocol):
+    """Moves pages of contexts within the plan that is being made, and answers whether it could.
+
+    Every method takes a sequence, a reason in a few words, and the pages to move, in this order; without them, all pages of
+    the sequence, first token first. A page stays where it is if it is in use or in flight, or if another context needs it.
+    """
+
+    @abstractmethod
+    def move(self, sequence: Sequence, action: Action, why: str, pages: Iterable[Page] | None = None) -> bool:
+        """Move pages at once; True if all of them are where the action brings them."""
+        ...
+
+    def copy(self, sequence: Sequence, why: str, pages: Iterable[Page] | None = None) -> bool:
+        """Copy pages to the host; the first that is refused ends it. False: the link or the host is full, or a page not yet."""
+        return self.move(sequence, Action.COPY, why, pages)
+
+    def drop(self, sequence: Sequence, why: str, pages: Iterable[Page] | None = None) -> bool:
+        """Drop pages from the device, whether they have a host copy or not."""
+        return self.move(sequence, Action.DROP, why, pages)
+
+    def swap(self, sequence: Sequence, why: str, pages: Iterable[Page] | None = None) -> bool:
+        """Copy pages to the host, as far as the link and the host have room, and drop them from the device."""
+        return self.move(sequence, Action.SWAP, why, pages)
+
+    def lose(self, sequence: Sequence, why: str, pages: Iterable[Page] | None = None) -> bool:
+        """Drop pages from both places."""
+        return self.move(sequence, Action.LOSE, why, pages)
+
+    def uncopy(self, sequence: Sequence, why: str, pages: Iterable[Page] | None = None) -> bool:
+        """Drop host copies."""
+        return self.move(sequence, Action.UNCOPY, why, pages)
+
+
 class Policy(Protocol):
     """The choice between keeping, copying and dropping. A class of your own inherits from it, or has all of its members.
 
     It relies on this: the calls come from one thread, in the order in which things happen; `now` never falls; a page of a
-    paused sequence changes its place only by a `Move`, or when its slot is taken at last because no victim was offered. It
-    reads sequences and pages and writes to neither, keeps no page beyond a call, blocks on nothing, and moves nothing itself.
+    paused sequence changes its place only by a move, or when its slot is taken at last because no victim was offered. It
+    reads sequences and pages and writes to neither, keeps no page beyond a call, and blocks on nothing.
 
     Attributes:
         requeues_at_tail: a request whose calls have returned is queued last. Constant.
@@ -86,12 +119,9 @@ class Policy(Protocol):
         """The sequence runs or is finished: its pages are not to be moved. It may never have been paused."""
         ...
 
-    def moves(self, budget: Budget, now: float) -> Iterable[Move]:
-        """Moves for this plan, most urgent first; copies beyond the budget are refused. None unless overridden.
-
-        Each is executed, as far as the page allows, before the next one is asked for.
-        """
-        return ()
+    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
+        """Move pages within this plan, most urgent first; copies beyond the budget are refused. Nothing unless overridden."""
+        return
 
     @abstractmethod
     def victims(self, now: float) -> Iterator[Move]:
@@ -200,12 +230,12 @@ class AtPause(Policy):
         self._paused.remove(sequence)
         self._places.pop(sequence.id, None)
 
-    def moves(self, budget: Budget, now: float) -> Iterable[Move]:
+    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         for sequence in self._paused.take_fresh():  # it may have returned since it paused
             for page, place in zip(sequence.context.pages, self._places[sequence.id], strict=False):
                 action = _ACTIONS.get(place)
                 if action is not None:
-                    yield Move(sequence, page, action, "paused")
+                    mover.move(sequence, action, "paused", [page])
 
     def victims(self, now: float) -> Iterator[Move]:
         return self._paused.youngest_first(self._evict, "a slot is needed")

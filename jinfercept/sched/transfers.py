@@ -1,11 +1,13 @@
 """Adds page transfers to a plan, as far as the page, the link and the pools allow, and counts them. Chooses no page."""
 
+from collections.abc import Iterable
 from typing import final
 
 from jinfercept.kv.manager import KVManager
+from jinfercept.kv.page import Page, Residency
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan_builder import PlanBuilder, SchedulerCounters
-from jinfercept.sched.policy import Action, Move, Policy
+from jinfercept.sched.policy import Action, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence
 
 
@@ -98,3 +100,31 @@ class Transfers:
             if self._kv.num_host_free:
                 return True
         return False
+
+
+@final
+class PlanMover(Mover):
+    """Moves pages within one plan.
+
+    Args:
+        transfers: executes moves.
+        builder: the plan.
+    """
+
+    __slots__ = ("_builder", "_transfers")
+
+    def __init__(self, transfers: Transfers, builder: PlanBuilder) -> None:
+        self._transfers, self._builder = transfers, builder
+
+    def move(self, sequence: Sequence, action: Action, why: str, pages: Iterable[Page] | None = None) -> bool:
+        if pages is None:
+            pages = sequence.context.pages
+            if action is Action.COPY:
+                pages = (page for page in pages if page.residency is Residency.DIRTY)
+        moved = True
+        for page in pages:
+            self._transfers.move(self._builder, Move(sequence, page, action, why))
+            if action is Action.COPY and page.host is None:
+                return False
+            moved = moved and (page.host if action is Action.UNCOPY else page.device) is None
+        return moved or action is Action.COPY

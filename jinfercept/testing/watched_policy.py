@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import final
 
 from jinfercept.kv.page import Page
-from jinfercept.sched.policy import Budget, Move, Policy
+from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence, State
 
 
@@ -62,9 +62,11 @@ class WatchedPolicy(Policy):
         if sequence.state is State.FINISHED:
             self._known.pop(sequence.id)
 
-    def moves(self, budget: Budget, now: float) -> Iterator[Move]:
+    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         self._changes += 1
-        return self._unwritten_each("moves", lambda: self._policy.moves(budget, now))
+        watched = _WatchedMover(self, mover)
+        self._policy.moves(budget, now, watched)
+        self.compare(watched.before, "moves")
 
     def victims(self, now: float) -> Iterator[Move]:
         self._note_shared()
@@ -94,14 +96,22 @@ class WatchedPolicy(Policy):
             shared = (page for page in sequence.context.pages if page.refs + page.evictable_refs > 1)
             self._shared |= {id(page): page for page in shared}
 
-    def _unwritten[T](self, method: str, call: Callable[[], T]) -> T:
-        known = list(self._known.values())
-        before = list(map(_state_of, known))
-        answer = call()
-        for sequence, was, now in zip(known, before, map(_state_of, known), strict=True):
+    def states(self) -> "_States":
+        """What the policy can see of every sequence."""
+        return [(sequence, _state_of(sequence)) for sequence in self._known.values()]
+
+    def compare(self, before: "_States", method: str) -> None:
+        """Raise `PolicyCheckError` if a sequence has another state than before."""
+        for sequence, was in before:
+            now = _state_of(sequence)
             if was != now:
-                changed = [what for what, old, new in zip(_STATE, was, now, strict=True) if old != new]
+                changed = [part for part, old, new in zip(_STATE, was, now, strict=True) if old != new]
                 self._fail(f"writes to request {sequence.id} in `{method}`: its {', '.join(changed)}; it may only read")
+
+    def _unwritten[T](self, method: str, call: Callable[[], T]) -> T:
+        before = self.states()
+        answer = call()
+        self.compare(before, method)
         return answer
 
     def _unwritten_each(self, method: str, call: Callable[[], Iterable[Move]]) -> Iterator[Move]:
@@ -113,6 +123,29 @@ class WatchedPolicy(Policy):
     def _fail(self, problem: str) -> None:
         self.problem = self.problem or PolicyCheckError(f"the policy {self._name} {problem}")
         raise self.problem
+
+
+@final
+class _WatchedMover(Mover):
+    """Passes every move on, and looks at what the policy wrote since the one before.
+
+    Attributes:
+        before: states of the sequences after the last move.
+    """
+
+    def __init__(self, watch: WatchedPolicy, mover: Mover) -> None:
+        self._watch, self._mover, self.before = watch, mover, watch.states()
+
+    def move(self, sequence: Sequence, action: Action, why: str, pages: Iterable[Page] | None = None) -> bool:
+        named = pages if pages is None else list(pages)
+        self._watch.compare(self.before, "moves")
+        self._watch.num_moves += 1 if named is None else len(named)
+        moved = self._mover.move(sequence, action, why, named)
+        self.before = self._watch.states()
+        return moved
+
+
+type _States = list[tuple[Sequence, tuple[object, ...]]]
 
 
 def _can_be_evicted(page: Page) -> bool:

@@ -2,16 +2,16 @@
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError, PluginError
-from jinfercept.kv.page import Page
+from jinfercept.kv.page import Page, Residency
 from jinfercept.sched.copy_ahead import CopyAhead
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator
 from jinfercept.sched.estimators import make_estimator
@@ -19,11 +19,11 @@ from jinfercept.sched.guards import GuardedPolicy
 from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyInputs, check_choice
-from jinfercept.sched.policy import Action, Budget, Move, Policy
+from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import PendingCall, Sequence
 from jinfercept.sim.own_workload import OwnWorkload
 from tests.support.fake_engine import AffineCost
-from tests.support.scheduler_bench import SchedulerBench
+from tests.support.scheduler_bench import SchedulerBench, residencies
 
 CODE = """
 from dataclasses import dataclass
@@ -165,7 +165,7 @@ def test_a_file_that_raises_is_named_with_its_line_and_runs_again_once_it_is_cor
 
 
 class Answers(Policy):
-    """A policy whose next answers are given."""
+    """A policy whose next answers are given, in the form that is deprecated."""
 
     moved: Any = ()
     evicted: Any = ()
@@ -174,7 +174,7 @@ class Answers(Policy):
 
     def resume(self, sequence: Sequence, now: float) -> None: ...
 
-    def moves(self, budget: Budget, now: float) -> Iterator[Move]:
+    def moves(self, budget: Budget, now: float) -> Iterator[Move]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.moved
 
     def victims(self, now: float) -> Iterator[Move]:
@@ -183,7 +183,9 @@ class Answers(Policy):
 
 def test_nonsense_is_an_error_that_names_the_policy_and_the_method() -> None:
     policy = Answers()
-    bench = SchedulerBench(GuardedPolicy(policy, "own.py:Answers"))
+    with pytest.warns(DeprecationWarning, match="own.py:Answers yields its moves"):
+        guarded = GuardedPolicy(policy, "own.py:Answers")
+    bench = SchedulerBench(guarded)
     sequence = bench.paused("a", 9)
     page, told = sequence.context.pages[0], "the policy own.py:Answers answers"
     drop = Move(sequence, page, Action.DROP, "why")
@@ -199,7 +201,62 @@ def test_nonsense_is_an_error_that_names_the_policy_and_the_method() -> None:
             bench.step()
     policy.moved, policy.evicted = (), [drop._replace(action=Action.COPY)]
     with pytest.raises(PluginError, match=r"Action.COPY for request a, which is none of Action.DROP, .* in victims"):
-        next(GuardedPolicy(policy, "own.py:Answers").victims(0.0))
+        next(guarded.victims(0.0))
+
+
+class Copies(Policy):
+    """Copies what the test says, and notes what the mover answers."""
+
+    def __init__(self, copy: Callable[[Mover], object]) -> None:
+        self.copy, self.answers = copy, list[object]()
+
+    def pause(self, sequence: Sequence, now: float) -> None: ...
+
+    def resume(self, sequence: Sequence, now: float) -> None: ...
+
+    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
+        self.answers.append(self.copy(mover))
+
+    def victims(self, now: float) -> Iterator[Move]:
+        return iter(())
+
+
+def test_a_mover_answers_whether_all_pages_are_where_they_should_be() -> None:
+    policy = Copies(lambda mover: None)
+    bench = SchedulerBench(GuardedPolicy(policy, "Copies"), num_host_pages=2)
+    sequence = bench.paused("a", 11)
+    pages = sequence.context.pages
+    policy.answers.clear()
+    for copy in (
+        lambda mover: mover.copy(sequence, "ahead", pages[:1]),
+        lambda mover: mover.copy(sequence, "ahead"),
+        lambda mover: mover.drop(sequence, "enough", pages[:2]),
+        lambda mover: mover.uncopy(sequence, "enough", pages[1:2]),
+    ):
+        policy.copy = copy
+        bench.step()
+    assert policy.answers == [True, False, True, True]
+    assert residencies(sequence) == [Residency.HOST, Residency.MISSING, Residency.DIRTY]
+
+
+def test_nonsense_through_a_mover_is_an_error_that_names_the_policy_and_the_method() -> None:
+    policy = Copies(lambda mover: None)
+    bench = SchedulerBench(GuardedPolicy(policy, "Copies"))
+    sequence = bench.paused("a", 9)
+    page, nothing = sequence.context.pages[0], cast(Any, None)
+    for wrong, says in (
+        (
+            lambda mover: mover.copy(nothing, "why"),
+            "moves Move.sequence=None, .* which is no Move of a page of a sequence",
+        ),
+        (lambda mover: mover.copy(sequence, "why", [Page()]), "moves a page that is not one of request a"),
+        (lambda mover: mover.move(sequence, "copy", "why"), "moves copy for request a, which is none of Action.COPY"),
+        (lambda mover: mover.copy(sequence, "why", [page, page]), "moves Action.COPY of page 0 of request a twice"),
+        (lambda mover: mover.copy(sequence, "why", 5), "raises TypeError: 'int' object is not iterable in moves"),
+    ):
+        policy.copy = cast(Any, wrong)
+        with pytest.raises(PluginError, match=f"the policy Copies {says}"):
+            bench.step()
 
 
 def test_an_estimator_of_the_users_own_needs_one_method_and_is_checked(own: Path) -> None:
@@ -241,7 +298,7 @@ def test_simulate_takes_all_three_and_fails_the_runs_of_a_policy_that_fails(
     flags = ["--estimator", f"{own}:Soon", "--workload", f"{own}:Load", "--duration", "4", "--jobs", "1"]
     assert main(["simulate", "--policy", f"{own}:Keep", *flags]) == 0
     assert f"{own}:Keep" in capsys.readouterr().out
-    own.write_text(CODE + "\n\nclass Fails(Keep):\n    def moves(self, budget, now):\n        return [now / 0.0]\n")
+    own.write_text(CODE + "\n\nclass Fails(Keep):\n    def moves(self, budget, now, mover):\n        now / 0.0\n")
     assert main(["simulate", "--policy", "own_code:Fails,lru", *flags]) == 1
     shown = capsys.readouterr()
     assert "PluginError: the policy own_code:Fails raises ZeroDivisionError" in shown.out

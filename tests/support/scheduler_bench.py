@@ -9,7 +9,7 @@ from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.order import Order
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.plan_builder import PlannedStep
-from jinfercept.sched.policy import Action, Budget, Move, Policy
+from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Sequence
@@ -142,10 +142,10 @@ class CopyEverything(Policy):
     def resume(self, sequence: Sequence, now: float) -> None:
         self.paused.pop(sequence.id, None)
 
-    def moves(self, budget: Budget, now: float) -> Iterator[Move]:
+    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         for sequence in self.paused.values():
             for page in sequence.context.pages:
-                yield Move(sequence, page, Action.COPY, "ahead")
+                mover.copy(sequence, "ahead", [page])
 
     def victims(self, now: float) -> Iterator[Move]:
         for sequence in list(self.paused.values()):

@@ -8,7 +8,7 @@ import pytest
 import jinfercept.testing
 from jinfercept.errors import ConfigError
 from jinfercept.sched.policies import SETTINGS, PolicyInputs
-from jinfercept.sched.policy import Action, Budget, Move, Policy
+from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.testing import PolicyCheckError, check_policy
 
@@ -65,15 +65,16 @@ class EvictsTwice(Sound):
 
 
 class AnswersNames(Sound):
-    def moves(self, budget: Budget, now: float) -> Any:
-        return list(self.paused)
+    def moves(self, budget: Budget, now: float, mover: Any) -> None:
+        for name in self.paused:
+            mover.copy(name, "ahead")
 
 
 class TakesPages(Sound):
-    def moves(self, budget: Budget, now: float) -> Iterator[Move]:
+    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         for sequence in self.paused.values():
             sequence.context.pages.clear()
-        return iter(())
+            mover.copy(sequence, "ahead")
 
 
 class Raises(Sound):
@@ -88,7 +89,10 @@ class Raises(Sound):
         (EndsRequests, r"EndsRequests writes to request \d in `wait`: its state; it may only read"),
         (KeepsChats, r"KeepsChats keeps page \d+ of request \d, which waits for its calls: .* must offer every page"),
         (EvictsTwice, r"EvictsTwice answers Action.SWAP of page \d+ of request \d twice in one order in victims"),
-        (AnswersNames, r"AnswersNames answers '\d', which is no Move of a page of a sequence, in moves"),
+        (
+            AnswersNames,
+            r"AnswersNames moves Move\(sequence='\d', .*, which is no Move of a page of a sequence, in moves",
+        ),
         (TakesPages, r"TakesPages writes to request \d in `moves`: its pages; it may only read"),
         (Raises, r"Raises raises KeyError: '\d' in resume \(test_check_policy.py, line \d+\)"),
     ],

@@ -1,17 +1,30 @@
 """A policy that raises, in whatever call, costs the requests of one step: no page is lost, and later ones have their tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
 from jinfercept.errors import PluginError
+from jinfercept.kv.page import Page
 from jinfercept.sched.lru import LeastRecentlyUsed
-from jinfercept.sched.policy import Budget, Move, Policy
+from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.workload import Script, Segment
 from jinfercept.testing.fake_runner import next_token
 from jinfercept.testing.scenarios import Scenario, ScenarioRun
+
+
+class Counted(Mover):
+    """Calls a function after every move."""
+
+    def __init__(self, mover: Mover, moved: Callable[[], None]) -> None:
+        self._mover, self._moved = mover, moved
+
+    def move(self, sequence: Sequence, action: Action, why: str, pages: Iterable[Page] | None = None) -> bool:
+        answer = self._mover.move(sequence, action, why, pages)
+        self._moved()
+        return answer
 
 
 class FailsOnce(Policy):
@@ -38,10 +51,8 @@ class FailsOnce(Policy):
         self._count("resume")
         self._inner.resume(sequence, now)
 
-    def moves(self, budget: Budget, now: float) -> Iterator[Move]:
-        for move in self._inner.moves(budget, now):
-            yield move
-            self._count("moves")  # a move was executed
+    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
+        self._inner.moves(budget, now, Counted(mover, lambda: self._count("moves")))
 
     def victims(self, now: float) -> Iterator[Move]:
         for move in self._inner.victims(now):
