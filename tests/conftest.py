@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -38,7 +38,12 @@ SLOWEST_FIRST = (
 """Parts of the paths of files of tests, in the order in which processes begin them; the others follow."""
 
 settings.register_profile(
-    "fixed", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "fixed",
+    max_examples=30,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("fixed")
 
@@ -65,7 +70,8 @@ def _file(item: pytest.Item) -> str:
 def _smollm2() -> "Iterator[LLM]":
     from jinfercept.llm import LLM
 
-    with LLM("smollm2-135m", dtype="float32", kv_tokens=1920, max_num_seqs=20, max_num_batched_tokens=64) as llm:
+    sizes: dict[str, Any] = {"kv_tokens": 1920, "max_num_seqs": 20, "max_num_batched_tokens": 64}
+    with LLM("smollm2-135m", dtype="float32", profile="paper-gptj-6b-a100", lazy=True, **sizes) as llm:
         yield llm
 
 

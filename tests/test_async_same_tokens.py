@@ -44,6 +44,8 @@ STREAMS = (
     "{c}1{h}f(0){e}{c}2{h}f(40){e}{t}{e}",
     "abcdefghijk{c}1{h}f(20){e}{t}{e}",
 )
+QUICK = ("discard", "swap", "preserve", "min_waste", "copy_ahead")
+"""Policies of every run."""
 FREE = 4
 """Tokens that the model chooses behind each stream."""
 
@@ -52,7 +54,7 @@ FREE = 4
 def setup() -> EngineSetup:
     """A pool that holds little more than the longest sequence."""
     tokenizer = ascii_tokenizer(True)
-    return tiny_setup(NAME, kv_tokens=160, max_model_len=100, swap_space=0.001, tokenizer=tokenizer)
+    return tiny_setup(NAME, kv_tokens=160, max_model_len=100, swap_space=0.001, tokenizer=tokenizer, lazy=False)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +108,9 @@ def check(output: RequestOutput, spelling: str, free: int = FREE) -> None:
             assert best - rows[index][token] < TIE
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "policy", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in POLICIES]
+)
 def test_logits_are_those_of_one_prefill_under_every_policy(small: LLM, policy: str) -> None:
     counter, served = CompileCounter(), list[tuple[str, RequestOutput]]()
     for depth in (0, 1):

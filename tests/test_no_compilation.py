@@ -8,19 +8,19 @@ from tests.support.fake_engine import POLICIES
 from tests.support.tiny_model import Workload, tiny_llm
 
 
-def test_nothing_compiles_over_five_hundred_mixed_requests() -> None:
+def test_nothing_compiles_over_two_hundred_mixed_requests() -> None:
     rng = np.random.default_rng(0)
-    with tiny_llm(kv_tokens=160, max_model_len=100, swap_space=0.001) as llm:
+    with tiny_llm(kv_tokens=160, max_model_len=100, swap_space=0.001, lazy=False) as llm:
         counter = CompileCounter()
         for index, policy in enumerate(POLICIES):
             llm.restart(policy=policy, pipeline_depth=index % 2)
-            work = Workload(number=50, seed=index)
+            work = Workload(number=20, seed=index)
             work.params = [
                 SamplingParams(temperature=float(rng.choice([0.0, 0.7])), max_tokens=params.max_tokens, seed=7)
                 for params in work.params
             ]
             outputs = work.run(llm)
-            assert len(outputs) == 50
+            assert len(outputs) == 20
         assert counter.count == 0
         counter.close()
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,31 @@ NAME = "llama_gqa"
 WORKLOAD = Workload(number=20, seed=7)
 
 
+class Shape(NamedTuple):
+    """How an engine cuts its steps and its transfers."""
+
+    layers_per_step: int
+    transfer_parts: int
+    transfer: str
+    staging_pages: int
+
+    def __str__(self) -> str:
+        return "{} layers in {} parts, {} of {}".format(*self)
+
+
+SHAPES = (Shape(1, 3, "kernel", 1), Shape(2, 2, "arrays", 4), Shape(3, 1, "arrays", 16))
+
+
+def matrix() -> Iterator[Any]:
+    """Every shape under every policy and both depths; each policy runs by default in two shapes, once with each depth."""
+    for number, policy in enumerate(POLICIES):
+        quick = {(number % 3, number % 2), ((number + 1) % 3, (number + 1) % 2)}
+        for place, shape in enumerate(SHAPES):
+            for depth in (0, 1):
+                marks = () if (place, depth) in quick else pytest.mark.slow
+                yield pytest.param(shape, policy, depth, marks=marks, id=f"{shape}, {policy}, {depth}")
+
+
 @pytest.fixture(scope="module")
 def reference() -> list[RequestOutput]:
     """The uninterrupted run: everything fits, nothing is ever lost."""
@@ -30,16 +56,10 @@ def reference() -> list[RequestOutput]:
     return outputs
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(1, 3, "kernel", 1), (2, 2, "arrays", 4), (3, 1, "arrays", 16)],
-    ids=lambda param: "{} layers in {} parts, {} of {}".format(*param),
-)
+@pytest.fixture(scope="module", params=SHAPES, ids=str)
 def small(request: pytest.FixtureRequest) -> Iterator[LLM]:
     """A pool that holds little more than the longest sequence: eviction happens all the time."""
-    layers, parts, transfer, staging = request.param
-    flags = {"layers_per_step": layers, "transfer_parts": parts, "transfer": transfer, "staging_pages": staging}
-    with tiny_llm(kv_tokens=112, max_model_len=100, swap_space=0.001, **flags) as llm:
+    with tiny_llm(kv_tokens=112, max_model_len=100, swap_space=0.001, **request.param._asdict()) as llm:
         yield llm
 
 
@@ -54,8 +74,7 @@ def test_the_uninterrupted_run_is_greedy_on_the_uncached_model(reference: list[R
     assert sum(count_ties(NAME, output) for output in reference) == 0
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("small", "policy", "depth"), matrix(), indirect=["small"])
 def test_every_policy_gives_the_tokens_of_the_uninterrupted_run(
     small: LLM, reference: list[RequestOutput], policy: str, depth: int
 ) -> None:
@@ -70,13 +89,13 @@ def test_every_policy_gives_the_tokens_of_the_uninterrupted_run(
 
 
 def test_host_copies_in_one_array_have_room_for_no_more(small: LLM, request: pytest.FixtureRequest) -> None:
-    pooled = request.node.callspec.params["small"][2] == "kernel"
+    pooled = request.node.callspec.params["small"].transfer == "kernel"
     with pytest.raises(ConfigError, match="more host memory") if pooled else nullcontext():
         small.restart(swap_space=0.01)
     small.restart(swap_space=0.001)
 
 
-@settings(max_examples=12)
+@settings(max_examples=4)
 @given(seed=st.integers(0, 1 << 30), depth=st.sampled_from([0, 1]), chunk=st.sampled_from([1, 3, 16, None]))
 def test_any_residency_mix_gives_the_tokens_of_the_uninterrupted_run(
     small: LLM, reference: list[RequestOutput], seed: int, depth: int, chunk: int | None

@@ -36,7 +36,7 @@ def check(scenario: Scenario) -> None:
         assert simulated.outputs[number].metrics == output.metrics
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(scenarios())
 def test_a_simulation_makes_the_plans_of_an_engine_that_computes(scenario: Scenario) -> None:
     check(scenario)

@@ -25,7 +25,7 @@ def llm() -> Iterator[LLM]:
     """A pool that holds little more than the longest sequence."""
     pool = {"kv_tokens": 160, "max_model_len": 120, "swap_space": 0.001, "profile": MACHINE}
     sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 8}
-    with tiny_llm(NAME, speculative_config=DRAFTS, **pool, **sizes) as llm:
+    with tiny_llm(NAME, speculative_config=DRAFTS, lazy=False, **pool, **sizes) as llm:
         yield llm
 
 

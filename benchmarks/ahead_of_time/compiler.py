@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
+from jax.extend.source_info_util import register_exclusion
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
 
@@ -30,6 +31,8 @@ from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import add_steps
 
 TARGETS = Path(__file__).parent / "targets"
+register_exclusion(str(Path(__file__).parents[2]))
+# Kernels carry the place of every operation in the first file that is not excluded: none of this repository's lines.
 type Facts = dict[str, Any]
 type Read = Callable[[jax.stages.Compiled, Path], Facts]
 """What is read of an executable, ready for JSON, with the folder of what XLA has dumped."""

@@ -28,7 +28,7 @@ ARRIVALS = [
 
 @pytest.fixture(scope="module")
 def setup() -> Iterator[EngineSetup]:
-    with closing(tiny_setup(kv_tokens=160, max_model_len=64)) as setup:
+    with closing(tiny_setup(kv_tokens=160, max_model_len=64, profile=None, lazy=False)) as setup:
         yield resize_host(setup, 320)
 
 

@@ -33,8 +33,9 @@ from benchmarks.gpu_suite.trace import Event, copies, gaps, operations, plane_ev
 PROJECT = Path(__file__).parents[2]
 PEER = "torch_peer"  # the only part that needs torch, and has no JAX
 COPIED = "uploads"  # runs from a copy of the tree
-RUN = ("smoke", "overlap", "tokens", "decode", "kernels", "policies")
-OTHERS = [name for name in PARTS if name not in (*RUN, COPIED, PEER)]
+ALONE = "smoke"  # in a process of its own, as the suite runs every part
+HERE = ("overlap", "tokens", "decode", "kernels", "policies")
+OTHERS = [name for name in PARTS if name not in (ALONE, *HERE, COPIED, PEER)]
 """Other uses of the same modules; `.ci/run` runs them."""
 
 
@@ -56,8 +57,10 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(out: Path) -> dict[str, list[Row]]:
-    """The rows of the parts that run here."""
-    return run_tiny(RUN, out)
+    """The rows of a part in a process of its own, and of others in this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XLA_FLAGS", environment("decode", True)["XLA_FLAGS"])
+        return run_tiny([ALONE], out) | {name: list(part(name)(TINY)) for name in HERE}
 
 
 def report_file(folder: Path, parts: dict[str, list[Row]], **changes: Any) -> str:

@@ -276,7 +276,7 @@ def test_several_requests_have_a_limit_of_pending_calls_together() -> None:
     assert calls.total == 0
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     pieces=st.lists(
         st.sampled_from(

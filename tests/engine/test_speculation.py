@@ -50,7 +50,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     described=REQUESTS,
     policy=st.sampled_from(sorted(POLICIES)),

@@ -40,14 +40,14 @@ triton_32 = scheduled(with_tiles(WIDE_TILES), lambda _: WIDE_TILES)
 decoding = scheduled(with_tiles(SMALL_TILES, decode_only=True), lambda _: SMALL_TILES, decode_only=True)
 
 
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(steps([GROUPED, ONE_HEAD_EACH]))
 def test_triton_attention_agrees_with_the_reference_on_any_ragged_batch(step):
     q, pages, batch = make_step(*step)
     np.testing.assert_allclose(triton(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(steps([WIDE_GROUP]))
 def test_a_group_may_be_wider_than_the_least_tile(step):
     q, pages, batch = make_step(*step)
@@ -85,7 +85,7 @@ def test_decode_rows_served_as_chunks_of_one_token_give_the_same():
     np.testing.assert_allclose(triton(q, pages, as_chunks), triton(q, pages, batch), atol=2e-6)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(st.lists(st.integers(1, 112), max_size=9), st.integers(0, 2**31 - 1))
 def test_a_step_of_decodes_only_agrees_with_the_reference(contexts, seed):
     q, pages, batch = make_step(GROUPED, len(contexts), [(1, context) for context in contexts], seed)
@@ -182,7 +182,7 @@ def test_every_head_dim_group_page_size_and_type(head_dim, heads, page_size, dty
 
 @pytest.mark.gpu
 @over_every_case
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_every_head_dim_group_page_size_and_type_on_a_gpu(head_dim, heads, page_size, dtype, data):
     check_any_step(data, on_gpu, heads, head_dim, page_size, dtype=dtype)

@@ -149,7 +149,7 @@ _PARAMETERS = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.sampled_from(WRITINGS), _PARAMETERS, st.integers(0, 1000), st.booleans())
 @example(("hermes", ""), {"type": "object"}, 0, False)
 def test_whatever_the_schema_the_arguments_fit_or_it_is_refused(

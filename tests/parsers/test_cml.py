@@ -105,7 +105,7 @@ def test_the_end_of_a_text_closes_what_is_open() -> None:
     assert parser.feed("[CALL]2[HEAD]f()[END]") == [CallFrame("2", "f()", (23, 44))]
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(pieces=TEXTS, cuts=st.lists(st.integers(0, 400), max_size=8), thinking=st.booleans())
 def test_how_a_text_is_divided_makes_no_difference(pieces: list[str], cuts: list[int], thinking: bool) -> None:
     text = "".join(pieces)
@@ -116,7 +116,7 @@ def test_how_a_text_is_divided_makes_no_difference(pieces: list[str], cuts: list
     assert read([*text], thinking=thinking) == whole
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(pieces=st.lists(st.sampled_from([*MARKS, *MARKS, " ", "7", "f(x=1)", "<think>", "</think>"]), max_size=12))
 def test_both_spellings_have_the_same_frames(pieces: list[str]) -> None:
     special, frames = CMLParser(reasoning=THINK, written=False), list[Frame]()
@@ -132,7 +132,7 @@ def test_text_is_no_delimiter_where_delimiters_are_tokens() -> None:
     assert parser.clean
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(pieces=st.lists(st.sampled_from([*MARKS, "[", "\\", "END]", "[E", "a"]), max_size=8))
 def test_an_escaped_text_holds_no_delimiter_and_can_be_read_back(pieces: list[str]) -> None:
     text = "".join(pieces)

@@ -20,7 +20,7 @@ from tests.support.xml_writing import XML, xml_call
 UNTAGGED_AT_START = ("llama3_json", "llama4_json", "pythonic", "llama4_pythonic")
 """Formats in which a call without a tag counts only where the turn begins."""
 EVERY_FORMAT = pytest.mark.parametrize("name", sorted(FORMATS))
-QUICK = settings(max_examples=25)
+QUICK = settings(max_examples=15)
 LONG = settings(max_examples=3_000)
 TURNS = corpus()
 MARKS = sorted(
@@ -168,7 +168,7 @@ def test_any_text_gives_the_same_pieces_however_it_is_divided(
     check(name, text, cuts, tools)
 
 
-@settings(max_examples=250)
+@settings(max_examples=80)
 @given(turn=mutated(), cuts=CUTS)
 def test_broken_turns_raise_nothing(turn: Turn, cuts: list[int]) -> None:
     check(turn.format, turn.text, cuts, turn.tools)

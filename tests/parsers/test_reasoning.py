@@ -216,7 +216,7 @@ def test_the_template_gives_the_marks_away(template: str, name: str | None) -> N
 FRAGMENTS = ["<think>", "</think>", "<th", "</thi", "ink>", "<", " ", "\n", "a", "é😀", "</", CALL, "<tool_call>", "{"]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     text=st.lists(st.sampled_from(FRAGMENTS), max_size=15).map("".join),
     cuts=st.lists(st.integers(0, 150), max_size=8),

@@ -116,7 +116,7 @@ def kv(request: pytest.FixtureRequest) -> KVArrays | PooledKVArrays:
     return pool(*request.param)
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(steps=moves())
 def test_pages_come_back_as_they_left_and_less_than_half_of_the_host_memory_is_empty(
     kv: KVArrays | PooledKVArrays, steps: list[Move]

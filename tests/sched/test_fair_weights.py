@@ -51,7 +51,7 @@ class Crowd:
         return {tenant: used / total * weights / self.weights[tenant] for tenant, used in self.used.items()}
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(
     weights=st.fixed_dictionaries({tenant: st.sampled_from([1.0, 2.0, 3.0, 5.0]) for tenant in "abc"}),
     seed=st.integers(0, 99),
@@ -83,7 +83,7 @@ def test_the_lightest_tenant_gets_its_share_where_that_is_less_than_one_sequence
     assert crowd.used["l"] / crowd.used.total() == pytest.approx(0.05, rel=0.3)
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(weights=st.lists(st.floats(0.05, 20.0), min_size=2, max_size=5), seed=st.integers(0, 9))
 def test_no_tenant_starves(weights: list[float], seed: int) -> None:
     crowd = Crowd({chr(97 + number): weight for number, weight in enumerate(weights)}, seed, max_num_seqs=6)

@@ -100,7 +100,7 @@ def waits_of_the_lone(others: Several[Client], until_s: float) -> list[float]:
     return waits
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", ["mixed", *(pytest.param(s, marks=pytest.mark.slow) for s in SHAPES if s != "mixed")])
 def test_a_tenant_with_one_request_waits_twice_as_long_as_beside_one_other_request_at_most(shape: str) -> None:
     prompt, answer = SHAPES[shape]
     polite = waits_of_the_lone([Client("other", 1, prompt, answer)], 15.0)

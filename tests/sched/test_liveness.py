@@ -21,6 +21,12 @@ from tests.support.scheduler_scenarios import (
     scenarios,
 )
 
+ONE_DEPTH_EACH = [
+    pytest.param(policy, depth, marks=() if depth == place % 2 else pytest.mark.slow)
+    for place, policy in enumerate(SETTINGS)
+    for depth in (0, 1)
+]
+
 
 class Patience:
     """How many plans ago anybody, and each request that runs or waits, last got a token. Fails when that takes too long.
@@ -125,14 +131,13 @@ def check(scenario: Scenario) -> None:
             assert output.outputs[0].finish_reason == "length", f"request {number}: {output.outputs[0].finish_reason}"
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(scenarios())
 def test_everybody_who_can_end_does(scenario: Scenario) -> None:
     check(scenario)
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("policy", SETTINGS)
+@pytest.mark.parametrize(("policy", "depth"), ONE_DEPTH_EACH)
 def test_everybody_returning_at_once_is_served(policy: str, depth: int) -> None:
     for num_pages, whole in ((9, False), (20, False), (9, True)):
         script = Script("chat", 9, (Segment(3, 5.0, 6), Segment(2, 5.0, 6), Segment(4, None, 0)))
@@ -140,8 +145,7 @@ def test_everybody_returning_at_once_is_served(policy: str, depth: int) -> None:
         check(Scenario(coming, policy, depth=depth, num_pages=num_pages, whole_prompts=whole, num_host_pages=12))
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("policy", SETTINGS)
+@pytest.mark.parametrize(("policy", "depth"), ONE_DEPTH_EACH)
 def test_calls_that_never_return_pin_nothing(policy: str, depth: int) -> None:
     """Hung contexts fill the pool; then comes a request that needs all of it."""
     hung = Script("chat", 12, (Segment(2, NEVER, 0), Segment(1, None, 0)))

@@ -131,7 +131,7 @@ def test_a_plan_asks_for_few_keys_however_many_wait() -> None:
 # -- starvation --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(scenarios(), st.sampled_from([0, 1, 2, 5]), st.sampled_from([ShortestFirst, MemoryTime]))
 def test_every_request_runs_after_a_bounded_number_of_overtakings(
     scenario: Scenario, patience: int, kind: type[Order]

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -127,7 +128,8 @@ def test_jax_is_told_not_to_take_a_whole_gpu_and_the_start_says_what_it_took(
     for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_CLIENT_MEM_FRACTION", "PJRT_GPU_ENABLE_ASYNC_DISPATCH"):
         monkeypatch.setenv(name, "")  # restored afterwards
         monkeypatch.delenv(name)
-    flags = {"kv_tokens": 64, "max_num_seqs": 1, "max_num_batched_tokens": 1, "profile": PROFILES["paper-gptj-6b-a100"]}
+    flags: dict[str, Any] = {"kv_tokens": 64, "max_num_seqs": 1, "max_num_batched_tokens": 1, "lazy": False}
+    flags |= {"profile": PROFILES["paper-gptj-6b-a100"]}
     with tiny_llm(gpu_memory_utilization=0.8, **flags):
         pass
     assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"

@@ -146,11 +146,11 @@ def test_a_profile_is_remembered_by_all_that_it_depends_on(tmp_path: Path) -> No
 # -- with an engine ----------------------------------------------------------------------------------------------------
 
 
-SMALL: Any = {"kv_tokens": 160, "max_model_len": 100}
+SMALL: Any = {"kv_tokens": 160, "max_model_len": 100, "profile": None, "lazy": False}
 
 
 def small_llm(**flags: Any) -> LLM:
-    return tiny_llm(**SMALL, **flags)
+    return tiny_llm(**SMALL | flags)
 
 
 def test_an_engine_measures_itself_once_and_writes_the_same_tokens(cache: Path) -> None:

@@ -44,8 +44,14 @@ def test_a_script_is_written_with_as_many_tokens_as_it_says() -> None:
     assert [one.trap for one in script.written_rounds()] == [50, 78]
 
 
-@pytest.mark.parametrize("profile", [GPTJ, LLAMA], ids=lambda profile: profile.name)
-@pytest.mark.parametrize("mix", MIXES, ids=str)
+@pytest.mark.parametrize(
+    ("mix", "profile"),
+    [
+        pytest.param(mix, profile, id=f"{mix}, {profile.name}", marks=() if place % 2 == machine else pytest.mark.slow)
+        for place, mix in enumerate(MIXES)
+        for machine, profile in enumerate((GPTJ, LLAMA))
+    ],
+)
 def test_a_request_alone_takes_as_long_as_the_formula_says(mix: CallMix, profile: Profile) -> None:
     """The engine's clock adds nothing but the seconds in which the device reads interrupts: all of them where no call runs
     meanwhile, and at most all of them where calls are asynchronous."""
@@ -84,7 +90,7 @@ def test_no_order_is_faster_than_the_longest_first() -> None:
 def test_under_load_every_request_reads_its_results_under_every_policy() -> None:
     """In a pool that is too small for all of them."""
     scripts = [CallMix(3, 0.3, 1, "short", prompt=200).draw(Random(seed)) for seed in range(12)]
-    for policy in ("discard", "swap", "preserve", "copy_ahead"):
+    for policy in ("swap", "copy_ahead"):
         for calls in get_args(CallMode):
             machine = Simulation(GPTJ, policy, kv_tokens=1200, host_tokens=2000, max_model_len=600, duration_s=60.0)
             arrivals = [CallArrival(0.05 * i, script._replace(calls=calls)) for i, script in enumerate(scripts)]

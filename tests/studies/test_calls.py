@@ -91,7 +91,12 @@ def test_a_request_in_real_time_reads_every_result(monkeypatch: pytest.MonkeyPat
     mix = CallMix(2, 0.2, 2, decode=(24, 26), returned=(2, 3))
     monkeypatch.setattr(calls_in_real_time, "MIXES", {"two": mix})
     with tiny_llm(
-        tokenizer=scripted_tokenizer(), kv_tokens=400, max_model_len=128, max_num_seqs=1, max_num_batched_tokens=8
+        tokenizer=scripted_tokenizer(),
+        kv_tokens=400,
+        max_model_len=128,
+        max_num_seqs=1,
+        max_num_batched_tokens=8,
+        lazy=False,
     ) as llm:
         found = measure_calls(llm, 0, ["two"], 1, lambda: None)
         interceptions = llm.counters.interceptions

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -20,6 +20,7 @@ from studies.overflow.modes import (
     OUR_SWAP_BY_LAYER,
     OUR_SWAP_PAGEABLE,
     Overflow,
+    OverflowMode,
     at_once,
     shared,
 )
@@ -48,8 +49,19 @@ def engine() -> Iterator[OverflowEngine]:
 
 
 def test_every_mode_makes_the_simulators_plans_and_the_tokens_of_a_pool_for_all(engine: OverflowEngine) -> None:
+    check_modes(engine, MODES)
+    assert engine.setup(OUR_SWAP_BY_LAYER, 4).machine.shape.parts(2) == [[(0, 1)], [(1, 2)]]
+    assert engine.setup(OUR_SWAP, 4).machine.shape.parts(2) == [[(0, 1), (1, 2)]]
+
+
+@pytest.mark.slow
+def test_pageable_memory_changes_neither_plans_nor_tokens(engine: OverflowEngine) -> None:
+    check_modes(engine, [OUR_SWAP_PAGEABLE])
+
+
+def check_modes(engine: OverflowEngine, modes: Iterable[OverflowMode]) -> None:
     short = shared(TINY.batch, 0.5)
-    for mode in (*MODES, OUR_SWAP_PAGEABLE):
+    for mode in modes:
         free, run, priced = (
             engine.run(mode, TINY.batch, 0),
             engine.run(mode, short, 0),
@@ -63,8 +75,6 @@ def test_every_mode_makes_the_simulators_plans_and_the_tokens_of_a_pool_for_all(
             assert run.counters.recomputed + run.counters.copied_out > 0
         else:
             assert (run.counters.recomputed > 0) == (mode.preemption == "recompute")
-    assert engine.setup(OUR_SWAP_BY_LAYER, 4).machine.shape.parts(2) == [[(0, 1)], [(1, 2)]]
-    assert engine.setup(OUR_SWAP, 4).machine.shape.parts(2) == [[(0, 1), (1, 2)]]
 
 
 def test_other_prompts_are_other_tokens(engine: OverflowEngine) -> None:

@@ -11,7 +11,7 @@ from studies.questions.deciding import contenders
 from studies.questions.registry import QUESTIONS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SAMPLE = ("waste", "swap_or_preserve", "overload")
+SAMPLE = ("waste",)
 """Questions whose answers are made in every run; the others with `-m slow`."""
 
 

@@ -16,6 +16,7 @@ WORKLOAD = Workload(number=8, seed=7)
 SIZES = {
     "kv_tokens": 112,
     "max_model_len": 100,
+    "max_num_seqs": 4,
     "max_num_batched_tokens": 8,
     "swap_space": 0.001,
     "layers_per_step": 3,

@@ -117,7 +117,7 @@ Make = Callable[[str | None], Scripted]
 
 @contextmanager
 def scripted_llm(length: int = LENGTH, **flags: Any) -> Iterator[Make]:
-    """Compiles once.
+    """Compiles once, what steps need.
 
     Args:
         length: of the longest sequence.
@@ -128,7 +128,7 @@ def scripted_llm(length: int = LENGTH, **flags: Any) -> Iterator[Make]:
     zero = jnp.zeros(1)
     params = Params({"zero": zero}, ({"next": jnp.zeros((length, bare.vocab_size), jnp.int32)},), {"zero": zero})
     sizes = {"kv_tokens": 2 * length, "max_num_seqs": 8, "max_num_batched_tokens": 512}
-    options = {"check_pages": True, "profile": "paper-gptj-6b-a100"}
+    options = {"check_pages": True, "profile": "paper-gptj-6b-a100", "lazy": True}
     setup = set_up(ScriptedModel(numbers), params=params, tokenizer=bare, **sizes, **options, **flags)
     with LLM(setup) as llm:
 

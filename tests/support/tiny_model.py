@@ -25,8 +25,9 @@ TOOL = Tool(lambda argument: [int(part) for part in argument.split()], name="scr
 
 
 def tiny_setup(name: str = "llama_gqa", **flags: object) -> EngineSetup:
-    """A golden checkpoint, loaded and compiled, for tests that need its runner."""
-    flags = {"dtype": "float32", "page_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32} | flags
+    """A golden checkpoint, loaded, for tests that need its runner. Compiles what steps need, unless `lazy` is false."""
+    sizes = {"dtype": "float32", "page_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32}
+    flags = sizes | {"profile": "paper-gptj-6b-a100", "lazy": True} | flags
     return set_up(GOLDEN / name, check_pages=True, **flags)  # pyright: ignore[reportArgumentType]
 
 

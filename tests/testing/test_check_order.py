@@ -9,7 +9,7 @@ from jinfercept.sched.sequence import Sequence
 from jinfercept.testing import OrderCheckError, check_order
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ["fcfs", *(pytest.param(n, marks=pytest.mark.slow) for n in ORDERS if n != "fcfs")])
 def test_every_built_in_order_keeps_the_rules(order: str) -> None:
     report = check_order(order)
     assert report.num_scenarios > 20

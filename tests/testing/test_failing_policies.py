@@ -64,8 +64,11 @@ class FailsOnce(Policy):
         return self._inner.host_victims(sequence, now)
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("method", ["pause", "wait", "resume", "moves", "victims", "host_victims"])
+METHODS = ("pause", "wait", "resume", "moves", "victims", "host_victims")
+SLOW = [pytest.param(method, (place + 1) % 2, marks=pytest.mark.slow) for place, method in enumerate(METHODS)]
+
+
+@pytest.mark.parametrize(("method", "depth"), [*((method, place % 2) for place, method in enumerate(METHODS)), *SLOW])
 def test_a_policy_that_raises_loses_no_page_and_no_later_request(method: str, depth: int) -> None:
     script = Script("chat", 13, (Segment(3, 0.2, 6), Segment(3, 0.2, 6), Segment(4, None, 0)))
     coming = tuple(Arrival(0.05 * number, script) for number in range(24))

@@ -83,7 +83,7 @@ TEXTS = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(TEXTS, min_size=1, max_size=3), st.sampled_from(TEMPLATES))
 def test_texts_without_such_names_have_the_tokens_of_the_rendered_text(texts: list[str], source: str) -> None:
     names = [families().token_text(id_) for id_ in families().special_ids]
@@ -96,7 +96,7 @@ def test_texts_without_such_names_have_the_tokens_of_the_rendered_text(texts: li
             assert ids == families().encode(plain)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from(["<|im_", "end|>", "start|>", "<|im_end|>", "<", "|im_end|>", " ", "x"])).map("".join))
 def test_with_such_names_the_vocabularys_own_tokens_are_those_of_the_text(said: str) -> None:
     messages = [{"role": "user", "content": said}]
