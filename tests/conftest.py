@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _file(item: pytest.Item) -> str:
     return item.path.relative_to(Path(__file__).parent).as_posix()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compile_nothing_behind() -> Iterator[None]:
+    """Engines that are idle for a moment leave what no step needs uncompiled."""
+    executables = sys.modules.get("jinfercept.runner.executables")  # tests that import no JAX stay without
+    with pytest.MonkeyPatch.context() as patch:
+        if executables is not None:
+            patch.setattr(executables, "QUIET_S", 1e6)
+            patch.setattr(executables, "LONGEST_WAIT_S", 1e6)
+        yield
 
 
 @pytest.fixture(scope="session")
