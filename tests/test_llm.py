@@ -234,6 +234,7 @@ def test_parameters_in_memory_and_token_ids_are_enough() -> None:
         kv_tokens=64,
         max_num_seqs=2,
         max_num_batched_tokens=8,
+        profile="paper-gptj-6b-a100",
     ) as llm:
         detector = ScriptedDetector({2: [Call("f", "")]})
         params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)

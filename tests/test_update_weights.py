@@ -19,12 +19,12 @@ from tests.support.gate import closed_gate
 from tests.support.scripted_model import Make
 from tests.support.tiny_model import GOLDEN, tiny_llm, tiny_setup
 
-SIZES: Any = {"page_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32}
+SIZES: Any = {"page_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32, "profile": "paper-gptj-6b-a100"}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PROMPT = {"prompt_token_ids": list(range(20))}
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "llama_tied"])
+@pytest.mark.parametrize("name", ["llama_tied", pytest.param("llama_gqa", marks=pytest.mark.slow)])
 def test_new_weights_write_what_they_would_write_alone(name: str) -> None:
     setup = tiny_setup(name)
     with LLM(setup) as llm:

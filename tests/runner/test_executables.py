@@ -14,6 +14,13 @@ from jinfercept.runner import executables
 from jinfercept.runner.executables import Executables
 
 
+@pytest.fixture(autouse=True)
+def _compiled_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left is compiled at the first moment without a call."""
+    monkeypatch.setattr(executables, "QUIET_S", 0.0)
+    monkeypatch.setattr(executables, "LONGEST_WAIT_S", 5.0)
+
+
 class CountedSum:
     """A function that counts how often it is traced, once it may be."""
 

@@ -47,7 +47,6 @@ def pool(staging: int, parts: tuple[tuple[int, int], ...]) -> KVArrays | PooledK
     kv = KVArrays(NUM_PAGES, 2, staging_pages=staging, moved_pages=MOVED_PAGES, **sizes) if staging else pooled
     run = Executables()
     kv.add_executables(run)
-    run.compile()
     return kv
 
 

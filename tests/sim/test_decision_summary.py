@@ -158,7 +158,10 @@ def crowd() -> list[Arrival]:
     return arrivals(lambda: draw("mixed", rng), 1.5, SIMULATION.duration_s, rng)
 
 
-@pytest.mark.parametrize(("policy", "depth"), [("copy_ahead", 0), ("min_waste", 1), ("swap", 0), ("lru_host", 1)])
+SLOW = [pytest.param(policy, depth, marks=pytest.mark.slow) for policy, depth in (("swap", 0), ("lru_host", 1))]
+
+
+@pytest.mark.parametrize(("policy", "depth"), [("copy_ahead", 0), ("min_waste", 1), *SLOW])
 def test_recording_changes_nothing_and_accounts_for_what_the_run_reports(
     policy: str, depth: int, tmp_path: Path
 ) -> None:

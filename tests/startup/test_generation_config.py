@@ -18,6 +18,7 @@ GIVEN = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.01, "repetitio
 TAKEN = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.5, "max_tokens": 5}
 PROMPT = {"prompt_token_ids": [1, 2, 3]}
 SIZES: Any = {"dtype": "float32", "kv_tokens": 256, "page_size": 4, "max_num_seqs": 2, "max_num_batched_tokens": 8}
+SIZES |= {"profile": "paper-gptj-6b-a100"}
 
 
 def write(directory: Path, config: object) -> Path:
