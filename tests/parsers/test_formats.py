@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 
@@ -12,44 +13,49 @@ from tests.support.call_corpus import Turn, corpus, decoded, parsed
 from tests.support.written_calls import WRITTEN
 from tests.support.xml_writing import XML, xml_call
 
-TURNS = pytest.mark.parametrize("turn", corpus(), ids=lambda turn: f"{turn.format}-{turn.name}")
+BY_FORMAT = {name: list(turns) for name, turns in groupby(corpus(), lambda turn: turn.format)}
+TURNS = pytest.mark.parametrize("turns", BY_FORMAT.values(), ids=BY_FORMAT)
 EVERY_FORMAT = pytest.mark.parametrize("name", sorted(FORMATS))
 
 
 @TURNS
-def test_a_turn_of_the_corpus_gives_its_pieces_whole_and_in_single_characters(turn: Turn) -> None:
-    assert parsed(turn.format, [turn.text], turn.tools) == turn.pieces
-    assert parsed(turn.format, turn.text, turn.tools) == turn.pieces
+def test_a_turn_of_the_corpus_gives_its_pieces_whole_and_in_single_characters(turns: list[Turn]) -> None:
+    for turn in turns:
+        assert parsed(turn.format, [turn.text], turn.tools) == turn.pieces, turn.name
+        assert parsed(turn.format, turn.text, turn.tools) == turn.pieces, turn.name
 
 
 @pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.slow)])
 @TURNS
-def test_a_turn_of_the_corpus_gives_its_pieces_divided_at_any_byte(turn: Turn, step: int) -> None:
-    data = turn.text.encode()
-    assert parsed(turn.format, decoded(bytes([byte]) for byte in data), turn.tools) == turn.pieces
-    for at in range(1 + len(data) % step, len(data), step):
-        assert parsed(turn.format, decoded([data[:at], data[at:]]), turn.tools) == turn.pieces, data[:at]
+def test_a_turn_of_the_corpus_gives_its_pieces_divided_at_any_byte(turns: list[Turn], step: int) -> None:
+    for turn in turns:
+        data = turn.text.encode()
+        assert parsed(turn.format, decoded(bytes([byte]) for byte in data), turn.tools) == turn.pieces, turn.name
+        for at in range(1 + len(data) % step, len(data), step):
+            assert parsed(turn.format, decoded([data[:at], data[at:]]), turn.tools) == turn.pieces, (turn.name, at)
 
 
 @TURNS
-def test_content_is_never_markup_even_before_the_turn_is_over(turn: Turn) -> None:
-    format = replace(FORMATS[turn.format], tools=turn.tools)
-    parser = format.parser()
-    shown = "".join(piece.text for char in turn.text for piece in parser.feed(char) if isinstance(piece, Content))
-    for mark in (*format.tags, *format.turn_ends):
-        assert mark not in shown
-    whole = "".join(piece[1] for piece in turn.pieces if piece[0] == "content")
-    assert whole.startswith(shown)
+def test_content_is_never_markup_even_before_the_turn_is_over(turns: list[Turn]) -> None:
+    for turn in turns:
+        format = replace(FORMATS[turn.format], tools=turn.tools)
+        parser = format.parser()
+        shown = "".join(piece.text for char in turn.text for piece in parser.feed(char) if isinstance(piece, Content))
+        for mark in (*format.tags, *format.turn_ends):
+            assert mark not in shown, turn.name
+        whole = "".join(piece[1] for piece in turn.pieces if piece[0] == "content")
+        assert whole.startswith(shown), turn.name
 
 
 @TURNS
-def test_what_a_call_spans_is_the_text_that_it_was_written_in(turn: Turn) -> None:
-    parser = replace(FORMATS[turn.format], tools=turn.tools).parser()
-    pieces = [*parser.feed(turn.text), *parser.finish()]
-    for call in (piece.call for piece in pieces if isinstance(piece, CallEnded)):
-        written = turn.text[slice(*call.span)]
-        assert written.startswith(("{", call.name))
-        assert written.rstrip().endswith(("}", ")", ">", call.arguments, call.name))
+def test_what_a_call_spans_is_the_text_that_it_was_written_in(turns: list[Turn]) -> None:
+    for turn in turns:
+        parser = replace(FORMATS[turn.format], tools=turn.tools).parser()
+        pieces = [*parser.feed(turn.text), *parser.finish()]
+        for call in (piece.call for piece in pieces if isinstance(piece, CallEnded)):
+            written = turn.text[slice(*call.span)]
+            assert written.startswith(("{", call.name)), turn.name
+            assert written.rstrip().endswith(("}", ")", ">", call.arguments, call.name)), turn.name
 
 
 @EVERY_FORMAT
@@ -65,13 +71,16 @@ def test_text_without_calls_is_shown_as_it_comes(name: str) -> None:
 
 @pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.slow)])
 @TURNS
-def test_a_turn_that_is_cut_off_anywhere_shows_nothing_that_the_whole_turn_does_not(turn: Turn, step: int) -> None:
-    whole = "".join(piece[1] for piece in turn.pieces if piece[0] == "content")
-    for length in range(len(turn.text) % step, len(turn.text), step):
-        parser = replace(FORMATS[turn.format], tools=turn.tools).parser()
-        pieces = [*parser.feed(turn.text[:length]), *parser.finish(cut=True)]
-        shown = "".join(piece.text for piece in pieces if isinstance(piece, Content))
-        assert whole.startswith(shown.rstrip()), (turn.text[:length], shown)
+def test_a_turn_that_is_cut_off_anywhere_shows_nothing_that_the_whole_turn_does_not(
+    turns: list[Turn], step: int
+) -> None:
+    for turn in turns:
+        whole = "".join(piece[1] for piece in turn.pieces if piece[0] == "content")
+        for length in range(len(turn.text) % step, len(turn.text), step):
+            parser = replace(FORMATS[turn.format], tools=turn.tools).parser()
+            pieces = [*parser.feed(turn.text[:length]), *parser.finish(cut=True)]
+            shown = "".join(piece.text for piece in pieces if isinstance(piece, Content))
+            assert whole.startswith(shown.rstrip()), (turn.name, turn.text[:length], shown)
 
 
 @EVERY_FORMAT

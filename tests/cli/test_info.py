@@ -1,0 +1,40 @@
+"""`jinfercept info`: what a model takes on one device and on each of several, and how wrong ones are refused."""
+
+import pytest
+
+from jinfercept.cli.main import main
+from tests.support.tiny_model import GOLDEN
+
+MODEL = str(GOLDEN / "llama_gqa")
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["info", *words]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_each_of_several_devices_takes_a_part_and_kv_heads_that_are_too_few_are_stored_more_than_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    alone, each = shown(capsys, MODEL), shown(capsys, MODEL, "-tp", "4")
+    assert "each of 2 stored 2 times" in each
+    assert "stored" not in alone
+    assert "bfloat16, on each of 4 devices" in each
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([MODEL, "-tp", "0"], "tensor_parallel_size is too small; got 0; fix: at least 1"),
+        ([MODEL, "-tp", "3"], "of 1, 2, 4"),
+        (["no/such/model"], "no such model"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_status_2(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
