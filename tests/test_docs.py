@@ -1,7 +1,6 @@
 """The documentation builds without a warning, and its notebook runs from top to bottom."""
 
 import json
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,11 +15,17 @@ ROOT = Path(__file__).parent.parent
 NOTEBOOK = ROOT / "examples" / "tour.ipynb"
 
 
-def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
+def test_the_documentation_builds_without_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("furo", reason="the documentation's packages are not installed")
-    build = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-d", str(tmp_path / "trees")]
-    ran = subprocess.run([*build, "docs", str(tmp_path / "html")], cwd=ROOT, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
+    from sphinx.cmd.build import main as build
+
+    monkeypatch.setenv("COLUMNS", "80")  # the build sets its own
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    trees, html = str(tmp_path / "trees"), str(tmp_path / "html")
+    status = build(["-W", "--keep-going", "-q", "-b", "html", "-d", trees, str(ROOT / "docs"), html])
+    assert status == 0, capsys.readouterr().err
     reference = (tmp_path / "html" / "api.html").read_text()
     assert all(f"jinfercept.{name}" in reference for name in ("llm.LLM.generate", "calls.Tool"))
     commands = (tmp_path / "html" / "commands.html").read_text()
