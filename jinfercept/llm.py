@@ -2,25 +2,19 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, final
 
 from jax.sharding import Mesh
 
 from jinfercept.calls import Tool
-from jinfercept.chat.chats import DEFAULT_PARAMS, is_single_chat, make_chats
-from jinfercept.chat.function_tools import ChatTool, ChatToolLike
+from jinfercept.chat.function_tools import ChatToolLike
 from jinfercept.chat.messages import Message
-from jinfercept.chat.options import ChatArguments, ChatOptions, VllmArguments, check_generate
-from jinfercept.chat.requests import Prompt, make_requests
-from jinfercept.chat.turn_tokens import TurnTokens
-from jinfercept.chat.written_tools import log_written_tools
+from jinfercept.chat.options import ChatArguments, VllmArguments, check_generate
+from jinfercept.chat.request_maker import RequestMaker
+from jinfercept.chat.requests import Prompt
 from jinfercept.config import EngineConfig, LLMOptions, RestartOptions
 from jinfercept.engine.async_streaming import AsyncStream, aserve
-from jinfercept.engine.parallel_sampling import forks
 from jinfercept.engine.streaming import Stream, serve
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.events import Event
@@ -30,7 +24,6 @@ from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.outputs import RequestOutput
-from jinfercept.request import Request
 from jinfercept.runner.executables import Progress
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
@@ -87,6 +80,7 @@ class LLM:
         model: the model.
         tokenizer: its tokenizer; None for a model without one.
         grammars: compiled structured outputs; None without a tokenizer.
+        make_requests, make_chats: make the requests that `generate` and `chat` submit; see `chat.request_maker`.
         engine: the engine that runs, as a server uses it.
 
     Raises:
@@ -120,9 +114,15 @@ class LLM:
         self.model: ServedModel = model.model
         self.tokenizer = model.machine.tokenizer
         self.grammars = Grammars(self.tokenizer, self.model.config.vocab_size) if self.tokenizer else None
-        self._note_written_tools = cache(log_written_tools)
-        self._turn_tokens = TurnTokens(self.shape.max_model_len)
-        self._ids = map("request-{}".format, count())  # taken from any thread
+        self._requests = RequestMaker(
+            self.tokenizer,
+            self.grammars,
+            end_token_ids(self.model.config, self.tokenizer),
+            self.shape.max_model_len,
+            self.sampling_defaults,
+            lambda: self.engine.thread.check_process(),
+        )
+        self.make_requests, self.make_chats = self._requests.make_requests, self._requests.make_chats
 
     def __repr__(self) -> str:
         return f"LLM({self.engine})"
@@ -209,7 +209,7 @@ class LLM:
             RequestError: requests are not finished, or the LLM is closed.
         """
         self.engine.restart(policy, record, estimator, order, options)
-        self._turn_tokens = TurnTokens(self.shape.max_model_len)
+        self._requests.forget_chats()
 
     def update_weights(self, params: Params) -> None:
         """Serve other weights of the same model from now on; starts over as `restart`. For a moment both have to fit.
@@ -260,7 +260,7 @@ class LLM:
                 "error".
         """
         check_generate(others)
-        requests = self.make_requests(prompts, sampling_params, tools, detector, async_calls=async_calls)
+        requests = self._requests.make_requests(prompts, sampling_params, tools, detector, async_calls=async_calls)
         return serve(self.engine.thread, requests, on_event=on_event)
 
     async def agenerate(
@@ -275,7 +275,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """As `generate`, without blocking the event loop; cancelled, it aborts the requests."""
         check_generate(others)
-        requests = self.make_requests(prompts, sampling_params, tools, detector, async_calls=async_calls)
+        requests = self._requests.make_requests(prompts, sampling_params, tools, detector, async_calls=async_calls)
         return await aserve(self.engine.thread, requests)
 
     def chat(
@@ -310,7 +310,9 @@ class LLM:
             ModelError: the model has no chat template.
             EngineError: as `generate`.
         """
-        return serve(self.engine.thread, self.make_chats(messages, sampling_params, tools, options), on_event=on_event)
+        return serve(
+            self.engine.thread, self._requests.make_chats(messages, sampling_params, tools, options), on_event=on_event
+        )
 
     async def achat(
         self,
@@ -321,7 +323,7 @@ class LLM:
         **options: Unpack[ChatArguments],
     ) -> list[RequestOutput]:
         """As `chat`, without blocking the event loop; cancelled, it aborts the conversations."""
-        return await aserve(self.engine.thread, self.make_chats(messages, sampling_params, tools, options))
+        return await aserve(self.engine.thread, self._requests.make_chats(messages, sampling_params, tools, options))
 
     def stream(
         self,
@@ -346,7 +348,7 @@ class LLM:
             RequestError: as `generate` and `chat`.
             EngineError: where the iteration would end, after a `Finished` of "error" for each request that a step lost.
         """
-        return Stream(self.engine.thread, self._either(prompt, sampling_params, tools, detector, options))
+        return Stream(self.engine.thread, self._requests.make_either(prompt, sampling_params, tools, detector, options))
 
     def astream(
         self,
@@ -358,54 +360,9 @@ class LLM:
         **options: Unpack[ChatArguments],
     ) -> AsyncStream:
         """As `stream`, for `async for`. A task that is cancelled while it reads aborts its request."""
-        return AsyncStream(self.engine.thread, self._either(prompt, sampling_params, tools, detector, options))
-
-    def make_requests(
-        self,
-        prompts: Any,
-        params: Any,
-        tools: Iterable[Tool | ChatTool] | None,
-        detector: Any,
-        ids: Iterable[str] | None = None,
-        tenant: str = "",
-        async_calls: AsyncCalls | None = None,
-    ) -> list[Request]:
-        """What `generate` serves, not submitted; several of a prompt with `n` outputs. From any thread.
-
-        Args:
-            ids: names for them, one for each prompt; made up by default.
-            tenant: whose grammars they are.
-        """
-        params = self.get_default_sampling_params() if params is None else params
-        self.engine.thread.check_process()  # in a forked child a tokenizer may hang
-        grammars = self.grammars and self.grammars.of(tenant)
-        made = make_requests(ids or self._ids, prompts, params, tools, detector, self.tokenizer, grammars, async_calls)
-        return [fork for request in made for fork in forks(request)]
-
-    def make_chats(
-        self,
-        messages: Any,
-        params: Any,
-        tools: Any,
-        options: ChatOptions,
-        ids: Iterable[str] | None = None,
-        tenant: str = "",
-        salt: str = "",
-    ) -> list[Request]:
-        """What `chat` serves, not submitted; several of a conversation with `n` outputs; `ids` and `tenant` as of
-        `make_requests`, and the salt of their pages."""
-        self.engine.thread.check_process()
-        params = replace(DEFAULT_PARAMS, **self.sampling_defaults) if params is None else params
-        ends = end_token_ids(self.model.config, self.tokenizer)
-        grammars = self.grammars and self.grammars.of(tenant)
-        given = (ids or self._ids, messages, params, tools, options, self.tokenizer, grammars, ends)
-        return make_chats(*given, self._note_written_tools, self._turn_tokens, tenant, salt)
-
-    def _either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatArguments) -> list[Request]:
-        """A single prompt or a single conversation."""
-        if is_single_chat(prompt, detector, options):
-            return self.make_chats([prompt], params, tools, options)
-        return self.make_requests([prompt], params, tools, detector, async_calls=options.get("async_calls"))
+        return AsyncStream(
+            self.engine.thread, self._requests.make_either(prompt, sampling_params, tools, detector, options)
+        )
 
     def close(self) -> None:
         """Abort what is running and free the weights and the pages. Does nothing in a forked child: they are the parent's."""

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from jinfercept.llm import LLM
 from tests.support.live_server import END
 from tests.support.scripted_model import Scripted
 
@@ -23,10 +22,10 @@ def write_turns(
         The prompts that got a text, as they come.
     """
     prompts: list[str] = []
-    make_chats = LLM.make_chats
+    make_chats = scripted.llm.make_chats
 
-    def scripting(llm: LLM, *args: Any, **more: Any) -> Any:
-        made = make_chats(llm, *args, **more)
+    def scripting(*args: Any, **more: Any) -> Any:
+        made = make_chats(*args, **more)
         prompt = made[0].prompt
         assert prompt is not None
         says = "A title"  # of the conversation, for which some programs ask first, without tools
@@ -36,5 +35,5 @@ def write_turns(
         scripted.follow(prompt + says + END)
         return made
 
-    monkeypatch.setattr(LLM, "make_chats", scripting)
+    monkeypatch.setattr(scripted.llm, "make_chats", scripting)
     return prompts

@@ -1,0 +1,100 @@
+"""`RequestMaker`: prompts and conversations for one model become requests, which the engine has not seen."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import count
+from typing import Any, final
+
+from jinfercept.calls import Tool
+from jinfercept.chat import chats, requests
+from jinfercept.chat.function_tools import ChatTool
+from jinfercept.chat.options import ChatArguments, ChatOptions
+from jinfercept.chat.turn_tokens import TurnTokens
+from jinfercept.chat.written_tools import log_written_tools
+from jinfercept.engine.parallel_sampling import forks
+from jinfercept.grammar.grammar import Grammars
+from jinfercept.intercept.call_markup import AsyncCalls
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
+from jinfercept.tokenizer.tokenizer import Tokenizer
+
+
+@final
+class RequestMaker:
+    """Makes requests, from any thread.
+
+    Args:
+        tokenizer: of the model; None without one.
+        grammars: compiles structured outputs; None without a tokenizer.
+        end_token_ids: the tokens that end a turn.
+        max_model_len: limit of the tokens of a chat that a follow-up may continue.
+        sampling_defaults: fields of the `SamplingParams` of prompts that bring none.
+        check_process: raises in a forked child, where a tokenizer may hang.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        grammars: Grammars | None,
+        end_token_ids: Sequence[int],
+        max_model_len: int,
+        sampling_defaults: Mapping[str, Any],
+        check_process: Callable[[], None],
+    ) -> None:
+        self._tokenizer, self._grammars, self._end_token_ids = tokenizer, grammars, end_token_ids
+        self._max_model_len, self._sampling_defaults = max_model_len, sampling_defaults
+        self._check_process = check_process
+        self._ids = map("request-{}".format, count())
+        self._note_written_tools = cache(log_written_tools)
+        self.forget_chats()
+
+    def forget_chats(self) -> None:
+        """Forget the tokens of earlier chats: the pages of their contexts are gone."""
+        self._turn_tokens = TurnTokens(self._max_model_len)
+
+    def make_requests(
+        self,
+        prompts: Any,
+        params: Any,
+        tools: Iterable[Tool | ChatTool] | None,
+        detector: Any,
+        ids: Iterable[str] | None = None,
+        tenant: str = "",
+        async_calls: AsyncCalls | None = None,
+    ) -> list[Request]:
+        """What `LLM.generate` serves; several of a prompt with `n` outputs.
+
+        Args:
+            ids: names for them, one for each prompt; made up by default.
+            tenant: whose grammars they are.
+        """
+        self._check_process()
+        params = SamplingParams(**self._sampling_defaults) if params is None else params
+        grammars = self._grammars and self._grammars.of(tenant)
+        given = (ids or self._ids, prompts, params, tools, detector, self._tokenizer, grammars, async_calls)
+        made = requests.make_requests(*given)
+        return [fork for request in made for fork in forks(request)]
+
+    def make_chats(
+        self,
+        messages: Any,
+        params: Any,
+        tools: Any,
+        options: ChatOptions,
+        ids: Iterable[str] | None = None,
+        tenant: str = "",
+        salt: str = "",
+    ) -> list[Request]:
+        """What `LLM.chat` serves; several of a conversation with `n` outputs; `salt` is that of their pages."""
+        self._check_process()
+        params = replace(chats.DEFAULT_PARAMS, **self._sampling_defaults) if params is None else params
+        grammars = self._grammars and self._grammars.of(tenant)
+        given = (ids or self._ids, messages, params, tools, options, self._tokenizer, grammars, self._end_token_ids)
+        return chats.make_chats(*given, self._note_written_tools, self._turn_tokens, tenant, salt)
+
+    def make_either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatArguments) -> list[Request]:
+        """What `LLM.stream` serves: a single prompt or a single conversation."""
+        if chats.is_single_chat(prompt, detector, options):
+            return self.make_chats([prompt], params, tools, options)
+        return self.make_requests([prompt], params, tools, detector, async_calls=options.get("async_calls"))
