@@ -8,9 +8,11 @@ from typing import Any, NamedTuple, Protocol, final
 
 from jinfercept.fleet.conversations import RoutingHint
 from jinfercept.fleet.routing import NoReplicaError, ReplicaState, Route
-from jinfercept.fleet.ticket import Reports
 
 MOST_RESPONSES = 100_000
+
+type Reports = Mapping[str, Mapping[str, Any]]
+"""Last routing stats of the running replicas, by their names."""
 
 
 class Totals(NamedTuple):
@@ -86,7 +88,7 @@ class Routes:
         self.totals = Totals(Counter(), Counter(), Counter())
 
     def choose(self, hint: RoutingHint, prefer: str, reports: Reports) -> Route:
-        """See `RouteTable`. A preferred replica that does not run is replaced by price."""
+        """The replica for a request: `prefer` if it runs, else by price."""
         with self._lock:
             self._read(reports)
             if prefer in reports:
@@ -97,7 +99,7 @@ class Routes:
                 return Route(min(reports), "load", 0, 0.0)
 
     def taken(self, hint: RoutingHint, chosen: Route, replica: str) -> Route:
-        """See `RouteTable`."""
+        """Note which replica has taken a request."""
         with self._lock:
             if replica != chosen.replica:
                 self._router.failed(hint, chosen.replica)

@@ -4,15 +4,13 @@ Ray passes keyword arguments of a call unchanged to the request router of the sa
 ticket brings the router the front's tables; a replica gets the keys alone.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, final
+from collections.abc import Sequence
+from typing import NamedTuple, final
 
 from jinfercept.fleet.conversations import RoutingHint
 from jinfercept.fleet.http_call import HttpCall
+from jinfercept.fleet.routes import Reports, Routes
 from jinfercept.fleet.routing import Route
-
-type Reports = Mapping[str, Mapping[str, Any]]
-"""Last routing stats of the running replicas, by their names."""
 
 
 class IncomingRequest(NamedTuple):
@@ -33,18 +31,6 @@ class IncomingRequest(NamedTuple):
     background: bool
 
 
-class RouteTable(Protocol):
-    """Decides and counts."""
-
-    def choose(self, hint: RoutingHint, prefer: str, reports: Reports) -> Route:
-        """The replica for a request. Thread-safe."""
-        ...
-
-    def taken(self, hint: RoutingHint, chosen: Route, replica: str) -> Route:
-        """Note which replica has taken a request. Thread-safe."""
-        ...
-
-
 @final
 class Ticket:
     """One attempt to have a request answered.
@@ -58,7 +44,7 @@ class Ticket:
         route: of the replica that has taken the request; None before.
     """
 
-    def __init__(self, table: RouteTable, hint: RoutingHint, prefer: str = "") -> None:
+    def __init__(self, table: Routes, hint: RoutingHint, prefer: str = "") -> None:
         self._table, self.hint, self._prefer = table, hint, prefer
         self._chosen: Route | None = None
         self.route: Route | None = None

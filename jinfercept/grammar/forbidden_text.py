@@ -2,24 +2,13 @@
 
 from collections.abc import Mapping
 from functools import cache, cached_property
-from typing import Any, Protocol, final
+from typing import final
 
 import numpy as np
 from jaxtyping import UInt32
 
+from jinfercept.hooks import Constraint, Grammar
 from jinfercept.tokenizer.tokenizer import Tokenizer
-
-
-class _Constraint(Protocol):
-    ended: bool
-
-    def allowed(self) -> Any: ...
-
-    def accept(self, token_id: int) -> None: ...
-
-
-class _Grammar(Protocol):
-    def constrain(self, end_token_ids: frozenset[int]) -> _Constraint | None: ...
 
 
 @final
@@ -66,7 +55,7 @@ class ForbiddenText:
                 words[token_id // 32] &= np.uint32(0xFFFFFFFF ^ 1 << token_id % 32)
         return words
 
-    def under(self, grammar: _Grammar | None) -> "WithoutText":
+    def under(self, grammar: Grammar | None) -> "WithoutText":
         """The grammar of a text without the string.
 
         Args:
@@ -79,7 +68,7 @@ class ForbiddenText:
 class WithoutText:
     """A grammar whose texts do not have a string; see `ForbiddenText.under`."""
 
-    def __init__(self, forbidden: ForbiddenText, grammar: _Grammar | None) -> None:
+    def __init__(self, forbidden: ForbiddenText, grammar: Grammar | None) -> None:
         self._forbidden, self._grammar = forbidden, grammar
 
     def constrain(self, end_token_ids: frozenset[int]) -> "WithoutTextConstraint":
@@ -92,7 +81,7 @@ class WithoutText:
 class WithoutTextConstraint:
     """The state of one text without a string."""
 
-    def __init__(self, forbidden: ForbiddenText, inner: _Constraint | None) -> None:
+    def __init__(self, forbidden: ForbiddenText, inner: Constraint | None) -> None:
         self._forbidden, self._inner, self._matched = forbidden, inner, 0
         self.ended = False
 

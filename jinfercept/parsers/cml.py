@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, final
 
 from jinfercept.hooks import BadFrame, TrapFrame
 from jinfercept.parsers.reasoning import ReasoningFormat
+from jinfercept.parsers.source import Marks
 
 MAX_FRAME_CHARS = 8192
 """Limit of a frame's text between its first delimiter and its `[END]`."""
@@ -95,8 +96,8 @@ class CMLParser:
         marks: dict[str, Mark] = dict(zip(delimiters, Delimiters._fields, strict=True)) if written else {}  # pyright: ignore
         self._marks = marks
         self._opening, self._closing = (reasoning.opening, reasoning.closing) if reasoning else ("", "")
-        self._outside = _Patterns([*marks, *filter(None, (self._opening,))])
-        self._inside, self._reasoning = _Patterns([*marks]), _Patterns([*filter(None, (self._closing,))])
+        self._outside = Marks((*marks, *filter(None, (self._opening,))))
+        self._inside, self._reasoning = Marks((*marks,)), Marks((*filter(None, (self._closing,)),))
         self._held = ""
         self._num_chars = 0  # of the text, without what is held
         self._kind: Mark | None = None  # of the open frame
@@ -115,8 +116,8 @@ class CMLParser:
         frames: list[Frame] = []
         text, self._held = self._held + text, ""
         while text:
-            patterns = self._patterns()
-            at, mark = patterns.find(text)
+            at, end = self._expected().find(text, 0)
+            mark = text[at:end] if end >= 0 else ""
             used = self._take(text[:at], frames)
             if mark and used == at and self._in_string:
                 used += self._take(mark, frames)
@@ -154,7 +155,7 @@ class CMLParser:
     def _in_string(self) -> bool:
         return self._kind == "call" and self._id is not None and _ends_in_string("".join(self._parts))
 
-    def _patterns(self) -> "_Patterns":
+    def _expected(self) -> Marks:
         return self._reasoning if self._thinking else self._outside if self._kind is None else self._inside
 
     def _flush(self, frames: list[Frame]) -> None:
@@ -237,24 +238,6 @@ class CMLParser:
 def _ends_in_string(code: str) -> bool:
     """Whether code ends within a string: one in single quotes ends at its line, if it does not end before."""
     return bool(_OPEN_STRING.search(_WHOLE_STRING.sub("", code)))
-
-
-class _Patterns:
-    """Finds the first of some texts."""
-
-    def __init__(self, texts: list[str]) -> None:
-        self._texts = texts
-        self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
-
-    def find(self, text: str) -> tuple[int, str]:
-        """Where the first one begins, and which it is; "" if none is there, with where one may have begun, else the end."""
-        if self._pattern is None:
-            return len(text), ""
-        if found := self._pattern.search(text):
-            return found.start(), found[0]
-        first = max(0, len(text) - max(map(len, self._texts)) + 1)
-        at = next((at for at in range(first, len(text)) if any(one.startswith(text[at:]) for one in self._texts)), None)
-        return (len(text) if at is None else at), ""
 
 
 def escape(text: str, delimiters: Delimiters = DELIMITERS) -> str:

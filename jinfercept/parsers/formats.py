@@ -5,27 +5,25 @@ from types import MappingProxyType
 
 from jinfercept.parsers.apertus import APERTUS
 from jinfercept.parsers.call_lists import APRIEL, COHERE, COMMAND_R, FIREFUNCTION, GIGACHAT, GRANITE, MINIMAX, NEMOTRON
-from jinfercept.parsers.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
-from jinfercept.parsers.functionary import FUNCTIONARY_V31, FUNCTIONARY_V32
+from jinfercept.parsers.functionary import FUNCTIONARY_V32
 from jinfercept.parsers.gemma import GEMMA4
 from jinfercept.parsers.harmony import OPENAI
 from jinfercept.parsers.hermes import HERMES
-from jinfercept.parsers.kimi import KIMI_K2
-from jinfercept.parsers.kimi_k3 import KIMI_K3
 from jinfercept.parsers.llama import LLAMA3_JSON, LLAMA4_JSON
 from jinfercept.parsers.minimax_m3 import MINIMAX_M3
 from jinfercept.parsers.mistral import MISTRAL
-from jinfercept.parsers.muse import MUSE
+from jinfercept.parsers.named_families import DEEPSEEK_V3, DEEPSEEK_V31, FUNCTIONARY_V31, KIMI_K2, SOLAR
 from jinfercept.parsers.pythonic import LFM2, LLAMA4_PYTHONIC, PYTHONIC
-from jinfercept.parsers.solar import SOLAR
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.parsers.xml_families import (
     DEEPSEEK_V4,
     DEEPSEEK_V32,
     GLM45,
     HY_V3,
+    KIMI_K3,
     MINICPM5,
     MINIMAX_M2,
+    MUSE,
     QWEN3_CODER,
     SEED_OSS,
 )

@@ -1,6 +1,6 @@
-"""Functionary 3.1, `<function=name>{…}</function>`, and 3.2, `>>>name` and the arguments on the next line.
+"""Functionary 3.2: `>>>name` and the arguments on the next line. 3.1 is among `named_families`.
 
-In 3.2 a turn is messages, each to a tool or, as `>>>all`, to the user; the prompt ends with the first `>>>`.
+A turn is messages, each to a tool or, as `>>>all`, to the user; the prompt ends with the first `>>>`.
 """
 
 import re
@@ -11,7 +11,6 @@ from jinfercept.parsers.call_grammars import CallGrammar
 from jinfercept.parsers.json_values import stream_call
 from jinfercept.parsers.lark import quoted
 from jinfercept.parsers.llama import LLAMA3_TURN_ENDS
-from jinfercept.parsers.named_calls import NAME_CHAR, Head, NamedCalls
 from jinfercept.parsers.source import Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 
@@ -19,27 +18,7 @@ _RECIPIENT, _USER = ">>>", "all"
 _TOOL_NAME = re.compile(rf"(?!{_USER}$)[\w.:/-]+")
 
 
-def _read_head(source: Source) -> Steps[Head | None]:
-    start = source.at
-    name = yield from source.match(NAME_CHAR)
-    return Head(name, start) if name and (yield from source.take(">")) else None
-
-
-def _write_head(calls: CallGrammar, name: str) -> str:
-    return quoted(f"{name}>")
-
-
-_CALLS = NamedCalls("<function=", "</function>", _read_head, _write_head)
-FUNCTIONARY_V31 = ToolCallFormat(
-    read=_CALLS.read,
-    grammar=_CALLS.grammar,
-    detect=lambda template: "<function=example_function_name>{" in template,
-    tags=_CALLS.tags,
-    turn_ends=LLAMA3_TURN_ENDS,
-)
-
-
-def _read_v32(source: Source) -> Steps[None]:
+def _read(source: Source) -> Steps[None]:
     """Read a turn.
 
     Only the name of a tool that is offered, with an object on the next line, is a call: `>>>` is text elsewhere, such as in a
@@ -70,7 +49,7 @@ def _read_message(source: Source) -> Steps[bool]:
     return False
 
 
-def _v32_grammar(calls: CallGrammar) -> str:
+def _grammar(calls: CallGrammar) -> str:
     def write(name: str, schema: Mapping[str, Any]) -> str:
         return f"{quoted(f'{name}\n')} {calls.arguments(name, schema)}"
 
@@ -78,8 +57,8 @@ def _v32_grammar(calls: CallGrammar) -> str:
 
 
 FUNCTIONARY_V32 = ToolCallFormat(
-    read=_read_v32,
-    grammar=_v32_grammar,
+    read=_read,
+    grammar=_grammar,
     detect=lambda template: f"{_RECIPIENT}{_USER}" in template,
     tags=(),
     turn_ends=LLAMA3_TURN_ENDS,
