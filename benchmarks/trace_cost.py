@@ -18,6 +18,7 @@ from rich.table import Table
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.engine_stats import EngineStats
+from jinfercept.meter.request_log import RequestLog
 from jinfercept.meter.timelines import Phase, Timeline
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
@@ -49,20 +50,21 @@ def decode_step(num_sequences: int, num_traced: int) -> float:
     profile = load_profile("paper-gptj-6b-a100")
     known = PolicyInputs(profile, profile.saturation, PAGE_SIZE, HistoryEstimator())
     kv = KVManager(num_sequences, 0, PAGE_SIZE)
-    stats = EngineStats(time.monotonic, kv, known, synchronous=False)
+    log = RequestLog(time.monotonic)
+    stats = EngineStats(log, kv, known, synchronous=False)
     sequences = [Sequence(f"{number}", [1, 2, 3], kv.open(""), max_tokens=10) for number in range(num_sequences)]
     stats.timelines.add({sequence.id: Timeline() for sequence in sequences[:num_traced]})
     for sequence in sequences:
         for state in (State.WAITING, State.RUNNING):
             sequence.state = state
-            stats.changed(sequence)
+            log.changed(sequence)
     chunks = tuple(Chunk(slot, 2, (3,), (), None) for slot in range(num_sequences))
     plan = StepPlan(number=1, bucket=num_sequences, chunks=chunks, offload=(), fetch=(), drop=())
     planned = PlannedStep(
         plan, tuple(Row(sequence, sequence.epoch, place) for place, sequence in enumerate(sequences)), (), 0
     )
     result = StepResult((1,) * num_sequences, 0.01)
-    return least_us(lambda: stats.planned(planned, result), STEPS)
+    return least_us(lambda: log.stepped(planned, result), STEPS)
 
 
 def one_trace(*, sampled: bool) -> float:

@@ -201,7 +201,7 @@ class LLM:
         Args:
             policy, estimator, order: as for a new `LLM`; by default the name, place, class or function chosen last. An object
                 counts for one engine.
-            record: makes an observer of the scheduler.
+            record: makes a fold over what happens to requests, see `RequestLog`.
             options: of `RestartOptions`; the others keep their values.
 
         Raises:

@@ -15,11 +15,11 @@ from jinfercept.engine.clock import RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
+from jinfercept.meter.request_log import Fold
 from jinfercept.request import Request
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.estimators import make_estimator
-from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
@@ -94,19 +94,20 @@ def replay(
     """
     clock, recordings = RealClock(), list[Recording]()
 
-    def record(kv: KVManager, inputs: PolicyInputs) -> tuple[Observer, Estimator]:
+    def record(kv: KVManager, inputs: PolicyInputs) -> tuple[Fold, Estimator]:
         estimator = make_estimator(config.scheduling.estimator)
         run = {"policy": policy, "estimator": config.scheduling.estimator, "profile": profile.name}
         recordings.append(Recording(records, clock.now, kv, inputs, estimator, synchronous=False, run=run))
-        return recordings[0], recordings[0].estimator
+        return recordings[0].fold, recordings[0].estimator
 
     setup = setup.changed(policy=policy)
     config, shape, profile = setup.config, setup.machine.shape, setup.machine.profile
     assembled = setup.assemble(record if records else None)
     assembled.dispatcher.close()  # the endpoints are scripted
-    scheduler = assembled.engine.scheduler
+    scheduler, log = assembled.engine.scheduler, assembled.engine.request_log
+    assert log is not None
     prices = Prices(profile, shape.page_size, synchronous=False)
-    accounts = RunStats(scheduler, clock, prices, shape.buckets[-1], LIMITS)
+    accounts = RunStats(log, scheduler, prices, shape.buckets[-1], LIMITS)
     endpoints = ScriptedEndpoints(clock, write)
     runner = TimedRunner(setup.machine.runner)
     engine = Engine(
@@ -118,12 +119,12 @@ def replay(
         depth=config.advanced.pipeline_depth,
         vocab_size=setup.model.config.vocab_size,
         check=config.advanced.check_pages,
-        observe=recordings[0].after(accounts) if recordings else accounts,
+        request_log=log,
     )
     started_s = time.thread_time()
     try:
         with setup.machine.settings():
-            played = play(engine, endpoints, clock, requests, 2 * duration_s, progress, accounts.settle)
+            played = play(engine, endpoints, clock, requests, 2 * duration_s, progress)
         host_s = (time.thread_time() - started_s - runner.seconds) / max(accounts.iterations, 1)
         report = accounts.report(played, requests, scheduler.counters, setup.memory_plan.kv_tokens)
     finally:

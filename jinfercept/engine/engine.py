@@ -22,9 +22,10 @@ from jinfercept.engine.protocols import Endpoints, Runner
 from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.events import Event
 from jinfercept.hooks import Text
+from jinfercept.meter.request_log import RequestLog
 from jinfercept.request import Request
 from jinfercept.sched.load import EngineLoad, QueuedWork, read_load
-from jinfercept.sched.plan import Masks, StepResult
+from jinfercept.sched.plan import Masks
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.scheduler import Scheduler
 
@@ -50,10 +51,11 @@ class Engine:
         encode: text of a result to token ids; None without a tokenizer.
         seed: of requests that have none, each of which draws apart.
         check: assert the conservation of pages after every step.
-        observe: called with every plan and its result.
+        request_log: told of every plan's result and of every step's events; the `Observer` of the scheduler too.
         retained: contexts of finished requests; with the default limits if not given.
 
     Attributes:
+        scheduler, wake, request_log: as given.
         failure: exception of a failed step from which the engine could not recover; None while it can serve.
     """
 
@@ -72,19 +74,19 @@ class Engine:
         encode: Callable[[str], list[int]] | None = None,
         seed: int = 0,
         check: bool = False,
-        observe: Callable[[PlannedStep, StepResult], None] | None = None,
+        request_log: RequestLog | None = None,
         retained: RetainedContexts | None = None,
     ) -> None:
         self.failure: BaseException | None = None
         self.scheduler = scheduler
         self.wake = wake
+        self.request_log = request_log
         self._runner = runner
         self._endpoints = endpoints
         self._clock = clock
         self._depth = depth
         self._vocab_size = vocab_size
         self._check = check
-        self._observe = observe
         self._retained = RetainedContexts(scheduler) if retained is None else retained
         self._requests = RequestLifecycle(
             scheduler,
@@ -212,6 +214,8 @@ class Engine:
             log.exception("a step failed; all requests in the engine are lost")
         if self._check:
             self.scheduler.kv.check([sequence.context for sequence in self.scheduler.unfinished])
+        if self.request_log is not None:
+            self.request_log.passed(events)
         return events
 
     def close(self) -> None:
@@ -251,8 +255,8 @@ class Engine:
         """Wait for the oldest plan in flight, and apply its result."""
         planned, ticket = self._in_flight.popleft()
         result = self._runner.collect(ticket)
-        if self._observe is not None:
-            self._observe(planned, result)
+        if self.request_log is not None:
+            self.request_log.stepped(planned, result)
         self._requests.apply(planned, result, events)
 
     def _collect_all(self, events: list[Event]) -> None:

@@ -35,17 +35,15 @@ class EngineThread:
 
     Args:
         engine: stepped here and nowhere else while a request is open.
-        observe: called on the engine's thread with the events of every step.
         settings: makes a context in which the thread steps the engine, and in which the engine is closed.
     """
 
     def __init__(
         self,
         engine: Engine,
-        observe: Callable[[list[Event]], None],
         settings: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self._engine, self._observe, self._settings = engine, observe, settings
+        self._engine, self._settings = engine, settings
         self._questions: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._sinks: dict[str, Sink] = {}  # by id, of the requests that are not finished
         self._lock = threading.RLock()  # entered itself, not through its condition: no interrupt leaves it locked
@@ -237,7 +235,6 @@ class EngineThread:
                 continue
             try:
                 events = self._engine.step()
-                self._observe(events)
             except BaseException as error:  # the engine has lost its requests: their sinks receive the error
                 self._fail(error)
             else:

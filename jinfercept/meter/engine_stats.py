@@ -1,29 +1,27 @@
-"""Counts what one engine does, on the engine's thread: once per step and once per event.
+"""Counts what one engine does: a fold over its `RequestLog`, which samples the pool once a second as well.
 
-Observes the scheduler's state changes and moves, every plan with its result, and every step's events; samples the pool once a
-second. Nothing is locked: readers run between two steps (`EngineThread.ask`).
+Nothing is locked: readers run between two steps (`EngineThread.ask`).
 """
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from jinfercept.events import Event, Finished, Intercepted, Interrupted, Resumed, Token
+from jinfercept.events import Finished, Intercepted, Interrupted, Resumed, Token
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.counts import BoundedNames, EngineCounts
 from jinfercept.meter.decisions import WasteEquations
 from jinfercept.meter.interceptions import InterceptionStats, OpenInterception
 from jinfercept.meter.ledger import Ledger
 from jinfercept.meter.prices import Prices
+from jinfercept.meter.request_log import Ended, LogEvent, Moved, Passed, Paused, Queued, RequestLog, Started, Stepped
 from jinfercept.meter.timelines import Timelines
 from jinfercept.outputs import RequestOutput
-from jinfercept.sched.plan import StepPlan, StepResult
+from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import PolicyInputs
-from jinfercept.sched.policy import Move
-from jinfercept.sched.sequence import Sequence, State
+from jinfercept.sched.sequence import Sequence
 
 HISTORY_S = 300
 """Seconds of the pool's history, with a sample for each."""
@@ -98,10 +96,10 @@ class _Times:
 
 @final
 class EngineStats:
-    """Totals, histograms and the present state of one engine: an `Observer` of its scheduler, with hooks for plans and events.
+    """Totals, histograms and the present state of one engine.
 
     Args:
-        now: the engine's clock.
+        log: of the engine; `fold` is told from now on.
         kv: its pages.
         known: cost model, saturation point and estimator of its policy.
         synchronous: steps wait for transfers.
@@ -117,14 +115,13 @@ class EngineStats:
         last_queries: query tokens of the last step.
     """
 
-    def __init__(self, now: Callable[[], float], kv: KVManager, known: PolicyInputs, *, synchronous: bool) -> None:
-        self.now, self.kv, self.known = now, kv, known
+    def __init__(self, log: RequestLog, kv: KVManager, known: PolicyInputs, *, synchronous: bool) -> None:
+        self.now, self.kv, self.known = log.now, kv, known
         self.equations = WasteEquations(known, synchronous=synchronous)
-        self.running: dict[str, Sequence] = {}
+        self.running, self.waiting = log.running, log.waiting
         prices = Prices(known.cost, kv.page_size, synchronous=synchronous)
-        self._ledger = Ledger(kv, prices, self.running.values(), now())
+        self._ledger = Ledger(kv, prices, self.running.values(), log.now())
         self.counts = EngineCounts(waste=self._ledger.waste)
-        self.waiting: dict[str, Sequence] = {}
         self.interceptions = InterceptionStats(self.counts.tools, known.estimator)
         self.history: deque[PoolSample] = deque(maxlen=HISTORY_S)
         self.decisions: deque[DecisionEntry] = deque(maxlen=NUM_DECISIONS)
@@ -134,57 +131,55 @@ class EngineStats:
         self._times: dict[str, _Times] = {}  # of the requests that ran and are not finished
         self._over: dict[str, _Times] = {}  # finished in this step
         self._entered: list[tuple[Sequence, OpenInterception | None]] = []  # run since the last plan
+        log.tell(self.fold)
 
-    # -- hooks of the scheduler ------------------------------------------------------------------------------------
+    def fold(self, event: LogEvent) -> None:
+        """Count an event."""
+        match event:
+            case Stepped():
+                self._step(event)
+            case Passed():
+                self._pass(event)
+            case Moved():
+                self._move(event)
+            case Started(now, sequence):
+                pause = self.interceptions.open.pop(sequence.id, None)
+                times = self._times.setdefault(sequence.id, _Times(now))
+                times.returned = pause or times.returned
+                self._entered.append((sequence, pause))
+            case Queued(now, sequence):
+                if event.because == "returned":
+                    self.interceptions.end(sequence, now)
+            case Paused(now, sequence):
+                self.interceptions.begin(sequence, now)
+                if (times := self._times.get(sequence.id)) is not None:
+                    times.token_s = None
+            case Ended(_, sequence):
+                self.interceptions.leave(sequence)
+                if (times := self._times.pop(sequence.id, None)) is not None:
+                    self._over[sequence.id] = times
+        if self.timelines.open and isinstance(event, Queued | Started | Paused | Ended):
+            self.timelines.enter(event, self.interceptions.open.get(event.sequence.id))
 
-    def changed(self, sequence: Sequence) -> None:
-        """See `Observer`."""
-        now, name, state = self.now(), sequence.id, sequence.state
-        self.running.pop(name, None)
-        self.waiting.pop(name, None)
-        times = self._times.get(name)
-        if state is State.RUNNING:
-            self.running[name] = sequence
-            pause = self.interceptions.open.pop(name, None)
-            if times is None:
-                times = self._times[name] = _Times(now)
-            times.returned = pause or times.returned
-            self._entered.append((sequence, pause))
-        elif state is State.WAITING:
-            self.waiting[name] = sequence
-            self.interceptions.end(sequence, now)
-        elif state is State.INTERCEPTED:
-            self.interceptions.begin(sequence, now)
-            if times is not None:
-                times.token_s = None
-        else:
-            self.interceptions.leave(sequence)
-            if times is not None:
-                self._over[name] = self._times.pop(name)
-        if self.timelines.open:
-            self.timelines.changed(sequence, self.interceptions.open.get(name), now)
-
-    def moved(self, move: Move, copied_tokens: int, freed: bool) -> None:
-        """See `Observer`."""
+    def _move(self, event: Moved) -> None:
+        move = event.move
         sequence, action = move.sequence, move.action.value
         self.counts.moved_pages[action, self._reasons.of(move.why)] += 1
         last = self.decisions[-1] if self.decisions else None
         if last is None or (last.request_id, last.action, last.why) != (sequence.id, action, move.why):
             pause = self.interceptions.open.get(sequence.id)
             tool = pause.tool if pause else ""
-            last = DecisionEntry(self.now(), sequence.id, sequence.tenant, tool, sequence.state.value, action, move.why)
+            last = DecisionEntry(event.at_s, sequence.id, sequence.tenant, tool, sequence.state.value, action, move.why)
             self.decisions.append(last)
-        last.copied_tokens += copied_tokens
-        last.freed_pages += freed
+        last.copied_tokens += event.copied_tokens
+        last.freed_pages += event.freed
         if self.timelines.open:
-            self.timelines.moved(sequence, copied_tokens, freed, self.now())
+            self.timelines.move(event)
 
-    # -- hooks of the engine ---------------------------------------------------------------------------------------
-
-    def planned(self, planned: PlannedStep, result: StepResult) -> None:
-        """A plan's result has arrived (the engine's `observe` hook)."""
-        counts, plan, now = self.counts, planned.plan, self.now()
-        seconds = self._ledger.step(planned, result, now)
+    def _step(self, event: Stepped) -> None:
+        counts, planned, now = self.counts, event.planned, event.at_s
+        plan = planned.plan
+        seconds = self._ledger.step(planned, event.result, now)
         step_s = seconds.total_s
         counts.steps[plan.bucket] += 1
         counts.step_s[plan.bucket] = counts.step_s.get(plan.bucket, 0.0) + step_s
@@ -196,25 +191,24 @@ class EngineStats:
             self._count_entries()
         self._count_tokens(planned, now)
         if self.timelines.open:
-            self.timelines.planned(planned, seconds, now)
+            self.timelines.step(planned, seconds, now)
 
-    def add_events(self, events: Iterable[Event]) -> None:
-        """An iteration of the engine has ended with these events."""
-        for event in events:
+    def _pass(self, passed: Passed) -> None:
+        for event in passed.events:
             if isinstance(event, Token):
                 self.counts.generated += 1
                 continue
             if isinstance(event, Finished):
                 self._finish(event.output)
             elif isinstance(event, Intercepted):
-                self.interceptions.asked(event.request_id, event.calls)
+                self.interceptions.note_calls(event.request_id, event.calls)
             elif isinstance(event, Interrupted) or (isinstance(event, Resumed) and event.interrupts):
                 self.interceptions.interrupted(event.interrupts)
             elif isinstance(event, Resumed):
                 self.interceptions.answered(event.request_id, event.results)
         self._over.clear()
         self.interceptions.answers.clear()
-        now = self.now()
+        now = passed.at_s
         self._ledger.settle(now)
         if not self.history or int(now) != int(self.history[-1].at_s) or not (self.running or self.waiting):
             self._sample(now)
@@ -251,10 +245,10 @@ class EngineStats:
         """Where the contexts of the interceptions that ended before this plan were when they ran again."""
         for sequence, pause in self._entered:
             if pause is not None:
-                tool, found = self.interceptions.counts(pause), sequence.residency
-                tool.kept += found.device
-                tool.copied_in += found.host
-                tool.recomputed += found.missing
+                tool, residency = self.interceptions.counts(pause), sequence.residency
+                tool.kept += residency.device
+                tool.copied_in += residency.host
+                tool.recomputed += residency.missing
         self._entered.clear()
 
     def _count_tokens(self, planned: PlannedStep, now: float) -> None:
@@ -293,7 +287,7 @@ class EngineStats:
         is_retained = self.interceptions.keep(output.request_id, completion.text)
         if self.timelines.open and (timeline := self.timelines.finish(output.request_id)) is not None and is_retained:
             self.interceptions.open[output.request_id].mark = timeline.mark
-        own = self._over.pop(output.request_id, None) or self._times.pop(output.request_id, None)
+        own = self._over.get(output.request_id) or self._times.pop(output.request_id, None)
         counts.request_s.add(times.finished_s - times.arrival_s)
         if own is None or times.first_token_s is None:
             return

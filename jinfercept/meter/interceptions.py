@@ -32,7 +32,7 @@ class OpenInterception:
         label: of its counts.
         began_s: seconds of the engine's clock.
         expected_s: predicted duration in seconds when it began.
-        said: the calls, or the end of the finished answer.
+        text: the calls, or the end of the finished answer.
         kept: the request has finished; its context is retained for a follow-up request.
         returned_s: seconds of the engine's clock at which all calls had returned; the sequence waits to run.
         mark: of the timeline of the finished request (`meter.timelines`); None if that is not traced.
@@ -43,7 +43,7 @@ class OpenInterception:
     label: str
     began_s: float
     expected_s: float
-    said: str = ""
+    text: str = ""
     kept: bool = False
     returned_s: float | None = None
     mark: object = None
@@ -77,8 +77,8 @@ class InterceptionStats:
                 self._left.sequence = sequence
                 self.open[sequence.id], self._left = self._left, None
             return
-        tool = _one({call.name for call in sequence.calls})
-        label = _one({self._label(call) for call in sequence.calls})
+        tool = _alone({call.name for call in sequence.calls})
+        label = _alone({self._label(call) for call in sequence.calls})
         expected_s = remaining_s(self._estimator, sequence, 0.0)
         self.open[sequence.id] = pause = OpenInterception(sequence, tool, label, now, expected_s)
         self.counts(pause).begun += 1
@@ -102,11 +102,11 @@ class InterceptionStats:
         else:
             self._left = None
 
-    def asked(self, request_id: str, calls: tuple[Call, ...]) -> None:
+    def note_calls(self, request_id: str, calls: tuple[Call, ...]) -> None:
         """Store the calls of a request, to be shown."""
         if request_id in self.open:
-            said = ", ".join(f"{call.name}({call.arguments})" for call in calls)
-            self.open[request_id].said = said[:SHOWN_CHARS]
+            text = ", ".join(f"{call.name}({call.arguments})" for call in calls)
+            self.open[request_id].text = text[:SHOWN_CHARS]
 
     def answered(self, request_id: str, results: tuple[Result, ...]) -> None:
         """Count the results of a request's calls, which are in the order of the calls."""
@@ -130,7 +130,7 @@ class InterceptionStats:
         pause = self.open.get(request_id)
         if pause is None:
             return False
-        pause.kept, pause.said = True, text[-SHOWN_CHARS:]
+        pause.kept, pause.text = True, text[-SHOWN_CHARS:]
         return True
 
     def counts(self, pause: OpenInterception) -> ToolCounts:
@@ -150,5 +150,5 @@ class InterceptionStats:
         return counts
 
 
-def _one(names: set[str]) -> str:
+def _alone(names: set[str]) -> str:
     return names.pop() if len(names) == 1 else SEVERAL

@@ -113,7 +113,7 @@ def _paused(stats: EngineStats, pause: OpenInterception, now: float, others: int
         "tokens": len(sequence.tokens),
         **places,
         "price": price,
-    } | ({"text": pause.said} if texts else {})
+    } | ({"text": pause.text} if texts else {})
 
 
 def _places(sequence: Sequence) -> tuple[dict[str, int], int, int]:

@@ -1,7 +1,7 @@
-"""What happens to single requests, and when: for traces. Called by `EngineStats` on the engine's thread, if any are traced.
+"""What happens to single requests, and when: for the spans of traces. A fold behind `EngineStats`, while any are traced.
 
-A timeline has one sequence of phases (queue, prefill, decode, pause) without gaps, and beside it
-what was moved and computed again for each pause, added up.
+A timeline has one sequence of phases (queue, prefill, decode, pause) without gaps, and beside it what was moved and computed
+again for each pause, added up.
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,9 @@ from typing import Literal, NamedTuple, final
 
 from jinfercept.meter.interceptions import OpenInterception
 from jinfercept.meter.ledger import StepSeconds
+from jinfercept.meter.request_log import Ended, Moved, Paused, Queued, Started
 from jinfercept.sched.plan_builder import PlannedStep
-from jinfercept.sched.sequence import Sequence, State
+from jinfercept.sched.sequence import Sequence
 
 MOST_PHASES = 512
 """Maximum phases of one timeline; further ones are counted only."""
@@ -76,25 +77,25 @@ class Timeline:
     _copied_in: int = 0
     _recomputed: int = 0
 
-    def enter(self, sequence: Sequence, now: float) -> None:
+    def enter(self, event: Queued | Started | Paused | Ended) -> None:
         """The sequence has entered a state."""
-        state = sequence.state
-        if state is State.INTERCEPTED and self._now is None:
+        if isinstance(event, Paused) and self._now is None:
             return  # a follow-up request takes a retained context over
-        was = self._close(sequence, now)
-        if state is State.INTERCEPTED:
+        now = event.at_s
+        ended = self._close(event.sequence, now)
+        if isinstance(event, Paused):
             self._pauses += 1
-        if state is State.INTERCEPTED or (state is State.WAITING and was in ("prefill", "decode")):
+        if isinstance(event, Paused) or (isinstance(event, Queued) and ended in ("prefill", "decode")):
             self._beside.clear()
-        kinds: dict[State, PhaseKind] = {State.WAITING: "queue", State.RUNNING: "prefill", State.INTERCEPTED: "pause"}
-        if (kind := kinds.get(state)) is not None:
+        kinds: dict[type, PhaseKind] = {Queued: "queue", Started: "prefill", Paused: "pause"}
+        if (kind := kinds.get(type(event))) is not None:
             self._now = self._open(kind, now)
 
     def first_token(self, sequence: Sequence, now: float) -> None:
         """The sequence's first token since it began to run was sampled."""
         if self._now is not None and self._now.kind == "prefill":
-            found = sequence.residency
-            self._now.tokens = max(0, len(sequence.tokens) - found.device - found.host)
+            residency = sequence.residency
+            self._now.tokens = max(0, len(sequence.tokens) - residency.device - residency.host)
             self._close(sequence, now)
             self._now = self._open("decode", now)
             self._generated = sequence.generated
@@ -183,33 +184,33 @@ class Timelines:
         for name in timelines:
             self.open.pop(name, None)
 
-    def changed(self, sequence: Sequence, pause: OpenInterception | None, now: float) -> None:
-        """A sequence has changed its state.
+    def enter(self, event: Queued | Started | Paused | Ended, pause: OpenInterception | None) -> None:
+        """A sequence has entered a state.
 
         Args:
             pause: its open interception, if it has one.
         """
-        name, state = sequence.id, sequence.state
+        name = event.sequence.id
         timeline = self.open.get(name)
         if timeline is None:
             return
-        if state is State.INTERCEPTED and not timeline.phases and pause is not None and pause.kept:
+        if isinstance(event, Paused) and not timeline.phases and pause is not None and pause.kept:
             timeline.follows = FollowedContext(pause.mark, pause.tool, pause.began_s)
-        timeline.enter(sequence, now)
-        if state in (State.WAITING, State.RUNNING):
-            self._without_token[name] = sequence, timeline
+        timeline.enter(event)
+        if isinstance(event, Queued | Started):
+            self._without_token[name] = event.sequence, timeline
         else:
             self._without_token.pop(name, None)
-        if state is State.FINISHED:
+        if isinstance(event, Ended):
             self.finish(name)
 
-    def moved(self, sequence: Sequence, copied_tokens: int, freed: bool, now: float) -> None:
+    def move(self, event: Moved) -> None:
         """A page of a sequence was offloaded or evicted."""
-        timeline = self.open.get(sequence.id)
+        timeline, tokens = self.open.get(event.move.sequence.id), event.copied_tokens
         if timeline is not None:
-            self._moving.append(timeline.move(now, copied_tokens, freed, copied_tokens * self._link_s))
+            self._moving.append(timeline.move(event.at_s, tokens, event.freed, tokens * self._link_s))
 
-    def planned(self, planned: PlannedStep, seconds: StepSeconds, now: float) -> None:
+    def step(self, planned: PlannedStep, seconds: StepSeconds, now: float) -> None:
         """A step has ended."""
         for phase in self._moving:
             phase.end_s = now

@@ -125,9 +125,7 @@ class SteppedReplica:
 
     def advance(self) -> list[FinishedTurn]:
         finished = list[FinishedTurn]()
-        events = self._opened.engine.step()
-        self._opened.accounts.settle()
-        for event in events:
+        for event in self._opened.engine.step():
             if not isinstance(event, Finished):
                 continue
             if event.failure is not None:

@@ -1,6 +1,6 @@
-"""Callbacks of the scheduler, for decision records, trace exports and studies. An observer decides nothing."""
+"""What the scheduler tells of its sequences: `meter.request_log` makes events of it. An observer decides nothing."""
 
-from typing import Protocol, final
+from typing import Protocol
 
 from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence
@@ -22,25 +22,3 @@ class Observer(Protocol):
             freed: whether the page's device slot is free now.
         """
         ...
-
-
-@final
-class Observers:
-    """Several observers as one.
-
-    Args:
-        parts: called in this order.
-    """
-
-    def __init__(self, *parts: Observer) -> None:
-        self._parts = parts
-
-    def changed(self, sequence: Sequence) -> None:
-        """See `Observer`."""
-        for part in self._parts:
-            part.changed(sequence)
-
-    def moved(self, move: Move, copied_tokens: int, freed: bool) -> None:
-        """See `Observer`."""
-        for part in self._parts:
-            part.moved(move, copied_tokens, freed)

@@ -20,10 +20,9 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from jinfercept.kv.manager import KVManager
+from jinfercept.meter.request_log import Ended, LogEvent, Moved, Passed, Paused, Queued, Started, Stepped
 from jinfercept.sched.cost import CostModel
-from jinfercept.sched.plan import StepPlan, StepResult
-from jinfercept.sched.plan_builder import PlannedStep
-from jinfercept.sched.policy import Move
+from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sched.step_budget import IDLE_STEP_S
 from jinfercept.sim.decision_records import open_record
@@ -47,13 +46,12 @@ class _Track:
     state: State
     start_us: int
     args: dict[str, Any]
-    interceptions: int = 0
     done: dict[str, int] = field(default_factory=dict)
 
 
 @final
 class ChromeTrace:
-    """An `Observer` that writes a Chrome trace.
+    """Writes a Chrome trace: a fold over the engine's log.
 
     Args:
         path: file, overwritten.
@@ -89,28 +87,38 @@ class ChromeTrace:
         self._file.write(json.dumps(_name("process_name", "engine", _ENGINE)))
         self._write(_name("process_name", "requests", _REQUESTS))
 
-    # -- hooks of the scheduler ------------------------------------------------------------------------------------
+    def fold(self, event: LogEvent) -> None:
+        """Write an event."""
+        match event:
+            case Moved():
+                self._move(event)
+            case Stepped():
+                self._step(event)
+            case Passed():
+                pass
+            case _:
+                self._enter(event)
 
-    def changed(self, sequence: Sequence) -> None:
-        """See `Observer`."""
-        now_us, track = self._now_us(), self._tracks.get(sequence.id)
-        before = None
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def _enter(self, event: Queued | Started | Paused | Ended) -> None:
+        sequence, now_us = event.sequence, self._us(event.at_s)
+        track = self._tracks.get(sequence.id)
         if track is None:
             self._num_tracks += 1
             track = self._tracks[sequence.id] = _Track(sequence, self._num_tracks, sequence.state, now_us, {})
             self._write(_name("thread_name", f"request {sequence.id}", _REQUESTS, track.number))
         else:
-            before = track.state
             self._end_span(track, now_us)
         track.state, track.start_us, track.done = sequence.state, now_us, {}
-        if sequence.state is State.FINISHED:
+        if isinstance(event, Ended):
             del self._tracks[sequence.id]
-            return
-        track.interceptions += sequence.state is State.INTERCEPTED
-        track.args = _why(track, before) | {"at_start": sequence.context.residency(sequence.max_computed)._asdict()}
+        else:
+            residency = sequence.context.residency(sequence.max_computed)
+            track.args = _why(event) | {"at_start": residency._asdict()}
 
-    def moved(self, move: Move, copied_tokens: int, freed: bool) -> None:
-        """See `Observer`."""
+    def _move(self, event: Moved) -> None:
+        move = event.move
         track = self._tracks.get(move.sequence.id)
         if track is None:
             return
@@ -118,15 +126,13 @@ class ChromeTrace:
         track.done[what] = track.done.get(what, 0) + 1
         entry = self._moved.setdefault((track.number, what), {"pages": 0, "copied_tokens": 0, "freed_pages": 0})
         entry["pages"] += 1
-        entry["copied_tokens"] += copied_tokens
-        entry["freed_pages"] += freed
+        entry["copied_tokens"] += event.copied_tokens
+        entry["freed_pages"] += event.freed
 
-    # -- hooks of the engine ---------------------------------------------------------------------------------------
-
-    def planned(self, planned: PlannedStep, result: StepResult) -> None:
-        """A plan's result has arrived (the engine's `observe` hook)."""
-        plan, end_us = planned.plan, self._now_us()
-        start_us = max(0, end_us - round(result.elapsed_s * 1e6))
+    def _step(self, event: Stepped) -> None:
+        planned, end_us = event.planned, self._us(event.at_s)
+        plan = planned.plan
+        start_us = max(0, end_us - round(event.result.elapsed_s * 1e6))
         free, used, paused, cached, _, _, host, host_total = self._kv.occupancy()
         size = self._kv.page_size
         link = {"out": len(plan.offload) * size, "in": len(plan.fetch) * size}
@@ -147,7 +153,7 @@ class ChromeTrace:
         """End all spans now, and the file."""
         if self._file.closed:
             return
-        now_us = self._now_us()
+        now_us = self._us(self._now())
         for track in self._tracks.values():
             self._end_span(track, now_us)
         self._file.write("\n]}\n")
@@ -163,8 +169,8 @@ class ChromeTrace:
 
     # -- the parts -------------------------------------------------------------------------------------------------
 
-    def _now_us(self) -> int:
-        return round((self._now() - self._began_s) * 1e6)
+    def _us(self, at_s: float) -> int:
+        return round((at_s - self._began_s) * 1e6)
 
     def _budget(self, plan: StepPlan) -> int:
         """Tokens that the link moves behind the plan's compute."""
@@ -200,14 +206,15 @@ class ChromeTrace:
         self._file.write(",\n" + json.dumps(event, ensure_ascii=False, separators=(",", ":")))
 
 
-def _why(track: _Track, before: State | None) -> dict[str, Any]:
+def _why(event: Queued | Started | Paused) -> dict[str, Any]:
     """The first arguments of a span: why it began."""
-    if track.state is State.INTERCEPTED:
-        return {"interception": track.interceptions, "tools": [call.name for call in track.sequence.calls]}
-    if track.state is State.WAITING:
-        reasons = {State.INTERCEPTED: "returned", State.RUNNING: "preempted"}
-        return {"because": "new" if before is None else reasons[before]}
-    return {}
+    match event:
+        case Paused():
+            return {"interception": event.number, "tools": [call.name for call in event.sequence.calls]}
+        case Queued():
+            return {"because": event.because}
+        case _:
+            return {}
 
 
 def _name(kind: str, name: str, process: int, track: int = 0) -> dict[str, Any]:

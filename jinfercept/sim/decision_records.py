@@ -27,11 +27,12 @@ from jinfercept.meter.forecast import QUANTILES, EstimatorTee, forecast
 from jinfercept.meter.ledger import StepSeconds, StepTimer
 from jinfercept.meter.pause_account import PauseAccount, Prediction
 from jinfercept.meter.prices import Prices
+from jinfercept.meter.request_log import Ended, LogEvent, Moved, Passed, Paused, Queued, Started, Stepped
 from jinfercept.sched.estimator import Estimator, remaining_s
-from jinfercept.sched.plan import StepPlan, StepResult
+from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import PolicyInputs
-from jinfercept.sched.policy import Action, Move
+from jinfercept.sched.policy import Action
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sched.waste import preserve_waste
 from jinfercept.sim.record_lines import decision_line, keep_line, outcome_line
@@ -55,7 +56,7 @@ def open_record(path: str | Path) -> TextIO:
 
 @final
 class DecisionLog:
-    """An `Observer` that writes decision records to a file. It stores nothing of finished requests.
+    """Writes decision records to a file: a fold over the engine's log. It stores nothing of finished requests.
 
     Args:
         path: file, overwritten.
@@ -92,7 +93,6 @@ class DecisionLog:
         self._recovering: dict[str, PauseAccount] = {}
         self._fresh: list[PauseAccount] = []  # the estimators do not know their calls yet
         self._running_moves: dict[str, PauseAccount] = {}  # stand for running contexts that this plan copies
-        self._numbers: dict[str, int] = {}  # interceptions of requests that are not finished
         self._decisions: dict[tuple[int, Action, str], Decision] = {}
         # when to look at a pause again, a tie-break, and which of its ages that is
         self._due: list[tuple[float, int, int, PauseAccount]] = []
@@ -101,35 +101,50 @@ class DecisionLog:
         self._last_queries = 0
         self._write({"type": "run", "version": VERSION, **run, "quantiles": QUANTILES, "ages_s": AGES_S})
 
-    # -- hooks of the scheduler ------------------------------------------------------------------------------------
+    def fold(self, event: LogEvent) -> None:
+        """Record an event."""
+        match event:
+            case Moved():
+                self._forecast_fresh()
+                self._move(event)
+            case Stepped():
+                self._forecast_fresh()
+                self._step(event)
+            case Queued() | Started() | Paused() | Ended():
+                self._forecast_fresh()
+                self._context = None
+                self._enter(event)
+            case Passed():
+                pass
 
-    def changed(self, sequence: Sequence) -> None:
-        """See `Observer`."""
-        self._forecast_fresh()
-        self._context = None
-        now, pause = self._now(), self._pauses.get(sequence.id)
-        was_running = self._running.pop(sequence.id, None) is not None
-        if sequence.state is State.RUNNING:
-            self._running[sequence.id] = sequence
-            if pause is not None:
-                self._resume(pause, now)
-        elif sequence.state is State.WAITING and pause is not None:
-            pause.return_at(now)
-            pause.call_s = self._call_s(sequence)
-        else:
-            self._leave(sequence, now)
-            if sequence.state is State.FINISHED:
-                self._numbers.pop(sequence.id, None)
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def _enter(self, event: Queued | Started | Paused | Ended) -> None:
+        now, sequence = event.at_s, event.sequence
+        pause = self._pauses.get(sequence.id)
+        self._running.pop(sequence.id, None)
+        match event:
+            case Started():
+                self._running[sequence.id] = sequence
+                if pause is not None:
+                    self._resume(pause, now)
+            case Queued() if pause is not None:
+                pause.return_at(now)
+                pause.call_s = self._call_s(sequence)
+            case Ended():
+                self._leave(sequence, now)
                 self._call_s(sequence)
-            elif was_running or sequence.state is State.INTERCEPTED:
-                self._begin(sequence, now)
+            case Paused() | Queued(because="preempted"):
+                self._leave(sequence, now)
+                self._begin(sequence, event.number, now, intercepted=isinstance(event, Paused))
+            case Queued():
+                pass
 
-    def moved(self, move: Move, copied_tokens: int, freed: bool) -> None:
-        """See `Observer`."""
-        self._forecast_fresh()
-        pause = self._pauses.get(move.sequence.id) or self._aside(move.sequence)
+    def _move(self, event: Moved) -> None:
+        move = event.move
+        pause = self._pauses.get(move.sequence.id) or self._aside(move.sequence, event.number, event.at_s)
         page, tokens = move.page, pause.tokens(move.page)
-        own = tokens if freed and page.refs + page.evictable_refs == 1 else 0
+        own = tokens if event.freed and page.refs + page.evictable_refs == 1 else 0
         key = (id(pause), move.action, move.why)
         decision = self._decisions.get(key)
         if decision is None:
@@ -138,22 +153,19 @@ class DecisionLog:
             decision = self._decisions[key] = Decision(pause, case, move.action, move.why)
         decision.pages += 1
         decision.tokens += tokens
-        decision.copied += copied_tokens
-        if freed:
+        decision.copied += event.copied_tokens
+        if event.freed:
             pause.lose(own)
             if page.host is None:
                 decision.freed_dirty += tokens
             else:
                 decision.freed_clean += tokens
 
-    # -- hooks of the engine ---------------------------------------------------------------------------------------
-
-    def planned(self, planned: PlannedStep, result: StepResult) -> None:
-        """A plan's result has arrived (the engine's `observe` hook). With pipeline depth 1, the moves of the plan that was made
-        meanwhile are counted here too."""
-        self._forecast_fresh()
-        plan, now = planned.plan, self._now()
-        seconds = self._timer.divide(planned, result, now)
+    def _step(self, event: Stepped) -> None:
+        """Pay for a step. With pipeline depth 1, the moves of the plan that was made meanwhile are counted here too."""
+        planned, now = event.planned, event.at_s
+        plan = planned.plan
+        seconds = self._timer.divide(planned, event.result, now)
         if plan.offload or plan.fetch:
             self._pay_stalls(plan, seconds.stall_s)
         self._flush(plan.number)
@@ -183,10 +195,8 @@ class DecisionLog:
 
     # -- pauses ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, sequence: Sequence, now: float) -> None:
+    def _begin(self, sequence: Sequence, number: int, now: float, *, intercepted: bool) -> None:
         """A sequence was intercepted or preempted."""
-        intercepted = sequence.state is State.INTERCEPTED
-        number = self._numbers[sequence.id] = self._numbers.get(sequence.id, 0) + intercepted
         pause = self._pauses[sequence.id] = PauseAccount(
             sequence, number, intercepted=intercepted, now=now, page_size=self._page_size
         )
@@ -194,15 +204,11 @@ class DecisionLog:
             self.estimator.keep(call.key for call in sequence.calls)
             self._fresh.append(pause)
 
-    def _aside(self, sequence: Sequence) -> PauseAccount:
+    def _aside(self, sequence: Sequence, number: int, now: float) -> PauseAccount:
         """An account for moves of a context that runs, which is not paused."""
         if sequence.id not in self._running_moves:
             self._running_moves[sequence.id] = PauseAccount(
-                sequence,
-                self._numbers.get(sequence.id, 0),
-                intercepted=False,
-                now=self._now(),
-                page_size=self._page_size,
+                sequence, number, intercepted=False, now=now, page_size=self._page_size
             )
         return self._running_moves[sequence.id]
 

@@ -9,12 +9,9 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, final
 
 from jinfercept.kv.manager import KVManager
+from jinfercept.meter.request_log import LogEvent
 from jinfercept.sched.estimator import Estimator
-from jinfercept.sched.plan import StepResult
-from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import PolicyInputs
-from jinfercept.sched.policy import Move
-from jinfercept.sched.sequence import Sequence
 from jinfercept.sim.chrome_trace import ChromeTrace
 from jinfercept.sim.decision_records import DecisionLog
 
@@ -62,7 +59,7 @@ def _insert(path: str, name: str) -> str:
 
 @final
 class Recording:
-    """An `Observer` that writes all files of a run.
+    """Writes all files of a run: a fold over its log.
 
     Args:
         records: files to write.
@@ -102,29 +99,10 @@ class Recording:
                 ChromeTrace(records.chrome_trace, now, kv, known.cost, known.saturation, synchronous=synchronous)
             )
 
-    def changed(self, sequence: Sequence) -> None:
-        """See `Observer`."""
+    def fold(self, event: LogEvent) -> None:
+        """Record an event."""
         for part in self._parts:
-            part.changed(sequence)
-
-    def moved(self, move: Move, copied_tokens: int, freed: bool) -> None:
-        """See `Observer`."""
-        for part in self._parts:
-            part.moved(move, copied_tokens, freed)
-
-    def planned(self, planned: PlannedStep, result: StepResult) -> None:
-        """A plan's result has arrived (the engine's `observe` hook)."""
-        for part in self._parts:
-            part.planned(planned, result)
-
-    def after(self, observe: Callable[[PlannedStep, StepResult], None]) -> Callable[[PlannedStep, StepResult], None]:
-        """An `observe` hook that calls another one first."""
-
-        def both(planned: PlannedStep, result: StepResult) -> None:
-            observe(planned, result)
-            self.planned(planned, result)
-
-        return both
+            part.fold(event)
 
     def close(self) -> None:
         """Write open records and close the files."""

@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple, final
 
-from jinfercept.engine.clock import Clock
 from jinfercept.meter.ledger import Ledger
 from jinfercept.meter.prices import Prices
+from jinfercept.meter.request_log import LogEvent, Passed, RequestLog, Stepped
 from jinfercept.request import Request
-from jinfercept.sched.plan import StepResult
-from jinfercept.sched.plan_builder import PlannedStep, SchedulerCounters
+from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.reports import percentiles
 from jinfercept.sim.scripted import PlayedRun, ever_returns, returned_tokens
@@ -42,9 +41,10 @@ LIMITS = LatencyLimits(first_token_s=2.0, per_token_s=0.05)
 
 @final
 class RunStats:
-    """Adds up the steps of one engine (its `observe` hook) and reports them.
+    """Adds up the steps of one engine, a fold over its log, and reports them.
 
     Args:
+        log: of the engine; `fold` is told from now on.
         scheduler: the engine's.
         clock: the engine's.
         prices: of plans.
@@ -53,19 +53,28 @@ class RunStats:
     """
 
     def __init__(
-        self, scheduler: Scheduler, clock: Clock, prices: Prices, largest_step: int, limits: LatencyLimits
+        self, log: RequestLog, scheduler: Scheduler, prices: Prices, largest_step: int, limits: LatencyLimits
     ) -> None:
-        self._clock, self._prices, self._largest_step, self._limits = clock, prices, largest_step, limits
-        self._ledger = Ledger(scheduler.kv, prices, scheduler.running, clock.now())
+        self._prices, self._largest_step, self._limits = prices, largest_step, limits
+        self._ledger = Ledger(scheduler.kv, prices, scheduler.running, log.now())
         self._kv = scheduler.kv
         self.iterations = 0
         self.measured_s: defaultdict[int, float] = defaultdict(float)  # by bucket
         self.priced_s: defaultdict[int, float] = defaultdict(float)
         self.compute_s = self.recompute_s = self.recompute_latency_s = 0.0
         self.used_token_s = 0.0  # device memory of requests that run
+        log.tell(self.fold)
 
-    def __call__(self, planned: PlannedStep, result: StepResult) -> None:
-        step_s = self._ledger.step(planned, result, self._clock.now()).total_s
+    def fold(self, event: LogEvent) -> None:
+        """Add an event."""
+        if isinstance(event, Stepped):
+            self._step(event)
+        elif isinstance(event, Passed):
+            self._ledger.settle(event.at_s)
+
+    def _step(self, event: Stepped) -> None:
+        planned = event.planned
+        step_s = self._ledger.step(planned, event.result, event.at_s).total_s
         price, bucket = self._prices(planned.plan), planned.plan.bucket
         self.iterations += 1
         self.used_token_s += self._kv.occupancy().used * self._kv.page_size * step_s
@@ -75,10 +84,6 @@ class RunStats:
         if planned.recomputed_tokens:
             self.recompute_s += self._prices.recompute_s(planned)
             self.recompute_latency_s += len(planned.recomputing) * step_s
-
-    def settle(self) -> None:
-        """An iteration of the engine has ended: see `Ledger.settle`."""
-        self._ledger.settle(self._clock.now())
 
     def report(
         self,

@@ -235,7 +235,6 @@ def play(
     requests: Sequence[tuple[float, Request]],
     most_s: float,
     progress: Progress,
-    settle: Callable[[], None],
     host_s: float = 0.0,
     gate: FirstTokenGate | None = None,
 ) -> PlayedRun:
@@ -247,7 +246,6 @@ def play(
         clock: the engine's.
         requests: with the second at which each arrives, in order.
         progress: called a few times a second, by the wall clock.
-        settle: called after every step of the engine.
         host_s: seconds to wait after every step: the engine's own work, which a virtual clock does not see.
         gate: refuses requests whose first token would come too late; None: all are taken.
 
@@ -272,7 +270,6 @@ def play(
             ended = [event for event in engine.step() if isinstance(event, Finished)]
             _check_failures(ended)
             finished = [event.output for event in ended]
-            settle()
             live.difference_update(output.request_id for output in finished)
             outputs += finished
             if host_s:

@@ -12,6 +12,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.hooks import Text
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
+from jinfercept.meter.request_log import RequestLog
 from jinfercept.request import Request
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ESTIMATORS, Estimator, OracleEstimator
@@ -202,7 +203,7 @@ class Simulation:
             believed = self.believed or self.profile
             gate = FirstTokenGate(engine, believed, opened.buckets[-1], self.first_token_limit_s)
         with recording or nullcontext():
-            played = play(engine, endpoints, clock, requests, self.most_s, progress, accounts.settle, self.host_s, gate)
+            played = play(engine, endpoints, clock, requests, self.most_s, progress, self.host_s, gate)
         owners = {str(number): one.script.tenant for number, one in enumerate(arrivals) if isinstance(one, Arrival)}
         report = accounts.report(played, requests, engine.scheduler.counters, self.kv_tokens, owners, self.warm_up_s)
         if gate is not None:
@@ -239,7 +240,7 @@ class Simulation:
         )
         world = self._scheduler(kv, clock, records)
         prices = Prices(self.profile, self.page_size, synchronous=world.synchronous, free_transfers=free_pause)
-        accounts = RunStats(world.scheduler, clock, prices, world.buckets[-1], self.limits)
+        accounts = RunStats(world.log, world.scheduler, prices, world.buckets[-1], self.limits)
         engine = Engine(
             world.scheduler,
             PricedRunner(prices, clock, self.accepted_share),
@@ -249,7 +250,7 @@ class Simulation:
             depth=self.depth,
             vocab_size=1 << 60,
             open_text=open_text,
-            observe=accounts if world.recording is None else world.recording.after(accounts),
+            request_log=world.log,
         )
         return SimulatedEngine(engine, accounts, world.buckets, world.recording)
 
@@ -265,7 +266,7 @@ class Simulation:
         return arrival.request(number)
 
     def _scheduler(self, kv: KVManager, clock: VirtualClock, records: RecordFiles) -> "_Scheduled":
-        """The scheduler as an `LLM` builds it, observed if there are records to write."""
+        """The scheduler as an `LLM` builds it, with the folds that write records."""
         estimator, buckets, planned_with = self._estimator(), self._executables, self.believed or self.profile
         if not buckets:
             largest = planned_with.saturation
@@ -279,8 +280,11 @@ class Simulation:
             run = {"policy": self.policy_name, "estimator": self.estimator_name, "profile": self.profile.name}
             run |= {"kv_tokens": self.kv_tokens, "host_tokens": self.host_tokens, "page_size": self.page_size}
             recording = Recording(records, clock.now, kv, build.known, asked, synchronous=synchronous, run=run)
-        scheduler = build.build(kv, recording, recording.estimator if recording else None)
-        return _Scheduled(scheduler, synchronous, buckets, recording)
+        log = RequestLog(clock.now)
+        if recording is not None:
+            log.tell(recording.fold)
+        scheduler = build.build(kv, log, recording.estimator if recording else None)
+        return _Scheduled(scheduler, log, synchronous, buckets, recording)
 
 
 class SimulatedEngine(NamedTuple):
@@ -288,7 +292,7 @@ class SimulatedEngine(NamedTuple):
 
     Attributes:
         engine: serves requests.
-        accounts: its statistics; `settle` is to be called after every step.
+        accounts: its statistics.
         buckets: query tokens of its executables, ascending.
         recording: of decisions; None if none was asked for.
     """
@@ -300,9 +304,10 @@ class SimulatedEngine(NamedTuple):
 
 
 class _Scheduled(NamedTuple):
-    """A scheduler with its recording, and facts that the rest of the run needs."""
+    """A scheduler with its log and its recording, and facts that the rest of the run needs."""
 
     scheduler: Scheduler
+    log: RequestLog
     synchronous: bool
     buckets: tuple[int, ...]
     recording: Recording | None

@@ -17,6 +17,7 @@ from jinfercept.hosts.leading import LeadingRunner
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.engine_stats import EngineStats
+from jinfercept.meter.request_log import Fold, RequestLog
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.protocol import ModelDimensions
 from jinfercept.request import Request
@@ -26,7 +27,6 @@ from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.conformance import check_shape
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.estimators import EstimatorChoice, make_estimator
-from jinfercept.sched.observer import Observer, Observers
 from jinfercept.sched.orders import OrderChoice, check_order_choice
 from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice
 from jinfercept.sched.profile import Profile
@@ -35,8 +35,9 @@ from jinfercept.startup.memory import MemoryPlan
 from jinfercept.startup.several_hosts import disconnect
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
-Recorder = Callable[[KVManager, PolicyInputs], tuple[Observer, Estimator]]
-"""Makes an observer of a scheduler, and the estimator that learns of its calls: the policy's own, or one that wraps it."""
+Recorder = Callable[[KVManager, PolicyInputs], tuple[Fold, Estimator]]
+"""Makes a fold over what happens to an engine's requests, and the estimator that learns of their calls: the policy's own, or
+one that wraps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +151,13 @@ def assemble(
         most_moved_pages=max(1, memory_plan.moved_tokens // page_size),
     )
     clock = RealClock()
-    meter = observer = EngineStats(clock.now, kv, build.known, synchronous=build.policy.synchronous)
+    log = RequestLog(clock.now)
+    meter = EngineStats(log, kv, build.known, synchronous=build.policy.synchronous)
     estimator = build.known.estimator
     if record is not None:
-        recorder, estimator = _recorded(record, kv, build.known)
-        observer = Observers(meter, recorder)
-    scheduler = build.build(kv, observer, estimator)
+        fold, estimator = _recorded(record, kv, build.known)
+        log.tell(fold)
+    scheduler = build.build(kv, log, estimator)
     wake = threading.Event()
     dispatcher = Dispatcher(wake.set)
     engine = Engine(
@@ -171,19 +173,20 @@ def assemble(
         encode=partial(tokenizer.encode, plain=True) if tokenizer else None,
         seed=config.model.seed,
         check=config.advanced.check_pages,
-        observe=meter.planned,
+        request_log=log,
     )
     return Assembled(engine, dispatcher, meter)
 
 
-def _recorded(record: Recorder, kv: KVManager, known: PolicyInputs) -> tuple[Observer, Estimator]:
-    """The recorder's observer and estimator. Raises `ConfigError` if it returns anything else."""
+def _recorded(record: Recorder, kv: KVManager, known: PolicyInputs) -> tuple[Fold, Estimator]:
+    """The recorder's fold and estimator. Raises `ConfigError` if it returns anything else."""
     if not callable(record):
         raise ConfigError("record is a function", got=shown(record), fix="see assembly.Recorder")
     made: object = record(kv, known)
     if not isinstance(made, tuple) or len(made) != 2:
-        raise ConfigError("record returns two things", got=shown(made), fix="an Observer and an Estimator")
-    check_shape("what record returns first", made[0], Observer)
+        raise ConfigError("record returns two things", got=shown(made), fix="a function of events and an Estimator")
+    if not callable(made[0]):
+        raise ConfigError("what record returns first is a function of events", got=shown(made[0]), fix="see RequestLog")
     check_shape("what record returns second", made[1], Estimator)
     return made
 

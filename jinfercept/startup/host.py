@@ -61,7 +61,7 @@ class EngineHost:
 
     def _begin(self, parts: Assembled) -> None:
         self._engine, self._dispatcher, self._stats = parts
-        self.thread = EngineThread(self._engine, self._stats.add_events, self.setup.machine.settings)
+        self.thread = EngineThread(self._engine, self.setup.machine.settings)
 
     def _end(self) -> None:
         self.thread.close()

@@ -9,6 +9,7 @@ from jinfercept.engine.engine import Engine
 from jinfercept.events import Finished
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
+from jinfercept.meter.request_log import LogEvent, RequestLog, Stepped
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
@@ -193,6 +194,8 @@ class ScenarioRun:
         priced = PricedRunner(Prices(scenario.profile, SIZE, synchronous=self.synchronous), self.clock)
         self._endpoints = ScriptedEndpoints(self.clock, scenario.tokens)
         checked = CheckedRunner(FakeRunner(SIZE, scenario.buckets), priced, lambda plan: planned(self, plan))
+        log = RequestLog(self.clock.now)
+        log.tell(self._note)
         self.engine = Engine(
             self.scheduler,
             checked if fake else priced,
@@ -202,8 +205,12 @@ class ScenarioRun:
             depth=scenario.depth,
             vocab_size=VOCAB,
             check=fake,
-            observe=lambda planned, result: self.plans.append(planned),
+            request_log=log,
         )
+
+    def _note(self, event: LogEvent) -> None:
+        if isinstance(event, Stepped):
+            self.plans.append(event.planned)
 
     def run(self, max_steps: int = 20_000) -> "ScenarioRun":
         """Until all have finished but those that wait for a call that never returns.

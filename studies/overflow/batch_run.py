@@ -10,8 +10,8 @@ from typing import NamedTuple, final
 from jinfercept.engine.clock import Clock
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.protocols import Runner
-from jinfercept.sched.plan import StepResult
-from jinfercept.sched.plan_builder import PlannedStep, SchedulerCounters
+from jinfercept.meter.request_log import LogEvent, RequestLog, Stepped
+from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.scripted import ScriptedEndpoints, Writer, make_request, play
 from jinfercept.sim.workload import Script, Segment
@@ -80,14 +80,16 @@ class BatchRun(NamedTuple):
 
 @final
 class _Steps:
-    """Collects the steps of an engine: its `observe` hook."""
+    """Collects the steps of an engine, a fold over its log."""
 
     def __init__(self, scheduler: Scheduler, timer: Callable[[], float]) -> None:
         self.steps: list[BatchStep] = []
         self._scheduler, self._timer, self._started_s = scheduler, timer, timer()
 
-    def __call__(self, planned: PlannedStep, result: StepResult) -> None:
-        plan = planned.plan
+    def __call__(self, event: LogEvent) -> None:
+        if not isinstance(event, Stepped):
+            return
+        plan = event.planned.plan
         sizes = [len(chunk.tokens) for chunk in plan.chunks]
         decoded = sizes.count(1)
         self.steps.append(
@@ -126,14 +128,19 @@ def play_batch(
         timer: gives the steps' seconds (default: the clock).
         host_s: seconds of the engine's own work in every step, which a virtual clock does not see.
     """
-    endpoints, steps = ScriptedEndpoints(clock, write), _Steps(scheduler, timer or clock.now)
+    endpoints, steps, log = (
+        ScriptedEndpoints(clock, write),
+        _Steps(scheduler, timer or clock.now),
+        RequestLog(clock.now),
+    )
+    log.tell(steps)
     engine = Engine(
-        scheduler, runner, endpoints, clock, threading.Event(), depth=depth, vocab_size=vocab_size, observe=steps
+        scheduler, runner, endpoints, clock, threading.Event(), depth=depth, vocab_size=vocab_size, request_log=log
     )
     scripts = [Script("batch", request.prompt, (Segment(request.output, None, 0),)) for request in requests]
     coming = [(0.0, make_request(number, script, write)) for number, script in enumerate(scripts)]
     try:
-        played = play(engine, endpoints, clock, coming, MOST_S, lambda now, end: None, lambda: None, host_s)
+        played = play(engine, endpoints, clock, coming, MOST_S, lambda now, end: None, host_s)
     finally:
         engine.close()
     assert len(played.outputs) == len(requests), "a request was not served"

@@ -12,10 +12,10 @@ import pytest
 from jinfercept import LLM, ConfigError, EngineError, RequestError, SamplingParams
 from jinfercept.events import Finished
 from jinfercept.meter.engine_stats import EngineStats
+from jinfercept.meter.request_log import Passed
 from jinfercept.runner.packing import pack
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.lru import LeastRecentlyUsed
-from jinfercept.sched.observer import Observers
 from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence
 from tests.support.tiny_model import tiny_llm, tiny_setup
@@ -108,14 +108,14 @@ def test_a_new_llm_refuses_a_policy_and_a_profile_of_the_wrong_shape_before_it_l
 
 @pytest.mark.parametrize(
     "record",
-    [5, lambda kv, known: None, lambda kv, known: (object(), known.estimator), lambda kv, known: (Observers(), 5)],
-    ids=["no function", "nothing", "no observer", "no estimator"],
+    [5, lambda kv, known: None, lambda kv, known: (object(), known.estimator), lambda kv, known: (print, 5)],
+    ids=["no function", "nothing", "no fold", "no estimator"],
 )
 def test_a_recorder_of_the_wrong_shape_is_refused_and_the_llm_serves_on(llm: LLM, record: Any) -> None:
     with pytest.raises(ConfigError, match="record"):
         llm.restart(record=record)
     assert llm.generate(PROMPT, SHORT)[0].outputs[0].finish_reason == "length"
-    llm.restart(record=lambda kv, known: (Observers(), ElapsedEstimator()))
+    llm.restart(record=lambda kv, known: (lambda event: None, ElapsedEstimator()))
     assert llm.generate(PROMPT, SHORT)[0].outputs[0].finish_reason == "length"
 
 
@@ -155,11 +155,12 @@ def test_a_policy_that_raises_in_a_plan_costs_the_requests_of_that_plan_alone(ll
 
 
 def test_what_counts_events_may_fail_and_a_restart_mends_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(stats: EngineStats, events: object) -> None:
-        raise ArithmeticError("cannot count")
+    def told(stats: EngineStats, event: object) -> None:
+        if isinstance(event, Passed):
+            raise ArithmeticError("cannot count")
 
     with monkeypatch.context() as patch:
-        patch.setattr(EngineStats, "add_events", told)
+        patch.setattr(EngineStats, "fold", told)
         llm.restart()
     for _ in range(2):
         with pytest.raises(EngineError, match="ArithmeticError: cannot count"):

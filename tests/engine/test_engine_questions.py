@@ -23,7 +23,7 @@ Running = tuple[EngineThread, Engine]
 @pytest.fixture
 def running() -> Iterator[Running]:
     engine = make_engine(POLICIES["copy_ahead"](), num_pages=2000, max_num_seqs=16, buckets=(16, 64))
-    thread = EngineThread(engine, lambda events: None)
+    thread = EngineThread(engine)
     yield thread, engine
     thread.close()
 

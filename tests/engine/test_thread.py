@@ -63,7 +63,7 @@ def test_a_process_without_threads_refuses_a_request_and_serves_the_next_one(mon
     def no_thread(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    thread = EngineThread(make_engine(POLICIES["copy_ahead"](), num_pages=20), lambda events: None)
+    thread = EngineThread(make_engine(POLICIES["copy_ahead"](), num_pages=20))
     events: queue.Queue[Any] = queue.Queue()
     params = SamplingParams(temperature=0.0, max_tokens=3)
     with monkeypatch.context() as patch:

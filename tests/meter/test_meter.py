@@ -17,6 +17,7 @@ from jinfercept.meter.engine_stats import HISTORY_S, EngineStats
 from jinfercept.meter.histogram import Histogram
 from jinfercept.meter.interceptions import UNKNOWN
 from jinfercept.meter.live_state import SHOWN, live_state
+from jinfercept.meter.request_log import RequestLog
 from jinfercept.meter.timelines import Timeline
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
@@ -43,7 +44,6 @@ class World:
 
     def step(self) -> None:
         events = self.engine.step()
-        self.meter.add_events(events)
         self.outputs |= {event.request_id: event.output for event in events if isinstance(event, Finished)}
 
     def serve(self, *requests: Request) -> None:
@@ -69,14 +69,13 @@ def world(
     kv, clock, estimator = KVManager(num_pages, 40, SIZE), ManualClock(), HistoryEstimator()
     known = PolicyInputs(COST, 16, SIZE, estimator)
     policy = known.make(name)
-    meter = EngineStats(clock.now, kv, known, synchronous=policy.synchronous)
+    log = RequestLog(clock.now)
+    meter = EngineStats(log, kv, known, synchronous=policy.synchronous)
     sizes = {"buckets": (4, 16), "max_num_seqs": 4, "max_model_len": num_pages * SIZE, "chunk_tokens": 1 << 30}
-    scheduler = Scheduler(kv, policy, COST, estimator, observer=meter, **sizes)  # pyright: ignore[reportArgumentType]
+    scheduler = Scheduler(kv, policy, COST, estimator, observer=log, **sizes)  # pyright: ignore[reportArgumentType]
     endpoints = InstantEndpoints(clock, latency, lambda call: replace(tokens_in(call), duration_s=latency(call)))
     runner, wake = TimedRunner(SIZE, (4, 16)), threading.Event()
-    engine = Engine(
-        scheduler, runner, endpoints, clock, wake, depth=depth, vocab_size=97, observe=meter.planned, check=True
-    )
+    engine = Engine(scheduler, runner, endpoints, clock, wake, depth=depth, vocab_size=97, request_log=log, check=True)
     return World(engine, meter, clock)
 
 

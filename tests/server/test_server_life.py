@@ -22,6 +22,7 @@ import pytest
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.meter.engine_stats import EngineStats
+from jinfercept.meter.request_log import Passed
 from jinfercept.models.protocol import Params
 from jinfercept.server.app import create_app
 from jinfercept.server.observe.log_lines import JsonFormatter, StderrHandler, TextFormatter
@@ -195,11 +196,12 @@ def test_an_engine_that_cannot_go_on_is_an_engine_error_and_no_good_health(
     scripted.follow()
     body = {"messages": QUESTION, "max_tokens": 9, "stream": stream}
 
-    def told(stats: EngineStats, events: object) -> None:
-        raise ArithmeticError("cannot count")
+    def told(stats: EngineStats, event: object) -> None:
+        if isinstance(event, Passed):
+            raise ArithmeticError("cannot count")
 
     with monkeypatch.context() as patch:
-        patch.setattr(EngineStats, "add_events", told)
+        patch.setattr(EngineStats, "fold", told)
         scripted.llm.restart()
     with running(scripted.llm) as server:
         for _ in range(2):  # while it fails, and afterwards

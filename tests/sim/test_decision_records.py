@@ -10,6 +10,7 @@ import pytest
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.forecast import QUANTILES, EstimatorTee, forecast
+from jinfercept.meter.request_log import RequestLog
 from jinfercept.sched.estimator import ElapsedEstimator, HistoryEstimator, OracleEstimator
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import PolicyInputs
@@ -43,6 +44,8 @@ class Desk:
         self.log = DecisionLog(
             path, lambda: self.now, known, OracleEstimator(), synchronous=made.synchronous, run={"policy": "a"}
         )
+        self.events = RequestLog(lambda: self.now)
+        self.events.tell(self.log.fold)
         self.scheduler = Scheduler(
             self.kv,
             made,
@@ -52,7 +55,7 @@ class Desk:
             max_num_seqs=4,
             max_model_len=num_pages * SIZE,
             chunk_tokens=SATURATION,
-            observer=self.log,
+            observer=self.events,
         )
         self.runner = FakeRunner(SIZE, tuple(range(1, SATURATION + 1)))
 
@@ -65,7 +68,7 @@ class Desk:
             elapsed_s = COST.step_s(planned.plan.num_tokens, 0) if planned.plan.chunks else 0.0
             elapsed_s += moved * SIZE / COST.link_tokens_per_s if self.synchronous else 0.0
             self.now += elapsed_s
-            self.log.planned(planned, StepResult(result.tokens, elapsed_s))
+            self.events.stepped(planned, StepResult(result.tokens, elapsed_s))
             for (sequence, *_), token in zip(planned.sampled, result.tokens, strict=True):
                 self.scheduler.accept(sequence, token)
 

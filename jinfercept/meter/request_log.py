@@ -1,0 +1,181 @@
+"""What happens to the requests of one engine, told once: events with their times, in order, to all that count or show them.
+
+    Queued     a request waits to run: it is new, its calls have returned, or it gave way to others
+    Started    it runs
+    Paused     it waits for its calls; or it has finished, and its context is retained for a follow-up request
+    Ended      it is over; or its retained context was dropped, or taken over by a follow-up request, which is paused next
+    Moved      a policy's move of one of its pages was executed
+    Stepped    the result of a plan has arrived
+    Passed     an iteration of the engine has passed, with or without a plan
+
+Metrics (`EngineStats`), timelines for spans, reports of runs, decision records and Chrome traces are folds over these.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, final
+
+from jinfercept.events import Event
+from jinfercept.sched.plan import StepResult
+from jinfercept.sched.plan_builder import PlannedStep
+from jinfercept.sched.policy import Move
+from jinfercept.sched.sequence import Sequence, State
+
+
+class Queued(NamedTuple):
+    """A sequence waits.
+
+    Attributes:
+        at_s: seconds of the engine's clock, as in all events.
+        because: why it waits.
+        number: interceptions of its request until now.
+    """
+
+    at_s: float
+    sequence: Sequence
+    because: Literal["new", "returned", "preempted"]
+    number: int
+
+
+class Started(NamedTuple):
+    """A sequence runs."""
+
+    at_s: float
+    sequence: Sequence
+
+
+class Paused(NamedTuple):
+    """A sequence is intercepted. One without calls takes over the retained context whose `Ended` was told just before.
+
+    Attributes:
+        number: interceptions of its request, this one included.
+    """
+
+    at_s: float
+    sequence: Sequence
+    number: int
+
+
+class Ended(NamedTuple):
+    """A sequence is finished."""
+
+    at_s: float
+    sequence: Sequence
+
+
+class Moved(NamedTuple):
+    """A policy's move was executed, as far as the page allowed; see `sched.observer.Observer`.
+
+    Attributes:
+        number: interceptions of the page's request until now.
+    """
+
+    at_s: float
+    move: Move
+    copied_tokens: int
+    freed: bool
+    number: int
+
+
+class Stepped(NamedTuple):
+    """A plan's result has arrived; its tokens are not appended yet."""
+
+    at_s: float
+    planned: PlannedStep
+    result: StepResult
+
+
+class Passed(NamedTuple):
+    """An iteration of the engine has passed.
+
+    Attributes:
+        events: what it gives to the requests' callers.
+    """
+
+    at_s: float
+    events: list[Event]
+
+
+LogEvent = Queued | Started | Paused | Ended | Moved | Stepped | Passed
+Fold = Callable[[LogEvent], None]
+"""Takes every event as it happens, on the engine's thread. What an event refers to is as it was only until the fold returns."""
+
+
+@dataclass(slots=True)
+class _Life:
+    """A request that is not over: its last state, why it waited last, and its interceptions."""
+
+    state: State | None = None
+    because: Literal["new", "returned", "preempted"] = "new"
+    interceptions: int = 0
+
+
+@final
+class RequestLog:
+    """Tells the folds of one engine what happens to its requests. It is the `Observer` of the engine's scheduler.
+
+    Args:
+        now: the engine's clock.
+
+    Attributes:
+        running, waiting: sequences by id. Empty without folds.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self.running: dict[str, Sequence] = {}
+        self.waiting: dict[str, Sequence] = {}
+        self._folds: list[Fold] = []
+        self._lives: dict[str, _Life] = {}
+
+    def tell(self, fold: Fold) -> None:
+        """Tell a fold, behind those before it, all that happens from now on. Before the first request."""
+        self._folds.append(fold)
+
+    # -- hooks of the scheduler ------------------------------------------------------------------------------------
+
+    def changed(self, sequence: Sequence) -> None:
+        """See `Observer`."""
+        if not self._folds:
+            return
+        now, name, state = self.now(), sequence.id, sequence.state
+        life = self._lives.setdefault(name, _Life())
+        before, life.state = life.state, state
+        self.running.pop(name, None)
+        self.waiting.pop(name, None)
+        if state is State.RUNNING:
+            self.running[name] = sequence
+            self._emit(Started(now, sequence))
+        elif state is State.WAITING:
+            self.waiting[name] = sequence
+            if before is not None and before is not State.WAITING:
+                life.because = "returned" if before is State.INTERCEPTED else "preempted"
+            self._emit(Queued(now, sequence, life.because, life.interceptions))
+        elif state is State.INTERCEPTED:
+            life.interceptions += 1
+            self._emit(Paused(now, sequence, life.interceptions))
+        else:
+            del self._lives[name]
+            self._emit(Ended(now, sequence))
+
+    def moved(self, move: Move, copied_tokens: int, freed: bool) -> None:
+        """See `Observer`."""
+        if self._folds:
+            number = self._lives[move.sequence.id].interceptions
+            self._emit(Moved(self.now(), move, copied_tokens, freed, number))
+
+    # -- hooks of the engine ---------------------------------------------------------------------------------------
+
+    def stepped(self, planned: PlannedStep, result: StepResult) -> None:
+        """A plan's result has arrived."""
+        if self._folds:
+            self._emit(Stepped(self.now(), planned, result))
+
+    def passed(self, events: list[Event]) -> None:
+        """An iteration has passed with these events."""
+        if self._folds:
+            self._emit(Passed(self.now(), events))
+
+    def _emit(self, event: LogEvent) -> None:
+        for fold in self._folds:
+            fold(event)
