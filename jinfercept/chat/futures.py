@@ -15,8 +15,8 @@ from jinfercept.calls import Call, Result, Tool
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.errors import RequestError
 from jinfercept.intercept.call_markup import AsyncCalls
+from jinfercept.intercept.current_call import CURRENT_CALL, AtOnce, around
 from jinfercept.intercept.running_call import RunningCall
-from jinfercept.intercept.tool_call import TOOL_CALL, AtOnce, around
 from jinfercept.intercept.tool_values import Placeholder
 from jinfercept.outputs import Interception
 
@@ -94,7 +94,7 @@ class Futures:
     def _wrapped(self, tool: Tool) -> Tool:
         def answer(arguments: str) -> object:
             running = self._by_call.get(
-                TOOL_CALL.get().id
+                CURRENT_CALL.get().id
             )  # none beside calls that the client runs: those end the request
             if running is None:
                 return tool.function(arguments)
@@ -110,7 +110,7 @@ class Futures:
         return replace(tool, function=around(tool.function, answer), calls=None)  # markup is not for chats
 
     def _await(self, arguments: str) -> object:
-        running = self._by_call.get(TOOL_CALL.get().id)
+        running = self._by_call.get(CURRENT_CALL.get().id)
         if running is None:
             raise RequestError("there is no such future", got=arguments[:80], fix="name one that a call returned")
         return running.wait()

@@ -40,15 +40,15 @@ class AsyncCallQueue:
         flight = session.flight
         assert flight is not None
         text = session.text.last_raw if session.text else ""
-        for found in flight.watch.feed(len(session.stream) - 1, token, text):
-            if isinstance(found, TrapFrame):
+        for frame in flight.watch.feed(len(session.stream) - 1, token, text):
+            if isinstance(frame, TrapFrame):
                 flight.wanted = None
-            elif isinstance(found, BadFrame):
-                _refuse(flight, Call("", "", found.span, id=found.id), found.problem)
+            elif isinstance(frame, BadFrame):
+                _refuse(flight, Call("", "", frame.span, id=frame.id), frame.problem)
             elif problem := _reached_limit(flight):
-                _refuse(flight, found, problem)
+                _refuse(flight, frame, problem)
             else:
-                self._call(session, flight, found, now, events)
+                self._call(session, flight, frame, now, events)
 
     def go_on(self, session: Session, now: float, events: list[Event]) -> None:
         """Append what is queued, or begin the trap that was found, if the markup is clean behind the newest token."""
@@ -65,7 +65,11 @@ class AsyncCallQueue:
     def wait_at_end(self, session: Session, now: float, events: list[Event]) -> bool:
         """The text has ended: wait for what is pending, if there is any and the request says so; False if it ends."""
         flight, sequence = session.flight, session.sequence
-        if flight is None or flight.markup.on_end == "cancel" or not (flight.pending or flight.held or flight.queue):
+        if (
+            flight is None
+            or flight.markup.on_end == "cancel"
+            or not (flight.pending or flight.postponed or flight.queue)
+        ):
             return False
         if sequence.generated >= sequence.max_tokens or len(sequence.tokens) >= self._scheduler.max_model_len:
             return False
@@ -79,9 +83,9 @@ class AsyncCallQueue:
         """Queue the result of a call; `deliver` appends it."""
         flight = session.flight
         assert flight is not None
-        known = flight.pending.pop(call.id).pending
+        pending_call = flight.pending.pop(call.id).pending
         end = CallDuration(result.duration_s, result.status not in ("timeout", "unknown_tool"))
-        self._scheduler.end_call(session.sequence, known, end)
+        self._scheduler.end_call(session.sequence, pending_call, end)
         _release(flight, 1)
         result = flight.markup.kept(call, result)
         flight.queue.append((call, result))
@@ -106,9 +110,9 @@ class AsyncCallQueue:
         for pending in flight.pending.values():
             end = CallDuration(now - pending.began_s, clean=False)
             self._scheduler.end_call(session.sequence, pending.pending, end)
-        _release(flight, len(flight.pending) + len(flight.held))
+        _release(flight, len(flight.pending) + len(flight.postponed))
         unread = [call for call, _ in flight.queue]
-        session.cancelled += [*unread, *(pending.call for pending in flight.pending.values()), *flight.held]
+        session.cancelled += [*unread, *(pending.call for pending in flight.pending.values()), *flight.postponed]
         session.cancelled += [Call("", "", frame.span, id=frame.id) for frame in flight.watch.end()]
         session.flight = None
 
@@ -117,7 +121,7 @@ class AsyncCallQueue:
         events.append(Called(session.request.id, call))
         mode = flight.markup.mode(call)
         if mode == "parallel":
-            flight.held.append(call)
+            flight.postponed.append(call)
             return
         if mode == "sync" and flight.wanted is not None:
             flight.wanted.add(call.id)
@@ -125,16 +129,16 @@ class AsyncCallQueue:
 
     def _start(self, session: Session, flight: CallsInFlight, call: Call, now: float) -> None:
         request = session.request
-        known = session.pending(call, (request.id, "async", call.id), call.expected_s)
-        flight.pending[call.id] = PendingAsyncCall(call, known, now)
-        self._scheduler.begin_call(known, now)
+        pending_call = session.pending(call, (request.id, "async", call.id), call.expected_s)
+        flight.pending[call.id] = PendingAsyncCall(call, pending_call, now)
+        self._scheduler.begin_call(pending_call, now)
         self._endpoints.start(request.id, call, request.tools, request.tenant)
 
     def _trap(self, session: Session, flight: CallsInFlight, now: float, events: list[Event]) -> None:
         """Start the calls that wait for a trap, and wait for every pending call."""
-        for call in flight.held:
+        for call in flight.postponed:
             self._start(session, flight, call, now)
-        flight.held.clear()
+        flight.postponed.clear()
         self._wait(session, flight, flight.pending.keys(), now, events)
 
     def _wait(self, session: Session, flight: CallsInFlight, ids: Set[str], now: float, events: list[Event]) -> None:
@@ -145,8 +149,8 @@ class AsyncCallQueue:
             return
         calls = tuple(pending.call for pending in awaited)
         flight.awaited = {call.id: None for call in calls}
-        known = tuple(pending.pending._replace(head_start_s=now - pending.began_s) for pending in awaited)
-        self._scheduler.intercept(session.sequence, now, known, begun=True)
+        pending_calls = tuple(pending.pending._replace(head_start_s=now - pending.began_s) for pending in awaited)
+        self._scheduler.intercept(session.sequence, now, pending_calls, begun=True)
         session.interceptions.append(Interception(calls))
         events.append(Intercepted(session.request.id, calls))
 
@@ -191,7 +195,7 @@ class AsyncCallQueue:
 def _reached_limit(flight: CallsInFlight) -> str:
     """Why one more call may not begin; "" if it may, and then it is counted."""
     most, shared = flight.markup.max_pending, flight.markup.shared_limit
-    if len(flight.pending) + len(flight.held) >= most:
+    if len(flight.pending) + len(flight.postponed) >= most:
         return f"{most} calls are pending, wait for them first"
     return "" if shared is None or shared.take() else "too many calls of other requests are pending, call again later"
 

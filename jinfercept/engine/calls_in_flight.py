@@ -28,7 +28,7 @@ class CallsInFlight:
 
     Attributes:
         pending: calls that run, by id.
-        held: calls that start at the next trap.
+        postponed: calls that start at the next trap.
         queue: results that the request has not read, in the order of their arrival.
         wanted: ids that the request waits for at the next clean place; None: every pending call, after a trap.
         awaited: the calls of the trap that the request is in, by id, each with its result once that has come.
@@ -37,7 +37,7 @@ class CallsInFlight:
     markup: CallMarkup
     watch: MarkupWatch
     pending: dict[str, PendingAsyncCall] = field(default_factory=dict)
-    held: list[Call] = field(default_factory=list)
+    postponed: list[Call] = field(default_factory=list)
     queue: list[tuple[Call, Result]] = field(default_factory=list)
     wanted: set[str] | None = field(default_factory=set)
     awaited: dict[str, Result | None] = field(default_factory=dict)

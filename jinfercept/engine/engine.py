@@ -135,8 +135,8 @@ class Engine:
     def work_of(self, request: Request) -> QueuedWork:
         """What a request needs before its first token: of a retained context that it names, only the rest is computed."""
         num_tokens = len(request.prompt_token_ids)
-        held = min(num_tokens - 1, self._retained.held_tokens(request))
-        return QueuedWork(request.tenant, request.weight, request.priority, num_tokens, num_tokens - held)
+        num_retained = min(num_tokens - 1, self._retained.held_tokens(request))
+        return QueuedWork(request.tenant, request.weight, request.priority, num_tokens, num_tokens - num_retained)
 
     def take_first_tokens(self) -> Iterator[tuple[str, float | None]]:
         """Ids of requests that got their first token since the last call, and the seconds from arrival; None: they ended

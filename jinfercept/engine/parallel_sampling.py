@@ -50,8 +50,8 @@ def complete(requests: Iterable[Request], outputs: Mapping[str, RequestOutput]) 
         groups.setdefault(request.leader or request.id, []).append(outputs.get(request.id))
     whole = [[output for output in group if output is not None] for group in groups.values()]
     return [
-        None if len(found) < len(group) else found[0] if len(group) == 1 else _together(found)
-        for found, group in zip(whole, groups.values(), strict=True)
+        None if len(finished) < len(group) else finished[0] if len(group) == 1 else _together(finished)
+        for finished, group in zip(whole, groups.values(), strict=True)
     ]
 
 

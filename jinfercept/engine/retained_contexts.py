@@ -31,13 +31,13 @@ class _Retained(NamedTuple):
         sequence: the finished request's, intercepted.
         prompt: the tenant, and the digest of the last full page of the prompt; None if the prompt has no full page.
         session: the tenant, the root of the pages' chain, so that no two salts share a session, and the session's name.
-        asked: whether the request's last turn ended in calls.
+        ends_in_calls: whether the request's last turn ended in calls.
     """
 
     sequence: Sequence
     prompt: tuple[str, bytes] | None
     session: tuple[str, bytes, str] | None
-    asked: bool
+    ends_in_calls: bool
 
 
 @final
@@ -80,7 +80,7 @@ class RetainedContexts:
             return False
         pending = tuple(
             session.pending(call, (sequence.id, "returns", index), follow_up.expected_s)
-            for index, call in enumerate(session.asked)
+            for index, call in enumerate(session.client_calls)
         ) or (
             PendingCall(follow_up.reader, (sequence.id, "returns", 0), follow_up.expected_s, sequence.tenant, "reader"),
         )
@@ -91,7 +91,7 @@ class RetainedContexts:
             sequence,
             (tenant, chain[num_full - 1]) if 0 < num_full <= len(chain) else None,
             (tenant, root, follow_up.session) if follow_up.session else None,
-            bool(session.asked),
+            bool(session.client_calls),
         )
         if retained.session is not None:
             self.drop(self._by_session.get(retained.session), now)
@@ -120,7 +120,7 @@ class RetainedContexts:
             self.drop(retained.sequence.id, now)
             return False
         self._forget(retained)
-        self._scheduler.extend(retained.sequence, sequence, num_tokens, now, in_place=retained.asked)
+        self._scheduler.extend(retained.sequence, sequence, num_tokens, now, in_place=retained.ends_in_calls)
         return True
 
     def held_tokens(self, request: Request) -> int:
@@ -177,8 +177,8 @@ class RetainedContexts:
         digests = self._scheduler.kv.digests(context, tokens)
         for digest in reversed(digests):
             if alike := self._by_prompt.get((tenant, digest)):
-                found = [(self._shared(self._contexts[name].sequence, tokens, digests), name) for name in alike]
-                num_tokens, name = max(found)
+                candidates = [(self._shared(self._contexts[name].sequence, tokens, digests), name) for name in alike]
+                num_tokens, name = max(candidates)
                 return self._contexts[name], num_tokens
         return None, 0
 

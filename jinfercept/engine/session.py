@@ -41,7 +41,7 @@ class Session:
         flight: asynchronous calls; None if the request can have none.
         interrupts: results of asynchronous calls in `stream`.
         cancelled: asynchronous calls whose results are not in it, when the request has finished.
-        asked: calls of the last turn that the client answers.
+        client_calls: calls of the last turn that the client answers.
         first_token_s: when the first token was generated.
         resumed: results were appended, and no token was generated since.
     """
@@ -60,7 +60,7 @@ class Session:
     flight: CallsInFlight | None = None
     interrupts: list[Interrupt] = field(default_factory=list)
     cancelled: list[Call] = field(default_factory=list)
-    asked: tuple[Call, ...] = ()
+    client_calls: tuple[Call, ...] = ()
     first_token_s: float | None = None
     resumed: bool = False
 
@@ -122,7 +122,7 @@ class Session:
             if not all(isinstance(call, Call) for call in calls):
                 raise TypeError(f"a detector returns calls, not {calls!r}")
         if calls and any(call.by_caller for call in calls):
-            self.asked, calls = tuple(call for call in calls if call.by_caller), ()
+            self.client_calls, calls = tuple(call for call in calls if call.by_caller), ()
         return calls
 
     def pending(self, call: Call, key: Hashable, expected_s: float | None) -> PendingCall:

@@ -8,7 +8,6 @@ no event but `Finished`. If a step of the engine fails, each lost request still 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Self, final
 
 from jinfercept.engine.parallel_sampling import complete, joined
@@ -172,9 +171,7 @@ class Stream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __del__(self) -> None:

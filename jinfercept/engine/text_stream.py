@@ -106,16 +106,16 @@ class TextStream:
         return self._tokenizer.token_text(token_id)
 
     def _take(self, text: str) -> str:
-        held = self._held + text
+        pending = self._held + text
         for offset, char in enumerate(text, start=len(self._held) + 1):
             complete = [finder.pattern for finder in self._finders if finder.push(char)]
-            if complete and self._num_early <= 0 and (stop := self._outside_calls(complete, held[:offset])):
+            if complete and self._num_early <= 0 and (stop := self._outside_calls(complete, pending[:offset])):
                 self.stopped = stop
                 self._held = ""
-                return self._show(held[: offset if self._include_stop else offset - len(self.stopped)])
-        num_certain = len(held) - max(finder.matched for finder in self._finders)
-        self._held = held[num_certain:]
-        return self._show(held[:num_certain])
+                return self._show(pending[: offset if self._include_stop else offset - len(self.stopped)])
+        num_certain = len(pending) - max(finder.matched for finder in self._finders)
+        self._held = pending[num_certain:]
+        return self._show(pending[:num_certain])
 
     def _outside_calls(self, complete: list[str], text: str) -> str:
         """The longest of the strings with which a text ends that is no part of a call; "" if there is none."""

@@ -64,13 +64,13 @@ class AsyncCalls:
     shared_limit: SharedLimit | None = None
 
     def __post_init__(self) -> None:
-        for name, value, known in (
+        for name, value, choices in (
             ("calls", self.calls, ("sync", "parallel", "async")),
             ("on_end", self.on_end, ("wait", "cancel")),
             ("reasoning", self.reasoning, (None, *REASONING_FORMATS)),
         ):
-            if value not in known:
-                raise RequestError(f"{name} of AsyncCalls is unknown", got=shown(value), fix=f"one of {known}")
+            if value not in choices:
+                raise RequestError(f"{name} of AsyncCalls is unknown", got=shown(value), fix=f"one of {choices}")
         if type(self.max_pending) is not int or self.max_pending < 1:
             raise RequestError("max_pending is a whole number from 1", got=shown(self.max_pending), fix="such as 8")
         if (

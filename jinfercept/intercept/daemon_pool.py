@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, final
 
-from jinfercept.intercept.tool_call import TOOL_CALL
+from jinfercept.intercept.current_call import CURRENT_CALL
 
 MOST_THREADS = 32
 """Threads of one tool in a pool. More of its functions wait for those."""
@@ -24,7 +24,7 @@ class DaemonPool(ThreadPoolExecutor):
 
     def submit[**P, T](self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run a function. Raises `RuntimeError` if the process has no more threads."""
-        future, tool = Future[T](), TOOL_CALL.get().tool
+        future, tool = Future[T](), CURRENT_CALL.get().tool
 
         def job() -> None:
             if not future.set_running_or_notify_cancel():

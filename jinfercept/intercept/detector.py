@@ -64,13 +64,13 @@ class _StopStringWatch:
     def _find_start(self) -> bool:
         """Open the call that begins earliest; wait while one that begins no later may still be on its way."""
         text = self._text
-        found = [(at, -len(mark[0]), mark) for mark in self._marks if (at := text.find(mark[0])) >= 0]
+        openings = [(at, -len(mark[0]), mark) for mark in self._marks if (at := text.find(mark[0])) >= 0]
         first = max(0, len(text) - self._keep)
         coming = next((at for at in range(first, len(text)) if self._may_begin(text[at:])), len(text))
-        if not found or coming <= min(found)[0]:
-            self._cut(min(coming, min(found)[0]) if found else coming)
+        if not openings or coming <= min(openings)[0]:
+            self._cut(min(coming, min(openings)[0]) if openings else coming)
             return False
-        at, _, self._open = min(found)
+        at, _, self._open = min(openings)
         self._cut(at)
         self._searched = 0
         return True

@@ -15,7 +15,7 @@ from contextvars import Context
 from typing import Any, final
 
 from jinfercept.calls import Call, Result, Tool
-from jinfercept.intercept.tool_call import TOOL_CALL, ToolCall, ToolFunction
+from jinfercept.intercept.current_call import CURRENT_CALL, CurrentCall, ToolFunction
 from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.intercept.tool_values import ToolValue, failure_result, value_result
@@ -177,7 +177,9 @@ class Dispatcher:
             return self._executor.call(tool.name, function, arguments)
 
         def begin() -> ToolRun[Any]:
-            TOOL_CALL.set(ToolCall(tool.name, pause.calls[index].id, pause.request_id, pause.tenant, outlast=outlast))
+            CURRENT_CALL.set(
+                CurrentCall(tool.name, pause.calls[index].id, pause.request_id, pause.tenant, outlast=outlast)
+            )
             return self._executor.call(tool.name, tool.function, arguments)
 
         def deliver(value: Future[Any]) -> None:

@@ -64,11 +64,11 @@ class _RegexWatch:
         self._origins += [index] * len(text)
         for end in range(searched + 1, len(self._text) + 1):
             first = max(self._before, end - MAX_ARGUMENT_CHARS)
-            if found := self._pattern.search(self._text, first, end):
-                groups = found.groupdict()
+            if match := self._pattern.search(self._text, first, end):
+                groups = match.groupdict()
                 name = self._tool or groups["name"] or ""
-                arguments = groups.get("arguments", found[0]) or ""
-                call = Call(name, arguments, (self._origins[found.start()], index + 1))
+                arguments = groups.get("arguments", match[0]) or ""
+                call = Call(name, arguments, (self._origins[match.start()], index + 1))
                 self._text, self._origins, self._before = "", [], 0
                 return (call,)
         excess = len(self._text) - MAX_ARGUMENT_CHARS - 1

@@ -60,8 +60,8 @@ def render(
 
 def _token_ids(result: Result, token_ids: tuple[int, ...], limit: int, vocab_size: int) -> tuple[list[int], Result]:
     """Token ids as they are; unknown ids are dropped, and make the result an error."""
-    known = [token for token in token_ids if 0 <= token < vocab_size]
-    if len(known) == len(token_ids) <= limit:
-        return known, result
-    status = "error" if len(known) < len(token_ids) else "too_large"
-    return known[:limit], replace(result, status=status, token_ids=tuple(known[:limit]))
+    valid = [token for token in token_ids if 0 <= token < vocab_size]
+    if len(valid) == len(token_ids) <= limit:
+        return valid, result
+    status = "error" if len(valid) < len(token_ids) else "too_large"
+    return valid[:limit], replace(result, status=status, token_ids=tuple(valid[:limit]))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import final
 
 from jinfercept.calls import Call
-from jinfercept.intercept.tool_call import TOOL_CALL, ToolFunction
+from jinfercept.intercept.current_call import CURRENT_CALL, ToolFunction
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.intercept.tool_values import ToolValue
 
@@ -41,7 +41,7 @@ class RunningCall:
         """
         self.has_started = True
         self._run.result.add_done_callback(lambda result: ended())
-        outlast = TOOL_CALL.get().outlast
+        outlast = CURRENT_CALL.get().outlast
         assert outlast is not None
         run = outlast(function, arguments, self.cancel)
         self._run.on_cancel(run.cancel)

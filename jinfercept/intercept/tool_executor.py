@@ -1,6 +1,6 @@
 """Runs the code of tools: sync functions in threads of their own, coroutines on event loops that they share.
 
-A call goes from the engine's thread to where its code runs, in at most two steps, with one context variable (`TOOL_CALL`):
+A call goes from the engine's thread to where its code runs, in at most two steps, with one context variable (`CURRENT_CALL`):
 
     a sync function                        a thread of its own
     a coroutine function                   the loop of async tools
@@ -28,8 +28,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
+from jinfercept.intercept.current_call import CURRENT_CALL, OUTSIDE, AtOnce
 from jinfercept.intercept.event_loop_thread import EventLoopThread, RunningCallback
-from jinfercept.intercept.tool_call import OUTSIDE, TOOL_CALL, AtOnce
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.intercept.tool_values import ToolFailed, ToolValue, plain_failure, plain_value
 
@@ -155,7 +155,7 @@ class ToolExecutor:
         return run
 
     def call[*A](self, tool: str, function: Callable[[*A], object], *args: *A) -> ToolRun[Any]:
-        """Call a function of a tool with a copy of this context, in which `TOOL_CALL` has the tool's name.
+        """Call a function of a tool with a copy of this context, in which `CURRENT_CALL` has the tool's name.
 
         The run never raises anything but `ToolFailed`, unless the function is an `AtOnce` one, whose run is returned.
 
@@ -341,7 +341,7 @@ class ToolExecutor:
     def _blame(self, loop: _ToolLoop) -> None:
         """Name the tool that blocks a loop, and give it a loop of its own from now on."""
         assert loop.blocking is not None
-        tool = loop.blocking.handle.get_context().get(TOOL_CALL, OUTSIDE).tool
+        tool = loop.blocking.handle.get_context().get(CURRENT_CALL, OUTSIDE).tool
         if tool and tool in self._blocking_tools:
             return
         if tool:
@@ -389,7 +389,7 @@ class ToolExecutor:
 def _context(tool: str) -> Context:
     """A copy of this context for code of a tool."""
     context = copy_context()
-    context.run(lambda: TOOL_CALL.set(replace(TOOL_CALL.get(), tool=tool)))
+    context.run(lambda: CURRENT_CALL.set(replace(CURRENT_CALL.get(), tool=tool)))
     return context
 
 

@@ -57,24 +57,24 @@ class WasteEquations:
     """The waste equations of `sched.waste` for one machine.
 
     Args:
-        known: cost model, saturation point and page size.
+        inputs: cost model, saturation point and page size.
         synchronous: steps wait for transfers.
     """
 
-    def __init__(self, known: PolicyInputs, *, synchronous: bool) -> None:
-        self._known, self._synchronous = known, synchronous
+    def __init__(self, inputs: PolicyInputs, *, synchronous: bool) -> None:
+        self._inputs, self._synchronous = inputs, synchronous
 
     def chunk(self, running_queries: int) -> int:
         """Tokens that a step recomputes beside the query tokens of the running sequences."""
-        return chunk_tokens(self._known.saturation, running_queries, self._known.page_size)
+        return chunk_tokens(self._inputs.saturation, running_queries, self._inputs.page_size)
 
     def waste(self, case: DecisionCase) -> Waste:
         """Equations (2), (4) and (3) for the tokens on the device; (2) is NaN without a predicted return."""
         rest_s = math.nan if case.remaining_s is None else case.remaining_s
         return Waste(
             preserve_waste(rest_s, case.context),
-            chunked_discard_waste(case.context, case.others, case.chunk, self._known.forward_s),
-            swap_waste(case.context, case.others, self._known.cost.swap_s),
+            chunked_discard_waste(case.context, case.others, case.chunk, self._inputs.forward_s),
+            swap_waste(case.context, case.others, self._inputs.cost.swap_s),
         )
 
     def predicted(self, case: DecisionCase, clean: int, dirty: int) -> float:
@@ -88,5 +88,5 @@ class WasteEquations:
         if dirty:
             token_s += self.waste(case._replace(context=dirty)).discard
         if clean and self._synchronous:
-            token_s += swap_waste(clean, case.others, self._known.cost.swap_s)
+            token_s += swap_waste(clean, case.others, self._inputs.cost.swap_s)
         return token_s

@@ -101,7 +101,7 @@ class EngineStats:
     Args:
         log: of the engine; `fold` is told from now on.
         kv: its pages.
-        known: cost model, saturation point and estimator of its policy.
+        inputs: cost model, saturation point and estimator of its policy.
         synchronous: steps wait for transfers.
 
     Attributes:
@@ -115,17 +115,17 @@ class EngineStats:
         last_queries: query tokens of the last step.
     """
 
-    def __init__(self, log: RequestLog, kv: KVManager, known: PolicyInputs, *, synchronous: bool) -> None:
-        self.now, self.kv, self.known = log.now, kv, known
-        self.equations = WasteEquations(known, synchronous=synchronous)
+    def __init__(self, log: RequestLog, kv: KVManager, inputs: PolicyInputs, *, synchronous: bool) -> None:
+        self.now, self.kv, self.inputs = log.now, kv, inputs
+        self.equations = WasteEquations(inputs, synchronous=synchronous)
         self.running, self.waiting = log.running, log.waiting
-        prices = Prices(known.cost, kv.page_size, synchronous=synchronous)
+        prices = Prices(inputs.cost, kv.page_size, synchronous=synchronous)
         self._ledger = Ledger(kv, prices, self.running.values(), log.now())
         self.counts = EngineCounts(waste=self._ledger.waste)
-        self.interceptions = InterceptionStats(self.counts.tools, known.estimator)
+        self.interceptions = InterceptionStats(self.counts.tools, inputs.estimator)
         self.history: deque[PoolSample] = deque(maxlen=HISTORY_S)
         self.decisions: deque[DecisionEntry] = deque(maxlen=NUM_DECISIONS)
-        self.timelines = Timelines(known.cost.link_tokens(1.0))
+        self.timelines = Timelines(inputs.cost.link_tokens(1.0))
         self.last_queries = 0
         self._reasons = BoundedNames(_MOST_REASONS)
         self._times: dict[str, _Times] = {}  # of the requests that ran and are not finished
@@ -236,7 +236,7 @@ class EngineStats:
 
     def _count_link(self, plan: StepPlan, step_s: float) -> None:
         counts, size = self.counts, self.kv.page_size
-        counts.link_budget += self.known.cost.link_tokens(step_s)
+        counts.link_budget += self.inputs.cost.link_tokens(step_s)
         if plan.offload or plan.fetch:
             counts.copied_out += len(plan.offload) * size
             counts.copied_in += len(plan.fetch) * size

@@ -42,7 +42,7 @@ def live_state(stats: EngineStats, *, texts: bool, tenant: str | None = None) ->
     return {
         "now_s": now,
         "page_size": stats.kv.page_size,
-        "link_tokens_per_s": stats.known.cost.link_tokens(1.0),
+        "link_tokens_per_s": stats.inputs.cost.link_tokens(1.0),
         "counts": {
             "running": len(running),
             "waiting": len(waiting),
@@ -95,7 +95,7 @@ def _runs(sequence: Sequence, now: float) -> dict[str, Any]:
 def _paused(stats: EngineStats, pause: OpenInterception, now: float, others: int, texts: bool) -> dict[str, Any]:
     """A paused context: its tokens by place, and the token·seconds that keeping it or dropping its dirty pages would waste."""
     sequence, age_s = pause.sequence, now - pause.began_s
-    rest_s = remaining_s(stats.known.estimator, sequence, age_s)
+    rest_s = remaining_s(stats.inputs.estimator, sequence, age_s)
     places, own, alone = _places(sequence)
     case = DecisionCase(now, State.INTERCEPTED, rest_s, own, others, stats.equations.chunk(stats.last_queries))
     lost = case._replace(context=alone)

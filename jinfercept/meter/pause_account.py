@@ -55,32 +55,6 @@ class PauseAccount:
         page_size: tokens per page.
     """
 
-    __slots__ = (
-        "_copied_in",
-        "_fetch",
-        "_held",
-        "_partial",
-        "_queued",
-        "_recompute",
-        "_recomputed",
-        "_resident",
-        "_since_s",
-        "_size",
-        "_stall",
-        "began_s",
-        "call_s",
-        "context",
-        "forecasts",
-        "found",
-        "intercepted",
-        "number",
-        "prediction",
-        "recomputed",
-        "returned_s",
-        "sequence",
-        "untouched",
-    )
-
     def __init__(self, sequence: Sequence, number: int, *, intercepted: bool, now: float, page_size: int) -> None:
         self.sequence, self.number, self.intercepted = sequence, number, intercepted
         self.began_s = self._since_s = now
@@ -93,7 +67,7 @@ class PauseAccount:
         self.untouched = True  # nothing was done to it
         self.returned_s: float | None = None
         self.call_s: float | None = None  # how long its last call lasted, if all ended by themselves
-        self.found: ContextResidency | None = None  # where its context was when it ran again
+        self.resumed: ContextResidency | None = None  # where its context was when it ran again
         self.prediction: Prediction | None = None
         self.forecasts: list[Forecast] = []
 
@@ -103,12 +77,12 @@ class PauseAccount:
 
     def settle(self, now: float) -> None:
         """Add what the context has held until now."""
-        held = self._resident * (now - self._since_s)
+        token_s = self._resident * (now - self._since_s)
         self._since_s = now
         if self.returned_s is None:
-            self._held += held
+            self._held += token_s
         else:
-            self._queued += held
+            self._queued += token_s
 
     def touch(self, now: float, resident: int) -> None:
         """A move begins: `resident` own tokens are on the device."""
@@ -129,8 +103,8 @@ class PauseAccount:
         """The sequence runs again; True if some of its tokens must be fetched or recomputed."""
         self.settle(now)
         self._resident = 0
-        self.found = self.sequence.context.residency(self.sequence.max_computed)
-        return self.found.host + self.found.missing > 0
+        self.resumed = self.sequence.context.residency(self.sequence.max_computed)
+        return self.resumed.host + self.resumed.missing > 0
 
     @property
     def held(self) -> float:

@@ -16,8 +16,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, final
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.request_log import Ended, LogEvent, Moved, Passed, Paused, Queued, Started, Stepped
@@ -158,14 +157,6 @@ class ChromeTrace:
             self._end_span(track, now_us)
         self._file.write("\n]}\n")
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- the parts -------------------------------------------------------------------------------------------------
 

@@ -18,8 +18,7 @@ import heapq
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TextIO, final
+from typing import Any, TextIO, final
 
 from jinfercept.errors import ConfigError
 from jinfercept.meter.decisions import Decision, DecisionCase, WasteEquations
@@ -184,14 +183,6 @@ class DecisionLog:
             pause.settle(self._now())
             self._end(pause)
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- pauses ----------------------------------------------------------------------------------------------------
 

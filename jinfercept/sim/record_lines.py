@@ -42,7 +42,7 @@ def outcome_line(pause: PauseAccount, now: float) -> dict[str, Any]:
         "duration_s": _short((now if pause.returned_s is None else pause.returned_s) - pause.began_s),
         "call_s": None if pause.call_s is None else _short(pause.call_s),
         "context": pause.context,
-        "found": None if pause.found is None else pause.found._asdict(),
+        "found": None if pause.resumed is None else pause.resumed._asdict(),
         "recomputed_tokens": pause.recomputed,
         "predicted_at_age_s": _short(pause.prediction.age_s),
         "predicted_token_s": _short(pause.prediction.token_s),

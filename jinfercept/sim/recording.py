@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from glob import escape
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self, final
 
 from jinfercept.kv.manager import KVManager
@@ -108,11 +107,3 @@ class Recording:
         """Write open records and close the files."""
         for part in self._parts:
             part.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

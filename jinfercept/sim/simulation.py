@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -202,7 +202,7 @@ class Simulation:
         if self.first_token_limit_s is not None:
             believed = self.believed or self.profile
             gate = FirstTokenGate(engine, believed, opened.buckets[-1], self.first_token_limit_s)
-        with recording or nullcontext():
+        with nullcontext() if recording is None else closing(recording):
             played = play(engine, endpoints, clock, requests, self.most_s, progress, self.host_s, gate)
         owners = {str(number): one.script.tenant for number, one in enumerate(arrivals) if isinstance(one, Arrival)}
         report = accounts.report(played, requests, engine.scheduler.counters, self.kv_tokens, owners, self.warm_up_s)

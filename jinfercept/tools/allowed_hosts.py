@@ -100,8 +100,8 @@ class Hosts:
             scheme: `http` or `https`.
         """
         entry = self._check(host, port, scheme)
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = [str(info[4][0]) for info in found]
+        infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = [str(info[4][0]) for info in infos]
         if self._named and not entry.is_pattern:
             return addresses[0]
         for address in addresses:

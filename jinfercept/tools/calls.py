@@ -12,7 +12,7 @@ from typing import Any, final
 from jinfercept.calls import Tool
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.fair_slots import FairSlots
-from jinfercept.intercept.tool_call import TOOL_CALL, AtOnce, ToolCall
+from jinfercept.intercept.current_call import CURRENT_CALL, AtOnce, CurrentCall
 from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.plain_values import strict_json
@@ -38,7 +38,7 @@ class CallRequest:
 
     arguments: Mapping[str, Any]
     expires_s: float
-    call: ToolCall = field(default_factory=ToolCall)
+    call: CurrentCall = field(default_factory=CurrentCall)
 
 
 Endpoint = Callable[[CallRequest], Coroutine[Any, Any, str]]
@@ -100,7 +100,7 @@ def endpoint_tool(
     """
 
     async def answer(arguments: str, expires_s: float) -> str:
-        request, came_s = CallRequest(_object(arguments), expires_s, call := TOOL_CALL.get()), time.monotonic()
+        request, came_s = CallRequest(_object(arguments), expires_s, call := CURRENT_CALL.get()), time.monotonic()
         begun_s: float | None = None
 
         async def begin() -> str:

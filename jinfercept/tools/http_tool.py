@@ -174,5 +174,5 @@ def _with_defaults(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) 
 
 def _query(value: Any) -> str | list[str]:
     if isinstance(value, list):
-        return [str(_query(one)) for one in value]
+        return [str(_query(item)) for item in value]
     return value if isinstance(value, str) else json.dumps(value)

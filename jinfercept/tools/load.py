@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Self, final
 
 from jinfercept.chat.function_tools import ChatTool, chat_tools
@@ -68,17 +68,13 @@ class LoadedTools:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.close)
 
 
@@ -206,7 +202,7 @@ class _Loader:
             load()
 
         async def connect() -> None:
-            await asyncio.gather(*(one() for one in self._connect))
+            await asyncio.gather(*(start() for start in self._connect))
 
         if self._connect:
             self.parts.executor.submit(connect).result.result()

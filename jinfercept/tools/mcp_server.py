@@ -202,16 +202,16 @@ class McpServer:
             self._changed.set()
 
     async def _list(self, client: Client) -> tuple[Declared, ...]:
-        found: list[Declared] = []
+        tools: list[Declared] = []
         cursor: str | None = None
         for _ in range(_MAX_PAGES):
             page = await client.list_tools(cursor=cursor, cache_mode="bypass")
-            found += page.tools
+            tools += page.tools
             cursor = page.next_cursor
             if cursor is None:
                 break
         wanted, unwanted = self._table.include, self._table.exclude
-        return tuple(tool for tool in found if (wanted is None or tool.name in wanted) and tool.name not in unwanted)
+        return tuple(tool for tool in tools if (wanted is None or tool.name in wanted) and tool.name not in unwanted)
 
 
 def _describe(error: BaseException) -> str:

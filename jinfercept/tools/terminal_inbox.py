@@ -26,8 +26,8 @@ def answer_calls(
     until_s = time.monotonic() + _TIMEOUT_S  # a call with wrong arguments never reaches the inbox
     while left and time.monotonic() < until_s:
         for pending in inbox.pending()[:1]:
-            said = ", ".join(str(value) for value in pending.arguments.values())
-            note(f"{pending.tool} asks: {said}  (an empty line declines)")
+            arguments = ", ".join(str(value) for value in pending.arguments.values())
+            note(f"{pending.tool} asks: {arguments}  (an empty line declines)")
             text = (ask() or "").strip()
             try:
                 inbox.answer(pending.id, text) if text else inbox.decline(pending.id)

@@ -223,8 +223,8 @@ def _mistake(error: ValidationError, place: Place, kind: type[BaseModel]) -> Con
     key = ".".join(map(str, first["loc"]))
     match first["type"]:
         case "extra_forbidden":
-            known = list(kind.model_fields)
-            return place.error("no such key", key + nearest(key, known), f"the keys are {', '.join(known)}")
+            keys = list(kind.model_fields)
+            return place.error("no such key", key + nearest(key, keys), f"the keys are {', '.join(keys)}")
         case "missing":
             return place.error("a key is missing", f"no {key}", f"{key} = …")
     return place.error(f"{key} does not fit", repr(first["input"])[:80], first["msg"])

@@ -12,7 +12,7 @@ from jinfercept.chat.futures import future_of
 from jinfercept.errors import RequestError
 from jinfercept.events import Intercepted
 from jinfercept.intercept.call_markup import AsyncCalls
-from jinfercept.intercept.tool_call import TOOL_CALL
+from jinfercept.intercept.current_call import CURRENT_CALL
 from tests.chat.test_chats import CALL, END, GREEDY, QUESTION, ask, price, result
 from tests.support.chat_templates import QWEN
 from tests.support.scripted_model import Make
@@ -31,7 +31,7 @@ def slow(fails: bool = False) -> tuple[Tool, threading.Event]:
     def answer(item: str) -> str:
         """The price of an item."""
         assert go.wait(60)
-        assert TOOL_CALL.get().request_id.startswith("request-")
+        assert CURRENT_CALL.get().request_id.startswith("request-")
         if fails:
             raise ValueError("sold out")
         return price(item)

@@ -3,8 +3,8 @@
 import threading
 
 from jinfercept.calls import Call, Result, Tool
+from jinfercept.intercept.current_call import CURRENT_CALL
 from jinfercept.intercept.dispatcher import lasted_s
-from jinfercept.intercept.tool_call import TOOL_CALL
 from tests.support.dispatching import LONG_S, SOON_S, Service, hangs
 
 
@@ -49,7 +49,7 @@ def test_what_outlasts_its_call_is_cancelled_with_its_request() -> None:
     service, cancelled = Service(), list[str]()
 
     def registers(arguments: str) -> str:
-        outlast = TOOL_CALL.get().outlast
+        outlast = CURRENT_CALL.get().outlast
         assert outlast is not None
         outlast(hangs, arguments, lambda: cancelled.append(arguments))
         return "at once"

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from jinfercept.calls import Call, Result, Tool
+from jinfercept.intercept.current_call import CURRENT_CALL
 from jinfercept.intercept.detector import ScriptedDetector
-from jinfercept.intercept.tool_call import TOOL_CALL
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from tests.support.dispatching import LONG_S, SOON_S, THE_END, Service, hangs
@@ -232,12 +232,12 @@ def test_a_function_knows_whose_call_it_is() -> None:
     service = Service()
 
     async def later(arguments: str) -> str:
-        return TOOL_CALL.get().request_id
+        return CURRENT_CALL.get().request_id
 
-    service.call("a", lambda arguments: TOOL_CALL.get().request_id)
+    service.call("a", lambda arguments: CURRENT_CALL.get().request_id)
     service.call("b", later)
     assert {name: result.text for name, (result,) in service.results(2).items()} == {"a": "a", "b": "b"}
-    assert TOOL_CALL.get().request_id == ""
+    assert CURRENT_CALL.get().request_id == ""
     service.dispatcher.close()
 
 

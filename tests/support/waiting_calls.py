@@ -6,7 +6,7 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-from jinfercept.intercept.tool_call import ToolCall
+from jinfercept.intercept.current_call import CurrentCall
 from jinfercept.tools.calls import CallFailed, CallRequest
 from jinfercept.tools.inbox import Inbox
 from tests.support.live_server import until
@@ -17,7 +17,7 @@ def ask(inbox: Inbox, owner: str = "", **arguments: Any) -> Future[str]:
     answer: Future[str] = Future()
 
     def wait() -> None:
-        asked = CallRequest(arguments, time.monotonic() + 60, ToolCall(request_id="chatcmpl-1", tenant=owner))
+        asked = CallRequest(arguments, time.monotonic() + 60, CurrentCall(request_id="chatcmpl-1", tenant=owner))
         try:
             answer.set_result(asyncio.run(inbox.ask("approve", asked)))
         except CallFailed as error:

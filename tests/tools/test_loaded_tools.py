@@ -14,7 +14,7 @@ import pytest
 from jinfercept import load_tools
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
-from jinfercept.intercept.tool_call import TOOL_CALL
+from jinfercept.intercept.current_call import CURRENT_CALL
 from jinfercept.sampling_params import SamplingParams
 from tests.support.chat_templates import QWEN
 from tests.support.scripted_model import Make
@@ -25,14 +25,14 @@ import asyncio
 import threading
 import time
 from jinfercept.errors import ConfigError
-from jinfercept.intercept.tool_call import TOOL_CALL
+from jinfercept.intercept.current_call import CURRENT_CALL
 
 running, most, begun, cancelled = 0, 0, 0, 0
 go = threading.Event()
 
 def price(item: str, number: int = 1) -> str:
     """The price of an item."""
-    return f"{number} {item}: 23, for {TOOL_CALL.get().request_id}"
+    return f"{number} {item}: 23, for {CURRENT_CALL.get().request_id}"
 
 def hold(name: str) -> str:
     """Holds."""
@@ -116,7 +116,7 @@ def test_functions_are_named_described_and_limited_in_toml(tmp_path: Path) -> No
         until(lambda: shop()["begun"] == 1)
         runner.dispatcher.cancel("r")
         until(lambda: shop()["cancelled"] == 1)
-    assert TOOL_CALL.get().request_id == ""
+    assert CURRENT_CALL.get().request_id == ""
 
 
 def test_a_function_that_hangs_keeps_its_place_in_line(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 
-from jinfercept.intercept.tool_call import TOOL_CALL, ToolCall
+from jinfercept.intercept.current_call import CURRENT_CALL, CurrentCall
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.tools.load import LoadedTools, load_tools
 from tests.support.tool_runner import until
@@ -112,7 +112,7 @@ def call(loaded: LoadedTools, name: str, trace: dict[str, str]) -> str:
     assert tool is not None
 
     def begin() -> ToolRun[str]:
-        TOOL_CALL.set(ToolCall(name, trace=trace))
+        CURRENT_CALL.set(CurrentCall(name, trace=trace))
         run: Any = tool.function('{"question": "?"}' if name == "model" else "{}")
         assert isinstance(run, ToolRun)
         return run

@@ -44,10 +44,10 @@ class EngineSnapshot[T]:
             return last
         if self._asked is None or self._asked.done():
             self._asked = asyncio.wrap_future(self._ask())
-        asked = self._asked
-        await asyncio.wait([asked], timeout=_TIMEOUT_S)
-        if asked.done():
-            self._last = SnapshotValue(asked.result(), time.monotonic())
+        question = self._asked
+        await asyncio.wait([question], timeout=_TIMEOUT_S)
+        if question.done():
+            self._last = SnapshotValue(question.result(), time.monotonic())
         if self._last is None:
             raise ApiError(503, "the engine is busy with a long step", code="busy", headers={"Retry-After": "1"})
         return self._last

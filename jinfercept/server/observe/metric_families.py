@@ -50,9 +50,9 @@ class MetricFamilies(NamedTuple):
     def histograms(self, name: str, text: str, values: Mapping[tuple[str, ...], Histogram], *labels: str) -> Metric:
         """Histograms by labels."""
         family = HistogramMetricFamily(name, text, labels=["model_name", *labels])
-        for key, one in values.items():
-            buckets = [(floatToGoString(bound), count) for bound, count in one.cumulative]
-            family.add_metric([self.model, *key], buckets, one.total)
+        for key, histogram in values.items():
+            buckets = [(floatToGoString(bound), count) for bound, count in histogram.cumulative]
+            family.add_metric([self.model, *key], buckets, histogram.total)
         return family
 
     def info(self, name: str, text: str, values: Mapping[str, object]) -> Metric:

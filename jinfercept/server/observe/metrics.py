@@ -52,7 +52,9 @@ def metrics_format(accept: str) -> tuple[ModuleType, str]:
     """The module that encodes, and the content type: OpenMetrics 1.0.0 for clients that accept it, otherwise text 0.0.4."""
     for media_range in accept.lower().split(","):
         kind, *parameters = (part.replace(" ", "") for part in media_range.split(";"))
-        versions = [value for name, _, value in (one.partition("=") for one in parameters) if name == "version"]
+        versions = [
+            value for name, _, value in (parameter.partition("=") for parameter in parameters) if name == "version"
+        ]
         if kind == "application/openmetrics-text" and versions in ([], ["1.0.0"]):
             return openmetrics, openmetrics.CONTENT_TYPE_LATEST
     return exposition, exposition.CONTENT_TYPE_PLAIN_0_0_4

@@ -19,7 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from jinfercept.calls import Call, Result
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.engine.async_streaming import AsyncStream
-from jinfercept.intercept.tool_call import TOOL_CALL, around
+from jinfercept.intercept.current_call import CURRENT_CALL, around
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.meter.timelines import Timeline
 from jinfercept.request import Request
@@ -71,12 +71,12 @@ class Tracing:
         function, name = tool.tool.function, tool.name
 
         def call(arguments: str) -> object:
-            here = TOOL_CALL.get()
+            here = CURRENT_CALL.get()
             trace = self._traces.get(here.request_id)
             if trace is None:
                 return function(arguments)
             span = trace.begin_call(here.request_id, name, here.id, arguments)
-            TOOL_CALL.set(replace(here, trace=span.context))  # in the context of the call
+            CURRENT_CALL.set(replace(here, trace=span.context))  # in the context of the call
             try:
                 value = function(arguments)
             except BaseException as error:
@@ -140,10 +140,10 @@ class RequestTrace:
         self._lock = threading.Lock()  # of `_calls`
         self._late: list[tuple[str, Call, Result]] = []  # results of calls that ran after their request
 
-    def name_model(self, asked: str | None, answering: str) -> None:
+    def name_model(self, requested: str | None, answering: str) -> None:
         """Note the model that the body names, and the one that answers."""
         self.root.update_name(f"{self._operation} {answering}")
-        self.root.set_attributes({"gen_ai.request.model": asked or answering, "gen_ai.response.model": answering})
+        self.root.set_attributes({"gen_ai.request.model": requested or answering, "gen_ai.response.model": answering})
 
     def name_conversation(self, name: str | None) -> None:
         """Note the client's name of the conversation, if it has one."""
@@ -170,10 +170,10 @@ class RequestTrace:
         span = self._tracing.tracer.start_span(f"execute_tool {name}", self._context)
         carrier: dict[str, str] = {}
         _PROPAGATOR.inject(carrier, set_span_in_context(span, Context()))
-        one = CallSpan(span, request_id, name, call_id, carrier, arguments)
+        call_span = CallSpan(span, request_id, name, call_id, carrier, arguments)
         with self._lock:
-            self._calls.append(one)
-        return one
+            self._calls.append(call_span)
+        return call_span
 
     def note_results(self, request: Request, calls: Sequence[Call], results: Sequence[Result]) -> None:
         """Note results of calls that ran after the end of their engine request."""
@@ -208,17 +208,17 @@ class RequestTrace:
             calls, self._calls = self._calls, []
         for place, request in enumerate(self._requests):
             choice = place if len(self._requests) > 1 else None
-            mine = [one for one in calls if one.request_id == request.id]
+            own_calls = [call_span for call_span in calls if call_span.request_id == request.id]
             late = [(call, result) for name, call, result in self._late if name == request.id]
-            writer.write(self._timelines[request.id], outputs.get(request.id), mine, late, choice)
+            writer.write(self._timelines[request.id], outputs.get(request.id), own_calls, late, choice)
         writer.end(self._requests, list(outputs.values()), self._details, self._status)
 
 
-async def _ended(value: Awaitable[object], one: CallSpan) -> object:
+async def _ended(value: Awaitable[object], call_span: CallSpan) -> object:
     try:
         done = await value
     except BaseException as error:
-        one.end(error)
+        call_span.end(error)
         raise
-    one.end()
+    call_span.end()
     return done

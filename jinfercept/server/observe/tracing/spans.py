@@ -67,8 +67,8 @@ def request_attributes(requests: Sequence[Request]) -> dict[str, Any]:
         "presence_penalty": params.presence_penalty,
         "choice.count": len(requests),
     }
-    known = {f"gen_ai.request.{name}": value for name, value in values.items() if value is not None}
-    return {name: max(-_MOST_INT, min(_MOST_INT, value)) for name, value in known.items()}
+    given = {f"gen_ai.request.{name}": value for name, value in values.items() if value is not None}
+    return {name: max(-_MOST_INT, min(_MOST_INT, value)) for name, value in given.items()}
 
 
 @final
@@ -113,12 +113,16 @@ class SpanWriter:
         waiting = list(calls)
         completion = output.outputs[0] if output is not None else None
         for number, pause in enumerate(completion.interceptions if completion is not None else (), 1):
-            mine = common | {"jinfercept.interception": number}
+            attributes = common | {"jinfercept.interception": number}
             for place, call in enumerate(pause.calls):
                 result = pause.results[place] if place < len(pause.results) else None
-                self._call(call, result, waiting, pauses.get(number), mine)
-        found = [(one.call, one.result) for one in completion.interrupts] if completion is not None else []
-        for call, result in [*found, *late]:
+                self._call(call, result, waiting, pauses.get(number), attributes)
+        answered = (
+            [(interrupt.call, interrupt.result) for interrupt in completion.interrupts]
+            if completion is not None
+            else []
+        )
+        for call, result in [*answered, *late]:
             self._call(call, result, waiting, None, common)
         for left in waiting:
             self._end_call(left, None, common)
@@ -139,7 +143,7 @@ class SpanWriter:
             status: of the response; 0 if there was none.
         """
         root = self._root
-        reasons = [one.finish_reason for output in outputs for one in output.outputs]
+        reasons = [output_metrics.finish_reason for output in outputs for output_metrics in output.outputs]
         metrics = [output.metrics for output in outputs]
         sums = {
             "gen_ai.response.id": details.get("id"),
@@ -150,10 +154,18 @@ class SpanWriter:
             "http.response.status_code": status or None,
             "jinfercept.request_id": details.get("request_id"),
             "jinfercept.key": details.get("key"),
-            "jinfercept.recomputed_tokens": sum(one.recomputed_tokens for one in metrics) if metrics else None,
-            "jinfercept.offloaded_tokens": sum(one.copied_out_tokens for one in metrics) if metrics else None,
-            "jinfercept.fetched_tokens": sum(one.copied_in_tokens for one in metrics) if metrics else None,
-            "jinfercept.preemptions": sum(one.preemptions for one in metrics) if metrics else None,
+            "jinfercept.recomputed_tokens": sum(output_metrics.recomputed_tokens for output_metrics in metrics)
+            if metrics
+            else None,
+            "jinfercept.offloaded_tokens": sum(output_metrics.copied_out_tokens for output_metrics in metrics)
+            if metrics
+            else None,
+            "jinfercept.fetched_tokens": sum(output_metrics.copied_in_tokens for output_metrics in metrics)
+            if metrics
+            else None,
+            "jinfercept.preemptions": sum(output_metrics.preemptions for output_metrics in metrics)
+            if metrics
+            else None,
         }
         root.set_attributes({name: value for name, value in sums.items() if value is not None})
         if self._texts and requests:
@@ -187,7 +199,9 @@ class SpanWriter:
         attributes: Mapping[str, Any],
     ) -> None:
         """The span of a call whose result the model has read, or has not, if it is None."""
-        ran = next((one for one in waiting if (one.name, one.call_id) == (call.name, call.id)), None)
+        ran = next(
+            (call_span for call_span in waiting if (call_span.name, call_span.call_id) == (call.name, call.id)), None
+        )
         if ran is not None:
             waiting.remove(ran)
             self._end_call(ran, result, attributes)
@@ -198,26 +212,26 @@ class SpanWriter:
             made = CallSpan(span, "", call.name, call.id, {}, call.arguments, "cancelled", self._ns(pause.end_s))
             self._end_call(made, result, attributes)
 
-    def _end_call(self, one: CallSpan, result: Result | None, attributes: Mapping[str, Any]) -> None:
-        status = one.status if result is None or result.status == "started" else result.status
+    def _end_call(self, call_span: CallSpan, result: Result | None, attributes: Mapping[str, Any]) -> None:
+        status = call_span.status if result is None or result.status == "started" else result.status
         status = "cancelled" if status == "running" else status
         values = {
             "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": one.name,
+            "gen_ai.tool.name": call_span.name,
             "gen_ai.tool.type": "function",
             "jinfercept.call.status": status,
         }
-        if one.call_id:
-            values["gen_ai.tool.call.id"] = one.call_id
+        if call_span.call_id:
+            values["gen_ai.tool.call.id"] = call_span.call_id
         if self._texts:
-            values["gen_ai.tool.call.arguments"] = one.arguments[:MOST_CHARS]
+            values["gen_ai.tool.call.arguments"] = call_span.arguments[:MOST_CHARS]
             if result is not None:
                 values["gen_ai.tool.call.result"] = result.text[:MOST_CHARS]
-        one.span.set_attributes(dict(attributes) | values)
+        call_span.span.set_attributes(dict(attributes) | values)
         if status not in ("ok", "empty"):
-            one.span.set_attribute("error.type", status)
-            one.span.set_status(Status(StatusCode.ERROR))
-        one.span.end(one.end_ns or time.time_ns())
+            call_span.span.set_attribute("error.type", status)
+            call_span.span.set_status(Status(StatusCode.ERROR))
+        call_span.span.end(call_span.end_ns or time.time_ns())
 
     def _child(self, name: str, start_s: float, end_s: float, attributes: Mapping[str, Any]) -> None:
         span = self._tracer.start_span(name, self._context, attributes=dict(attributes), start_time=self._ns(start_s))
@@ -242,8 +256,8 @@ def _phase_attributes(phase: Phase) -> dict[str, Any]:
 def _texts(requests: Sequence[Request], outputs: Sequence[RequestOutput]) -> dict[str, str]:
     """The rendered prompts and the generated texts, each as one part of a message."""
     given = [("user", request.prompt) for request in requests if request.leader is None and request.prompt]
-    said = [("assistant", one.text) for output in outputs for one in output.outputs]
-    return {"gen_ai.input.messages": _messages(given), "gen_ai.output.messages": _messages(said)}
+    answers = [("assistant", completion.text) for output in outputs for completion in output.outputs]
+    return {"gen_ai.input.messages": _messages(given), "gen_ai.output.messages": _messages(answers)}
 
 
 def _messages(texts: Sequence[tuple[str, str]]) -> str:

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
 from jinfercept.calls import Tool
-from jinfercept.intercept.tool_call import TOOL_CALL
+from jinfercept.intercept.current_call import CURRENT_CALL
 from jinfercept.server.observe.tracing.request_trace import Tracing
 from tests.support.live_server import MODEL, Running, running, until
 from tests.support.scripted_model import Scripted
@@ -227,7 +227,7 @@ def test_tools_get_the_context_of_their_call(untraced: Running, scripted: Script
     seen: list[dict[str, str]] = []
 
     def price(arguments: str) -> str:
-        seen.append(dict(TOOL_CALL.get().trace))
+        seen.append(dict(CURRENT_CALL.get().trace))
         return "23"
 
     [listed] = [tool for tool in server.service.tools.offered(["price"], ()) if tool.tool]

@@ -13,7 +13,7 @@ ToolFunction = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class CurrentCall:
     """A call while its function runs.
 
     Attributes:
@@ -34,9 +34,9 @@ class ToolCall:
     outlast: Callable[[ToolFunction, str, Callable[[], None]], ToolRun[ToolValue]] | None = None
 
 
-OUTSIDE = ToolCall()
+OUTSIDE = CurrentCall()
 """Where no tool runs."""
-TOOL_CALL = ContextVar("jinfercept_tool_call", default=OUTSIDE)
+CURRENT_CALL = ContextVar("jinfercept_current_call", default=OUTSIDE)
 """The call whose code runs: in a tool's function, in its tasks, and in its jobs in threads."""
 
 
