@@ -31,6 +31,9 @@ class RequestMaker:
         max_model_len: limit of the tokens of a chat that a follow-up may continue.
         sampling_defaults: fields of the `SamplingParams` of prompts that bring none.
         check_process: raises in a forked child, where a tokenizer may hang.
+
+    Attributes:
+        tokenizer: of the model.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class RequestMaker:
         sampling_defaults: Mapping[str, Any],
         check_process: Callable[[], None],
     ) -> None:
-        self._tokenizer, self._grammars, self._end_token_ids = tokenizer, grammars, end_token_ids
+        self.tokenizer, self._grammars, self._end_token_ids = tokenizer, grammars, end_token_ids
         self._max_model_len, self._sampling_defaults = max_model_len, sampling_defaults
         self._check_process = check_process
         self._ids = map("request-{}".format, count())
@@ -72,7 +75,7 @@ class RequestMaker:
         self._check_process()
         params = SamplingParams(**self._sampling_defaults) if params is None else params
         grammars = self._grammars and self._grammars.of(tenant)
-        given = (ids or self._ids, prompts, params, tools, detector, self._tokenizer, grammars, async_calls)
+        given = (ids or self._ids, prompts, params, tools, detector, self.tokenizer, grammars, async_calls)
         made = requests.make_requests(*given)
         return [fork for request in made for fork in forks(request)]
 
@@ -90,7 +93,7 @@ class RequestMaker:
         self._check_process()
         params = replace(chats.DEFAULT_PARAMS, **self._sampling_defaults) if params is None else params
         grammars = self._grammars and self._grammars.of(tenant)
-        given = (ids or self._ids, messages, params, tools, options, self._tokenizer, grammars, self._end_token_ids)
+        given = (ids or self._ids, messages, params, tools, options, self.tokenizer, grammars, self._end_token_ids)
         return chats.make_chats(*given, self._note_written_tools, self._turn_tokens, tenant, salt)
 
     def make_either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatArguments) -> list[Request]:

@@ -134,7 +134,7 @@ def scripted_llm(length: int = LENGTH, **flags: Any) -> Iterator[Make]:
 
         def with_template(chat_template: str | None) -> Scripted:
             llm.restart()
-            llm.tokenizer = byte_tokenizer(chat_template)
+            llm.tokenizer = llm._requests.tokenizer = byte_tokenizer(chat_template)  # pyright: ignore[reportPrivateUsage]
             return Scripted(llm, setup.machine.runner)
 
         yield with_template
