@@ -25,7 +25,7 @@ from jinfercept.bench.servers import RunningServer, Servers
 from jinfercept.bench.session_shape import bar, teller
 from jinfercept.errors import ConfigError
 from jinfercept.sim.reports import check_outputs, write_all, write_json
-from jinfercept.sim.tables import check_least, show
+from jinfercept.sim.tables import check_least, plain_table, show
 
 LENGTHS = Path(__file__).with_name("agent_lengths.jsonl")
 BLOCK = 64
@@ -168,10 +168,8 @@ def _report(server: RunningServer, replies: Sequence[ClientReply]) -> Report:
 
 
 def _table(reports: Sequence[Report]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, caption="seconds of all calls over generated tokens")
-    table.add_column("server")
-    for name in ("calls", "errors", "ms/token", "first token, s", "p95", "prompt tokens", "cached"):
-        table.add_column(name, justify="right")
+    columns = ("server", "calls", "errors", "ms/token", "first token, s", "p95", "prompt tokens", "cached")
+    table = plain_table(columns, left=("server",), caption="ms/token: time of all calls over generated tokens")
     for report in reports:
         cached = report["cached_share"]
         table.add_row(

@@ -18,18 +18,22 @@ from rich.table import Table
 from rich.text import Text
 
 from jinfercept.calls import Tool
-from jinfercept.cli.start_log import start_log
+from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.events import Event, Finished, Intercepted, Interrupted, Resumed, Token
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
+from jinfercept.sim.tables import plain_table
+from jinfercept.startup.progress import StartDisplay
 
 if TYPE_CHECKING:
     from jinfercept.llm import LLM
 
 Mode = Literal["async", "sync"]
 
-CHECKPOINT = Path(__file__).parents[2] / "examples" / "async_calls" / "checkpoint"
+_IN_A_CLONE = Path("examples", "async_calls", "checkpoint")
+CHECKPOINTS = (Path(__file__).parents[2] / _IN_A_CLONE, _IN_A_CLONE)
+"""Where the model of `examples/async_calls` may be: beside the package, or in the working directory."""
 QUESTIONS = """\
 - p: price: lamp
 - q: shelf: kettle
@@ -141,11 +145,15 @@ def run_async_demo(model: str | None, slow_s: float) -> int:
     """
     from jinfercept.llm import LLM
 
-    if model is None and not CHECKPOINT.is_dir():
-        fix = "`python -m examples.async_calls train DIR` in a clone of the repository, then --model DIR"
-        raise ConfigError("the demo of asynchronous calls needs its model", got=f"no {CHECKPOINT}", fix=fix)
+    if model is None:
+        model = next((str(path) for path in CHECKPOINTS if path.is_dir()), None)
+    if model is None:
+        fix = "run it in a clone of the repository, or `python -m examples.async_calls train DIR` there and --model DIR"
+        raise ConfigError("the demo of asynchronous calls needs its model", got=f"no {CHECKPOINTS[0]}", fix=fix)
     console = Console()
-    with start_log(), LLM(model or CHECKPOINT, dtype="float32", max_num_seqs=2, max_num_batched_tokens=64) as llm:
+    sizes: EngineOptions = {"dtype": "float32", "max_num_seqs": 2, "max_num_batched_tokens": 64}
+    with StartDisplay(notes=True) as start, LLM(model, progress=start, **sizes) as llm:
+        start.close()
         _serve(llm, {mode: Lanes(time.monotonic()) for mode in get_args(Mode)}, 0.0)  # imports what declares tools
         lanes: dict[Mode, Lanes] = {mode: Lanes(time.monotonic()) for mode in get_args(Mode)}
         full_s = 1.5 * slow_s * sum(SHARES.values())
@@ -204,9 +212,7 @@ def _answer(lanes: Lanes) -> str:
 
 def _table(lanes: Mapping[Mode, Lanes]) -> Table:
     """Times and numbers of both requests."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("calls", "seconds", "of them waiting", "tokens", "faster"):
-        table.add_column(name, justify="left" if name == "calls" else "right")
+    table = plain_table(("calls", "seconds", "of them waiting", "tokens", "faster"), left=("calls",))
     slowest_s = max(one.now_s for one in lanes.values())
     for mode, one in lanes.items():
         waited_s = sum((wait.ended_s or one.now_s) - wait.began_s for wait in one.waits)

@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from rich.console import Console
-from rich.table import Table
 
 from jinfercept.bench.copying import measure_copying
 from jinfercept.cli.options import HOSTS, ModelName, Several, engine_flags
 from jinfercept.config import EngineOptions, SpeculativeConfig
 from jinfercept.errors import ConfigError
-from jinfercept.sim.tables import check_least, numbers, show
+from jinfercept.sim.tables import check_least, numbers, plain_table, show
 from jinfercept.startup.progress import StartDisplay
 
 
@@ -42,9 +41,8 @@ class Copying:
                 raise ConfigError("texts are copied", got="a model without a tokenizer", fix="give one that has one")
             with console.status("copying"):
                 cells = measure_copying(llm, batches, self.new_tokens, drafts)
-        shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, caption="decoded tokens/s")
-        for name in ("batch", "without drafts", "with", "×", "tokens per step", "drafts accepted", "same tokens"):
-            shown.add_column(name, justify="right")
+        columns = ("batch", "without drafts", "with", "×", "tokens per step", "drafts accepted", "same tokens")
+        shown = plain_table(columns, caption="decoded tokens/s")
         for cell in cells:
             plain, drafted = cell.plain_tokens_per_s, cell.drafted_tokens_per_s
             shown.add_row(

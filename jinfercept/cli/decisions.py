@@ -14,7 +14,7 @@ from jinfercept.sim.decision_summary import load_records, summary
 from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.recording import files_of
 from jinfercept.sim.reports import check_outputs, write_all, write_json
-from jinfercept.sim.tables import number_text, show
+from jinfercept.sim.tables import number_text, plain_table, show
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,7 @@ _PARTS = ("p10", "p50", "p90")
 
 
 def _table(title: str, *names: str) -> Table:
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in names:
-        table.add_column(name, no_wrap=True)
-    return table
+    return plain_table(names, left=names, title=title)
 
 
 def _add(table: Table, names: Mapping[str, str], numbers: Mapping[str, float | None]) -> None:

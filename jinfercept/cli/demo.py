@@ -19,13 +19,13 @@ from tyro import conf
 
 from jinfercept.calls import Tool
 from jinfercept.cli.options import Maybe, Switch
-from jinfercept.cli.start_log import start_log
 from jinfercept.errors import ConfigError
 from jinfercept.events import Event, Finished, Intercepted, Resumed
 from jinfercept.models.embedded import NAME, fetch
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan_builder import SchedulerCounters
+from jinfercept.sim.tables import plain_table
 from jinfercept.startup.progress import StartDisplay
 
 if TYPE_CHECKING:
@@ -176,10 +176,15 @@ def _run_all(num_requests: int, slow_s: float, console: Console) -> dict[str, De
 
     fetch(console.print)  # says what it waits for, which loading would not
     with (
-        start_log(),
-        StartDisplay() as display,
+        StartDisplay(notes=True) as display,
         LLM(
-            NAME, dtype="float32", kv_tokens=KV_TOKENS, max_num_seqs=8, max_num_batched_tokens=128, progress=display
+            NAME,
+            dtype="float32",
+            kv_tokens=KV_TOKENS,
+            max_num_seqs=8,
+            max_num_batched_tokens=128,
+            lazy=False,
+            progress=display,
         ) as llm,
     ):
         display.close()
@@ -230,12 +235,8 @@ def _run(llm: "LLM", policy: str, num_requests: int, slow_s: float, console: Con
 
 
 def _table(runs: dict[str, DemoRun]) -> Table:
-    table = Table(
-        title=f"{NAME} in float32, KV pool of {KV_TOKENS:,} tokens", box=None, padding=(0, 1, 0, 0), pad_edge=False
-    )
-    table.add_column("policy", no_wrap=True)
-    for name in ("requests", "calls", "generated", "recomputed", "copied out", "copied in", "seconds"):
-        table.add_column(name.replace(" ", "\n"), justify="right")
+    columns = ("policy", "requests", "calls", "generated", "recomputed", "copied\nout", "copied\nin", "seconds")
+    table = plain_table(columns, left=("policy",), title=f"{NAME} in float32, KV pool of {KV_TOKENS:,} tokens")
     for name, run in runs.items():
         completions = [output.outputs[0] for output in run.outputs]
         counts = (

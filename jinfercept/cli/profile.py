@@ -8,7 +8,6 @@ from rich.table import Table
 
 from jinfercept.cli.options import Maybe, ModelName, Switch, engine_flags
 from jinfercept.cli.profile_plot import WAYS, draw, rows_of
-from jinfercept.cli.start_log import start_log
 from jinfercept.config import EngineOptions
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.plots import check_drawing
@@ -39,7 +38,7 @@ class MeasureProfile:
         if self.plot:
             check_drawing(self.plot)
         options: EngineOptions = {**self.engine, "profile": "quick" if self.quick else "measure"}
-        with start_log(), StartDisplay() as progress, LLM(self.model, progress=progress, **options) as llm:
+        with StartDisplay(notes=True) as progress, LLM(self.model, progress=progress, **options) as llm:
             progress.close()
             measured, page_size = llm.profile, llm.config.cache.page_size
         console = Console()

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 from tyro import conf
 
 from jinfercept.cli.options import HOSTS, Maybe, ModelName, Several, Switch, engine_flags
 from jinfercept.cli.simulate import SOURCE
 from jinfercept.cli.simulated_loads import drawer, load
-from jinfercept.cli.start_log import start_log
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.sched.policies import SETTINGS, check_choice
@@ -23,7 +21,7 @@ from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
 from jinfercept.sim.reports import check_outputs, latency_ms, write_json
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.scripted import make_request, random_tokens, scaled
-from jinfercept.sim.tables import check_least, listed, number_text, show
+from jinfercept.sim.tables import check_least, listed, number_text, plain_table, show
 from jinfercept.startup.progress import StartDisplay
 
 if TYPE_CHECKING:
@@ -105,7 +103,7 @@ class Replay:
         arrivals = self._arrivals()
         console, played = Console(stderr=True), Played({}, {})
         options: EngineOptions = {**self.engine, "policy": next(iter(files)), "seed": self.seed}
-        with start_log(), StartDisplay() as display:
+        with StartDisplay(notes=True) as display:
             setup = set_up(self.model, progress=display, **options)
         with closing(setup):
             _check_lengths(arrivals, setup)
@@ -189,9 +187,7 @@ def _shown(progress: Progress, what: str) -> Callable[[float, float], None]:
 
 def _show(played: Played) -> None:
     """A row for each policy; below it those of its simulations, and how many times their numbers the real ones are."""
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("policy", *COMPARED):
-        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
+    table = plain_table(("policy", *COMPARED), left=("policy",))
     for policy, run in played.runs.items():
         table.add_row(policy, *(_cell(value(run.report)) for value in COMPARED.values()))
         for what, report in played.simulated.get(policy, {}).items():

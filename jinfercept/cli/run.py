@@ -74,7 +74,6 @@ class Run:
     def run(self) -> int:
         """Generate; returns 0. Raises `JinferceptError` for what cannot work, before the weights are loaded if possible."""
         from jinfercept.chat.options import check_parsers
-        from jinfercept.cli.start_log import start_log
         from jinfercept.llm import LLM
         from jinfercept.startup.progress import StartDisplay
 
@@ -82,15 +81,14 @@ class Run:
         params = self._params()
         check_parsers(chat.get("tool_call_parser"), chat.get("reasoning_parser", "auto"))
         tokenizer = None
-        with ExitStack() as ends, StartDisplay() as progress:
+        with ExitStack() as ends, StartDisplay(notes=True) as progress:
             if "tools" in chat:
                 from jinfercept.tools.load import load_tools
 
                 loaded = ends.enter_context(load_tools(chat["tools"]))
                 chat |= {"tools": loaded.tools, "inbox": loaded.inbox}
                 tokenizer = _check_tools(self.model, params, chat)
-            with start_log():
-                llm = ends.enter_context(LLM(self.model, progress=progress, tokenizer=tokenizer, **self.engine))
+            llm = ends.enter_context(LLM(self.model, progress=progress, tokenizer=tokenizer, **self.engine))
             progress.close()
             params = self._params(llm.sampling_defaults)
             if self.prompt is not None:

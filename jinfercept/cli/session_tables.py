@@ -9,6 +9,7 @@ from rich.table import Table
 
 from jinfercept.bench.client_report import number, percent
 from jinfercept.sim.plots import Bars, draw
+from jinfercept.sim.tables import plain_table
 
 Report = dict[str, Any]
 
@@ -19,7 +20,7 @@ def rounds_table(reports: Sequence[Report]) -> Table:
     if reports[0]["concurrent"]:
         caption = "round s: from its first start to its last end; not recomputed: share of prompt tokens"
     columns = ("turn", "requests", "round s", "request s", "TTFT ms", "prompt tokens", "cached", "not recomputed")
-    shown = _table(("server", "sessions", *columns, "failed"), caption)
+    shown = plain_table(("server", "sessions", *columns, "failed"), left=("server",), caption=caption)
     for one in reports:
         for turn in one["rounds"]:
             shown.add_row(
@@ -51,7 +52,8 @@ def summary_table(reports: Sequence[Report]) -> Table | None:
         return None
     columns = ("turns 2… round s", "slowest", "request s", "TTFT ms", "not recomputed", "× fewest")
     newcomer = ("idle TTFT ms", "newcomer's", "×") if any(one["newcomer"] for one in shown_reports) else ()
-    shown = _table(("server", "sessions", *columns, *newcomer), "× fewest: of a round, for its number of sessions")
+    caption = "× fewest: of a round, for its number of sessions"
+    shown = plain_table(("server", "sessions", *columns, *newcomer), left=("server",), caption=caption)
     for one in shown_reports:
         later, new = one["later_turns"] or {}, one["newcomer"]
         cells = [number(later.get(name)) for name in ("round_s", "slowest_round_s", "request_s")]
@@ -86,13 +88,6 @@ def _growth(one: Report, reports: Sequence[Report]) -> str:
         return "-"
     times = one["later_turns"]["round_s"] / fewest["later_turns"]["round_s"]
     return f"{times * fewest['sessions'] / one['sessions']:.2f}"
-
-
-def _table(columns: Sequence[str], caption: str) -> Table:
-    shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, caption=caption)
-    for name in columns:
-        shown.add_column(name, justify="left" if name == "server" else "right", no_wrap=True)
-    return shown
 
 
 def _ms(seconds: float | None) -> str:

@@ -8,7 +8,7 @@ from rich.table import Table
 from jinfercept.sim.plots import COLOURS, CurvePanel, PlottedCurve
 from jinfercept.sim.reports import group, latency_ms, over_seeds
 from jinfercept.sim.sweep import INTERRUPTED, Report, rate_text
-from jinfercept.sim.tables import number_text
+from jinfercept.sim.tables import number_text, plain_table
 
 
 def exit_status(reports: Sequence[Report]) -> int:
@@ -49,13 +49,8 @@ wall s    seconds that the simulation took"""
 
 def table(reports: Sequence[Report]) -> Table:
     """A row for each rate, policy and order: means over seeds, for the latency with its range; or what went wrong."""
-    shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    shown.add_column("rate", justify="right", no_wrap=True)
-    shown.add_column("policy", no_wrap=True)
-    for name in ("ms/token", *_COLUMNS):
-        shown.add_column(name, justify="right", no_wrap=True)
-    if any("error" in report for report in reports):
-        shown.add_column("error", no_wrap=True)
+    errors = ["error"] if any("error" in report for report in reports) else []
+    shown = plain_table(("rate", "policy", "ms/token", *_COLUMNS, *errors), left=("policy", "error"))
     for (rate, policy), same in group(reports, lambda report: (report["rate"], scheduled_by(report))).items():
         cells = [latency_text(same), *(_cell(name, same, value) for name, value in _COLUMNS.items())]
         errors = [f"seed {report['seed']}: {report['error']}" for report in same if "error" in report]

@@ -24,7 +24,7 @@ from jinfercept.config import CacheOptions, DTypeChoice, EngineConfig, EngineOpt
 from jinfercept.errors import ConfigError
 from jinfercept.models import embedded
 from jinfercept.sim.reports import check_outputs, write_json
-from jinfercept.sim.tables import check_least, listed, number_text, numbers, show
+from jinfercept.sim.tables import check_least, listed, number_text, numbers, plain_table, show
 from jinfercept.startup.progress import StartDisplay
 from jinfercept.version import __version__
 
@@ -103,17 +103,11 @@ class Throughput:
 def table(measured: Sequence[PeerCells]) -> Table:
     """A row for each dtype, batch and context; how many times as fast as each peer we are."""
     peers = list(dict.fromkeys(one.engine for one in measured if one.engine != OURS))
-    shown = Table(
-        box=None,
-        padding=(0, 2, 0, 0),
-        pad_edge=False,
-        caption=f"tokens/s{'; ×: ours over the peer’s' if peers else ''}",
-    )
     columns = [
         f"{what} {name}" for what in ("decode", "prefill") for name in ("", *(y for x in peers for y in (x, "×")))
     ]
-    for name in ("dtype", "batch", "context", *columns):
-        shown.add_column(name.removesuffix(" ×") + " ×" if name.endswith(" ×") else name, justify="right")
+    caption = f"tokens/s{'; ×: ours over the peer’s' if peers else ''}"
+    shown = plain_table(("dtype", "batch", "context", *columns), caption=caption)
     for ours in (one for one in measured if one.engine == OURS):
         beside = {one.engine: _by_place(one.cells) for one in measured if one.dtype == ours.dtype}
         for cell in ours.cells:
@@ -131,11 +125,8 @@ def table(measured: Sequence[PeerCells]) -> Table:
 
 def memory_table(measured: Sequence[PeerCells]) -> Table:
     """Resident memory of each engine's process: once it is ready, and the most until its end."""
-    shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, caption="GiB of memory of the process")
-    for name in ("engine", "dtype"):
-        shown.add_column(name)
-    for name in ("ready", "most"):
-        shown.add_column(name, justify="right")
+    columns = ("engine", "dtype", "ready", "most")
+    shown = plain_table(columns, left=columns[:2], caption="GiB of memory of the process")
     for one in measured:
         sizes = (f"{size:.2f}" if size is not None else "-" for size in (one.rest_gib, one.peak_gib))
         shown.add_row(one.engine, one.dtype, *sizes)

@@ -1,6 +1,6 @@
 """Tables at a terminal, and numbers in the texts of options."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from rich.console import Console
@@ -18,12 +18,20 @@ class TextTable(NamedTuple):
 
     def shown(self) -> Table:
         """For a terminal."""
-        shown = Table(title=self.title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
-        for name in self.columns:
-            shown.add_column(name, justify="right", no_wrap=True)
+        shown = plain_table(self.columns, title=self.title)
         for row in self.rows:
             shown.add_row(*row)
         return shown
+
+
+def plain_table(
+    columns: Sequence[str], *, left: Collection[str] = (), title: str | None = None, caption: str | None = None
+) -> Table:
+    """A table without lines, whose columns are numbers but for those on the left."""
+    table = Table(title=title, title_justify="left", caption=caption, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    return table
 
 
 def check_least(flag: str, value: float, least: float) -> None:

@@ -20,15 +20,19 @@ _WIDTH = 60
 class StartDisplay:
     """Shows the phases of a start while it is entered; call it as `LLM(progress=...)`. What it shows goes away at its end.
 
-    Where only the log can show it and the program has set up no logging, the records of `jinfercept` are written to standard
-    error meanwhile.
+    Where only the log can show it and the program has set up no logging, the records of the logger `jinfercept` are written to
+    standard error meanwhile.
+
+    Args:
+        notes: write these records, and warnings of the loggers below it, in every case: memory plan, times, sampling defaults.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, notes: bool = False) -> None:
         console = Console(stderr=True)
         columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
-        self._notebook, self._handler = console.is_jupyter, logging.StreamHandler()
+        self._notebook, self._notes = console.is_jupyter, notes
+        self._lines, self._level = _Lines(), log.level
         self._phase, self._began_s, self._logged_s = "", time.monotonic(), 0.0
 
     def __call__(self, what: str, done: int, total: int) -> None:
@@ -60,19 +64,30 @@ class StartDisplay:
             self._bar.stop()
         elif self._notebook:
             self._rewrite("")
-        elif self._handler in log.handlers:
-            log.removeHandler(self._handler)
-            log.setLevel(logging.NOTSET)
+        if self._lines in log.handlers:
+            log.removeHandler(self._lines)
+            log.setLevel(self._level)
 
     def __enter__(self) -> Self:
+        if self._notes or (self._bar is None and not self._notebook and not log.hasHandlers()):
+            log.addHandler(self._lines)
+            log.setLevel(logging.INFO)
         if self._bar is not None:
             self._bar.start()
-        elif not self._notebook and not log.hasHandlers():
-            log.addHandler(self._handler)
-            log.setLevel(logging.INFO)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@final
+class _Lines(logging.Handler):
+    """Writes messages to what `sys.stderr` is at the moment: a bar replaces it while it is shown."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.name == log.name or record.levelno >= logging.WARNING
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=sys.stderr, flush=True)

@@ -5,7 +5,6 @@ from contextlib import closing
 from rich.console import Console
 from rich.progress import Progress
 
-from jinfercept.cli.start_log import start_log
 from jinfercept.llm import LLM
 from jinfercept.sim.tables import TextTable, show
 from studies.calls.alone import Row
@@ -29,7 +28,7 @@ def run_real(model: str | None, seed: int, *, quick: bool) -> tuple[TextTable, l
         ModelError: the model cannot be loaded.
     """
     mixes, repeats = (list(MIXES)[:2], 1) if quick else (list(MIXES), REPEATS)
-    with start_log(), closing(_load(model)) as llm, Progress(console=Console(stderr=True), transient=True) as progress:
+    with closing(_load(model)) as llm, Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("in real time", total=len(mixes))
         found = measure_calls(llm, seed, mixes, repeats, lambda: progress.advance(task))
     table = real_table(found)

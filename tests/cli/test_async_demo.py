@@ -28,7 +28,7 @@ def test_lanes_show_when_the_model_waits_and_when_a_call_runs() -> None:
 def test_without_its_model_the_demo_says_where_it_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(async_demo, "CHECKPOINT", tmp_path / "none")
+    monkeypatch.setattr(async_demo, "CHECKPOINTS", (tmp_path / "none",))
     assert main(["demo", "--async"]) == 2
     assert "python -m examples.async_calls train DIR" in capsys.readouterr().err
     assert main(["demo", "--model", "m"]) == 2
