@@ -161,7 +161,7 @@ def run_async_demo(model: str | None, slow_s: float) -> int:
             _serve(llm, lanes, slow_s)
     console.print()
     console.print(_table(lanes))
-    same = len({_answer(one) for one in lanes.values()}) == 1
+    same = len({_answer(own_lanes) for own_lanes in lanes.values()}) == 1
     console.print("the same answers" if same else "[red]different answers[/red]")
     return 0 if same else 1
 
@@ -170,17 +170,17 @@ def _serve(llm: "LLM", lanes: Mapping[Mode, Lanes], slow_s: float) -> None:
     """Both requests at once, each with tools of its own."""
     params = SamplingParams(temperature=0.0, max_tokens=512, skip_special_tokens=False)
 
-    def one(mode: Mode) -> None:
+    def serve_mode(mode: Mode) -> None:
         prompt = f"Calls: {mode}\n{QUESTIONS}\n"
         llm.generate(prompt, params, tools=tools(lanes[mode], slow_s), on_event=lanes[mode].note)
 
     with ThreadPoolExecutor(len(lanes)) as threads:
-        list(threads.map(one, lanes))
+        list(threads.map(serve_mode, lanes))
 
 
 def _picture(lanes: Mapping[Mode, Lanes], full_s: float) -> RenderableType:
     """All requests; a full lane is `full_s` seconds long."""
-    return Group(*(part for mode, one in lanes.items() for part in _request_picture(mode, one, full_s)))
+    return Group(*(part for mode, own_lanes in lanes.items() for part in _request_picture(mode, own_lanes, full_s)))
 
 
 def _request_picture(mode: Mode, lanes: Lanes, full_s: float) -> tuple[RenderableType, ...]:
@@ -213,9 +213,11 @@ def _answer(lanes: Lanes) -> str:
 def _table(lanes: Mapping[Mode, Lanes]) -> Table:
     """Times and numbers of both requests."""
     table = plain_table(("calls", "seconds", "of them waiting", "tokens", "faster"), left=("calls",))
-    slowest_s = max(one.now_s for one in lanes.values())
-    for mode, one in lanes.items():
-        waited_s = sum((wait.ended_s or one.now_s) - wait.began_s for wait in one.waits)
-        tokens = 0 if one.output is None else one.output.outputs[0].num_generated
-        table.add_row(mode, f"{one.now_s:.2f}", f"{waited_s:.2f}", str(tokens), f"{slowest_s / one.now_s:.2f} ×")
+    slowest_s = max(own_lanes.now_s for own_lanes in lanes.values())
+    for mode, own_lanes in lanes.items():
+        waited_s = sum((wait.ended_s or own_lanes.now_s) - wait.began_s for wait in own_lanes.waits)
+        tokens = 0 if own_lanes.output is None else own_lanes.output.outputs[0].num_generated
+        table.add_row(
+            mode, f"{own_lanes.now_s:.2f}", f"{waited_s:.2f}", str(tokens), f"{slowest_s / own_lanes.now_s:.2f} ×"
+        )
     return table

@@ -92,11 +92,11 @@ def parse_command_line(prog: str, commands: Mapping[str, Entry], words: Sequence
             return commands[name].parse(f"{prog} {name}", words[length:])
     if words[0].startswith("-"):
         raise refusal(prog, f"a command comes before its flags; got {words[0]}")
-    group = [known for known in commands if known.startswith(f"{words[0]} ")]
+    group = [other for other in commands if other.startswith(f"{words[0]} ")]
     if group and len(words) == 1:
         raise refusal(prog, f"{words[0]} is a group of commands; one of {', '.join(group)}")
-    name, known = " ".join(words[: 2 if group else 1]), group or list(commands)
-    raise refusal(prog, f"no such command: {name}{nearest(name, known)}; one of {', '.join(known)}")
+    name, choices = " ".join(words[: 2 if group else 1]), group or list(commands)
+    raise refusal(prog, f"no such command: {name}{nearest(name, choices)}; one of {', '.join(choices)}")
 
 
 def run_command(command: Command, prog: str = "jinfercept") -> int:

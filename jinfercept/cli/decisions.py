@@ -36,31 +36,31 @@ class Decisions:
         check_outputs((("--json", json_path), ("--plot", plot_path)))
         if plot_path is not None:
             check_drawing(plot_path)
-        files = [found for path in self.files for found in files_of(path)]
+        files = [file for path in self.files for file in files_of(path)]
         records = [load_records(path) for path in files]
-        found = [summary(one) for one in records]
-        for path, one in zip(files, found, strict=True):
-            values = {key: value for key, value in one["run"].items() if isinstance(value, str | int | float)}
+        summaries = [summary(record) for record in records]
+        for path, run_summary in zip(files, summaries, strict=True):
+            values = {key: value for key, value in run_summary["run"].items() if isinstance(value, str | int | float)}
             shown = ", ".join(f"{key} {value}" for key, value in values.items() if key not in ("type", "version"))
-            Console().print(f"\n[bold]{path}[/bold]: {shown}; {one['unreturned']} interceptions did not return")
-            for table in tables(one):
+            Console().print(f"\n[bold]{path}[/bold]: {shown}; {run_summary['unreturned']} interceptions did not return")
+            for table in tables(run_summary):
                 show(table)
         writers: dict[str, Callable[[], object]] = {}
         if json_path is not None:
-            writers[json_path] = lambda: write_json(json_path, found)
+            writers[json_path] = lambda: write_json(json_path, summaries)
         if plot_path is not None:
             writers[plot_path] = lambda: calibration_plot(records, plot_path)
         write_all(writers)
         return 0
 
 
-def tables(found: Mapping[str, Any]) -> list[Table]:
+def tables(run_summary: Mapping[str, Any]) -> list[Table]:
     """What was done, waste and durations of one run, from its summary."""
     done = _table("what was done", "action", "why")
-    for row in found["decisions"]:
+    for row in run_summary["decisions"]:
         _add(done, {"action": row["action"], "why": row["why"]}, {k: v for k, v in row.items() if type(v) is int})
     waste = _table("waste of an interception, token·seconds", "tool")
-    for tool, row in found["waste"].items():
+    for tool, row in run_summary["waste"].items():
         spread = {
             f"{name} {part}": row[name][part]
             for name, parts in (("predicted", ("p50", "mean")), ("actual", ("p50", "mean")), ("ratio", _PARTS))
@@ -69,7 +69,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
         sums = {"Σ/Σ": row["of_all"], "unpredicted": row["unpredicted"]} | row["parts"]
         _add(waste, {"tool": tool}, {"calls": row["interceptions"]} | spread | sums)
     durations = _table("seconds still to come of a call", "tool")
-    for tool, rows in found["durations"].items():
+    for tool, rows in run_summary["durations"].items():
         for row in rows:
             numbers = {key: value for key, value in row.items() if key != "returned"}
             _add(durations, {"tool": tool}, numbers | {f"by q{q}": share for q, share in row["returned"].items()})

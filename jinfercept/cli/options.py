@@ -97,22 +97,22 @@ def parse[C](command: type[C], prog: str, description: str, words: Sequence[str]
     Raises:
         SystemExit: 0 for `--help`, which is printed; 2 for a mistake, which is one line on standard error.
     """
-    said = StringIO()
+    errors = StringIO()
     try:
-        with redirect_stderr(said):
-            found, unknown = cli(
+        with redirect_stderr(errors):
+            parsed, unknown = cli(
                 command, prog=prog, description=description, args=words, return_unknown_args=True, config=CONFIG
             )
     except SystemExit as end:
         if end.code in (0, None):
             raise
-        raise refusal(prog, _one_line(said.getvalue())) from None
+        raise refusal(prog, _one_line(errors.getvalue())) from None
     if wrong := [word.partition("=")[0] for word in unknown if word.startswith("-")]:
-        known = _flags_of(command, prog)
-        raise refusal(prog, "no such flag: " + ", ".join(flag + nearest(flag, known) for flag in wrong))
+        flags = _flags_of(command, prog)
+        raise refusal(prog, "no such flag: " + ", ".join(flag + nearest(flag, flags) for flag in wrong))
     if unknown:
         raise refusal(prog, f"one argument too many: {' '.join(unknown)}")
-    return found
+    return parsed
 
 
 def _flags_of(command: type, prog: str) -> list[str]:

@@ -173,26 +173,26 @@ class PlanFleet:
 
     def _kv_dtypes(self) -> list[KVDTypeChoice]:
         names = listed(self.kv_cache_dtype or ("auto",))
-        known = get_args(KVDTypeChoice)
-        if wrong := [name for name in names if name not in known]:
-            raise ConfigError("no such --kv-cache-dtype", got=", ".join(wrong), fix=f"one of {', '.join(known)}")
+        dtypes = get_args(KVDTypeChoice)
+        if wrong := [name for name in names if name not in dtypes]:
+            raise ConfigError("no such --kv-cache-dtype", got=", ".join(wrong), fix=f"one of {', '.join(dtypes)}")
         if self.kv_cache_dtype and not self.accelerator:
             fix = "measure a profile with `jinfercept profile --kv-cache-dtype`, or plan with --accelerator"
             raise ConfigError("a profile has the pages it was measured with", got="--kv-cache-dtype", fix=fix)
-        return [dtype for dtype in known if dtype in names]
+        return [dtype for dtype in dtypes if dtype in names]
 
     def _prices(self) -> dict[str, float]:
-        found = dict[str, float]()
-        known = {*listed(self.profile), *(name.rpartition("x")[2] for name in listed(self.accelerator))}
+        prices = dict[str, float]()
+        machines = {*listed(self.profile), *(name.rpartition("x")[2] for name in listed(self.accelerator))}
         for text in listed(self.price):
             name, _, price = text.rpartition("=")
             try:
-                found[name] = float(price)
+                prices[name] = float(price)
             except ValueError:
-                found[name] = -1.0
-            if name not in known or not 0 <= found[name] < float("inf"):
+                prices[name] = -1.0
+            if name not in machines or not 0 <= prices[name] < float("inf"):
                 raise ConfigError("--price is no price of a machine that is planned with", got=text, fix="as H100=2.5")
-        return found
+        return prices
 
     def _load(self) -> FleetLoad:
         source, rate = self._source()

@@ -162,10 +162,13 @@ class Replay:
                 run = replay(setup, name, requests, write, duration_s, _shown(progress, name), records)
                 played.runs[name] = run
                 if self.simulate:
-                    asked = simulation(setup, name, duration_s, run.report["host_s"])
+                    simulated = simulation(setup, name, duration_s, run.report["host_s"])
                     played.simulated[name] = {
-                        what: one.run(arrivals, _shown(progress, f"{name}, {what}"))
-                        for what, one in ((SIMULATED, asked), (AT_ITS_SPEED, at_speed_of(run.report, asked)))
+                        what: played_again.run(arrivals, _shown(progress, f"{name}, {what}"))
+                        for what, played_again in (
+                            (SIMULATED, simulated),
+                            (AT_ITS_SPEED, at_speed_of(run.report, simulated)),
+                        )
                     }
 
     def _report(self, played: Played, files: Mapping[str, RecordFiles], console: Console) -> None:
@@ -193,7 +196,7 @@ def _show(played: Played) -> None:
         for what, report in played.simulated.get(policy, {}).items():
             pairs = [(value(report), value(run.report)) for value in COMPARED.values()]
             table.add_row(f"  {what}", *(_cell(expected) for expected, _ in pairs))
-            table.add_row("  real is", *(_ratio(found, expected) for expected, found in pairs))
+            table.add_row("  real is", *(_ratio(real, expected) for expected, real in pairs))
     show(table)
     orders = {"real": {name: run.report for name, run in played.runs.items()}}
     for what in (SIMULATED, AT_ITS_SPEED):
@@ -218,8 +221,8 @@ def _cell(value: float | None) -> str:
     return "-" if value is None else number_text(value)
 
 
-def _ratio(found: float | None, expected: float | None) -> str:
-    return f"×{found / expected:.2f}" if found is not None and expected else "-"
+def _ratio(real: float | None, expected: float | None) -> str:
+    return f"×{real / expected:.2f}" if real is not None and expected else "-"
 
 
 def _show_differences(runs: "Mapping[str, Replayed]", console: Console) -> bool:
@@ -227,15 +230,15 @@ def _show_differences(runs: "Mapping[str, Replayed]", console: Console) -> bool:
     from jinfercept.bench.replay import different
 
     reference, *others = runs.items()
-    found = {name: different(run.streams, reference[1].streams) for name, run in others}
-    for name, requests in found.items():
+    other_tokens = {name: different(run.streams, reference[1].streams) for name, run in others}
+    for name, requests in other_tokens.items():
         if requests:
             console.print(
                 f"{name}: other tokens than {reference[0]} in {len(requests)} requests: {', '.join(requests)}"
             )
-    if others and not any(found.values()):
+    if others and not any(other_tokens.values()):
         console.print(f"all {len(runs)} policies gave the same tokens")
-    return any(found.values())
+    return any(other_tokens.values())
 
 
 def _check_lengths(arrivals: Sequence[Arrival], setup: "EngineSetup") -> None:

@@ -120,8 +120,8 @@ class Run:
         from jinfercept.sampling_params import SamplingParams
 
         defaults = {"temperature": 0.0, "max_tokens": 256 if self.prompt is not None else 1024}
-        asked = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
-        return SamplingParams(**{**defaults, **of_checkpoint, **_given(self.sampling), **asked})
+        limit = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        return SamplingParams(**{**defaults, **of_checkpoint, **_given(self.sampling), **limit})
 
 
 def _check_tools(model: str, params: "SamplingParams", chat: Mapping[str, Any]) -> "Tokenizer | None":

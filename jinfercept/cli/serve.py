@@ -104,6 +104,6 @@ def _unpacked(value: Any) -> Any:
     if not isinstance(value, tuple):
         return value
     try:
-        return tuple(str(one) for text in value for one in (json.loads(text) if text.startswith("[") else [text]))
+        return tuple(str(item) for text in value for item in (json.loads(text) if text.startswith("[") else [text]))
     except ValueError as error:
         raise ConfigError("a list is not JSON", got=" ".join(value), fix="repeat the flag instead") from error

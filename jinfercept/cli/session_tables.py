@@ -21,11 +21,11 @@ def rounds_table(reports: Sequence[Report]) -> Table:
         caption = "round s: from its first start to its last end; not recomputed: share of prompt tokens"
     columns = ("turn", "requests", "round s", "request s", "TTFT ms", "prompt tokens", "cached", "not recomputed")
     shown = plain_table(("server", "sessions", *columns, "failed"), left=("server",), caption=caption)
-    for one in reports:
-        for turn in one["rounds"]:
+    for report in reports:
+        for turn in report["rounds"]:
             shown.add_row(
-                one["server"],
-                str(one["sessions"]),
+                report["server"],
+                str(report["sessions"]),
                 str(turn["turn"]),
                 str(turn["requests"]),
                 number(turn["round_s"]),
@@ -36,8 +36,8 @@ def rounds_table(reports: Sequence[Report]) -> Table:
                 percent(turn["cached_share"]),
                 str(turn["failed"]),
             )
-        for error, times in Counter(one["errors"]).items():
-            shown.add_row(one["server"], str(one["sessions"]), f"{times} × {error}")
+        for error, times in Counter(report["errors"]).items():
+            shown.add_row(report["server"], str(report["sessions"]), f"{times} × {error}")
     return shown
 
 
@@ -47,22 +47,22 @@ def summary_table(reports: Sequence[Report]) -> Table | None:
     `× fewest`: a round's time over that of the fewest sessions, each for its number of sessions: 1 is as many times as long
     as there are more sessions.
     """
-    shown_reports = [one for one in reports if one["later_turns"] or one["newcomer"]]
+    shown_reports = [report for report in reports if report["later_turns"] or report["newcomer"]]
     if not shown_reports:
         return None
     columns = ("turns 2… round s", "slowest", "request s", "TTFT ms", "not recomputed", "× fewest")
-    newcomer = ("idle TTFT ms", "newcomer's", "×") if any(one["newcomer"] for one in shown_reports) else ()
+    newcomer = ("idle TTFT ms", "newcomer's", "×") if any(report["newcomer"] for report in shown_reports) else ()
     caption = "× fewest: of a round, for its number of sessions"
     shown = plain_table(("server", "sessions", *columns, *newcomer), left=("server",), caption=caption)
-    for one in shown_reports:
-        later, new = one["later_turns"] or {}, one["newcomer"]
+    for report in shown_reports:
+        later, new = report["later_turns"] or {}, report["newcomer"]
         cells = [number(later.get(name)) for name in ("round_s", "slowest_round_s", "request_s")]
-        cells += [_ms(later.get("ttft_s")), percent(later.get("cached_share")), _growth(one, reports)]
+        cells += [_ms(later.get("ttft_s")), percent(later.get("cached_share")), _growth(report, reports)]
         if newcomer:
             cells += (
                 [_ms(median(new["idle_s"])), _ms(median(new["ttft_s"])), f"{new['ratio']:.2f}"] if new else ["-"] * 3
             )
-        shown.add_row(one["server"], str(one["sessions"]), *cells)
+        shown.add_row(report["server"], str(report["sessions"]), *cells)
     return shown
 
 
@@ -72,22 +72,22 @@ def plot(path: str, reports: Sequence[Report]) -> None:
     panels = (*panels, ("prompt tokens not recomputed", "share", "cached_share"))
     bars = []
     for title, unit, key in panels:
-        found: dict[str, dict[str, float]] = {}
-        for one in reports:
-            for turn in one["rounds"]:
-                name = f"{one['server']}, {one['sessions']} sessions"
-                found.setdefault(f"turn {turn['turn']}", {})[name] = turn[key] or 0.0
-        bars.append(Bars(title, unit, found, beside=True))
+        by_turn: dict[str, dict[str, float]] = {}
+        for report in reports:
+            for turn in report["rounds"]:
+                name = f"{report['server']}, {report['sessions']} sessions"
+                by_turn.setdefault(f"turn {turn['turn']}", {})[name] = turn[key] or 0.0
+        bars.append(Bars(title, unit, by_turn, beside=True))
     draw(path, [bars])
 
 
-def _growth(one: Report, reports: Sequence[Report]) -> str:
+def _growth(report: Report, reports: Sequence[Report]) -> str:
     """A round of it over a round of the fewest sessions on that server, for its number of sessions."""
-    fewest = next(other for other in reports if other["server"] == one["server"])
-    if one is fewest or not one["later_turns"] or not fewest["later_turns"]:
+    fewest = next(other for other in reports if other["server"] == report["server"])
+    if report is fewest or not report["later_turns"] or not fewest["later_turns"]:
         return "-"
-    times = one["later_turns"]["round_s"] / fewest["later_turns"]["round_s"]
-    return f"{times * fewest['sessions'] / one['sessions']:.2f}"
+    times = report["later_turns"]["round_s"] / fewest["later_turns"]["round_s"]
+    return f"{times * fewest['sessions'] / report['sessions']:.2f}"
 
 
 def _ms(seconds: float | None) -> str:

@@ -79,7 +79,7 @@ class Sessions:
         finally:  # what there is, also if interrupted
             if reports:
                 self._report(reports)
-        return int(any(one["errors"] for one in reports))
+        return int(any(report["errors"] for report in reports))
 
     def _report(self, reports: Sequence[Report]) -> None:
         """Print tables, and write the files that were asked for."""
@@ -114,13 +114,13 @@ async def _measure(
             return await client.ask(talk.ask(shape.new_tokens))
 
         await first("warm-up")
-        idle = [await first(f"idle {one}") for one in range(IDLE_TRIES)] if newcomer else []
+        idle = [await first(f"idle {number}") for number in range(IDLE_TRIES)] if newcomer else []
         new = list[ClientReply]()
 
         async def ask_newcomer() -> None:
             new.append(await first(f"newcomer {len(new)}"))
 
-        scripts = [shape.script(Random(f"{name}/{one}")) for one in range(count)]
+        scripts = [shape.script(Random(f"{name}/{number}")) for number in range(count)]
         between = ask_newcomer if newcomer else None
         visits, interrupted = list[Visit](), False
         try:
@@ -129,16 +129,16 @@ async def _measure(
             if not visits:
                 raise
             interrupted = True
-    found = rounds(visits, going.concurrent)
-    replies = [*idle, *(one.reply for one in visits), *new]
+    visit_rounds = rounds(visits, going.concurrent)
+    replies = [*idle, *(visit.reply for visit in visits), *new]
     return {
         "server": server.target.name,
         "model": server.model,
         "sessions": count,
         "concurrent": going.concurrent,
         "interrupted": interrupted,
-        "rounds": found,
-        "later_turns": later_turns(found),
+        "rounds": visit_rounds,
+        "later_turns": later_turns(visit_rounds),
         "newcomer": _newcomer(idle, new),
         "errors": [f"{reply.error}: {reply.detail}" for reply in replies if reply.error is not None],
         "rows": visit_rows(visits),
@@ -147,7 +147,7 @@ async def _measure(
 
 def _newcomer(idle: Sequence[ClientReply], new: Sequence[ClientReply]) -> Report | None:
     """First-token times, seconds, and the ratio of their medians; None if they were not wanted or did not come."""
-    usual, found = ([one.first_s for one in replies if one.first_s is not None] for replies in (idle, new))
-    if not usual or not found:
+    usual, first_s = ([reply.first_s for reply in replies if reply.first_s is not None] for replies in (idle, new))
+    if not usual or not first_s:
         return None
-    return {"idle_s": usual, "ttft_s": found, "ratio": median(found) / median(usual)}
+    return {"idle_s": usual, "ttft_s": first_s, "ratio": median(first_s) / median(usual)}

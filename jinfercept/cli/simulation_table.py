@@ -66,18 +66,18 @@ def scheduled_by(report: Mapping[str, Any]) -> str:
 
 def latency_text(reports: Sequence[Report]) -> str:
     """Mean normalized latency over seeds in ms per token, with least and most where there are several; `-` if there is none."""
-    found = over_seeds(reports, latency_ms)
-    if found is None:
+    spread = over_seeds(reports, latency_ms)
+    if spread is None:
         return "-"
-    mean, low, high = (number_text(value) for value in found)
-    return mean if found.low == found.high else f"{mean} ({low}–{high})"
+    mean, low, high = (number_text(value) for value in spread)
+    return mean if spread.low == spread.high else f"{mean} ({low}–{high})"
 
 
 def _cell(name: str, reports: Sequence[Report], value: Callable[[Mapping[str, Any]], float | None]) -> str:
-    found = over_seeds(reports, value)
-    if found is None:
+    spread = over_seeds(reports, value)
+    if spread is None:
         return "-"
-    return f"{found.mean:.1%}" if name == "waste" else number_text(found.mean)
+    return f"{spread.mean:.1%}" if name == "waste" else number_text(spread.mean)
 
 
 def curves(title: str, reports: Sequence[Report]) -> CurvePanel:
@@ -85,6 +85,6 @@ def curves(title: str, reports: Sequence[Report]) -> CurvePanel:
     lines = []
     for policy, same in group(reports, scheduled_by).items():
         by_rate = group(same, lambda report: report["rate"])
-        points = [(rate, found) for rate in sorted(by_rate) if (found := over_seeds(by_rate[rate], latency_ms))]
+        points = [(rate, spread) for rate in sorted(by_rate) if (spread := over_seeds(by_rate[rate], latency_ms))]
         lines.append(PlottedCurve(policy, points, COLOURS.get(policy)))
     return CurvePanel(title, lines)

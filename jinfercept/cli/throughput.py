@@ -69,7 +69,7 @@ class Throughput:
         try:
             for name in dtypes:
                 measured.append(_measure_ours(self.model, name, work, self.engine, console))
-                measured += [_measure_other(one, self.model, name, work, console) for one in peers]
+                measured += [_measure_other(peer, self.model, name, work, console) for peer in peers]
         finally:  # what there is, also if a peer fails or the user interrupts
             if measured:
                 show(table(measured))
@@ -102,23 +102,27 @@ class Throughput:
 
 def table(measured: Sequence[PeerCells]) -> Table:
     """A row for each dtype, batch and context; how many times as fast as each peer we are."""
-    peers = list(dict.fromkeys(one.engine for one in measured if one.engine != OURS))
+    peers = list(dict.fromkeys(engine_cells.engine for engine_cells in measured if engine_cells.engine != OURS))
     columns = [
         f"{what} {name}" for what in ("decode", "prefill") for name in ("", *(y for x in peers for y in (x, "×")))
     ]
     caption = f"tokens/s{'; ×: ours over the peer’s' if peers else ''}"
     shown = plain_table(("dtype", "batch", "context", *columns), caption=caption)
-    for ours in (one for one in measured if one.engine == OURS):
-        beside = {one.engine: _by_place(one.cells) for one in measured if one.dtype == ours.dtype}
+    for ours in (engine_cells for engine_cells in measured if engine_cells.engine == OURS):
+        by_engine = {
+            engine_cells.engine: _by_place(engine_cells.cells)
+            for engine_cells in measured
+            if engine_cells.dtype == ours.dtype
+        }
         for cell in ours.cells:
-            others = [beside.get(name, {}).get((cell.batch, cell.context)) for name in peers]
+            others = [by_engine.get(name, {}).get((cell.batch, cell.context)) for name in peers]
             row = [ours.dtype, str(cell.batch), f"{cell.context:,}"]
             for rate in ("decode_tokens_per_s", "prefill_tokens_per_s"):
-                mine = getattr(cell, rate)
-                row.append(number_text(mine))
+                our_rate = getattr(cell, rate)
+                row.append(number_text(our_rate))
                 for other in others:
-                    theirs = getattr(other, rate) if other else None
-                    row += [number_text(theirs), f"{mine / theirs:.2f}"] if theirs else ["-", "-"]
+                    peer_rate = getattr(other, rate) if other else None
+                    row += [number_text(peer_rate), f"{our_rate / peer_rate:.2f}"] if peer_rate else ["-", "-"]
             shown.add_row(*row)
     return shown
 
@@ -127,16 +131,16 @@ def memory_table(measured: Sequence[PeerCells]) -> Table:
     """Resident memory of each engine's process: once it is ready, and the most until its end."""
     columns = ("engine", "dtype", "ready", "most")
     shown = plain_table(columns, left=columns[:2], caption="GiB of memory of the process")
-    for one in measured:
-        sizes = (f"{size:.2f}" if size is not None else "-" for size in (one.rest_gib, one.peak_gib))
-        shown.add_row(one.engine, one.dtype, *sizes)
+    for engine_cells in measured:
+        sizes = (f"{size:.2f}" if size is not None else "-" for size in (engine_cells.rest_gib, engine_cells.peak_gib))
+        shown.add_row(engine_cells.engine, engine_cells.dtype, *sizes)
     return shown
 
 
 def _peers(scripts: Sequence[str], commands: Sequence[str]) -> list[Peer]:
     """All that were asked for, checked before anything is measured."""
     peers = [*map(script_peer, scripts), *map(command_peer, commands)]
-    names = [OURS, *(one.name for one in peers)]
+    names = [OURS, *(peer.name for peer in peers)]
     if len(set(names)) < len(names):
         raise ConfigError("two engines have one name", got=", ".join(names), fix="name them differently")
     return peers
@@ -180,7 +184,9 @@ def _machine() -> dict[str, Any]:
 
 
 def _plain(measured: Sequence[PeerCells]) -> list[dict[str, Any]]:
-    return [one._asdict() | {"cells": [cell._asdict() for cell in one.cells]} for one in measured]
+    return [
+        engine_cells._asdict() | {"cells": [cell._asdict() for cell in engine_cells.cells]} for engine_cells in measured
+    ]
 
 
 def _by_place(cells: Sequence[Cell]) -> dict[tuple[int, int], Cell]:

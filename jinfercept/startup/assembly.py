@@ -178,11 +178,11 @@ def assemble(
     return Assembled(engine, dispatcher, meter)
 
 
-def _recorded(record: Recorder, kv: KVManager, known: PolicyInputs) -> tuple[Fold, Estimator]:
+def _recorded(record: Recorder, kv: KVManager, inputs: PolicyInputs) -> tuple[Fold, Estimator]:
     """The recorder's fold and estimator. Raises `ConfigError` if it returns anything else."""
     if not callable(record):
         raise ConfigError("record is a function", got=shown(record), fix="see assembly.Recorder")
-    made: object = record(kv, known)
+    made: object = record(kv, inputs)
     if not isinstance(made, tuple) or len(made) != 2:
         raise ConfigError("record returns two things", got=shown(made), fix="a function of events and an Estimator")
     if not callable(made[0]):

@@ -55,10 +55,10 @@ def _least_errors(
     weights, kept = 1.0 / seconds, np.arange(work.shape[1])
     prices = np.zeros(work.shape[1])
     for _ in range(TURNS):
-        found = np.linalg.lstsq(work[:, kept] * weights[:, None], seconds * weights, rcond=None)[0]
+        solved = np.linalg.lstsq(work[:, kept] * weights[:, None], seconds * weights, rcond=None)[0]
         prices = np.zeros(work.shape[1])
-        prices[kept] = found
+        prices[kept] = solved
         errors = np.abs(work @ prices / seconds - 1.0)
         weights = 1.0 / seconds / np.sqrt(np.maximum(errors, NEAR))
-        kept = kept[found >= 0]
+        kept = kept[solved >= 0]
     return np.maximum(prices, 0.0)

@@ -50,7 +50,7 @@ class FreeMemory(NamedTuple):
         """What is free there now: of GPUs, what JAX may still take on the fullest one."""
         with suppress(Exception):  # not every backend keeps statistics
             stats = [device.memory_stats() or {} for device in devices]
-            return cls(min(one["bytes_limit"] - one["bytes_in_use"] for one in stats), shared=False)
+            return cls(min(reported["bytes_limit"] - reported["bytes_in_use"] for reported in stats), shared=False)
         return cls(psutil.virtual_memory().available // len(devices), shared=True)
 
 
@@ -160,12 +160,12 @@ def plan_memory(
     token_bytes = token_kv_bytes(model_config, params, cache, draft) // num_devices
     reserved = 0 if room.shared else step_bytes + (STEPS_UNDER_WAY * MOVED_BYTES if cache.swap_space else 0)
     fitting = (room.free_bytes - reserved) // token_bytes - page_size  # a page is scratch
-    asked = cache.kv_tokens
-    if asked is None and room.shared:
-        asked = min(DEFAULT_KV_TOKENS, config.scheduling.max_num_seqs * model_config.max_position, fitting // 4)
-    elif asked is None:
-        asked = fitting
-    kv_tokens = asked // page_size * page_size
+    wanted_tokens = cache.kv_tokens
+    if wanted_tokens is None and room.shared:
+        wanted_tokens = min(DEFAULT_KV_TOKENS, config.scheduling.max_num_seqs * model_config.max_position, fitting // 4)
+    elif wanted_tokens is None:
+        wanted_tokens = fitting
+    kv_tokens = wanted_tokens // page_size * page_size
     if kv_tokens > fitting:
         raise ConfigError(
             "the KV pool does not fit",

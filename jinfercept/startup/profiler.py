@@ -137,7 +137,7 @@ def measure(
     finally:
         runner.reset()
     plans = {id(plan) for _, plan in usual}
-    timed = [one for one in every if id(one[1]) in plans]
+    timed = [measured for measured in every if id(measured[1]) in plans]
     fit = fit_steps(step for step, _, _ in timed)
     ways = {
         way: fit_link([(num_ways * link["pages"] * shape.page_size, link[f"{way}_s"]) for link in links])
@@ -236,7 +236,8 @@ def _draft_share(
     bucket = widest(shape)
     plan = probe(shape, bucket, full_rows(shape, bucket, 0))
     whole, alone = (
-        min(_run_step(one, plan, clock).seconds for _ in range(1 + effort.rounds)) for one in (runner, drafter)
+        min(_run_step(measured_runner, plan, clock).seconds for _ in range(1 + effort.rounds))
+        for measured_runner in (runner, drafter)
     )
     return min(1.0, alone / whole)
 

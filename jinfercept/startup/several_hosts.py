@@ -39,8 +39,8 @@ _SHOWN = 60
 
 def placement_of(config: EngineConfig) -> Placement | None:
     """Where this process belongs; None for one that serves alone. Raises `ConfigError`."""
-    found = place(config.hosts, os.environ, socket.getfqdn())
-    return None if found is None or found.num_hosts == 1 else found
+    placement = place(config.hosts, os.environ, socket.getfqdn())
+    return None if placement is None or placement.num_hosts == 1 else placement
 
 
 def is_follower(options: EngineOptions) -> bool:

@@ -61,16 +61,16 @@ def group_layers(
     """
     for served in (model, *(() if draft is None else (draft.model,))):
         _check_rows(served, config.cache.kv_cache_dtype)
-    num_layers, asked = model.config.num_layers, config.advanced.layers_per_step
-    if asked is not None:
-        return Grouping(min(asked, num_layers), "as given")
+    num_layers, given = model.config.num_layers, config.advanced.layers_per_step
+    if given is not None:
+        return Grouping(min(given, num_layers), "as given")
     default = min(num_layers, 1 if _mesh(params).devices[0].platform == "cpu" else GPU_LAYERS_PER_STEP)
     settings = profile_settings(model, params, _runner_shape(1, 1, config, default), config)
     settings = {name: value for name, value in settings.items() if name != "layers_per_step"}
     path = profile_path(cache_directory(), settings).with_suffix(".layers.json")
     if effort is None or not EFFORTS[effort].groups:
-        known = remembered_layers(path, num_layers)
-        return Grouping(default, "the default") if known is None else Grouping(known, "remembered")
+        layers = remembered_layers(path, num_layers)
+        return Grouping(default, "the default") if layers is None else Grouping(layers, "remembered")
     _, shape = plan_pools(model, params, config, default, draft)
     tried = try_groups(model, params, shape, config.advanced.attention, progress)
     chosen = next(row.layers_per_step for row in tried if row.chosen)
@@ -167,7 +167,7 @@ def profile_settings(
 def _formats(params: Params) -> str:
     """The formats of quantised weights and of the rows that they multiply, and nothing without any."""
     quantised = [weight for weight in weights_of(params) if is_quantized(weight)]
-    return ", ".join(sorted({f"{one.packing}{' of int8 rows' * one.int8_rows}" for one in quantised}))
+    return ", ".join(sorted({f"{weight.packing}{' of int8 rows' * weight.int8_rows}" for weight in quantised}))
 
 
 def remembered_profile(

@@ -200,8 +200,8 @@ def set_up(
     config = EngineConfig.from_options(flags)
     own.check(config)
     effort = None
-    if profile is None and (asked := config.scheduling.profile) is not None:
-        effort, profile = (asked, None) if asked in EFFORTS else (None, load_profile(asked))
+    if profile is None and (named := config.scheduling.profile) is not None:
+        effort, profile = (named, None) if named in EFFORTS else (None, load_profile(named))
     prepare_backend(config)
     read = None if tokenizer is None else as_tokenizer(tokenizer)
     if not isinstance(model, str | Path | ModelConfig | ServedModel):

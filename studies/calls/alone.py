@@ -90,8 +90,8 @@ def play_cell(cell: AloneCell) -> Row:
     token_s = cell.profile.step_s(1, 0)
     scripts = [cell.mix.draw(Random(cell.seed + number)) for number in range(cell.num_requests)]
     served = [_play_every_way(script, cell.profile) for script in scripts]
-    runs = [one for ways in served for one in ways.values()]
-    over_s = [(one.latency_s - one.formula_s, one.reading_s) for one in runs]
+    runs = [run for ways in served for run in ways.values()]
+    over_s = [(run.latency_s - run.formula_s, run.reading_s) for run in runs]
     return {
         "tool": cell.mix.tool,
         "token_ms": round(1e3 * token_s, 6),
@@ -112,7 +112,10 @@ def play_cell(cell: AloneCell) -> Row:
 
 def _play_every_way(script: CallScript, profile: Profile) -> dict[str, AloneLatency]:
     ways = {mode: script._replace(calls=mode) for mode in ("sync", "parallel", "async")}
-    return {way: play_alone(one, profile) for way, one in (ways | {LONGEST_FIRST: script.longest_first}).items()}
+    return {
+        way: play_alone(way_script, profile)
+        for way, way_script in (ways | {LONGEST_FIRST: script.longest_first}).items()
+    }
 
 
 def play_cells(cells: Sequence[AloneCell], jobs: int, done: Callable[[], None]) -> list[Row]:

@@ -151,7 +151,7 @@ class StudyCalls:
         """Every combination of rate, way to call and policy, each with files of its own for its records."""
         duration_s = (4.0 if self.quick else 40.0) if self.duration is None else self.duration
         rates = numbers("--rate", self.rate or ("8" if self.quick else "2,4,8,12",), float)
-        machine, found = load_profile(self.profile), list[SweepRun]()
+        machine, runs = load_profile(self.profile), list[SweepRun]()
         for load in call_loads(rates, duration_s, self.seed):
             for policy in self._policies:
                 simulation = Simulation(
@@ -164,8 +164,8 @@ class StudyCalls:
                     max_model_len=LOAD_MODEL_LEN,
                 )
                 run = SweepRun(simulation, load)
-                found.append(SweepRun(simulation, load, self.records.of(f"{load.workload}-{run.file_name}")))
-        return found
+                runs.append(SweepRun(simulation, load, self.records.of(f"{load.workload}-{run.file_name}")))
+        return runs
 
     def _run_real(self) -> int:
         from studies.calls.real import run_real

@@ -35,17 +35,17 @@ def formula_of_s(mode: CallMode, rounds: Iterable[WrittenRound], generated: int,
         generated: number of its tokens.
         written: when they are written.
     """
-    return written(generated) + sum(_waited_s(mode, one, written) for one in rounds)
+    return written(generated) + sum(_waited_s(mode, written_round, written) for written_round in rounds)
 
 
-def _waited_s(mode: CallMode, one: WrittenRound, written: Written) -> float:
+def _waited_s(mode: CallMode, written_round: WrittenRound, written: Written) -> float:
     """Seconds in which the request waits for the calls of a round."""
     if mode == "sync":
-        return sum(seconds for _, seconds in one.calls)
+        return sum(seconds for _, seconds in written_round.calls)
     if mode == "parallel":
-        return max((seconds for _, seconds in one.calls), default=0.0)
-    last_s = max((written(end) + seconds for end, seconds in one.calls), default=0.0)
-    return max(0.0, last_s - written(one.trap))
+        return max((seconds for _, seconds in written_round.calls), default=0.0)
+    last_s = max((written(end) + seconds for end, seconds in written_round.calls), default=0.0)
+    return max(0.0, last_s - written(written_round.trap))
 
 
 def priced(script: CallScript, cost: CostModel) -> Written:

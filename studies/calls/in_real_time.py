@@ -107,12 +107,12 @@ def measure_calls(
     scripts = {name: MIXES[name].draw(Random(f"{seed} {name}")) for name in mixes}
     for script in scripts.values():  # what is imported or made at first use
         _serve(llm, script._replace(rounds=script.rounds[:1]), "async")
-    found = list[RealLatency]()
+    latencies = list[RealLatency]()
     for name, script in scripts.items():
         rounds, turns = _rounds(llm, script), [_serve_all(llm, script) for _ in range(repeats)]
         for mode in CALL_MODES:
             formulas = [formula_of_s(mode, rounds, len(turn.ends_s) - 1, turn.ends_s.__getitem__) for turn in turns]
-            found.append(
+            latencies.append(
                 RealLatency(
                     name,
                     mode,
@@ -121,11 +121,13 @@ def measure_calls(
                     formula_s=median(formulas),
                     reading_s=max(0.0, median(turn.at_once_s[mode] - turn.ends_s[-1] for turn in turns)),
                     latency_s=median(turn.latency_s[mode] for turn in turns),
-                    ratio=median(turn.latency_s[mode] / one for turn, one in zip(turns, formulas, strict=True)),
+                    ratio=median(
+                        turn.latency_s[mode] / formula_s for turn, formula_s in zip(turns, formulas, strict=True)
+                    ),
                 )
             )
         done()
-    return found
+    return latencies
 
 
 class _Turn(NamedTuple):

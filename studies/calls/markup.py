@@ -95,9 +95,9 @@ def forced_rounds(request: Request, tokenizer: Tokenizer) -> list[WrittenRound]:
     assert request.markup is not None
     watch, rounds, calls = request.markup.watch("", ()), list[WrittenRound](), list[tuple[int, float]]()
     for index, token in enumerate(request.params.forced_output_ids):
-        for found in watch.feed(index, token, tokenizer.token_text(token)):
-            if isinstance(found, Call):
-                calls.append((index + 1, json.loads(found.arguments)["seconds"]))
+        for item in watch.feed(index, token, tokenizer.token_text(token)):
+            if isinstance(item, Call):
+                calls.append((index + 1, json.loads(item.arguments)["seconds"]))
             else:
                 rounds.append(WrittenRound(calls, index + 1))
                 calls = []

@@ -30,10 +30,10 @@ def run_real(model: str | None, seed: int, *, quick: bool) -> tuple[TextTable, l
     mixes, repeats = (list(MIXES)[:2], 1) if quick else (list(MIXES), REPEATS)
     with closing(_load(model)) as llm, Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("in real time", total=len(mixes))
-        found = measure_calls(llm, seed, mixes, repeats, lambda: progress.advance(task))
-    table = real_table(found)
+        latencies = measure_calls(llm, seed, mixes, repeats, lambda: progress.advance(task))
+    table = real_table(latencies)
     show(table.shown())
-    return table, [one._asdict() for one in found]
+    return table, [latency._asdict() for latency in latencies]
 
 
 def _load(model: str | None) -> LLM:
@@ -42,22 +42,22 @@ def _load(model: str | None) -> LLM:
     return LLM(model, lazy=False, kv_tokens=4096, max_num_seqs=1, max_num_batched_tokens=64)
 
 
-def real_table(found: list[RealLatency]) -> TextTable:
+def real_table(latencies: list[RealLatency]) -> TextTable:
     """A row for each request and way to call."""
-    sync_s = {one.mix: one.latency_s for one in found if one.calls == "sync"}
+    sync_s = {latency.mix: latency.latency_s for latency in latencies if latency.calls == "sync"}
     rows = [
         [
-            one.mix,
-            one.calls,
-            str(one.tokens),
-            f"{1e3 * one.writing_s / one.tokens:.1f}",
-            f"{one.formula_s:.3f}",
-            f"{one.latency_s:.3f}",
-            f"{one.ratio - 1:+.1%}",
-            f"{one.reading_s:.3f}",
-            f"{sync_s[one.mix] / one.latency_s:.2f}",
+            latency.mix,
+            latency.calls,
+            str(latency.tokens),
+            f"{1e3 * latency.writing_s / latency.tokens:.1f}",
+            f"{latency.formula_s:.3f}",
+            f"{latency.latency_s:.3f}",
+            f"{latency.ratio - 1:+.1%}",
+            f"{latency.reading_s:.3f}",
+            f"{sync_s[latency.mix] / latency.latency_s:.2f}",
         ]
-        for one in found
+        for latency in latencies
     ]
     columns = (
         "request",

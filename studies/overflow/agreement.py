@@ -110,5 +110,5 @@ def _cells(measured: Sequence[OverflowFigure], simulated: Sequence[OverflowFigur
                 yield figure.number, x, points, theirs[x]
 
 
-def _gap(points: Mapping[str, OverflowPoint], one: str, other: str) -> float:
-    return points[one].overhead_s.mean - points[other].overhead_s.mean
+def _gap(points: Mapping[str, OverflowPoint], first: str, other: str) -> float:
+    return points[first].overhead_s.mean - points[other].overhead_s.mean

@@ -52,25 +52,25 @@ class Ways(NamedTuple):
     swap: str
 
 
-def trend_checks(found: Sequence[OverflowFigure], over_time: Mapping[str, BatchRun], ways: Ways) -> list[TrendCheck]:
+def trend_checks(figures: Sequence[OverflowFigure], over_time: Mapping[str, BatchRun], ways: Ways) -> list[TrendCheck]:
     """The checks of the figures that there are."""
     by_number = {2: _figure_2, 3: _figure_3, 4: _figure_4, 5: _figure_5}
-    checks = [check for figure in found for check in by_number[figure.number](figure, ways)]
+    checks = [check for figure in figures for check in by_number[figure.number](figure, ways)]
     if set(ways) <= over_time.keys():
         checks += _figure_6(over_time[ways.recompute], over_time[ways.swap])
-    return checks + list(_auto(found))
+    return checks + list(_auto(figures))
 
 
-def crossover(figure: OverflowFigure, one: str, other: str) -> float | None:
-    """The x from which on `one` costs less than `other`, interpolated; None if it never does, the least x if it always does."""
-    gaps = [(x, cells[one].overhead_s.mean - cells[other].overhead_s.mean) for x, cells in figure.by_x.items()]
+def crossover(figure: OverflowFigure, first: str, other: str) -> float | None:
+    """The x from which on `first` costs less than `other`, interpolated; None if never, the least x if always."""
+    gaps = [(x, cells[first].overhead_s.mean - cells[other].overhead_s.mean) for x, cells in figure.by_x.items()]
     if gaps[-1][1] >= 0:
         return None
-    found = gaps[0][0]
+    crossing = gaps[0][0]
     for (x, gap), (next_x, next_gap) in pairwise(gaps):
         if gap >= 0 > next_gap:
-            found = x + (next_x - x) * gap / (gap - next_gap)
-    return found
+            crossing = x + (next_x - x) * gap / (gap - next_gap)
+    return crossing
 
 
 def _figure_2(figure: OverflowFigure, ways: Ways) -> Iterator[TrendCheck]:
@@ -151,8 +151,8 @@ def _falls(run: BatchRun) -> int:
     return sum(before.used_pages - after.used_pages >= least for before, after in pairwise(run.steps))
 
 
-def _auto(found: Sequence[OverflowFigure]) -> Iterator[TrendCheck]:
-    compared = [figure for figure in found if figure.number in (3, 4, 5) and AUTO.name in figure.modes]
+def _auto(figures: Sequence[OverflowFigure]) -> Iterator[TrendCheck]:
+    compared = [figure for figure in figures if figure.number in (3, 4, 5) and AUTO.name in figure.modes]
     if not compared:
         return
     ratios = [

@@ -62,12 +62,12 @@ class StudyOverflow:
             ConfigError: the options make no sense.
             ModelError: the model cannot be found, read or used.
         """
-        asked = self._numbers()
+        figure_numbers = self._numbers()
         folder = None if self.out is None else output_folder(self.out, ("overflow.md", "overflow.png"))
         if self.model is None:
             modes, over_time = (*MODES_2024, *OUR_MODES), (RECOMPUTE_2024, SWAP_PINNED)
             study = OverflowStudy(cache(_simulated), QUICK if self.quick else POSTER, modes, over_time, _simulated)
-            report = _report(study, asked, SIMULATED)
+            report = _report(study, figure_numbers, SIMULATED)
         else:
             from studies.overflow.real_engine import (
                 DUMMY,
@@ -90,7 +90,7 @@ class StudyOverflow:
                 seconds = (
                     "processor seconds on one core" if self.processor_time else f"wall seconds on {engine.machine}"
                 )
-                report = measured_report(engine, sizes, f"{self.model} in float32, {seconds}", asked)
+                report = measured_report(engine, sizes, f"{self.model} in float32, {seconds}", figure_numbers)
         text = markdown(report)
         print(text)
         if folder is not None:
@@ -105,30 +105,32 @@ class StudyOverflow:
         return 0
 
     def _numbers(self) -> list[int]:
-        asked = numbers("--figure", self.figure or ("2,3,4,5,6",), int)
-        if wrong := [number for number in asked if number not in NUMBERS]:
+        figure_numbers = numbers("--figure", self.figure or ("2,3,4,5,6",), int)
+        if wrong := [number for number in figure_numbers if number not in NUMBERS]:
             raise ConfigError("the study has no such figure", got=", ".join(map(str, wrong)), fix="2, 3, 4, 5 or 6")
-        return asked
+        return figure_numbers
 
 
 def _simulated(mode: OverflowMode, overflow: Overflow, seed: int) -> BatchRun:
     return simulate(mode, overflow)
 
 
-def measured_report(engine: "OverflowEngine", sizes: OverflowSizes, what: str, asked: Sequence[int]) -> OverflowReport:
+def measured_report(
+    engine: "OverflowEngine", sizes: OverflowSizes, what: str, figure_numbers: Sequence[int]
+) -> OverflowReport:
     """The real engine's figures, and the simulator's beside them."""
     from studies.overflow.real_engine import MODES, OVER_TIME
 
     study = OverflowStudy(engine.run, sizes, MODES, OVER_TIME, engine.simulated)
-    report = _report(study, asked, f"Measured: {what}")
+    report = _report(study, figure_numbers, f"Measured: {what}")
     twin = study._replace(run=cache(engine.simulated), sizes=sizes._replace(seeds=1, repeats=1))
-    return report._replace(simulated=tuple(figures(twin, asked, lambda cell: None)))
+    return report._replace(simulated=tuple(figures(twin, figure_numbers, lambda cell: None)))
 
 
-def _report(study: OverflowStudy, asked: Sequence[int], title: str) -> OverflowReport:
+def _report(study: OverflowStudy, figure_numbers: Sequence[int], title: str) -> OverflowReport:
     with Console(stderr=True).status("") as status:
-        found = list(figures(study, asked, status.update))
-        over_time = study.figure_6(status.update) if 6 in asked else {}
+        found = list(figures(study, figure_numbers, status.update))
+        over_time = study.figure_6(status.update) if 6 in figure_numbers else {}
     pool_pages = shared(study.sizes.batch, FIGURE_6_SHARE).pool_pages
     assert pool_pages is not None
     return OverflowReport(title, found, over_time, pool_pages, Ways(*(mode.name for mode in study.over_time)))

@@ -124,10 +124,10 @@ class OverflowFigure(NamedTuple):
     @property
     def by_x(self) -> Mapping[float, Mapping[str, OverflowPoint]]:
         """The points by what the figure varies, ascending, and by mode."""
-        found: dict[float, dict[str, OverflowPoint]] = {}
+        by_x: dict[float, dict[str, OverflowPoint]] = {}
         for point in sorted(self.points, key=lambda point: point.x):
-            found.setdefault(point.x, {})[point.mode] = point
-        return found
+            by_x.setdefault(point.x, {})[point.mode] = point
+        return by_x
 
     def curve(self, mode: str) -> list[float]:
         """Mean overheads of a mode, by ascending x."""

@@ -245,12 +245,12 @@ class OverflowEngine:
 
     def _measure_host(self, setup: EngineSetup, overflow: Overflow) -> float:
         """Seconds of the engine's own work in a step: what a run takes whose plans are priced only. The fastest of a few."""
-        found = list[float]()
+        per_step_s = list[float]()
         for _ in range(self._effort.rounds):
             started_s = self._clock()
             run = self._priced(setup, AUTO, overflow, 0.0)
-            found.append((self._clock() - started_s) / len(run.steps))
-        return min(found)
+            per_step_s.append((self._clock() - started_s) / len(run.steps))
+        return min(per_step_s)
 
     def _play(self, setup: EngineSetup, mode: OverflowMode, overflow: Overflow, seed: int) -> BatchRun:
         vocab_size, runner = setup.model.config.vocab_size, setup.machine.runner

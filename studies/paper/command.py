@@ -194,11 +194,13 @@ def _runs(
     first = next(iter(base.values()))
     mixed = drawer(trace, "mixed", "trace", first.max_model_len)
     loads = [load("mixed", mixed, rate, duration, seed) for rate in rates]
-    runs = [SweepRun(_under(base[name], policy), one) for name in base for one in loads for policy in POLICIES]
+    runs = [
+        SweepRun(_under(base[name], policy), run_load) for name in base for run_load in loads for policy in POLICIES
+    ]
     wide = {name: _wide(simulation) for name, simulation in base.items()}
-    runs += [SweepRun(wide[name], one._replace(workload=WIDE_STEPS)) for name in base for one in loads]
+    runs += [SweepRun(wide[name], run_load._replace(workload=WIDE_STEPS)) for name in base for run_load in loads]
     alone = _kinds(trace, mixed, rates[len(rates) // 2], duration, seed)
-    return runs + [SweepRun(_under(first, policy), one) for one in alone for policy in KIND_POLICIES]
+    return runs + [SweepRun(_under(first, policy), run_load) for run_load in alone for policy in KIND_POLICIES]
 
 
 def _under(base: Simulation, policy: str) -> Simulation:

@@ -51,7 +51,7 @@ def load_figure(path: str | Path) -> Figure:
     Raises:
         ConfigError: no such file, other columns, an unknown system, or something that is no number.
     """
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    curves_by_panel: dict[str, dict[str, list[tuple[float, float]]]] = {}
     try:
         with Path(path).open(newline="", encoding="utf-8") as file:
             rows = csv.DictReader(file)
@@ -60,10 +60,13 @@ def load_figure(path: str | Path) -> Figure:
                 raise ConfigError(f"{path} is no table of the figure", got=got, fix=f"columns {', '.join(_COLUMNS)}")
             for row in rows:
                 panel, policy, point = _point(row, f"{path}, line {rows.line_num}")
-                found.setdefault(panel, {}).setdefault(policy, []).append(point)
+                curves_by_panel.setdefault(panel, {}).setdefault(policy, []).append(point)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("the reference cannot be read", got=f"{path} ({error})", fix="name a .csv file") from None
-    return {panel: {policy: sorted(points) for policy, points in curves.items()} for panel, curves in found.items()}
+    return {
+        panel: {policy: sorted(points) for policy, points in curves.items()}
+        for panel, curves in curves_by_panel.items()
+    }
 
 
 def _point(row: Mapping[str, str], where: str) -> tuple[str, str, tuple[float, float]]:

@@ -48,11 +48,11 @@ class Study(NamedTuple):
     @property
     def mixed(self) -> dict[str, dict[float, Report]]:
         """The runs of the mixed workload that went well, by policy and rate."""
-        found: dict[str, dict[float, Report]] = {}
+        by_policy: dict[str, dict[float, Report]] = {}
         for report in self.reports:
             if report["workload"] == "mixed" and latency_ms(report) is not None:
-                found.setdefault(report["policy"], {})[report["rate"]] = report
-        return found
+                by_policy.setdefault(report["policy"], {})[report["rate"]] = report
+        return by_policy
 
     @property
     def wide_steps(self) -> dict[float, Report]:

@@ -78,8 +78,8 @@ def with_compute(profile: Profile, times: float) -> Profile:
 def first_of_each() -> list[Deployment]:
     """The first deployment of every accelerator."""
     firsts = dict[str, Deployment]()
-    for one in DEPLOYMENTS:
-        firsts.setdefault(one.profile.tables["derived"]["accelerator"], one)
+    for placed in DEPLOYMENTS:
+        firsts.setdefault(placed.profile.tables["derived"]["accelerator"], placed)
     return list(firsts.values())
 
 
@@ -92,32 +92,32 @@ def runs(need: Demand, seed: int, *, quick: bool) -> dict[Trial, SweepRun]:
         quick: a few of one deployment, with a few seconds of arrivals.
     """
     made = dict[Trial, SweepRun]()
-    for one in DEPLOYMENTS[8:9] if quick else DEPLOYMENTS:
-        rate = LOAD * one.full_rate(need)
+    for placed in DEPLOYMENTS[8:9] if quick else DEPLOYMENTS:
+        rate = LOAD * placed.full_rate(need)
         duration_s = 6.0 if quick else min(200.0, max(80.0, 400.0 / rate))
         load = mixed_load(rate, duration_s, seed)
-        for variant, policy, change in _variants(one):
+        for variant, policy, change in _variants(placed):
             if not quick or _is_quick(variant, policy):
-                simulation = replace(one.simulation(policy, duration_s, need), **change)
-                made[Trial(one.label, variant, policy)] = SweepRun(simulation, load)
+                simulation = replace(placed.simulation(policy, duration_s, need), **change)
+                made[Trial(placed.label, variant, policy)] = SweepRun(simulation, load)
     return made
 
 
-def _variants(one: Deployment) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _variants(placed: Deployment) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """The variants of a deployment, their policies, and what they change of the simulation."""
     for policy in POLICIES:
         yield TRUE, policy, {}
-    varied, misled = one in first_of_each(), one.label in BELIEVED_INSTEAD
+    varied, misled = placed in first_of_each(), placed.label in BELIEVED_INSTEAD
     if varied:
         for tokens in STEP_TOKENS:
             yield step_variant(tokens), "copy_ahead", {"buckets": tuple(range(1, tokens + 1))}
     for policy in PLANNERS:
         for times in BUDGETS if varied and policy == "copy_ahead" else WRONG if misled else ():
-            yield link_variant(times), policy, {"believed": with_link(one.profile, times)}
+            yield link_variant(times), policy, {"believed": with_link(placed.profile, times)}
         if misled:
             for times in WRONG:
-                yield compute_variant(times), policy, {"believed": with_compute(one.profile, times)}
-            yield ANOTHER, policy, {"believed": BELIEVED_INSTEAD[one.label].profile}
+                yield compute_variant(times), policy, {"believed": with_compute(placed.profile, times)}
+            yield ANOTHER, policy, {"believed": BELIEVED_INSTEAD[placed.label].profile}
 
 
 def _is_quick(variant: str, policy: str) -> bool:

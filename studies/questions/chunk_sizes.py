@@ -159,8 +159,8 @@ def _latencies(name: str, of: Found) -> TextTable:
         for cell, cost in of.items()
         for policy, report in zip(("drop", "keep"), cost.reports, strict=True)
     ]
-    one = next(iter(of.values())).reports[0]
-    title = f"{name}: all {BATCH + 1} requests, ms per token; {limits_text(one)}."
+    report = next(iter(of.values())).reports[0]
+    title = f"{name}: all {BATCH + 1} requests, ms per token; {limits_text(report)}."
     return TextTable(title, ["context", "chunk", "", *LATENCY_COLUMNS[:3], "good"], rows)
 
 
@@ -169,12 +169,12 @@ def _latencies(name: str, of: Found) -> TextTable:
 
 def _findings(name: str, of: Found) -> Iterator[str]:
     for context, some in groupby(of.items(), key=lambda item: item[0].context):
-        found = {cell.chunk: cost for cell, cost in some}
+        by_chunk = {cell.chunk: cost for cell, cost in some}
         own, least, equation = (
-            min(found, key=lambda chunk: (value(found[chunk]), chunk)) for value in (_own, _waste, _predicted)
+            min(by_chunk, key=lambda chunk: (value(by_chunk[chunk]), chunk)) for value in (_own, _waste, _predicted)
         )
-        ratios = [cost.waste.actual / cost.waste.predicted for cost in found.values()]
-        late_ms, ratio = 1e3 * found[own].own_s, f"{min(ratios):.2f} to {max(ratios):.2f}"
+        ratios = [cost.waste.actual / cost.waste.predicted for cost in by_chunk.values()]
+        late_ms, ratio = 1e3 * by_chunk[own].own_s, f"{min(ratios):.2f} to {max(ratios):.2f}"
         yield (
             f"{name}, {context:,} tokens: the request ends soonest with chunks of {own:,}, {late_ms:.0f} ms later than if "
             f"kept; the least waste is with {least:,}, and equation (4) names {equation:,}; the actual waste is {ratio} times "
@@ -206,12 +206,12 @@ def _predicted(cost: ChunkCost) -> float:
 def _panels(name: str, of: Found) -> list[CurvePanel]:
     delays, wastes = list[PlottedCurve](), list[PlottedCurve]()
     for number, (context, some) in enumerate(groupby(of.items(), key=lambda item: item[0].context)):
-        found = [(float(cell.chunk), cost) for cell, cost in some]
+        costs = [(float(cell.chunk), cost) for cell, cost in some]
         colour, tokens = f"C{number}", f"{context:,} tokens"
-        own = [(chunk, point(1e3 * cost.own_s)) for chunk, cost in found]
-        others = [(chunk, point(max(1.0, 1e3 * cost.others_s))) for chunk, cost in found]
-        actual = [(chunk, point(cost.waste.actual)) for chunk, cost in found]
-        predicted = [(chunk, point(cost.waste.predicted)) for chunk, cost in found]
+        own = [(chunk, point(1e3 * cost.own_s)) for chunk, cost in costs]
+        others = [(chunk, point(max(1.0, 1e3 * cost.others_s))) for chunk, cost in costs]
+        actual = [(chunk, point(cost.waste.actual)) for chunk, cost in costs]
+        predicted = [(chunk, point(cost.waste.predicted)) for chunk, cost in costs]
         delays += [
             PlottedCurve(f"{tokens}: own", own, colour),
             PlottedCurve(f"{tokens}: batch's", others, colour, True),

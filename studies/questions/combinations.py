@@ -109,12 +109,12 @@ def combined(machines: Iterable[tuple[Deployment, Sequence[str]]]) -> dict[Combi
     """All combinations of machines with names of `KV_BYTES`, and of shares."""
     needs = {shared: mixed_demand(shared) for shared in SHARED}
     made = dict[Combination, Combined]()
-    for one, names in machines:
+    for placed, names in machines:
         for shared, need in needs.items():
             for kv in names:
-                machine = one._replace(profile=with_kv_bytes(one.profile, KV_BYTES[kv]))
+                machine = placed._replace(profile=with_kv_bytes(placed.profile, KV_BYTES[kv]))
                 paper = paper_rates(machine.profile, need, machine.kv_tokens, machine.profile.saturation)
-                made[Combination(one.label, shared, kv)] = Combined(machine, need, paper)
+                made[Combination(placed.label, shared, kv)] = Combined(machine, need, paper)
     return made
 
 
@@ -129,17 +129,17 @@ class CombinationTrial(NamedTuple):
 def runs(combinations: Mapping[Combination, Combined], seed: int, *, quick: bool) -> dict[CombinationTrial, SweepRun]:
     """The simulations of four policies, each at loads around the one that it carries on paper; quick: some, of few requests."""
     made = dict[CombinationTrial, SweepRun]()
-    for key, one in combinations.items():
+    for key, combined in combinations.items():
         if quick and key.kv != "MHA":
             continue
         for policy in POLICIES[2:] if quick else POLICIES:
-            for load, rate in enumerate(one.offered(policy)[: 1 if quick else None]):
+            for load, rate in enumerate(combined.offered(policy)[: 1 if quick else None]):
                 duration_s = 10.0 / rate if quick else arrivals_s(rate)
-                made[CombinationTrial(key, policy, load)] = _run(key, one, policy, rate, duration_s, seed)
-        if one.is_played_longer and not quick:
-            rate = LONG_LOAD * one.paper.free
+                made[CombinationTrial(key, policy, load)] = _run(key, combined, policy, rate, duration_s, seed)
+        if combined.is_played_longer and not quick:
+            rate = LONG_LOAD * combined.paper.free
             for policy in POLICIES[2:]:
-                made[CombinationTrial(key, policy, LONG)] = _run(key, one, policy, rate, LONG_S, seed)
+                made[CombinationTrial(key, policy, LONG)] = _run(key, combined, policy, rate, LONG_S, seed)
     return made
 
 
@@ -148,9 +148,9 @@ def arrivals_s(rate: float) -> float:
     return min(150.0, max(60.0, 300.0 / rate))
 
 
-def _run(key: Combination, one: Combined, policy: str, rate: float, duration_s: float, seed: int) -> SweepRun:
+def _run(key: Combination, combined: Combined, policy: str, rate: float, duration_s: float, seed: int) -> SweepRun:
     simulation = replace(
-        one.machine.simulation(policy, duration_s, one.need),
+        combined.machine.simulation(policy, duration_s, combined.need),
         prefix_caching=True,
         shared_prefix=key.shared,
         chunked_prefill=None if policy == "discard" else True,

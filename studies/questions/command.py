@@ -42,22 +42,22 @@ class StudyQuestions:
         Raises:
             ConfigError: the options make no sense, or a run failed.
         """
-        asked = self.names or tuple(QUESTIONS)
-        for name in asked:
+        chosen = self.names or tuple(QUESTIONS)
+        for name in chosen:
             if name not in QUESTIONS:
                 fix = f"one of {', '.join(QUESTIONS)}"
                 raise ConfigError("no such question", got=name + nearest(name, tuple(QUESTIONS)), fix=fix)
         check_least("--jobs", self.jobs, 1)
         policies = listed(self.policy)
         check_policies(policies)
-        if policies and "deciding" not in asked:
+        if policies and "deciding" not in chosen:
             raise ConfigError(
-                "--policy is for the question deciding", got=", ".join(asked), fix="ask it too, or leave it out"
+                "--policy is for the question deciding", got=", ".join(chosen), fix="ask it too, or leave it out"
             )
-        files = (f"{name}.{suffix}" for name in asked for suffix in ("md", "png", "csv"))
+        files = (f"{name}.{suffix}" for name in chosen for suffix in ("md", "png", "csv"))
         folder = None if self.out is None else output_folder(self.out, files)
         effort = StudyEffort(self.quick, self.jobs, self.seed, Console(stderr=True), policies)
-        for name in dict.fromkeys(asked):
+        for name in dict.fromkeys(chosen):
             effort.console.print(f"{name}: {QUESTIONS[name].summary}")
             try:
                 answer = QUESTIONS[name].ask(effort)

@@ -69,10 +69,10 @@ def _lengths(rng: Random) -> tuple[int, list[tuple[int, int]], int]:
     """Tokens of the prompt, decoded and returned ones of each turn, and those decoded at the end, within the window."""
     wordy = rng.gauss()
     prompt = round(PROMPT.at(rng.gauss(), 0.0))
-    asked = [(round(DECODE.at(wordy, rng.gauss())), round(RETURNED.at(wordy, rng.gauss()))) for _ in range(_calls(rng))]
+    calls = [(round(DECODE.at(wordy, rng.gauss())), round(RETURNED.at(wordy, rng.gauss()))) for _ in range(_calls(rng))]
     last = round(LAST_DECODE.at(wordy, 0.0))
     room = MOST_CONTEXT - prompt - last
-    turns = list(_within(asked, room)) or [(1, 1)]
+    turns = list(_within(calls, room)) or [(1, 1)]
     return prompt, turns, last
 
 
