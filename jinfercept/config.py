@@ -110,7 +110,7 @@ class SpeculativeConfig(NamedTuple):
 
     @classmethod
     def parse(cls, given: str | dict[str, Any] | None) -> Self:
-        """From a mapping or its JSON; None: no drafts. Raises `ConfigError`."""
+        """Reads a mapping or its JSON; None asks for no drafts. Raises `ConfigError`."""
         what = "speculative_config"
         if given is None:
             return cls()
@@ -149,7 +149,7 @@ _DRAFT_MODEL_EXAMPLE = 'such as {"method": "draft_model", "model": "smollm2-135m
 
 @dataclass(frozen=True)
 class SchedulingOptions:
-    """Which sequences run in a step, and what becomes of the contexts of those that do not."""
+    """Options that decide which sequences run in a step, and what becomes of the contexts of those that do not."""
 
     policy: str = option(
         "copy_ahead",

@@ -152,7 +152,7 @@ class CallMarkup(Protocol):
         ...
 
     def mode(self, call: Call) -> CallMode:
-        """When a call runs."""
+        """Says when a call runs."""
         ...
 
     def interrupt(self, call: Call, result: Result, room: int) -> tuple[list[int], Result]:

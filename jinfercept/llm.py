@@ -273,7 +273,7 @@ class LLM:
         async_calls: AsyncCalls | None = None,
         **others: Unpack[VllmArguments],
     ) -> list[RequestOutput]:
-        """As `generate`, without blocking the event loop; cancelled, it aborts the requests."""
+        """Does what `generate` does without blocking the event loop; cancelled, it aborts the requests."""
         check_generate(others)
         requests = self._requests.make_requests(prompts, sampling_params, tools, detector, async_calls=async_calls)
         return await aserve(self.engine.thread, requests)
@@ -322,7 +322,7 @@ class LLM:
         tools: Iterable[ChatToolLike] | None = None,
         **options: Unpack[ChatArguments],
     ) -> list[RequestOutput]:
-        """As `chat`, without blocking the event loop; cancelled, it aborts the conversations."""
+        """Does what `chat` does without blocking the event loop; cancelled, it aborts the conversations."""
         return await aserve(self.engine.thread, self._requests.make_chats(messages, sampling_params, tools, options))
 
     def stream(
@@ -359,7 +359,7 @@ class LLM:
         detector: Detector | None = None,
         **options: Unpack[ChatArguments],
     ) -> AsyncStream:
-        """As `stream`, for `async for`. A task that is cancelled while it reads aborts its request."""
+        """Does what `stream` does, for `async for`. A task that is cancelled while it reads aborts its request."""
         return AsyncStream(
             self.engine.thread, self._requests.make_either(prompt, sampling_params, tools, detector, options)
         )

@@ -73,7 +73,7 @@ class StructuredOutputsParams:
 
     @property
     def source(self) -> tuple[str, str]:
-        """Which one is given, and what it says as text: equal for equal constraints.
+        """The kind of constraint that is given, and its text: equal for equal constraints.
 
         Raises:
             RequestError: the schema is not JSON.

@@ -40,7 +40,7 @@ class Child(NamedTuple):
 
 @contextmanager
 def child_server(model: str, flags: Mapping[str, Any]) -> Iterator[str]:
-    """As `child_process`, with the URL only."""
+    """Starts a server as `child_process` does, and gives its URL only."""
     with child_process(model, flags) as child:
         yield child.url
 

@@ -85,7 +85,7 @@ class ClientReply:
 
     @property
     def seconds(self) -> float:
-        """From its start to its end."""
+        """Seconds from its start to its end."""
         return self.end_s - self.sent_s
 
 

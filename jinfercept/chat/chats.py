@@ -245,7 +245,7 @@ def _prompts(template: ChatTemplate, conversations: list[Sequence[Message]], opt
 def _later_beginning(
     template: ChatTemplate, reasoning: ReasoningFormat | None, executed: Mapping[str, Tool]
 ) -> Beginning:
-    """Where turns after the first begin. Raises `RequestError` if the template has no place for the results of tools."""
+    """Returns where later turns begin. Raises `RequestError` if the template has no place for the results of tools."""
     if not executed:
         return "undecided"
     _, after = template.between([Call(next(iter(executed)), "{}", id="123456789")])

@@ -43,7 +43,7 @@ class ChatTool:
 
     @property
     def name(self) -> str:
-        """By which the model calls it."""
+        """The name by which the model calls it."""
         return self.declaration["function"]["name"]
 
     @property
@@ -133,7 +133,7 @@ def _chat_tool(tool: object) -> ChatTool:
 
 
 def _declaration(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With or without its `{"type": "function"}` around it."""
+    """The declaration within its `{"type": "function"}`, which clients may leave out."""
     function = given.get("function", given)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         raise RequestError(

@@ -148,7 +148,7 @@ def compile_answer_or_calls(
 
 
 def _loosened(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As `_enforceable`, and any object if a constraint cannot be enforced."""
+    """The schema that `_enforceable` gives, or that of any object if a constraint cannot be enforced."""
     try:
         return _enforceable(name, schema)
     except _UNSOUND:

@@ -119,7 +119,7 @@ class KnownPrefixes:
         return None if table is None else table.get(key)
 
     def lookup(self, tenant: str, prefixes: Sequence[KeyedPrefix]) -> list[tuple[int, KnownPrefix]]:
-        """Those of a prompt's prefixes that are known, with their places."""
+        """Finds the prefixes of a prompt that are known, with their places."""
         table = self._tables.get(tenant, {})
         return [(place, table[prefix[0]]) for place, prefix in enumerate(prefixes) if prefix[0] in table]
 

@@ -190,7 +190,7 @@ async def open_replicas(name: str) -> RayReplicas:
 
 
 async def _fingerprint(name: str) -> str:
-    """That of a fleet that runs; "": no replica says one."""
+    """Asks a fleet that runs for its fingerprint; "" if no replica gives one."""
     handle: Any = serve.get_deployment_handle(REPLICAS, name)
     try:
         async with asyncio.timeout(_ANSWER_S):

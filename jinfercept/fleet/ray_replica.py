@@ -105,7 +105,7 @@ class EngineReplica:
         return self._app.facts()
 
     async def fingerprint(self) -> str:
-        """That of the file that the fleet was deployed from."""
+        """The fingerprint of the file that the fleet was deployed from."""
         return self._spec.fingerprint
 
     # -- hooks of Ray Serve ----------------------------------------------------------------------------------------

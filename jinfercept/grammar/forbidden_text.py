@@ -34,7 +34,7 @@ class ForbiddenText:
         return self._advance(matched, self._tokenizer.token_bytes(token_id))
 
     def _advance(self, matched: int, written: bytes) -> int:
-        """As `after`; the string's length once the bytes complete it."""
+        """The bytes of the string that a text ends with; the string's length once these bytes complete it."""
         pattern = self._pattern
         text = pattern[:matched] + written
         if pattern in text:

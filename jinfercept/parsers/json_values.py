@@ -80,7 +80,7 @@ def stream_arguments(source: Source) -> Steps[bool]:
 
 
 def stream_value(source: Source) -> Steps[None]:
-    """As `stream_arguments`; raises `Broken` or `TextEnded` for an incomplete value.
+    """Write the value as `stream_arguments` does. Raises `Broken` or `TextEnded` for an incomplete one.
 
     An object breaks off at a key that it has already: a quotation whose quotes are not escaped could give another value to an
     argument, and readers of JSON take the last one.

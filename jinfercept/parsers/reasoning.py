@@ -33,7 +33,7 @@ class ReasoningFormat:
     begins: Beginning = "undecided"
 
     def beginning(self, prompt: str) -> Beginning:
-        """Where a turn begins behind this prompt: many templates open the reasoning, or close it to suppress it."""
+        """Returns where a turn begins behind this prompt: many templates open the reasoning, or close it to suppress it."""
         text = prompt.rstrip()
         if text.endswith(self.opening):
             return "thinking"

@@ -69,7 +69,7 @@ class TrailingCalls:
         )
 
     def _last_tag(self, text: str) -> int:
-        """Where the last tag of a text begins, without one at its beginning, or half a tag at its end."""
+        """The offset of the last tag behind the beginning of a text; that of half a tag at its end if there is none."""
         last, end = self._marks.find(text, 1)
         while end >= 0 and (span := self._marks.find(text, end))[1] >= 0:
             last, end = span

@@ -67,7 +67,7 @@ class XmlTags:
 
     @property
     def inner(self) -> tuple[str, ...]:
-        """Those that stand within an argument, behind its beginning."""
+        """The tags that stand within an argument, behind its beginning."""
         return (self.parameter_end, self.value_start, *self.key_ends)
 
 

@@ -51,7 +51,7 @@ class ReplicaKind(NamedTuple):
     kv_cache_dtype: KVDTypeChoice = "auto"
 
     def cost(self, replicas: int) -> float:
-        """Of so many replicas for an hour."""
+        """The price of so many replicas for an hour."""
         return replicas * self.num_devices * self.price_per_h
 
 
@@ -96,7 +96,7 @@ class Sizing(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """Of the fleet for an hour; infinite if no number meets the limits."""
+        """The price of the fleet for an hour; infinite if no number meets the limits."""
         return self.kind.cost(self.replicas) if self.replicas else float("inf")
 
 

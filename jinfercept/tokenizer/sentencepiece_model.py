@@ -115,7 +115,7 @@ def _signed(value: int) -> int:
 
 
 def _with_settings(vocab: GGUFVocab, directory: Path, settings: Mapping[str, Any]) -> GGUFVocab:
-    """With the tokens, the template and the marks of a text's ends that other files of the directory say."""
+    """Adds the tokens, the template and the marks of a text's ends that other files of the directory have."""
     backend = vocab.backend
     for id_, token in sorted(_added(directory, settings).items()):
         backend.add_tokens([token])
