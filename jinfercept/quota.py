@@ -17,7 +17,6 @@ class _Holding:
 
     Attributes:
         names: of its entries, oldest first.
-        num_bytes: of them.
     """
 
     __slots__ = ("names", "num_bytes")

@@ -38,7 +38,6 @@ class Style(NamedTuple):
 
     Attributes:
         system_tokens: tokens of the system prompt that all conversations share; 0: none.
-        seed: of the system prompt.
         vocabulary: prompts are token ids below it, on `/v1/completions`; None: words, on `/v1/chat/completions`.
         tool_role: role of the messages that hold tool results.
         ignore_eos: send `ignore_eos`, so that servers generate all tokens; some do not know it.

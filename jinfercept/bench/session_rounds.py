@@ -50,9 +50,7 @@ async def take_turns(
     """Play sessions of equally many turns. A session whose request fails takes no further turns.
 
     Args:
-        client: of the server.
         model: that requests name.
-        style: of the conversations.
         scripts: one for each session.
         going: the order of the sessions.
         seed: of the conversations' texts.

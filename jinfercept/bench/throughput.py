@@ -66,7 +66,6 @@ def measure(
 
     Args:
         llm: started with `work.engine_options`; its options for prefix caching must be on.
-        work: the cells.
         progress: called with the numbers of finished and of all cells.
 
     Raises:

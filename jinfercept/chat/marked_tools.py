@@ -19,7 +19,6 @@ class MarkedTools(NamedTuple):
 
     Attributes:
         tools: by name; their functions take a JSON object as text.
-        markup: of the requests.
         forbidden: the beginning of an interrupt, where that is text.
     """
 
@@ -39,7 +38,6 @@ class MarkedTools(NamedTuple):
 
         Args:
             tools: of the request; those with a start text are called by it.
-            options: of the request.
             grammars: of the model; None without a tokenizer.
 
         Raises:

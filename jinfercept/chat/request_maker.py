@@ -31,9 +31,6 @@ class RequestMaker:
         max_model_len: limit of the tokens of a chat that a follow-up may continue.
         sampling_defaults: fields of the `SamplingParams` of prompts that bring none.
         check_process: raises in a forked child, where a tokenizer may hang.
-
-    Attributes:
-        tokenizer: of the model.
     """
 
     def __init__(

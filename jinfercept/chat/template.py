@@ -315,7 +315,6 @@ class ChatTemplate:
         Two marks tell them: one in place of what the turn says, one before what the next message does.
 
         Args:
-            messages: of the conversation.
             place: of the turn, a message of the assistant before the last message.
             text: what `render` has returned for them.
         """

@@ -15,8 +15,6 @@ class ToolMessages:
     """A `Renderer`: writes the results of a turn's calls as the template's tool messages.
 
     Args:
-        template: of the conversation.
-        tokenizer: its tokenizer.
         max_tokens: limit of each tool's results by its name; a longer result is cut within its message, with a note. It does
             not hold for placeholders.
     """

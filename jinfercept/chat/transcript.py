@@ -27,7 +27,6 @@ class ChatTranscript:
 
     Args:
         turns: how the chat's turns are parsed.
-        request: of the chat.
         note: called at the end, if a follow-up may continue the chat; None: it is not kept.
 
     Attributes:
@@ -62,7 +61,6 @@ class ChatTranscript:
 
         Args:
             index: place of the token in the request's `token_ids`.
-            token_id: the token.
             text: the text that is certain with it: what `text.add` has returned.
 
         Returns:

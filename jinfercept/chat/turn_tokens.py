@@ -30,7 +30,6 @@ class _Chat(NamedTuple):
         owner: tenant of the request.
         token_ids: the prompt, and what follows it.
         num_written: tokens that follow the prompt.
-        text: of the prompt.
         reasons: whether there is reasoning among them.
         thoughts: digests of the reasoning of each turn of the assistant, b"" for none.
         before: name of the chat that this one has continued, "" without one.
@@ -55,7 +54,6 @@ class Continued(NamedTuple):
     """The prompt of a chat.
 
     Attributes:
-        token_ids: its tokens.
         text: of these tokens.
         digest: of its template and its messages.
         reasons: whether there is reasoning of earlier turns in it.
@@ -113,7 +111,6 @@ class TurnTokens:
         conversation with both is made of its text. So is one whose client has changed the reasoning, or any message.
 
         Args:
-            template: of the conversation.
             messages: with an answer of the model to come.
             text: what the template writes for them.
             owner: tenant of the request.
@@ -151,7 +148,6 @@ class TurnTokens:
 
         Args:
             owner: tenant of the request.
-            prompt: of the chat.
             token_ids: that follow the prompt; the last one ends a turn.
             messages: that they are.
         """

@@ -62,7 +62,6 @@ class FleetConfig:
 
     Attributes:
         model: as on the command line.
-        name: of the application.
         version: of the weights, or of whatever shall replace the replicas.
         replicas: their number.
         cpus_per_replica: that Ray's scheduler counts for each.

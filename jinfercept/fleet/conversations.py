@@ -95,7 +95,6 @@ def find_conversation(
     """The hint of a request. Never raises for what a client sent: a body that cannot be read gives fewer keys.
 
     Args:
-        method, path: of the HTTP request.
         headers: by their names in lower case.
         body: the JSON object; None without one.
         tenant: digest of the API key; "" without keys.

@@ -59,7 +59,6 @@ class FleetFront:
 
     Args:
         connect: connects to the replicas, on the event loop.
-        options: of the server.
         model: name of the model in metrics.
         make_router: makes the router from what the first replica knows.
         begin_s: seconds in which a replica has to begin with a request; then another one is asked.

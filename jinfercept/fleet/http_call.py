@@ -75,7 +75,6 @@ class HttpReply(NamedTuple):
     """A whole response of a replica.
 
     Attributes:
-        replica: its name.
         status: HTTP status.
         headers: names in lower case, and values.
         body: all of it.

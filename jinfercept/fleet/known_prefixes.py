@@ -19,7 +19,6 @@ class Holder:
     """A replica as the table knows it; a forgotten one stays in the table until its keys are looked up.
 
     Attributes:
-        name: of the replica.
         forgotten: whether what it held is lost.
     """
 

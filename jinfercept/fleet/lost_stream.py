@@ -23,7 +23,6 @@ def last_event(error: ApiError, path: str, last: bytes) -> bytes:
 
     Args:
         error: why the stream ends.
-        path: of the request.
         last: end of what was sent of the stream.
     """
     if path.startswith("/v1/responses"):

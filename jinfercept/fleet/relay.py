@@ -21,8 +21,6 @@ class Relay:
     """One response.
 
     Args:
-        path: of the request.
-        ticket: of the request.
         send: to the client.
 
     Attributes:

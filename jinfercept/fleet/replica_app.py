@@ -36,7 +36,6 @@ class ReplicaApp:
     """The server of one replica. All methods run on one event loop.
 
     Args:
-        name: of the replica.
         service: of its engine; its owner closes it.
         secret: of the fleet's keys.
         now: a monotonic clock in seconds.
@@ -152,12 +151,7 @@ class ReplicaApp:
 
 @final
 class _Running:
-    """One request in the application, between its messages and a generator of them.
-
-    Args:
-        app: the application.
-        call: the request.
-    """
+    """One request in the application, between its messages and a generator of them."""
 
     def __init__(self, app: Any, call: HttpCall) -> None:
         self._app, self._scope = app, call.scope()

@@ -32,7 +32,6 @@ class ReplicaState:
     """What a replica reported.
 
     Attributes:
-        name: of the replica.
         queue_s: seconds until it would begin with a request that arrives now.
         accepts: whether it takes requests; not while it starts, drains or is dead.
         held_tokens: of the keys that changed since its last report, the tokens that it holds; 0: none. For `Router.learn`.

@@ -20,7 +20,6 @@ class ReplicaFacts(NamedTuple):
     """What a front needs to know of a replica when it starts.
 
     Attributes:
-        replica: its name.
         secret: of the fleet's keys.
         profile: prices of recomputation.
         chunk_tokens: most prompt tokens of a step.

@@ -111,10 +111,8 @@ class Routes:
         """Note the end of a request.
 
         Args:
-            hint: of it.
             replica: that answered.
             details: fields of its log line: `prompt_tokens`, `cached_tokens`, `completion_tokens`.
-            response_key: of the stored response.
         """
         prompt, cached = details.get("prompt_tokens", 0), details.get("cached_tokens")
         with self._lock:

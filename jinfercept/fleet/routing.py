@@ -97,7 +97,6 @@ class Router:
         """The replica for a request. Records the decision: the request counts as work of that replica from now on.
 
         Args:
-            hint: of the request.
             replicas: the members of the fleet. The same tuple given again is not read again for names.
             now: seconds of a monotonic clock, the same as in the replicas' reports.
 
@@ -178,7 +177,6 @@ class Router:
         """Correct the table by the keys in a replica's report, which also fill it again after a restart of the router.
 
         Args:
-            state: the report.
             tenant_of: tenants of the keys; that of a missing key is "".
         """
         holder = self._load(state.name).holder

@@ -17,8 +17,6 @@ class IncomingRequest(NamedTuple):
     """A request that was read.
 
     Attributes:
-        call: the request.
-        hint: of it.
         prefer: the replica that shall answer if it runs; "": any.
         salt: the cache salt.
         background: whether it asks for a response in the background.
@@ -36,8 +34,6 @@ class Ticket:
     """One attempt to have a request answered.
 
     Args:
-        table: of the front.
-        hint: of the request.
         prefer: replica that shall answer if it runs; "": by price.
 
     Attributes:
@@ -77,7 +73,6 @@ class Contents:
     """What a replica knows of a ticket.
 
     Args:
-        tenant: of the request.
         keys: under which a follow-up will look for the context of this request.
     """
 

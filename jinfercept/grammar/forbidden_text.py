@@ -17,7 +17,6 @@ class ForbiddenText:
 
     Args:
         text: the string, not empty.
-        tokenizer: of the model.
         vocab_size: columns of its logits.
     """
 

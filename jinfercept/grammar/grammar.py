@@ -37,7 +37,6 @@ class Grammars:
     """Compiles the grammars of requests; from any thread.
 
     Args:
-        tokenizer: the vocabulary.
         vocab_size: tokens of the model's output layer, `V`; tokens that the tokenizer does not have are never allowed.
 
     Attributes:

@@ -18,7 +18,6 @@ class DistinctIds:
     A second `functions.name:0` has the number of the calls before it, since templates read the name in such an id.
 
     Args:
-        parser: of the turn.
         used: ids of earlier calls; those of the turn are added.
         new_id: makes an id, in the form that the template takes.
     """

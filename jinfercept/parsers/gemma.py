@@ -83,7 +83,6 @@ def _as_json(text: str, schema: Mapping[str, Any]) -> str | None:
     """The object as JSON, with white space as it is written; None if it is none.
 
     Args:
-        text: of the object.
         schema: of the arguments; a value without quotes gets one of its types.
     """
     arguments = _Arguments(text, schema)

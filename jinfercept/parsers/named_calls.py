@@ -22,7 +22,6 @@ class Head(NamedTuple):
     """The part of a call before its arguments.
 
     Attributes:
-        name: of the tool.
         start: the offset of the call's first character.
         call_id: empty if the model wrote none.
     """

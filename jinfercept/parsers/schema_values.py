@@ -20,7 +20,6 @@ def property_types(schema: Mapping[str, Any], name: str) -> list[str]:
 
     Args:
         schema: of the object; `$ref`s into itself are known.
-        name: of the property.
     """
     properties = schema.get("properties")
     declared = properties.get(name, {}) if isinstance(properties, Mapping) else {}

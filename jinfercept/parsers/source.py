@@ -28,7 +28,6 @@ class Marks:
 
     Attributes:
         tags: `texts`.
-        openings: see above.
     """
 
     def __init__(self, texts: tuple[str, ...], openings: tuple[str, ...] = ()) -> None:
@@ -55,13 +54,11 @@ class Source:
     White space beside a call is no content: it is held back until text follows, and dropped around a call.
 
     Args:
-        marks: of the format.
         new_id: makes ids for calls.
         ids: regular expression of the ids that may be taken from the model.
         tools: the parameters' JSON schemas of the tools that are offered, by name; None if unknown.
 
     Attributes:
-        tools: see above.
         tags: texts that are never content.
         text: the text that may still be read; `at` is the offset of the next character in it.
         ended: whether no more text comes.

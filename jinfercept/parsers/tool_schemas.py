@@ -31,7 +31,6 @@ def arguments_schema(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema of all arguments: an object of the declared properties only, unless the schema explicitly allows more.
 
     Args:
-        name: of the tool.
         schema: as it was declared; an empty one takes no arguments.
 
     Raises:

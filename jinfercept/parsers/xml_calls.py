@@ -123,7 +123,6 @@ def _read_parameters(source: Source, tags: XmlTags, name: str, marks: Marks) -> 
     """Read the open call's arguments, each with a tag.
 
     Args:
-        name: of the tool.
         marks: the tags that may stand beside arguments.
     """
     schema = (source.tools or {}).get(name, {})
@@ -225,7 +224,6 @@ def _read_value(source: Source, tags: XmlTags, is_next: Callable[[str], bool]) -
     closing tags are missing: it ends where the first tag that may follow it stands, a parameter at the beginning of a line.
 
     Args:
-        tags: of the family.
         is_next: whether an argument of this name may follow: one that the tool has, and that was not given.
 
     Returns:

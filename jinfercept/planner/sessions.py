@@ -23,7 +23,6 @@ class AgentSession(NamedTuple):
     Attributes:
         number: of it, from 0.
         at_s: second of its first turn.
-        script: its turns.
         shared_tokens: of the prompt that all sessions begin with.
     """
 
@@ -108,7 +107,6 @@ def draw_sessions(
         rate: sessions per second.
         duration_s: seconds in which sessions begin.
         seed: of arrivals and scripts.
-        shared_tokens: of the system prompt.
     """
     rng = Random(seed)
     draw = source(rng)

@@ -63,7 +63,6 @@ class FleetLoad(NamedTuple):
         rate: sessions per second.
         duration_s: seconds in which sessions begin.
         shared_tokens: of the system prompt before every session.
-        limits: of a request.
         share: of the requests that must stay within the limits.
         seeds: of the sessions; each is a run, and the runs are counted together.
     """
@@ -81,7 +80,6 @@ class Sizing(NamedTuple):
     """How many replicas of a kind a load needs.
 
     Attributes:
-        kind: of the replicas.
         replicas: the fewest that meet the limits; 0 if the most that were tried do not.
         report: of that many; of the most, if none meets the limits.
         fewer: report of one replica fewer; None for one.
@@ -216,7 +214,6 @@ def size_fleet(
     """The fewest replicas of a kind that meet a load's limits.
 
     Args:
-        kind: of the replicas.
         load: to serve.
         most_replicas: that are tried.
         detail: of the last word; the search begins with the coarse model.

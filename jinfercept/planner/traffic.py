@@ -29,7 +29,6 @@ class RecordedTraffic(NamedTuple):
     """Sessions that were recorded.
 
     Attributes:
-        scripts: of the sessions.
         rate: sessions per second; None where no times were recorded.
     """
 

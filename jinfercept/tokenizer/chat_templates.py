@@ -26,7 +26,6 @@ def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mappin
     """The conversation as the template writes it.
 
     Args:
-        source: the template.
         messages: what the template knows as `messages`.
         variables: what else it knows: `tools`, `add_generation_prompt`, texts of special tokens, and so on.
 

@@ -34,7 +34,6 @@ class IncrementalDetokenizer:
         """An empty text.
 
         Args:
-            tokenizer: of the model.
             skip_special_tokens: whether special tokens are left out.
             markup: special tokens that are never left out.
         """

@@ -19,7 +19,6 @@ class SpecialTokenNames:
     """Names of the special tokens of one vocabulary.
 
     Args:
-        names: the names.
         words: names of added tokens that are not special; a template may cut a text at them and join the rest.
         fold: the vocabulary's normaliser, if the tokenizer searches the normalised text for names; else None.
     """

@@ -53,8 +53,6 @@ class Tokenizer:
 
         Args:
             backend: a byte-level or SentencePiece-like tokenizer.
-            bos_token_id: see the class.
-            eos_token_ids: see the class.
             special_tokens: texts of the tokens that chat templates may name: `bos_token`, `eos_token`, and so on.
             chat_templates: Jinja sources: `default`, and `tool_use` for models with a second one.
 
