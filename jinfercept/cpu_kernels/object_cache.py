@@ -25,7 +25,6 @@ def cached(name: str, depends_on: Iterable[str], emit: Callable[[], bytes]) -> b
     ask at once. A damaged entry is replaced.
 
     Args:
-        name: of the kernel.
         depends_on: what tells one object file of the kernel from another, beside the source code of the kernels.
         emit: makes the object file.
     """

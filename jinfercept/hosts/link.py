@@ -94,7 +94,6 @@ class HostLink:
         """The next frame.
 
         Args:
-            most_bytes: of a frame.
             deadline_s: monotonic seconds at which the whole frame has to be there; None: `limit` holds for each of its parts.
 
         Raises:

@@ -19,7 +19,6 @@ def random_params(config: ModelConfig, dtype: DTypeLike, seed: int, mesh: ModelM
     """Random weights, made on the devices; the same for the same seed on any number of them.
 
     Args:
-        config: of a checkpoint.
         mesh: the devices; by default JAX's default device.
     """
     mesh = mesh or ModelMesh.default()

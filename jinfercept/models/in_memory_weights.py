@@ -27,7 +27,6 @@ def initial_params(model: ServedModel, params: Params, mesh: ModelMesh) -> Param
         model: if its embeddings are tied, the head's are taken from the embedding.
         params: any arrays, numpy's included; what lies where it is wanted is not copied. For a custom model, all layers have to
             be alike; nothing else is checked.
-        mesh: the devices.
 
     Raises:
         ModelError: a weight is missing, is not the model's, or has another shape; the error names it. Or there are quantised

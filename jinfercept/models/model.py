@@ -33,7 +33,6 @@ class Model:
     """The functions of one model; call them under `jax.jit`. Equal and hashed by its fields.
 
     Attributes:
-        config: of the model.
         joined: whether the weights of the same rows are joined, see `joined_weights.py`.
         kv_repeats: how often each KV head of the checkpoint is repeated among those of `config`, see `on_devices`.
     """

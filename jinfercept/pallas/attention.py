@@ -56,7 +56,6 @@ def cut_for(heads: Heads, dtype: DTypeLike, pages: DTypeLike, *, implementation:
     and no other code for steps of decode rows only.
 
     Args:
-        heads: of the model.
         dtype, pages: of queries and of pages.
         implementation: as for `paged_attention`.
     """

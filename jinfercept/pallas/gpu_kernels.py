@@ -89,7 +89,6 @@ def quantized_product(num_rows: int, dtype: DTypeLike, values: DTypeLike) -> Cal
     """The product with quantised weights, see `triton_quantized.product`, if code is lowered for a GPU that has it.
 
     Args:
-        num_rows, dtype: of the rows.
         values: type of the weight's stored numbers.
     """
     if not is_lowered_for_gpu() or jnp.dtype(dtype).itemsize != 2:

@@ -46,7 +46,6 @@ class RowPages(NamedTuple):
         shape: of the pages, `[N, B, 2, K, W]`.
         tables_ref: the page tables, in one dimension.
         table: where the row's table begins.
-        kv_head: the head.
     """
 
     pages_ref: Any

@@ -128,7 +128,6 @@ def tile_chunks(
         queries: tokens of every chunk, 0 for decode rows.
         before: context tokens before a chunk.
         num_tokens: T, the bucket.
-        tile_queries: of the chunk kernel.
     """
     most_rows = min(len(queries), num_tokens)
     work = _cut(queries, tile_queries, most_rows + (num_tokens - most_rows) // tile_queries)

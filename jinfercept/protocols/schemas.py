@@ -78,7 +78,6 @@ class SessionHints(Body):
     """The body's object `jinfercept`: hints about the session, and the server's tools.
 
     Attributes:
-        session_id: of the session.
         expected_s: seconds until the follow-up request.
         priority: smaller ones are served first.
         release: no follow-up request comes, so the context is not retained.

@@ -57,7 +57,6 @@ def check_extras(body: Extensions, logged: set[str]) -> None:
     """Checks the fields that the schema of a body does not have.
 
     Args:
-        body: of the request.
         logged: names of unknown fields that were logged before; added to.
 
     Raises:

@@ -21,7 +21,6 @@ class ModelDrafter:
     """Makes the drafts that plans await.
 
     Args:
-        runner: of the draft model.
         shape: its sizes; pages, sequence slots and buckets as the served model's.
         vocab_size: tokens that the draft model knows, from 0 on.
     """

@@ -67,7 +67,6 @@ class SchedulerBuild:
         """The scheduler.
 
         Args:
-            kv: its pages.
             observer: of its sequences and moves.
             estimator: the one that learns of calls; None: the policy's own.
         """

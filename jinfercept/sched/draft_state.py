@@ -44,7 +44,6 @@ class DraftState(NamedTuple):
 
     Attributes:
         ngrams: of its tokens; None with a draft model.
-        acceptance: of its drafts.
     """
 
     ngrams: NgramIndex | None

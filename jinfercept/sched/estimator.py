@@ -40,7 +40,6 @@ class Estimator(Protocol):
 
         Args:
             call: as given to `started`, if it was given.
-            duration_s: its seconds.
             clean: it ended by itself; False for a timeout, a kill or an abort: the duration is censored.
         """
         return

@@ -23,7 +23,6 @@ class MeasuredStep(NamedTuple):
         bucket: query tokens of the executable, all of them used.
         context_tokens: tokens that its rows read.
         depth: tokens before its one chunk; None: a step of decoding rows, and of a prompt's first chunk if they do not fill it.
-        seconds: its duration.
     """
 
     bucket: int

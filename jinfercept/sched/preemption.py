@@ -21,7 +21,6 @@ def cheaper(cost: CostModel, num_tokens: int, chunk_tokens: int) -> Action:
 
     Args:
         cost: prices both.
-        num_tokens: of the context.
         chunk_tokens: most query tokens of a step that recomputes.
     """
     swap_s, recompute_s = 2.0 * cost.swap_s(num_tokens), cost.recompute_s(num_tokens, chunk_tokens)

@@ -11,7 +11,6 @@ class DrawOptions:
     """The part of a request's parameters that changes or reports its draws.
 
     Attributes:
-        params: of the request.
         end_token_ids: tokens that may not be drawn before `min_tokens`.
         remembered: the device keeps state by the request's slot: token counts, biases, allowed and bad tokens.
     """
@@ -37,7 +36,6 @@ def draw_options(params: SamplingParams, end_token_ids: frozenset[int]) -> DrawO
     """The options of a request; None if it has none besides temperature and random key.
 
     Args:
-        params: of the request.
         end_token_ids: tokens that would end the request.
     """
     penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)

@@ -77,7 +77,6 @@ class TiledPrice:
     """Seconds of a step: `bucket_s + per_tile_s · tile tokens + per_row_s · row tokens + per_pair_s · pairs`.
 
     Attributes:
-        tiles: of its attention.
         bucket_tokens: query tokens of the executables, ascending.
         bucket_s: seconds of each without attention.
         per_tile_s, per_row_s, per_pair_s: by the numbers of `TileWork`.

@@ -57,8 +57,6 @@ class DrainingServer(uvicorn.Server):
     """A uvicorn server that drains before it ends.
 
     Args:
-        app: the application.
-        service: of the application.
         listener: a bound socket.
         ready: called once connections are accepted.
         drained: called after the drain.

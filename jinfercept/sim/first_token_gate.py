@@ -20,7 +20,6 @@ class FirstTokenGate:
     """Decides about the requests of one run.
 
     Args:
-        engine: of the run.
         cost: the prices that the engine's scheduler plans with.
         largest_step: query tokens of its largest step.
         limit_s: most seconds to a first token.

@@ -72,7 +72,6 @@ class CurvePanel(NamedTuple):
 
     Attributes:
         title: over the panel.
-        curves: its lines.
         threshold: a horizontal line; None: none.
         unit: on the vertical axis.
         span: least and largest value of that axis; None: as the curves need.

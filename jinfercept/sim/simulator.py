@@ -43,7 +43,6 @@ class PricedRunner:
     At the engine's depth 1 a plan is made and dispatched while the one before it still runs.
 
     Args:
-        prices: of the plans.
         clock: passes until a plan is done when its result is collected.
         accepted_share: chance that a draft is accepted if those before it are.
     """

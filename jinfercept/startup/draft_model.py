@@ -21,7 +21,6 @@ def load_draft_model(
 
     Args:
         mesh: the devices of the served model.
-        tokenizer: of the served model.
         across_hosts: whether these are devices of several hosts.
 
     Raises:
@@ -57,7 +56,6 @@ def add_drafter(
 
     Args:
         runner: of the served model, which has run no plan; the draft model's executables are compiled with its own.
-        shape: its sizes.
         attention: implementation of attention, see `pallas.attention`.
     """
     sizes = draft_shape(draft.model, served, shape)

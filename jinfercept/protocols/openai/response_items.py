@@ -61,7 +61,6 @@ def server_call(name: str, note: dict[str, Any]) -> dict[str, Any]:
     """Fields of a call that the server runs, before its arguments are known.
 
     Args:
-        name: of the tool.
         note: fields of `CallNote`.
     """
     fixed = {"server_label": SERVER_LABEL, "approval_request_id": None}

@@ -111,10 +111,6 @@ class SpareRoom:
     """Room on the disk of a file of SQLite, which is free while rows are deleted from a full one.
 
     It is a file without a name, so that nothing of it is left when the process ends.
-
-    Args:
-        engine: of the file.
-        path: of the file.
     """
 
     def __init__(self, engine: Engine, path: str) -> None:
