@@ -102,7 +102,7 @@ def calculator(expression: str) -> str:
         match node:
             case ast.Constant(int() | float() as number):
                 return number
-            case ast.BinOp(left, op, right):
+            case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
                 return _OPERATORS[type(op)](value(left), value(right))
         raise ValueError("only + - * / and numbers")
 
