@@ -155,7 +155,7 @@ def small_llm(**flags: Any) -> LLM:
 
 def test_an_engine_measures_itself_once_and_writes_the_same_tokens(cache: Path) -> None:
     work = Workload(number=8, seed=1)
-    with small_llm(profile="paper-gptj-6b-a100") as llm:
+    with small_llm(profile="paper-gptj-6b-a100", lazy=True) as llm:
         assert llm.profile == PROFILES["paper-gptj-6b-a100"]
         wanted = streams(work.run(llm))
         assert not list(cache.glob("profiles/*"))
@@ -181,7 +181,7 @@ def test_an_engine_takes_a_profile_or_the_name_of_a_file(tmp_path: Path) -> None
     profile = PROFILES["roofline-llama-13b-a100"]
     profile.save(tmp_path / "profile.json")
     for given in (profile, tmp_path / "profile.json"):
-        with small_llm(profile=given) as llm:
+        with small_llm(profile=given, lazy=True) as llm:
             assert llm.profile == profile
 
 
