@@ -110,7 +110,7 @@ class LLM:
                 model = set_up(model, lazy=lazy, progress=shown, **given)
         elif any(value is not None for value in given.values()):
             raise ConfigError("an EngineSetup has its options", got=sorted(given), fix="give them to `set_up`")
-        self.engine = EngineHost(model)
+        self.engine = engine = EngineHost(model)
         self.model: ServedModel = model.model
         self.tokenizer = model.machine.tokenizer
         self.grammars = Grammars(self.tokenizer, self.model.config.vocab_size) if self.tokenizer else None
@@ -120,7 +120,7 @@ class LLM:
             end_token_ids(self.model.config, self.tokenizer),
             self.shape.max_model_len,
             self.sampling_defaults,
-            lambda: self.engine.thread.check_process(),
+            lambda: engine.thread.check_process(),  # not of `self`: a closed LLM frees its weights at once
         )
         self.make_requests, self.make_chats = self._requests.make_requests, self._requests.make_chats
 
