@@ -141,7 +141,7 @@ class Session:
         """Note the residency that the context had when the request resumed."""
         if self.resumed:
             self.resumed = False
-            self.interceptions[-1] = replace(self.interceptions[-1], context=ContextUse(*self.sequence.residency))
+            self.interceptions[-1] = replace(self.interceptions[-1], context=ContextUse(*self.sequence.usage.residency))
 
     def note_logprobs(self, token: int, report: TokenLogprobs) -> dict[int, Logprob]:
         """Add and return the report of the newest token."""
@@ -196,10 +196,10 @@ class Session:
             first_token_s=self.first_token_s,
             finished_s=now,
             intercepted_s=self.intercepted_s + paused_s,
-            recomputed_tokens=sequence.recomputed,
-            copied_out_tokens=sequence.copied_out,
-            copied_in_tokens=sequence.copied_in,
-            preemptions=sequence.preemptions,
+            recomputed_tokens=sequence.usage.recomputed,
+            copied_out_tokens=sequence.usage.copied_out,
+            copied_in_tokens=sequence.usage.copied_in,
+            preemptions=sequence.usage.preemptions,
         )
         prompt = list(request.prompt_token_ids)
         scores = None if request.params.prompt_logprobs is None else self.prompt_logprobs
@@ -208,8 +208,8 @@ class Session:
             request.prompt,
             prompt,
             [completion],
-            sequence.num_cached or 0,
+            sequence.usage.num_cached or 0,
             metrics,
             prompt_logprobs=scores,
-            retained=sequence.retained and ContextUse(*sequence.retained),
+            retained=sequence.usage.retained and ContextUse(*sequence.usage.retained),
         )

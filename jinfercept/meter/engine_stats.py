@@ -245,7 +245,7 @@ class EngineStats:
         """Where the contexts of the interceptions that ended before this plan were when they ran again."""
         for sequence, pause in self._entered:
             if pause is not None:
-                tool, residency = self.interceptions.counts(pause), sequence.residency
+                tool, residency = self.interceptions.counts(pause), sequence.usage.residency
                 tool.kept += residency.device
                 tool.copied_in += residency.host
                 tool.recomputed += residency.missing
@@ -275,7 +275,7 @@ class EngineStats:
         if not sequence.generated:
             self.counts.first_token_s.add(now - sequence.arrival_s)
             self.counts.prompt += sequence.external_spans[0][1]
-            self.counts.cached += sequence.num_cached or 0
+            self.counts.cached += sequence.usage.num_cached or 0
         if times.returned is not None and times.returned.returned_s is not None:
             self.interceptions.counts(times.returned).resume_s.add(now - times.returned.returned_s)
         times.returned = None

@@ -62,7 +62,7 @@ class PauseAccount:
         self._partial = {page: page.filled for page in sequence.context.pages if 0 < page.filled < page_size}
         self.context = self._resident = sequence.context.own_tokens
         self._held = self._queued = self._recompute = self._fetch = self._stall = 0.0
-        self._recomputed, self._copied_in = sequence.recomputed, sequence.copied_in
+        self._recomputed, self._copied_in = sequence.usage.recomputed, sequence.usage.copied_in
         self.recomputed = 0  # tokens, until now
         self.untouched = True  # nothing was done to it
         self.returned_s: float | None = None
@@ -113,15 +113,15 @@ class PauseAccount:
 
     def take_recomputed(self) -> int:
         """Tokens of the sequence that were recomputed since the last call."""
-        tokens = self.sequence.recomputed - self._recomputed
-        self._recomputed = self.sequence.recomputed
+        tokens = self.sequence.usage.recomputed - self._recomputed
+        self._recomputed = self.sequence.usage.recomputed
         self.recomputed += tokens
         return tokens
 
     def take_copied_in(self) -> int:
         """Tokens of the sequence that were fetched from the host since the last call."""
-        tokens = self.sequence.copied_in - self._copied_in
-        self._copied_in = self.sequence.copied_in
+        tokens = self.sequence.usage.copied_in - self._copied_in
+        self._copied_in = self.sequence.usage.copied_in
         return tokens
 
     def pay(self, *, recompute: float = 0.0, fetch: float = 0.0, stall: float = 0.0) -> None:

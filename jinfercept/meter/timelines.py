@@ -94,7 +94,7 @@ class Timeline:
     def first_token(self, sequence: Sequence, now: float) -> None:
         """The sequence's first token since it began to run was sampled."""
         if self._now is not None and self._now.kind == "prefill":
-            residency = sequence.residency
+            residency = sequence.usage.residency
             self._now.tokens = max(0, len(sequence.tokens) - residency.device - residency.host)
             self._close(sequence, now)
             self._now = self._open("decode", now)
@@ -112,8 +112,8 @@ class Timeline:
         Args:
             link_s: seconds of the host link per token.
         """
-        fetched, recomputed = sequence.copied_in - self._copied_in, sequence.recomputed - self._recomputed
-        self._copied_in, self._recomputed = sequence.copied_in, sequence.recomputed
+        fetched, recomputed = sequence.usage.copied_in - self._copied_in, sequence.usage.recomputed - self._recomputed
+        self._copied_in, self._recomputed = sequence.usage.copied_in, sequence.usage.recomputed
         if fetched:
             self._add("fetch", start_s, now, fetched, fetched * link_s)
         if recomputed:

@@ -64,12 +64,9 @@ class Admission:
         ran_before = sequence.max_computed > 0
         if not ran_before:
             sequence.max_computed = context.num_pages * kv.page_size
-        sequence.residency = context.residency(sequence.max_computed)
-        if ran_before and sequence.residency.host and self._recomputes_late:
+        sequence.usage.start(context.residency(sequence.max_computed))
+        if ran_before and sequence.usage.residency.host and self._recomputes_late:
             self._drop_late(builder, sequence)
-        if sequence.num_cached is None:
-            sequence.num_cached = sequence.residency.device + sequence.residency.host
-            sequence.retained = sequence.retained and sequence.residency
         self._means.start(sequence)
         self._policy.resume(sequence, builder.now)
         return True

@@ -46,13 +46,14 @@ class ChunkPlanner:
             or sequence.max_computed > start
             or start + 1 >= self._max_model_len
             or sequence.generated + sequence.pending >= sequence.max_tokens
-            or not self._kv.append(context, len(sequence.table))
+            or not self._kv.append(context, len(sequence.row.table))
         ):
             return False
         tokens = (sequence.tokens[start],) if start < known else (FROM_DEVICE,)
         sample = sequence.draw(start + 1)
-        assert sequence.slot is not None
-        builder.chunks.append((sequence, Chunk(sequence.slot, start, tokens, (), sample)))
+        slot = sequence.row.slot
+        assert slot is not None
+        builder.chunks.append((sequence, Chunk(slot, start, tokens, (), sample)))
         builder.query_tokens -= 1
         self._counters.computed += 1
         sequence.max_computed = start + 1
@@ -82,24 +83,24 @@ class ChunkPlanner:
             self._add_chunk(builder, sequence, start, placed)
 
     def _add_chunk(self, builder: PlanBuilder, sequence: Sequence, start: int, end: int) -> None:
-        assert sequence.slot is not None
+        row, num_pages = sequence.row, (end - 1) // self._kv.page_size + 1
+        assert row.slot is not None
         known = len(sequence.tokens)
         assert end <= known or start == known, "a sample in flight is a chunk of its own"
         tokens = tuple(sequence.tokens[start:end]) if end <= known else (FROM_DEVICE,)
         sample = sequence.draw(end) if end == sequence.length else None
         score = None if sequence.num_best is None else sequence.score(start, end)
-        chunk = Chunk(sequence.slot, start, tokens, sequence.new_pages(end, self._kv.page_size), sample, score)
+        chunk = Chunk(row.slot, start, tokens, row.new_pages(sequence.context, num_pages), sample, score)
         self._kv.computed(sequence.context, start, end)
         recomputed = max(0, min(end, sequence.max_computed) - start)
         sequence.max_computed = max(sequence.max_computed, end)
         if recomputed:
-            sequence.recomputed += recomputed
+            self._counters.recompute(sequence, recomputed)
             builder.recomputed += recomputed
             builder.recomputing.append(sequence)
         sequence.planned = True
         sequence.pending += sample is not None
         self._counters.computed += end - start
-        self._counters.recomputed += recomputed
         builder.chunks.append((sequence, chunk))
         builder.query_tokens -= end - start
 

@@ -67,8 +67,7 @@ class Eviction:
         self._queues.wait(sequence)
         self._kv.release(sequence.context)
         builder.victims = None
-        sequence.preemptions += 1
-        self._counters.preemptions += 1
+        self._counters.preempt(sequence)
         if self._preempted.how == "auto":
             self._preempted.add(sequence)
         elif self._preempted.how == "policy":

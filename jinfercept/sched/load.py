@@ -40,12 +40,13 @@ class RunMeans:
     def __init__(self) -> None:
         self.mean_run = MeanRun()
         self._started = self._ended = 0
+        self._open: dict[str, int] = {}  # tokens that the sequences in a run had generated when it began
 
     def start(self, sequence: SchedulerSequence) -> None:
         """A sequence starts: a run begins, unless the sequence was preempted in one."""
-        if sequence.run_from is not None:
+        if sequence.id in self._open:
             return
-        sequence.run_from = sequence.generated
+        self._open[sequence.id] = sequence.generated
         self._started += 1
         share, old = max(1 / self._started, 1 / _MEMORY), self.mean_run
         computed, new = max(1, sequence.length - sequence.context.ready), not sequence.generated
@@ -55,9 +56,10 @@ class RunMeans:
 
     def end(self, sequence: SchedulerSequence) -> None:
         """A sequence pauses or ends: its run is over, if it is in one."""
-        if sequence.run_from is None:
+        begun = self._open.pop(sequence.id, None)
+        if begun is None:
             return
-        generated, sequence.run_from = sequence.generated - sequence.run_from, None
+        generated = sequence.generated - begun
         self._ended += 1
         share, old = max(1 / self._ended, 1 / _MEMORY), self.mean_run
         self.mean_run = old._replace(generated=old.generated + share * (generated - old.generated))

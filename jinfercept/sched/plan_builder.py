@@ -162,3 +162,23 @@ class SchedulerCounters:
     drafts: int = 0
     drafted: int = 0
     accepted: Counter[int] = field(default_factory=Counter)
+
+    def copy_out(self, sequence: Sequence, tokens: int) -> None:
+        """Count tokens of a sequence that the plan copies to the host."""
+        self.copied_out += tokens
+        sequence.usage.copied_out += tokens
+
+    def copy_in(self, sequence: Sequence, tokens: int) -> None:
+        """Count tokens of a sequence that the plan fetches from the host."""
+        self.copied_in += tokens
+        sequence.usage.copied_in += tokens
+
+    def recompute(self, sequence: Sequence, tokens: int) -> None:
+        """Count tokens of a sequence that the plan computes again."""
+        self.recomputed += tokens
+        sequence.usage.recomputed += tokens
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Count a preemption."""
+        self.preemptions += 1
+        sequence.usage.preemptions += 1

@@ -11,10 +11,10 @@ from jinfercept.sched.ranking import Rank, Ranking
 from jinfercept.sched.sequence import Sequence, State
 
 _PRIORITY = 1 << 40
-"""Distance in `Sequence.order` between two priorities: more than all sequences that ever arrive."""
+"""Distance in `QueuePlace.order` between two priorities: more than all sequences that ever arrive."""
 
-_ORDER = attrgetter("order")
-_RANK = attrgetter("rank")
+_ORDER = attrgetter("place.order")
+_RANK = attrgetter("place.rank")
 
 
 @dataclass(slots=True)
@@ -35,8 +35,8 @@ class Queues:
         order: of the waiting sequences; None: first come first served.
 
     Attributes:
-        running: by `Sequence.order`, oldest first.
-        waiting: likewise; or by `Sequence.rank`, if there is an `order`.
+        running: by `QueuePlace.order`, oldest first.
+        waiting: likewise; or by `QueuePlace.rank`, if there is an `order`.
         intercepted: by id.
         by_tenant: the same running and waiting sequences by tenant; a tenant that has neither is absent.
     """
@@ -61,7 +61,7 @@ class Queues:
         """The sequence waits, behind all sequences of its priority that were put last before it."""
         self.leave(sequence)
         self._next_order += 1
-        sequence.order = sequence.priority * _PRIORITY + self._next_order
+        sequence.place.order = sequence.priority * _PRIORITY + self._next_order
         self._queue(sequence)
 
     def wait(self, sequence: Sequence) -> None:
@@ -77,16 +77,19 @@ class Queues:
                 self._rerank(overdue, self._ranking.first(overdue))
         insort(self.running, sequence, key=_ORDER)
         insort(self._tenant_queue(sequence).running, sequence, key=_ORDER)
-        sequence.slot = self._slots.pop()
-        sequence.table.clear()
-        sequence.remembered = False
+        sequence.row.begin(self._slots.pop())
         self._enter(sequence, State.RUNNING)
+
+    def succeed(self, sequence: Sequence, retained: Sequence) -> None:
+        """The sequence waits for the calls of another one, which is finished, in its place."""
+        self.intercept(sequence)
+        sequence.place.order = retained.place.order
 
     def intercept(self, sequence: Sequence) -> None:
         """The sequence waits for its calls."""
         if self._ranking is not None:
             self._ranking.order.intercepted(sequence)
-            sequence.overtaken = 0
+            sequence.place.overtaken = 0
         self.leave(sequence)
         self.intercepted[sequence.id] = sequence
         self._enter(sequence, State.INTERCEPTED)
@@ -100,11 +103,12 @@ class Queues:
 
     def leave(self, sequence: Sequence) -> None:
         """Take the sequence off the queue that it is on, if it is on one."""
-        if sequence.slot is not None:
+        row = sequence.row
+        if row.slot is not None:
             self.running.remove(sequence)
             self._tenant_queue(sequence).running.remove(sequence)
-            self._slots.append(sequence.slot)
-            sequence.slot = None
+            self._slots.append(row.slot)
+            row.slot = None
         elif sequence.state is State.INTERCEPTED:
             del self.intercepted[sequence.id]
         elif sequence.state is State.WAITING and sequence.order:
@@ -123,14 +127,14 @@ class Queues:
     def _rerank(self, sequence: Sequence, rank: Rank) -> None:
         queues = (self.waiting, self._tenant_queue(sequence).waiting)
         for queue in queues:
-            del queue[bisect_left(queue, sequence.rank, key=_RANK)]
-        sequence.rank = rank
+            del queue[bisect_left(queue, sequence.place.rank, key=_RANK)]
+        sequence.place.rank = rank
         for queue in queues:
             insort(queue, sequence, key=_RANK)
 
     def _queue(self, sequence: Sequence) -> None:
         if self._ranking is not None:
-            sequence.rank = self._ranking.begin(sequence)
+            sequence.place.rank = self._ranking.begin(sequence)
         insort(self.waiting, sequence, key=self._place)
         insort(self._tenant_queue(sequence).waiting, sequence, key=self._place)
         self._enter(sequence, State.WAITING)

@@ -60,10 +60,10 @@ class Ranking:
         overdue = []
         for sequence in waiting:
             if sequence.order < started.order:
-                sequence.overtaken += 1
-                if sequence.overtaken == self.order.patience:
+                sequence.place.overtaken += 1
+                if sequence.place.overtaken == self.order.patience:
                     overdue.append(sequence)
         return overdue
 
     def _overdue(self, sequence: Sequence) -> bool:
-        return sequence.overtaken >= self.order.patience
+        return sequence.place.overtaken >= self.order.patience

@@ -22,7 +22,7 @@ from jinfercept.sched.plan_builder import PlanBuilder, PlannedStep, SchedulerCou
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.preemption import PreemptedSequences, Preemption
 from jinfercept.sched.queues import Queues
-from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
+from jinfercept.sched.sequence import CallDuration, Pause, PendingCall, Sequence, State
 from jinfercept.sched.speculation import NO_DRAFTS, Speculation, SpeculationLimits
 from jinfercept.sched.step_budget import StepBudget
 from jinfercept.sched.transfers import Transfers
@@ -123,7 +123,7 @@ class Scheduler:
         """
         assert sequence.state in (State.RUNNING, State.WAITING)
         was_running = sequence.state is State.RUNNING
-        sequence.paused_s, sequence.calls, sequence.awaited = now, calls, calls
+        sequence.pause = Pause(now, calls, calls)
         sequence.void_pending()
         self.means.end(sequence)
         if was_running:
@@ -138,8 +138,7 @@ class Scheduler:
         """Compute a sequence that runs or waits to run anew, on pages that no other sequence shares."""
         assert sequence.state in (State.RUNNING, State.WAITING)
         sequence.void_pending()
-        sequence.preemptions += 1
-        self.counters.preemptions += 1
+        self.counters.preempt(sequence)
         self._queues.wait(sequence)
         self.kv.isolate(sequence.context)
 
@@ -153,7 +152,7 @@ class Scheduler:
         assert sequence.state is State.INTERCEPTED
         for call, end in zip(sequence.awaited, ended, strict=True):
             self._estimator.observe(call, end.duration_s, end.clean)
-        sequence.awaited = ()
+        sequence.pause = sequence.pause._replace(awaited=())
         residency = sequence.context.residency(sequence.max_computed)
         self.counters.returned += sequence.max_computed
         self.counters.kept += residency.device + residency.host
@@ -169,13 +168,14 @@ class Scheduler:
     def end_call(self, sequence: Sequence, call: PendingCall, end: CallDuration) -> None:
         """An asynchronous call of a sequence has ended, whether the sequence waits for it or not."""
         self._estimator.observe(call, end.duration_s, end.clean)
-        sequence.awaited = tuple([awaited for awaited in sequence.awaited if awaited.key != call.key])
+        awaited = tuple([awaited for awaited in sequence.awaited if awaited.key != call.key])
+        sequence.pause = sequence.pause._replace(awaited=awaited)
 
     def inject(self, sequence: Sequence, tokens: list[int]) -> None:
         """Append the results of asynchronous calls to a sequence that runs or waits to run; its samples in flight are void."""
         assert sequence.state in (State.RUNNING, State.WAITING)
         sequence.void_pending()
-        sequence.remembered = False
+        sequence.row.has_history = False
         sequence.append_external(tokens)
 
     def extend(self, retained: Sequence, sequence: Sequence, num_tokens: int, now: float, *, in_place: bool) -> None:
@@ -195,10 +195,9 @@ class Scheduler:
         sequence.context, retained.context = retained.context, sequence.context
         self.kv.cut(sequence.context, num_tokens)
         sequence.max_computed = min(retained.max_computed, num_tokens)
-        sequence.retained = ContextResidency(0, 0, 0)
-        self._queues.intercept(sequence)  # for the policy, which sees a pause that goes on and then ends
-        sequence.order, sequence.paused_s, sequence.calls = retained.order, retained.paused_s, retained.calls
-        sequence.awaited = retained.awaited
+        sequence.usage.retained = ContextResidency(0, 0, 0)
+        self._queues.succeed(sequence, retained)  # for the policy, which sees a pause that goes on and then ends
+        sequence.pause = retained.pause
         self._policy.pause(sequence, retained.paused_s)
         self._queue_again(sequence, in_place)
 

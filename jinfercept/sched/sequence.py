@@ -1,6 +1,7 @@
 """A request as the scheduler has it: token ids, a state, a context."""
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
 
@@ -51,22 +52,116 @@ class CallDuration(NamedTuple):
     clean: bool = True
 
 
+class Pause(NamedTuple):
+    """Why and since when a sequence is paused; replaced by the `Scheduler`, never changed.
+
+    Attributes:
+        since_s: when it was intercepted last.
+        calls: that intercepted it.
+        awaited: those of them that have not returned.
+    """
+
+    since_s: float = 0.0
+    calls: tuple[PendingCall, ...] = ()
+    awaited: tuple[PendingCall, ...] = ()
+
+
+class QueuePlace:
+    """A sequence's place in the queues; written by `Queues` and its `Ranking`.
+
+    Attributes:
+        order: by arrival; smaller is served first. 0: it was in no queue yet.
+        rank: in the waiting queue under an `Order`: a `ranking.Rank`.
+        overtaken: by how many later sequences that started, since it was last intercepted.
+    """
+
+    __slots__ = ("order", "overtaken", "rank")
+
+    def __init__(self) -> None:
+        self.order = 0
+        self.rank: tuple[int, float, int] = (0, 0.0, 0)
+        self.overtaken = 0
+
+
+class RunnerRow:
+    """What the runner knows of a running sequence: its row in the page tables and in the token histories.
+
+    Attributes:
+        slot: number of the row; None while the sequence does not run.
+        table: device slots of its leading pages, as far as the runner knows them.
+        has_history: the device has its token history.
+    """
+
+    __slots__ = ("has_history", "slot", "table")
+
+    def __init__(self) -> None:
+        self.slot: int | None = None
+        self.table: list[int] = []
+        self.has_history = False
+
+    def begin(self, slot: int) -> None:
+        """The sequence runs in this row, of which the runner knows nothing yet."""
+        self.slot, self.has_history = slot, False
+        self.table.clear()
+
+    def new_pages(self, context: Context, num_pages: int) -> tuple[tuple[int, int], ...]:
+        """Entries of the page table, up to so many, that the runner does not know yet; it knows them now."""
+        first = len(self.table)
+        slots = context.slots(first, num_pages)
+        self.table += slots
+        return tuple(enumerate(slots, first))
+
+    def cut(self, num_pages: int) -> None:
+        """The context has only so many pages left."""
+        del self.table[num_pages:]
+
+
+_NOWHERE = ContextResidency(0, 0, 0)
+
+
+@dataclass(slots=True)
+class SequenceUsage:
+    """What a sequence has cost and where its context was; written by `SchedulerCounters` and `Admission`.
+
+    Attributes:
+        copied_out, copied_in, recomputed: tokens.
+        preemptions: how often it was preempted.
+        num_cached: prompt tokens with KV on the device or the host at its first start; None before.
+        residency: of its context when it last started to run.
+        retained: of its context at its first start, if it extends a retained context.
+    """
+
+    copied_out: int = 0
+    copied_in: int = 0
+    recomputed: int = 0
+    preemptions: int = 0
+    num_cached: int | None = None
+    residency: ContextResidency = _NOWHERE
+    retained: ContextResidency | None = None
+
+    def start(self, residency: ContextResidency) -> None:
+        """The sequence starts to run with its context there."""
+        self.residency = residency
+        if self.num_cached is None:
+            self.num_cached = residency.device + residency.host
+            self.retained = self.retained and residency
+
+
 class Sequence:
-    """One request's tokens and place; mutable, owned by the `Scheduler`.
+    """One request's tokens and state, owned by the `Scheduler`; each of its parts has one writer.
 
     `tokens` are the accepted ones: prompt, generated, and results of calls. `pending` counts samples that are planned and not
     collected yet. `epoch` grows whenever pending samples become void, by an interception, by an injected result or by the end.
     `external_spans` are the ranges of tokens that the model did not generate: the prompt first, then results of calls.
     `may_draft` says whether its tokens may be drafted: what a draw depends on is known to the host, or to be had for a draft.
+
+    The parts: `context` has the pages (`KVManager`), `place` is in the queues, `row` is the runner's, `pause` has the calls,
+    `usage` counts, `drafting` has the drafts of its next tokens (`Speculation`). `state` is written by `Queues`.
     """
 
     __slots__ = (
         "arrival_s",
-        "awaited",
-        "calls",
         "context",
-        "copied_in",
-        "copied_out",
         "drafting",
         "epoch",
         "external_spans",
@@ -77,29 +172,20 @@ class Sequence:
         "max_tokens",
         "may_draft",
         "num_best",
-        "num_cached",
         "options",
-        "order",
-        "overtaken",
-        "paused_s",
+        "pause",
         "pending",
+        "place",
         "planned",
-        "preemptions",
         "priority",
         "random_key",
-        "rank",
-        "recomputed",
-        "remembered",
-        "residency",
-        "retained",
-        "run_from",
+        "row",
         "scored",
-        "slot",
         "state",
-        "table",
         "temperature",
         "tenant",
         "tokens",
+        "usage",
         "weight",
     )
 
@@ -144,35 +230,44 @@ class Sequence:
         self.num_best = num_best
         self.leader = leader
         self.external_spans = [(0, len(tokens))]
-        self.remembered = False  # the device has its token history, under `slot`
-        self.scored = 0  # tokens of the prompt whose successors' scores were planned
         self.priority = priority
         self.tenant = tenant
         self.weight = weight
-        self.order = 0  # place in the queues by arrival; smaller is served first
-        self.rank: tuple[int, float, int] = (0, 0.0, 0)  # place in the waiting queue under an `Order`: a `ranking.Rank`
-        self.overtaken = 0  # by later sequences that started, since it was last intercepted
+        self.place, self.row, self.pause, self.usage = QueuePlace(), RunnerRow(), Pause(), SequenceUsage()
+        self.drafting: DraftState | None = None
+        self.may_draft = options is None or not (options.remembered or options.params.forced_output_ids)
         self.state = State.WAITING
-        self.slot: int | None = None
-        self.table: list[int] = []  # the runner's page table under `slot`: device slots
         self.pending = 0
         self.planned = False  # has a chunk in the plan being made
         self.generated = 0
         self.epoch = 0
-        self.paused_s = 0.0  # when it was intercepted
-        self.calls: tuple[PendingCall, ...] = ()  # that intercepted it
-        self.awaited: tuple[PendingCall, ...] = ()  # those of them that have not returned
         self.max_computed = 0  # tokens whose KV was ever computed
-        self.num_cached: int | None = None  # prompt tokens with KV on device or host at its first start
-        self.residency = ContextResidency(0, 0, 0)  # when it last started to run
-        self.retained: ContextResidency | None = None  # at its first start, if it extends a retained context
-        self.copied_out = 0
-        self.copied_in = 0
-        self.recomputed = 0
-        self.preemptions = 0
-        self.drafting: DraftState | None = None  # the drafts of its next tokens
-        self.may_draft = options is None or not (options.remembered or options.params.forced_output_ids)
-        self.run_from: int | None = None  # tokens generated when its run began: see `load`
+        self.scored = 0  # tokens of the prompt whose successors' scores were planned
+
+    @property
+    def order(self) -> int:
+        """Place in the queues by arrival; smaller is served first."""
+        return self.place.order
+
+    @property
+    def paused_s(self) -> float:
+        """When it was intercepted last."""
+        return self.pause.since_s
+
+    @property
+    def calls(self) -> tuple[PendingCall, ...]:
+        """The calls that intercepted it last."""
+        return self.pause.calls
+
+    @property
+    def awaited(self) -> tuple[PendingCall, ...]:
+        """Those of `calls` that have not returned."""
+        return self.pause.awaited
+
+    @property
+    def preemptions(self) -> int:
+        """How often it was preempted."""
+        return self.usage.preemptions
 
     @property
     def length(self) -> int:
@@ -199,13 +294,6 @@ class Sequence:
             self.leader = leader = None
         return leader is not None
 
-    def new_pages(self, end: int, page_size: int) -> tuple[tuple[int, int], ...]:
-        """Entries of the page table for the tokens before `end` that the runner does not know yet; it knows them now."""
-        first = len(self.table)
-        slots = self.context.slots(first, (end - 1) // page_size + 1)
-        self.table += slots
-        return tuple(enumerate(slots, first))
-
     def void_pending(self) -> None:
         """Void the samples in flight."""
         self.pending = 0
@@ -222,9 +310,9 @@ class Sequence:
         if options is None:
             return Sample(self.temperature, self.random_key, position)
         history = None
-        if options.remembered and not self.remembered:
+        if options.remembered and not self.row.has_history:
             assert not self.pending, "the host does not know what the device has to remember"
-            history, self.remembered = TokenHistory(tuple(self.tokens), tuple(self.external_spans)), True
+            history, self.row.has_history = TokenHistory(tuple(self.tokens), tuple(self.external_spans)), True
         number, params = self.generated + self.pending, options.params
         forced = params.forced_output_ids[number] if number < len(params.forced_output_ids) else None
         return Sample(self.temperature, self.random_key, position, options, number < params.min_tokens, history, forced)

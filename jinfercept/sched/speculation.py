@@ -203,7 +203,7 @@ class Speculation:
         self._counters.accepted.update(range(accepted))
         sequence.pending = 0
         if sequence.context.held:
-            del sequence.table[self._kv.trim(sequence.context) :]
+            sequence.row.cut(self._kv.trim(sequence.context))
 
     def _state(self, sequence: Sequence) -> DraftState:
         if sequence.drafting is None:
@@ -249,8 +249,8 @@ class Speculation:
     def _drafted(self, sequence: Sequence, chunk: Chunk, drafts: tuple[int, ...]) -> Chunk:
         """A decode row with drafts."""
         sequence.pending += len(drafts)
-        end = chunk.start + 1 + len(drafts)
-        new_pages = (*chunk.new_pages, *sequence.new_pages(end, self._kv.page_size))
+        num_pages = (chunk.start + len(drafts)) // self._kv.page_size + 1
+        new_pages = (*chunk.new_pages, *sequence.row.new_pages(sequence.context, num_pages))
         return chunk._replace(tokens=(*chunk.tokens, *drafts), new_pages=new_pages, num_drafts=len(drafts))
 
 

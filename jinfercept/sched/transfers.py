@@ -40,8 +40,7 @@ class Transfers:
         copies, num_tokens = self._kv.fetch(sequence.context, min(most, self.room(builder)))
         builder.fetch += copies
         builder.link_tokens -= len(copies) * self._kv.page_size
-        sequence.copied_in += num_tokens
-        self._counters.copied_in += num_tokens
+        self._counters.copy_in(sequence, num_tokens)
         return len(copies)
 
     def move(self, builder: PlanBuilder, move: Move) -> bool:
@@ -79,8 +78,7 @@ class Transfers:
         assert copy is not None
         builder.add_offload(move.sequence, copy)
         builder.link_tokens -= self._kv.page_size
-        move.sequence.copied_out += page.filled
-        self._counters.copied_out += page.filled
+        self._counters.copy_out(move.sequence, page.filled)
         return page.filled
 
     def _is_full(self, builder: PlanBuilder) -> bool:

@@ -95,11 +95,11 @@ class WatchedOrder(Order):
 
     def intercepted(self, sequence: Sequence) -> None:
         self._unwritten("intercepted", sequence, lambda: self._order.intercepted(sequence))
-        self.num_overtaken += sequence.overtaken
+        self.num_overtaken += sequence.place.overtaken
 
     def finished(self, sequence: Sequence) -> None:
         self._unwritten("finished", sequence, lambda: self._order.finished(sequence))
-        self.num_overtaken += sequence.overtaken
+        self.num_overtaken += sequence.place.overtaken
 
     def _unwritten[T](self, method: str, sequence: Sequence, call: Callable[[], T]) -> T:
         before = _state_of(sequence)
@@ -115,10 +115,10 @@ class WatchedOrder(Order):
 def _state_of(sequence: Sequence) -> dict[str, object]:
     """What an order can see of a sequence."""
     pages = [(id(page), page.device, page.host, page.refs) for page in sequence.context.pages]
-    counts = (sequence.pending, sequence.generated, sequence.max_tokens, sequence.overtaken, sequence.priority)
+    counts = (sequence.pending, sequence.generated, sequence.max_tokens, sequence.place.overtaken, sequence.priority)
     return {
         "state": sequence.state,
-        "order": (sequence.order, sequence.rank),
+        "order": (sequence.order, sequence.place.rank),
         "tokens": len(sequence.tokens),
         "counts": counts,
         "calls": (sequence.calls, sequence.awaited),

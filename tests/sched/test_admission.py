@@ -36,7 +36,7 @@ def test_a_new_request_waits_rather_than_displace_a_context_that_returns_soon(sw
     bench.scheduler.resume(context, [1], (CallDuration(2.0),))
     bench.drain()
     assert new.state is State.FINISHED
-    assert context.copied_in == 0 or swap_s == 0.1
+    assert context.usage.copied_in == 0 or swap_s == 0.1
 
 
 def test_a_context_is_held_no_longer_than_its_swaps_allow_and_never_from_an_empty_device() -> None:
@@ -92,7 +92,9 @@ def test_host_pages_that_the_link_would_bring_too_late_are_recomputed(link_token
     tokens = list(back.tokens)
     bench.scheduler.resume(back, [1], (CallDuration(12.0),))
     bench.steps(12)
-    assert (back.recomputed > 0, back.copied_in > 0) == ((True, False) if link_tokens_per_s == SIZE else (False, True))
+    assert (back.usage.recomputed > 0, back.usage.copied_in > 0) == (
+        (True, False) if link_tokens_per_s == SIZE else (False, True)
+    )
     assert back.tokens[: len(tokens)] == tokens
     assert back.generated > 1
 

@@ -94,7 +94,7 @@ def test_a_full_host_makes_swap_discard() -> None:
     desk.scheduler.resume(sequence, [1, 2])
     while sequence.state is not State.FINISHED:
         desk.step()
-    assert (sequence.copied_in, sequence.recomputed) == (8, 6)
+    assert (sequence.usage.copied_in, sequence.usage.recomputed) == (8, 6)
 
 
 def test_swap_without_a_host_tier_is_discard() -> None:
@@ -120,7 +120,7 @@ def test_preserve_keeps_what_the_others_do_not_need() -> None:
         desk.step()
     desk.scheduler.resume(sequence, [1])
     desk.step()
-    assert sequence.residency == (8, 0, 0)
+    assert sequence.usage.residency == (8, 0, 0)
 
 
 def test_preserve_keeps_a_context_whose_call_returned_before_the_next_plan() -> None:

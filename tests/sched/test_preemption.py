@@ -10,7 +10,7 @@ from jinfercept.kv.page import Page
 from jinfercept.sched.policy import Action
 from jinfercept.sched.preemption import PreemptedSequences, cheaper, pages_per_copy
 from jinfercept.sched.profile import LLAMA_2_7B, Profile, roofline
-from jinfercept.sched.sequence import Sequence
+from jinfercept.sched.sequence import Pause, Sequence
 
 A100 = roofline(LLAMA_2_7B, "A100-40GB", attention=True)
 
@@ -63,7 +63,7 @@ def sequence(name: str, order: int, num_pages: int) -> Sequence:
         context.pages.append(page)
     context.ready = 16 * num_pages
     made = Sequence(name, [], context, max_tokens=1)
-    made.order = order
+    made.place.order = order
     return made
 
 
@@ -83,5 +83,5 @@ def test_a_sequence_that_has_run_or_paused_since_keeps_its_pages() -> None:
     one = sequence("one", 1, 2)
     preempted.add(one)
     assert next(preempted.victims())[0].action is Action.LOSE  # there is no host to swap to
-    one.paused_s = 3.0
+    one.pause = Pause(3.0)
     assert not list(preempted.victims())

@@ -157,7 +157,7 @@ def test_a_call_detected_late_wastes_one_sample_and_keeps_its_own_tokens_kv() ->
     (chunk,) = bench.step().chunks
     assert (chunk.start, chunk.tokens) == (known, (1, 2, 3))
     bench.drain()
-    assert (bench.num_wasted, sequence.recomputed) == (1, 0)
+    assert (bench.num_wasted, sequence.usage.recomputed) == (1, 0)
 
 
 def test_a_preempted_sequence_waits_for_its_sample_in_flight() -> None:

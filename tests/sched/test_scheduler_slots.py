@@ -22,7 +22,7 @@ def test_the_youngest_gives_way_when_a_page_is_missing() -> None:
     assert young.state is State.WAITING
     bench.drain()
     assert (old.generated, young.generated) == (10, 10)
-    assert young.recomputed >= 8
+    assert young.usage.recomputed >= 8
 
 
 def test_a_preempted_sequence_uses_the_host_tier_too() -> None:
@@ -31,8 +31,8 @@ def test_a_preempted_sequence_uses_the_host_tier_too() -> None:
     young = bench.prefilled("young", 7, max_tokens=10)
     bench.drain()
     assert young.preemptions
-    assert young.recomputed == 0
-    assert young.copied_out == young.copied_in >= 8
+    assert young.usage.recomputed == 0
+    assert young.usage.copied_out == young.usage.copied_in >= 8
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -42,16 +42,16 @@ def test_preemption_can_be_forced_under_every_policy(policy: str) -> None:
     young = bench.prefilled("young", 7, max_tokens=10)
     bench.drain()
     assert young.preemptions
-    assert young.copied_in == 0
-    assert young.recomputed >= 8
+    assert young.usage.copied_in == 0
+    assert young.usage.recomputed >= 8
 
     bench = SchedulerBench(POLICIES[policy](), num_pages=6, preemption="swap", link_tokens_per_s=1.0)
     bench.prefilled("old", 8, max_tokens=10)
     young = bench.prefilled("young", 7, max_tokens=10)
     bench.drain()
     assert young.preemptions
-    assert young.recomputed == 0
-    assert young.copied_out >= young.copied_in >= 8
+    assert young.usage.recomputed == 0
+    assert young.usage.copied_out >= young.usage.copied_in >= 8
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -68,10 +68,10 @@ def test_preempted_pages_stay_until_needed_and_are_swapped_or_recomputed_as_is_c
         return young
 
     swapped, recomputed = run(1e9), run(1.0)
-    assert 0 < swapped.copied_in <= swapped.copied_out
-    assert swapped.recomputed == 0
-    assert recomputed.copied_in == 0
-    assert 0 < recomputed.recomputed < 8, "the first pages were never needed"
+    assert 0 < swapped.usage.copied_in <= swapped.usage.copied_out
+    assert swapped.usage.recomputed == 0
+    assert recomputed.usage.copied_in == 0
+    assert 0 < recomputed.usage.recomputed < 8, "the first pages were never needed"
     assert swapped.tokens == recomputed.tokens
 
 
@@ -150,8 +150,8 @@ def test_a_page_is_fetched_before_what_follows_it_is_computed() -> None:
     assert (len(first.fetch), first.chunks) == (2, ())
     assert second.chunks[0].start == 8
     assert len(second.chunks[0].tokens) == 4
-    assert sequence.recomputed == 0
-    assert sequence.residency == (0, 8, 0)
+    assert sequence.usage.recomputed == 0
+    assert sequence.usage.residency == (0, 8, 0)
 
 
 def test_a_hole_in_the_middle_is_recomputed_alone() -> None:
@@ -165,5 +165,5 @@ def test_a_hole_in_the_middle_is_recomputed_alone() -> None:
     assert [(chunk.start, len(chunk.tokens), chunk.sample) for chunk in hole.chunks] == [(4, 4, None)]
     assert [copy.device_slot for copy in hole.fetch] == [sequence.context.pages[2].device]
     assert [(chunk.start, len(chunk.tokens)) for chunk in rest.chunks] == [(16, 3)]
-    assert (sequence.recomputed, sequence.residency) == (4, (8, 4, 4))
+    assert (sequence.usage.recomputed, sequence.usage.residency) == (4, (8, 4, 4))
     bench.drain()

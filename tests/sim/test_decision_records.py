@@ -16,7 +16,7 @@ from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.profile import PROFILES
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
+from jinfercept.sched.sequence import CallDuration, Pause, PendingCall, Sequence, State
 from jinfercept.sim.decision_records import DecisionLog
 from jinfercept.sim.recording import RecordFiles
 from jinfercept.sim.simulation import Simulation
@@ -249,7 +249,7 @@ def test_nothing_of_a_finished_request_is_kept(tmp_path: Path) -> None:
 
 def test_quantiles_are_those_of_the_estimators_distribution() -> None:
     sequence = Sequence("one", [1], KVManager(2, 0, 4).open(), max_tokens=1)
-    sequence.calls = sequence.awaited = (PendingCall("tool", 0),)
+    sequence.pause = Pause(0.0, *2 * ((PendingCall("tool", 0),),))
     found = forecast(ElapsedEstimator(), sequence, 10.0)
     assert found.remaining_s == 10.0
     pareto = [10.0 * ((1.0 - quantile) ** -0.5 - 1.0) for quantile in QUANTILES]
@@ -259,7 +259,7 @@ def test_quantiles_are_those_of_the_estimators_distribution() -> None:
 
 def test_the_last_of_several_calls_is_forecast() -> None:
     sequence = Sequence("one", [1], KVManager(2, 0, 4).open(), max_tokens=1)
-    sequence.calls = sequence.awaited = (PendingCall("tool", 0), PendingCall("tool", 1))
+    sequence.pause = Pause(0.0, *2 * ((PendingCall("tool", 0), PendingCall("tool", 1)),))
     estimator = HistoryEstimator()
     for seconds in range(1, 101):
         estimator.observe(PendingCall("tool"), float(seconds))
