@@ -69,7 +69,7 @@ def test_a_dtype_has_any_of_its_names(dtype: Any, ours: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (
             {"pipeline_parallel_size": 2},
@@ -89,8 +89,8 @@ def test_a_dtype_has_any_of_its_names(dtype: Any, ours: str) -> None:
         ({"tokenizer": 3}, "this is no tokenizer; got 3"),
     ],
 )
-def test_an_option_that_asks_for_something_else_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises((ConfigError, ModelError), match=re.escape(said)):
+def test_an_option_that_asks_for_something_else_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ConfigError, ModelError), match=re.escape(message)):
         LLM(GOLDEN / "llama_gqa", **options)
 
 
@@ -268,7 +268,7 @@ def test_the_page_names_everything_that_has_another_name_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda llm: llm.generate("a", SHORT, on_event="print"), "on_event is called"),
         (lambda llm: llm.generate("a", SHORT, detector=ScriptedDetector(None)), "a script has calls"),  # pyright: ignore
@@ -291,9 +291,9 @@ def test_the_page_names_everything_that_has_another_name_here() -> None:
         (lambda llm: LLM(GOLDEN / "llama_gqa", tensor_parallel_size=10**30), "JAX has fewer devices"),
     ],
 )
-def test_a_mistake_that_is_easily_made_is_named(make_scripted: Make, call: Any, said: str) -> None:
+def test_a_mistake_that_is_easily_made_is_named(make_scripted: Make, call: Any, message: str) -> None:
     llm = make_scripted(TEMPLATE).llm
-    with pytest.raises(JinferceptError, match=re.escape(said)):
+    with pytest.raises(JinferceptError, match=re.escape(message)):
         call(llm)
     assert not engine_state(llm).has_work
 

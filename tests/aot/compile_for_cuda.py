@@ -264,22 +264,22 @@ def one_program(
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    dumped = {"xla_dump_emitter_re": ".*"} if "pages" in asked or asked.get("read_ptx") else {}
-    num_devices = asked.get("num_devices", 1)
-    compiler = KernelCompiler(asked["gpu"], asked["generation"], _facts, SOURCE, dumped, num_devices)
+    order = json.load(sys.stdin)
+    dumped = {"xla_dump_emitter_re": ".*"} if "pages" in order or order.get("read_ptx") else {}
+    num_devices = order.get("num_devices", 1)
+    compiler = KernelCompiler(order["gpu"], order["generation"], _facts, SOURCE, dumped, num_devices)
     with redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
-        if "mosaic" in (case.get("attention") for case in asked.get("kernels", {}).values()):
+        if "mosaic" in (case.get("attention") for case in order.get("kernels", {}).values()):
             os.environ |= {"MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_TO": folder}
-        for name, case in asked.get("kernels", {}).items():
+        for name, case in order.get("kernels", {}).items():
             kernel(compiler, name, case)
-        if "steps" in asked:
-            steps(compiler, asked["steps"])
-        for name, case in asked.get("pages", {}).items():
+        if "steps" in order:
+            steps(compiler, order["steps"])
+        for name, case in order.get("pages", {}).items():
             pages(compiler, name, case)
-        for name, case in asked.get("quantized", {}).items():
+        for name, case in order.get("quantized", {}).items():
             quantized(compiler, name, case)
-        for name, options in asked.get("one_program", {}).items():
+        for name, options in order.get("one_program", {}).items():
             one_program(compiler, name, options)
         results = compiler.results()
         for facts in results.values():
@@ -287,7 +287,7 @@ def main() -> None:
             facts["scheduled"] = [_schedule(path.read_text()) for path in Path(folder).glob("*.ptx")]
     files = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
     ours = {file for file in files if file.is_relative_to(PROJECT) and not file.is_relative_to(sys.prefix)}
-    read = {*ours, Path(__file__), TARGETS / f"{asked['gpu']}.txtpb"}
+    read = {*ours, Path(__file__), TARGETS / f"{order['gpu']}.txtpb"}
     sources = sorted(str(file.relative_to(PROJECT)) for file in read)
     json.dump({"results": results, "sources": sources}, sys.stdout)
 

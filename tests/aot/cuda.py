@@ -26,12 +26,12 @@ def compile_for(gpu: str, generation: str = "cuda13", **asked: Any) -> dict[str,
         variables = environment(generation)
     except PluginMissingError as error:
         pytest.skip(str(error))
-    said = json.dumps({"gpu": gpu, "generation": generation} | asked)
-    kept = Path(variables["AOT_RESULTS"], f"asked-{_digest(said.encode(), jax.__version__.encode())}.json")
+    order = json.dumps({"gpu": gpu, "generation": generation} | asked)
+    kept = Path(variables["AOT_RESULTS"], f"asked-{_digest(order.encode(), jax.__version__.encode())}.json")
     if (results := _kept(kept)) is not None:
         return results
     done = subprocess.run(
-        [sys.executable, PROGRAM], input=said, env=variables, capture_output=True, text=True, check=False
+        [sys.executable, PROGRAM], input=order, env=variables, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     reported = json.loads(done.stdout)

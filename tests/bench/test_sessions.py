@@ -26,26 +26,30 @@ def visits(fake: FakeServer, going: Going, number: int = 3, model: str = "good")
 
 def test_sessions_take_turns_one_after_another_and_wait_for_their_tools() -> None:
     with fake_openai() as fake:
-        found = visits(fake, Going(False, True))
-    assert [(one.turn, one.session) for one in found] == [(turn, session) for turn in (1, 2) for session in range(3)]
+        played = visits(fake, Going(False, True))
+    assert [(visit.turn, visit.session) for visit in played] == [
+        (turn, session) for turn in (1, 2) for session in range(3)
+    ]
     assert fake.most == 1
     assert fake.sessions == ["0/0", "0/1", "0/2"] * 2
-    assert all(found[n + 3].reply.sent_s >= found[n].reply.end_s + 0.05 for n in range(3))
+    assert all(played[n + 3].reply.sent_s >= played[n].reply.end_s + 0.05 for n in range(3))
 
 
 def test_sessions_at_once_do_not_wait_for_each_other() -> None:
     with fake_openai(meet=3) as fake:
-        found = visits(fake, Going(True, False))
+        played = visits(fake, Going(True, False))
     assert fake.most == 3
-    assert sorted((one.turn, one.session) for one in found) == [(turn, one) for turn in (1, 2) for one in range(3)]
+    assert sorted((visit.turn, visit.session) for visit in played) == [
+        (turn, session) for turn in (1, 2) for session in range(3)
+    ]
     assert fake.sessions == [""] * 6
 
 
 def test_a_session_that_fails_takes_no_further_turns() -> None:
     with fake_openai() as fake:
-        found = visits(fake, Going(False, False), model="broken")
-    assert [(one.turn, one.reply.error) for one in found] == [(1, "HTTP 500")] * 3
-    [only] = rounds(found, concurrent=False)
+        played = visits(fake, Going(False, False), model="broken")
+    assert [(visit.turn, visit.reply.error) for visit in played] == [(1, "HTTP 500")] * 3
+    [only] = rounds(played, concurrent=False)
     assert (only["requests"], only["failed"], only["request_s"], only["cached_share"]) == (3, 3, None, None)
     assert later_turns([only]) is None
 

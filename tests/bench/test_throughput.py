@@ -67,9 +67,9 @@ def test_the_command_shows_ratios_and_writes_every_cell_with_the_machine(
     printed = capsys.readouterr().out
     assert "decode other" in printed
     assert re.search(r"other +float32 +0\.50 +-", printed)
-    found = json.loads(out.read_text())
-    assert {"device", "processor", "cores", "python", "new_tokens"} < found.keys()
-    ours, other = found["engines"]
+    report = json.loads(out.read_text())
+    assert {"device", "processor", "cores", "python", "new_tokens"} < report.keys()
+    ours, other = report["engines"]
     assert (ours["engine"], other["engine"], other["version"]) == ("jinfercept", "other", "float32")
     assert 0 < ours["rest_gib"] <= ours["peak_gib"]
     assert ours["cells"][0].keys() == other["cells"][0].keys()

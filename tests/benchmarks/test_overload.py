@@ -28,10 +28,10 @@ def test_goodput_counts_what_began_in_time_and_keys_are_compared_with_themselves
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [([], "nothing to measure"), (["tiny", "--seconds", "0"], "--seconds is too small")]
+    ("words", "message"), [([], "nothing to measure"), (["tiny", "--seconds", "0"], "--seconds is too small")]
 )
 def test_options_that_make_no_sense_are_refused(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["overload", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -57,11 +57,11 @@ def test_a_session_grows_by_answers_and_results_and_shares_only_its_system_promp
     assert [len(message["content"].split()) for message in third] == [7, 20, 3, 5, 2, 5]
     other = fake.bodies[3]["messages"]
     assert (other[0] == first[0], other[1] == first[1]) == (True, False)
-    found = report("a", "good", ClientLoad(None, 1), 0, run)
+    measured = report("a", "good", ClientLoad(None, 1), 0, run)
     tokens = [(29, 0), (39, 29), (48, 39), (29, 9), (39, 29), (48, 39)]  # two sessions, words and roles
-    assert [(one["prompt_tokens"], one["cached_tokens"]) for one in found["rows"]] == tokens
-    assert found["cached_share"] == sum(cached for _, cached in tokens) / sum(prompt for prompt, _ in tokens)
-    assert found["completion_tokens"] == 12
+    assert [(row["prompt_tokens"], row["cached_tokens"]) for row in measured["rows"]] == tokens
+    assert measured["cached_share"] == sum(cached for _, cached in tokens) / sum(prompt for prompt, _ in tokens)
+    assert measured["completion_tokens"] == 12
 
 
 def test_token_ids_grow_by_the_tokens_that_the_server_has_generated() -> None:
@@ -75,11 +75,11 @@ def test_token_ids_grow_by_the_tokens_that_the_server_has_generated() -> None:
 def test_nothing_is_lost_when_servers_fail() -> None:
     with fake_openai() as fake:
         run = play(fake, ClientLoad(None, 2), model="cut")
-    found = report("a", "cut", ClientLoad(None, 2), 0, run)
-    assert (found["sessions_completed"], found["requests"], found["requests_completed"]) == (0, 6, 0)
-    assert found["errors"] == {"disconnected": 6}
-    assert (found["ttft_s"], found["session_s"], found["prompt_tokens"]) == (None, None, None)
-    assert {row["error"] for row in found["rows"]} == {"disconnected"}
+    measured = report("a", "cut", ClientLoad(None, 2), 0, run)
+    assert (measured["sessions_completed"], measured["requests"], measured["requests_completed"]) == (0, 6, 0)
+    assert measured["errors"] == {"disconnected": 6}
+    assert (measured["ttft_s"], measured["session_s"], measured["prompt_tokens"]) == (None, None, None)
+    assert {row["error"] for row in measured["rows"]} == {"disconnected"}
 
 
 def test_percentiles_are_of_what_there_is() -> None:
@@ -89,9 +89,9 @@ def test_percentiles_are_of_what_there_is() -> None:
 
 def test_a_client_that_is_busy_says_that_it_may_be_what_was_measured() -> None:
     with fake_openai() as fake:
-        found = report("a", "good", ClientLoad(None, 1), 0, play(fake, ClientLoad(None, 1), number=1))
-    assert remarks([found | {"client_cpu_share": 0.1}]) == []
-    [said] = remarks([found | {"client_cpu_share": 0.9}])
+        measured = report("a", "good", ClientLoad(None, 1), 0, play(fake, ClientLoad(None, 1), number=1))
+    assert remarks([measured | {"client_cpu_share": 0.1}]) == []
+    [said] = remarks([measured | {"client_cpu_share": 0.9}])
     assert "90% of a core" in said
 
 
@@ -126,9 +126,9 @@ def test_a_run_without_any_success_is_status_1(capsys: pytest.CaptureFixture[str
     with fake_openai() as fake:
         flags = ["--base-url", fake.url, "--model", "busy", "--sessions", "2"]
         assert main(["load", *flags, *SMALL]) == 1
-    said = capsys.readouterr()
-    assert "2 × HTTP 429" in said.out
-    assert said.err.count("HTTP 429: come again") == 1
+    printed = capsys.readouterr()
+    assert "2 × HTTP 429" in printed.out
+    assert printed.err.count("HTTP 429: come again") == 1
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ def test_a_session_finds_its_context_again_on_the_real_server(make_scripted: Mak
     with running(make_scripted(QWEN).llm) as server:
         flags = ["--base-url", server.url, "--sessions", "2", "--turns", "3", "--concurrent", "--json", str(out)]
         assert main(["bench", "sessions", *flags, *LENGTHS]) == 0
-    [found] = json.loads(out.read_text())
-    assert [turn["prompt_tokens"] for turn in found["rounds"]] == [60, 84, 108]
-    assert found["later_turns"]["cached_share"] > 0.5
+    [report] = json.loads(out.read_text())
+    assert [turn["prompt_tokens"] for turn in report["rounds"]] == [60, 84, 108]
+    assert report["later_turns"]["cached_share"] > 0.5
 
 
 def test_a_chat_of_words_is_answered_by_the_real_server(make_scripted: Make, tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_a_chat_of_words_is_answered_by_the_real_server(make_scripted: Make, tmp
             "3",
         ]
         assert benchmarks(["load", *flags, "--new-tokens", "3", "--json", str(out)]) == 0
-    [found] = json.loads(out.read_text())
-    assert (found["sessions_completed"], found["completion_tokens"], found["errors"]) == (2, 6, {})
+    [report] = json.loads(out.read_text())
+    assert (report["sessions_completed"], report["completion_tokens"], report["errors"]) == (2, 6, {})
 
 
 def test_a_server_that_cannot_start_says_why() -> None:
@@ -61,7 +61,7 @@ def test_a_server_that_cannot_start_says_why() -> None:
 def test_sessions_are_measured_on_a_server_that_is_started_for_it(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     assert main(["bench", "sessions", TINY, "--sessions", "1,2", "--json", str(out), *LENGTHS, *ENGINE]) == 0
-    assert [one["sessions"] for one in json.loads(out.read_text())] == [1, 2]
+    assert [load["sessions"] for load in json.loads(out.read_text())] == [1, 2]
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_http_is_measured_beside_the_offline_engine(tmp_path: Path, capsys: pyte
         str(tmp_path / "out.png"),
     ]
     assert benchmarks(["load", TINY, *flags, *LENGTHS, *ENGINE]) == 0
-    found = json.loads(out.read_text())
-    assert len(found["waves"]) == 4
-    assert found["ratio"] == pytest.approx(found["http_tokens_per_s"] / found["offline_tokens_per_s"])
+    report = json.loads(out.read_text())
+    assert len(report["waves"]) == 4
+    assert report["ratio"] == pytest.approx(report["http_tokens_per_s"] / report["offline_tokens_per_s"])
     assert "all" in capsys.readouterr().out

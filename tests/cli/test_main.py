@@ -39,7 +39,7 @@ def test_the_overview_imports_no_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["rn"], "jinfercept: no such command: rn (did you mean 'run'?); one of demo, run,"),
         (["bench"], "jinfercept: bench is a group of commands; one of bench replay, bench decisions,"),
@@ -57,13 +57,13 @@ def test_the_overview_imports_no_command() -> None:
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_status_2(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(words)
     shown = capsys.readouterr()
     assert shown.err.startswith("jinfercept")
-    assert said in shown.err
+    assert message in shown.err
     assert shown.err.count("\n") == 1
     assert not shown.out
 
@@ -113,7 +113,7 @@ def test_info_tells_a_models_shape(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--prompt", "x", "--attention", "triton"], "attention=triton is a GPU's"),
         (["--attention", "mosaic"], "attention=mosaic is a GPU's"),
@@ -124,14 +124,14 @@ def test_info_tells_a_models_shape(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_what_cannot_work_is_said_before_the_model_is_looked_for(
-    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "no/such/model", *flags]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         (["serve", "m", "--kv-tokns", "5"], "no such flag: --kv-tokns (did you mean '--kv-tokens'?)"),
         (["run", "m", "--sytem=x", "--colour"], "--sytem (did you mean '--system'?), --colour; see"),
@@ -139,15 +139,15 @@ def test_what_cannot_work_is_said_before_the_model_is_looked_for(
     ],
 )
 def test_a_flag_that_is_not_known_is_refused_with_the_nearest(
-    command: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    command: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(command)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("tools", "flags", "said"),
+    ("tools", "flags", "message"),
     [
         (
             "def f() -> str:\n    'A tool.'\n",
@@ -161,7 +161,7 @@ def test_a_flag_that_is_not_known_is_refused_with_the_nearest(
 def test_run_refuses_tools_before_it_loads_the_model(
     tools: str,
     flags: list[str],
-    said: str,
+    message: str,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -171,7 +171,7 @@ def test_run_refuses_tools_before_it_loads_the_model(
     (tmp_path / "own.jinja").write_text("{{ messages[-1].content }}{{ tools }}")
     assert main(["run", "smollm2-135m", "--tools", str(tmp_path / "tools.py"), *flags]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert "KV pool" not in error  # the plan of memory, which is made once the weights are there
 
 
@@ -198,7 +198,7 @@ def test_flags_of_vllm_for_which_there_is_nothing_to_do_are_taken_and_said_once(
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["-pp", "2"], "every device has all layers; got --pipeline-parallel-size 2; fix: leave it out, or give 1"),
         (["--task", "embed"], "a server generates; got --task embed; fix: leave it out, or give auto or generate"),
@@ -211,15 +211,13 @@ def test_flags_of_vllm_for_which_there_is_nothing_to_do_are_taken_and_said_once(
     ],
 )
 def test_flags_of_vllm_that_ask_for_something_else_are_refused(
-    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["serve", "m", *flags])
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_the_package_is_the_command() -> None:
-    found = subprocess.run(
-        [sys.executable, "-m", "jinfercept", "--version"], capture_output=True, text=True, check=True
-    )
-    assert found.stdout == f"jinfercept {__version__}\n"
+    done = subprocess.run([sys.executable, "-m", "jinfercept", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"jinfercept {__version__}\n"

@@ -27,8 +27,8 @@ def arguments(instruction: str) -> list[str]:
 
 def test_hadolint_finds_nothing() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
-    found = subprocess.run([hadolint, FILE], capture_output=True, text=True)
-    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+    done = subprocess.run([hadolint, FILE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_last_stage_runs_a_command_that_exists_as_another_user_than_root() -> None:

@@ -50,8 +50,8 @@ def begin(environment: Mapping[str, str], *words: str) -> "subprocess.Popen[str]
 
 def test_shellcheck_finds_nothing() -> None:
     shellcheck = Path(sys.executable).with_name("shellcheck")
-    found = subprocess.run([shellcheck, SCRIPT], capture_output=True, text=True)
-    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+    done = subprocess.run([shellcheck, SCRIPT], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_step_is_a_command_that_exists_and_shows_no_secret(environment: dict[str, str], tmp_path: Path) -> None:

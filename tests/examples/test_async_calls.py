@@ -95,7 +95,7 @@ def test_dialogues_are_the_same_for_a_seed_and_held_out_questions_are_never_lear
     first, again = (list(islice(woven(7, "training", beginner.codec), 20)) for _ in range(2))
     assert first == again
     learnt, validated, tested = (
-        {q for one in islice(dialogues(7, split), 800) for q in one.questions if not q.dependent}
+        {q for dialogue in islice(dialogues(7, split), 800) for q in dialogue.questions if not q.dependent}
         for split in get_args(Split)
     )
     assert not learnt & validated

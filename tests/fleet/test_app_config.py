@@ -42,7 +42,7 @@ def test_a_file_is_read_and_its_fingerprint_changes_with_what_a_replica_serves(t
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ([], "the fleet's file"),
         ({}, "serves a model"),
@@ -66,8 +66,8 @@ def test_a_file_is_read_and_its_fingerprint_changes_with_what_a_replica_serves(t
         ({"model": "m", "cpus_per_replica": "many"}, "number of CPUs"),
     ],
 )
-def test_a_wrong_file_is_said_by_name(data: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_wrong_file_is_said_by_name(data: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         FleetConfig.parse(data)
 
 
@@ -76,10 +76,10 @@ def test_the_command_checks_a_file_without_ray(tmp_path: Path, capsys: pytest.Ca
     path.write_text(FILE)
     assert main(["deploy", str(path), "--check"]) == 0
     assert capsys.readouterr().out == "assistants: smollm2-135m, 2 to 8 replicas\n"
-    for server, said in (("tools: [/nothing/here.py]", "/nothing/here.py"), ("state_url: mysql://a/b", "mysql")):
+    for server, message in (("tools: [/nothing/here.py]", "/nothing/here.py"), ("state_url: mysql://a/b", "mysql")):
         path.write_text(f"model: smollm2-135m\nserver: {{{server}}}")
         assert main(["deploy", str(path), "--check"]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     path.write_text("model: [")
     assert main(["deploy", str(path), "--check"]) == 2
     assert "not YAML" in capsys.readouterr().err
@@ -109,17 +109,17 @@ def test_the_file_and_the_commands_of_the_documentation_are_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("model: a\nmodel: b", "'model' comes twice.*line 2"),
         ("model: a\nserver: {port: 1, port: 2}", "'port' comes twice"),
         ("? [1]\n: 2", "YAML|table of names"),
     ],
 )
-def test_keys_that_come_twice_and_keys_that_are_no_texts_are_errors(tmp_path: Path, text: str, said: str) -> None:
+def test_keys_that_come_twice_and_keys_that_are_no_texts_are_errors(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "app.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         FleetConfig.read(path)
 
 

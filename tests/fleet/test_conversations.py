@@ -48,9 +48,9 @@ def user(text: str) -> dict[str, Any]:
     ],
 )
 def test_a_conversation_is_named_by_the_first_of_many_names(headers, body, named_by):
-    found = hint({"messages": [user("hello")]} | body, headers=headers)
-    assert found.named_by == named_by
-    assert (found.named is None) == (named_by == "")
+    routing_hint = hint({"messages": [user("hello")]} | body, headers=headers)
+    assert routing_hint.named_by == named_by
+    assert (routing_hint.named is None) == (named_by == "")
 
 
 def test_a_subagent_of_claude_code_has_a_conversation_of_its_own():
@@ -117,11 +117,11 @@ def test_tenants_and_salts_share_no_keys():
 
 
 def test_hints_are_bounded_and_picklable():
-    found = hint({"messages": [user(str(number)) for number in range(5000)]})
-    assert len(found.prefixes) == MOST_PREFIXES
+    routing_hint = hint({"messages": [user(str(number)) for number in range(5000)]})
+    assert len(routing_hint.prefixes) == MOST_PREFIXES
     assert hint({"prompt": "x" * 50_000_000}, "/v1/completions").prefixes[0].tokens > 10_000_000
-    assert pickle.loads(pickle.dumps(found)) == found
-    assert len(pickle.dumps(found)) < 16_384
+    assert pickle.loads(pickle.dumps(routing_hint)) == routing_hint
+    assert len(pickle.dumps(routing_hint)) < 16_384
 
 
 @pytest.mark.parametrize("secret", [b"", b"short", b"x" * 65])
@@ -134,8 +134,8 @@ def test_bodies_that_are_nested_too_deep_give_the_keys_before_them():
     deep: Any = "x"
     for _ in range(100_000):
         deep = [deep]
-    found = hint({"messages": [user("one"), {"role": "user", "content": deep}], "tools": None})
-    assert found.prefixes[0].key == hint({"messages": [user("one")]}).prefixes[0].key
+    routing_hint = hint({"messages": [user("one"), {"role": "user", "content": deep}], "tools": None})
+    assert routing_hint.prefixes[0].key == hint({"messages": [user("one")]}).prefixes[0].key
     assert hint({"messages": [user("one")], "tools": deep}).prefixes == ()
 
 
@@ -161,6 +161,6 @@ FIELDS = [
 @settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), VALUES), st.sampled_from([CHAT, "/v1/completions", "/v1/responses"]))
 def test_any_json_body_gives_a_hint(body, path):
-    found = hint(body, path)
-    assert found == hint(json.loads(json.dumps(body)), path)
-    assert found.prompt_tokens >= 0
+    routing_hint = hint(body, path)
+    assert routing_hint == hint(json.loads(json.dumps(body)), path)
+    assert routing_hint.prompt_tokens >= 0

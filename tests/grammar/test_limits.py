@@ -77,7 +77,7 @@ def test_a_long_text_that_is_forced_is_not_tokenised_again_at_every_token(
 
 
 @pytest.mark.parametrize(
-    ("said", "problem"),
+    ("constraint", "problem"),
     [
         ({"regex": "a" * (MAX_CHARS + 1)}, "too long"),
         ({"json": {"const": "a" * MAX_CHARS}}, "too long"),
@@ -94,9 +94,9 @@ def test_a_long_text_that_is_forced_is_not_tokenised_again_at_every_token(
         ({"grammar": "root ::= " + "(" * 3000 + '"a"' + ")" * 3000}, "neither Lark nor GBNF"),
     ],
 )
-def test_grammars_that_would_take_long_are_refused(byte_grammars: Grammars, said: Any, problem: str) -> None:
+def test_grammars_that_would_take_long_are_refused(byte_grammars: Grammars, constraint: Any, problem: str) -> None:
     with pytest.raises(RequestError, match=problem):
-        byte_grammars.compile(StructuredOutputsParams(**said))
+        byte_grammars.compile(StructuredOutputsParams(**constraint))
 
 
 def test_numbers_that_repeat_nothing_are_not_limited(byte_grammars: Grammars) -> None:
@@ -125,11 +125,11 @@ def test_a_grammar_that_is_refused_is_not_kept() -> None:
 
 def test_what_one_tenant_compiled_is_compiled_again_for_another() -> None:
     grammars = Grammars(byte_level(), VOCAB)
-    asked = StructuredOutputsParams(choice=["yes"])
+    params = StructuredOutputsParams(choice=["yes"])
     one, other = grammars.of("one"), grammars.of("other")
-    assert one.compile(asked) is grammars.of("one").compile(asked)
-    assert one.compile(asked) is not other.compile(asked)
-    assert grammars.compile(asked) is not one.compile(asked)
+    assert one.compile(params) is grammars.of("one").compile(params)
+    assert one.compile(params) is not other.compile(params)
+    assert grammars.compile(params) is not one.compile(params)
 
 
 def test_schemas_whose_automata_grow_without_bound_are_refused_before_they_are_compiled(
@@ -137,7 +137,7 @@ def test_schemas_whose_automata_grow_without_bound_are_refused_before_they_are_c
 ) -> None:
     chain: dict[str, Any] = {f"a{i}": {"pattern": f".*a.{{{i}}}b.*", "$ref": f"#/$defs/a{i + 1}"} for i in range(20)}
     doubled: dict[str, Any] = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(200)}
-    for schema, said in (
+    for schema, message in (
         ({"type": "integer", "multipleOf": 99_999_999}, "multipleOf too large"),
         ({"type": "integer", "multipleOf": -99_999_999}, "multipleOf too large"),
         ({"type": "integer", "multipleOf": 10**400}, "multipleOf too large"),
@@ -146,9 +146,9 @@ def test_schemas_whose_automata_grow_without_bound_are_refused_before_they_are_c
         ({"$ref": "#/$defs/a0", "$defs": chain | {"a20": {"type": "string"}}}, "too many patterns"),
         ({"$ref": "#/$defs/a0", "$defs": doubled | {"a200": {"pattern": "a+", "type": "string"}}}, "too many patterns"),
     ):
-        with pytest.raises(RequestError, match=said):
+        with pytest.raises(RequestError, match=message):
             byte_grammars.compile(StructuredOutputsParams(json=schema))
-        with pytest.raises(RequestError, match=said):
+        with pytest.raises(RequestError, match=message):
             byte_grammars.compile(FromTools(f"start: %json {json.dumps(schema)}"))
     lark = "start: A\nA: " + " & ".join(f"/.*a.{{{i}}}b.*/" for i in range(30))
     with pytest.raises(RequestError, match="too many patterns"):

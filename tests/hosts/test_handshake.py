@@ -41,9 +41,9 @@ def test_hosts_meet_in_any_order_and_later_ones_are_refused() -> None:
     early = start.other(2)
     links = start.host_0()
     middle = start.other(1)
-    found = links.result()
-    assert sorted(found) == [1, 2]
-    found[2].send(Kind.SAMPLE, b"hello")
+    met = links.result()
+    assert sorted(met) == [1, 2]
+    met[2].send(Kind.SAMPLE, b"hello")
     assert early.result().receive() == (Kind.SAMPLE, b"hello")
     middle.result()
     with pytest.raises(ConfigError, match="host 0 refuses: the hosts have started without this one"):
@@ -60,8 +60,8 @@ def test_hosts_meet_in_any_order_and_later_ones_are_refused() -> None:
 )
 def test_a_host_that_differs_stops_the_start_on_all(num_hosts: int, facts: Mapping[str, str], words: str) -> None:
     start = Start(2)
-    found, other = start.host_0(), start.other(1, num_hosts, facts)
-    for host in (found, other):
+    links, other = start.host_0(), start.other(1, num_hosts, facts)
+    for host in (links, other):
         with pytest.raises(ConfigError) as error:
             host.result()
         assert words in str(error.value)
@@ -77,8 +77,8 @@ def test_two_hosts_with_one_number_stop_the_start_on_all() -> None:
 
 def test_a_host_that_does_not_come_stops_the_start_on_all() -> None:
     start = Start(4, timeout_s=2)
-    found, other = start.host_0(), start.other(2)
-    for host in (found, other):
+    links, other = start.host_0(), start.other(2)
+    for host in (links, other):
         with pytest.raises(ConfigError, match=r"hosts 1, 3 of 4 did not come within 2 s; got 2 hosts"):
             host.result()
     with pytest.raises(ConfigError, match=r"host 0 does not answer within 0\.1 s; got 127"):
@@ -87,12 +87,12 @@ def test_a_host_that_does_not_come_stops_the_start_on_all() -> None:
 
 def test_only_hosts_that_know_the_token_come() -> None:
     start = Start(2)
-    found = start.host_0("secret")
+    links = start.host_0("secret")
     for token in ("", "another"):
         with pytest.raises(ConfigError, match="the hosts do not have the same token"):
             start.other(1, token=token).result()
     right = start.other(1, token="secret")
-    assert sorted(found.result()) == [1]
+    assert sorted(links.result()) == [1]
     right.result()
 
 
@@ -110,12 +110,12 @@ def test_a_false_host_0_is_found_out() -> None:
 
 def test_strangers_do_not_disturb_a_start() -> None:
     start = Start(2)
-    found = start.host_0()
+    links = start.host_0()
     for said in (b"GET / HTTP/1.1\r\n\r\n", b"\x04\x00\x00\x00\x01abcd", b""):
         with socket.create_connection(("127.0.0.1", start.port + 1)) as stranger:
             stranger.sendall(said)
     right = start.other(1)
-    assert sorted(found.result()) == [1]
+    assert sorted(links.result()) == [1]
     right.result()
 
 
@@ -161,13 +161,13 @@ def join_and_leave(start: Start, host_id: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("said", [b"\x81\x80\xc0", b"\x80" * 60_000, b"\x81\x92\x01\x02\x00"])
-def test_what_does_not_know_the_token_is_not_read(said: bytes) -> None:
+@pytest.mark.parametrize("message", [b"\x81\x80\xc0", b"\x80" * 60_000, b"\x81\x92\x01\x02\x00"])
+def test_what_does_not_know_the_token_is_not_read(message: bytes) -> None:
     start = Start(2)
     links = start.host_0(token="secret")
     with closing(HostLink(socket.create_connection(("127.0.0.1", start.port + 1)))) as stranger:
         stranger.receive()
-        stranger.send(Kind.HELLO, bytes(64) + said)
+        stranger.send(Kind.HELLO, bytes(64) + message)
         assert stranger.receive().kind == Kind.REFUSED
         start.other(1, token="secret").result()
         assert sorted(links.result()) == [1]
@@ -177,16 +177,16 @@ def test_of_many_silent_connections_the_later_ones_are_closed_and_a_host_still_c
     start = Start(2)
     links = start.host_0()
     silent = [socket.create_connection(("127.0.0.1", start.port + 1), timeout=60) for _ in range(80)]
-    for one in silent:
-        one.settimeout(60)
+    for connection in silent:
+        connection.settimeout(60)
         with suppress(OSError):
-            one.recv(1)  # the challenge, or the end: host 0 has accepted it
-    for one in silent[:40]:
-        one.close()
+            connection.recv(1)  # the challenge, or the end: host 0 has accepted it
+    for connection in silent[:40]:
+        connection.close()
     start.other(1).result()
     assert sorted(links.result()) == [1]
-    for one in silent[40:]:
-        one.close()
+    for connection in silent[40:]:
+        connection.close()
 
 
 def test_keys_whose_hashes_a_sender_can_choose_are_refused() -> None:

@@ -27,8 +27,8 @@ def test_options_say_all() -> None:
 
 
 def test_slurm_says_what_options_leave_open() -> None:
-    found = place(HostOptions("auto"), SLURM, "gpu12")
-    assert found == Placement("gpu07", 61440 + 2 * 70001 % 4096, 4, 3)
+    placement = place(HostOptions("auto"), SLURM, "gpu12")
+    assert placement == Placement("gpu07", 61440 + 2 * 70001 % 4096, 4, 3)
     assert place(HostOptions("gpu07:9000"), SLURM, "gpu12") == Placement("gpu07", 9000, 4, 3)
 
 

@@ -40,7 +40,7 @@ class Hosts:
     def ends(self, timeout_s: float) -> list[tuple[int, str]]:
         """The exit status of every process, and its standard error. Fails if one has not ended in time."""
         deadline = time.monotonic() + timeout_s
-        return [(one.wait(max(0.0, deadline - time.monotonic())), _errors(one)) for one in self.processes]
+        return [(process.wait(max(0.0, deadline - time.monotonic())), _errors(process)) for process in self.processes]
 
 
 def environment() -> dict[str, str]:
@@ -127,10 +127,10 @@ def test_two_hosts_serve_the_tokens_of_one_and_end_when_one_is_killed() -> None:
 def test_hosts_serve_the_tokens_of_one_process_and_end_in_order(name: str, num_hosts: int, num_devices: int) -> None:
     with started(num_hosts, "end", num_devices=num_devices, name=name, policies=list(POLICIES)) as hosts:
         expected = alone(name, list(POLICIES))
-        found = list(hosts.lines())
+        lines = list(hosts.lines())
         ends = hosts.ends(END_S)
-    assert [line["streams"] for line in found] == expected
-    assert sum(line["compiled"] for line in found) == 0
+    assert [line["streams"] for line in lines] == expected
+    assert sum(line["compiled"] for line in lines) == 0
     assert [status for status, _ in ends] == [0] * num_hosts
 
 
@@ -143,7 +143,7 @@ def test_four_hosts_end_when_one_is_lost(victim: int, number: signal.Signals) ->
         for _ in range(2):
             next(lines)
         hosts.processes[victim].send_signal(number)
-        left = Hosts([one for one in hosts.processes if one is not hosts.processes[victim]])
+        left = Hosts([process for process in hosts.processes if process is not hosts.processes[victim]])
         for status, errors in left.ends(END_S):
             assert status != 0
             if victim == 0 and status < 0:  # JAX's own client may see its coordinator's end first

@@ -142,7 +142,7 @@ def test_the_memory_of_words_is_known_without_the_weights(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"quant_method": "bitsandbytes"}, "quantisation is not supported; got 'bitsandbytes'"),
         ({"bits": 3}, "numbers of gptq checkpoints have other sizes; got bits 3"),
@@ -153,7 +153,7 @@ def test_the_memory_of_words_is_known_without_the_weights(tmp_path):
         ({"quant_method": "awq", "version": "gemv"}, "AWQ has the version gemm"),
     ],
 )
-def test_words_that_would_be_read_wrongly_are_refused(tmp_path, changed, said):
+def test_words_that_would_be_read_wrongly_are_refused(tmp_path, changed, message):
     write(tmp_path, KINDS["gptq"], **changed)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         load(tmp_path)

@@ -72,10 +72,10 @@ def shards(directory: Path, *, index: bool) -> None:
     files = {f"model-0000{1 + i % 2}-of-00002.safetensors": {} for i in range(2)}
     for i, (name, tensor) in enumerate(tensors.items()):
         files[f"model-0000{1 + i % 2}-of-00002.safetensors"][name] = tensor
-    for file, held in files.items():
-        save_file(held, directory / file)
+    for file, names in files.items():
+        save_file(names, directory / file)
     if index:
-        placed = {name: file for file, held in files.items() for name in held}
+        placed = {name: file for file, names in files.items() for name in names}
         (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
 
 

@@ -36,15 +36,15 @@ def drop_wait(number: int) -> None:
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    if asked["dropped_wait"] is not None:
-        drop_wait(asked["dropped_wait"])
-    dtype, shapes = jnp.dtype(asked["dtype"]), Shapes(*asked["shapes"])
+    order = json.load(sys.stdin)
+    if order["dropped_wait"] is not None:
+        drop_wait(order["dropped_wait"])
+    dtype, shapes = jnp.dtype(order["dtype"]), Shapes(*order["shapes"])
     wgmma_interpreter.install()
     interpreted = jax.jit(partial(paged_attention_mosaic, interpret=True))
     results = []
     with redirect_stdout(sys.stderr):
-        for seed, (num_decode, rows) in enumerate(asked["steps"]):
+        for seed, (num_decode, rows) in enumerate(order["steps"]):
             q, pages, batch = make_step(shapes, num_decode, rows, seed, dtype)
             heads = Heads(shapes.num_heads, shapes.num_kv_heads, shapes.head_dim, dtype.itemsize)
             batch = prepare(batch, mosaic_cut(heads, interpret=True))

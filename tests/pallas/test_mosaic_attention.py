@@ -38,10 +38,10 @@ def interpret(
     Args:
         steps: decode rows, and all rows' query and context tokens.
     """
-    asked = {"dtype": dtype, "shapes": shapes, "steps": steps, "dropped_wait": dropped_wait}
+    body = {"dtype": dtype, "shapes": shapes, "steps": steps, "dropped_wait": dropped_wait}
     return subprocess.run(
         [sys.executable, HERE / "interpret_mosaic.py"],
-        input=json.dumps(asked),
+        input=json.dumps(body),
         env=environment(),
         capture_output=True,
         text=True,

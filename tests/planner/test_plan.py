@@ -114,9 +114,9 @@ def test_the_command_prints_a_table_and_writes_its_files(tmp_path, capsys):
     words += ["--duration", "10", "--workload", "math", "--shared-tokens", "0", "--check-seed", "1"]
     words += [word for flag, path in files.items() for word in (f"--{flag}", str(path))]
     assert main([*words, "--plot", str(tmp_path / "plan.png")]) in (0, 1)
-    said = capsys.readouterr().out
-    assert "H100" in said
-    assert "seeds 1" in said
+    printed = capsys.readouterr().out
+    assert "H100" in printed
+    assert "seeds 1" in printed
     assert yaml.safe_load(files["yaml"].read_text())["model"] == "llama-3-8b"
     assert (tmp_path / "plan.png").stat().st_size > 1000
 

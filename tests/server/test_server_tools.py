@@ -137,12 +137,12 @@ def test_a_tool_that_never_answers_times_out(server: Running, scripted: Scripted
 def test_the_limit_of_rounds_ends_an_answer(server: Running, scripted: Scripted) -> None:
     says(scripted, server, asks("price", "pen"), LAMP)
     for rounds, told in ((1, [("price", "ok"), ("price", "not_run")]), (0, [("price", "not_run")])):
-        asked = {"server_tools": True, "max_rounds": rounds}
-        done = ask(server, QUESTION, extra_body={"jinfercept": asked})
+        body = {"server_tools": True, "max_rounds": rounds}
+        done = ask(server, QUESTION, extra_body={"jinfercept": body})
         [choice] = done.choices
         assert (choice.message.content, choice.message.tool_calls) == ("Let me see.", None)
         assert (choice.finish_reason, choice.stop_reason) == ("length", "max_rounds")
-        assert [(one["name"], one["status"]) for one in done.jinfercept["server_calls"]] == told
+        assert [(call["name"], call["status"]) for call in done.jinfercept["server_calls"]] == told
 
 
 @pytest.mark.parametrize("stream", [False, True])

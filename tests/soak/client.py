@@ -125,9 +125,9 @@ async def _exchange(http: "AsyncClient", ask: Ask, patience_s: float, got: Got) 
         got.status = response.status_code
         if response.status_code != 200:
             async with asyncio.timeout(patience_s):
-                said = (await response.aread()).decode(errors="replace")
+                text = (await response.aread()).decode(errors="replace")
             got.end = "refused" if 400 <= response.status_code < 500 else "lost"
-            got.detail = f"HTTP {response.status_code}: {said}"[:_SHOWN]
+            got.detail = f"HTTP {response.status_code}: {text}"[:_SHOWN]
         elif ask.body.get("stream"):
             await _read_events(response, patience_s, got, began_s)
         else:
@@ -139,11 +139,11 @@ async def _exchange(http: "AsyncClient", ask: Ask, patience_s: float, got: Got) 
 
 async def _read_events(response: "Response", patience_s: float, got: Got, began_s: float) -> None:
     ended = False
-    async for name, said in _events(response, patience_s):
-        if said == "[DONE]":
+    async for name, choice in _events(response, patience_s):
+        if choice == "[DONE]":
             ended = True
             break
-        data = json.loads(said)
+        data = json.loads(choice)
         if data.get("error") and not name.startswith("response."):
             raise _Broken(f"an error in the stream: {data['error']}")
         if name in _TERMINAL:
@@ -151,11 +151,13 @@ async def _read_events(response: "Response", patience_s: float, got: Got, began_
             ended = True
         elif not name:
             _take_chunk(data, got)
-            if got.first_s is None and any(said.text or said.token_ids or said.calls for said in got.choices.values()):
+            if got.first_s is None and any(
+                choice.text or choice.token_ids or choice.calls for choice in got.choices.values()
+            ):
                 got.first_s = time.monotonic() - began_s
     if not ended:
         raise _Broken("the stream ended before its end")
-    if any(said.finish_reason is None for said in got.choices.values()) or not got.choices:
+    if any(choice.finish_reason is None for choice in got.choices.values()) or not got.choices:
         raise _Broken("the stream has no finish reason")
     got.end = "answered"
 

@@ -138,10 +138,10 @@ def losses(tally: Tally) -> str:
 
 def _read_log(log: Path, tally: Tally) -> None:
     """What a server writes of itself when it has failed, even if no client saw it."""
-    said = log.read_text(errors="replace")
-    if "Traceback" in said:
-        first = said[said.index("Traceback") :].partition("\n\n")[0]
-        tally.fail("lost", "server", f"it logged {said.count('Traceback (')} errors, the first: {first[:2000]}")
+    text = log.read_text(errors="replace")
+    if "Traceback" in text:
+        first = text[text.index("Traceback") :].partition("\n\n")[0]
+        tally.fail("lost", "server", f"it logged {text.count('Traceback (')} errors, the first: {first[:2000]}")
 
 
 @contextmanager

@@ -205,11 +205,11 @@ async def _attack(url: str, model: str, plan: Plan, number: int, tally: Tally) -
     command = (sys.executable, "-m", soak_hostile.__name__)
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
     try:
-        said, _ = await process.communicate(json.dumps(told).encode())
+        printed, _ = await process.communicate(json.dumps(told).encode())
     finally:
         if process.returncode is None:
             process.kill()
-    found = json.loads(said)
+    found = json.loads(printed)
     tally.attacks.update(found["attacks"])
     for failure, kind, why in found["failures"]:
         tally.fail(failure, f"attack: {kind}", why)
@@ -228,13 +228,13 @@ async def _check(http: "AsyncClient", plan: Plan, answered: Sequence[_Answered],
             tally.fail("hung" if again.end == "hung" else "lost", f"check of {kind}", again.detail)
             continue
         tally.checked[kind] += 1
-        for index, said in got.choices.items():
+        for index, choice in got.choices.items():
             expected = again.choices[index]
-            if not same(said, expected):
-                if is_tied(said, expected):
+            if not same(choice, expected):
+                if is_tied(choice, expected):
                     tally.ties[kind] += 1
                 else:
-                    why = f"{ask.path} {str(ask.body)[:300]}: {_shown(said)}, alone {_shown(expected)}"
+                    why = f"{ask.path} {str(ask.body)[:300]}: {_shown(choice)}, alone {_shown(expected)}"
                     tally.fail("wrong", kind, why)
 
 
@@ -247,7 +247,7 @@ def _reported(path: str) -> dict[str, Any]:
 
 def is_tied(said: Said, expected: Said) -> bool:
     """Whether the two best tokens are as good as equal where two answers part; without token ids, anywhere."""
-    gaps = [_gap(one) for one in expected.logprobs]
+    gaps = [_gap(logprob) for logprob in expected.logprobs]
     if said.token_ids and expected.token_ids:
         pairs = zip(said.token_ids, expected.token_ids, strict=False)
         place = next((place for place, (one, other) in enumerate(pairs) if one != other), None)
@@ -257,7 +257,11 @@ def is_tied(said: Said, expected: Said) -> bool:
 
 def _gap(reported: Any) -> float:
     """Between the two best tokens of one place, as a chat reports them, or a completion (text to log probability)."""
-    best = [one["logprob"] for one in reported["top_logprobs"]] if "top_logprobs" in reported else [*reported.values()]
+    best = (
+        [logprob["logprob"] for logprob in reported["top_logprobs"]]
+        if "top_logprobs" in reported
+        else [*reported.values()]
+    )
     best = sorted(best, reverse=True)
     return best[0] - best[1] if len(best) > 1 else 1.0
 

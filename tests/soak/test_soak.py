@@ -101,10 +101,10 @@ def test_tokens_that_differ_are_wrong_unless_two_were_as_good_as_equal() -> None
 def test_a_short_soak_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     assert main(["--minutes", "0.05", "--clients", "5", "--json", str(out)]) == 0
-    found = json.loads(out.read_text())
-    assert [found[name] for name in ("lost", "hung", "leaked", "wrong")] == [0, 0, 0, 0]
-    assert sum(kind["requests"] for kind in found["kinds"].values()) > 10
-    assert len(found["held"]) == 2
+    report = json.loads(out.read_text())
+    assert [report[name] for name in ("lost", "hung", "leaked", "wrong")] == [0, 0, 0, 0]
+    assert sum(kind["requests"] for kind in report["kinds"].values()) > 10
+    assert len(report["held"]) == 2
     assert "0 lost, 0 hung, 0 leaked, 0 wrong" in capsys.readouterr().out
 
 
@@ -112,11 +112,11 @@ def test_a_short_soak_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_what_an_attack_costs_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     main(["--minutes", "0.06", "--clients", "3", "--hostile", "3", "--json", str(out)])
-    found, said = json.loads(out.read_text()), capsys.readouterr().out
+    found, printed = json.loads(out.read_text()), capsys.readouterr().out
     assert [found[name] for name in ("lost", "hung", "wrong")] == [0, 0, 0], found["failures"]
     assert sum(found["hostile"]["attacks"].values()) > 3
     assert len(found["hostile"]["resident_bytes"]) == 2
-    assert "memory, idle: before" in said
+    assert "memory, idle: before" in printed
     assert "hostile" in found["plan"]
     assert "keys" not in found["plan"] or found["plan"]["keys"] is None
 
@@ -140,7 +140,7 @@ def test_a_soak_that_is_interrupted_reports_what_it_has_found(tmp_path: Path) ->
         assert process.stdout is not None
         assert "round 1 of 2" in next(line for line in process.stdout if line.startswith("round"))
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "0 lost, 0 hung" in said
+        printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, printed
+    assert "0 lost, 0 hung" in printed
     assert len(json.loads(out.read_text())["held"]) == 1

@@ -69,9 +69,9 @@ class Visitor:
         )
         got = await self._ask(CHAT, self._sampled({"messages": self._opening()} | form | {"max_tokens": _CALL_TOKENS}))
         if got is not None and "response_format" in form:
-            for said in got.choices.values():
-                if said.finish_reason == "stop":
-                    json.loads(said.text)
+            for choice in got.choices.values():
+                if choice.finish_reason == "stop":
+                    json.loads(choice.text)
 
     async def session(self) -> None:
         """A conversation with pauses, whose client comes back, does not, or has changed its mind."""
@@ -96,7 +96,7 @@ class Visitor:
             got = await self._ask(CHAT, self._sampled(body) | {"max_tokens": _CALL_TOKENS})
             if got is None or not got.first.calls or self.rng.random() < 0.2:
                 return
-            messages = [*messages, got.first.message, *(self._result(one) for one in got.first.calls.values())]
+            messages = [*messages, got.first.message, *(self._result(call) for call in got.first.calls.values())]
             await self._pause()
 
     async def server_tools(self) -> None:
@@ -115,7 +115,7 @@ class Visitor:
         got = await self._ask(CHAT, body, steady=steady)
         if got is not None and got.first.calls:
             await self._pause()
-            messages = [*messages, got.first.message, *(self._result(one) for one in got.first.calls.values())]
+            messages = [*messages, got.first.message, *(self._result(call) for call in got.first.calls.values())]
             await self._ask(CHAT, self._sampled({"messages": messages} | own), steady=False)
 
     async def responses(self) -> None:

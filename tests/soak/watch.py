@@ -59,10 +59,10 @@ class Watch:
 
     async def held(self) -> Held:
         """What it holds now."""
-        said = (await self._http.get("/metrics")).raise_for_status().text
+        text = (await self._http.get("/metrics")).raise_for_status().text
         found: dict[str, dict[str, float]] = {}
         sizes: dict[str, str] = {}
-        for name, labels, value in _SAMPLE.findall(said):
+        for name, labels, value in _SAMPLE.findall(text):
             told = dict(_LABEL.findall(labels))
             if name == "vllm:cache_config_info":
                 sizes = told

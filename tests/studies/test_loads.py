@@ -16,12 +16,12 @@ def test_bursts_bring_as_many_requests_and_the_same_ones(scenario: VarietyLoad) 
     load, calm = scenario.load(30.0, 0), VarietyLoad().load(30.0, 0)
     assert len(load.arrivals) == pytest.approx(30 * RATE, rel=0.021)
     both = min(len(load.arrivals), len(calm.arrivals))
-    assert [one.script for one in load.arrivals[:both]] == [one.script for one in calm.arrivals[:both]]
+    assert [arrival.script for arrival in load.arrivals[:both]] == [one.script for one in calm.arrivals[:both]]
 
 
 def test_who_leaves_changes_no_arrival() -> None:
     stays, leaves = (scenario.load(10.0, 3).arrivals for scenario in (LEAVING[0], LEAVING[-1]))
-    assert [one.at_s for one in stays] == [one.at_s for one in leaves]
+    assert [stay.at_s for stay in stays] == [leave.at_s for leave in leaves]
     lost = [any(segment.call_s == math.inf for segment in one.script.segments) for one in leaves]
     assert sum(lost) / len(lost) == pytest.approx(LEAVING[-1].clients.leaving, abs=0.1)
 
@@ -39,4 +39,4 @@ def test_a_load_is_a_share_of_the_full_rate() -> None:
     load = kind_load("math", 0.5, GPTJ, 53_000, 200.0, 0)
     assert load.rate == pytest.approx(full_rate("math", GPTJ, 53_000) / 2, abs=0.001)
     assert len(load.arrivals) == pytest.approx(200 * load.rate, rel=0.15)
-    assert {one.script.kind for one in load.arrivals} == {"math"}
+    assert {arrival.script.kind for arrival in load.arrivals} == {"math"}

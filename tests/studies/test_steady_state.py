@@ -81,7 +81,7 @@ def test_memory_and_steps_hold_what_runs(machine: Deployment, share: float) -> N
 
 
 def test_bytes_of_kv_change_pool_link_and_reading_only() -> None:
-    [machine] = [one for one in DEPLOYMENTS if one.label == "llama-2-7b, A100-80GB"]
+    [machine] = [deployment for deployment in DEPLOYMENTS if deployment.label == "llama-2-7b, A100-80GB"]
     half = with_kv_bytes(machine.profile, 0.5)
     assert half.tables["derived"]["kv_tokens"] == 2 * machine.kv_tokens
     assert half.swap_s(1000) == pytest.approx(machine.profile.swap_s(1000) / 2)

@@ -51,7 +51,7 @@ def test_a_tool_tells_much_about_its_calls_and_not_all() -> None:
         by_tool.setdefault(tool, []).append(math.log10(call_s))
     assert len(by_tool) == 300
     within = fmean(pstdev(decades) for decades in by_tool.values() if len(decades) > 50)
-    total = pstdev([one for decades in by_tool.values() for one in decades])
+    total = pstdev([decade for decades in by_tool.values() for decade in decades])
     assert 0.2 < within / total < 0.5
 
 

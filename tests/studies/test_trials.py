@@ -49,9 +49,9 @@ def test_trials_of_a_deployment_share_arrivals_and_prices() -> None:
 
 def test_every_deployment_holds_the_longest_request() -> None:
     longest = max(script.context for _, script in mixed_load(5.0, 100.0, 0).arrivals)
-    for one in DEPLOYMENTS:
-        simulation = one.simulation("copy_ahead", 10.0, NEED)
-        assert longest < simulation.max_model_len <= one.kv_tokens
+    for deployment in DEPLOYMENTS:
+        simulation = deployment.simulation("copy_ahead", 10.0, NEED)
+        assert longest < simulation.max_model_len <= deployment.kv_tokens
 
 
 def test_combinations_shrink_the_bytes_and_share_the_prompts() -> None:

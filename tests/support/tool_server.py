@@ -74,7 +74,11 @@ def asks(name: str, item: str | None = None) -> str:
 def called(content: str, *calls: tuple[str, str | None]) -> dict[str, Any]:
     """A turn with calls, as a template reads it."""
     functions = [{"name": name, "arguments": {} if item is None else {"item": item}} for name, item in calls]
-    return {"role": "assistant", "content": content, "tool_calls": [{"id": "x", "function": one} for one in functions]}
+    return {
+        "role": "assistant",
+        "content": content,
+        "tool_calls": [{"id": "x", "function": function} for function in functions],
+    }
 
 
 def returned(text: str) -> dict[str, Any]:

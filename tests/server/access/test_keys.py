@@ -56,7 +56,7 @@ def test_a_file_says_what_each_key_may_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "names no key"),
         ("key =", "cannot be read"),
@@ -72,10 +72,10 @@ def test_a_file_says_what_each_key_may_do(tmp_path: Path) -> None:
         ('[a]\nkey = "secret-x"\n[b]\nkey = "secret-x"', "a, b"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_and_its_keys_are_not_shown(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_wrong_is_refused_and_its_keys_are_not_shown(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ServerOptions(api_key_file=written(tmp_path, text))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "secret-x" not in str(caught.value)
 
 

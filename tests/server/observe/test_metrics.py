@@ -140,8 +140,8 @@ def test_prometheus_may_ask_for_either_format_and_needs_no_key(scripted: Scripte
         assert server.http.get("/v1/models").status_code == 401
         plain = server.http.get("/metrics")
         assert (plain.status_code, plain.headers["content-type"].split(";")[0]) == (200, "text/plain")
-        asked = {"accept": "application/openmetrics-text; version=1.0.0"}
-        other = server.http.get("/metrics", headers=asked)
+        body = {"accept": "application/openmetrics-text; version=1.0.0"}
+        other = server.http.get("/metrics", headers=body)
         assert other.headers["content-type"].startswith("application/openmetrics-text")
         assert {family.name for family in read_openmetrics(other.text)} >= {"vllm:prompt_tokens", "jinfercept:pages"}
         document = server.http.get("/openapi.json", headers={"authorization": "Bearer one"}).json()

@@ -71,7 +71,7 @@ def test_a_stream_has_the_same_text_with_calls_traps_and_interrupts_in_order(
     told = [chunk.jinfercept for chunk in chunks if hasattr(chunk, "jinfercept")]
     assert told[0] == {"called": [{"id": "1", "name": "price", "arguments": '{"item": "lamp"}'}]}
     assert told[1] == {"trap": {"calls": ["1"]}}
-    assert [one["status"] for one in told[2]["interrupts"]] == ["ok"]
+    assert [interrupt["status"] for interrupt in told[2]["interrupts"]] == ["ok"]
     [begun] = told[3]["cancelled"]
     assert begun == {"choice": 0, "id": "2", "name": None}
     assert len(told[3]["interrupts"]) == len(told[3]["traps"]) == 1
@@ -107,7 +107,7 @@ def test_what_a_client_forces_the_model_to_write_stays_within_the_limits(make_sc
         assert len(said["interrupts"]) + len(said["cancelled"]) == 2 * (5 + 9 + 1)
         begun = [call for call in said["cancelled"] if call["name"]]
         assert len(begun) == 3
-        assert {one["status"] for one in said["interrupts"]} == {"error"}
+        assert {interrupt["status"] for interrupt in said["interrupts"]} == {"error"}
         until(lambda: server.service.pending_calls.total == 0)
 
 
@@ -179,7 +179,7 @@ def test_a_chat_goes_on_with_a_future_and_reads_its_result(server: Running, scri
         ask(server, QUESTION, stream=True, extra_body={"jinfercept": FUTURES}),
     )
     assert [(one["round"], one["status"]) for one in calls] == [(0, "started"), (1, "ok")]
-    assert len({one["id"] for one in calls}) == 1
+    assert len({call["id"] for call in calls}) == 1
     assert done.jinfercept["cancelled"] == []
     told = [[one["status"] for one in c.jinfercept["server_calls"]] for c in chunks if hasattr(c, "jinfercept")]
     assert told == [["running"], ["started"], ["running"], ["ok"], ["started", "ok"]]

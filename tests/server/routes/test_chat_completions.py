@@ -103,13 +103,13 @@ def test_n_answers_are_told_apart_by_their_index(served: Running, scripted: Scri
 def test_log_probabilities_come_with_their_tokens(served: Running, scripted: Scripted) -> None:
     says(scripted, "23" + END)
     create: Any = served.client.chat.completions.create
-    asked = {"model": MODEL, "messages": QUESTION, "temperature": 0, "logprobs": True, "top_logprobs": 2}
-    whole = create(**asked).choices[0].logprobs.content
+    body = {"model": MODEL, "messages": QUESTION, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    whole = create(**body).choices[0].logprobs.content
     assert [one.token for one in whole] == ["2", "3", END]
     assert whole[0].bytes == [ord("2")]
     assert [len(one.top_logprobs) for one in whole] == [2, 2, 2]
     assert all(one.top_logprobs[0].token == one.token and one.logprob > -1e-3 for one in whole)
-    pieces = [chunk.choices[0].logprobs for chunk in create(stream=True, **asked)]
+    pieces = [chunk.choices[0].logprobs for chunk in create(stream=True, **body)]
     assert [one for piece in pieces if piece for one in piece.content] == whole
 
 
@@ -129,10 +129,10 @@ def test_token_ids_come_on_request(served: Running, scripted: Scripted) -> None:
 def test_stop_length_and_what_else_vllm_takes(served: Running, scripted: Scripted) -> None:
     says(scripted, "one two three" + END)
     create: Any = served.client.chat.completions.create
-    asked = {"model": MODEL, "messages": QUESTION, "temperature": 0}
-    stopped = create(stop=[" two"], **asked).choices[0]
+    body = {"model": MODEL, "messages": QUESTION, "temperature": 0}
+    stopped = create(stop=[" two"], **body).choices[0]
     assert (stopped.message.content, stopped.finish_reason, stopped.stop_reason) == ("one", "stop", " two")
-    cut = create(max_completion_tokens=3, max_tokens=99, **asked).choices[0]
+    cut = create(max_completion_tokens=3, max_tokens=99, **body).choices[0]
     assert (cut.message.content, cut.finish_reason) == ("one", "length")
     extra = {
         "ignore_eos": True,
@@ -142,11 +142,11 @@ def test_stop_length_and_what_else_vllm_takes(served: Running, scripted: Scripte
         "min_tokens": 5,
         "max_tokens": 20,
     }
-    assert create(extra_body=extra, **asked).usage.completion_tokens == 20
+    assert create(extra_body=extra, **body).usage.completion_tokens == 20
     [space] = scripted.tokenizer.encode(" ")
-    assert create(extra_body={"stop_token_ids": [space]}, **asked).choices[0].message.content.strip() == "one"
+    assert create(extra_body={"stop_token_ids": [space]}, **body).choices[0].message.content.strip() == "one"
     [o] = scripted.tokenizer.encode("o")
-    other = create(logit_bias={str(o): -100}, max_tokens=1, **asked).choices[0].message.content
+    other = create(logit_bias={str(o): -100}, max_tokens=1, **body).choices[0].message.content
     assert other != "o"
 
 
@@ -172,10 +172,10 @@ def test_contents_in_parts_the_developer_and_template_options(served: Running, s
 def test_what_the_model_thinks_is_told_apart_from_what_it_says(served: Running, scripted: Scripted) -> None:
     says(scripted, "<think>A lamp?</think>It costs 23." + END)
     create: Any = served.client.chat.completions.create
-    asked = {"model": MODEL, "messages": QUESTION, "temperature": 0}
-    message = create(**asked).choices[0].message
+    body = {"model": MODEL, "messages": QUESTION, "temperature": 0}
+    message = create(**body).choices[0].message
     assert (message.reasoning_content, message.reasoning, message.content) == ("A lamp?", "A lamp?", "It costs 23.")
-    deltas = [chunk.choices[0].delta for chunk in create(stream=True, **asked)]
+    deltas = [chunk.choices[0].delta for chunk in create(stream=True, **body)]
     assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == "A lamp?"
     assert "".join(delta.content or "" for delta in deltas) == "It costs 23."
 

@@ -78,7 +78,7 @@ def test_an_echo_has_the_prompt_and_its_log_probabilities(served: Running, scrip
     assert known.text_offset == [0, 1, 2, 3, 4]
     assert known.token_logprobs is not None
     assert known.token_logprobs[0] is None
-    assert all(one is not None and one > -1e-3 for one in known.token_logprobs[1:])
+    assert all(logprob is not None and logprob > -1e-3 for logprob in known.token_logprobs[1:])
     assert known.top_logprobs is not None
     assert next(iter(known.top_logprobs[4])) == "!"
     streamed = served.client.completions.create(
@@ -95,7 +95,7 @@ def test_a_prompt_alone_can_be_scored(served: Running, scripted: Scripted) -> No
     assert choice.logprobs is not None
     assert choice.logprobs.tokens == ["O", "n", "c", "e"]
     assert choice.logprobs.top_logprobs is not None
-    assert [one and list(one) for one in choice.logprobs.top_logprobs] == [None, ["n"], ["c"], ["e"]]
+    assert [logprob and list(logprob) for logprob in choice.logprobs.top_logprobs] == [None, ["n"], ["c"], ["e"]]
     assert done.usage is not None
     assert (done.usage.completion_tokens, done.usage.total_tokens) == (0, 4)
 
@@ -108,7 +108,7 @@ def test_log_probabilities_and_token_ids_are_streamed(served: Running, scripted:
     pieces = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
     assert "".join(piece["text"] for piece in pieces) == whole["text"] == "e!"
     for name in ("tokens", "token_logprobs", "text_offset"):
-        assert [one for piece in pieces if piece["logprobs"] for one in piece["logprobs"][name]] == (
+        assert [logprob for piece in pieces if piece["logprobs"] for logprob in piece["logprobs"][name]] == (
             whole["logprobs"][name]
         )
     assert [one for piece in pieces for one in piece["token_ids"]] == whole["token_ids"]

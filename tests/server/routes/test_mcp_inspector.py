@@ -81,7 +81,7 @@ def turn(target: Sequence[str], calls: Sequence[tuple[str, dict[str, Any]]]) -> 
     functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
     text = "\n".join(f"<tool_call>\n{json.dumps(function)}\n</tool_call>" for function in functions)
     called = {"role": "assistant", "content": "", "tool_calls": [{"id": "x", "function": one} for one in functions]}
-    results = [{"role": "tool", "tool_call_id": "x", "content": result(target, *one)} for one in calls]
+    results = [{"role": "tool", "tool_call_id": "x", "content": result(target, *call)} for call in calls]
     return text, [called, *results]
 
 

@@ -52,7 +52,7 @@ def test_an_agent_calls_its_tool_and_each_result_finds_the_context(
     sdk = pytest.importorskip("claude_agent_sdk", reason="claude-agent-sdk is not installed")
     scripted, server = long
     streams: list[str] = []
-    asked: list[str] = []
+    questions: list[str] = []
     make_message_chat = messages.make_message_chat
 
     def scripting(service: Any, body: MessagesBody, *rest: Any) -> Any:
@@ -69,7 +69,7 @@ def test_an_agent_calls_its_tool_and_each_result_finds_the_context(
 
     @sdk.tool("price", "The price of an item.", {"item": str})
     async def price(arguments: dict[str, Any]) -> dict[str, Any]:
-        asked.append(arguments["item"])
+        questions.append(arguments["item"])
         return {"content": [{"type": "text", "text": "23"}]}
 
     options = sdk.ClaudeAgentOptions(
@@ -94,6 +94,6 @@ def test_an_agent_calls_its_tool_and_each_result_finds_the_context(
 
     *_, last = asyncio.run(run())
     assert (last.subtype, last.result, last.num_turns) == ("success", ANSWER, len(turns))
-    assert asked == ["lamp"]
+    assert questions == ["lamp"]
     *contexts, _ = (len(scripted.tokenizer.encode(stream)) - 1 for stream in streams)
     assert last.usage["cache_read_input_tokens"] >= sum(contexts)

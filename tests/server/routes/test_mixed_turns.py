@@ -62,7 +62,7 @@ def test_of_a_mixed_turn_the_client_runs_its_own_calls_and_the_model_reads_all_r
     else:
         answer, reports = said(done), done.jinfercept["server_calls"]
         assert done.choices[0].finish_reason == "tool_calls"
-    assert [(one["name"], one["status"], one["context"]) for one in reports] == [("price", "ok", None)] * 2
+    assert [(report["name"], report["status"], report["context"]) for report in reports] == [("price", "ok", None)] * 2
     [call] = answer["tool_calls"]
     assert call["function"]["name"] == "buy"
     result = {"role": "tool", "tool_call_id": call["id"], "content": "bought"}

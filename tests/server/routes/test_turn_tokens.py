@@ -48,12 +48,14 @@ def chat(served: Running, messages: Any, **fields: Any) -> Turn:
     """A chat completion; its message comes without reasoning, as most clients send it back."""
     body: Any = {"model": MODEL, "temperature": 0, "max_tokens": 150, "tools": [PRICE]}
     done = served.client.chat.completions.create(messages=messages, **(body | fields))
-    said = done.choices[0].message.model_dump(exclude_none=True)
+    message = done.choices[0].message.model_dump(exclude_none=True)
     for name in ("reasoning", "reasoning_content"):
-        said.pop(name, None)
+        message.pop(name, None)
     usage: Any = done.usage
     details = usage.prompt_tokens_details
-    return Turn(usage.prompt_tokens, details.cached_tokens, usage.completion_tokens, said.get("content", ""), said)
+    return Turn(
+        usage.prompt_tokens, details.cached_tokens, usage.completion_tokens, message.get("content", ""), message
+    )
 
 
 def result(said: Any) -> Any:

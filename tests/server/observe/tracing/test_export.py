@@ -82,7 +82,7 @@ def test_spans_reach_a_collector_before_the_server_ends(scripted: Scripted, monk
             assert server.chat(messages=QUESTION).status_code == 200
         [(path, sent)] = there.received
     [resource] = sent.resource_spans
-    named = {one.key: one.value.string_value for one in resource.resource.attributes}
+    named = {attribute.key: attribute.value.string_value for attribute in resource.resource.attributes}
     assert (path, named["service.name"], named["deployment.environment.name"]) == ("/v1/traces", "shop", "test")
     [scope] = resource.scope_spans
     names = [span.name for span in scope.spans]
