@@ -68,6 +68,7 @@ def llm() -> Iterator[LLM]:
         max_model_len=200,
         check_pages=True,
         profile=MACHINE,
+        lazy=False,
         speculative_config=DRAFTS,
         **flags,
     ) as llm:

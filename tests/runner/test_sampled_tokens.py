@@ -73,7 +73,7 @@ def reference(roomy: LLM) -> list[RequestOutput]:
 @pytest.fixture(scope="module")
 def small() -> Iterator[LLM]:
     """A pool that holds little more than the longest sequence: eviction and preemption happen all the time."""
-    with tiny_llm(kv_tokens=112, max_model_len=100, swap_space=0.001) as llm:
+    with tiny_llm(kv_tokens=112, max_model_len=100, swap_space=0.001, lazy=False) as llm:
         yield llm
 
 
