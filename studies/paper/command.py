@@ -75,13 +75,13 @@ class Paper:
     """a named profile, or a JSON file; the first one also plays each kind of request alone (default: GPT-J's; with --full
     the paper's three)"""
     full: Switch = False
-    """all 312 runs: three machines, seven rates (default: one machine and three rates, a few minutes)"""
+    """all 312 runs: three machines, seven rates (default: one machine, three rates, a few minutes)"""
     reference: str = str(FIGURE)
     """the paper's Figure 2, digitised: a CSV file, to be drawn beside the simulated one"""
     trace: Maybe[str] = "paper"
     """scripts to draw from, a JSON line each; paper: the authors'; generated: their statistics"""
-    duration: float = 200.0
-    """seconds of arrivals of a run"""
+    duration: Maybe[float] = None
+    """seconds of arrivals of a run (default: 100; with --full 200)"""
     rate: Several = ()
     """requests per second (default: 2, 4 and 6; with --full 1 to 6, and 8)"""
     seed: int = 0
@@ -110,7 +110,8 @@ class Paper:
         machines = {machine.name: machine for machine in map(load_profile, listed(chosen))}
         pools = {name: _pool(machine, self.kv_tokens) for name, machine in machines.items()}
         rates = numbers("--rate", self.rate or (FULL_RATES if self.full else SHORT_RATES), float)
-        runs = _runs(machines, pools, trace, self.duration, rates, self.seed)
+        duration = (200.0 if self.full else 100.0) if self.duration is None else self.duration
+        runs = _runs(machines, pools, trace, duration, rates, self.seed)
         _make_folder(folder)
         reports = sweep(runs, self.jobs, Console(stderr=True))
         for name in machines:
@@ -131,7 +132,7 @@ class Paper:
             if trace == "paper"
             else Path(trace).name
         )
-        _write(folder, Summary(studies, figure, source, self.duration, self.seed), reports)
+        _write(folder, Summary(studies, figure, source, duration, self.seed), reports)
         return status
 
 
