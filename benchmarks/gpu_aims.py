@@ -156,8 +156,8 @@ def _fastest(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The fastest row of every case."""
     best: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for row in rows:
-        known = best.get(_case(row))
-        if known is None or row["seconds"] < known["seconds"]:
+        best_row = best.get(_case(row))
+        if best_row is None or row["seconds"] < best_row["seconds"]:
             best[_case(row)] = row
     return list(best.values())
 

@@ -179,13 +179,13 @@ def aims_table(measured: Sequence[MeasuredRow]) -> str:
     """The aims in Markdown, a line for every figure; `not measured` where there is none."""
     lines = ["| aim | of | reached | met | measured on |", "|---|---|---|---|---|"]
     for aim in AIMS:
-        found = [(run, figure) for run in measured if run.counts for figure in aim.figures(run.parts)]
-        for run, figure in found:
+        run_figures = [(run, figure) for run in measured if run.counts for figure in aim.figures(run.parts)]
+        for run, figure in run_figures:
             where = f"{run.device}, {run.date[:10]}"
             lines.append(
                 f"| {aim.text} | {figure.what} | {figure.reached} | {'yes' if figure.met else 'no'} | {where} |"
             )
-        if not found:
+        if not run_figures:
             lines.append(f"| {aim.text} | | not measured | | |")
     for run in measured:
         if not run.counts:

@@ -65,10 +65,10 @@ class KVDTypeBench(NamedTuple):
             first: list[int] = []
             for output in outputs:
                 assert output.prompt_logprobs is not None
-                for token, known in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True):
-                    if known is not None:
-                        own.append(known[token].logprob)
-                        first.append(max(known.items(), key=lambda each: each[1].logprob)[0])
+                for token, logprobs in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True):
+                    if logprobs is not None:
+                        own.append(logprobs[token].logprob)
+                        first.append(max(logprobs.items(), key=lambda each: each[1].logprob)[0])
             return Measured(
                 INT8_ACTIVATIONS if int8_activations else kv_cache_dtype,
                 llm.profile.kv_bytes_per_token,

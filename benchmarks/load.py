@@ -73,7 +73,7 @@ def load_command(
             write_files(
                 {json_path: lambda path: write_json(path, reports), plot_path: lambda path: plot(path, reports)}
             )
-    return int(any(not one["requests_completed"] for one in reports))
+    return int(any(not run_report["requests_completed"] for run_report in reports))
 
 
 def make_loads(request_rates: Sequence[str], concurrencies: Sequence[str]) -> list[ClientLoad]:

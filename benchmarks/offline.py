@@ -67,10 +67,10 @@ def main() -> int:
     """Serve what standard input asks for."""
     from jinfercept.llm import LLM
 
-    asked = json.loads(sys.stdin.readline())
-    params = SamplingParams(temperature=0.0, max_tokens=asked["new_tokens"], ignore_eos=True)
+    options = json.loads(sys.stdin.readline())
+    params = SamplingParams(temperature=0.0, max_tokens=options["new_tokens"], ignore_eos=True)
     try:
-        with LLM(asked["model"], lazy=False, **asked["flags"]) as llm:
+        with LLM(options["model"], lazy=False, **options["flags"]) as llm:
             print("{}", flush=True)
             for line in sys.stdin:
                 work, began_s = json.loads(line), time.perf_counter()

@@ -70,7 +70,7 @@ def overhead_command(
     check_least("--concurrency", concurrency, 1)
     check(servers, style, shape, json_path, plot_path)
     servers = servers._replace(flags={"gpu_memory_utilization": GPU_SHARE} | dict(servers.flags))
-    console, found = Console(stderr=True), list[Wave]()
+    console, played = Console(stderr=True), list[Wave]()
     try:
         with (
             console.status("starting the offline engine") as status,
@@ -81,16 +81,16 @@ def overhead_command(
                 told = teller(progress, "waves", 1 + WAVES)
                 for wave in range(1 + WAVES):
                     measured = _wave(engine, server, style, shape, concurrency, f"{seed}/{wave}", wave % 2 == 0)
-                    found += [measured] if wave else []
+                    played += [measured] if wave else []
                     told(wave + 1)
     finally:  # what there is, also if interrupted
-        if found:
-            show(table(found))
-            print(*dict.fromkeys(line for wave in found for line in wave["failures"]), sep="\n", file=sys.stderr)
+        if played:
+            show(table(played))
+            print(*dict.fromkeys(line for wave in played for line in wave["failures"]), sep="\n", file=sys.stderr)
             write_files(
-                {json_path: lambda path: write_json(path, summary(found)), plot_path: lambda path: _plot(path, found)}
+                {json_path: lambda path: write_json(path, summary(played)), plot_path: lambda path: _plot(path, played)}
             )
-    return int(any(wave["failed"] for wave in found))
+    return int(any(wave["failed"] for wave in played))
 
 
 def summary(waves: Sequence[Wave]) -> dict[str, Any]:
@@ -106,10 +106,10 @@ def table(waves: Sequence[Wave]) -> Table:
         shown.add_column(name, justify="right")
     of_all = summary(waves)
     rows = [(str(number_of), wave) for number_of, wave in enumerate(waves, 1)]
-    for name, one in (*rows, ("all", of_all | {"failed": sum(wave["failed"] for wave in waves)})):
-        ratio = f"{one[HTTP] / one[OFFLINE]:.2f}"
-        cells = (number(one[OFFLINE]), number(one[HTTP]), ratio, percent(one["client_cpu_share"]))
-        shown.add_row(name, *cells, str(one["failed"]))
+    for name, values in (*rows, ("all", of_all | {"failed": sum(wave["failed"] for wave in waves)})):
+        ratio = f"{values[HTTP] / values[OFFLINE]:.2f}"
+        cells = (number(values[OFFLINE]), number(values[HTTP]), ratio, percent(values["client_cpu_share"]))
+        shown.add_row(name, *cells, str(values["failed"]))
     return shown
 
 
@@ -140,13 +140,13 @@ def _wave(
 
 def _work(style: Style, shape: SessionShape, concurrency: int, seed: str) -> dict[str, Any]:
     """A wave as the offline engine takes it: what `run_load` says with the same seed."""
-    bodies = [style.talk("", shape.prompt_tokens, f"{seed}/{one}").ask(1).body for one in range(concurrency)]
+    bodies = [style.talk("", shape.prompt_tokens, f"{seed}/{number}").ask(1).body for number in range(concurrency)]
     kind, field = ("chats", "messages") if style.vocabulary is None else ("prompts", "prompt")
     return {kind: [body[field] for body in bodies]}
 
 
 def _plot(path: str, waves: Sequence[Wave]) -> None:
     """Draw both rates of every wave."""
-    rates = {f"wave {one}": {"offline": wave[OFFLINE], "HTTP": wave[HTTP]} for one, wave in enumerate(waves, 1)}
-    busy = {f"wave {one}": {"client": wave["client_cpu_share"]} for one, wave in enumerate(waves, 1)}
+    rates = {f"wave {number}": {"offline": wave[OFFLINE], "HTTP": wave[HTTP]} for number, wave in enumerate(waves, 1)}
+    busy = {f"wave {number}": {"client": wave["client_cpu_share"]} for number, wave in enumerate(waves, 1)}
     draw(path, [[Bars("generated", "tokens/s", rates, beside=True), Bars("client's CPU", "share of a core", busy)]])

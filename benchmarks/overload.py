@@ -144,7 +144,7 @@ class OverloadBench(NamedTuple):
         """
         began_s, replies = time.perf_counter(), list[KeyReply]()
 
-        async def one(client: Client, name: str, number: int, at_s: float) -> None:
+        async def send(client: Client, name: str, number: int, at_s: float) -> None:
             await asyncio.sleep(began_s + at_s - time.perf_counter())
             reply = await self._ask(client, f"{play} {name} {number} {seed}")
             if at_s >= _WARM_UP * self.seconds:
@@ -153,7 +153,7 @@ class OverloadBench(NamedTuple):
         async with asyncio.TaskGroup() as group:
             clients = {key: await Client(_target(url, key)).__aenter__() for _, key, _ in keys}
             tasks = {
-                group.create_task(one(clients[key], name, number, at_s)): name
+                group.create_task(send(clients[key], name, number, at_s)): name
                 for name, key, rate in keys
                 for number, at_s in enumerate(arrival_times(rate, self.seconds, Random(f"{name} {seed}")))
             }
@@ -180,13 +180,13 @@ class OverloadBench(NamedTuple):
         goodput, p99, modest_p99 = dict[str, dict[str, float]](), dict[str, dict[str, float]](), dict[str, float]()
         loads, keys = list[list[str]](), list[list[str]]()
         for (way, load), replies in by_load.items():
-            good = sum(self._is_good(one.reply) for one in replies) / of_s
+            good = sum(self._is_good(sent.reply) for sent in replies) / of_s
             spread = _first_tokens(replies)
             goodput.setdefault(f"{load:g}", {})[way], p99.setdefault(f"{load:g}", {})[way] = good, spread["p99"]
             shown = [number_text(spread[part]) for part in ("p50", "p99")]
             loads.append([way, f"{load:g}", f"{len(replies) / of_s:.2f}", f"{good:.2f}", *shown, *_errors(replies)])
         for name, replies in by_key.items():
-            modest = [one for one in replies if one.key != GREEDY]
+            modest = [sent for sent in replies if sent.key != GREEDY]
             spread = _first_tokens(modest)
             modest_p99[name] = spread["p99"]
             alone = modest_p99[
@@ -218,9 +218,9 @@ class OverloadBench(NamedTuple):
 
     def _findings(self, goodput: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
         for way in next(iter(goodput.values()), ()):
-            found = {load: of[way] for load, of in goodput.items()}
-            last = list(found)[-1]
-            share = found[last] / (max(found.values()) or 1.0)
+            rates = {load: of[way] for load, of in goodput.items()}
+            last = list(rates)[-1]
+            share = rates[last] / (max(rates.values()) or 1.0)
             yield f"{way}: goodput at load {last} is {share:.2f} of its maximum."
 
     def _is_good(self, reply: ClientReply) -> bool:
@@ -233,14 +233,14 @@ def _target(url: str, key: str) -> Target:
 
 def _first_tokens(replies: Sequence[KeyReply]) -> dict[str, float]:
     """Mean and percentiles of the seconds to the first token, of those taken; zeros without any."""
-    found = percentiles((one.reply.first_s for one in replies if one.reply.error is None), (50, 90, 99))
-    return found or dict.fromkeys(("mean", "p50", "p90", "p99"), 0.0)
+    delays = percentiles((sent.reply.first_s for sent in replies if sent.reply.error is None), (50, 90, 99))
+    return delays or dict.fromkeys(("mean", "p50", "p90", "p99"), 0.0)
 
 
 def _errors(replies: Sequence[KeyReply]) -> tuple[str, str]:
     """Numbers of refused requests and of other failures."""
-    refused = sum(one.reply.error == "HTTP 429" for one in replies)
-    return f"{refused}", f"{sum(one.reply.error is not None for one in replies) - refused}"
+    refused = sum(sent.reply.error == "HTTP 429" for sent in replies)
+    return f"{refused}", f"{sum(sent.reply.error is not None for sent in replies) - refused}"
 
 
 def overload_command(bench: OverloadBench, out: str | None) -> int:

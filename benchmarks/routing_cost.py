@@ -31,7 +31,7 @@ def chain(session: int, messages: int) -> tuple[KeyedPrefix, ...]:
     """Prefixes of a session's prompt: a system prompt that all share, and messages of its own."""
     keys = [b"system prompt".ljust(16), *((session << 32 | place).to_bytes(16, "big") for place in range(messages))]
     tokens = (SYSTEM_TOKENS + MESSAGE_TOKENS * place for place in range(messages + 1))
-    return tuple(reversed([KeyedPrefix(*one) for one in zip(keys, tokens, strict=True)]))
+    return tuple(reversed([KeyedPrefix(*prefix) for prefix in zip(keys, tokens, strict=True)]))
 
 
 def hint(session: int, prefixes: tuple[KeyedPrefix, ...], turn: int) -> RoutingHint:
@@ -52,21 +52,21 @@ def filled(conversations: int, replicas: tuple[ReplicaState, ...]) -> Router:
     for session in range(conversations):
         prefixes = chain(session, 4)
         for turn in range(2):
-            one = hint(session, prefixes, turn)
-            route = router.route(one, replicas, 0.01 * session)
-            router.finished(one, route.replica, one.prompt_tokens, 50)
+            hinted = hint(session, prefixes, turn)
+            route = router.route(hinted, replicas, 0.01 * session)
+            router.finished(hinted, route.replica, hinted.prompt_tokens, 50)
     return router
 
 
 def timed(router: Router, hints: list[RoutingHint], replicas: tuple[ReplicaState, ...], now: float) -> list[float]:
     """µs of each decision."""
     took = list[float]()
-    for one in hints:
+    for hinted in hints:
         now += 0.01
         started = time.thread_time()
-        route = router.route(one, replicas, now)
+        route = router.route(hinted, replicas, now)
         took.append((time.thread_time() - started) * 1e6)
-        router.finished(one, route.replica, one.prompt_tokens, 50)
+        router.finished(hinted, route.replica, hinted.prompt_tokens, 50)
     return took
 
 
@@ -82,7 +82,7 @@ def main() -> None:
     tracemalloc.start()
     router = filled(options.conversations, replicas)
     gc.collect()
-    held, num_known = tracemalloc.get_traced_memory()[0], router.num_known
+    held_bytes, num_known = tracemalloc.get_traced_memory()[0], router.num_known
     tracemalloc.stop()
     for messages in (20, 200):
         young = range(options.conversations - options.decisions // 2, options.conversations)
@@ -99,7 +99,7 @@ def main() -> None:
             find_conversation("POST", "/v1/chat/completions", {}, request, "", SECRET)
             hashing.append((time.thread_time() - started) * 1e6)
         p99 = quantiles(took, n=100)[-1]
-        row = (median(took), p99, median(hashing), num_known, held / 1e6, held / num_known)
+        row = (median(took), p99, median(hashing), num_known, held_bytes / 1e6, held_bytes / num_known)
         rows.append((str(messages), *(f"{value:,.0f}" for value in row)))
     show(TextTable(f"{options.conversations:,} conversations, {options.replicas} replicas", COLUMNS, rows).shown())
 

@@ -73,7 +73,7 @@ class ByPrefixHash:
             points = ((f"{place} {point}", place) for place in range(len(replicas)) for point in range(_POINTS))
             self._ring = sorted((_hash(name.encode()), place) for name, place in points)
             self._in_flight = [0] * len(replicas)
-        first = next((one for one in reversed(hint.prefixes) if one.tokens >= HASHED_TOKENS), hint.prefixes[0])
+        first = next((prefix for prefix in reversed(hint.prefixes) if prefix.tokens >= HASHED_TOKENS), hint.prefixes[0])
         start = bisect_left(self._ring, (_hash(first.key), 0))
         most = _BOUND * (sum(self._in_flight) + 1) / len(replicas)
         for step in range(len(self._ring)):

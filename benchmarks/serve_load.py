@@ -98,12 +98,12 @@ def run_load(
     async def go() -> None:
         async with Client(target) as client:
 
-            async def one(number: int) -> None:
+            async def play(number: int) -> None:
                 talk_seed = f"{seed}/{number}"
                 played[number] = await _play(client, model, style, scripts[number], talk_seed)
                 told(len(played))
 
-            await _drive(one, len(scripts), load, seed)
+            await _drive(play, len(scripts), load, seed)
 
     cpu_s, interrupted = time.process_time(), False
     try:
@@ -114,11 +114,11 @@ def run_load(
     if interrupted and not played:
         raise KeyboardInterrupt
     sessions = [played[number] for number in sorted(played)]
-    began_s, ended_s = min(one.began_s for one in sessions), max(one.ended_s for one in sessions)
+    began_s, ended_s = min(played.began_s for played in sessions), max(played.ended_s for played in sessions)
     return LoadRun(ended_s - began_s, cpu_s, sessions, len(scripts), interrupted)
 
 
-async def _drive(one: Callable[[int], Coroutine[Any, Any, None]], number: int, load: ClientLoad, seed: str) -> None:
+async def _drive(play: Callable[[int], Coroutine[Any, Any, None]], number: int, load: ClientLoad, seed: str) -> None:
     """Play so many sessions as the load says."""
     waiting = iter(enumerate(load.arrivals(number, seed)))
     began_s = time.perf_counter()
@@ -126,7 +126,7 @@ async def _drive(one: Callable[[int], Coroutine[Any, Any, None]], number: int, l
     async def client() -> None:
         for session, at_s in waiting:
             await asyncio.sleep(began_s + at_s - time.perf_counter())
-            await one(session)
+            await play(session)
 
     await asyncio.gather(*(client() for _ in range(load.concurrency or number)))
 

@@ -63,7 +63,7 @@ def report(server: str, model: str, load: ClientLoad, seed: int, run: LoadRun) -
 
 
 def _rows(number: int, session: PlayedSession, run: LoadRun) -> list[dict[str, Any]]:
-    origin_s = min(one.began_s for one in run.sessions)
+    origin_s = min(session.began_s for session in run.sessions)
     return [
         {"session": number, "kind": session.script.kind, "turn": turn} | row(reply, origin_s)
         for turn, reply in enumerate(session.replies, 1)
@@ -112,30 +112,30 @@ def table(reports: Sequence[Report]) -> Table:
     for name in (*latencies, *_RATES, *_SHARES, "done"):
         shown.add_column(name, justify="right", no_wrap=True)
     shown.add_column("errors", no_wrap=True)
-    for one in reports:
-        cells = [number(_value(one, name, statistic)) for name in _LATENCIES for statistic in ("p50", "p99")]
-        cells += [number(_value(one, name)) for name in _RATES]
-        cells += [percent(_value(one, name)) for name in _SHARES]
-        errors = ", ".join(f"{count} × {kind}" for kind, count in one["errors"].items())
-        done = f"{one['sessions_completed']}/{one['sessions']}"
-        seed = (str(one["seed"]),) if seeds else ()
-        shown.add_row(one["server"], str(ClientLoad(**one["load"])), *seed, *cells, done, errors)
+    for run_report in reports:
+        cells = [number(_value(run_report, name, statistic)) for name in _LATENCIES for statistic in ("p50", "p99")]
+        cells += [number(_value(run_report, name)) for name in _RATES]
+        cells += [percent(_value(run_report, name)) for name in _SHARES]
+        errors = ", ".join(f"{count} × {kind}" for kind, count in run_report["errors"].items())
+        done = f"{run_report['sessions_completed']}/{run_report['sessions']}"
+        seed = (str(run_report["seed"]),) if seeds else ()
+        shown.add_row(run_report["server"], str(ClientLoad(**run_report["load"])), *seed, *cells, done, errors)
     return shown
 
 
 def remarks(reports: Sequence[Report]) -> list[str]:
     """What has to be known to read the table."""
-    said = []
-    busiest = max(one["client_cpu_share"] for one in reports)
+    lines = []
+    busiest = max(run_report["client_cpu_share"] for run_report in reports)
     if busiest > BUSY_CLIENT:
-        said.append(f"the client used {busiest:.0%} of a core: it may be what was measured, use more of them")
-    if any(one["requests_completed"] and one["cached_tokens"] is None for one in reports):
-        said.append("some answers do not say how many tokens were cached (usage.prompt_tokens_details.cached_tokens)")
-    said += failures(reports)
-    return said + [
-        f"{one['server']}: interrupted, {left} of {one['sessions']} sessions are not counted"
-        for one in reports
-        if (left := one["sessions"] - one["sessions_played"])
+        lines.append(f"the client used {busiest:.0%} of a core: it may be what was measured, use more of them")
+    if any(run_report["requests_completed"] and run_report["cached_tokens"] is None for run_report in reports):
+        lines.append("some answers do not say how many tokens were cached (usage.prompt_tokens_details.cached_tokens)")
+    lines += failures(reports)
+    return lines + [
+        f"{run_report['server']}: interrupted, {left} of {run_report['sessions']} sessions are not counted"
+        for run_report in reports
+        if (left := run_report["sessions"] - run_report["sessions_played"])
     ]
 
 
@@ -155,10 +155,10 @@ def plot(path: str, reports: Sequence[Report]) -> None:
 
 def _by_load(reports: Sequence[Report], name: str) -> Mapping[str, Mapping[str, float]]:
     """For each load the mean over seeds of each server."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for one in reports:
-        value = _value(one, name)
-        by_server = found.setdefault(str(ClientLoad(**one["load"])), {})
+    points: dict[str, dict[str, list[float]]] = {}
+    for run_report in reports:
+        value = _value(run_report, name)
+        by_server = points.setdefault(str(ClientLoad(**run_report["load"])), {})
         if value is not None:
-            by_server.setdefault(one["server"], []).append(value)
-    return {load: {server: fmean(values) for server, values in each.items()} for load, each in found.items()}
+            by_server.setdefault(run_report["server"], []).append(value)
+    return {load: {server: fmean(values) for server, values in each.items()} for load, each in points.items()}

@@ -48,10 +48,10 @@ def least_us(work: Callable[[], object], number: int) -> float:
 def decode_step(num_sequences: int, num_traced: int) -> float:
     """Microseconds that counting takes in a step in which every sequence decodes."""
     profile = load_profile("paper-gptj-6b-a100")
-    known = PolicyInputs(profile, profile.saturation, PAGE_SIZE, HistoryEstimator())
+    inputs = PolicyInputs(profile, profile.saturation, PAGE_SIZE, HistoryEstimator())
     kv = KVManager(num_sequences, 0, PAGE_SIZE)
     log = RequestLog(time.monotonic)
-    stats = EngineStats(log, kv, known, synchronous=False)
+    stats = EngineStats(log, kv, inputs, synchronous=False)
     sequences = [Sequence(f"{number}", [1, 2, 3], kv.open(""), max_tokens=10) for number in range(num_sequences)]
     stats.timelines.add({sequence.id: Timeline() for sequence in sequences[:num_traced]})
     for sequence in sequences:
@@ -79,12 +79,12 @@ def one_trace(*, sampled: bool) -> float:
     kinds = ("queue", "prefill", "decode", "pause", "offload", "queue", "fetch", "recompute", "prefill", "decode")
 
     def trace() -> None:
-        one: RequestTrace = tracing.begin("chat", "/v1/chat/completions", headers, {"prompt_tokens": 3})
-        one.name_model("model", "model")
-        for timeline in one.attach([request]).values():
+        request_trace: RequestTrace = tracing.begin("chat", "/v1/chat/completions", headers, {"prompt_tokens": 3})
+        request_trace.name_model("model", "model")
+        for timeline in request_trace.attach([request]).values():
             timeline.phases += [Phase(kind, 1.0, 2.0) for kind in kinds]
-        one.begin_call(request.id, "price", "call-1", "{}").end()
-        one.release(200)
+        request_trace.begin_call(request.id, "price", "call-1", "{}").end()
+        request_trace.release(200)
         exporter.clear()
 
     return least_us(trace, TRACES)
