@@ -1,4 +1,4 @@
-"""The order of service among tenants that compete for slots, pages and query tokens. Moves nothing, reads no clock.
+"""Every rule of fairness among tenants that compete for slots, pages and query tokens. Moves nothing, reads no clock.
 
 A tenant's use is memory·time: the tokens of context that its running sequences hold, times seconds, divided by its weight
 (token·seconds). Paused and retained contexts cost nothing, since they may be evicted at any time. The order is that of virtual
@@ -30,12 +30,15 @@ A sequence carries the weight of its tenant, so that a changed weight counts fro
 """
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable
 from typing import final
 
 from jinfercept.kv.context import Context
+from jinfercept.sched.load import EngineLoad, QueuedWork
 from jinfercept.sched.queues import Queues, TenantQueue
 from jinfercept.sched.sequence import Sequence
+from jinfercept.sched.step_budget import StepBudget
 
 RIGHT = 2.0
 """How many times what a tenant holds after its next sequence another one has to hold, for a right to that."""
@@ -45,6 +48,8 @@ CREDIT_S = 8.0
 """Seconds of the contexts of all running sequences that a tenant counts as having used beyond its share, at most."""
 LEFT_OUT_STEPS = 4
 """Of so many steps in a row one leaves out no tenant that is ahead."""
+SPARE = 1.25
+"""Times the length of a step by which the sequences of tenants that are ahead may prolong it."""
 _MOST_IDLE = 4096
 """Idle tenants whose use is remembered."""
 
@@ -57,13 +62,16 @@ class FairShare:
 
     Args:
         queues: the sequences of all tenants.
+        budget: says how long steps last.
+        beyond_short: query tokens of the largest step that the prompts of tenants that are ahead leave.
 
     Attributes:
         ahead: active tenants that are ahead of one that has competed within `CREDIT_S`.
     """
 
-    def __init__(self, queues: Queues) -> None:
-        self._queues = queues
+    def __init__(self, queues: Queues, budget: StepBudget, beyond_short: int) -> None:
+        self._queues, self._budget, self._beyond_short = queues, budget, beyond_short
+        self._left_by: dict[str, int] = {}  # query tokens that tenants leave in the step that is planned
         self.ahead: set[str] = set()
         self._held = 0.0  # tokens that all running sequences hold: the most of late
         self._num_left_out = 0  # steps since the last one that could not leave out sequences
@@ -114,6 +122,23 @@ class FairShare:
         """Find the active tenants that are ahead of one that has competed of late."""
         least = min([self.used(tenant) for tenant in self._met], default=math.inf) + (AHEAD_S * self._held or math.inf)
         self.ahead = {tenant for tenant in self._queues.by_tenant if self.used(tenant) >= least}
+        self._left_by = dict.fromkeys(self.ahead, self._beyond_short)
+
+    def left_by(self, tenant: str) -> int:
+        """Query tokens that the sequences of a tenant leave in the step that is planned."""
+        return self._left_by.get(tenant, 0)
+
+    def num_unplanned(self) -> int:
+        """Running sequences of tenants that are not ahead that the step has still to plan."""
+        return sum(not running.planned and running.tenant not in self.ahead for running in self._queues.running)
+
+    def spare(self, left_out: set[str], used: int, context_tokens: int) -> int:
+        """Query tokens that tenants leave in a step that uses so many without them: it gets longer by `SPARE` at most."""
+        if not used:
+            return 0
+        spared = self._budget.buckets[-1] - self._budget.bucket_within(SPARE, used, context_tokens)
+        self._left_by |= {tenant: max(spared, self._left_by[tenant]) for tenant in left_out}
+        return spared
 
     def used(self, tenant: str) -> float:
         """Token·seconds over its weight that a tenant has used beyond its share while it was not alone."""
@@ -134,22 +159,22 @@ class FairShare:
         self,
         order: list[Sequence],
         total: int,
-        kept_from: Mapping[str, int],
+        spared: int,
         computable: Callable[[Context, int], int],
     ) -> dict[str, int]:
         """Shares of a step's query tokens, by sequence id: one each, the rest for prompts by their tenant's use.
 
         Args:
             order: the running sequences that are still to be planned.
-            total: query tokens of the step.
-            kept_from: how many of them a tenant's prompts leave.
+            total: query tokens of the step that are left.
+            spared: how many of them these sequences leave.
             computable: tokens of a context, up to a length, that can be computed before any page is fetched.
         """
-        rest = total - len(order)
+        rest = total - spared - len(order)
         shares = {}
         for sequence in sorted(order, key=lambda one: (self.used(one.tenant), one.order)):
             wanted = computable(sequence.context, sequence.length - 1)
-            taken = max(0, min(wanted, rest - kept_from.get(sequence.tenant, 0)))
+            taken = max(0, min(wanted, rest - max(0, self.left_by(sequence.tenant) - spared)))
             shares[sequence.id] = 1 + taken
             rest -= taken
         return shares
@@ -283,3 +308,34 @@ def _num_tokens(running: list[Sequence]) -> float:
 def _num_running(running: list[Sequence]) -> float:
     """Sequences, each over its tenant's weight."""
     return sum([1.0 / sequence.weight for sequence in running])
+
+
+def work_before(load: EngineLoad, request: QueuedWork) -> tuple[float, float, float]:
+    """Tokens of context, tokens to be computed and number of the waiting requests that go before a new one.
+
+    By the time that a tenant of weight `w` is served `x` tokens, one of weight `v` is served `min(its backlog, x · v / w)`.
+    """
+    backlogs = defaultdict[str, list[float]](lambda: [0.0, 0.0, 0.0, 1.0])
+    for queued in load.queued:
+        if queued.priority <= request.priority:
+            backlog = backlogs[queued.tenant]
+            backlog[0] += queued.num_tokens
+            backlog[1] += queued.uncomputed
+            backlog[2] += 1
+            backlog[3] = queued.weight
+    own = backlogs.pop(request.tenant, [0.0, 0.0, 0.0, request.weight])
+    served = (own[0] + request.num_tokens) / request.weight
+    sums = own[:3]
+    for tokens, *others, weight in backlogs.values():
+        share = min(1.0, served * weight / tokens)
+        sums = [before + share * number for before, number in zip(sums, (tokens, *others), strict=True)]
+    return sums[0], sums[1], sums[2]
+
+
+def has_right_to_memory(load: EngineLoad, request: QueuedWork) -> bool:
+    """Whether the tenant of a new request may take memory from another one at once, as far as a load tells."""
+    running, _ = load.running_by_tenant.get(request.tenant, (0.0, 0))
+    waiting = sum([queued.num_tokens for queued in load.queued if queued.tenant == request.tenant])
+    least = RIGHT * (running + (waiting + request.num_tokens) / request.weight)
+    others = [of for name, of in load.running_by_tenant.items() if name != request.tenant]
+    return any(count > 1 and (tokens >= least or not (running or waiting)) for tokens, count in others)

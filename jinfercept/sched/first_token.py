@@ -1,20 +1,19 @@
 """Predicts when a new request would get its first token, and refuses it if that is too late.
 
 A request waits for memory (or a slot), then for its prompt to be computed. It waits for what goes before it: all of its own
-tenant's waiting requests, and of another tenant's as much as weighted fair sharing serves meanwhile: by the time that a tenant
-of weight `w` is served `x` tokens, one of weight `v` is served `min(its backlog, x · v / w)`. Memory comes free as runs end:
-`n` running sequences that generate `g` tokens each, in steps of `t` seconds, end `n / (g · t)` times a second; the share of
-runs that are the first of their request is the rate at which requests leave, and so at which new ones may start.
+tenant's waiting requests, and of another tenant's as much as weighted fair sharing serves meanwhile. Memory comes free as
+runs end: `n` running sequences that generate `g` tokens each, in steps of `t` seconds, end `n / (g · t)` times a second; the
+share of runs that are the first of their request is the rate at which requests leave, and so at which new ones may start.
 
 The rest (how contexts of calls are held, that runs do not end evenly) is in two factors that are learned from what came of
 earlier forecasts: their mean error, and the error that 19 of 20 stay below.
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from typing import NamedTuple, final
 
 from jinfercept.sched.cost import CostModel
-from jinfercept.sched.fairness import RIGHT
+from jinfercept.sched.fairness import has_right_to_memory, work_before
 from jinfercept.sched.load import EngineLoad, QueuedWork
 
 _KEPT = 128
@@ -84,16 +83,16 @@ class FirstTokenAdmission:
         self._open: dict[str, tuple[str, float]] = {}  # tenant and raw forecast of requests without a first token
         self._errors: dict[str, _Errors] = {}  # by tenant, the one that was used last at the end
 
-    def decide(self, load: EngineLoad, asked: QueuedWork, limit_s: float) -> FirstTokenDecision:
+    def decide(self, load: EngineLoad, request: QueuedWork, limit_s: float) -> FirstTokenDecision:
         """Take a request, or refuse it because its first token is likely to come later than the limit.
 
         Args:
             load: the engine at this moment.
-            asked: the request.
+            request: the request.
             limit_s: most seconds to its first token.
         """
-        errors = self._errors.get(asked.tenant) or _Errors()
-        raw_s = first_token_s(self._cost, self._largest, load, asked)
+        errors = self._errors.get(request.tenant) or _Errors()
+        raw_s = first_token_s(self._cost, self._largest, load, request)
         retry_s = None
         if raw_s * errors.late > limit_s and (load.num_running or load.queued):  # else no waiting makes it sooner
             retry_s = errors.mean * (raw_s - limit_s / errors.late)
@@ -122,54 +121,26 @@ def _bounded(factor: float) -> float:
     return min(max(factor, 1 / _MOST), _MOST)
 
 
-def first_token_s(cost: CostModel, largest_step: int, load: EngineLoad, asked: QueuedWork) -> float:
+def first_token_s(cost: CostModel, largest_step: int, load: EngineLoad, request: QueuedWork) -> float:
     """Predicted seconds to the first token of a request that comes now.
 
     Args:
         cost: prices steps.
         largest_step: query tokens of the largest step.
         load: the engine at this moment.
-        asked: the request.
+        request: the request.
     """
-    tokens, uncomputed, number = _before(load, asked)
-    running, computing = load.num_running, load.running_uncomputed + uncomputed + asked.uncomputed
+    tokens, uncomputed, number = work_before(load, request)
+    running, computing = load.num_running, load.running_uncomputed + uncomputed + request.uncomputed
     decoding_s = cost.step_s(max(1, min(running, largest_step)), load.running_tokens)
-    own_s = _prefill_s(cost, largest_step, running, asked.uncomputed, load.running_tokens)
+    own_s = _prefill_s(cost, largest_step, running, request.uncomputed, load.running_tokens)
     compute_s = _prefill_s(cost, largest_step, running, computing, load.running_tokens)
     starts_s = 0.0
-    needed = tokens + asked.num_tokens
+    needed = tokens + request.num_tokens
     lacking = max((needed - load.free_tokens) / needed * (number + 1), number + 1.0 - load.free_slots)
-    if lacking > 0.0 and running and not _has_right(load, asked):
+    if lacking > 0.0 and running and not has_right_to_memory(load, request):
         starts_s = lacking / _starts_per_s(cost, largest_step, load)
     return decoding_s / 2 + max(compute_s, starts_s + own_s)
-
-
-def _before(load: EngineLoad, asked: QueuedWork) -> tuple[float, float, float]:
-    """Tokens of context, tokens to be computed and number of the waiting requests that go before a new one."""
-    backlogs = defaultdict[str, list[float]](lambda: [0.0, 0.0, 0.0, 1.0])
-    for one in load.queued:
-        if one.priority <= asked.priority:
-            backlog = backlogs[one.tenant]
-            backlog[0] += one.num_tokens
-            backlog[1] += one.uncomputed
-            backlog[2] += 1
-            backlog[3] = one.weight
-    own = backlogs.pop(asked.tenant, [0.0, 0.0, 0.0, asked.weight])
-    served = (own[0] + asked.num_tokens) / asked.weight
-    found = own[:3]
-    for tokens, *others, weight in backlogs.values():
-        share = min(1.0, served * weight / tokens)
-        found = [before + share * one for before, one in zip(found, (tokens, *others), strict=True)]
-    return found[0], found[1], found[2]
-
-
-def _has_right(load: EngineLoad, asked: QueuedWork) -> bool:
-    """Whether the request's tenant may take memory from another one at once: see `fairness`."""
-    held, _ = load.running_by_tenant.get(asked.tenant, (0.0, 0))
-    waiting = sum([one.num_tokens for one in load.queued if one.tenant == asked.tenant])
-    least = RIGHT * (held + (waiting + asked.num_tokens) / asked.weight)
-    others = [of for name, of in load.running_by_tenant.items() if name != asked.tenant]
-    return any(count > 1 and (tokens >= least or not (held or waiting)) for tokens, count in others)
 
 
 def _prefill_s(cost: CostModel, largest_step: int, running: int, tokens: float, context_tokens: int) -> float:

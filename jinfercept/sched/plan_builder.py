@@ -22,7 +22,6 @@ class PlanBuilder:
         context_tokens: context of the running sequences.
         tenants_compete: sequences of several tenants run or wait.
         query_tokens: query tokens that the largest bucket can still take.
-        kept_from: how many of them the sequences of a tenant leave.
         stalled: a running sequence lacks a device slot, so that none starts any more.
         chunks: the query tokens, with their sequences.
         recomputing: sequences with a chunk that was computed before, at least in part.
@@ -39,7 +38,6 @@ class PlanBuilder:
     context_tokens: int
     tenants_compete: bool
     query_tokens: int = field(init=False)
-    kept_from: dict[str, int] = field(default_factory=dict)
     stalled: bool = False
     chunks: list[tuple[Sequence, Chunk]] = field(default_factory=list)
     offload: list[PageCopy] = field(default_factory=list)

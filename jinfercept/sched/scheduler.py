@@ -27,9 +27,6 @@ from jinfercept.sched.speculation import NO_DRAFTS, Speculation, SpeculationLimi
 from jinfercept.sched.step_budget import StepBudget
 from jinfercept.sched.transfers import Transfers
 
-SPARE = 1.25
-"""Times the length of a step by which the sequences of tenants that are ahead may prolong it."""
-
 
 class Scheduler:
     """The queues and the plans of one engine.
@@ -74,7 +71,8 @@ class Scheduler:
         self.running, self.waiting, self.intercepted = queues.running, queues.waiting, queues.intercepted
         self._policy, self._estimator = policy, estimator
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
-        self._fair = FairShare(queues)
+        beyond_short = 0 if whole_prompts else buckets[-1] - self._budget.short_bucket(max_num_seqs)
+        self._fair = FairShare(queues, self._budget, beyond_short)
         transfers = Transfers(kv, policy, self.counters, observer)
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=kv.has_host)
         self._eviction = Eviction(kv, self._queues, self._fair, policy, transfers, self.counters, preempted)
@@ -91,7 +89,6 @@ class Scheduler:
             chunk_tokens=chunk_tokens,
         )
         self._largest, self._whole_prompts = buckets[-1], whole_prompts
-        self._beyond_short = 0 if whole_prompts else self._largest - self._budget.short_bucket(max_num_seqs)
 
     # -- requests come and go --------------------------------------------------------------------------------------
 
@@ -249,7 +246,6 @@ class Scheduler:
         context_tokens = sum([len(sequence.tokens) + sequence.pending for sequence in self.running])
         hidden = self._budget.link_tokens(len(self.running), context_tokens)
         builder = PlanBuilder(now, hidden, self._largest, context_tokens, tenants_compete=self._fair.charge(now))
-        builder.kept_from = dict.fromkeys(self._fair.ahead, self._beyond_short)
         for sequence in self.running:
             sequence.planned = False
         if self._whole_prompts:
@@ -291,27 +287,22 @@ class Scheduler:
         """
         order = [sequence for sequence in self._fair.service_order() if not sequence.planned]
         left_out = self._fair.leaves_out(order, [sequence for sequence, _ in builder.chunks])
-        self._run_shares(builder, [one for one in order if one.tenant not in left_out], builder.query_tokens)
-        if not left_out:
-            return
-        used, kept = self._largest - builder.query_tokens, 0
-        if used:
-            kept = self._largest - self._budget.bucket_within(SPARE, used, builder.context_tokens)
-            builder.kept_from |= {tenant: max(kept, builder.kept_from[tenant]) for tenant in left_out}
-        self._run_shares(builder, [one for one in order if one.tenant in left_out], builder.query_tokens - kept)
+        self._run_shares(builder, [sequence for sequence in order if sequence.tenant not in left_out], 0)
+        if left_out:
+            used = self._largest - builder.query_tokens
+            spared = self._fair.spare(left_out, used, builder.context_tokens)
+            self._run_shares(builder, [sequence for sequence in order if sequence.tenant in left_out], spared)
 
-    def _run_shares(self, builder: PlanBuilder, order: list[Sequence], total: int) -> None:
-        """Plan the next token or chunk of running sequences, with so many query tokens in all."""
-        kept = builder.query_tokens - total
-        kept_from = {tenant: max(0, number - kept) for tenant, number in builder.kept_from.items()}
-        shares = self._fair.query_tokens(order, total, kept_from, self.kv.computable)
+    def _run_shares(self, builder: PlanBuilder, order: list[Sequence], spared: int) -> None:
+        """Plan the next token or chunk of running sequences, which leave so many query tokens."""
+        shares = self._fair.query_tokens(order, builder.query_tokens, spared, self.kv.computable)
         for sequence in order:
             if sequence.state is not State.RUNNING:  # another one has preempted it
                 continue
-            if builder.query_tokens <= kept:
+            if builder.query_tokens <= spared:
                 return
             if not self._chunks.decode(builder, sequence):
-                self._chunks.run(builder, sequence, min(shares[sequence.id], builder.query_tokens - kept))
+                self._chunks.run(builder, sequence, min(shares[sequence.id], builder.query_tokens - spared))
 
     def _admit_all(self, builder: PlanBuilder) -> None:
         """Start waiting sequences in order while query tokens are left; the first that cannot start holds back the rest.
@@ -327,7 +318,7 @@ class Scheduler:
                 missing = sequence.context.residency(sequence.length).missing
                 if missing > builder.query_tokens:
                     return
-            most = builder.query_tokens - builder.kept_from.get(sequence.tenant, 0)
+            most = builder.query_tokens - self._fair.left_by(sequence.tenant)
             if most <= 0 or sequence.pending or not self._admission.admit(builder, sequence):
                 return
             self._chunks.run(builder, sequence, most)
@@ -336,11 +327,10 @@ class Scheduler:
         """Start waiting sequences of tenants below their share before other sequences are planned; those may be preempted."""
         refused = set[str]()
         while not builder.stalled and (sequence := self._fair.entitled(refused)) is not None:
-            unplanned = [one for one in self.running if not one.planned and one.tenant not in self._fair.ahead]
-            most = builder.query_tokens - len(unplanned)
+            most = builder.query_tokens - self._fair.num_unplanned()
             if most <= 0:
                 return
-            most -= builder.kept_from.get(sequence.tenant, 0)
+            most -= self._fair.left_by(sequence.tenant)
             if most <= 0 or sequence.pending or not self._place(builder, sequence):
                 refused.add(sequence.tenant)
             else:

@@ -294,7 +294,7 @@ def test_of_two_tenants_the_one_that_has_used_less_memory_time_is_next() -> None
 def fair_queues(*used: tuple[str, int]) -> tuple[FairShare, Queues, SchedulerBench]:
     """Tenants that ran one sequence of so many tokens for a second each."""
     queues, bench = Queues(10), SchedulerBench(preserve())
-    fair = FairShare(queues)
+    fair = FairShare(queues, bench.scheduler._budget, 0)  # pyright: ignore[reportPrivateUsage]
     for tenant, num_tokens in used:
         sequence = Sequence(tenant, [1] * num_tokens, bench.kv.open(), max_tokens=1, tenant=tenant)
         queues.put_last(sequence)
