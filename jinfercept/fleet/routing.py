@@ -247,7 +247,7 @@ class Router:
         for prefix, tokens, reason in holdings.wide:
             for name in drawn:
                 if prefix.held_by(holder := self._load(name).holder):
-                    holdings.by_holder.setdefault(holder, _Holding(tokens, reason))
+                    holdings.by_holder.setdefault(holder, _HeldPrompt(tokens, reason))
         names = drawn.union(holder.name for holder in holdings.by_holder)
         return [by_name[name] for name in sorted(names) if by_name[name].accepts] or [
             state for state in replicas if state.accepts
@@ -270,7 +270,7 @@ class Router:
 
     def _find(self, hint: RoutingHint, by_name: Mapping[str, ReplicaState]) -> "_Holdings":
         """What is held of a prompt, by replica: the longest prefix, the context that it follows, or the named session."""
-        tenant, by_holder, wide = hint.tenant, dict[Holder, _Holding](), list[tuple[KnownPrefix, int, Reason]]()
+        tenant, by_holder, wide = hint.tenant, dict[Holder, _HeldPrompt](), list[tuple[KnownPrefix, int, Reason]]()
         most_holders = MOST_HOLDERS if len(by_name) > PRICED_REPLICAS else inf
 
         def add(prefix: KnownPrefix, tokens: int, reason: Reason) -> None:
@@ -279,7 +279,7 @@ class Router:
                 return
             for holder in prefix.holders:
                 if holder.name in by_name:
-                    by_holder.setdefault(holder, _Holding(tokens, reason))
+                    by_holder.setdefault(holder, _HeldPrompt(tokens, reason))
 
         before_tokens = 0
         if hint.follows is not None and (prefix := self._known.get(tenant, hint.follows)):
@@ -295,9 +295,9 @@ class Router:
             for holder in prefix.holders:
                 if holder.name in by_name and by_holder.get(holder, _NOTHING_HELD).reason not in _OWN:
                     tokens = by_holder.get(holder, _NOTHING_HELD).tokens
-                    by_holder[holder] = _Holding(max(tokens, int(prefix.tokens * prefix.trust)), reason)
+                    by_holder[holder] = _HeldPrompt(max(tokens, int(prefix.tokens * prefix.trust)), reason)
                 elif holder in by_holder:
-                    by_holder[holder] = _Holding(by_holder[holder].tokens, "session")
+                    by_holder[holder] = _HeldPrompt(by_holder[holder].tokens, "session")
         return _Holdings(by_holder, wide, before_tokens, known_prefixes)
 
     def _record(self, hint: RoutingHint, holder: Holder, prompt_tokens: int, holdings: "_Holdings") -> None:
@@ -328,14 +328,14 @@ class Router:
 _OWN: tuple[Reason | None, ...] = ("session", "conversation")
 
 
-class _Holding(NamedTuple):
+class _HeldPrompt(NamedTuple):
     """Tokens of a prompt that a replica holds, and why it is known."""
 
     tokens: int
     reason: Reason | None
 
 
-_NOTHING_HELD = _Holding(0, None)
+_NOTHING_HELD = _HeldPrompt(0, None)
 
 
 class _Holdings(NamedTuple):
@@ -348,7 +348,7 @@ class _Holdings(NamedTuple):
         prefixes: its known ones, with their places.
     """
 
-    by_holder: dict[Holder, _Holding]
+    by_holder: dict[Holder, _HeldPrompt]
     wide: list[tuple[KnownPrefix, int, Reason]]
     before_tokens: int
     prefixes: Sequence[tuple[int, KnownPrefix]]
