@@ -153,7 +153,7 @@ def _attend(
         tile_tokens = tile_pages * page_size
         table = window(tables, first_page, tile_pages, axis=1)
         place = first_page * page_size + jnp.arange(tile_tokens)
-        written = (place < longest[:, None])[..., None]  # unwritten slots may hold anything
+        written = (place[None] < longest[:, None])[..., None]  # unwritten slots may hold anything
         if is_quantised(pages.dtype):
             numbers, scales = split_pages(blocks[table].reshape(rows, tile_pages, *pages.shape[1:]))
             numbers = numbers.reshape(rows, tile_tokens, 2 * num_kv_heads, head_dim)
@@ -171,7 +171,7 @@ def _attend(
         scores = jnp.stack(
             [_scaled(_product("rqgd,rtd->rqgt", grouped[:, :, k], key), scale) for k, (key, scale) in enumerate(keys)]
         )
-        scores = jnp.where((place <= positions[..., None])[:, :, None], scores * head_dim**-0.5, HIDDEN)
+        scores = jnp.where((place[None, None] <= positions[..., None])[:, :, None], scores * head_dim**-0.5, HIDDEN)
         new_top = jnp.maximum(top, scores.max(axis=-1))
         weights, fade = jnp.exp(scores - new_top[..., None]), jnp.exp(top - new_top)
         narrow = [_scaled(weights[k], scale).astype(tiles.dtype) for k, (_, scale) in enumerate(values)]

@@ -81,7 +81,7 @@ def unpack_blocks(packed: Packed, dtype: DTypeLike) -> Float[Array, "B K W"]:
     values, scales, offsets, zero = packed
     if values.dtype == jnp.uint32:
         shifts = jnp.asarray([4 * ORDER.index(row) for row in range(len(ORDER))], jnp.uint32)
-        values = (values[:, :, None] >> shifts[:, None] & 15).astype(jnp.int8)
+        values = (values[:, :, None] >> shifts[None, None, :, None] & 15).astype(jnp.int8)
     by_group = values.reshape(*scales.shape[:2], -1, scales.shape[2]).astype(jnp.float32) - zero
     wide = by_group * scales[:, :, None].astype(jnp.float32)
     if offsets is not None:

@@ -77,6 +77,8 @@ class Batch(NamedTuple):
 
 KVPages = Num[Array, "N B 2 K W"]
 """One layer's pages."""
+type PagesLike = KVPages | jax.ShapeDtypeStruct
+"""One layer's pages, or their shape with its sharding."""
 
 
 def kv_shape(
@@ -151,7 +153,7 @@ def _put(
     return jax.lax.scatter(array, jnp.stack(starts, axis=1), windows, numbers, unique_indices=True, mode=mode)
 
 
-def _joined(x: Num[Array, "T K W"]) -> UInt32[Array, "T W"]:
+def _joined(x: Num[Array, "T K D"]) -> UInt32[Array, "T W"]:
     """`to_words` by arithmetic, which XLA fuses into the scatter; it writes the operand of a bitcast to memory first."""
     if x.dtype.itemsize == 4:
         return to_words(x)

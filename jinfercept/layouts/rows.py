@@ -59,7 +59,7 @@ def rms_normed(x: Float[Array, "... K"], scale: Float[Array, "K"], eps: float) -
     """Root-mean-square norm of the last axis in float32, rounded to x's dtype before the scale, as the original does."""
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
-    return wide.astype(x.dtype) * scale
+    return wide.astype(x.dtype) * jnp.expand_dims(scale, range(x.ndim - 1))
 
 
 def rounded(x: Float[Array, "T K"], group: int) -> Float[Array, "T K"]:

@@ -75,14 +75,18 @@ def project(
     """
     weights = weight.get_value()
     if isinstance(weights, QuantizedTensor):
-        y = weights.product(x, out)
-        return y if bias is None else y + bias[...]
-    x = dense(x)
+        return biased(weights.product(x, out), bias)
+    x = x if isinstance(x, jax.Array) else dense(x)
     if (kernel := _kernel(spec, x, weights, out or x.dtype)) is None:
         y = _by_xla(spec, out, x, weights)
     else:
         y = jax.lax.platform_dependent(x, weights, cpu=kernel, default=partial(_by_xla, spec, out))
-    return y if bias is None else y + bias[...]
+    return biased(y, bias)
+
+
+def biased(y: Float[Array, "T *axes"], bias: nnx.Param[Any] | None) -> Float[Array, "T *axes"]:
+    """Rows with a bias added to each, in models that have one."""
+    return y if bias is None else y + bias[...].astype(y.dtype)[None]
 
 
 def _by_xla(
@@ -133,8 +137,7 @@ def project_gated(
     """A gated feed-forward network, `(silu(x @ gate) * (x @ up)) @ down`, of joined matrices `[2, E, F]` and one `[F, E]`;
     the products with `gate` and `up` may have biases."""
     if isinstance(both := gate_up.get_value(), QuantizedTensor):
-        products = both.products(x)
-        return project("tf,fe->te", Gated(products if gate_up_bias is None else products + gate_up_bias[...]), down)
+        return project("tf,fe->te", Gated(biased(both.products(x), gate_up_bias)), down)
     gates = _project_each(dense(x), both)
     return project(
         "tf,fe->te", silu_gated(*(gates if gate_up_bias is None else gates + gate_up_bias[...][:, None])), down
@@ -179,4 +182,5 @@ def layer_norm(
     wide = x.astype(jnp.float32)
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
-    return (wide * scale[...] + bias[...]).astype(x.dtype)
+    scale_row, bias_row = (param[...].astype(jnp.float32)[None] for param in (scale, bias))
+    return (wide * scale_row + bias_row).astype(x.dtype)

@@ -98,7 +98,7 @@ def _nibbles(packed: Blocks, run: int) -> Shaped[np.ndarray, "R K"]:
     return numbers.reshape(len(packed), -1)
 
 
-def _five_bits(high: Blocks, low: Blocks) -> Shaped[np.ndarray, "R K"]:
+def _five_bits(high: UInt8[np.ndarray, "R B 4"], low: UInt8[np.ndarray, "R B 16"]) -> Shaped[np.ndarray, "R K"]:
     bits = np.unpackbits(np.ascontiguousarray(high), axis=-1, bitorder="little")
     return (_nibbles(low, 16) | _flat(bits) << np.uint8(4)).view(np.int8)
 

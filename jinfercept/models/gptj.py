@@ -48,8 +48,8 @@ class GPTJLayer(nnx.Module):
             q, k, v = self._heads(y)
             attended, kv = attend(rotate(q, positions, rope), rotate(k, positions, rope), v, kv)
 
-        inner = jax.nn.gelu(project("te,ef->tf", y, self.up) + self.up_bias[...], approximate=True)
-        outer = project("tf,fe->te", inner, self.down) + on_first_device(self.down_bias[...])
+        inner = jax.nn.gelu(project("te,ef->tf", y, self.up, self.up_bias), approximate=True)
+        outer = project("tf,fe->te", inner, self.down) + on_first_device(self.down_bias[...])[None]
         return add_partial_sums(x, project("thd,hde->te", attended, self.o), outer), kv
 
     def _heads(
@@ -75,5 +75,5 @@ class GPTJHead(nnx.Module):
 
     def __call__(self, x: Float[Array, "R E"]) -> Float[Array, "R V"]:
         y = layer_norm(x, self.norm, self.norm_bias, self.config.norm_eps)
-        logits = project("re,ve->rv", y, self.unembed, out=jnp.float32) + self.unembed_bias[...]
+        logits = project("re,ve->rv", y, self.unembed, self.unembed_bias, out=jnp.float32)
         return gather_columns(logits, self.config.vocab_size)

@@ -164,7 +164,7 @@ class WordFormat:
         offsets = None if self.symmetric else -scales * (zeros.astype(np.int16) - middle)
         return PackedRows((numbers ^ np.uint8(128)).view(np.int8), scales, offsets)
 
-    def _apart(self, words: Int32[np.ndarray, "R C"], axis: int) -> UInt8[np.ndarray, "R C"]:
+    def _apart(self, words: Int32[np.ndarray, "r c"], axis: int) -> UInt8[np.ndarray, "R C"]:
         """The numbers in words, along an axis."""
         places = np.arange(0, 32, self.bits, dtype=np.uint32)
         if self.method == "awq":

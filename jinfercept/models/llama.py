@@ -92,7 +92,7 @@ class LlamaLayer(nnx.Module):
 
 def _biased(y: Float[Array, "T E"], bias: nnx.Param[Float[Array, "E"]] | None) -> Float[Array, "T E"]:
     """A partial sum with its bias, in models that have one."""
-    return y if bias is None else y + on_first_device(bias[...])
+    return y if bias is None else y + on_first_device(bias[...])[None]
 
 
 def _normed(x: Float[Array, "T H D"], scale: nnx.Param[Float[Array, "D"]] | None, eps: float) -> Float[Array, "T H D"]:

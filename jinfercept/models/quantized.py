@@ -155,7 +155,7 @@ class QuantizedTensor:
             outputs: sizes of its axes after the first output.
         """
 
-        def changed(*arrays: Shaped[Array, "B R W"]) -> Shaped[Array, "B R W"]:
+        def changed(*arrays: Shaped[Array, "_ R W"]) -> Shaped[Array, "B R W"]:
             columns = (unblocked(array).reshape(array.shape[1], -1, *self.outputs) for array in arrays)
             return blocks(change(*columns).reshape(arrays[0].shape[1], -1))
 

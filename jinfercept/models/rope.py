@@ -32,7 +32,7 @@ def rotation(positions: Int[Array, "T"], rope: RopeConfig) -> Rotation:
 
 def _waves(positions: Int[Array, "T"], rope: RopeConfig) -> tuple[Float[Array, "T 1 half"], Float[Array, "T 1 half"]]:
     """Cosine and sine of every token's angles."""
-    angles = positions[:, None, None].astype(jnp.float32) * frequencies(rope)  # [T, 1, rotary_dim / 2]
+    angles = positions[:, None, None].astype(jnp.float32) * frequencies(rope)[None, None]  # [T, 1, rotary_dim / 2]
     return jax.lax.platform_dependent(
         jnp.cos(angles) * rope.attention_factor,
         jnp.sin(angles) * rope.attention_factor,

@@ -85,7 +85,7 @@ def _to_tiles(
 ) -> Float[Array, "tile_rows KD"]:
     """Every program's queries, `ROWS` rows each: the group's heads of one token side by side, KV head by KV head."""
     num_tokens, _, head_dim = q.shape
-    tokens = jnp.minimum(first_tokens[:, None] + jnp.arange(tile_queries), num_tokens - 1)
+    tokens = jnp.minimum(first_tokens[:, None] + jnp.arange(tile_queries)[None], num_tokens - 1)
     tiles = q.reshape(num_tokens, -1, heads.group, head_dim)[tokens]  # [W, queries, K, group, D]
     tiles = tiles.transpose(0, 1, 3, 2, 4).reshape(tokens.shape[0], tile_queries * heads.group, -1)
     return jnp.pad(tiles, ((0, 0), (0, ROWS - tiles.shape[1]), (0, 0))).reshape(-1, tiles.shape[2])
@@ -101,12 +101,12 @@ def _from_tiles(
 ) -> Float[Array, "T H D"]:
     """The tokens of the chunks, from tiles to their places in the batch."""
     token = jnp.arange(num_tokens)
-    row = jnp.sum(batch.query_starts[1:-1] <= token[:, None], axis=1)
+    row = jnp.sum(batch.query_starts[None, 1:-1] <= token[:, None], axis=1)
     skipped = token - batch.query_starts[row]
     tile = work.unit_programs[work.row_units[row] + skipped // tile_queries]
     first = tile * ROWS + skipped % tile_queries * heads.group
     found = rows.reshape(rows.shape[0], -1, heads.head_dim)[
-        first[:, None] + jnp.arange(heads.group)
+        first[:, None] + jnp.arange(heads.group)[None]
     ]  # [T, group, K, D]
     inside = (row >= batch.num_decode) & (token < batch.query_starts[-1])
     found = jnp.where(inside[:, None, None, None], found, 0)

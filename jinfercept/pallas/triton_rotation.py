@@ -30,6 +30,7 @@ def load_turned(
     """
     head_dim, half = qkv_ref.shape[3], cos_ref.shape[1]
     column = jnp.arange(power_of_two(head_dim))
+    column = column[None, :] if jnp.ndim(where[1]) else column  # for rows of heads, or for one
     first = column % 2 == 0 if interleaved else column < half
     step = 1 if interleaved else half
     turning = column < 2 * half
@@ -40,7 +41,7 @@ def load_turned(
     inside = mask & (column < head_dim)
     mine, beside = (
         plgpu.load(qkv_ref.at[token, *where, columns], mask=inside, other=0.0).astype(jnp.float32)
-        for columns in _over(where[1], column, other)
+        for columns in (column, other)
     )
     if norm_ref is not None:
         assert eps is not None
@@ -71,12 +72,7 @@ def own_token_carry(
     )
 
 
-def _over(places: Int[Array, "*rows"] | int, *columns: Int[Array, "Dp"]) -> list[Array]:
-    """Columns for one head, or for rows of heads."""
-    return [column[None, :] if jnp.ndim(places) else column for column in columns]
-
-
-def _scaled(normed: Float[Array, "*any Dp"], scale: Float[Array, "Dp"]) -> Float[Array, "*any Dp"]:
+def _scaled(normed: Float[Array, "*any Dp"], scale: Float[Array, "*one Dp"]) -> Float[Array, "*any Dp"]:
     """Normed numbers in the scale's type times the scale, as float32: rounded where the models round."""
     rounded = normed.astype(scale.dtype).astype(jnp.float32) * scale.astype(jnp.float32)
     return rounded.astype(scale.dtype).astype(jnp.float32)

@@ -88,7 +88,7 @@ def _weights(scaled: Float[Array, "R n"], top: Float[Array, "R"], floor: Float[A
     return jnp.where(scaled >= floor[:, None], jnp.exp(scaled - top[:, None]), 0.0)
 
 
-def _keys(values: Float[Array, "R V"]) -> UInt32[Array, "R V"]:
+def _keys(values: Float[Array, "*axes"]) -> UInt32[Array, "*axes"]:
     """Unsigned integers in the order of the floats."""
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
     return jnp.where(bits >> 31, ~bits, bits | jnp.uint32(1 << 31))

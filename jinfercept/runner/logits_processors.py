@@ -56,7 +56,7 @@ def mask_words(vocab_size: int) -> int:
 
 def unpack_mask(words: UInt32[Array, "R words"], vocab_size: int) -> Bool[Array, "R V"]:
     """The bits of a mask, as columns."""
-    bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)[None, None]) & 1
     return bits.reshape(len(words), -1)[:, :vocab_size] != 0
 
 
@@ -109,7 +109,7 @@ def _penalize(
     generated = counts & (IN_PROMPT - 1)
     repetition = jnp.where(counts != 0, rows.repetition[:, None], 1.0)
     logits = jnp.where(logits > 0, logits / repetition, logits * repetition)
-    logits = logits - rows.frequency[:, None] * generated
+    logits = logits - rows.frequency[:, None] * generated.astype(jnp.float32)
     return logits - jnp.where(generated != 0, rows.presence[:, None], 0.0)
 
 

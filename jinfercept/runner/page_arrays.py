@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec, Sharding
 from jax.typing import DTypeLike
-from jaxtyping import Array, Int, Int32
+from jaxtyping import Array, Int, Int32, Num
 
 from jinfercept.kv.page import PageCopy
-from jinfercept.layouts.pages import OUT_OF_RANGE, KVPages, from_words, kv_shape, to_words
+from jinfercept.layouts.pages import OUT_OF_RANGE, KVPages, PagesLike, from_words, kv_shape, to_words
 from jinfercept.models.mesh import beside, move, over_devices, place
 from jinfercept.models.parallel import AXIS
 from jinfercept.runner.executables import Executables
@@ -70,7 +70,7 @@ def _gather(
         pages = jnp.stack([layer.at[slots].get(mode="clip") for layer in layers], axis=1)
         return tuple(pages[first : first + staging] for first in range(0, slots.shape[0], staging))
 
-    def gather_words(layers: tuple[KVPages, ...], slots: Int[Array, "k"]) -> tuple[HostPages, ...]:
+    def gather_words(layers: tuple[KVPages, ...], slots: Int[Array, "slots"]) -> tuple[HostPages, ...]:
         shape = (staging, len(layers), *layers[0].shape[1:])
         return tuple(from_words(pages, layers[0], shape) for pages in gather(tuple(map(to_words, layers)), slots))
 
@@ -100,7 +100,7 @@ def _scatter_pages(layers: tuple[Array, ...], slots: Int[Array, "k"], arrays: tu
 
 
 def _scatter_words(
-    layers: tuple[KVPages, ...], slots: Int[Array, "k"], arrays: tuple[HostPages, ...]
+    layers: tuple[KVPages, ...], slots: Int[Array, "slots"], arrays: tuple[HostPages, ...]
 ) -> tuple[KVPages, ...]:
     words = tuple(to_words(pages.reshape(-1, *pages.shape[2:])).reshape(*pages.shape[:2], -1) for pages in arrays)
     written = _scatter_pages(tuple(map(to_words, layers)), slots, words)
@@ -109,12 +109,12 @@ def _scatter_words(
 
 def _select(
     common_shape: CommonShape, size: int, pages: HostPages, common: Int[Array, "common"], transfer: Int[Array, ""]
-) -> HostPages:
+) -> Num[Array, "fewer l B 2 K W"]:
     return pages.at[common_shape.slots(common, transfer, size)].get(mode="clip")
 
 
 def add_transfers(
-    run: Executables, layers: tuple[KVPages, ...], sizes: Sequence[int], staging_pages: int, num_rows: int
+    run: Executables, layers: tuple[PagesLike, ...], sizes: Sequence[int], staging_pages: int, num_rows: int
 ) -> None:
     """Add the transfers' executables for a part of the layers.
 
@@ -149,7 +149,7 @@ def add_transfers(
             add(("select", fewer, size), partial(_select, shape, fewer), array(size), common, transfer, out=COPIES_SPEC)
 
 
-Fetched = Sequence[HostPages]
+Fetched = Sequence[Num[Array, "_ _ B 2 K W"]]
 """The parts of an array that is on its way to the device. Pages in it without a slot are not wanted."""
 
 
@@ -256,7 +256,7 @@ class KVArrays:
 
     def begin(
         self, fetch: Sequence[PageCopy], drop: Iterable[int], offload: Sequence[PageCopy]
-    ) -> list[Int32[np.ndarray, "k"]]:
+    ) -> list[Int32[np.ndarray, "_"]]:
         """Set the pages that a step moves. One step may fetch, drop and refill the same host slot, in this order.
 
         Waits for the offloads of the step before the last one, if its compute did not hide them, so that pages in flight take
@@ -325,7 +325,7 @@ class KVArrays:
         """Wait for every copy in flight."""
         jax.block_until_ready((self.layers, [array.parts for array in self.host.arrays]))
 
-    def _leave(self, made: Sequence[HostPages], arrays: Sequence[HostArray]) -> None:
+    def _leave(self, made: Sequence[Array], arrays: Sequence[HostArray]) -> None:
         """Copy arrays of the device to the host, as the next part of these."""
         pieces = move(made, self._on_host) if self._pinned else cast(list[HostPages], list(map(np.asarray, made)))
         for array, piece in zip(arrays, pieces, strict=True):
@@ -336,14 +336,14 @@ class KVArrays:
         """Where the slots of a step's transfer are: in which common part, and in which row of that."""
         return self.commons[number // MOST_TRANSFERS], self._numbers[number % MOST_TRANSFERS]
 
-    def _scatters(self, fetch: Sequence[PageCopy]) -> list[tuple[int, list[Fetched], Int32[np.ndarray, "k"]]]:
+    def _scatters(self, fetch: Sequence[PageCopy]) -> list[tuple[int, list[Fetched], Int32[np.ndarray, "slots"]]]:
         """The arrays of these pages by the scatters that write them, each with its size and its slots: arrays of full size
         together, smaller ones alone."""
         by_array: dict[int, tuple[HostArray, dict[int, int]]] = {}
         for copy in fetch:
             array, index = self.host[copy.host_slot]
             by_array.setdefault(id(array), (array, {}))[1][index] = copy.device_slot
-        scatters: list[tuple[int, list[Fetched], Int32[np.ndarray, "k"]]] = []
+        scatters: list[tuple[int, list[Fetched], Int32[np.ndarray, "slots"]]] = []
         for size, group in self._joined([(wanted[0].size, wanted) for wanted in by_array.values()]):
             slots = _numbered([slots for _, slots in group], min(size, self._staging))
             scatters.append((size, [array.parts for array, _ in group], _padded(slots, size)))

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Int, Int32
 
 from jinfercept.kv.page import PageCopy
-from jinfercept.layouts.pages import OUT_OF_RANGE, KVPages, kv_shape
+from jinfercept.layouts.pages import OUT_OF_RANGE, KVPages, PagesLike, kv_shape
 from jinfercept.models.mesh import beside, over_devices, place
 from jinfercept.models.parallel import AXIS
 from jinfercept.pallas.page_copies import HOST, HostPool, pages_from_host, pages_to_host
@@ -57,7 +57,7 @@ def _places(
     return jax.lax.dynamic_index_in_dim(every, number, keepdims=False)[:, :size]
 
 
-def add_copies(run: Any, layers: tuple[KVPages, ...], host: Any, common_shape: CommonShape, platform: str) -> None:
+def add_copies(run: Any, layers: tuple[PagesLike, ...], host: Any, common_shape: CommonShape, platform: str) -> None:
     """Add the copies' executables for a part of the layers.
 
     Args:

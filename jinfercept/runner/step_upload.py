@@ -35,7 +35,7 @@ class CommonShape(NamedTuple):
         return NUM_FIELDS * self.num_rows + MOST_TRANSFERS * self.num_pages
 
     def pack(
-        self, samples: Int32[np.ndarray, "fields R"], transfers: Sequence[Int32[np.ndarray, "k"]]
+        self, samples: Int32[np.ndarray, "fields R"], transfers: Sequence[Int32[np.ndarray, "_"]]
     ) -> Int32[np.ndarray, "common"]:
         """The common part.
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jinfercept.layouts.kv_rows import is_quantised, stored_dtype
-from jinfercept.layouts.pages import Batch, KVPages, kv_shape, write_kv
+from jinfercept.layouts.pages import Batch, KVPages, PagesLike, kv_shape, write_kv
 from jinfercept.models.blocks import Attend
 from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices
 from jinfercept.models.protocol import Params, ServedModel, Weights
@@ -32,7 +32,7 @@ def add_steps(
     shape: RunnerShape,
     attention: str,
     params: Params,
-    layers: tuple[KVPages, ...],
+    layers: tuple[PagesLike, ...],
 ) -> None:
     """Add every executable that a plan's chunks can need, for arrays or for their shapes.
 
@@ -120,7 +120,7 @@ def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention
     dtype = stored_dtype(shape.kv_cache_dtype, leaf.dtype)
     dims = kv_shape(2, shape.page_size, config.num_kv_heads, config.head_dim, dtype)
     pages = jax.ShapeDtypeStruct(dims, dtype, sharding=beside(leaf, PAGES_SPEC))
-    add_steps(run, model, largest, attention, weights, (pages,) * config.num_layers)  # pyright: ignore[reportArgumentType]
+    add_steps(run, model, largest, attention, weights, (pages,) * config.num_layers)
     run.compile()
     return run.extra_bytes + slots_bytes(shape.max_num_seqs, config.vocab_size)
 

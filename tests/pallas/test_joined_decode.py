@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jinfercept.layouts.pages import OUT_OF_RANGE, Batch, write_kv
-from jinfercept.models.blocks import rms_norm, separate_heads
+from jinfercept.layouts.rows import rms_normed
+from jinfercept.models.blocks import separate_heads
 from jinfercept.models.config import RopeConfig
 from jinfercept.models.rope import rotate, rotation
 from jinfercept.pallas.attention import prepare
@@ -39,7 +40,7 @@ joined = jax.jit(
 def separately(qkv: jax.Array, pages: jax.Array, batch: Batch, scales: dict[str, jax.Array], rope: RopeConfig):
     q, k, v = separate_heads(qkv)
     if scales:
-        q, k = rms_norm(q, scales["q_norm"], EPS), rms_norm(k, scales["k_norm"], EPS)  # pyright: ignore[reportArgumentType]
+        q, k = rms_normed(q, scales["q_norm"], EPS), rms_normed(k, scales["k_norm"], EPS)
     q, k = rotate(q, batch.positions, rope), rotate(k, batch.positions, rope)
     pages = write_kv(pages, k, v, batch.write_index)
     return reference(q, pages, batch), pages

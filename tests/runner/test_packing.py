@@ -40,7 +40,8 @@ def test_every_token_knows_its_place(chunks: tuple[Chunk, ...]) -> None:
     tables = np.zeros((SLOTS, PAGES), np.int32)
     enter(chunks, tables)
     last_tokens = np.arange(1000, 1000 + SLOTS, dtype=np.int32)
-    batch = unpack(pack(chunks, tables, PAGE_SIZE, SHAPE), last_tokens, SHAPE)  # pyright: ignore[reportArgumentType]
+    upload = jnp.asarray(pack(chunks, tables, PAGE_SIZE, SHAPE))
+    batch = jax.tree.map(np.asarray, unpack(upload, jnp.asarray(last_tokens), SHAPE))
     assert batch.num_decode == sum(len(chunk.tokens) == 1 for chunk in chunks)
     used = 0
     for row, chunk in enumerate(chunks):
@@ -87,7 +88,8 @@ def test_kernels_read_in_place_what_the_batch_says_and_its_schedules(
 
 @given(plans())
 def test_every_sample_knows_its_token(chunks: tuple[Chunk, ...]) -> None:
-    rows = unpack_samples(pack_samples(sampled_rows(chunks), SLOTS, SLOTS))  # pyright: ignore[reportArgumentType]
+    samples = jnp.asarray(pack_samples(sampled_rows(chunks), SLOTS, SLOTS))
+    rows = jax.tree.map(np.asarray, unpack_samples(samples))
     ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
     drawn = [(end, chunk) for end, chunk in zip(ends, chunks, strict=True) if chunk.sample is not None]
     for row, (end, chunk) in enumerate(drawn):
