@@ -41,8 +41,8 @@ def chunk_attention(
 
 def supports(q: jax.Array, pages: jax.Array) -> bool:
     """Whether `chunk_attention` computes this."""
-    known = jnp.float32, jnp.bfloat16 if has_pairs() else jnp.float32
-    return q.dtype == pages.dtype and q.dtype in known and q.shape[2] % (2 * native.lanes()) == 0
+    dtypes = jnp.float32, jnp.bfloat16 if has_pairs() else jnp.float32
+    return q.dtype == pages.dtype and q.dtype in dtypes and q.shape[2] % (2 * native.lanes()) == 0
 
 
 @dataclass(frozen=True)

@@ -120,8 +120,8 @@ class Code:
     def call(self, name: str, result: ir.Type, *arguments: Any) -> Any:
         """Call an external function or an intrinsic of LLVM."""
         kind = ir.FunctionType(result, [argument.type for argument in arguments])
-        known = self.function.module.globals.get(name)
-        return self.builder.call(known or ir.Function(self.function.module, kind, name), arguments)
+        declared = self.function.module.globals.get(name)
+        return self.builder.call(declared or ir.Function(self.function.module, kind, name), arguments)
 
     def prefetch(self, place: Any) -> None:
         """Ask for the cache line of an address, which need not be one of an array.
@@ -132,8 +132,8 @@ class Code:
 
     def splat(self, value: Any, lanes: int) -> Any:
         """A vector of equal numbers."""
-        one = self.builder.insert_element(ir.VectorType(value.type, lanes)(ir.Undefined), value, I32(0))
-        return self.builder.shuffle_vector(one, one, ir.VectorType(I32, lanes)([0] * lanes))
+        lane = self.builder.insert_element(ir.VectorType(value.type, lanes)(ir.Undefined), value, I32(0))
+        return self.builder.shuffle_vector(lane, lane, ir.VectorType(I32, lanes)([0] * lanes))
 
     def fma(self, x: Any, y: Any, z: Any) -> Any:
         """x · y + z."""

@@ -175,11 +175,11 @@ class _Item:
         code, b, lanes = self.code, self.code.builder, self.lanes
         context = b.add(b.sext(code.load(code.arg(2), self.token, I32), I64), I64(1))
         table = code.at(code.arg(4), b.mul(self._row(), code.dim(4, 1)), I32)
-        found = BlockPlaces(code, table, code.dim(1, 1), 2 * self.kernel.num_kv_heads * self.head_dim, context)
-        found.find(I64(0), I64(lanes), self.ahead)
+        block_places = BlockPlaces(code, table, code.dim(1, 1), 2 * self.kernel.num_kv_heads * self.head_dim, context)
+        block_places.find(I64(0), I64(lanes), self.ahead)
         with code.loop(I64(0), context, lanes) as block:
             code.store(code.load(self.ahead, 0, ir.VectorType(I64, lanes), of=I64), self.places, 0, of=I64)
-            found.find(b.add(block, I64(lanes)), I64(lanes), self.ahead)
+            block_places.find(b.add(block, I64(lanes)), I64(lanes), self.ahead)
             left = code.splat(b.sitofp(b.sub(context, block), F32), lanes)
             seen = b.fcmp_ordered("<", self.vector([float(lane) for lane in range(lanes)]), left)
             at_once = max(1, MOST_SUMS * lanes // self.head_dim)
@@ -200,12 +200,12 @@ class _Item:
         scale = self.vector([self.head_dim**-0.5] * lanes)
         scores = [b.fmul(score, scale) for score in self._scores(keys, places, fetch=fetch)]
         for number, (head, score) in enumerate(zip(heads, scores, strict=True)):
-            known = b.select(seen, score, self.vector([LOWEST] * lanes))
-            highest = code.call(f"llvm.vector.reduce.fmax.v{lanes}f32", F32, known)
+            seen_score = b.select(seen, score, self.vector([LOWEST] * lanes))
+            highest = code.call(f"llvm.vector.reduce.fmax.v{lanes}f32", F32, seen_score)
             before = code.load(self.tops, head, F32)
             top = b.select(b.fcmp_ordered(">", highest, before), highest, before)
             fade = code.exp(code.splat(b.fsub(before, top), lanes))
-            weight = code.exp(b.fsub(known, code.splat(top, lanes)))
+            weight = code.exp(b.fsub(seen_score, code.splat(top, lanes)))
             code.store(top, self.tops, head)
             code.store(code.fma(code.load(self.totals, head, self.vector), fade, weight), self.totals, head)
             for total in sums[number]:
@@ -265,19 +265,19 @@ class _Item:
             return code.load(base, place, PAIRS, of=BF16) if self.kernel.pairs else code.wide(base, place, step, number)
 
         number = NUMBERS[self.kernel.q_type]
-        asked = [
+        query_parts = [
             [read(code.arg(0), b.add(self.query, place), number) for place in row[:: step // self.lanes]]
             for row in queries
         ]
         for first in range(0, self.lanes, 4):
-            products = [list[Any]() for _ in asked]
+            products = [list[Any]() for _ in query_parts]
             for lane in range(first, first + 4):
                 if fetch:
                     self._fetch(I64(lane), keys)
                 token = b.add(code.load(self.places, lane, I64), keys)
                 for part in range(0, self.head_dim, step):
                     key = read(self.pages, b.add(token, I64(part)), self.number)
-                    for row, query in zip(products, asked, strict=True):
+                    for row, query in zip(products, query_parts, strict=True):
                         if part == 0:
                             row.append(self._dot(self.vector([0.0] * self.lanes), query[0], key))
                         else:

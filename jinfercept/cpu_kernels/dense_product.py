@@ -167,11 +167,11 @@ class _ByRows(Rows):
         ws = [code.at(weight, b.mul(b.add(n, I64(place)), depth), BF16) for place in range(4)]
         sums = [self._zeros(code, 4) for _ in xs]
         with code.loop(I64(0), depth, PAIRS.count if self.pairs else self.lanes) as k:
-            theirs = [self._load(code, w, k) for w in ws]
+            weights = [self._load(code, w, k) for w in ws]
             for totals, numbers in zip(sums, xs, strict=True):
-                ours = self._load(code, numbers, k)
-                for total, w in zip(totals, theirs, strict=True):
-                    add_products(code, total, ours, w)
+                row_part = self._load(code, numbers, k)
+                for total, w in zip(totals, weights, strict=True):
+                    add_products(code, total, row_part, w)
         for row, totals in enumerate(sums):
             start = b.add(b.mul(I64(first + row), columns), n)
             store(code, code.sums_of_four([total.get() for total in totals]), start, self.out)

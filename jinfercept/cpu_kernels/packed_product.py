@@ -113,10 +113,10 @@ class PackedNumbers:
         packed = self.words(code, values, k, count)
         for i in range(4):
             places = [b.lshr(word, vector([4 * i] * self.lanes)) if i else word for word in packed]
-            found = (
+            looked_up = (
                 code.call("llvm.x86.avx512.permvar.hi.512", words, table, b.bitcast(place, words)) for place in places
             )
-            yield [b.bitcast(pair, PAIRS) for pair in found]
+            yield [b.bitcast(pair, PAIRS) for pair in looked_up]
 
     def words(self, code: Code, values: Any, k: Any, count: int) -> list[Any]:
         """So many vectors of words of 4-bit numbers, of row `k` and those after it."""

@@ -119,7 +119,7 @@ class Rounding:
 def _silu(code: Code, x: Any) -> Any:
     """x times its logistic function, of a vector's numbers."""
     b, kind = code.builder, x.type
-    one = kind([1.0] * kind.count)
+    ones = kind([1.0] * kind.count)
     power = code.exp(b.fneg(code.call(f"llvm.fabs.v{kind.count}f32", kind, x)))
-    upper = b.select(b.fcmp_ordered(">=", x, kind([0.0] * kind.count)), one, power)
-    return b.fdiv(b.fmul(x, upper), b.fadd(power, one))
+    upper = b.select(b.fcmp_ordered(">=", x, kind([0.0] * kind.count)), ones, power)
+    return b.fdiv(b.fmul(x, upper), b.fadd(power, ones))

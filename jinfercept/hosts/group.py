@@ -79,7 +79,7 @@ class HostGroup:
             self.send(Kind.NUMBERS, encode_values(numbers))
             return self._numbers(0)
         proposed = [dict(numbers), *(self._numbers(other) for other in self._links)]
-        agreed = {name: min(one[name] for one in proposed) for name in numbers}
+        agreed = {name: min(of_host[name] for of_host in proposed) for name in numbers}
         self.send(Kind.NUMBERS, encode_values(agreed))
         return agreed
 

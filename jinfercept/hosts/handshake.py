@@ -130,12 +130,12 @@ class Reception:
 
     def _checked(self, values: Mapping[str, object], links: dict[int, HostLink]) -> int:
         """The number of a host that may come. Raises `ConfigError`."""
-        host_id, theirs, facts = values.get("host_id"), values.get("num_hosts"), values.get("facts")
+        host_id, stated_hosts, facts = values.get("host_id"), values.get("num_hosts"), values.get("facts")
         num_hosts = self._placement.num_hosts
-        if theirs != num_hosts:
+        if stated_hosts != num_hosts:
             raise ConfigError(
                 "the hosts do not agree on their number",
-                got=f"{num_hosts} on host 0, {theirs} on host {host_id}",
+                got=f"{num_hosts} on host 0, {stated_hosts} on host {host_id}",
                 fix="start all with the same --num-hosts",
             )
         if not isinstance(host_id, int) or not 0 < host_id < num_hosts:
@@ -198,13 +198,13 @@ class Reception:
         if kind != Kind.HELLO:
             raise ConnectionError(f"no greeting: {kind.name}")
         link.limit(_ANSWER_S)
-        proof, said = body[:_NONCE_BYTES], body[2 * _NONCE_BYTES :]
+        proof, message = body[:_NONCE_BYTES], body[2 * _NONCE_BYTES :]
         nonces = body[_NONCE_BYTES : 2 * _NONCE_BYTES] + nonce
-        if not hmac.compare_digest(proof, _proof(self._token, b"hello", nonces + said)):
+        if not hmac.compare_digest(proof, _proof(self._token, b"hello", nonces + message)):
             peer = link.peer
             _refuse(link, _wrong_token())
             raise ConnectionError(f"{peer} does not know their token")
-        return ArrivedHost(link, nonces, decode_values(said))
+        return ArrivedHost(link, nonces, decode_values(message))
 
 
 def join(placement: Placement, facts: Mapping[str, str], token: str, timeout_s: float) -> HostLink:
@@ -212,19 +212,19 @@ def join(placement: Placement, facts: Mapping[str, str], token: str, timeout_s: 
     deadline = time.monotonic() + timeout_s
     link = HostLink(_connect(placement, deadline, timeout_s))
     try:
-        while (asked := _challenge(link)) is None and time.monotonic() + _RETRY_S < deadline:
+        while (first_frame := _challenge(link)) is None and time.monotonic() + _RETRY_S < deadline:
             link.close()  # host 0 has as many connections as it takes, some of them strangers
             time.sleep(_RETRY_S)
             link = HostLink(_connect(placement, deadline, timeout_s))
-        if asked is None:
+        if first_frame is None:
             raise ConnectionError("the connection was closed")
-        kind, challenge = asked
+        kind, challenge = first_frame
         if kind != Kind.CHALLENGE or len(challenge) != _NONCE_BYTES:
             raise ConnectionError("it does not ask who this is")
         nonces = os.urandom(_NONCE_BYTES) + challenge
         values = {"host_id": placement.host_id, "num_hosts": placement.num_hosts, "facts": dict(facts)}
-        said = encode_values(values)
-        link.send(Kind.HELLO, _proof(token, b"hello", nonces + said) + nonces[:_NONCE_BYTES] + said)
+        message = encode_values(values)
+        link.send(Kind.HELLO, _proof(token, b"hello", nonces + message) + nonces[:_NONCE_BYTES] + message)
         kind, answer = link.receive(_MOST_BYTES, time.monotonic() + timeout_s + _ANSWER_S)  # host 0 waits for others
         refusal = _refusal_of(answer) if kind == Kind.REFUSED else None
     except (OSError, ValueError, TypeError) as error:
@@ -296,11 +296,11 @@ def _welcome(links: Mapping[int, HostLink], welcomes: Mapping[int, bytes]) -> No
 
 def _refusal_of(answer: bytes) -> ConfigError:
     """The error that host 0 sends, without what a terminal would obey. Raises `ValueError` for anything else."""
-    said = decode_values(answer)
-    what, got, fix = (
-        "".join(c if c.isprintable() else "?" for c in str(said.get(name, ""))) for name in ("what", "got", "fix")
+    parts = decode_values(answer)
+    problem, got, fix = (
+        "".join(c if c.isprintable() else "?" for c in str(parts.get(name, ""))) for name in ("what", "got", "fix")
     )
-    return ConfigError(f"host 0 refuses: {what}", got=got, fix=fix)
+    return ConfigError(f"host 0 refuses: {problem}", got=got, fix=fix)
 
 
 def _refuse(link: HostLink, error: ConfigError) -> None:
@@ -309,9 +309,9 @@ def _refuse(link: HostLink, error: ConfigError) -> None:
     link.close()
 
 
-def _proof(token: str, role: bytes, said: bytes) -> bytes:
+def _proof(token: str, role: bytes, message: bytes) -> bytes:
     """What only a process can say that knows the token, about these bytes."""
-    return hmac.digest(token.encode(), role + said, "sha256")
+    return hmac.digest(token.encode(), role + message, "sha256")
 
 
 def _wrong_token() -> ConfigError:

@@ -62,25 +62,27 @@ def place(options: HostOptions, environment: Mapping[str, str], full_name: str) 
     given = (options.coordinator, options.num_hosts, options.host_id)
     if given == (None, None, None):
         return None
-    found = in_cluster(environment, full_name)
-    address = found.coordinator if options.coordinator in (None, "auto") else options.coordinator
-    num_hosts = found.num_hosts if options.num_hosts is None else options.num_hosts
-    host_id = found.host_id if options.host_id is None else options.host_id
+    in_environment = in_cluster(environment, full_name)
+    address = in_environment.coordinator if options.coordinator in (None, "auto") else options.coordinator
+    num_hosts = in_environment.num_hosts if options.num_hosts is None else options.num_hosts
+    host_id = in_environment.host_id if options.host_id is None else options.host_id
     if address is None or num_hosts is None or host_id is None:
         names = ("--coordinator", "--num-hosts", "--host-id")
         missing = [name for name, value in zip(names, (address, num_hosts, host_id), strict=True) if value is None]
         raise ConfigError(
             f"several hosts need {' and '.join(missing)}",
-            got=f"neither an option nor a variable of {found.cluster}",
+            got=f"neither an option nor a variable of {in_environment.cluster}",
             fix="give --coordinator HOST:PORT, --num-hosts N and --host-id I",
         )
-    for name, asked, known in (
-        ("--num-hosts", options.num_hosts, found.num_hosts),
-        ("--host-id", options.host_id, found.host_id),
+    for name, given_value, stated_value in (
+        ("--num-hosts", options.num_hosts, in_environment.num_hosts),
+        ("--host-id", options.host_id, in_environment.host_id),
     ):
-        if asked is not None and known is not None and asked != known:
+        if given_value is not None and stated_value is not None and given_value != stated_value:
             raise ConfigError(
-                f"{name} is not what {found.cluster} says", got=f"{asked}, not {known}", fix="leave it out"
+                f"{name} is not what {in_environment.cluster} says",
+                got=f"{given_value}, not {stated_value}",
+                fix="leave it out",
             )
     if not 0 <= host_id < num_hosts:
         raise ConfigError(
@@ -137,8 +139,8 @@ def _slurm(environment: Mapping[str, str]) -> Found:
 
 def first_node(nodes: str) -> str:
     """The first name of Slurm's list, as `gpu[07-09,12],login1` → `gpu07`."""
-    found = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
-    return "".join(part or "" for part in found.groups()) if found else nodes
+    parts = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
+    return "".join(part or "" for part in parts.groups()) if parts else nodes
 
 
 def _kubernetes(environment: Mapping[str, str], full_name: str) -> Found:

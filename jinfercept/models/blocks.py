@@ -92,9 +92,9 @@ def biased(y: Float[Array, "T *axes"], bias: nnx.Param[Any] | None) -> Float[Arr
 def _by_xla(
     spec: str, out: DTypeLike | None, x: Float[Array, "..."], weight: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-    ours, theirs = spec.split("->")[0].split(",")
-    shared = [letter for letter in ours if letter in theirs]  # einsum takes them by the alphabet, and copies the weight
-    axes = [ours.index(letter) for letter in shared], [theirs.index(letter) for letter in shared]
+    left, right = spec.split("->")[0].split(",")
+    shared = [letter for letter in left if letter in right]  # einsum takes them by the alphabet, and copies the weight
+    axes = [left.index(letter) for letter in shared], [right.index(letter) for letter in shared]
     product = jnp.tensordot(_padded(x), weight, axes, precision=_precision(x.dtype), preferred_element_type=out)
     return product[: len(x)]
 
@@ -123,8 +123,8 @@ def _kernel(
 
 def _matrix(spec: str, x: Float[Array, "..."], weight: Float[Array, "..."]) -> tuple[bool, int, tuple[int, ...]]:
     """Whether a weight's rows are its outputs; its number of inputs; and the axes of its outputs."""
-    ours, theirs = spec.split("->")[0].split(",")
-    num_shared, transposed = len(ours) - 1, not theirs.startswith(ours[1:])
+    left, right = spec.split("->")[0].split(",")
+    num_shared, transposed = len(left) - 1, not right.startswith(left[1:])
     return transposed, prod(x.shape[1:]), weight.shape[:-num_shared] if transposed else weight.shape[num_shared:]
 
 

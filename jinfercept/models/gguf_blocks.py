@@ -76,7 +76,7 @@ _FORMATS: Mapping[str, _Format] = {
     "Q5_K": _Format(Packing("int8", 32, "float32", offset=True), _q5_k),
     "Q6_K": _Format(Packing("int8", 16, "float32", zero=32), _q6_k),
 }
-PACKINGS = {name: one.packing for name, one in _FORMATS.items()}
+PACKINGS = {name: layout.packing for name, layout in _FORMATS.items()}
 """How the types are stored, by their names."""
 
 

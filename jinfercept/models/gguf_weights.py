@@ -202,8 +202,8 @@ def _bytes(file: Path, tensor: TensorInfo) -> UInt8[np.ndarray, "..."]:
 
 
 def _type_name(kind: int) -> str:
-    known = {member.value: member.name for member in gguf.GGMLQuantizationType}
-    return known.get(kind, f"type {kind}")
+    names = {member.value: member.name for member in gguf.GGMLQuantizationType}
+    return names.get(kind, f"type {kind}")
 
 
 def halves_apart(rows: Shaped[np.ndarray, "HD E"], head_dim: int) -> Shaped[np.ndarray, "HD E"]:

@@ -139,15 +139,15 @@ class WordFormat:
         """The outputs of a layer from one to another. Raises `ModelError` if its zeros are not as the config says."""
         times, every = 32 // self.bits, slice(None)
         words = slice(rows.start // times, -(-rows.stop // times))
-        mine = slice(rows.start - words.start * times, rows.stop - words.start * times)
+        own = slice(rows.start - words.start * times, rows.stop - words.start * times)
         scales = read("scales", (every, rows)).astype(np.float32).T
-        zeros = self._apart(read("qzeros", (every, words)), axis=1)[:, mine].T
+        zeros = self._apart(read("qzeros", (every, words)), axis=1)[:, own].T
         zeros = (zeros + self.stored_zero).astype(np.uint8) & np.uint8((1 << self.bits) - 1)
         if self.method == "gptq":
             numbers = self._apart(read("qweight", (every, rows)), axis=0).T
             self._check_groups(read, numbers.shape[1])
         else:
-            numbers = self._apart(read("qweight", (every, words)), axis=1)[:, mine].T
+            numbers = self._apart(read("qweight", (every, words)), axis=1)[:, own].T
         return self._packed(np.ascontiguousarray(numbers), scales, zeros)
 
     def _packed(

@@ -37,7 +37,7 @@ def _download(name: str, patterns: tuple[str, ...]) -> Path:
 
     repository, _, revision = name.partition("@")
     try:
-        found = snapshot_download(
+        directory = snapshot_download(
             repository, revision=revision or None, allow_patterns=list(patterns), ignore_patterns=list(_NOT_LOADED)
         )
     except Exception as error:  # of the connection, the hub, the file system
@@ -46,4 +46,4 @@ def _download(name: str, patterns: tuple[str, ...]) -> Path:
             got=f"{name}: {str(error).strip().splitlines()[0]}",
             fix="check the name and the connection (gated models: `hf auth login`), or download it elsewhere and give its path",
         ) from error
-    return Path(found)
+    return Path(directory)

@@ -83,17 +83,19 @@ def load(
 
 def _with_int8_rows(shapes: Params, checkpoint: Checkpoint, quantization: str, num_devices: int) -> Params:
     """The shapes of weights whose products round their rows. Raises `ModelError` if there is no weight for them."""
-    shapes = jax.tree.map(lambda one: one.of_int8_rows() if is_quantized(one) else one, shapes, is_leaf=is_quantized)
-    if any(is_quantized(one) and one.int8_rows for one in weights_of(shapes)):
+    shapes = jax.tree.map(
+        lambda shape: shape.of_int8_rows() if is_quantized(shape) else shape, shapes, is_leaf=is_quantized
+    )
+    if any(is_quantized(shape) and shape.int8_rows for shape in weights_of(shapes)):
         return shapes
-    if (found := _quantization(checkpoint)) is None or found == "fp8":
-        got = "a checkpoint that is not quantised" if found is None else "a checkpoint in fp8"
+    if (stored_format := _quantization(checkpoint)) is None or stored_format == "fp8":
+        got = "a checkpoint that is not quantised" if stored_format is None else "a checkpoint in fp8"
         raise _no_int8_rows(got, "activation_dtype=auto, or a GGUF, GPTQ or AWQ checkpoint")
-    if quantization != found:
+    if quantization != stored_format:
         why = f" on {num_devices} devices" if num_devices > 1 else ""
         got = f"quantization={quantization}, which dequantises this checkpoint{why}"
-        raise _no_int8_rows(got, f"quantization={found}, or activation_dtype=auto")
-    raise _no_int8_rows(f"a {found} checkpoint whose types do not stay quantised", "activation_dtype=auto")
+        raise _no_int8_rows(got, f"quantization={stored_format}, or activation_dtype=auto")
+    raise _no_int8_rows(f"a {stored_format} checkpoint whose types do not stay quantised", "activation_dtype=auto")
 
 
 def _no_int8_rows(got: str, fix: str) -> ModelError:
@@ -167,17 +169,17 @@ def keeps_quantized(checkpoint: Checkpoint, quantization: str, num_devices: int 
     Raises:
         ModelError: the checkpoint has no weights of this format.
     """
-    found = _quantization(checkpoint)
-    if quantization not in ("auto", "none", found):
+    stored_format = _quantization(checkpoint)
+    if quantization not in ("auto", "none", stored_format):
         raise ModelError(
             "the model's weights are not quantised so",
-            got=f"{quantization}, weights of {found}",
+            got=f"{quantization}, weights of {stored_format}",
             fix="quantization=auto",
         )
     if quantization == "auto":
         has_kernels = jax.default_backend() != "cpu" or (num_devices == 1 and native.usable())
-        return found is not None and (found != "gguf" or has_kernels)
-    return quantization == found
+        return stored_format is not None and (stored_format != "gguf" or has_kernels)
+    return quantization == stored_format
 
 
 def dtype_name(dtype: str) -> str:
@@ -270,12 +272,12 @@ def _read_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMes
     least, most = PIECE_BYTES
     piece_bytes = min(max(param_bytes(config, dtype) // 64, least), most)
 
-    found = checkpoint.shapes
+    stored_shapes = checkpoint.shapes
 
     def block(stored: Mapping[str, StoredTensor], shapes: Weights, i: int = 0) -> Weights:
         tensors = {ours: stored[ours].name.format(i=i) for ours in shapes}
         weights = {
-            ours: StoredWeight(ours, tensors[ours], stored[ours], found[tensors[ours]][0], shape.shape)
+            ours: StoredWeight(ours, tensors[ours], stored[ours], stored_shapes[tensors[ours]][0], shape.shape)
             for ours, shape in shapes.items()
         }
 
@@ -298,25 +300,25 @@ def _stored(names: Mapping[str, StoredTensor], block: Weights, i: int) -> dict[s
 
 
 def _check(
-    wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...]
+    wanted: Mapping[str, tuple[int, ...]], stored: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...]
 ) -> None:
     """Raise one `ModelError` for all tensors that do not fit: an ignored tensor could change the output of the model."""
-    if not found:
+    if not stored:
         raise ModelError(
             "the model has no weights",
             got="no model.safetensors and no pytorch_model.bin",
             fix="download them, or use load_format=dummy",
         )
     wrong = [
-        f"{name} expected {list(shape)} got {list(found[name]) if name in found else 'nothing'}"
+        f"{name} expected {list(shape)} got {list(stored[name]) if name in stored else 'nothing'}"
         for name, shape in wanted.items()
-        if found.get(name) != shape
+        if stored.get(name) != shape
     ]
-    wrong += [f"{name} not expected" for name in found if name not in wanted and not name.endswith(ignored)]
+    wrong += [f"{name} not expected" for name in stored if name not in wanted and not name.endswith(ignored)]
     if wrong:
         more = [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
         raise ModelError(
             "the checkpoint's tensors do not fit its config",
-            got="; ".join(one[:200] for one in [*wrong[:_SHOWN], *more]),
+            got="; ".join(problem[:200] for problem in [*wrong[:_SHOWN], *more]),
             fix="use files that belong together, of a plain Llama, Mistral, Qwen2, Qwen3 or GPT-J",
         )

@@ -48,8 +48,8 @@ def look_up(table: Shaped[Array, "V E"] | QuantizedTensor, tokens: Int[Array, "T
         return rows(tokens)
     local = tokens - jax.lax.axis_index(AXIS) * len(table)
     is_here = (local >= 0) & (local < len(table))
-    found = rows(jnp.where(is_here, local, 0))
-    return jax.lax.psum(jnp.where(is_here[:, None], found, jnp.zeros_like(found)), AXIS)
+    local_rows = rows(jnp.where(is_here, local, 0))
+    return jax.lax.psum(jnp.where(is_here[:, None], local_rows, jnp.zeros_like(local_rows)), AXIS)
 
 
 def gather_columns(logits: Float[Array, "R V"], num_columns: int) -> Float[Array, "R V"]:

@@ -49,11 +49,15 @@ def _kept(
     if len(shape.shape) < 2 or place.flat:
         return shape
     packings = {checkpoint.packing(place.name.format(i=i)) for i in layers}
-    known = {packing for packing in packings if packing is not None}
+    quantised = {packing for packing in packings if packing is not None}
     num_outputs, num_inputs = place.shape(shape.shape)
-    if len(known) < len(packings) or num_outputs % WIDTH or any(num_inputs % packing.group for packing in known):
+    if (
+        len(quantised) < len(packings)
+        or num_outputs % WIDTH
+        or any(num_inputs % packing.group for packing in quantised)
+    ):
         return shape
-    packing = common(known)
+    packing = common(quantised)
     tensor = QuantizedTensor.of_shape(shape.shape, place.inputs, packing, shape.dtype)
     spec = partition_spec(name, tensor)
     parts = [num_devices if axis is not None else 1 for axis in (*spec, None, None)]

@@ -83,10 +83,10 @@ def cut_axis(name: str) -> int | None:
 def serving_config(config: ModelConfig, num_devices: int) -> ModelConfig:
     """The config with KV heads repeated so that the devices have as many each. Raises `ConfigError` if the model cannot be
     cut into so many parts."""
-    for what, size in (("query heads", config.num_heads), ("feed-forward columns", config.ffn_size)):
+    for part, size in (("query heads", config.num_heads), ("feed-forward columns", config.ffn_size)):
         if size % num_devices:
             raise ConfigError(
-                f"the {what} do not divide evenly among the devices",
+                f"the {part} do not divide evenly among the devices",
                 got=f"{size} and tensor_parallel_size={num_devices}",
                 fix=f"tensor_parallel_size of {_divisors(config)}",
             )
@@ -114,10 +114,10 @@ def fit[X: (Shaped[np.ndarray, "..."], jax.Array)](name: str, weight: X, shape: 
         shape: the larger shape, or the weight's own.
     """
     arrays: Any = np if isinstance(weight, np.ndarray) else jnp
-    for axis, (what, size, wanted) in enumerate(zip(WEIGHT_AXES.get(name, ()), weight.shape, shape, strict=False)):
-        if what == "kv_heads" and size != wanted:
+    for axis, (axis_name, size, wanted) in enumerate(zip(WEIGHT_AXES.get(name, ()), weight.shape, shape, strict=False)):
+        if axis_name == "kv_heads" and size != wanted:
             weight = arrays.repeat(weight, wanted // size, axis=axis)
-        elif what == "vocab" and size != wanted:
+        elif axis_name == "vocab" and size != wanted:
             weight = arrays.pad(weight, [(0, wanted - size), *((0, 0),) * (weight.ndim - 1)])
     return weight
 

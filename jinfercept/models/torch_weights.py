@@ -65,17 +65,20 @@ class TorchFile:
                 tensors = _Unpickler(_pickle(file, members[index])).load()
                 folder = index.removesuffix("data.pkl") + "data/"
                 stored = {name.removeprefix(folder): info for name, info in members.items() if name.startswith(folder)}
-                found = {name: value for name, value in _named(tensors) if isinstance(value, _Tensor)}
-                for name, tensor in found.items():
+                tensors_by_name = {name: value for name, value in _named(tensors) if isinstance(value, _Tensor)}
+                for name, tensor in tensors_by_name.items():
                     _check(name, tensor, stored)
-                starts = {key: _data_start(file, stored[key]) for key in {one.storage for one in found.values()}}
+                starts = {
+                    key: _data_start(file, stored[key])
+                    for key in {tensor.storage for tensor in tensors_by_name.values()}
+                }
         except Exception as error:  # zipfile and pickle raise anything for damaged files
             raise ModelError(
                 f"{path.name} is not a readable file of torch weights",
                 got=str(error)[:200] or type(error).__name__,
                 fix="download it again, or save the model as safetensors",
             ) from error
-        return cls(path, found, starts)
+        return cls(path, tensors_by_name, starts)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

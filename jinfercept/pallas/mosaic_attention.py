@@ -105,9 +105,9 @@ def _from_tiles(
     skipped = token - batch.query_starts[row]
     tile = work.unit_programs[work.row_units[row] + skipped // tile_queries]
     first = tile * ROWS + skipped % tile_queries * heads.group
-    found = rows.reshape(rows.shape[0], -1, heads.head_dim)[
+    token_rows = rows.reshape(rows.shape[0], -1, heads.head_dim)[
         first[:, None] + jnp.arange(heads.group)[None]
     ]  # [T, group, K, D]
     inside = (row >= batch.num_decode) & (token < batch.query_starts[-1])
-    found = jnp.where(inside[:, None, None, None], found, 0)
-    return found.transpose(0, 2, 1, 3).reshape(num_tokens, heads.num_heads, heads.head_dim)
+    token_rows = jnp.where(inside[:, None, None, None], token_rows, 0)
+    return token_rows.transpose(0, 2, 1, 3).reshape(num_tokens, heads.num_heads, heads.head_dim)

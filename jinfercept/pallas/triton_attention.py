@@ -164,9 +164,9 @@ def _chunk_kernel(
         offset = context_lens_ref[row] - query_starts_ref[row + 1]  # from a token's number to its position
         place = jnp.arange(tile.rows)
         token, head = first + place // group, kv_head * group + place % group  # [rows], [rows]
-        mine = (token < end) & (place < tile_queries * group)
+        real = (token < end) & (place < tile_queries * group)
 
-        queries = load_rows(q_ref, (token, head), head_dim, mine, columns)  # [rows, D] by piece
+        queries = load_rows(q_ref, (token, head), head_dim, real, columns)  # [rows, D] by piece
         carry = empty_carry(tile.rows, head_dim, columns)
         context = RowPages(pages_ref, pages_shape, tables_ref, row * pages_per_row, kv_head)
         attend = partial(attend_tile, queries, context, tile.tokens, head_dim=head_dim, limit=end + offset)
@@ -180,4 +180,4 @@ def _chunk_kernel(
         )
         _, total, weighted = carry
         weighted = tuple(values / total[:, None] for values in weighted)
-        store_rows(out_ref, (token, head), head_dim, mine, weighted, columns)
+        store_rows(out_ref, (token, head), head_dim, real, weighted, columns)

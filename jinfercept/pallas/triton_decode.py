@@ -180,14 +180,14 @@ def _decode_kernel(
         row, start = unit_rows_ref[position], unit_starts_ref[position]
         end = jnp.minimum(start + unit_tokens_ref[0], context_lens_ref[row])
         place = jnp.arange(tile.rows)
-        head, mine = kv_head * group + place, place < group
+        head, real = kv_head * group + place, place < group
 
-        queries = load_rows(q_ref, (row, head), head_dim, mine, columns)  # a decode row's token has the row's number
+        queries = load_rows(q_ref, (row, head), head_dim, real, columns)  # a decode row's token has the row's number
         context = RowPages(pages_ref, pages_shape, tables_ref, row * pages_per_row, kv_head)
         attend = partial(attend_tile, queries, context, tile.tokens, head_dim=head_dim)
         carry = _attend_piece(attend, start, end, tile, empty_carry(tile.rows, head_dim, columns))
         unit = row_units_ref[row] + start // unit_tokens_ref[0]
-        _store_piece((top_ref, total_ref, weighted_ref), (unit, head), head_dim, mine, carry, columns)
+        _store_piece((top_ref, total_ref, weighted_ref), (unit, head), head_dim, real, carry, columns)
 
     _serve_units(row_units_ref, num_kv_heads, serve)
 
@@ -215,10 +215,10 @@ def _joined_decode_kernel(
         is_last = start + unit_tokens_ref[0] >= context
         end = jnp.minimum(start + unit_tokens_ref[0], context - 1)  # the row's own token is in no page yet
         place = jnp.arange(tile.rows)
-        mine = place < group
+        real = place < group
 
         turn = partial(load_turned, qkv_ref, cos_ref, sin_ref, row, interleaved=interleaved, eps=eps)
-        queries = turn((kv_head, place[:, None]), mine[:, None], q_norm_ref)  # [rows, Dp]
+        queries = turn((kv_head, place[:, None]), real[:, None], q_norm_ref)  # [rows, Dp]
         key = turn((kv_head, group), is_last, k_norm_ref)  # [Dp]
         column = jnp.arange(power_of_two(head_dim))
         inside = (column < head_dim) & is_last
@@ -232,7 +232,7 @@ def _joined_decode_kernel(
         attend = partial(attend_tile, (queries,), pages, tile.tokens, head_dim=head_dim)
         carry = _attend_piece(attend, start, end, tile, carry)
         unit = row_units_ref[row] + start // unit_tokens_ref[0]
-        _store_piece(piece_refs, (unit, kv_head * group + place), head_dim, mine, carry, WHOLE)
+        _store_piece(piece_refs, (unit, kv_head * group + place), head_dim, real, carry, WHOLE)
 
     _serve_units(row_units_ref, pages_ref.shape[3], serve)
 
@@ -248,12 +248,12 @@ def _attend_piece(attend, start: Int[Array, ""], end: Int[Array, ""], tile: Tile
     )
 
 
-def _store_piece(refs, where, head_dim: int, mine: Bool[Array, "rows"], carry, columns: tuple[Piece, ...]) -> None:
+def _store_piece(refs, where, head_dim: int, real: Bool[Array, "rows"], carry, columns: tuple[Piece, ...]) -> None:
     """Leave a piece's maximum, sum and weighted values."""
     (top_ref, total_ref, weighted_ref), (top, total, weighted) = refs, carry
-    plgpu.store(top_ref.at[where], top, mask=mine)
-    plgpu.store(total_ref.at[where], total, mask=mine)
-    store_rows(weighted_ref, where, head_dim, mine, weighted, columns)
+    plgpu.store(top_ref.at[where], top, mask=real)
+    plgpu.store(total_ref.at[where], total, mask=real)
+    store_rows(weighted_ref, where, head_dim, real, weighted, columns)
 
 
 def _join_kernel(
@@ -277,10 +277,10 @@ def _join_kernel(
         def join(turn, carry):
             top, total, weighted = carry  # [], [], [D]
             unit = first + turn * JOINED_UNITS + jnp.arange(JOINED_UNITS)
-            mine = unit < end
-            tops = plgpu.load(top_ref.at[unit, head], mask=mine, other=LOWEST)
-            totals = plgpu.load(total_ref.at[unit, head], mask=mine, other=0.0)
-            (values,) = load_rows(weighted_ref, (unit, head), head_dim, mine)  # [units, D]
+            real = unit < end
+            tops = plgpu.load(top_ref.at[unit, head], mask=real, other=LOWEST)
+            totals = plgpu.load(total_ref.at[unit, head], mask=real, other=0.0)
+            (values,) = load_rows(weighted_ref, (unit, head), head_dim, real)  # [units, D]
             new_top = jnp.maximum(top, tops.max())
             scale, fade = jnp.exp2(tops - new_top), jnp.exp2(top - new_top)
             added = jnp.sum(values * scale[:, None], axis=0)

@@ -91,11 +91,11 @@ def schedules(
         num_tokens: T, the bucket.
     """
     is_decode = np.arange(len(context_lens)) < num_decode
-    found = [split_contexts(np.where(is_decode, context_lens, 0), cut)]
+    by_kind = [split_contexts(np.where(is_decode, context_lens, 0), cut)]
     if not decode_only:
         queries = np.where(is_decode, 0, np.diff(query_starts))
-        found.append(tile_chunks(queries, context_lens - queries, num_tokens, cut.chunk_queries))
-    return found
+        by_kind.append(tile_chunks(queries, context_lens - queries, num_tokens, cut.chunk_queries))
+    return by_kind
 
 
 def split_contexts(contexts: Int[np.ndarray, "S"], cut: WorkCut) -> WorkSchedule:

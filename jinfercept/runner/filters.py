@@ -57,9 +57,9 @@ def _by_best(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]
     reached = jnp.argmax(sums >= goal[:, None], axis=-1)
     enough = jnp.where(rows.top_p < 1, sums[:, -1] >= goal, True) & (rows.top_k <= best.shape[-1])
     at = jnp.take_along_axis(best, reached[:, None], axis=1)[:, 0]
-    found = jnp.maximum(floor, jnp.where(rows.top_p < 1, at, -jnp.inf))
+    bound = jnp.maximum(floor, jnp.where(rows.top_p < 1, at, -jnp.inf))
     otherwise = partial(_by_digits, scaled, rows, bits=1, unroll=False)
-    return jax.lax.cond(jnp.all(enough), lambda: found, lambda: jnp.where(enough, found, otherwise()))
+    return jax.lax.cond(jnp.all(enough), lambda: bound, lambda: jnp.where(enough, bound, otherwise()))
 
 
 def _by_digits(scaled: Float[Array, "R V"], rows: SampleRows, bits: int, *, unroll: bool) -> Float[Array, "R"]:
@@ -122,13 +122,13 @@ def _largest(
     start = _keys(least)
 
     def settle(index: Int[Array, ""] | int, key: UInt32[Array, "R"]) -> UInt32[Array, "R"]:
-        shift, mine = jnp.asarray(32 - bits * (index + 1), jnp.uint32), keys
+        shift, own_keys = jnp.asarray(32 - bits * (index + 1), jnp.uint32), keys
         if (
             unroll
         ):  # or XLA keeps what two passes have in common, as large as the keys, and compiles each pass by itself
-            mine, key, shift = jax.lax.optimization_barrier((keys, key, shift))
+            own_keys, key, shift = jax.lax.optimization_barrier((keys, key, shift))
         pivots = [jnp.maximum(key | jnp.uint32(digit) << shift, start) for digit in range(1, 1 << bits)]
-        reached = [(total >= goal).astype(jnp.uint32) for total in _sums(mine, weigh(mine), pivots)]
+        reached = [(total >= goal).astype(jnp.uint32) for total in _sums(own_keys, weigh(own_keys), pivots)]
         return key | sum(reached[1:], reached[0]) << shift
 
     key = jnp.zeros(len(keys), jnp.uint32)

@@ -50,9 +50,9 @@ def pack_samples(drawn: Sequence[SampledRow], num_rows: int, scratch_slot: int) 
         rows[4, :count] = positions
         rows[_FIRST_FLOAT, :count] = np.fromiter(temperatures, np.float32, count).view(np.int32)
         if any(options):
-            for row, asked in enumerate(options):
-                if asked is not None:
-                    _enter_options(rows[:, row], asked, held[row])
+            for row, draw_options in enumerate(options):
+                if draw_options is not None:
+                    _enter_options(rows[:, row], draw_options, held[row])
     return rows
 
 
