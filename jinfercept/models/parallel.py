@@ -52,7 +52,7 @@ def look_up(table: Shaped[Array, "V E"] | QuantizedTensor, tokens: Int[Array, "T
     return jax.lax.psum(jnp.where(is_here[:, None], local_rows, jnp.zeros_like(local_rows)), AXIS)
 
 
-def gather_columns(logits: Float[Array, "R V"], num_columns: int) -> Float[Array, "R V"]:
+def gather_columns(logits: Float[Array, "R V"], num_columns: int) -> Float[Array, "R columns"]:
     """All columns, of those of every device; the last device's may be padded beyond `num_columns`."""
     if num_devices() == 1:
         return logits

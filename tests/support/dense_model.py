@@ -20,7 +20,7 @@ def dense_attend(
     grouped = q.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
     scores = jnp.einsum("tkgd,skd->kgts", grouped, k, preferred_element_type=jnp.float32) / head_dim**0.5
     causal = jnp.tril(jnp.ones((num_tokens, num_tokens), bool))
-    weights = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf), axis=-1).astype(v.dtype)
+    weights = jax.nn.softmax(jnp.where(causal[None, None], scores, -jnp.inf), axis=-1).astype(v.dtype)
     return jnp.einsum("kgts,skd->tkgd", weights, v).reshape(q.shape), kv
 
 
