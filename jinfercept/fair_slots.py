@@ -1,4 +1,4 @@
-"""Slots for work, in which keys take turns: API keys for the threads of a server, tenants for the calls of a tool."""
+"""Slots for work, in which tenants take turns: for the threads of a server, and for the calls of a tool."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -6,8 +6,8 @@ from typing import final
 
 
 @dataclass(slots=True)
-class _KeyWork:
-    """The work of one key: the number of its slots, and what waits for one in order of arrival."""
+class _TenantWork:
+    """The work of one tenant: the number of its slots, and what waits for one in order of arrival."""
 
     running: int = 0
     waiting: dict[asyncio.Future[None], None] = field(default_factory=dict[asyncio.Future[None], None])
@@ -15,25 +15,25 @@ class _KeyWork:
 
 @final
 class FairSlots:
-    """Slots in which keys take turns. Belongs to one event loop.
+    """Slots in which tenants take turns. Belongs to one event loop.
 
-    A free slot goes to the key with the fewest slots; of several, to the one whose last work began or ended longest ago; of the
-    work of this key, to the oldest.
+    A free slot goes to the tenant with the fewest slots; of several, to the one whose last work began or ended longest ago; of the
+    work of this tenant, to the oldest.
 
     Args:
-        slots: of all keys together.
-        most_of_key: slots that one key may have at a time; None: all.
+        slots: of all tenants together.
+        most_of_tenant: slots that one tenant may have at a time; None: all.
     """
 
-    def __init__(self, slots: int, most_of_key: int | None = None) -> None:
-        self._free, self._most_of_key = slots, slots if most_of_key is None else most_of_key
-        self._keys: dict[str, _KeyWork] = {}  # with slots or waiting; last the one whose work began or ended last
+    def __init__(self, slots: int, most_of_tenant: int | None = None) -> None:
+        self._free, self._most_of_tenant = slots, slots if most_of_tenant is None else most_of_tenant
+        self._tenants: dict[str, _TenantWork] = {}  # with slots or waiting; last the one whose work began or ended last
 
-    async def begin(self, key: str) -> None:
+    async def begin(self, tenant: str) -> None:
         """Wait for a slot and take it. Work that is cancelled while it waits takes none."""
-        work = self._keys.setdefault(key, _KeyWork())
-        if self._free and work.running < self._most_of_key:
-            self._take(key)
+        work = self._tenants.setdefault(tenant, _TenantWork())
+        if self._free and work.running < self._most_of_tenant:
+            self._take(tenant)
             return
         place = asyncio.get_running_loop().create_future()
         work.waiting[place] = None
@@ -41,20 +41,20 @@ class FairSlots:
             await place
         except asyncio.CancelledError:
             if place.cancelled():
-                self._leave(key, place)
+                self._leave(tenant, place)
             else:  # it has a slot already
-                self.end(key)
+                self.end(tenant)
             raise
 
-    def end(self, key: str) -> None:
-        """Free a slot of a key."""
+    def end(self, tenant: str) -> None:
+        """Free a slot of a tenant."""
         self._free += 1
-        self._count(key, -1)
+        self._count(tenant, -1)
         self._next()
 
     def close(self, error: Exception) -> None:
         """Fail all that waits."""
-        for work in self._keys.values():
+        for work in self._tenants.values():
             for place in work.waiting:
                 if not place.done():
                     place.set_exception(error)
@@ -62,32 +62,34 @@ class FairSlots:
 
     def _next(self) -> None:
         """Give a free slot to what waits next."""
-        while (key := self._whose_turn()) is not None:
-            waiting = self._keys[key].waiting
+        while (tenant := self._whose_turn()) is not None:
+            waiting = self._tenants[tenant].waiting
             place = next(iter(waiting))
             del waiting[place]
             if not place.cancelled():
-                self._take(key)
+                self._take(tenant)
                 place.set_result(None)
                 return
 
     def _whose_turn(self) -> str | None:
-        may_begin = (key for key, work in self._keys.items() if work.waiting and work.running < self._most_of_key)
-        return min(may_begin, key=lambda key: self._keys[key].running, default=None)
+        may_begin = (
+            tenant for tenant, work in self._tenants.items() if work.waiting and work.running < self._most_of_tenant
+        )
+        return min(may_begin, tenant=lambda tenant: self._tenants[tenant].running, default=None)
 
-    def _take(self, key: str) -> None:
+    def _take(self, tenant: str) -> None:
         self._free -= 1
-        self._count(key, 1)
+        self._count(tenant, 1)
 
-    def _count(self, key: str, change: int) -> None:
-        """Change the number of a key's slots."""
-        work = self._keys.pop(key)
+    def _count(self, tenant: str, change: int) -> None:
+        """Change the number of a tenant's slots."""
+        work = self._tenants.pop(tenant)
         work.running += change
         if work.running or work.waiting:
-            self._keys[key] = work
+            self._tenants[tenant] = work
 
-    def _leave(self, key: str, place: asyncio.Future[None]) -> None:
-        if (work := self._keys.get(key)) is not None:
+    def _leave(self, tenant: str, place: asyncio.Future[None]) -> None:
+        if (work := self._tenants.get(tenant)) is not None:
             work.waiting.pop(place, None)
             if not work.running and not work.waiting:
-                del self._keys[key]
+                del self._tenants[tenant]

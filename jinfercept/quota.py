@@ -1,7 +1,7 @@
-"""A limit of entries and bytes that several owners share, with max-min fairness between them.
+"""A limit of entries and bytes that several tenants share, with max-min fairness between them.
 
-Owners are API keys to a server and tenants to an engine; entries are known by name only. While the total is over the
-limit, the owner that holds the most drops its oldest entry; an owner that holds no more than an equal share drops nothing.
+Tenants are API keys to a server and tenants to an engine; entries are known by name only. While the total is over the
+limit, the tenant that holds the most drops its oldest entry; a tenant that holds no more than an equal share drops nothing.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ UNLIMITED = 2**63
 
 @final
 class _Holding:
-    """What one owner holds.
+    """What one tenant holds.
 
     Attributes:
         names: of its entries, oldest first.
@@ -28,13 +28,13 @@ class _Holding:
 
 @final
 class Quota:
-    """Counts entries and bytes by owner.
+    """Counts entries and bytes by tenant.
 
     Args:
-        most: entries of all owners together.
-        most_bytes: bytes of all owners together.
-        most_of_owner: entries of one owner; None: no more than `most`.
-        most_bytes_of_owner: bytes of one owner; None: no more than `most_bytes`.
+        most: entries of all tenants together.
+        most_bytes: bytes of all tenants together.
+        most_of_tenant: entries of one tenant; None: no more than `most`.
+        most_bytes_of_tenant: bytes of one tenant; None: no more than `most_bytes`.
         pinned: whether an entry, by its name, may not be dropped now. It counts all the same.
     """
 
@@ -43,39 +43,39 @@ class Quota:
         most: int,
         most_bytes: int = UNLIMITED,
         *,
-        most_of_owner: int | None = None,
-        most_bytes_of_owner: int | None = None,
+        most_of_tenant: int | None = None,
+        most_bytes_of_tenant: int | None = None,
         pinned: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self._most, self._most_bytes = most, most_bytes
-        self._most_of_owner = UNLIMITED if most_of_owner is None else most_of_owner
-        self._most_bytes_of_owner = UNLIMITED if most_bytes_of_owner is None else most_bytes_of_owner
+        self._most_of_tenant = UNLIMITED if most_of_tenant is None else most_of_tenant
+        self._most_bytes_of_tenant = UNLIMITED if most_bytes_of_tenant is None else most_bytes_of_tenant
         self._pinned = pinned
         self._holdings: dict[str, _Holding] = {}
         self._num_entries = self._num_bytes = 0
 
-    def add(self, owner: str, name: str) -> None:
-        """Count an entry as the owner's youngest, whether it is new or not."""
-        names = self._holding(owner).names
+    def add(self, tenant: str, name: str) -> None:
+        """Count an entry as the tenant's youngest, whether it is new or not."""
+        names = self._holding(tenant).names
         self._num_entries += name not in names
         names.pop(name, None)
         names[name] = None
 
-    def remove(self, owner: str, name: str) -> None:
+    def remove(self, tenant: str, name: str) -> None:
         """Count an entry no more; its bytes are given back with `charge`."""
-        del self._holdings[owner].names[name]
+        del self._holdings[tenant].names[name]
         self._num_entries -= 1
-        self._tidy(owner)
+        self._tidy(tenant)
 
-    def charge(self, owner: str, num_bytes: int) -> None:
-        """Count bytes that an owner holds from now on; a negative number gives them back."""
-        self._holding(owner).num_bytes += num_bytes
+    def charge(self, tenant: str, num_bytes: int) -> None:
+        """Count bytes that a tenant holds from now on; a negative number gives them back."""
+        self._holding(tenant).num_bytes += num_bytes
         self._num_bytes += num_bytes
-        self._tidy(owner)
+        self._tidy(tenant)
 
-    def victim(self, owner: str) -> str | None:
-        """Name of the entry to drop next, after a change of an owner's; None once all fits, or nothing may be dropped."""
-        own = self._holdings.get(owner)
+    def victim(self, tenant: str) -> str | None:
+        """Name of the entry to drop next, after a change of a tenant's; None once all fits, or nothing may be dropped."""
+        own = self._holdings.get(tenant)
         if own is not None and self._is_beyond_its_own(own) and (name := self._oldest(own)) is not None:
             return name
         for total, most, size_of in (
@@ -89,32 +89,32 @@ class Quota:
                         return name
         return None
 
-    def is_over(self, owner: str) -> bool:
-        """Whether an owner holds more bytes than it may: than its own limit, or than its share while there are too many."""
-        own = self._holdings.get(owner)
+    def is_over(self, tenant: str) -> bool:
+        """Whether a tenant holds more bytes than it may: than its own limit, or than its share while there are too many."""
+        own = self._holdings.get(tenant)
         if own is None:
             return False
         too_many = self._num_bytes > self._most_bytes
         share = self._most_bytes / len(self._holdings)
-        return own.num_bytes > self._most_bytes_of_owner or (too_many and own.num_bytes > share)
+        return own.num_bytes > self._most_bytes_of_tenant or (too_many and own.num_bytes > share)
 
     def _is_beyond_its_own(self, holding: _Holding) -> bool:
-        return len(holding.names) > self._most_of_owner or holding.num_bytes > self._most_bytes_of_owner
+        return len(holding.names) > self._most_of_tenant or holding.num_bytes > self._most_bytes_of_tenant
 
     def _oldest(self, holding: _Holding) -> str | None:
         return next((name for name in holding.names if not self._pinned(name)), None)
 
-    def _holding(self, owner: str) -> _Holding:
-        holding = self._holdings.get(owner)
+    def _holding(self, tenant: str) -> _Holding:
+        holding = self._holdings.get(tenant)
         if holding is None:
-            holding = self._holdings[owner] = _Holding()
+            holding = self._holdings[tenant] = _Holding()
         return holding
 
-    def _tidy(self, owner: str) -> None:
-        """Forget an owner that holds nothing: it takes no share."""
-        holding = self._holdings[owner]
+    def _tidy(self, tenant: str) -> None:
+        """Forget a tenant that holds nothing: it takes no share."""
+        holding = self._holdings[tenant]
         if not holding.names and not holding.num_bytes:
-            del self._holdings[owner]
+            del self._holdings[tenant]
 
 
 def num_bytes_of(value: Any) -> int:

@@ -1,4 +1,4 @@
-"""Room that owners share: a full one costs those that hold the most, and nobody who holds an equal share at most."""
+"""Room that tenants share: a full one costs those that hold the most, and nobody who holds an equal share at most."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,12 +8,12 @@ from jinfercept.quota import Quota, num_bytes_of
 OWNERS = "abcde"
 
 
-def drop_all(quota: Quota, owners: dict[str, str], sizes: dict[str, int], owner: str) -> list[str]:
-    """Names of the entries that a change of an owner's costs, in order."""
+def drop_all(quota: Quota, tenants: dict[str, str], sizes: dict[str, int], tenant: str) -> list[str]:
+    """Names of the entries that a change of a tenant's costs, in order."""
     dropped: list[str] = []
-    while (name := quota.victim(owner)) is not None:
-        quota.remove(owners[name], name)
-        quota.charge(owners[name], -sizes[name])
+    while (name := quota.victim(tenant)) is not None:
+        quota.remove(tenants[name], name)
+        quota.charge(tenants[name], -sizes[name])
         dropped.append(name)
     return dropped
 
@@ -22,70 +22,70 @@ def drop_all(quota: Quota, owners: dict[str, str], sizes: dict[str, int], owner:
     steps=st.lists(st.tuples(st.sampled_from(OWNERS), st.integers(0, 40), st.booleans()), max_size=60),
     most=st.integers(0, 12),
     most_bytes=st.integers(0, 200),
-    of_owner=st.none() | st.integers(0, 8),
-    bytes_of_owner=st.none() | st.integers(0, 120),
+    of_tenant=st.none() | st.integers(0, 8),
+    bytes_of_tenant=st.none() | st.integers(0, 120),
 )
-def test_an_owner_that_stays_under_an_equal_share_loses_nothing(
-    steps: list[tuple[str, int, bool]], most: int, most_bytes: int, of_owner: int | None, bytes_of_owner: int | None
+def test_a_tenant_that_stays_under_an_equal_share_loses_nothing(
+    steps: list[tuple[str, int, bool]], most: int, most_bytes: int, of_tenant: int | None, bytes_of_tenant: int | None
 ) -> None:
-    owners = {f"{number}": owner for number, (owner, _, _) in enumerate(steps)}
+    tenants = {f"{number}": tenant for number, (tenant, _, _) in enumerate(steps)}
     sizes = {f"{number}": size for number, (_, size, _) in enumerate(steps)}
     pinned = {f"{number}" for number, (_, _, pin) in enumerate(steps) if pin}
     quota = Quota(
         most,
         most_bytes,
-        most_of_owner=of_owner,
-        most_bytes_of_owner=bytes_of_owner,
+        most_of_tenant=of_tenant,
+        most_bytes_of_tenant=bytes_of_tenant,
         pinned=lambda name: name in pinned,
     )
     left: list[str] = []
-    for name, owner in owners.items():
-        quota.add(owner, name)
-        quota.charge(owner, sizes[name])
+    for name, tenant in tenants.items():
+        quota.add(tenant, name)
+        quota.charge(tenant, sizes[name])
         left.append(name)
-        while (lost := quota.victim(owner)) is not None:
-            holding = [other for other in left if owners[other] == owners[lost]]
-            num_bytes, num_owners = sum(sizes[other] for other in holding), len({owners[other] for other in left})
-            above = len(holding) > most / num_owners or num_bytes > most_bytes / num_owners
-            own = (of_owner is not None and len(holding) > of_owner) or (
-                bytes_of_owner is not None and num_bytes > bytes_of_owner
+        while (lost := quota.victim(tenant)) is not None:
+            holding = [other for other in left if tenants[other] == tenants[lost]]
+            num_bytes, num_tenants = sum(sizes[other] for other in holding), len({tenants[other] for other in left})
+            above = len(holding) > most / num_tenants or num_bytes > most_bytes / num_tenants
+            own = (of_tenant is not None and len(holding) > of_tenant) or (
+                bytes_of_tenant is not None and num_bytes > bytes_of_tenant
             )
-            assert above or (own and owners[lost] == owner)
+            assert above or (own and tenants[lost] == tenant)
             assert lost == next(other for other in holding if other not in pinned)
-            quota.remove(owners[lost], lost)
-            quota.charge(owners[lost], -sizes[lost])
+            quota.remove(tenants[lost], lost)
+            quota.charge(tenants[lost], -sizes[lost])
             left.remove(lost)
         if not pinned:
             assert len(left) <= most
             assert sum(sizes[other] for other in left) <= most_bytes
 
 
-def test_the_owner_that_holds_the_most_loses_its_oldest_first() -> None:
+def test_the_tenant_that_holds_the_most_loses_its_oldest_first() -> None:
     quota = Quota(4, 100)
-    owners = dict(zip("12345678", "aabaabab", strict=True))
-    sizes = dict.fromkeys(owners, 10)
+    tenants = dict(zip("12345678", "aabaabab", strict=True))
+    sizes = dict.fromkeys(tenants, 10)
     lost: list[str] = []
-    for name, owner in owners.items():
-        quota.add(owner, name)
-        quota.charge(owner, sizes[name])
-        lost += drop_all(quota, owners, sizes, owner)
+    for name, tenant in tenants.items():
+        quota.add(tenant, name)
+        quota.charge(tenant, sizes[name])
+        lost += drop_all(quota, tenants, sizes, tenant)
     assert lost == ["1", "2", "4", "3"]
-    quota.add("b", "6")  # it is its owner's youngest now
-    sizes["9"], owners["9"] = 75, "b"
+    quota.add("b", "6")  # it is its tenant's youngest now
+    sizes["9"], tenants["9"] = 75, "b"
     quota.add("b", "9")
     quota.charge("b", 75)
-    assert drop_all(quota, owners, sizes, "b") == ["8", "6"]
+    assert drop_all(quota, tenants, sizes, "b") == ["8", "6"]
 
 
-def test_an_owner_has_limits_of_its_own() -> None:
-    quota = Quota(100, 1000, most_of_owner=2, most_bytes_of_owner=50)
-    owners = dict.fromkeys("1234", "a") | {"5": "b"}
+def test_a_tenant_has_limits_of_its_own() -> None:
+    quota = Quota(100, 1000, most_of_tenant=2, most_bytes_of_tenant=50)
+    tenants = dict.fromkeys("1234", "a") | {"5": "b"}
     sizes = {"1": 10, "2": 10, "3": 10, "4": 45, "5": 50}
     lost: list[str] = []
-    for name, owner in owners.items():
-        quota.add(owner, name)
-        quota.charge(owner, sizes[name])
-        lost += drop_all(quota, owners, sizes, owner)
+    for name, tenant in tenants.items():
+        quota.add(tenant, name)
+        quota.charge(tenant, sizes[name])
+        lost += drop_all(quota, tenants, sizes, tenant)
     assert lost == ["1", "2", "3"]
 
 

@@ -27,7 +27,7 @@ class _Chat(NamedTuple):
     """The tokens of a chat up to the end of a turn.
 
     Attributes:
-        owner: tenant of the request.
+        tenant: of the request.
         token_ids: the prompt, and what follows it.
         num_written: tokens that follow the prompt.
         reasons: whether there is reasoning among them.
@@ -36,7 +36,7 @@ class _Chat(NamedTuple):
         until_s: when it is forgotten.
     """
 
-    owner: str
+    tenant: str
     token_ids: "array[int]"
     num_written: int
     text: str
@@ -71,11 +71,11 @@ class Continued(NamedTuple):
 
 @final
 class TurnTokens:
-    """The chats of all owners; each finds its own. Thread-safe. Space is shared fairly between owners (`Quota`).
+    """The chats of all tenants; each finds its own. Thread-safe. Space is shared fairly between tenants (`Quota`).
 
     Args:
         max_tokens: of a prompt and what is written behind it; one that would have more is made of text, which may be shorter.
-        most, most_bytes: maximum chats and bytes; the owner with the most loses its least recently used chat first.
+        most, most_bytes: maximum chats and bytes; the tenant with the most loses its least recently used chat first.
         max_age_s: seconds until a chat is forgotten, since its last use.
         now: a monotonic clock.
     """
@@ -101,7 +101,7 @@ class TurnTokens:
         template: ChatTemplate,
         messages: Sequence[Message],
         text: Rendered,
-        owner: str,
+        tenant: str,
         salt: str,
         num_new: int = 1,
     ) -> Continued:
@@ -113,7 +113,7 @@ class TurnTokens:
         Args:
             messages: with an answer of the model to come.
             text: what the template writes for them.
-            owner: tenant of the request.
+            tenant: of the request.
             salt: of its pages; chats are found only with the same one.
             num_new: tokens that may be written behind it.
         """
@@ -125,7 +125,7 @@ class TurnTokens:
                 continue
             name = until[place].hex()
             chat = self._found(name)
-            if chat is None or chat.owner != owner or (asks and chat.reasons and not template.keeps_reasoning):
+            if chat is None or chat.tenant != tenant or (asks and chat.reasons and not template.keeps_reasoning):
                 continue
             thoughts = _thoughts(messages[: place + 1])
             if len(thoughts) != len(chat.thoughts) or any(
@@ -143,11 +143,11 @@ class TurnTokens:
         reasons, thoughts = _has_reasoning(messages), _thoughts(messages)
         return Continued(array("i", template.encode(text)), text, until[-1], reasons, thoughts)
 
-    def remember(self, owner: str, prompt: Continued, token_ids: Sequence[int], messages: Sequence[Message]) -> None:
+    def remember(self, tenant: str, prompt: Continued, token_ids: Sequence[int], messages: Sequence[Message]) -> None:
         """Store the tokens of a chat whose last turn has ended; of the chats before it only the last one stays.
 
         Args:
-            owner: tenant of the request.
+            tenant: of the request.
             token_ids: that follow the prompt; the last one ends a turn.
             messages: that they are.
         """
@@ -156,7 +156,7 @@ class TurnTokens:
         reasons = prompt.reasons or _has_reasoning(messages)
         until_s = self._now() + self._max_age_s
         thoughts = prompt.thoughts + _thoughts(messages)
-        chat = _Chat(owner, ids, len(token_ids), prompt.text, reasons, thoughts, prompt.before, until_s)
+        chat = _Chat(tenant, ids, len(token_ids), prompt.text, reasons, thoughts, prompt.before, until_s)
         with self._lock:
             if (before := self._chats.get(prompt.before)) is not None and before.before in self._chats:
                 self._remove(before.before)
@@ -175,18 +175,18 @@ class TurnTokens:
         if name in self._chats:
             self._remove(name)
         self._chats[name] = chat
-        self._quota.add(chat.owner, name)
-        self._quota.charge(chat.owner, chat.num_bytes)
+        self._quota.add(chat.tenant, name)
+        self._quota.charge(chat.tenant, chat.num_bytes)
         now = self._now()
         for old in list(takewhile(lambda old: self._chats[old].until_s <= now, self._chats)):
             self._remove(old)
-        while (victim := self._quota.victim(chat.owner)) is not None:
+        while (victim := self._quota.victim(chat.tenant)) is not None:
             self._remove(victim)
 
     def _remove(self, name: str) -> None:
         chat = self._chats.pop(name)
-        self._quota.remove(chat.owner, name)
-        self._quota.charge(chat.owner, -chat.num_bytes)
+        self._quota.remove(chat.tenant, name)
+        self._quota.charge(chat.tenant, -chat.num_bytes)
 
 
 def _thoughts(messages: Sequence[Message]) -> tuple[bytes, ...]:

@@ -61,7 +61,7 @@ class RetainedContexts:
     ) -> None:
         self._scheduler = scheduler
         self._max_age_s = max_age_s
-        self._quota = Quota(max_contexts, most_of_owner=max_per_tenant)
+        self._quota = Quota(max_contexts, most_of_tenant=max_per_tenant)
         self._contexts: dict[str, _Retained] = {}  # by request id, oldest first
         self._by_session: dict[tuple[str, bytes, str], str] = {}
         self._by_prompt: dict[tuple[str, bytes], dict[str, None]] = {}

@@ -209,21 +209,21 @@ class FleetFront:
         """
         scope, path = request.scope, request.url.path
         reads = request.method not in ("GET", "OPTIONS")
-        owner = ""
+        tenant = ""
         if reads or path.startswith("/v1/"):
-            owner = self.check_key(request)
+            tenant = self.check_key(request)
         if reads and self.draining and path in _GENERATING:
             raise ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})
         body = b""
         if reads:
             body = await read_body(request, self.options.max_body_size, self.options.body_timeout)
         call = HttpCall.of(scope, body, {"x-request-id": scope[REQUEST_ID]})
-        hint, fields = await self._hint(request, body, owner)
+        hint, fields = await self._hint(request, body, tenant)
         prefer = ""
         if path.startswith(_STORED):
-            prefer = await self._holder("response", path.removeprefix(_STORED).partition("/")[0], owner)
+            prefer = await self._holder("response", path.removeprefix(_STORED).partition("/")[0], tenant)
         elif path.startswith("/inbox/"):
-            prefer = await self._holder("call", path.removeprefix("/inbox/").partition("/")[0], owner)
+            prefer = await self._holder("call", path.removeprefix("/inbox/").partition("/")[0], tenant)
         salt = fields.get("cache_salt")
         background = path == _RESPONSES and fields.get("background") is True
         return IncomingRequest(call, hint, prefer, salt if isinstance(salt, str) else "", background)
@@ -234,12 +234,12 @@ class FleetFront:
 
     def check_key(self, request: Request) -> str:
         """The tenant of a request. Raises 401."""
-        owner = self.keys.check(*authorizations(request.scope))
-        if owner:
-            request.scope[DETAILS]["key"] = self.keys.name(owner)
-        return owner
+        tenant = self.keys.check(*authorizations(request.scope))
+        if tenant:
+            request.scope[DETAILS]["key"] = self.keys.name(tenant)
+        return tenant
 
-    async def _hint(self, request: Request, body: bytes, owner: str) -> tuple[RoutingHint, Mapping[str, Any]]:
+    async def _hint(self, request: Request, body: bytes, tenant: str) -> tuple[RoutingHint, Mapping[str, Any]]:
         """The hint of a request, and its fields. A body that is not JSON has none: the replica says so."""
         headers = {name.lower(): value for name, value in request.headers.items()}
 
@@ -251,18 +251,18 @@ class FleetFront:
             fields = parsed if isinstance(parsed, dict) else {}
             assert self._facts is not None
             return (
-                find_conversation(request.method, request.url.path, headers, fields, owner, self._facts.secret),
+                find_conversation(request.method, request.url.path, headers, fields, tenant, self._facts.secret),
                 fields,
             )
 
         return find() if len(body) <= _SMALL_BYTES else await asyncio.to_thread(find)
 
-    async def _holder(self, kind: Any, name: str, owner: str) -> str:
+    async def _holder(self, kind: Any, name: str, tenant: str) -> str:
         """The replica that holds a stored response or a waiting call; "": none."""
-        maker = self.routes.maker(owner, name)
+        maker = self.routes.maker(tenant, name)
         if maker in self.routes.names:
             return maker
-        watched = self.keys.watched_by(owner) if kind == "call" else owner
+        watched = self.keys.watched_by(tenant) if kind == "call" else tenant
         holdings = await self.ask_all(lambda ticket: self.replicas.holds(kind, name, watched, ticket))
         rank, replica = max(((rank, replica) for replica, rank in holdings), default=(0, ""))
         return replica if rank else ""

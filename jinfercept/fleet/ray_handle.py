@@ -50,9 +50,9 @@ class RayReplicas:
         """See `Replicas`."""
         return await self._ask("metrics", ticket)
 
-    async def holds(self, kind: Any, name: str, owner: str | None, ticket: Ticket) -> Any:
+    async def holds(self, kind: Any, name: str, tenant: str | None, ticket: Ticket) -> Any:
         """See `Replicas`."""
-        return await self._ask("holds", ticket, kind, name, owner)
+        return await self._ask("holds", ticket, kind, name, tenant)
 
     async def facts(self, ticket: Ticket) -> Any:
         """See `Replicas`."""

@@ -96,9 +96,9 @@ class EngineReplica:
         """See `Replicas.metrics`."""
         return await self._app.metrics()
 
-    async def holds(self, kind: Any, name: str, owner: str | None, *, ticket: Any) -> Any:
+    async def holds(self, kind: Any, name: str, tenant: str | None, *, ticket: Any) -> Any:
         """See `Replicas.holds`."""
-        return await self._app.holds(kind, name, owner)
+        return await self._app.holds(kind, name, tenant)
 
     async def facts(self, *, ticket: Any) -> Any:
         """See `Replicas.facts`."""

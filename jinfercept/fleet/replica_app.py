@@ -36,7 +36,7 @@ class ReplicaApp:
     """The server of one replica. All methods run on one event loop.
 
     Args:
-        service: of its engine; its owner closes it.
+        service: of its engine; its caller closes it.
         secret: of the fleet's keys.
         now: a monotonic clock in seconds.
     """
@@ -99,12 +99,12 @@ class ReplicaApp:
         """See `Replicas.metrics`."""
         return self.name, collect(self.service, await self._state.look())
 
-    async def holds(self, kind: Literal["call", "response"], name: str, owner: str | None) -> tuple[str, int]:
+    async def holds(self, kind: Literal["call", "response"], name: str, tenant: str | None) -> tuple[str, int]:
         """See `Replicas.holds`."""
         if kind == "call":
             inbox = self.service.inbox
-            return self.name, int(inbox is not None and any(call.id == name for call in inbox.pending(owner)))
-        return self.name, await self.service.responses.holds(name, owner or "")
+            return self.name, int(inbox is not None and any(call.id == name for call in inbox.pending(tenant)))
+        return self.name, await self.service.responses.holds(name, tenant or "")
 
     def facts(self) -> ReplicaFacts:
         """See `Replicas.facts`."""

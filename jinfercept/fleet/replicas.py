@@ -56,7 +56,7 @@ class Replicas(Protocol):
         ...
 
     async def holds(
-        self, kind: Literal["call", "response"], name: str, owner: str | None, ticket: Ticket
+        self, kind: Literal["call", "response"], name: str, tenant: str | None, ticket: Ticket
     ) -> tuple[str, int]:
         """Name of a replica, and whether it has a waiting call or a stored response of a tenant: 0 if not, 2 if it generates
         the response now.

@@ -43,7 +43,7 @@ class _Recorded(NamedTuple):
     ended_s: float
     prompt_tokens: int
     new_tokens: int
-    owner: str
+    tenant: str
     conversation: str
     cached_tokens: int
 
@@ -131,9 +131,9 @@ def _of_log(line: Mapping[str, Any]) -> _Recorded | None:
     ended, seconds = _seconds(line.get("time")), line.get("seconds")
     if not prompt or ended is None or not isinstance(seconds, int | float):
         return None
-    owner, session = str(line.get("key", "")), line.get("session")
+    tenant, session = str(line.get("key", "")), line.get("session")
     name = session if isinstance(session, str) else ""
-    return _Recorded(ended - seconds, ended, prompt, max(1, new), owner, name, _count(line.get("cached_tokens")))
+    return _Recorded(ended - seconds, ended, prompt, max(1, new), tenant, name, _count(line.get("cached_tokens")))
 
 
 def _sessions(requests: Iterable[_Recorded]) -> Iterator[list[_Recorded]]:
@@ -142,9 +142,9 @@ def _sessions(requests: Iterable[_Recorded]) -> Iterator[list[_Recorded]]:
     open_sessions = defaultdict[str, dict[int, list[_Recorded]]](dict)
     for request in sorted(requests, key=lambda request: request.began_s):
         if request.conversation:
-            named[f"{request.owner}\0{request.conversation}"].append(request)
+            named[f"{request.tenant}\0{request.conversation}"].append(request)
             continue
-        contexts = open_sessions[request.owner]
+        contexts = open_sessions[request.tenant]
         ends = (end for end in range(request.cached_tokens, request.cached_tokens + _PAGE_SLACK) if end in contexts)
         end = next(ends, None) if request.cached_tokens else None
         session = contexts.pop(end) if end is not None else []

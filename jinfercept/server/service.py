@@ -64,10 +64,10 @@ class Service:
     """One served model.
 
     Args:
-        llm: generates; its owner closes it.
+        llm: generates; its caller closes it.
         model: path or name of the model on the command line.
         options: of the server.
-        tools: that the server runs; their owner closes them.
+        tools: that the server runs; their caller closes them.
         database: of the stored state, closed with the service; None: the one of the options.
 
     Attributes:
@@ -222,14 +222,14 @@ class Service:
         self._limits.forget(rules.__contains__)
         return self.keys.replace(rules)
 
-    def check_room(self, owner: str, number: int) -> None:
+    def check_room(self, tenant: str, number: int) -> None:
         """Raise `ApiError` if the queue has no room for more requests: 503 while draining, 429 for now, 400 forever; or if they
         are beyond the limits of their key.
 
         In a full queue every key may still have an equal share, so that one key cannot shut out others.
 
         Args:
-            owner: tenant of the requests.
+            tenant: of the requests.
             number: of requests that one body makes.
         """
         most = self.options.max_queue_len
@@ -239,22 +239,22 @@ class Service:
             message = f"a body asks for at most {most} answers; got {number}; fix: a smaller n, or fewer prompts"
             raise ApiError.bad(message, "n")
         waiting = self.llm.engine.num_waiting + self._preparing.total()
-        if waiting + number > most and self._num_waiting_of(owner) + number > most // self._num_waiting_keys(owner):
+        if waiting + number > most and self._num_waiting_of(tenant) + number > most // self._num_waiting_keys(tenant):
             raise ApiError(
                 429,
                 f"{waiting} requests are waiting, {most} may; got {number} more",
                 code="queue_full",
                 headers={"Retry-After": f"{RETRY_S}"},
             )
-        self._limits.check(owner, number, self._preparing[owner])
+        self._limits.check(tenant, number, self._preparing[tenant])
 
-    def _num_waiting_of(self, owner: str) -> int:
-        return self.llm.engine.num_waiting_by_tenant((owner,))[owner] + self._preparing[owner]
+    def _num_waiting_of(self, tenant: str) -> int:
+        return self.llm.engine.num_waiting_by_tenant((tenant,))[tenant] + self._preparing[tenant]
 
-    def _num_waiting_keys(self, owner: str) -> int:
+    def _num_waiting_keys(self, tenant: str) -> int:
         """Number of keys with waiting requests, this one included."""
-        waiting = Counter(self.llm.engine.num_waiting_by_tenant(self.keys.owners)) + self._preparing
-        return len({owner, *(key for key, number in waiting.items() if number)})
+        waiting = Counter(self.llm.engine.num_waiting_by_tenant(self.keys.tenants)) + self._preparing
+        return len({tenant, *(key for key, number in waiting.items() if number)})
 
     def check_chars(self, texts: Any, param: str) -> None:
         """Raise 400 for more text than one prompt may have.
@@ -280,7 +280,7 @@ class Service:
         Raises:
             ApiError: raised by the function, a `JinferceptError` as 400; 429, 503 or 499 if it is not run.
         """
-        key, size = request.scope["jinfercept.key"], request.scope.get(BODY_BYTES, 0) + num_bytes
+        key, size = tenant_of(request), request.scope.get(BODY_BYTES, 0) + num_bytes
         if number:
             self.check_room(key, number)
         self._preparing[key] += number
@@ -312,8 +312,8 @@ class Service:
         """
         if self._closed:
             raise ApiError(503, "the server gave the request up", code="aborted")
-        owner = requests[0].tenant
-        limit_s = self.keys.rules(owner).first_token_limit or self.options.first_token_limit
+        tenant = requests[0].tenant
+        limit_s = self.keys.rules(tenant).first_token_limit or self.options.first_token_limit
         if limit_s is not None and not patient:
             self._overload.check(requests, limit_s)
         self._event_bridge = self._event_bridge or EventBridge()
@@ -326,20 +326,20 @@ class Service:
             raise ApiError.of(error) from error
         if trace is not None:
             trace.watch(stream)
-        self._streams[stream] = owner
+        self._streams[stream] = tenant
         num_tokens = sum(len(request.prompt_token_ids) for request in requests if request.leader is None)
-        self._limits.began(owner, id(stream), len(requests), num_tokens)
+        self._limits.began(tenant, id(stream), len(requests), num_tokens)
         return stream
 
     async def close(self, stream: AsyncStream) -> None:
         """Abort the unfinished requests of a stream; their pages are free within a step."""
-        owner = self._streams.pop(stream, None)
+        tenant = self._streams.pop(stream, None)
         try:
             await stream.aclose()
         finally:
-            if owner is not None:
+            if tenant is not None:
                 outputs = (one for output in stream.outputs.values() for one in output.outputs)
-                self._limits.ended(owner, id(stream), sum(one.num_generated for one in outputs))
+                self._limits.ended(tenant, id(stream), sum(one.num_generated for one in outputs))
 
     def note_calls(self, request: Request, calls: Sequence[Call], results: Sequence[Result]) -> None:
         """Count calls that were run after the end of their request."""
@@ -398,3 +398,8 @@ class Service:
 def service_of(request: HttpRequest) -> Service:
     """The service of the application that a request was sent to."""
     return request.app.state.service
+
+
+def tenant_of(request: HttpRequest) -> str:
+    """The tenant of a request whose key is checked (`GuardedRoute`): the digest of its key; "" without keys."""
+    return request.scope["jinfercept.key"]

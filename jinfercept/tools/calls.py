@@ -48,7 +48,7 @@ timeout and when the request is aborted."""
 
 @final
 class CallQueue:
-    """Limits the calls that run at once; owners take turns for the slots.
+    """Limits the calls that run at once; tenants take turns for the slots.
 
     Args:
         most: running calls; None: any number.
@@ -57,16 +57,16 @@ class CallQueue:
     def __init__(self, most: int | None) -> None:
         self._turns = FairSlots(most) if most is not None else None
 
-    async def run[T](self, owner: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def run[T](self, tenant: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a call once it has a slot. A cancelled call is not waited for, and keeps its slot until it has ended."""
         if self._turns is not None:
-            await self._turns.begin(owner)
+            await self._turns.begin(tenant)
 
         def end(task: asyncio.Task[T]) -> None:
             if not task.cancelled():
                 task.exception()  # retrieved also if the call was cancelled
             if self._turns is not None:
-                self._turns.end(owner)
+                self._turns.end(tenant)
 
         task = asyncio.ensure_future(work())
         task.add_done_callback(end)

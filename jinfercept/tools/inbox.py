@@ -21,7 +21,7 @@ class Pending:
         tool: name of the tool.
         arguments: JSON values.
         request_id: of the engine's request; "" if unknown.
-        owner: tenant of the request; "" if unknown.
+        tenant: of the request; "" if unknown.
         asked_at, expires_at: in seconds since 1970.
     """
 
@@ -29,7 +29,7 @@ class Pending:
     tool: str
     arguments: dict[str, Any]
     request_id: str
-    owner: str
+    tenant: str
     asked_at: float
     expires_at: float
 
@@ -47,18 +47,18 @@ class Inbox:
         self._lock = threading.Lock()
         self._waiting: dict[str, tuple[Pending, Future[str]]] = {}
 
-    def pending(self, owner: str | None = None) -> list[Pending]:
-        """The waiting calls of all owners, or of one."""
+    def pending(self, tenant: str | None = None) -> list[Pending]:
+        """The waiting calls of all tenants, or of one."""
         with self._lock:
-            return [pending for pending, _ in self._waiting.values() if owner in (None, pending.owner)]
+            return [pending for pending, _ in self._waiting.values() if tenant in (None, pending.tenant)]
 
-    def answer(self, id: str, text: str, owner: str | None = None) -> None:
-        """Give a call its result. Raises `RequestError` if it does not wait, or belongs to another owner."""
-        self._take(id, owner).set_result(text)
+    def answer(self, id: str, text: str, tenant: str | None = None) -> None:
+        """Give a call its result. Raises `RequestError` if it does not wait, or belongs to another tenant."""
+        self._take(id, tenant).set_result(text)
 
-    def decline(self, id: str, why: str = "", owner: str | None = None) -> None:
+    def decline(self, id: str, why: str = "", tenant: str | None = None) -> None:
         """Fail a call with a reason. Raises `RequestError` as `answer` does."""
-        self._take(id, owner).set_exception(CallFailed("declined" + (f": {why}" if why else "")))
+        self._take(id, tenant).set_exception(CallFailed("declined" + (f": {why}" if why else "")))
 
     async def ask(self, tool: str, request: CallRequest) -> str:
         """Wait for the answer to a call. Raises `CallFailed` if it is declined. If cancelled, the call leaves the inbox."""
@@ -76,9 +76,9 @@ class Inbox:
             with self._lock:
                 self._waiting.pop(pending.id, None)
 
-    def _take(self, id: str, owner: str | None) -> Future[str]:
+    def _take(self, id: str, tenant: str | None) -> Future[str]:
         with self._lock:
             waiting = self._waiting.get(id)
-            if waiting is not None and owner in (None, waiting[0].owner):
+            if waiting is not None and tenant in (None, waiting[0].tenant):
                 return self._waiting.pop(id)[1]
             raise RequestError("no call of this id waits", got=id, fix="list those that do; it may have timed out")

@@ -16,17 +16,17 @@ TEMPLATE = ChatTemplate(TOKENIZER, [PRICE], QWEN, {}, [END])
 SAID: Any = {"role": "assistant", "content": "23."}
 AGAIN: Any = [*QUESTION, SAID, {"role": "user", "content": "Why?"}]
 WRITTEN = [*TOKENIZER.encode(" 23. "), END]
-OWNER, SALT = "key", "salt"
+TENANT, SALT = "key", "salt"
 
 
-def ask(turns: TurnTokens, messages: Any = QUESTION, owner: str = OWNER, salt: str = SALT) -> Any:
-    return turns.prompt(TEMPLATE, messages, TEMPLATE.render(messages), owner, salt)
+def ask(turns: TurnTokens, messages: Any = QUESTION, tenant: str = TENANT, salt: str = SALT) -> Any:
+    return turns.prompt(TEMPLATE, messages, TEMPLATE.render(messages), tenant, salt)
 
 
-def answered(turns: TurnTokens, messages: Any = QUESTION, owner: str = OWNER) -> Any:
+def answered(turns: TurnTokens, messages: Any = QUESTION, tenant: str = TENANT) -> Any:
     """The prompt of a conversation that was answered."""
-    prompt = ask(turns, messages, owner)
-    turns.remember(owner, prompt, WRITTEN, [SAID])
+    prompt = ask(turns, messages, tenant)
+    turns.remember(tenant, prompt, WRITTEN, [SAID])
     return prompt
 
 
@@ -50,16 +50,16 @@ def test_a_prompt_that_would_be_too_long_is_made_of_text() -> None:
 def test_the_templates_end_stands_in_place_of_another_that_the_model_wrote() -> None:
     turns = TurnTokens()
     first = ask(turns)
-    turns.remember(OWNER, first, [*WRITTEN[:-1], *TOKENIZER.encode("</s>")], [SAID])
+    turns.remember(TENANT, first, [*WRITTEN[:-1], *TOKENIZER.encode("</s>")], [SAID])
     again = ask(turns, AGAIN)
     assert again.token_ids[len(first.token_ids) + len(WRITTEN) - 1] == END
 
 
-@pytest.mark.parametrize(("owner", "salt"), [("other", SALT), (OWNER, "other")])
-def test_no_one_finds_the_chat_of_another_owner_or_salt(owner: str, salt: str) -> None:
+@pytest.mark.parametrize(("tenant", "salt"), [("other", SALT), (TENANT, "other")])
+def test_no_one_finds_the_chat_of_another_tenant_or_salt(tenant: str, salt: str) -> None:
     turns = TurnTokens()
     answered(turns)
-    assert list(ask(turns, AGAIN, owner, salt).token_ids) == TEMPLATE.encode(TEMPLATE.render(AGAIN))
+    assert list(ask(turns, AGAIN, tenant, salt).token_ids) == TEMPLATE.encode(TEMPLATE.render(AGAIN))
 
 
 def test_a_chat_is_forgotten_an_age_after_its_last_use() -> None:
@@ -76,9 +76,9 @@ def test_a_chat_is_forgotten_an_age_after_its_last_use() -> None:
     assert len(turns) == 1
 
 
-def test_an_owner_with_many_chats_costs_another_none() -> None:
+def test_a_tenant_with_many_chats_costs_another_none() -> None:
     turns = TurnTokens(most=4)
-    answered(turns, owner="few")
+    answered(turns, tenant="few")
     for number in range(20):
         answered(turns, [{"role": "user", "content": f"{number}?"}], "many")
     assert len(turns) == 4
@@ -98,22 +98,22 @@ def test_a_long_conversation_holds_its_last_two_turns_only() -> None:
 def test_reasoning_that_a_template_drops_behind_a_question_is_dropped(apart: str | None, content: str) -> None:
     template, turns = ChatTemplate(TOKENIZER, [PRICE], QWEN3, {}, [END]), TurnTokens()
     said = {"role": "assistant", "content": content, "reasoning_content": apart}
-    prompt = turns.prompt(template, QUESTION, template.render(QUESTION), OWNER, SALT)
-    turns.remember(OWNER, prompt, TOKENIZER.encode("<think>\nA lamp.\n</think>\n\n23.<|im_end|>"), [said])
+    prompt = turns.prompt(template, QUESTION, template.render(QUESTION), TENANT, SALT)
+    turns.remember(TENANT, prompt, TOKENIZER.encode("<think>\nA lamp.\n</think>\n\n23.<|im_end|>"), [said])
     again = [*QUESTION, said, *QUESTION]
     text = template.render(again)
-    assert list(turns.prompt(template, again, text, OWNER, SALT).token_ids) == template.encode(text)
+    assert list(turns.prompt(template, again, text, TENANT, SALT).token_ids) == template.encode(text)
     assert "A lamp." not in text
 
 
 def test_tools_that_stand_before_the_last_question_are_not_said_twice() -> None:
     moves = MISTRAL.replace("'[INST] ' +", "(tools | tojson if loop.last else '') + '[INST] ' +")
     template, turns = ChatTemplate(TOKENIZER, [PRICE], moves, {}, TOKENIZER.encode("</s>")), TurnTokens()
-    prompt = turns.prompt(template, QUESTION, template.render(QUESTION), OWNER, SALT)
-    turns.remember(OWNER, prompt, TOKENIZER.encode(" 23.</s>"), [SAID])
+    prompt = turns.prompt(template, QUESTION, template.render(QUESTION), TENANT, SALT)
+    turns.remember(TENANT, prompt, TOKENIZER.encode(" 23.</s>"), [SAID])
     text = template.render(AGAIN)
     assert text.count('"price"') == 1
-    assert list(turns.prompt(template, AGAIN, text, OWNER, SALT).token_ids) == template.encode(text)
+    assert list(turns.prompt(template, AGAIN, text, TENANT, SALT).token_ids) == template.encode(text)
 
 
 def test_names_of_special_tokens_in_a_follow_up_stay_text() -> None:
@@ -135,7 +135,7 @@ def test_names_of_special_tokens_in_a_follow_up_stay_text() -> None:
 def test_a_history_that_says_anything_else_is_made_of_text(changed: list[Any]) -> None:
     turns = TurnTokens()
     prompt = ask(turns)
-    turns.remember(OWNER, prompt, WRITTEN, [{**SAID, "reasoning_content": "A lamp."}])
+    turns.remember(TENANT, prompt, WRITTEN, [{**SAID, "reasoning_content": "A lamp."}])
     behind: Any = [{"role": "tool", "content": "?", "tool_call_id": "c"}]
     same = [*QUESTION, {**SAID, "reasoning_content": " A lamp.\n", "refusal": None}, *behind]
     assert ask(turns, same).before

@@ -27,14 +27,14 @@ NESTED: dict[str, Any] = {
         "age": {"type": "integer", "minimum": 0, "maximum": 120},
         "size": {"type": "number", "minimum": -1, "maximum": 1.5},
         "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-c]{1,3}$"}, "minItems": 1, "maxItems": 3},
-        "owner": {
+        "tenant": {
             "type": "object",
             "properties": {"id": {"type": "boolean"}, "at": {"$ref": "#/$defs/place"}},
             "required": ["id"],
             "additionalProperties": False,
         },
     },
-    "required": ["name", "kind", "age", "tags", "owner"],
+    "required": ["name", "kind", "age", "tags", "tenant"],
     "additionalProperties": False,
     "$defs": {"place": {"anyOf": [{"const": "here"}, {"type": "null"}]}},
 }

@@ -87,10 +87,10 @@ class LocalReplicas:
         """See `Replicas`."""
         return await (await self._app(ticket)).metrics()
 
-    async def holds(self, kind: Any, name: str, owner: str | None, ticket: Ticket) -> Any:
+    async def holds(self, kind: Any, name: str, tenant: str | None, ticket: Ticket) -> Any:
         """See `Replicas`."""
         self.num_looks += 1
-        return await (await self._app(ticket)).holds(kind, name, owner)
+        return await (await self._app(ticket)).holds(kind, name, tenant)
 
     async def facts(self, ticket: Ticket) -> Any:
         """See `Replicas`."""

@@ -12,12 +12,12 @@ from jinfercept.tools.inbox import Inbox
 from tests.support.live_server import until
 
 
-def ask(inbox: Inbox, owner: str = "", **arguments: Any) -> Future[str]:
+def ask(inbox: Inbox, tenant: str = "", **arguments: Any) -> Future[str]:
     """A call that waits, as a tool's thread makes it."""
     answer: Future[str] = Future()
 
     def wait() -> None:
-        asked = CallRequest(arguments, time.monotonic() + 60, CurrentCall(request_id="chatcmpl-1", tenant=owner))
+        asked = CallRequest(arguments, time.monotonic() + 60, CurrentCall(request_id="chatcmpl-1", tenant=tenant))
         try:
             answer.set_result(asyncio.run(inbox.ask("approve", asked)))
         except CallFailed as error:

@@ -23,11 +23,11 @@ class Calls:
         self.tasks: dict[str, asyncio.Task[str]] = {}
         self._ends: dict[str, asyncio.Event] = {}
 
-    async def come(self, owner: str, *names: str) -> None:
-        """Start calls of an owner; they run or wait."""
+    async def come(self, tenant: str, *names: str) -> None:
+        """Start calls of a tenant; they run or wait."""
         for name in names:
             self._ends[name] = asyncio.Event()
-            self.tasks[name] = asyncio.ensure_future(self.line.run(owner, lambda name=name: self._work(name)))
+            self.tasks[name] = asyncio.ensure_future(self.line.run(tenant, lambda name=name: self._work(name)))
         await settled()
 
     async def end(self, name: str) -> None:
@@ -59,11 +59,11 @@ def scene(most: int, play: Callable[[Calls], Awaitable[None]], *, stubborn: bool
     asyncio.run(run())
 
 
-def names(owner: str, number: int) -> list[str]:
-    return [f"{owner}{index}" for index in range(number)]
+def names(tenant: str, number: int) -> list[str]:
+    return [f"{tenant}{index}" for index in range(number)]
 
 
-def test_one_call_is_next_however_many_of_another_owner_wait() -> None:
+def test_one_call_is_next_however_many_of_another_tenant_wait() -> None:
     async def play(calls: Calls) -> None:
         await calls.come("a", *names("a", 52))
         await calls.come("b", "b0")
@@ -76,10 +76,10 @@ def test_one_call_is_next_however_many_of_another_owner_wait() -> None:
     scene(2, play)
 
 
-def test_owners_take_turns_and_calls_of_one_owner_come_in_their_order() -> None:
+def test_tenants_take_turns_and_calls_of_one_tenant_come_in_their_order() -> None:
     async def play(calls: Calls) -> None:
-        for owner in "abc":
-            await calls.come(owner, *names(owner, 3))
+        for tenant in "abc":
+            await calls.come(tenant, *names(tenant, 3))
         for _ in range(8):
             await calls.end(calls.begun[-1])
         assert calls.begun == ["a0", "b0", "c0", "a1", "b1", "c1", "a2", "b2", "c2"]
@@ -87,7 +87,7 @@ def test_owners_take_turns_and_calls_of_one_owner_come_in_their_order() -> None:
     scene(1, play)
 
 
-def test_an_owner_with_calls_that_run_waits_for_one_without() -> None:
+def test_a_tenant_with_calls_that_run_waits_for_one_without() -> None:
     async def play(calls: Calls) -> None:
         await calls.come("b", "b0")
         await calls.come("a", *names("a", 6))
@@ -103,7 +103,7 @@ def test_an_owner_with_calls_that_run_waits_for_one_without() -> None:
     scene(3, play)
 
 
-def test_owners_that_come_again_and_again_do_not_keep_another_from_its_turn() -> None:
+def test_tenants_that_come_again_and_again_do_not_keep_another_from_its_turn() -> None:
     async def play(calls: Calls) -> None:
         await calls.come("a", "a0")
         await calls.come("patient", "patient")
@@ -141,7 +141,7 @@ def test_a_call_that_is_cancelled_in_the_moment_of_its_turn_hands_it_on(first: s
     async def play() -> None:
         turns = FairSlots(1)
         await turns.begin("a")
-        cancelled, other = (asyncio.ensure_future(turns.begin(owner)) for owner in "bc")
+        cancelled, other = (asyncio.ensure_future(turns.begin(tenant)) for tenant in "bc")
         await settled()
         if first == "the slot":
             turns.end("a")

@@ -1,4 +1,4 @@
-"""Tools from files in chats: Python functions with limits, another model at a URL, and the owners of calls."""
+"""Tools from files in chats: Python functions with limits, another model at a URL, and the tenants of calls."""
 
 import json
 import sys

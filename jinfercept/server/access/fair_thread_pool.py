@@ -1,7 +1,7 @@
 """Threads that prepare requests for the engine: they read large bodies, render, tokenise and compile grammars.
 
 Light and heavy jobs, by the size of their input, have separate pools, so that long texts never delay short ones. In each pool
-the API keys take turns, no key has all threads, and the waiting jobs of a key are bounded. A job whose client disconnects is
+tenants take turns, no tenant has all threads, and the waiting jobs of a tenant are bounded. A job whose client disconnects is
 dropped if it has not begun. Everything but the jobs themselves runs on the event loop.
 """
 
@@ -17,7 +17,7 @@ from jinfercept.protocols.errors import ApiError
 HEAVY_BYTES = 2**16
 """Input of the largest light job. A larger one takes a tenth of a second and more."""
 MAX_WAITING_BYTES = 2**26
-"""Maximum input of the waiting jobs of one key in a pool."""
+"""Maximum input of the waiting jobs of one tenant in a pool."""
 RETRY_S = 1
 """Seconds after which a refused client may retry."""
 
@@ -27,27 +27,27 @@ class FairThreadPool:
     """The preparation threads of a server.
 
     Args:
-        max_waiting: jobs that one key may have waiting in each pool.
+        max_waiting: jobs that one tenant may have waiting in each pool.
     """
 
     def __init__(self, max_waiting: int) -> None:
-        self._light = KeyedPool("light", num_threads=4, per_key=3, max_waiting=max_waiting)
-        self._heavy = KeyedPool("heavy", num_threads=2, per_key=1, max_waiting=max_waiting)
+        self._light = TenantPool("light", num_threads=4, per_tenant=3, max_waiting=max_waiting)
+        self._heavy = TenantPool("heavy", num_threads=2, per_tenant=1, max_waiting=max_waiting)
 
-    async def run[T](self, key: str, num_bytes: int, work: Callable[[], T]) -> T:
+    async def run[T](self, tenant: str, num_bytes: int, work: Callable[[], T]) -> T:
         """Runs a function in a thread: returns its result, or raises its exception. If cancelled, a waiting job is dropped, and
         a running one continues without effect.
 
         Args:
-            key: the API key's tenant.
+            tenant: of the request.
             num_bytes: approximate size of the input.
             work: the function. Its time has to be bounded, since a thread cannot be stopped.
 
         Raises:
-            ApiError: 429 if the key has too many waiting jobs, 503 once the pool is closed.
+            ApiError: 429 if the tenant has too many waiting jobs, 503 once the pool is closed.
         """
         pool = self._heavy if num_bytes > HEAVY_BYTES else self._light
-        return await pool.run(key, num_bytes, work)
+        return await pool.run(tenant, num_bytes, work)
 
     def close(self) -> None:
         """Fail all waiting and running jobs with 503. Running functions continue in their threads without effect."""
@@ -56,29 +56,29 @@ class FairThreadPool:
 
 
 @final
-class KeyedPool:
-    """Threads in which the keys take turns.
+class TenantPool:
+    """Threads in which the tenants take turns.
 
     Args:
         name: of the threads.
-        num_threads: of all keys together.
-        per_key: threads that one key may use at a time.
-        max_waiting: jobs that one key may have waiting.
+        num_threads: of all tenants together.
+        per_tenant: threads that one tenant may use at a time.
+        max_waiting: jobs that one tenant may have waiting.
     """
 
-    def __init__(self, name: str, num_threads: int, per_key: int, max_waiting: int) -> None:
+    def __init__(self, name: str, num_threads: int, per_tenant: int, max_waiting: int) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=f"jinfercept-{name}")
-        self._slots, self._max_waiting = FairSlots(num_threads, per_key), max_waiting
+        self._slots, self._max_waiting = FairSlots(num_threads, per_tenant), max_waiting
         self._waiting, self._waiting_bytes = Counter[str](), Counter[str]()
         self._ends = set[asyncio.Future[None]]()  # of those who wait for running jobs
         self._closed = False
 
-    async def run[T](self, key: str, num_bytes: int, work: Callable[[], T]) -> T:
+    async def run[T](self, tenant: str, num_bytes: int, work: Callable[[], T]) -> T:
         """See `FairThreadPool.run`."""
-        await self._begin(key, num_bytes)
+        await self._begin(tenant, num_bytes)
         loop = asyncio.get_running_loop()
         running, end = loop.run_in_executor(self._pool, work), loop.create_future()
-        running.add_done_callback(lambda running: self._ended(key, running))
+        running.add_done_callback(lambda running: self._ended(tenant, running))
         self._ends.add(end)
         try:
             await asyncio.wait((running, end), return_when=asyncio.FIRST_COMPLETED)
@@ -97,9 +97,9 @@ class KeyedPool:
                 end.set_result(None)
         self._pool.shutdown(wait=False)
 
-    async def _begin(self, key: str, num_bytes: int) -> None:
+    async def _begin(self, tenant: str, num_bytes: int) -> None:
         """Wait for a thread."""
-        number, waiting_bytes = self._waiting[key], self._waiting_bytes[key]
+        number, waiting_bytes = self._waiting[tenant], self._waiting_bytes[tenant]
         if number and (number >= self._max_waiting or waiting_bytes + num_bytes > MAX_WAITING_BYTES):
             raise ApiError(
                 429,
@@ -108,24 +108,24 @@ class KeyedPool:
                 code="queue_full",
                 headers={"Retry-After": f"{RETRY_S}"},
             )
-        self._count(key, 1, num_bytes)
+        self._count(tenant, 1, num_bytes)
         try:
             if not self._closed:
-                await self._slots.begin(key)
+                await self._slots.begin(tenant)
         finally:
-            self._count(key, -1, -num_bytes)
+            self._count(tenant, -1, -num_bytes)
         if self._closed:
             raise _aborted()
 
-    def _count(self, key: str, number: int, num_bytes: int) -> None:
-        self._waiting[key] += number
-        self._waiting_bytes[key] += num_bytes
-        if not self._waiting[key]:
-            del self._waiting[key], self._waiting_bytes[key]
+    def _count(self, tenant: str, number: int, num_bytes: int) -> None:
+        self._waiting[tenant] += number
+        self._waiting_bytes[tenant] += num_bytes
+        if not self._waiting[tenant]:
+            del self._waiting[tenant], self._waiting_bytes[tenant]
 
-    def _ended(self, key: str, running: asyncio.Future[Any]) -> None:
+    def _ended(self, tenant: str, running: asyncio.Future[Any]) -> None:
         running.exception()  # retrieved also if its client has gone
-        self._slots.end(key)
+        self._slots.end(tenant)
 
 
 def _aborted() -> ApiError:

@@ -58,22 +58,22 @@ class KeyLimits:
         self._rules, self._now = rules, now
         self._uses: dict[str, _Use] = {}
 
-    def check(self, owner: str, number: int, preparing: int) -> None:
+    def check(self, tenant: str, number: int, preparing: int) -> None:
         """Take requests of a key.
 
         Args:
-            owner: tenant of the key.
+            tenant: of the key.
             number: of requests.
             preparing: requests of the key that are not submitted yet.
 
         Raises:
             ApiError: 429 for now, 400 for more requests than the key may ever have at once.
         """
-        rules = self._rules(owner)
+        rules = self._rules(tenant)
         most = min(rules.max_concurrent or math.inf, rules.requests_per_minute or math.inf)
         if number > most:
             raise ApiError.bad(f"this key may ask for {most} answers at once; got {number}; fix: a smaller n", "n")
-        use, now = self._use(owner), self._now()
+        use, now = self._use(tenant), self._now()
         in_progress = preparing + sum(requests for _, requests in use.began_s.values())
         if rules.max_concurrent is not None and in_progress + number > rules.max_concurrent:
             message = (
@@ -88,35 +88,35 @@ class KeyLimits:
                 raise _limited(f"this key may use {limit} {what} per minute", "rate_limit_exceeded", wait_s)
         use.requests.take(number)
 
-    def began(self, owner: str, submission: int, number: int, num_tokens: int) -> None:
+    def began(self, tenant: str, submission: int, number: int, num_tokens: int) -> None:
         """Requests of a key are submitted: count them as in progress, and their prompts.
 
         Args:
-            owner: tenant of the key.
+            tenant: of the key.
             submission: unique while they are in progress.
             number: of requests.
             num_tokens: of the prompts.
         """
-        use = self._use(owner)
+        use = self._use(tenant)
         use.began_s[submission] = self._now(), number
         use.tokens.take(num_tokens)
 
-    def ended(self, owner: str, submission: int, num_tokens: int) -> None:
+    def ended(self, tenant: str, submission: int, num_tokens: int) -> None:
         """Requests of a key are over, having generated so many tokens."""
-        use = self._use(owner)
+        use = self._use(tenant)
         began_s, _ = use.began_s.pop(submission)
         use.tokens.take(num_tokens)
         use.request_s += _RECENT * (self._now() - began_s - use.request_s)
 
-    def forget(self, owners: Callable[[str], bool]) -> None:
-        """Forget idle keys but those for which `owners` is true."""
-        self._uses = {owner: use for owner, use in self._uses.items() if use.began_s or owners(owner)}
+    def forget(self, tenants: Callable[[str], bool]) -> None:
+        """Forget idle keys but those for which `tenants` is true."""
+        self._uses = {tenant: use for tenant, use in self._uses.items() if use.began_s or tenants(tenant)}
 
-    def _use(self, owner: str) -> _Use:
-        use = self._uses.get(owner)
+    def _use(self, tenant: str) -> _Use:
+        use = self._uses.get(tenant)
         if use is None:
             now = self._now()
-            use = self._uses[owner] = _Use(TokenBucket(now), TokenBucket(now))
+            use = self._uses[tenant] = _Use(TokenBucket(now), TokenBucket(now))
         return use
 
 

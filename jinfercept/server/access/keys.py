@@ -33,9 +33,9 @@ class Keys:
         before, self._rules = self._rules, dict(rules)
         return ", ".join(sorted({of.name for _, of in before.items() ^ self._rules.items()}))
 
-    def rules(self, owner: str) -> KeyRules:
+    def rules(self, tenant: str) -> KeyRules:
         """The rules of a tenant; those of a key that is gone, and of a server without keys, limit nothing."""
-        return self._rules.get(owner) or KeyRules("")
+        return self._rules.get(tenant) or KeyRules("")
 
     @property
     def needed(self) -> bool:
@@ -43,7 +43,7 @@ class Keys:
         return bool(self._rules)
 
     @property
-    def owners(self) -> Collection[str]:
+    def tenants(self) -> Collection[str]:
         """All tenants; none without keys."""
         return self._rules.keys()
 
@@ -73,29 +73,29 @@ class Keys:
             )
         return given
 
-    def watched_by(self, owner: str) -> str | None:
+    def watched_by(self, tenant: str) -> str | None:
         """The tenant whose requests a key may see and whose calls it may answer: its own; None: all tenants.
 
         Args:
-            owner: tenant of the key, from `check`.
+            tenant: of the key, from `check`.
         """
-        return None if not owner or self.rules(owner).operator else owner
+        return None if not tenant or self.rules(tenant).operator else tenant
 
-    def priority(self, owner: str, asked: int) -> int:
+    def priority(self, tenant: str, asked: int) -> int:
         """The priority of a request: the requested one, clamped to the range of its key if there is one.
 
         Args:
-            owner: tenant of the key, from `check`.
+            tenant: of the key, from `check`.
             asked: the requested priority.
         """
-        if not owner:
+        if not tenant:
             return asked
-        least, most = self.rules(owner).priority
+        least, most = self.rules(tenant).priority
         return min(max(asked, least), most)
 
-    def name(self, owner: str) -> str:
+    def name(self, tenant: str) -> str:
         """The name of a key in logs; "" without keys."""
-        return self.rules(owner).name
+        return self.rules(tenant).name
 
 
 def isolation(key: str, cache_salt: str | None) -> str:

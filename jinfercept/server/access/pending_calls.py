@@ -24,19 +24,19 @@ class PendingCalls:
         with self._lock:
             return self._numbers.total()
 
-    def of(self, owner: str) -> "PendingCallsOfKey":
+    def of(self, tenant: str) -> "PendingCallsOfKey":
         """The limit of one key, an `hooks.SharedLimit`."""
-        return PendingCallsOfKey(self, owner)
+        return PendingCallsOfKey(self, tenant)
 
-    def change(self, owner: str, number: int) -> bool:
+    def change(self, tenant: str, number: int) -> bool:
         """Count more or fewer calls of a key; False, and nothing is changed, if there would be too many."""
         with self._lock:
-            after = self._numbers[owner] + number
+            after = self._numbers[tenant] + number
             if number > 0 and after > self._most:
                 return False
-            self._numbers[owner] = after
+            self._numbers[tenant] = after
             if not after:
-                del self._numbers[owner]
+                del self._numbers[tenant]
             return True
 
 
@@ -44,13 +44,13 @@ class PendingCalls:
 class PendingCallsOfKey:
     """The limit of one key."""
 
-    def __init__(self, calls: PendingCalls, owner: str) -> None:
-        self._calls, self._owner = calls, owner
+    def __init__(self, calls: PendingCalls, tenant: str) -> None:
+        self._calls, self._tenant = calls, tenant
 
     def take(self) -> bool:
         """Count one more call; False, and nothing is counted, if there are too many."""
-        return self._calls.change(self._owner, 1)
+        return self._calls.change(self._tenant, 1)
 
     def release(self, number: int = 1) -> None:
         """Uncount calls that have ended."""
-        self._calls.change(self._owner, -number)
+        self._calls.change(self._tenant, -number)

@@ -35,8 +35,8 @@ def live_router(service: Service) -> APIRouter:
         """Running and paused requests, residency of pages, decisions: the data of the page at `/`. A key sees its own
         requests, an operator's key all. The pool's history has the samples after `since`, an `at_s` of an earlier answer.
         """
-        owner = service.keys.watched_by(request.scope["jinfercept.key"])
-        snapshot = snapshots.setdefault(owner, EngineSnapshot(lambda: _ask(service, owner), _FRESH_S))
+        tenant = service.keys.watched_by(request.scope["jinfercept.key"])
+        snapshot = snapshots.setdefault(tenant, EngineSnapshot(lambda: _ask(service, tenant), _FRESH_S))
         seen = (await snapshot.look()).seen
         history = [sample for sample in seen["history"] if sample["at_s"] > since]
         data = seen | {"history": history, "draining": service.draining}
@@ -59,18 +59,18 @@ def page_router() -> APIRouter:
     return router
 
 
-def _ask(service: Service, owner: str | None) -> Future[dict[str, Any]]:
+def _ask(service: Service, tenant: str | None) -> Future[dict[str, Any]]:
     """The live state as one tenant may see it; None: an operator."""
-    return service.llm.engine.ask(lambda stats: _seen(service, stats, owner))
+    return service.llm.engine.ask(lambda stats: _seen(service, stats, tenant))
 
 
-def _seen(service: Service, stats: EngineStats, owner: str | None) -> dict[str, Any]:
+def _seen(service: Service, stats: EngineStats, tenant: str | None) -> dict[str, Any]:
     names = {"model": service.names[0], "policy": service.llm.policy_name, "version": __version__}
-    inbox = None if service.inbox is None else len(service.inbox.pending(owner))
+    inbox = None if service.inbox is None else len(service.inbox.pending(tenant))
     plan = service.llm.memory_plan
     devices = {"count": plan.num_devices, "weight_bytes": plan.weight_bytes, "kv_bytes": plan.kv_bytes}  # of each
-    about = names | {"devices": devices, "shows": "all" if owner is None else "own", "inbox": inbox}
-    return about | live_state(stats, texts=service.options.show_texts, tenant=owner)
+    about = names | {"devices": devices, "shows": "all" if tenant is None else "own", "inbox": inbox}
+    return about | live_state(stats, texts=service.options.show_texts, tenant=tenant)
 
 
 def _inline(page: str, tag: str) -> list[str]:

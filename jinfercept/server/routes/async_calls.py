@@ -11,11 +11,11 @@ from jinfercept.server.service import Service
 _FIELD = "jinfercept.async_calls"
 
 
-def async_calls(service: Service, body: Extensions, owner: str) -> AsyncCalls | None:
+def async_calls(service: Service, body: Extensions, tenant: str) -> AsyncCalls | None:
     """How a body's calls run while its requests go on, within the limits of the server; None if it does not say so.
 
     Args:
-        owner: tenant of the requests.
+        tenant: of the requests.
 
     Raises:
         ApiError: 400, for a limit above the server's, marks of reasoning that are not known, and a body without server tools.
@@ -31,7 +31,7 @@ def async_calls(service: Service, body: Extensions, owner: str) -> AsyncCalls | 
     said: dict[str, Any] = {name: value for name in ("calls", "on_end") if (value := getattr(asked, name)) is not None}
     if asked.reasoning is not None:
         said["reasoning"] = None if asked.reasoning == "none" else asked.reasoning
-    shared = service.pending_calls.of(owner)
+    shared = service.pending_calls.of(tenant)
     try:
         delimiters = service.options.delimiters()
         return AsyncCalls(**said, max_pending=asked.max_pending or most, delimiters=delimiters, shared_limit=shared)

@@ -81,7 +81,9 @@ def make_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) 
 
 def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) -> list[EngineRequest]:
     """As `make_chat`, but the prompt may be longer than the model's context, and the requests have no hints."""
-    params = sampling_params(body, body.max_completion_tokens or body.max_tokens, _logprobs(body), service, hints.owner)
+    params = sampling_params(
+        body, body.max_completion_tokens or body.max_tokens, _logprobs(body), service, hints.tenant
+    )
     if body.stream_options is not None and not body.stream:
         raise ApiError.bad("stream_options belong to a stream", "stream_options")
     extension = body.jinfercept or SessionHints()
@@ -91,7 +93,7 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
         body, offered = _with_allowed_tools(body, choice.allowed_tools, offered)
         choice = choice.allowed_tools.mode
     tools = _tools(body)
-    calls = async_calls(service, body, hints.owner)
+    calls = async_calls(service, body, hints.tenant)
     if calls is not None and extension.async_calls is not None and extension.async_calls.reasoning is not None:
         raise ApiError.bad("a chat finds reasoning by its template", "jinfercept.async_calls.reasoning")
     options = service.chat_options(
@@ -106,7 +108,7 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
     check_conversation(service, messages, [tool.declaration for tool in tools], body.chat_template_kwargs)
     try:
         messages = service.tool_history.restored(hints.salt, messages)
-        given = [*tools, *offered], options, iter([name]), hints.owner, hints.salt
+        given = [*tools, *offered], options, iter([name]), hints.tenant, hints.salt
         return service.llm.make_chats([messages], params, *given)
     except JinferceptError as error:
         raise ApiError.of(error, field_of_chat(error, bool(tools))) from error
@@ -160,7 +162,7 @@ def recorder(service: Service, body: ChatBody, hints: RequestHints) -> Remember:
     def remember(turns: Sequence[Message]) -> None:
         if not hints.release:
             asked = [message.as_read() for message in body.messages]
-            service.tool_history.remember(hints.owner, hints.salt, asked, turns, _client_tools(body))
+            service.tool_history.remember(hints.tenant, hints.salt, asked, turns, _client_tools(body))
 
     return remember
 

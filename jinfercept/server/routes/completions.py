@@ -38,7 +38,7 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
     model = service.check_model(body.model)
     check_extras(body, service.ignored)
     hints = read_hints(body, request)
-    calls = async_calls(service, body, hints.owner)
+    calls = async_calls(service, body, hints.tenant)
     if calls is None and body.jinfercept is not None and body.jinfercept.wants_server_tools:
         message = (
             "a text completion calls no tools without jinfercept.async_calls: use /v1/chat/completions, or give them"
@@ -80,13 +80,13 @@ def make_completions(
     asked = body.prompt_logprobs
     if body.echo and body.logprobs is not None and asked is None:
         body = body.model_copy(update={"prompt_logprobs": body.logprobs})
-    params = sampling_params(body, max(1, max_tokens), body.logprobs, service, hints.owner)
+    params = sampling_params(body, max(1, max_tokens), body.logprobs, service, hints.tenant)
     ids = (f"{name}-{index}" for index in range(len(prompts)))
     asked_tools = body.jinfercept.server_tools if body.jinfercept is not None else None
     tools = service.tools.offered(asked_tools, ())
     try:
         given = [_prompt(service, prompt, body.add_special_tokens is not False) for prompt in prompts]
-        requests = service.llm.make_requests(given, params, tools, None, ids, hints.owner, calls)
+        requests = service.llm.make_requests(given, params, tools, None, ids, hints.tenant, calls)
     except RequestError as error:
         raise ApiError.of(error, "prompt") from error
     check_requests(service, requests, "prompt")

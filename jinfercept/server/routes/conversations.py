@@ -18,7 +18,7 @@ from jinfercept.protocols.openai.response_objects import ItemList
 from jinfercept.protocols.openai.response_schemas import InputItem, OtherItem
 from jinfercept.protocols.schemas import FIRST_ERROR, Body
 from jinfercept.server.routes.guarded_route import GuardedRoute
-from jinfercept.server.service import service_of
+from jinfercept.server.service import service_of, tenant_of
 from jinfercept.server.state import conversation_rows
 from jinfercept.server.state.conversation_rows import ItemPage, StoredConversation
 
@@ -73,9 +73,9 @@ async def create_conversation(request: Request, body: NewConversationBody | None
     check_metadata(metadata)
     items = await _read(request, given)
     conversation = StoredConversation(f"conv_{uuid.uuid4().hex}", int(time.time()), metadata)
-    owner, ttl_s = _owner(request), service_of(request).options.response_ttl
+    tenant, ttl_s = tenant_of(request), service_of(request).options.response_ttl
     num_bytes = await _run(
-        request, lambda session: conversation_rows.create_conversation(session, conversation, owner, items, ttl_s)
+        request, lambda session: conversation_rows.create_conversation(session, conversation, tenant, items, ttl_s)
     )
     service_of(request).database.written_bytes += num_bytes
     return _shown(conversation)
@@ -84,9 +84,9 @@ async def create_conversation(request: Request, body: NewConversationBody | None
 @router.get("/v1/conversations/{conversation_id}", response_model=ConversationObject)
 async def get_conversation(conversation_id: str, request: Request) -> Response:
     """A conversation without its items."""
-    owner = _owner(request)
+    tenant = tenant_of(request)
     return _shown(
-        await _run(request, lambda session: conversation_rows.read_conversation(session, conversation_id, owner))
+        await _run(request, lambda session: conversation_rows.read_conversation(session, conversation_id, tenant))
     )
 
 
@@ -94,11 +94,11 @@ async def get_conversation(conversation_id: str, request: Request) -> Response:
 async def update_conversation(conversation_id: str, body: MetadataBody, request: Request) -> Response:
     """Replace the metadata of a conversation."""
     check_metadata(body.metadata)
-    owner, ttl_s = _owner(request), service_of(request).options.response_ttl
+    tenant, ttl_s = tenant_of(request), service_of(request).options.response_ttl
     return _shown(
         await _run(
             request,
-            lambda session: conversation_rows.change_metadata(session, conversation_id, owner, body.metadata, ttl_s),
+            lambda session: conversation_rows.change_metadata(session, conversation_id, tenant, body.metadata, ttl_s),
         )
     )
 
@@ -106,10 +106,10 @@ async def update_conversation(conversation_id: str, body: MetadataBody, request:
 @router.delete("/v1/conversations/{conversation_id}", response_model=DeletedConversation)
 async def delete_conversation(conversation_id: str, request: Request) -> Response:
     """Delete a conversation and its items. Its responses remain."""
-    owner = _owner(request)
-    await _run(request, lambda session: conversation_rows.read_conversation(session, conversation_id, owner))
+    tenant = tenant_of(request)
+    await _run(request, lambda session: conversation_rows.read_conversation(session, conversation_id, tenant))
     await _run(
-        request, lambda session: conversation_rows.delete_conversation(session, conversation_id, owner), frees=True
+        request, lambda session: conversation_rows.delete_conversation(session, conversation_id, tenant), frees=True
     )
     return EncodedReply({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
@@ -118,10 +118,10 @@ async def delete_conversation(conversation_id: str, request: Request) -> Respons
 async def create_items(conversation_id: str, body: NewItemsBody, request: Request) -> Response:
     """Add items to the end of a conversation."""
     items = await _read(request, body.items)
-    owner, ttl_s, write = _owner(request), service_of(request).options.response_ttl, uuid.uuid4().hex
+    tenant, ttl_s, write = tenant_of(request), service_of(request).options.response_ttl, uuid.uuid4().hex
     num_bytes = await _run(
         request,
-        lambda session: conversation_rows.add_items(session, conversation_id, owner, items, write=write, ttl_s=ttl_s),
+        lambda session: conversation_rows.add_items(session, conversation_id, tenant, items, write=write, ttl_s=ttl_s),
     )
     service_of(request).database.written_bytes += num_bytes
     first_id, last_id = (items[0]["id"], items[-1]["id"]) if items else (None, None)
@@ -141,12 +141,12 @@ async def list_items(
     after: str | None = None,
 ) -> Response:
     """A page of the items of a conversation. A page has fewer items than `limit` if they are long."""
-    owner, descending = _owner(request), order == "desc"
+    tenant, descending = tenant_of(request), order == "desc"
     return await _run(
         request,
         lambda session: _listed(
             conversation_rows.list_items(
-                session, conversation_id, owner, limit=limit, descending=descending, after=after
+                session, conversation_id, tenant, limit=limit, descending=descending, after=after
             )
         ),
     )
@@ -155,20 +155,20 @@ async def list_items(
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}", response_model=dict[str, Any])
 async def get_item(conversation_id: str, item_id: str, request: Request) -> Response:
     """An item of a conversation."""
-    owner = _owner(request)
-    body = await _run(request, lambda session: conversation_rows.read_item(session, conversation_id, owner, item_id))
+    tenant = tenant_of(request)
+    body = await _run(request, lambda session: conversation_rows.read_item(session, conversation_id, tenant, item_id))
     return Response(body, media_type="application/json")
 
 
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}", response_model=ConversationObject)
 async def delete_item(conversation_id: str, item_id: str, request: Request) -> Response:
     """Delete an item of a conversation; returns the conversation."""
-    owner, ttl_s = _owner(request), service_of(request).options.response_ttl
-    await _run(request, lambda session: conversation_rows.read_item(session, conversation_id, owner, item_id))
+    tenant, ttl_s = tenant_of(request), service_of(request).options.response_ttl
+    await _run(request, lambda session: conversation_rows.read_item(session, conversation_id, tenant, item_id))
     return _shown(
         await _run(
             request,
-            lambda session: conversation_rows.delete_item(session, conversation_id, owner, item_id, ttl_s),
+            lambda session: conversation_rows.delete_item(session, conversation_id, tenant, item_id, ttl_s),
             frees=True,
         )
     )
@@ -181,7 +181,7 @@ async def _read(request: Request, given: Sequence[InputItem]) -> list[Item]:
         if isinstance(item, OtherItem):
             raise ApiError.bad(f"items of type {item.type[:80]!r} cannot be stored here", f"items[{index}]")
     try:
-        referred = await service.responses.items(references(given), _owner(request)) if references(given) else {}
+        referred = await service.responses.items(references(given), tenant_of(request)) if references(given) else {}
         return await service.prepare(request, lambda: read_items(given, (), referred, check_calls=False))
     except ApiError as error:
         error.param = error.param.replace("input", "items", 1) if error.param else None
@@ -189,7 +189,7 @@ async def _read(request: Request, given: Sequence[InputItem]) -> list[Item]:
 
 
 async def _run[T](request: Request, work: Callable[[Session], T], *, frees: bool = False) -> T:
-    return await service_of(request).database.run(_owner(request), work, frees=frees)
+    return await service_of(request).database.run(tenant_of(request), work, frees=frees)
 
 
 def _shown(conversation: StoredConversation) -> Response:
@@ -207,7 +207,3 @@ def _listed(page: ItemPage) -> Response:
     about = {"object": "list", "first_id": page.first_id, "last_id": page.last_id, "has_more": page.has_more}
     body = encode(about)[:-1].decode() + ',"data":[' + ",".join(page.bodies) + "]}"
     return Response(body, media_type="application/json")
-
-
-def _owner(request: Request) -> str:
-    return request.scope["jinfercept.key"]

@@ -42,10 +42,10 @@ class GuardedRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             service = service_of(request)
-            owner = service.keys.check(*authorizations(request.scope))
-            request.scope["jinfercept.key"] = owner
-            if owner:
-                request.scope[DETAILS]["key"] = service.keys.name(owner)
+            tenant = service.keys.check(*authorizations(request.scope))
+            request.scope["jinfercept.key"] = tenant
+            if tenant:
+                request.scope[DETAILS]["key"] = service.keys.name(tenant)
             if service.tracing is not None and operation is not None and request.method == "POST":
                 details, headers = request.scope[DETAILS], request.scope["headers"]
                 TRACE.set(service.tracing.begin(operation, self.path, headers, details))

@@ -17,7 +17,7 @@ from jinfercept.protocols.encoding import EncodedReply
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.schemas import Body, Text
 from jinfercept.server.routes.guarded_route import GuardedRoute
-from jinfercept.server.service import service_of
+from jinfercept.server.service import service_of, tenant_of
 from jinfercept.server.state import inbox_rows
 from jinfercept.server.state.inbox_rows import TakenAnswer
 from jinfercept.tools.inbox import Inbox
@@ -69,9 +69,9 @@ async def list_calls(request: Request) -> Response:
     calls = [asdict(pending) for pending in _inbox(request).pending(_watched(request))]
     service, watched = service_of(request), _watched(request)
     if service.database.outlives:
-        owner = request.scope["jinfercept.key"]
+        tenant = tenant_of(request)
         calls += await service.database.run(
-            owner, lambda session: inbox_rows.other_calls(session, service.server, watched), only_reads=True
+            tenant, lambda session: inbox_rows.other_calls(session, service.server, watched), only_reads=True
         )
         calls.sort(key=lambda call: call["asked_at"])
     shown = [{name: call[name] for name in WaitingCall.model_fields} for call in calls]
@@ -106,7 +106,7 @@ async def _leave(request: Request, answer: TakenAnswer, error: RequestError) -> 
     left = service.database.outlives and _CALL_ID.fullmatch(answer.id)
     if left:
         left = await service.database.run(
-            request.scope["jinfercept.key"],
+            tenant_of(request),
             lambda session: inbox_rows.leave_answer(session, service.server, watched, answer),
         )
     if not left:
@@ -115,7 +115,7 @@ async def _leave(request: Request, answer: TakenAnswer, error: RequestError) -> 
 
 def _watched(request: Request) -> str | None:
     """The tenant whose calls are shown; None: all tenants."""
-    return service_of(request).keys.watched_by(request.scope["jinfercept.key"])
+    return service_of(request).keys.watched_by(tenant_of(request))
 
 
 def _inbox(request: Request) -> Inbox:

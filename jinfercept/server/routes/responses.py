@@ -51,7 +51,7 @@ from jinfercept.server.routes.chat_completions import make_chat, server_tool_cal
 from jinfercept.server.routes.guarded_route import GuardedRoute
 from jinfercept.server.routes.response_run import BACKGROUND, BackgroundRun, Generation, reply, write, written
 from jinfercept.server.routes.session_hints import RequestHints, read_hints
-from jinfercept.server.service import BODY_BYTES, Service, service_of
+from jinfercept.server.service import BODY_BYTES, Service, service_of, tenant_of
 from jinfercept.server.state.conversation_rows import ConversationTurn
 from jinfercept.server.state.stored_response import StoredResponse
 
@@ -74,13 +74,13 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     log_left_out("items", types_left_out(body.input), service.ignored)
     given_tools = [*(body.tools or ()), *tools_of_items(body.input)]
     log_left_out("tools", tool_types_left_out(given_tools), service.ignored)
-    owner, responses = _owner(request), service.responses
-    previous = await _previous(service, body.previous_response_id, owner)
+    tenant, responses = tenant_of(request), service.responses
+    previous = await _previous(service, body.previous_response_id, tenant)
     check_length(body.input, previous.num_items if previous else 0)
-    referred = await responses.items(references(body.input), owner) if references(body.input) else {}
+    referred = await responses.items(references(body.input), tenant) if references(body.input) else {}
     name = f"resp_{uuid.uuid4().hex}"
     number = 1 if isinstance(body.input, str) else len(body.input)
-    turn = await responses.begin_turn(body.conversation_id, owner, name, number) if body.conversation_id else None
+    turn = await responses.begin_turn(body.conversation_id, tenant, name, number) if body.conversation_id else None
     try:
         generation = await _begun(service, body, request, model, name, previous, turn, referred)
     except BaseException:
@@ -111,7 +111,7 @@ async def _begun(
         previous, turn: what it continues.
         referred: the items to which the body refers, by id.
     """
-    owner, responses = _owner(request), service.responses
+    tenant, responses = tenant_of(request), service.responses
     follows = turn.last_response_id if turn else body.previous_response_id
     hints = replace(read_hints(body, request), follows=follows)
     if (trace := TRACE.get()) is not None:
@@ -126,7 +126,7 @@ async def _begun(
         requests, tool_calls = _make_chat(service, body, messages, tools, hints, name)
         response = _new_response(name, model, body, service.llm.get_default_sampling_params())
         body_bytes = request.scope.get(BODY_BYTES, 0)
-        return requests, tools, tool_calls, StoredResponse(owner, response, previous, asked, body_bytes=body_bytes)
+        return requests, tools, tool_calls, StoredResponse(tenant, response, previous, asked, body_bytes=body_bytes)
 
     num_bytes = _CHARS_PER_TOKEN * _num_tokens(previous)
     requests, tools, tool_calls, stored = await service.prepare(request, make, 1, num_bytes)
@@ -180,7 +180,7 @@ async def get_response(
 async def delete_response(response_id: str, request: Request) -> Response:
     """Delete a stored response and release its context. A response that is generated in the background is cancelled."""
     service = service_of(request)
-    stored = await service.responses.delete(response_id, _owner(request))
+    stored = await service.responses.delete(response_id, tenant_of(request))
     if stored.background is not None and stored.is_open:
         await stored.background.cancel()
     service.llm.engine.release(response_id)
@@ -212,7 +212,7 @@ async def list_input_items(
     A page has fewer items than `limit` if they are long.
     """
     service = service_of(request)
-    stored = await service.responses.load(response_id, _owner(request))
+    stored = await service.responses.load(response_id, tenant_of(request))
     return await service.prepare(request, lambda: _page(stored, limit, order, after))
 
 
@@ -238,16 +238,16 @@ def _page(stored: StoredResponse, limit: int, order: str, after: str | None) -> 
 
 
 async def _stored(request: Request, response_id: str) -> StoredResponse:
-    return await service_of(request).responses.find(response_id, _owner(request))
+    return await service_of(request).responses.find(response_id, tenant_of(request))
 
 
-async def _previous(service: Service, previous_id: str | None, owner: str) -> StoredResponse | None:
+async def _previous(service: Service, previous_id: str | None, tenant: str) -> StoredResponse | None:
     """The response that a body continues. Raises 404 and 400."""
     if previous_id is None:
         return None
     field = "previous_response_id"
     try:
-        previous = await service.responses.load(previous_id, owner)
+        previous = await service.responses.load(previous_id, tenant)
     except ApiError as error:
         if error.status_code != 404:
             raise
@@ -332,7 +332,3 @@ def _logprobs(service: Service, body: ResponsesBody) -> Any:
         return list(chat_logprobs([(token.token_id, token.logprobs) for token in tokens], top, tokenizer)["content"])
 
     return report
-
-
-def _owner(request: Request) -> str:
-    return request.scope["jinfercept.key"]

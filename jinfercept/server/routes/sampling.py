@@ -20,7 +20,7 @@ _NAMES = frozenset(field.name for field in fields(SamplingParams))
 
 
 def sampling_params(
-    body: SamplingBody, max_tokens: int | None, logprobs: int | None, service: Service, owner: str
+    body: SamplingBody, max_tokens: int | None, logprobs: int | None, service: Service, tenant: str
 ) -> SamplingParams:
     """The sampling parameters of a body. Structured outputs are compiled, so that mistakes in them are found here.
 
@@ -28,7 +28,7 @@ def sampling_params(
         max_tokens: maximum tokens to generate; None: the default of the checkpoint, or up to the length of a sequence.
         logprobs: number of most likely tokens to report for each; None: no report.
         service: has the vocabulary and the grammar compiler.
-        owner: tenant of the request.
+        tenant: of the request.
 
     Raises:
         ApiError: 400, with the field.
@@ -53,7 +53,7 @@ def sampling_params(
     try:
         outputs = StructuredOutputsParams(**options)
         if llm.grammars is not None:
-            llm.grammars.of(owner).compile(outputs)
+            llm.grammars.of(tenant).compile(outputs)
     except RequestError as error:
         raise ApiError.of(error, field) from error
     return replace(params, structured_outputs=outputs)

@@ -10,7 +10,7 @@ from jinfercept.protocols.schemas import MAX_SESSION_ID, Extensions
 from jinfercept.request import FollowUp, Request
 from jinfercept.server.access.keys import isolation
 from jinfercept.server.observe.tracing.current import TRACE
-from jinfercept.server.service import service_of
+from jinfercept.server.service import service_of, tenant_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class RequestHints:
     """The hints of one request.
 
     Attributes:
-        owner: tenant of the request.
+        tenant: of the request.
         salt: of its pages and its session, which are found only with the same salt.
         session_id: of the session that a follow-up names; None without one.
         expected_s: seconds until the follow-up; None if unknown.
@@ -28,7 +28,7 @@ class RequestHints:
         follows: id of the finished request that this one continues.
     """
 
-    owner: str = ""
+    tenant: str = ""
     salt: str = ""
     session_id: str | None = None
     expected_s: float | None = None
@@ -51,15 +51,15 @@ def read_hints(body: Extensions, request: HttpRequest) -> RequestHints:
     session = (extension.session_id if extension else None) or body.session_id or header or None
     if (trace := TRACE.get()) is not None:
         trace.name_conversation(session)
-    owner, keys = request.scope["jinfercept.key"], service_of(request).keys
+    tenant, keys = tenant_of(request), service_of(request).keys
     asked = (extension.priority if extension and extension.priority is not None else body.priority) or 0
     return RequestHints(
-        owner=owner,
-        salt=isolation(owner, body.cache_salt),
+        tenant=tenant,
+        salt=isolation(tenant, body.cache_salt),
         session_id=session,
         expected_s=extension.expected_s if extension else None,
-        priority=keys.priority(owner, asked),
-        weight=keys.rules(owner).weight,
+        priority=keys.priority(tenant, asked),
+        weight=keys.rules(tenant).weight,
         release=bool(extension and extension.release),
     )
 
@@ -74,7 +74,7 @@ def with_hints(requests: Sequence[Request], hints: RequestHints) -> list[Request
         replace(
             request,
             cache_salt=hints.salt,
-            tenant=hints.owner,
+            tenant=hints.tenant,
             priority=hints.priority,
             weight=hints.weight,
             follows=hints.follows,

@@ -1,4 +1,4 @@
-"""Rows of conversations and their items, found with their owner only. One response at a time is generated in a conversation."""
+"""Rows of conversations and their items, found with their tenant only. A conversation has one response at a time."""
 
 import json
 import re
@@ -70,13 +70,13 @@ class ItemPage(NamedTuple):
 
 
 def create_conversation(
-    session: Session, conversation: StoredConversation, owner: str, items: Sequence[Item], ttl_s: float
+    session: Session, conversation: StoredConversation, tenant: str, items: Sequence[Item], ttl_s: float
 ) -> int:
     """Insert a conversation; returns its counted bytes."""
     now, (about, about_bytes) = clock(session), document(conversation.metadata)
     row = {
         "id": conversation.id,
-        "owner": owner,
+        "tenant": tenant,
         "created_at": conversation.created_at,
         "changed_at": now,
         "expires_at": now + ttl_s,
@@ -86,21 +86,21 @@ def create_conversation(
         "about": about,
     }
     insert_new(session, ConversationRow, [row])
-    return row["num_bytes"] + add_items(session, conversation.id, owner, items, write=conversation.id, ttl_s=ttl_s)
+    return row["num_bytes"] + add_items(session, conversation.id, tenant, items, write=conversation.id, ttl_s=ttl_s)
 
 
-def read_conversation(session: Session, conversation_id: str, owner: str) -> StoredConversation:
-    """A conversation of an owner. Raises 404."""
-    row = _row(session, conversation_id, owner)
+def read_conversation(session: Session, conversation_id: str, tenant: str) -> StoredConversation:
+    """A conversation of a tenant. Raises 404."""
+    row = _row(session, conversation_id, tenant)
     return StoredConversation(row.id, row.created_at, json.loads(row.about))
 
 
 def change_metadata(
-    session: Session, conversation_id: str, owner: str, metadata: dict[str, str], ttl_s: float
+    session: Session, conversation_id: str, tenant: str, metadata: dict[str, str], ttl_s: float
 ) -> StoredConversation:
     """The conversation with new metadata. Raises 404."""
     row, now, (about, about_bytes) = (
-        _row(session, conversation_id, owner, lock=True),
+        _row(session, conversation_id, tenant, lock=True),
         clock(session),
         document(metadata),
     )
@@ -110,15 +110,15 @@ def change_metadata(
     return StoredConversation(row.id, row.created_at, metadata)
 
 
-def delete_conversation(session: Session, conversation_id: str, owner: str) -> None:
+def delete_conversation(session: Session, conversation_id: str, tenant: str) -> None:
     """Delete a conversation and its items; its responses remain. Deleting it twice has the effect of once."""
     if _CONVERSATION_ID.fullmatch(conversation_id):
-        mine = ConversationRow.id == conversation_id, ConversationRow.owner == owner
+        mine = ConversationRow.id == conversation_id, ConversationRow.tenant == tenant
         session.execute(delete(ConversationRow).where(*mine))
 
 
 def add_items(
-    session: Session, conversation_id: str, owner: str, items: Sequence[Item], *, write: str, ttl_s: float
+    session: Session, conversation_id: str, tenant: str, items: Sequence[Item], *, write: str, ttl_s: float
 ) -> int:
     """Add items to a conversation; returns their counted bytes.
 
@@ -128,7 +128,7 @@ def add_items(
     Raises:
         ApiError: 404; 409 while a response is generated in it; 400 if it would have too many items.
     """
-    row = _row(session, conversation_id, owner, lock=True)
+    row = _row(session, conversation_id, tenant, lock=True)
     if row.last_write == write:
         return 0  # an earlier attempt was committed
     if row.turn_id is not None:
@@ -138,7 +138,7 @@ def add_items(
 
 
 def list_items(
-    session: Session, conversation_id: str, owner: str, *, limit: int, descending: bool, after: str | None
+    session: Session, conversation_id: str, tenant: str, *, limit: int, descending: bool, after: str | None
 ) -> ItemPage:
     """A page of items. It has fewer than `limit` if they are long.
 
@@ -148,7 +148,7 @@ def list_items(
     Raises:
         ApiError: 404 for the conversation, 400 for `after`.
     """
-    row = _row(session, conversation_id, owner)
+    row = _row(session, conversation_id, tenant)
     place, order = ConversationItemRow.place, ConversationItemRow.place.desc()
     wanted: list[ColumnElement[bool]] = [ConversationItemRow.conversation_id == row.id]
     if after is not None:
@@ -175,9 +175,9 @@ def list_items(
     return ItemPage(bodies, first_id, last_id, len(sizes) > len(shown))
 
 
-def read_item(session: Session, conversation_id: str, owner: str, item_id: str) -> str:
+def read_item(session: Session, conversation_id: str, tenant: str, item_id: str) -> str:
     """Document of an item of a conversation. Raises 404."""
-    row = _row(session, conversation_id, owner)
+    row = _row(session, conversation_id, tenant)
     mine = ConversationItemRow.conversation_id == row.id, ConversationItemRow.item == digest(item_id)
     body = session.scalar(select(ConversationItemRow.body).where(*mine).order_by(ConversationItemRow.place).limit(1))
     if body is None:
@@ -185,13 +185,13 @@ def read_item(session: Session, conversation_id: str, owner: str, item_id: str) 
     return body
 
 
-def delete_item(session: Session, conversation_id: str, owner: str, item_id: str, ttl_s: float) -> StoredConversation:
+def delete_item(session: Session, conversation_id: str, tenant: str, item_id: str, ttl_s: float) -> StoredConversation:
     """Delete the items of an id; returns the conversation. Deleting twice has the effect of once.
 
     Raises:
         ApiError: 404 for the conversation; 409 while a response is generated in it.
     """
-    row, now = _row(session, conversation_id, owner, lock=True), clock(session)
+    row, now = _row(session, conversation_id, tenant, lock=True), clock(session)
     if row.turn_id is not None:
         raise conversation_locked()
     mine = ConversationItemRow.conversation_id == row.id, ConversationItemRow.item == digest(item_id)
@@ -212,7 +212,7 @@ def delete_item(session: Session, conversation_id: str, owner: str, item_id: str
 
 
 def begin_turn(
-    session: Session, server: ServerClock, conversation_id: str, owner: str, response_id: str, number: int
+    session: Session, server: ServerClock, conversation_id: str, tenant: str, response_id: str, number: int
 ) -> ConversationTurn:
     """Begin a response in a conversation; no other one begins before it ends.
 
@@ -222,7 +222,7 @@ def begin_turn(
     Raises:
         ApiError: 404; 409 if another response is generated in it; 400 if it is too long.
     """
-    row, now = _row(session, conversation_id, owner, lock=True), clock(session)
+    row, now = _row(session, conversation_id, tenant, lock=True), clock(session)
     live = row.turn_server_id == server.server_id or session.scalar(
         select(is_live(ConversationRow.turn_server_id, now, server.lost_s)).where(ConversationRow.id == row.id)
     )
@@ -241,7 +241,7 @@ def begin_turn(
 
 
 def end_turn(
-    session: Session, conversation_id: str, owner: str, response_id: str, items: Sequence[Item], ttl_s: float
+    session: Session, conversation_id: str, tenant: str, response_id: str, items: Sequence[Item], ttl_s: float
 ) -> int | None:
     """Add the items of a response to its conversation, and end its turn; None if another response has begun meanwhile.
 
@@ -250,7 +250,7 @@ def end_turn(
     Args:
         items: input and output of the response; none if it has failed.
     """
-    mine = ConversationRow.id == conversation_id, ConversationRow.owner == owner
+    mine = ConversationRow.id == conversation_id, ConversationRow.tenant == tenant
     row = session.scalars(select(ConversationRow).where(*mine).with_for_update()).one_or_none()
     if row is None:
         return 0
@@ -266,9 +266,9 @@ def conversation_locked() -> ApiError:
     return ApiError(409, message, param="conversation", code="conversation_locked", headers={"Retry-After": "1"})
 
 
-def _row(session: Session, conversation_id: str, owner: str, *, lock: bool = False) -> ConversationRow:
+def _row(session: Session, conversation_id: str, tenant: str, *, lock: bool = False) -> ConversationRow:
     if _CONVERSATION_ID.fullmatch(conversation_id):
-        mine = ConversationRow.id == conversation_id, ConversationRow.owner == owner
+        mine = ConversationRow.id == conversation_id, ConversationRow.tenant == tenant
         wanted = select(ConversationRow).where(
             *mine, or_(ConversationRow.expires_at > clock(session), ConversationRow.turn_id.is_not(None))
         )
@@ -282,7 +282,7 @@ def _row(session: Session, conversation_id: str, owner: str, *, lock: bool = Fal
 def _append(session: Session, row: ConversationRow, items: Sequence[Item], ttl_s: float, more: dict[str, Any]) -> int:
     now, first = clock(session), row.next_place
     bodies = [document(item) for item in items]
-    rows = item_rows(row.owner, first, [item["id"] for item in items], conversation_id=row.id)
+    rows = item_rows(row.tenant, first, [item["id"] for item in items], conversation_id=row.id)
     sized = [place | {"body": body, "num_bytes": size} for place, (body, size) in zip(rows, bodies, strict=True)]
     insert_new(session, ConversationItemRow, sized)
     num_bytes = sum(size for _, size in bodies) + ITEM_BYTES * len(items)

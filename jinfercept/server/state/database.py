@@ -32,7 +32,7 @@ from sqlalchemy.orm import Session
 
 from jinfercept.errors import ConfigError
 from jinfercept.protocols.errors import ApiError
-from jinfercept.server.access.fair_thread_pool import RETRY_S, KeyedPool
+from jinfercept.server.access.fair_thread_pool import RETRY_S, TenantPool
 from jinfercept.server.state.migrate import create_tables, migrate
 from jinfercept.server.state.sqlite_file import ONLY_READS, SpareRoom, deleted_lean, is_damaged, is_full, sqlite_engine
 from jinfercept.server.state.tables import ServerRow
@@ -99,11 +99,11 @@ class StateDatabase:
             self._engine.dispose()
             raise
         threads = _THREADS if self.outlives else 1
-        self._threads = KeyedPool("state", threads, min(_PER_KEY, threads), _MAX_WAITING)
+        self._threads = TenantPool("state", threads, min(_PER_KEY, threads), _MAX_WAITING)
 
     async def run[T](
         self,
-        owner: str,
+        tenant: str,
         work: Callable[[Session], T],
         num_bytes: int = 0,
         *,
@@ -113,7 +113,7 @@ class StateDatabase:
         """The result of work in one transaction, which is committed when this returns.
 
         Args:
-            owner: tenant for whom it is done; tenants take turns.
+            tenant: for whom it is done; tenants take turns.
             work: has the same effect if it is run twice.
             num_bytes: approximate size of its input.
             only_reads: whether it writes nothing, so that it need not wait for those that write.
@@ -121,14 +121,14 @@ class StateDatabase:
 
         Raises:
             ApiError: 503 `state_unavailable` if the database does not answer in time, and then nothing is committed, unless
-                it is the commit that lasts; 503 `state_full` if its disk is full; 429 if too much work of the owner waits.
+                it is the commit that lasts; 503 `state_full` if its disk is full; 429 if too much work of the tenant waits.
         """
         deadline_s = time.monotonic() + self._timeout_s
         committed: list[T] = []
         try:
             async with asyncio.timeout(self._timeout_s + _COMMIT_S):
                 await self._threads.run(
-                    owner,
+                    tenant,
                     num_bytes,
                     lambda: committed.append(self._repeated(work, deadline_s, only_reads, frees)),
                 )

@@ -130,7 +130,7 @@ class StateUpkeep:
             return None
 
     def _mirrored(self, session: Session, inbox: Inbox) -> list[TakenAnswer]:
-        calls = {call.id: (call.owner, asdict(call)) for call in inbox.pending()}
+        calls = {call.id: (call.tenant, asdict(call)) for call in inbox.pending()}
         return inbox_rows.mirror_calls(session, self._server, calls)
 
     def _attempt[T](self, work: Callable[[Session], T]) -> T | None:

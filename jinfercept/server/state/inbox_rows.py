@@ -32,7 +32,7 @@ def mirror_calls(
     """Make the rows of a server those of its waiting calls; returns the answers to them that other servers have taken.
 
     Args:
-        calls: by id, the owner and the document of each call.
+        calls: by id, the tenant and the document of each call.
     """
     mine = InboxRow.server_id == server.server_id
     rows = dict(session.execute(select(InboxRow.id, InboxRow.answer).where(mine)).tuples().all())
@@ -44,36 +44,36 @@ def mirror_calls(
         [
             {
                 "id": call_id,
-                "owner": owner,
+                "tenant": tenant,
                 "server_id": server.server_id,
                 "asked_at": call["asked_at"],
                 "call": encode(call).decode(),
             }
-            for call_id, (owner, call) in calls.items()
+            for call_id, (tenant, call) in calls.items()
             if call_id not in rows
         ],
     )
     return [TakenAnswer(row_id, *json.loads(text)) for row_id, text in rows.items() if text and row_id in calls]
 
 
-def other_calls(session: Session, server: ServerClock, owner: str | None) -> Sequence[dict[str, Any]]:
-    """Documents of the calls that wait at other servers that live: those of an owner, or of all."""
+def other_calls(session: Session, server: ServerClock, tenant: str | None) -> Sequence[dict[str, Any]]:
+    """Documents of the calls that wait at other servers that live: those of a tenant, or of all."""
     live = is_live(InboxRow.server_id, clock(session), server.lost_s)
     wanted = [InboxRow.server_id != server.server_id, InboxRow.answer.is_(None), live]
-    wanted += [] if owner is None else [InboxRow.owner == owner]
+    wanted += [] if tenant is None else [InboxRow.tenant == tenant]
     calls = session.scalars(select(InboxRow.call).where(*wanted).order_by(InboxRow.asked_at).limit(1000))
     return [json.loads(call) for call in calls]
 
 
-def leave_answer(session: Session, server: ServerClock, owner: str | None, answer: TakenAnswer) -> bool:
+def leave_answer(session: Session, server: ServerClock, tenant: str | None, answer: TakenAnswer) -> bool:
     """Leave an answer for the server that runs a call; False if the call does not wait at a server that lives.
 
     Args:
-        owner: of the call; None: any.
+        tenant: of the call; None: any.
     """
     text = encode([answer.text, answer.is_declined]).decode()
     live = is_live(InboxRow.server_id, clock(session), server.lost_s)
-    wanted = [InboxRow.id == answer.id, live] + ([] if owner is None else [InboxRow.owner == owner])
+    wanted = [InboxRow.id == answer.id, live] + ([] if tenant is None else [InboxRow.tenant == tenant])
     left = update(InboxRow).where(*wanted, InboxRow.answer.is_(None)).values(answer=text)
     if session.execute(left).rowcount:  # pyright: ignore[reportAttributeAccessIssue]
         return True

@@ -76,14 +76,14 @@ def take_turns(session: Session, lock: int) -> bool:
     return bool(session.scalar(select(func.pg_try_advisory_xact_lock(lock))))
 
 
-def item_rows(owner: str, first: int, item_ids: Sequence[str], **more: str) -> list[dict[str, Any]]:
+def item_rows(tenant: str, first: int, item_ids: Sequence[str], **more: str) -> list[dict[str, Any]]:
     """Rows of an index of items; `more` are the columns that they share.
 
     Args:
         first: place of the first item.
     """
     return [
-        {"place": place, "owner": owner, "item": digest(item_id), **more}
+        {"place": place, "tenant": tenant, "item": digest(item_id), **more}
         for place, item_id in enumerate(item_ids, start=first)
     ]
 

@@ -1,4 +1,4 @@
-"""Rows of stored responses: inserted when a response begins, settled when it is final, found with their owner only."""
+"""Rows of stored responses: inserted when a response begins, settled when it is final, found with their tenant only."""
 
 import json
 import re
@@ -72,7 +72,7 @@ class ResponseDocuments(NamedTuple):
 def insert_response(
     session: Session,
     server: ServerClock,
-    owner: str,
+    tenant: str,
     documents: ResponseDocuments,
     *,
     ttl_s: float,
@@ -81,17 +81,17 @@ def insert_response(
     """Insert a response that begins; returns the bytes of its document.
 
     Raises:
-        ApiError: 404 if the response that it continues is gone, 429 if too many of the owner are in the background.
+        ApiError: 404 if the response that it continues is gone, 429 if too many of the tenant are in the background.
     """
     response, asked = documents
     now = clock(session)
     in_background = response["background"]
     if in_background:
-        _check_background(session, owner, response["id"], most_background)
+        _check_background(session, tenant, response["id"], most_background)
     (text, text_bytes), (asked_text, asked_bytes) = document(response), document(asked)
     row = {
         "id": response["id"],
-        "owner": owner,
+        "tenant": tenant,
         "previous_id": response["previous_response_id"],
         "conversation_id": (response.get("conversation") or {}).get("id"),
         "status": response["status"],
@@ -111,13 +111,13 @@ def insert_response(
         previous, field = response["previous_response_id"], "previous_response_id"
         code = "previous_response_not_found"
         raise ApiError(404, f"there is no response {previous!r}", param=field, code=code) from None
-    index = item_rows(owner, 0, [item["id"] for item in asked], response_id=response["id"])
+    index = item_rows(tenant, 0, [item["id"] for item in asked], response_id=response["id"])
     insert_new(session, ResponseItemRow, index)
     return text_bytes
 
 
-def _check_background(session: Session, owner: str, response_id: str, most: int) -> None:
-    mine = ResponseRow.owner == owner, ResponseRow.status.in_(OPEN), ResponseRow.id != response_id
+def _check_background(session: Session, tenant: str, response_id: str, most: int) -> None:
+    mine = ResponseRow.tenant == tenant, ResponseRow.status.in_(OPEN), ResponseRow.id != response_id
     running = session.scalar(select(func.count()).where(*mine, ResponseRow.in_background)) or 0
     if running >= most:
         raise ApiError(
@@ -130,7 +130,7 @@ def _check_background(session: Session, owner: str, response_id: str, most: int)
 
 
 def settle_response(
-    session: Session, server: ServerClock, owner: str, documents: ResponseDocuments, begun_bytes: int
+    session: Session, server: ServerClock, tenant: str, documents: ResponseDocuments, begun_bytes: int
 ) -> int | None:
     """Write a final response; returns the bytes of its document, or None if another server has taken this one for lost.
 
@@ -154,17 +154,17 @@ def settle_response(
     if not settled.rowcount:  # pyright: ignore[reportAttributeAccessIssue]
         written = session.execute(select(ResponseRow.response).where(*mine)).scalar_one_or_none()
         return text_bytes if written in (None, text) else None  # the same: an earlier attempt was committed
-    index = item_rows(owner, len(asked), [item["id"] for item in output], response_id=response["id"])
+    index = item_rows(tenant, len(asked), [item["id"] for item in output], response_id=response["id"])
     insert_new(session, ResponseItemRow, index)
     return text_bytes
 
 
-def read_head(session: Session, server: ServerClock, response_id: str, owner: str) -> ResponseHead | None:
-    """A response of an owner; None if there is none. One that is open and whose server is lost is shown as it is."""
+def read_head(session: Session, server: ServerClock, response_id: str, tenant: str) -> ResponseHead | None:
+    """A response of a tenant; None if there is none. One that is open and whose server is lost is shown as it is."""
     if not _RESPONSE_ID.fullmatch(response_id):
         return None
     now = clock(session)
-    wanted = ResponseRow.id == response_id, ResponseRow.owner == owner, ~ResponseRow.is_deleted
+    wanted = ResponseRow.id == response_id, ResponseRow.tenant == tenant, ~ResponseRow.is_deleted
     head = session.execute(
         select(
             ResponseRow.status,
@@ -199,7 +199,7 @@ def _chain(session: Session, response_id: str) -> list[tuple[str, int]]:
 
 
 def read_responses(session: Session, response_ids: Sequence[str]) -> dict[str, ResponseDocuments]:
-    """Responses by their ids; ids without a row are left out. The owner is not checked."""
+    """Responses by their ids; ids without a row are left out. The tenant is not checked."""
     found: dict[str, ResponseDocuments] = {}
     for some in _parts(response_ids):
         columns = ResponseRow.id, ResponseRow.status, ResponseRow.response, ResponseRow.asked
@@ -215,8 +215,8 @@ def _with_status(response: dict[str, Any], status: str) -> dict[str, Any]:
     return response | {"status": status}
 
 
-def read_items(session: Session, owner: str, item_ids: Collection[str]) -> dict[str, Item]:
-    """Items of an owner's responses and conversations by their ids, the oldest one of each id; unknown ids are left out.
+def read_items(session: Session, tenant: str, item_ids: Collection[str]) -> dict[str, Item]:
+    """Items of a tenant's responses and conversations by their ids, the oldest one of each id; unknown ids are left out.
 
     Raises:
         ApiError: 400 if they are in rows with too many bytes.
@@ -226,7 +226,7 @@ def read_items(session: Session, owner: str, item_ids: Collection[str]) -> dict[
     sizes: dict[str, int] = {}
     found: dict[str, Item] = {}
     for some in _parts(sorted(names)):
-        mine = ResponseItemRow.owner == owner, ResponseItemRow.item.in_(some)
+        mine = ResponseItemRow.tenant == tenant, ResponseItemRow.item.in_(some)
         live = ~ResponseRow.is_deleted, ResponseRow.expires_at > now
         columns = ResponseItemRow.item, ResponseRow.id, ResponseItemRow.place, ResponseRow.num_bytes
         stored = select(*columns).join(ResponseRow, ResponseRow.id == ResponseItemRow.response_id)
@@ -240,34 +240,34 @@ def read_items(session: Session, owner: str, item_ids: Collection[str]) -> dict[
     for item, (response_id, place) in places.items():
         response, asked = rows[response_id]
         found[names[item]] = [*asked, *response["output"]][place]
-    return found | _conversation_items(session, owner, {item: names[item] for item in names.keys() - places.keys()})
+    return found | _conversation_items(session, tenant, {item: names[item] for item in names.keys() - places.keys()})
 
 
-def _conversation_items(session: Session, owner: str, names: Mapping[str, str]) -> dict[str, Item]:
+def _conversation_items(session: Session, tenant: str, names: Mapping[str, str]) -> dict[str, Item]:
     found: dict[str, Item] = {}
     for some in _parts(sorted(names)):
-        mine = ConversationItemRow.owner == owner, ConversationItemRow.item.in_(some)
+        mine = ConversationItemRow.tenant == tenant, ConversationItemRow.item.in_(some)
         check_loaded(session.scalar(select(func.sum(ConversationItemRow.num_bytes)).where(*mine)) or 0, "input")
         for item, body in session.execute(select(ConversationItemRow.item, ConversationItemRow.body).where(*mine)):
             found.setdefault(names[item], json.loads(body))
     return found
 
 
-def delete_response(session: Session, response_id: str, owner: str) -> None:
-    """Delete a response of an owner; it remains, unseen, while others continue it."""
+def delete_response(session: Session, response_id: str, tenant: str) -> None:
+    """Delete a response of a tenant; it remains, unseen, while others continue it."""
     session.execute(
         update(ResponseRow)
-        .where(ResponseRow.id == response_id, ResponseRow.owner == owner)
+        .where(ResponseRow.id == response_id, ResponseRow.tenant == tenant)
         .values(is_deleted=True, is_cancelled=True)
     )
     child = aliased(ResponseRow)
     unneeded = ~exists().where(child.previous_id == response_id), ResponseRow.status.not_in(OPEN)
-    session.execute(delete(ResponseRow).where(ResponseRow.id == response_id, ResponseRow.owner == owner, *unneeded))
+    session.execute(delete(ResponseRow).where(ResponseRow.id == response_id, ResponseRow.tenant == tenant, *unneeded))
 
 
-def request_cancel(session: Session, response_id: str, owner: str) -> None:
+def request_cancel(session: Session, response_id: str, tenant: str) -> None:
     """Have the server of an open response end it at its next heartbeat."""
-    mine = ResponseRow.id == response_id, ResponseRow.owner == owner
+    mine = ResponseRow.id == response_id, ResponseRow.tenant == tenant
     session.execute(update(ResponseRow).where(*mine, ResponseRow.status.in_(OPEN)).values(is_cancelled=True))
 
 

@@ -47,7 +47,7 @@ class _OpenResponse:
         finishing: commits its end.
     """
 
-    owner: str
+    tenant: str
     stored: StoredResponse | None = None
     conversation_id: str | None = None
     begun_bytes: int = 0
@@ -63,7 +63,7 @@ class ResponseStore:
         database: of responses and conversations.
         server: this server.
         ttl_s: seconds until a response expires.
-        most_background: maximum responses of one owner in the background at a time.
+        most_background: maximum responses of one tenant in the background at a time.
         poll_s: seconds between two looks at a response that another server generates.
 
     Attributes:
@@ -83,32 +83,32 @@ class ResponseStore:
 
     # -- found ---------------------------------------------------------------------------------------------------------
 
-    async def holds(self, response_id: str, owner: str) -> int:
-        """Whether only this process can answer for a response of an owner: 0 if not, 2 if it generates the response now."""
+    async def holds(self, response_id: str, tenant: str) -> int:
+        """Whether only this process can answer for a response of a tenant: 0 if not, 2 if it generates the response now."""
         if (mine := self.open.get(response_id)) is not None:
-            return 2 * (mine.owner == owner)
+            return 2 * (mine.tenant == tenant)
         if self._database.outlives:
             run = self._runs.get(response_id)
-            return int(run is not None and run.owner == owner)
+            return int(run is not None and run.tenant == tenant)
         with suppress(ApiError):
-            return int((await self._head(response_id, owner)).status != "")
+            return int((await self._head(response_id, tenant)).status != "")
         return 0
 
-    async def find(self, response_id: str, owner: str) -> StoredResponse:
-        """A response of an owner. Those that it continues are known only if this process generates it. Raises 404."""
-        return await self._read(response_id, owner, whole=False)
+    async def find(self, response_id: str, tenant: str) -> StoredResponse:
+        """A response of a tenant. Those that it continues are known only if this process generates it. Raises 404."""
+        return await self._read(response_id, tenant, whole=False)
 
-    async def load(self, response_id: str, owner: str) -> StoredResponse:
-        """A response of an owner with all that it continues. Raises 404; 400 if they are too long to load."""
-        return await self._read(response_id, owner, whole=True)
+    async def load(self, response_id: str, tenant: str) -> StoredResponse:
+        """A response of a tenant with all that it continues. Raises 404; 400 if they are too long to load."""
+        return await self._read(response_id, tenant, whole=True)
 
-    async def items(self, item_ids: Collection[str], owner: str) -> dict[str, Item]:
-        """Items of an owner's responses and conversations by their ids, the oldest one of each id. Raises 404."""
+    async def items(self, item_ids: Collection[str], tenant: str) -> dict[str, Item]:
+        """Items of a tenant's responses and conversations by their ids, the oldest one of each id. Raises 404."""
         items = await self._database.run(
-            owner, lambda session: response_rows.read_items(session, owner, item_ids), only_reads=True
+            tenant, lambda session: response_rows.read_items(session, tenant, item_ids), only_reads=True
         )
         if missing := set(item_ids) - items.keys():
-            mine = (one.stored for one in self.open.values() if one.owner == owner and one.is_inserted)
+            mine = (one.stored for one in self.open.values() if one.tenant == tenant and one.is_inserted)
             outputs = (stored.response["output"] for stored in mine if stored is not None)
             items |= {item["id"]: item for output in outputs for item in output if item["id"] in missing}
         for item_id in item_ids:
@@ -116,31 +116,31 @@ class ResponseStore:
                 raise ApiError(404, f"there is no item {item_id[:200]!r}", param="input", code="item_not_found")
         return items
 
-    async def _head(self, response_id: str, owner: str) -> ResponseHead:
+    async def _head(self, response_id: str, tenant: str) -> ResponseHead:
         mine = self.open.get(response_id)
-        if mine is not None and mine.owner == owner and mine.finishing is not None:
+        if mine is not None and mine.tenant == tenant and mine.finishing is not None:
             await asyncio.wait((mine.finishing,), timeout=_RETRY_S)
 
         def read(session: Session) -> ResponseHead | None:
-            return response_rows.read_head(session, self._server, response_id, owner)
+            return response_rows.read_head(session, self._server, response_id, tenant)
 
-        head = await self._database.run(owner, read, only_reads=True)
+        head = await self._database.run(tenant, read, only_reads=True)
         if head is not None and head.is_open and not head.is_live and head.server_id != self._server.server_id:
 
             def fail(session: Session) -> ResponseHead | None:
                 response_rows.fail_if_lost(session, self._server, response_id)
                 return read(session)
 
-            head = await self._database.run(owner, fail, frees=True)
+            head = await self._database.run(tenant, fail, frees=True)
         if head is None:
             run = self._runs.get(response_id)
-            if run is not None and run.owner == owner:
+            if run is not None and run.tenant == tenant:
                 self._forget(response_id)
             raise no_response(response_id)
         return head
 
-    async def _read(self, response_id: str, owner: str, *, whole: bool) -> StoredResponse:
-        head = await self._head(response_id, owner)
+    async def _read(self, response_id: str, tenant: str, *, whole: bool) -> StoredResponse:
+        head = await self._head(response_id, tenant)
         mine = self.open.get(response_id)
         if mine is not None and mine.stored is not None and head.server_id == self._server.server_id and head.is_open:
             return mine.stored
@@ -148,24 +148,24 @@ class ResponseStore:
         if whole:
             check_loaded(sum(num_bytes for _, num_bytes in head.chain), "previous_response_id")
         rows = await self._database.run(
-            owner, lambda session: response_rows.read_responses(session, ids), only_reads=True
+            tenant, lambda session: response_rows.read_responses(session, ids), only_reads=True
         )
         stored: StoredResponse | None = None
         for row_id in reversed(ids):
             if row_id not in rows:
                 raise no_response(response_id)
             response, asked = rows[row_id]
-            stored = StoredResponse(owner, response, stored, asked)
+            stored = StoredResponse(tenant, response, stored, asked)
             if response["background"]:
                 run = self._runs.get(row_id)
-                cancel = partial(self.request_cancel, row_id, owner)
+                cancel = partial(self.request_cancel, row_id, tenant)
                 stored.background = RemoteRun(cancel) if run is None else run.background
         assert stored is not None
         return stored
 
     # -- written -------------------------------------------------------------------------------------------------------
 
-    async def begin_turn(self, conversation_id: str, owner: str, response_id: str, number: int) -> ConversationTurn:
+    async def begin_turn(self, conversation_id: str, tenant: str, response_id: str, number: int) -> ConversationTurn:
         """Begin a response in a conversation; `abandon` or `begin` follows.
 
         Args:
@@ -174,12 +174,12 @@ class ResponseStore:
         Raises:
             ApiError: 404, 409 or 400 (`conversation_rows.begin_turn`).
         """
-        self.open[response_id] = _OpenResponse(owner, conversation_id=conversation_id)
+        self.open[response_id] = _OpenResponse(tenant, conversation_id=conversation_id)
         try:
             return await self._database.run(
-                owner,
+                tenant,
                 lambda session: conversation_rows.begin_turn(
-                    session, self._server, conversation_id, owner, response_id, number
+                    session, self._server, conversation_id, tenant, response_id, number
                 ),
             )
         except BaseException as error:
@@ -197,14 +197,14 @@ class ResponseStore:
         """
         if not stored.response["store"]:
             return
-        mine = self.open.setdefault(stored.name, _OpenResponse(stored.owner))
+        mine = self.open.setdefault(stored.name, _OpenResponse(stored.tenant))
         documents = ResponseDocuments(stored.response, list(stored.asked))
         mine.begun_bytes = await self._database.run(
-            stored.owner,
+            stored.tenant,
             lambda session: response_rows.insert_response(
                 session,
                 self._server,
-                stored.owner,
+                stored.tenant,
                 documents,
                 ttl_s=self._ttl_s,
                 most_background=self._most_background,
@@ -224,8 +224,8 @@ class ResponseStore:
                 self._forget(oldest.name)
             stored.until_s = now + self._ttl_s
             self._runs[stored.name] = stored
-            self._events.add(stored.owner, stored.name)
-            self._shrink(stored.owner)
+            self._events.add(stored.tenant, stored.name)
+            self._shrink(stored.tenant)
 
     def abandon(self, response_id: str) -> None:
         """Undo `begin_turn` and `begin` for a response that is not generated."""
@@ -235,12 +235,12 @@ class ResponseStore:
 
         def undo(session: Session) -> None:
             if mine.conversation_id is not None:
-                conversation_rows.end_turn(session, mine.conversation_id, mine.owner, response_id, (), self._ttl_s)
+                conversation_rows.end_turn(session, mine.conversation_id, mine.tenant, response_id, (), self._ttl_s)
             response_rows.remove_begun(session, response_id, self._server.server_id)
 
         async def undone() -> None:
             try:
-                await self._database.run(mine.owner, undo, frees=True)
+                await self._database.run(mine.tenant, undo, frees=True)
             finally:
                 self.open.pop(response_id, None)  # what is left is undone at a heartbeat
 
@@ -255,24 +255,24 @@ class ResponseStore:
         if stored is None:
             return True
         self._charge(stored, num_bytes)
-        self._shrink(stored.owner)
-        fits = num_bytes < 0 or not self._events.is_over(stored.owner)
+        self._shrink(stored.tenant)
+        fits = num_bytes < 0 or not self._events.is_over(stored.tenant)
         if not fits:
             self._charge(stored, -num_bytes)
         return fits
 
     def _charge(self, stored: StoredResponse, num_bytes: int) -> None:
         stored.event_bytes += num_bytes
-        self._events.charge(stored.owner, num_bytes)
+        self._events.charge(stored.tenant, num_bytes)
 
-    def _shrink(self, owner: str) -> None:
-        while (name := self._events.victim(owner)) is not None:
+    def _shrink(self, tenant: str) -> None:
+        while (name := self._events.victim(tenant)) is not None:
             self._forget(name)
 
     def _forget(self, response_id: str) -> None:
         """Keep the events of a response no more."""
         if (stored := self._runs.pop(response_id, None)) is not None:
-            self._events.remove(stored.owner, response_id)
+            self._events.remove(stored.tenant, response_id)
             self._charge(stored, -stored.event_bytes)
 
     async def finish(self, stored: StoredResponse) -> None:
@@ -291,22 +291,22 @@ class ResponseStore:
         if mine is not None and mine.finishing is None:
             mine.finishing = self._begin_task(self._commit(mine, stored))
 
-    async def delete(self, response_id: str, owner: str) -> StoredResponse:
-        """Delete a response of an owner. Raises 404."""
-        stored = await self.find(response_id, owner)
-        delete = partial(response_rows.delete_response, response_id=response_id, owner=owner)
-        await self._database.run(owner, delete, frees=True)
+    async def delete(self, response_id: str, tenant: str) -> StoredResponse:
+        """Delete a response of a tenant. Raises 404."""
+        stored = await self.find(response_id, tenant)
+        delete = partial(response_rows.delete_response, response_id=response_id, tenant=tenant)
+        await self._database.run(tenant, delete, frees=True)
         self._forget(response_id)
         return stored
 
-    async def request_cancel(self, response_id: str, owner: str) -> None:
+    async def request_cancel(self, response_id: str, tenant: str) -> None:
         """Have another server end a response, and wait for some heartbeats until it has."""
-        cancel = partial(response_rows.request_cancel, response_id=response_id, owner=owner)
-        await self._database.run(owner, cancel, frees=True)
+        cancel = partial(response_rows.request_cancel, response_id=response_id, tenant=tenant)
+        await self._database.run(tenant, cancel, frees=True)
         for _ in range(4):
             await asyncio.sleep(self.poll_s)
             try:
-                if not (await self._head(response_id, owner)).is_open:
+                if not (await self._head(response_id, tenant)).is_open:
                     return
             except ApiError as error:
                 if error.status_code == 404:
@@ -361,17 +361,17 @@ class ResponseStore:
             num_bytes: int | None = 0
             if mine.is_inserted:
                 num_bytes = response_rows.settle_response(
-                    session, self._server, mine.owner, documents, mine.begun_bytes
+                    session, self._server, mine.tenant, documents, mine.begun_bytes
                 )
             if num_bytes is not None and mine.conversation_id is not None:
-                turn = mine.conversation_id, mine.owner, response["id"], turn_items, self._ttl_s
+                turn = mine.conversation_id, mine.tenant, response["id"], turn_items, self._ttl_s
                 added = conversation_rows.end_turn(session, *turn)
                 num_bytes = None if added is None else num_bytes + added
             if num_bytes is None:
                 raise ApiError(503, LOST["message"], code=LOST["code"])
             return num_bytes
 
-        self._database.written_bytes += await self._database.run(mine.owner, settle, mine.begun_bytes, frees=frees)
+        self._database.written_bytes += await self._database.run(mine.tenant, settle, mine.begun_bytes, frees=frees)
 
     async def _settle_failed(self, mine: _OpenResponse, documents: ResponseDocuments, error: ApiError) -> None:
         """Store without its output that a response has failed, for which a full disk has room."""

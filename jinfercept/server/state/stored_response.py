@@ -46,7 +46,7 @@ class StoredResponse:
     """A response with its input. It refers to the response that it continues. The last two attributes belong to the store.
 
     Attributes:
-        owner: tenant that sent the request.
+        tenant: that sent the request.
         response: in its current state; its writer changes it.
         previous: the final response that it continues; None if it begins a conversation.
         asked: its own input items, after `previous`.
@@ -57,7 +57,7 @@ class StoredResponse:
         until_s: end of its events, in seconds of the event loop's clock.
     """
 
-    owner: str
+    tenant: str
     response: dict[str, Any]
     previous: "StoredResponse | None"
     asked: Sequence[Item]

@@ -37,14 +37,14 @@ class ResponseRow(StateTable):
     """A stored response with its own input.
 
     Attributes:
-        owner: tenant of its request: the digest of the API key.
+        tenant: of its request: the digest of the API key.
         previous_id: the response that it continues, which is not removed before it.
         conversation_id: the conversation that it is a turn of.
         status: "queued", "in_progress", or final.
         in_background: whether it is generated without a connected client.
         server_id: the server that generates it.
         is_cancelled: whether a client has requested its end.
-        is_deleted: whether it is deleted for its owner, and remains for the responses that continue it.
+        is_deleted: whether it is deleted for its tenant, and remains for the responses that continue it.
         num_bytes: of the documents.
         response: document without the status.
         asked: list of its input items.
@@ -53,7 +53,7 @@ class ResponseRow(StateTable):
     __tablename__ = "responses"
 
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
-    owner: Mapped[str] = mapped_column(_ID)
+    tenant: Mapped[str] = mapped_column("owner", _ID)
     previous_id: Mapped[str | None] = mapped_column(_ID, ForeignKey("responses.id"), index=True)
     conversation_id: Mapped[str | None] = mapped_column(_ID)
     status: Mapped[str] = mapped_column(String(16))
@@ -85,7 +85,7 @@ class ResponseItemRow(StateTable):
 
     response_id: Mapped[str] = mapped_column(_ID, ForeignKey("responses.id", ondelete="CASCADE"), primary_key=True)
     place: Mapped[int] = mapped_column(primary_key=True)
-    owner: Mapped[str] = mapped_column(_ID)
+    tenant: Mapped[str] = mapped_column("owner", _ID)
     item: Mapped[str] = mapped_column(_ID)
 
     __table_args__ = (Index("ix_response_items_item", "owner", "item"),)
@@ -95,7 +95,7 @@ class ConversationRow(StateTable):
     """A conversation.
 
     Attributes:
-        owner: tenant that has created it.
+        tenant: that has created it.
         changed_at, expires_at: it expires some time after its last change.
         num_items: number of its items.
         num_bytes: of its documents.
@@ -110,7 +110,7 @@ class ConversationRow(StateTable):
     __tablename__ = "conversations"
 
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
-    owner: Mapped[str] = mapped_column(_ID)
+    tenant: Mapped[str] = mapped_column("owner", _ID)
     created_at: Mapped[float] = mapped_column(Double)
     changed_at: Mapped[float] = mapped_column(Double)
     expires_at: Mapped[float] = mapped_column(Double, index=True)
@@ -142,7 +142,7 @@ class ConversationItemRow(StateTable):
         _ID, ForeignKey("conversations.id", ondelete="CASCADE"), primary_key=True
     )
     place: Mapped[int] = mapped_column(primary_key=True)
-    owner: Mapped[str] = mapped_column(_ID)
+    tenant: Mapped[str] = mapped_column("owner", _ID)
     item: Mapped[str] = mapped_column(_ID)
     num_bytes: Mapped[int]
     body: Mapped[str] = mapped_column(Text)
@@ -154,7 +154,7 @@ class InboxRow(StateTable):
     """A call that waits for a person at some server.
 
     Attributes:
-        owner: tenant of the request.
+        tenant: of the request.
         server_id: the server that runs the call.
         call: document of the call.
         answer: document of the answer that another server has taken; None before.
@@ -163,7 +163,7 @@ class InboxRow(StateTable):
     __tablename__ = "inbox_calls"
 
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
-    owner: Mapped[str] = mapped_column(_ID, index=True)
+    tenant: Mapped[str] = mapped_column("owner", _ID, index=True)
     server_id: Mapped[str] = mapped_column(_ID, index=True)
     asked_at: Mapped[float] = mapped_column(Double)
     call: Mapped[str] = mapped_column(Text)

@@ -19,7 +19,7 @@ MOST_BYTES = 2**27
 
 
 class _Entry(NamedTuple):
-    owner: str
+    tenant: str
     turns: tuple[Message, ...]
     until_s: float
     num_bytes: int
@@ -27,7 +27,7 @@ class _Entry(NamedTuple):
 
 @final
 class ToolHistory:
-    """The stored turns of all owners; each finds its own. Thread-safe. Space is shared fairly between owners (`Quota`).
+    """The stored turns of all tenants; each finds its own. Thread-safe. Space is shared fairly between tenants (`Quota`).
 
     The key of an answer is a digest of the conversation as the client sees it, up to the answer with its text and its calls:
     ids of calls are no keys, since models choose the same ones in many conversations.
@@ -35,8 +35,8 @@ class ToolHistory:
     Args:
         ttl_s: seconds until an entry expires, since its last use.
         now: a monotonic clock.
-        most, most_bytes: maximum entries and bytes; the owner with the most loses its least recently used entry first.
-        most_of_owner, most_bytes_of_owner: maximum of one owner; None: no separate limit.
+        most, most_bytes: maximum entries and bytes; the tenant with the most loses its least recently used entry first.
+        most_of_tenant, most_bytes_of_tenant: maximum of one tenant; None: no separate limit.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class ToolHistory:
         most: int = MOST,
         most_bytes: int = MOST_BYTES,
         *,
-        most_of_owner: int | None = None,
-        most_bytes_of_owner: int | None = None,
+        most_of_tenant: int | None = None,
+        most_bytes_of_tenant: int | None = None,
     ) -> None:
         self._ttl_s, self._now = ttl_s, now
-        self._quota = Quota(most, most_bytes, most_of_owner=most_of_owner, most_bytes_of_owner=most_bytes_of_owner)
+        self._quota = Quota(most, most_bytes, most_of_tenant=most_of_tenant, most_bytes_of_tenant=most_bytes_of_tenant)
         self._entries: dict[str, _Entry] = {}  # least recently used first
         self._lock = threading.Lock()
 
@@ -58,12 +58,12 @@ class ToolHistory:
         return len(self._entries)
 
     def remember(
-        self, owner: str, salt: str, asked: Sequence[Message], turns: Sequence[Message], client_tools: Collection[str]
+        self, tenant: str, salt: str, asked: Sequence[Message], turns: Sequence[Message], client_tools: Collection[str]
     ) -> None:
         """Store the turns of an answer.
 
         Args:
-            owner: tenant of the request.
+            tenant: of the request.
             salt: derived from the tenant; the entry is found only with the same one.
             asked: messages of the conversation before the answer, from the client.
             turns: messages of the assistant and results of its calls.
@@ -71,7 +71,7 @@ class ToolHistory:
         """
         answer = {"role": "assistant", **merged_message(turns, client_tools)}
         *_, digest = digests([salt], [*asked, answer])
-        entry = _Entry(owner, tuple(turns), self._now() + self._ttl_s, num_bytes_of(tuple(turns)))
+        entry = _Entry(tenant, tuple(turns), self._now() + self._ttl_s, num_bytes_of(tuple(turns)))
         with self._lock:
             self._put(digest.hex(), entry)
 
@@ -115,18 +115,18 @@ class ToolHistory:
         if name in self._entries:
             self._remove(name)
         self._entries[name] = entry
-        self._quota.add(entry.owner, name)
-        self._quota.charge(entry.owner, entry.num_bytes)
+        self._quota.add(entry.tenant, name)
+        self._quota.charge(entry.tenant, entry.num_bytes)
         now = self._now()
         for old in list(takewhile(lambda old: self._entries[old].until_s <= now, self._entries)):
             self._remove(old)
-        while (victim := self._quota.victim(entry.owner)) is not None:
+        while (victim := self._quota.victim(entry.tenant)) is not None:
             self._remove(victim)
 
     def _remove(self, name: str) -> None:
         entry = self._entries.pop(name)
-        self._quota.remove(entry.owner, name)
-        self._quota.charge(entry.owner, -entry.num_bytes)
+        self._quota.remove(entry.tenant, name)
+        self._quota.charge(entry.tenant, -entry.num_bytes)
 
 
 def _in_call_order(results: list[Message], places: Mapping[str, int]) -> list[Message]:

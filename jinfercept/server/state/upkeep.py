@@ -30,12 +30,12 @@ class Heartbeat(NamedTuple):
 
 
 class StateLimits(NamedTuple):
-    """Maximum counted bytes and responses of all owners, and of one; None: no separate limit."""
+    """Maximum counted bytes and responses of all tenants, and of one; None: no separate limit."""
 
     most_bytes: int
-    most_bytes_of_owner: int | None
+    most_bytes_of_tenant: int | None
     most_responses: int | None = None
-    most_responses_of_owner: int | None = None
+    most_responses_of_tenant: int | None = None
 
 
 def beat(session: Session, server: ServerClock, mine: Container[str]) -> Heartbeat:
@@ -76,14 +76,14 @@ def sweep(session: Session, server: ServerClock, limits: StateLimits) -> bool:
     return _remove_responses(session, now) or more
 
 
-def excess(sizes: Mapping[str, int], most: int, most_of_owner: int | None) -> dict[str, int]:
-    """What each owner has to give back, so that all fits: those that hold the most give back, down to an equal level.
+def excess(sizes: Mapping[str, int], most: int, most_of_tenant: int | None) -> dict[str, int]:
+    """What each tenant has to give back, so that all fits: those that hold the most give back, down to an equal level.
 
     Args:
-        sizes: bytes, or responses, by owner.
-        most, most_of_owner: limits of all, and of one; None: no separate limit.
+        sizes: bytes, or responses, by tenant.
+        most, most_of_tenant: limits of all, and of one; None: no separate limit.
     """
-    kept = {owner: size if most_of_owner is None else min(size, most_of_owner) for owner, size in sizes.items()}
+    kept = {tenant: size if most_of_tenant is None else min(size, most_of_tenant) for tenant, size in sizes.items()}
     level, room = most, most
     for rest, size in zip(range(len(kept), 0, -1), sorted(kept.values()), strict=True):
         level = room // rest
@@ -92,8 +92,8 @@ def excess(sizes: Mapping[str, int], most: int, most_of_owner: int | None) -> di
         room -= size
     else:
         level = most
-    over = {owner: size - min(kept[owner], level) for owner, size in sizes.items()}
-    return {owner: num_bytes for owner, num_bytes in over.items() if num_bytes > 0}
+    over = {tenant: size - min(kept[tenant], level) for tenant, size in sizes.items()}
+    return {tenant: num_bytes for tenant, num_bytes in over.items() if num_bytes > 0}
 
 
 def _close_lost(session: Session, now: float, lost_s: float) -> None:
@@ -118,18 +118,18 @@ def _remove_conversations(session: Session, now: float) -> bool:
 
 
 def _shrink(session: Session, limits: StateLimits) -> bool:
-    """Delete the oldest responses and conversations of owners that hold too much; whether more are to be deleted."""
+    """Delete the oldest responses and conversations of tenants that hold too much; whether more are to be deleted."""
     sizes: dict[str, int] = {}
     for table in (ResponseRow, ConversationRow):
-        for owner, size in session.execute(select(table.owner, func.sum(table.num_bytes)).group_by(table.owner)):
-            sizes[owner] = sizes.get(owner, 0) + int(size)
-    over = excess(sizes, limits.most_bytes, limits.most_bytes_of_owner)
-    left = [_delete_oldest(session, owner, num_bytes) for owner, num_bytes in over.items()]
+        for tenant, size in session.execute(select(table.tenant, func.sum(table.num_bytes)).group_by(table.tenant)):
+            sizes[tenant] = sizes.get(tenant, 0) + int(size)
+    over = excess(sizes, limits.most_bytes, limits.most_bytes_of_tenant)
+    left = [_delete_oldest(session, tenant, num_bytes) for tenant, num_bytes in over.items()]
     if limits.most_responses is not None:
-        count = select(ResponseRow.owner, func.count()).where(~ResponseRow.is_deleted).group_by(ResponseRow.owner)
+        count = select(ResponseRow.tenant, func.count()).where(~ResponseRow.is_deleted).group_by(ResponseRow.tenant)
         numbers = dict(session.execute(count).tuples().all())
-        for owner, number in excess(numbers, limits.most_responses, limits.most_responses_of_owner).items():
-            final = ResponseRow.owner == owner, ResponseRow.status.not_in(OPEN), ~ResponseRow.is_deleted
+        for tenant, number in excess(numbers, limits.most_responses, limits.most_responses_of_tenant).items():
+            final = ResponseRow.tenant == tenant, ResponseRow.status.not_in(OPEN), ~ResponseRow.is_deleted
             oldest = select(ResponseRow.id).where(*final).order_by(ResponseRow.created_at).limit(min(number, _AT_ONCE))
             deleted = session.scalars(oldest).all()
             session.execute(update(ResponseRow).where(ResponseRow.id.in_(deleted)).values(is_deleted=True))
@@ -137,12 +137,12 @@ def _shrink(session: Session, limits: StateLimits) -> bool:
     return any(left)
 
 
-def _delete_oldest(session: Session, owner: str, num_bytes: int) -> bool:
+def _delete_oldest(session: Session, tenant: str, num_bytes: int) -> bool:
     final = ResponseRow.status.not_in(OPEN), ~ResponseRow.is_deleted
     at = ResponseRow.created_at
-    responses = select(at, ResponseRow.id, ResponseRow.num_bytes).where(ResponseRow.owner == owner, *final)
+    responses = select(at, ResponseRow.id, ResponseRow.num_bytes).where(ResponseRow.tenant == tenant, *final)
     changed = ConversationRow.changed_at
-    idle = ConversationRow.owner == owner, ConversationRow.turn_id.is_(None)
+    idle = ConversationRow.tenant == tenant, ConversationRow.turn_id.is_(None)
     conversations = select(changed, ConversationRow.id, ConversationRow.num_bytes).where(*idle)
     found = [*session.execute(responses.order_by(at).limit(_AT_ONCE)).tuples()]
     found += session.execute(conversations.order_by(changed).limit(_AT_ONCE)).tuples()

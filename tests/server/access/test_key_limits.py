@@ -154,23 +154,23 @@ def replace(path: Path, text: str) -> None:
 def test_a_bucket_refills_as_time_passes_and_debts_are_paid() -> None:
     now = [0.0]
     rules = KeyRules("a", requests_per_minute=60, tokens_per_minute=600)
-    limits = KeyLimits(lambda owner: rules, lambda: now[0])
-    owner = key_digest("a")
+    limits = KeyLimits(lambda tenant: rules, lambda: now[0])
+    tenant = key_digest("a")
     for _ in range(60):
-        limits.check(owner, 1, 0)
+        limits.check(tenant, 1, 0)
     with pytest.raises(ApiError) as refused:
-        limits.check(owner, 1, 0)
+        limits.check(tenant, 1, 0)
     assert refused.value.headers == {"Retry-After": "1"}
     now[0] += 1.0
-    limits.check(owner, 1, 0)
-    limits.began(owner, 1, 1, 500)
-    limits.ended(owner, 1, 700)
+    limits.check(tenant, 1, 0)
+    limits.began(tenant, 1, 1, 500)
+    limits.ended(tenant, 1, 700)
     now[0] += 30.0
     with pytest.raises(ApiError, match="600 tokens") as refused:
-        limits.check(owner, 1, 0)
+        limits.check(tenant, 1, 0)
     wait_s = int((refused.value.headers or {})["Retry-After"])
     now[0] += wait_s
-    limits.check(owner, 1, 0)
+    limits.check(tenant, 1, 0)
 
 
 def test_a_wait_is_told_in_whole_seconds_that_clients_heed() -> None:
@@ -178,10 +178,10 @@ def test_a_wait_is_told_in_whole_seconds_that_clients_heed() -> None:
 
 
 def test_idle_keys_that_are_gone_are_forgotten() -> None:
-    limits = KeyLimits(lambda owner: KeyRules(""), time.monotonic)
+    limits = KeyLimits(lambda tenant: KeyRules(""), time.monotonic)
     for number in range(5):
         limits.began(f"{number}", number, 1, 1)
     for number in range(4):
         limits.ended(f"{number}", number, 1)
-    limits.forget(lambda owner: owner == "0")
+    limits.forget(lambda tenant: tenant == "0")
     assert sorted(limits._uses) == ["0", "4"]  # pyright: ignore[reportPrivateUsage]

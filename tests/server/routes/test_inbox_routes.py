@@ -74,7 +74,7 @@ def test_a_call_at_one_server_is_listed_and_answered_at_another_with_its_databas
         here = first.service.inbox = Inbox()
         second.service.inbox = Inbox()
         headers = {"authorization": "Bearer mine"}
-        owner = key_digest("mine")
+        tenant = key_digest("mine")
 
         def listed() -> list[Any]:
             return second.http.get("/inbox", headers=headers).json()["data"]
@@ -83,7 +83,7 @@ def test_a_call_at_one_server_is_listed_and_answered_at_another_with_its_databas
             path = f"/inbox/{call_id}/{what}"
             return second.http.post(path, json=body, headers={"authorization": f"Bearer {key}"}).status_code
 
-        answer = ask(here, owner, amount=3)
+        answer = ask(here, tenant, amount=3)
         until(lambda: len(listed()) == 1)
         [call] = listed()
         assert call == first.http.get("/inbox", headers=headers).json()["data"][0]
@@ -94,12 +94,12 @@ def test_a_call_at_one_server_is_listed_and_answered_at_another_with_its_databas
         assert answer.result(60) == "yes\x00"
         assert listed() == []
         until(lambda: post(call["id"], "answer", {"text": "again"}) == 404)
-        answer = ask(here, owner, amount=4)
+        answer = ask(here, tenant, amount=4)
         until(lambda: len(listed()) == 1)
         assert post(listed()[0]["id"], "decline", {"why": "too much"}) == 200
         with pytest.raises(CallFailed, match="too much"):
             answer.result(60)
-        answer = ask(here, owner, amount=5)
+        answer = ask(here, tenant, amount=5)
         until(lambda: len(listed()) == 1)
         first.server.handle_exit(signal.SIGTERM, None)
         until(lambda: listed() == [])  # its server has ended

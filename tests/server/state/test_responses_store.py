@@ -1,4 +1,4 @@
-"""Stored responses: found by their owners, listed, deleted, and expired."""
+"""Stored responses: found by their tenants, listed, deleted, and expired."""
 
 from functools import partial
 from typing import Any

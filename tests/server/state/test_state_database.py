@@ -197,8 +197,8 @@ def test_work_that_ended_in_time_is_no_503_where_the_event_loop_was_held_up(
     database, ended = StateDatabase(str(tmp_path / "state.db"), timeout_s=60.0), threading.Event()
     run = database._threads.run
 
-    def told(owner: str, num_bytes: int, work: Callable[[], object]) -> Any:
-        return run(owner, num_bytes, lambda: (work(), ended.set()))
+    def told(tenant: str, num_bytes: int, work: Callable[[], object]) -> Any:
+        return run(tenant, num_bytes, lambda: (work(), ended.set()))
 
     async def tried() -> None:
         loop = asyncio.get_running_loop()

@@ -84,7 +84,7 @@ async def _fill_and_delete(path: Path) -> None:
         assert list(rows) == names
         database.run_now(lambda session: upkeep.beat(session, SERVER, ()), frees=True)
         for name in names:
-            delete = partial(response_rows.delete_response, response_id=name, owner="me")
+            delete = partial(response_rows.delete_response, response_id=name, tenant="me")
             await database.run("me", delete, frees=True)
         assert len(await _insert_until_full(database)) > len(names) // 2
         database.run_now(lambda session: upkeep.sweep(session, SERVER, StateLimits(0, None)), frees=True)

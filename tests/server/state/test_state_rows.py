@@ -49,19 +49,21 @@ def begun(previous: str | None = None, text: str = "", background: bool = False)
     return ResponseDocuments(response, [new_item("message", role="user", content=[{"text": text}])])
 
 
-def insert(database: StateDatabase, server: ServerClock, owner: str, documents: ResponseDocuments) -> int:
+def insert(database: StateDatabase, server: ServerClock, tenant: str, documents: ResponseDocuments) -> int:
     return database.run_now(
-        lambda session: response_rows.insert_response(session, server, owner, documents, ttl_s=100.0, most_background=9)
+        lambda session: response_rows.insert_response(
+            session, server, tenant, documents, ttl_s=100.0, most_background=9
+        )
     )
 
 
 def settle(
-    database: StateDatabase, server: ServerClock, owner: str, documents: ResponseDocuments, begun_bytes: int
+    database: StateDatabase, server: ServerClock, tenant: str, documents: ResponseDocuments, begun_bytes: int
 ) -> int | None:
     documents.response["status"] = "completed"
     documents.response["output"] = [new_item("message", role="assistant", content=[])]
     return database.run_now(
-        lambda session: response_rows.settle_response(session, server, owner, documents, begun_bytes)
+        lambda session: response_rows.settle_response(session, server, tenant, documents, begun_bytes)
     )
 
 
@@ -76,36 +78,36 @@ def settle(
 def test_conversations_stay_whole_whatever_two_servers_add_delete_and_sweep(
     databases: tuple[StateDatabase, StateDatabase], steps: list[tuple[str, int, int]]
 ) -> None:
-    owner = uuid.uuid4().hex
+    tenant = uuid.uuid4().hex
     chains: dict[str, list[str]] = {}  # of what is not deleted, the youngest first
     for step, place, which in steps:
         database, server = databases[place], SERVERS[place]
         chosen = list(chains)[-1 - which] if which < len(chains) else None
         if step == "add":
             documents = begun(chosen)
-            number = insert(database, server, owner, documents)
-            assert insert(database, server, owner, documents) == number  # an attempt that is repeated changes nothing
-            assert settle(database, server, owner, documents, number)
+            number = insert(database, server, tenant, documents)
+            assert insert(database, server, tenant, documents) == number  # an attempt that is repeated changes nothing
+            assert settle(database, server, tenant, documents, number)
             assert database.run_now(
-                lambda session, d=documents, n=number, s=server: response_rows.settle_response(session, s, owner, d, n)
+                lambda session, d=documents, n=number, s=server: response_rows.settle_response(session, s, tenant, d, n)
             )
             chains[documents.response["id"]] = [documents.response["id"], *(chains[chosen] if chosen else ())]
         elif step == "delete" and chosen is not None:
-            database.run_now(lambda session, name=chosen: response_rows.delete_response(session, name, owner))
+            database.run_now(lambda session, name=chosen: response_rows.delete_response(session, name, tenant))
             del chains[chosen]
         elif step == "sweep":
             database.run_now(lambda session, server=server: upkeep.sweep(session, server, NO_LIMITS))
 
         def read(session: Session, server: ServerClock = server) -> dict[str, list[str]]:
-            heads = {name: response_rows.read_head(session, server, name, owner) for name in chains}
+            heads = {name: response_rows.read_head(session, server, name, tenant) for name in chains}
             return {name: [row_id for row_id, _ in head.chain] for name, head in heads.items() if head is not None}
 
         assert database.run_now(read) == chains
     for name in chains:
-        databases[0].run_now(lambda session, name=name: response_rows.delete_response(session, name, owner))
+        databases[0].run_now(lambda session, name=name: response_rows.delete_response(session, name, tenant))
     databases[1].run_now(lambda session: upkeep.sweep(session, SERVERS[1], NO_LIMITS))
     for table in (ResponseRow, ResponseItemRow):
-        number = select(func.count()).where(table.owner == owner)
+        number = select(func.count()).where(table.tenant == tenant)
         assert databases[0].run_now(lambda session, number=number: session.scalar(number)) == 0
 
 
@@ -123,17 +125,17 @@ def test_a_response_that_continues_one_that_is_gone_is_404(databases: tuple[Stat
 def test_what_a_lost_server_has_left_fails_at_a_sweep_and_its_turns_are_free(
     databases: tuple[StateDatabase, StateDatabase],
 ) -> None:
-    database, owner, lost = databases[0], uuid.uuid4().hex, ServerClock("lost", 60.0)
+    database, tenant, lost = databases[0], uuid.uuid4().hex, ServerClock("lost", 60.0)
     documents = begun(background=True)
     response_id, conversation_id = documents.response["id"], f"conv_{uuid.uuid4().hex}"
     made = StoredConversation(conversation_id, 1.0, {})
     database.run_now(lambda session: upkeep.beat(session, lost, (response_id,)))
-    number = insert(database, lost, owner, documents)
-    database.run_now(lambda session: conversation_rows.create_conversation(session, made, owner, (), 100.0))
+    number = insert(database, lost, tenant, documents)
+    database.run_now(lambda session: conversation_rows.create_conversation(session, made, tenant, (), 100.0))
 
     def begin(server: ServerClock, name: str) -> Any:
         return databases[1].run_now(
-            lambda session: conversation_rows.begin_turn(session, server, conversation_id, owner, name, 1)
+            lambda session: conversation_rows.begin_turn(session, server, conversation_id, tenant, name, 1)
         )
 
     begin(lost, response_id)
@@ -141,10 +143,10 @@ def test_what_a_lost_server_has_left_fails_at_a_sweep_and_its_turns_are_free(
         begin(SERVERS[1], "other")
     impatient = ServerClock("first", 0.0)
     databases[1].run_now(lambda session: upkeep.sweep(session, impatient, NO_LIMITS))
-    head = database.run_now(lambda session: response_rows.read_head(session, SERVERS[0], response_id, owner))
+    head = database.run_now(lambda session: response_rows.read_head(session, SERVERS[0], response_id, tenant))
     assert head is not None
     assert head.status == "failed"
-    assert settle(database, lost, owner, documents, number) is None  # what has failed stays failed
+    assert settle(database, lost, tenant, documents, number) is None  # what has failed stays failed
     assert begin(SERVERS[1], "other").items == []
     for database, server in zip(databases, SERVERS, strict=True):
         database.run_now(lambda session, server=server: upkeep.beat(session, server, ("other",)))
@@ -156,18 +158,18 @@ def test_beyond_a_limit_a_key_loses_its_oldest_and_modest_keys_nothing(
     monkeypatch.setattr(upkeep, "_AT_ONCE", 2)  # it takes several sweeps
     database, modest, greedy = databases[0], uuid.uuid4().hex, uuid.uuid4().hex
     names: dict[str, list[str]] = {modest: [], greedy: []}
-    for owner, number in ((modest, 2), (greedy, 12)):
+    for tenant, number in ((modest, 2), (greedy, 12)):
         for _ in range(number):
             documents = begun(text="x" * 10_000)
-            settle(database, SERVERS[0], owner, documents, insert(database, SERVERS[0], owner, documents))
-            names[owner].append(documents.response["id"])
+            settle(database, SERVERS[0], tenant, documents, insert(database, SERVERS[0], tenant, documents))
+            names[tenant].append(documents.response["id"])
     limits, num_sweeps = StateLimits(2**60, 60_000), 1
     while database.run_now(lambda session: upkeep.sweep(session, SERVERS[0], limits)):
         num_sweeps += 1
     assert num_sweeps > 2
 
-    def left(owner: str) -> list[str]:
-        mine = select(ResponseRow.id).where(ResponseRow.owner == owner).order_by(ResponseRow.created_at)
+    def left(tenant: str) -> list[str]:
+        mine = select(ResponseRow.id).where(ResponseRow.tenant == tenant).order_by(ResponseRow.created_at)
         return list(database.run_now(lambda session: session.scalars(mine).all()))
 
     assert left(modest) == names[modest]
@@ -184,22 +186,22 @@ def test_excess_makes_all_fit_and_takes_nothing_from_who_holds_an_equal_share(
     sizes: dict[str, int], most: int, own: int | None
 ) -> None:
     over = upkeep.excess(sizes, most, own)
-    kept = {owner: size - over.get(owner, 0) for owner, size in sizes.items()}
+    kept = {tenant: size - over.get(tenant, 0) for tenant, size in sizes.items()}
     assert sum(kept.values()) <= most
     assert all(size >= 0 for size in kept.values())
     if own is not None:
         assert all(size <= own for size in kept.values())
-    for owner, size in sizes.items():
+    for tenant, size in sizes.items():
         if size <= most // len(sizes) and (own is None or size <= own):
-            assert kept[owner] == size
+            assert kept[tenant] == size
     if own is None and over:
         assert sum(kept.values()) > most - len(sizes)  # and no more than needed
 
 
 def test_turns_of_two_servers_at_once_follow_one_another(databases: tuple[StateDatabase, StateDatabase]) -> None:
-    owner, conversation_id = uuid.uuid4().hex, f"conv_{uuid.uuid4().hex}"
+    tenant, conversation_id = uuid.uuid4().hex, f"conv_{uuid.uuid4().hex}"
     made = StoredConversation(conversation_id, 1.0, {})
-    databases[0].run_now(lambda session: conversation_rows.create_conversation(session, made, owner, (), 100.0))
+    databases[0].run_now(lambda session: conversation_rows.create_conversation(session, made, tenant, (), 100.0))
     seen: list[list[str]] = []
 
     def talk(place: int) -> None:
@@ -209,7 +211,7 @@ def test_turns_of_two_servers_at_once_follow_one_another(databases: tuple[StateD
                 try:
                     begun = databases[place].run_now(
                         lambda session, name=name: conversation_rows.begin_turn(
-                            session, SERVERS[place], conversation_id, owner, name, 1
+                            session, SERVERS[place], conversation_id, tenant, name, 1
                         )
                     )
                     break
@@ -219,7 +221,7 @@ def test_turns_of_two_servers_at_once_follow_one_another(databases: tuple[StateD
             item = new_item("message", name=name)
             databases[place].run_now(
                 lambda session, name=name, item=item: conversation_rows.end_turn(
-                    session, conversation_id, owner, name, [item], 100.0
+                    session, conversation_id, tenant, name, [item], 100.0
                 )
             )
 

@@ -1,4 +1,4 @@
-"""The history of server tool calls: its matching, its expiry, its limits per owner."""
+"""The history of server tool calls: its matching, its expiry, its limits per tenant."""
 
 from typing import Any
 
@@ -116,7 +116,7 @@ def test_what_nobody_asked_for_longest_goes_first() -> None:
         assert [len(hidden.restored("", [*one, ANSWER])) for one in asked] == [4, 2, 4]
 
 
-def test_an_owner_that_has_many_costs_another_none_however_it_salts_them() -> None:
+def test_a_tenant_that_has_many_costs_another_none_however_it_salts_them() -> None:
     for limits in ({"most": 6}, {"most_bytes": 6 * NUM_BYTES}):
         hidden = memory(**limits)
         hidden.remember("polite", "mine", ASKED, [*ROUND, turn("23.")], ())
@@ -128,8 +128,8 @@ def test_an_owner_that_has_many_costs_another_none_however_it_salts_them() -> No
         assert len(hidden.restored("mine", [*ASKED, ANSWER])) == 4
 
 
-def test_an_owner_has_so_many() -> None:
-    hidden = memory(most_of_owner=2)
-    for owner in ("a", "a", "a", "b"):
-        hidden.remember(owner, f"{owner} {len(hidden)}", ASKED, [*ROUND, turn("23.")], ())
+def test_a_tenant_has_so_many() -> None:
+    hidden = memory(most_of_tenant=2)
+    for tenant in ("a", "a", "a", "b"):
+        hidden.remember(tenant, f"{tenant} {len(hidden)}", ASKED, [*ROUND, turn("23.")], ())
     assert len(hidden) == 3

@@ -218,7 +218,7 @@ def test_refused_requests_are_spans_and_strangers_make_none(scripted: Scripted) 
         [root] = spans()
         assert (root.name, root.parent, root.status.status_code) == ("chat", None, StatusCode.UNSET)
         assert attributes(root)["error.type"] == "400"
-        assert attributes(root)["jinfercept.key"] == server.service.keys.name(next(iter(server.service.keys.owners)))
+        assert attributes(root)["jinfercept.key"] == server.service.keys.name(next(iter(server.service.keys.tenants)))
 
 
 @pytest.mark.parametrize("sampled", [True, False])
