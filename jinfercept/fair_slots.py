@@ -17,8 +17,8 @@ class _TenantWork:
 class FairSlots:
     """Slots in which tenants take turns. Belongs to one event loop.
 
-    A free slot goes to the tenant with the fewest slots; of several, to the one whose last work began or ended longest ago; of the
-    work of this tenant, to the oldest.
+    A free slot goes to the tenant with the fewest slots; of several, to the one whose last work began or ended longest ago; of
+    the work of this tenant, to the oldest.
 
     Args:
         slots: of all tenants together.
