@@ -75,7 +75,7 @@ class FairSlots:
         may_begin = (
             tenant for tenant, work in self._tenants.items() if work.waiting and work.running < self._most_of_tenant
         )
-        return min(may_begin, tenant=lambda tenant: self._tenants[tenant].running, default=None)
+        return min(may_begin, key=lambda tenant: self._tenants[tenant].running, default=None)
 
     def _take(self, tenant: str) -> None:
         self._free -= 1

@@ -30,9 +30,8 @@ from jinfercept.fleet.ticket import IncomingRequest, Ticket
 from jinfercept.protocols.anthropic.dialect import REQUEST_ID, authorizations
 from jinfercept.protocols.errors import ApiError
 from jinfercept.server.access.key_file import KeyRules
-from jinfercept.server.access.key_file_watch import watch_key_file
 from jinfercept.server.access.key_limits import KeyLimits
-from jinfercept.server.access.keys import Keys
+from jinfercept.server.access.keys import Keys, watch_key_file
 from jinfercept.server.http.access_log import DETAILS
 from jinfercept.server.http.disconnection import disconnected
 from jinfercept.server.http.error_handlers import add_handlers

@@ -2,8 +2,8 @@
 
 import re
 
+from jinfercept.protocols.encoding import DONE, encode_event
 from jinfercept.protocols.errors import ApiError
-from jinfercept.protocols.event_format import DONE, encode_event
 
 LOST = "replica_lost"
 """Code of errors of requests whose replica has ended."""

@@ -1,17 +1,20 @@
-"""Answers as compact JSON in UTF-8; long arrays are made and encoded in parts."""
+"""Answers as compact JSON in UTF-8, whole or as server-sent events; long arrays are made and encoded in parts."""
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from starlette.responses import JSONResponse, StreamingResponse
+
+from jinfercept.protocols.errors import ApiError
 
 _LINE_ENDS = (("\x85", r"\u0085"), ("\u2028", r"\u2028"), ("\u2029", r"\u2029"))
 _AT_ONCE = 64
 """Items of an array that are encoded at a time, since encoding holds the interpreter's lock."""
 _CHUNK_BYTES = 2**18
+DONE = b"data: [DONE]\n\n"
 
 
 @final
@@ -126,3 +129,36 @@ def _chunk(parts: Iterator[bytes]) -> bytes:
         if num_bytes >= _CHUNK_BYTES:
             break
     return b"".join(taken)
+
+
+def encode_event(data: Mapping[str, Any], name: str = "") -> bytes:
+    """One event in the wire format.
+
+    Args:
+        data: encoded as JSON.
+        name: of the event; "": none.
+    """
+    encoded = b"data: " + encode(data) + b"\n\n"
+    return f"event: {name}\n".encode() + encoded if name else encoded
+
+
+async def encode_long_event(data: Mapping[str, Any], name: str = "") -> bytes:
+    """`encode_event` in a thread, for large events."""
+    encoded = await asyncio.to_thread(lambda: b"".join(encode_parts(data)))
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + encoded + b"\n\n"
+
+
+class StreamFormat(NamedTuple):
+    """What a protocol sends besides the events of an answer.
+
+    Attributes:
+        keep_alive: sent while there are no events.
+        failed: encodes the end of a stream that fails.
+    """
+
+    keep_alive: bytes
+    failed: Callable[[ApiError], bytes]
+
+
+OPENAI = StreamFormat(b": keep-alive\n\n", lambda error: encode_event(error.body) + DONE)
+"""Comments, which clients skip, and an event with the error object."""

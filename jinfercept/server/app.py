@@ -8,7 +8,7 @@ from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
 
 from jinfercept.protocols.errors import ERRORS
-from jinfercept.server.access.key_file_watch import watch_key_file
+from jinfercept.server.access.keys import watch_key_file
 from jinfercept.server.http.error_handlers import add_handlers
 from jinfercept.server.http.middleware import add_middleware
 from jinfercept.server.observe.live import live_router, page_router

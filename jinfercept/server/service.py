@@ -24,10 +24,9 @@ from jinfercept.protocols.errors import ApiError
 from jinfercept.request import Request
 from jinfercept.server.access.fair_thread_pool import RETRY_S, FairThreadPool
 from jinfercept.server.access.key_file import KeyRules
-from jinfercept.server.access.key_limits import KeyLimits
+from jinfercept.server.access.key_limits import KeyLimits, PendingCalls
 from jinfercept.server.access.keys import Keys
 from jinfercept.server.access.overload import Overload
-from jinfercept.server.access.pending_calls import PendingCalls
 from jinfercept.server.event_bridge import EventBridge
 from jinfercept.server.heap import trim_heap
 from jinfercept.server.http.disconnection import unless_disconnected

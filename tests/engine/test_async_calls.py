@@ -18,7 +18,7 @@ from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.outputs import CompletionOutput
 from jinfercept.parsers.cml import Delimiters
 from jinfercept.sched.sequence import State
-from jinfercept.server.access.pending_calls import PendingCalls
+from jinfercept.server.access.key_limits import PendingCalls
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.async_streams import (
     Returns,

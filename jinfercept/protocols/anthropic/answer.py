@@ -12,9 +12,8 @@ from jinfercept.outputs import CompletionOutput, RequestOutput
 from jinfercept.protocols.answer_state import AnswerState, merged_message
 from jinfercept.protocols.anthropic.dialect import anthropic_error
 from jinfercept.protocols.anthropic.schemas import MessagesBody
-from jinfercept.protocols.encoding import encode
+from jinfercept.protocols.encoding import StreamFormat, encode, encode_event
 from jinfercept.protocols.errors import ApiError, check_finish
-from jinfercept.protocols.event_format import StreamFormat, encode_event
 from jinfercept.protocols.server_tool_calls import ServerToolCalls, call_reports
 from jinfercept.protocols.usage import UsageCount
 from jinfercept.request import Request

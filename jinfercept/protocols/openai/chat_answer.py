@@ -21,11 +21,10 @@ from jinfercept.events import (
 )
 from jinfercept.outputs import CompletionOutput, Logprob, RequestOutput
 from jinfercept.protocols.answer_state import AnswerState, merged_message
+from jinfercept.protocols.encoding import DONE, encode_event, encode_long_event
 from jinfercept.protocols.errors import check_finish
-from jinfercept.protocols.event_format import DONE, encode_event, encode_long_event
 from jinfercept.protocols.openai.chat_schemas import ChatBody, NamedTool
-from jinfercept.protocols.openai.logprob_limits import SMALL_ENTRIES, is_small, num_reported
-from jinfercept.protocols.openai.logprobs import chat_logprobs, prompt_logprobs
+from jinfercept.protocols.openai.logprobs import SMALL_ENTRIES, chat_logprobs, is_small, num_reported, prompt_logprobs
 from jinfercept.protocols.server_tool_calls import ServerToolCalls, call_reports, round_reports
 from jinfercept.protocols.usage import UsageCount
 from jinfercept.request import Request

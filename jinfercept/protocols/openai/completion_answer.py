@@ -11,12 +11,10 @@ from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.parallel_sampling import joined
 from jinfercept.events import Called, Event, Finished, Intercepted, Interrupted, Resumed, Token
 from jinfercept.outputs import CompletionOutput, Interrupt, RequestOutput
-from jinfercept.protocols.encoding import Lazy
+from jinfercept.protocols.encoding import DONE, Lazy, encode_event
 from jinfercept.protocols.errors import ApiError, check_finish
-from jinfercept.protocols.event_format import DONE, encode_event
 from jinfercept.protocols.openai.completion_schemas import CompletionBody
-from jinfercept.protocols.openai.logprob_limits import is_small
-from jinfercept.protocols.openai.logprobs import Reported, completion_logprobs, prompt_logprobs
+from jinfercept.protocols.openai.logprobs import Reported, completion_logprobs, is_small, prompt_logprobs
 from jinfercept.protocols.usage import UsageCount
 from jinfercept.request import Request
 from jinfercept.tokenizer.tokenizer import Tokenizer

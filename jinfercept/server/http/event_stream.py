@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from jinfercept.errors import EngineError
+from jinfercept.protocols.encoding import OPENAI, StreamFormat
 from jinfercept.protocols.errors import ApiError
-from jinfercept.protocols.event_format import OPENAI, StreamFormat
 from jinfercept.server.http.access_log import DETAILS
 from jinfercept.server.http.disconnection import disconnected
 

@@ -1,16 +1,42 @@
 """The middleware that a server's application and a fleet's front share: access log, check of hosts, CORS, answers to HEAD."""
 
 from collections.abc import Sequence
+from typing import final
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jinfercept.server.http.access_log import AccessLog, RequestCounter
-from jinfercept.server.http.head_requests import HeadRequests
 from jinfercept.server.http.host_check import HostCheck
 from jinfercept.server.options import ServerOptions
 
 _NAMES = ("x-request-id", "request-id")
+
+
+@final
+class HeadRequests:
+    """ASGI middleware around an application that knows no HEAD.
+
+    Args:
+        app: the wrapped application.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. The client of a stream has its end at once, so that the application sees it disconnect."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        await self._app({**scope, "method": "GET"}, receive, send_head)
 
 
 def add_middleware(app: FastAPI, options: ServerOptions, counter: RequestCounter, shown: Sequence[str] = ()) -> None:

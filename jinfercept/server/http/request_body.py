@@ -1,11 +1,18 @@
-"""Reads the body of a request within limits of time and size."""
+"""Reads the body of a request within limits of time and size, and decodes its `Content-Encoding`."""
 
 import asyncio
+import zlib
+from collections.abc import Sequence
 
 from starlette.requests import ClientDisconnect, Request
 
 from jinfercept.protocols.errors import ApiError
-from jinfercept.server.http.content_encoding import coding_of, decode_body
+
+_PIECE_BYTES = 2**16
+_MOST_MEMBERS = 256
+"""Members of a gzip body. Each costs time, however small it is."""
+_WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": zlib.MAX_WBITS}
+"""`wbits` of zlib by the coding. Deflate without the zlib format's head is read too, as browsers do."""
 
 
 async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
@@ -40,3 +47,67 @@ async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes
         raise ApiError(413, f"the body is larger than {max_bytes} bytes")
     body = b"".join(parts)
     return await decode_body(body, coding, max_bytes) if coding and body else body
+
+
+def coding_of(headers: Sequence[str]) -> str:
+    """The coding of a body; "": it has none.
+
+    Args:
+        headers: values of `Content-Encoding`.
+
+    Raises:
+        ApiError: 415 for codings that are not supported, and for several: each may expand the body a thousand times.
+    """
+    given = [name.strip().lower() for value in headers for name in value.split(",")]
+    codings = [name for name in given if name not in ("", "identity")]
+    if not codings:
+        return ""
+    if len(codings) > 1 or codings[0] not in _WINDOWS:
+        message = f"the body has Content-Encoding {', '.join(codings)[:80]}: send it as it is, or with gzip or deflate"
+        raise ApiError(415, message, headers={"Accept-Encoding": "gzip, deflate"})
+    return codings[0]
+
+
+async def decode_body(body: bytes, coding: str, max_bytes: int) -> bytes:
+    """A body without its coding.
+
+    Args:
+        coding: see `coding_of`; not "".
+        max_bytes: size of the largest decoded body. No more is ever decoded.
+
+    Raises:
+        ApiError: 413 for a larger body, 400 for one that does not have the coding.
+    """
+    return await asyncio.to_thread(_decoded, body, coding, max_bytes)
+
+
+def _decoded(body: bytes, coding: str, max_bytes: int) -> bytes:
+    wbits = _WINDOWS[coding]
+    if coding == "deflate" and not _has_zlib_head(body):
+        wbits = -zlib.MAX_WBITS
+    decoder, members = zlib.decompressobj(wbits), 1
+    parts, size = list[bytes](), 0
+    try:
+        for start in range(0, len(body), _PIECE_BYTES):
+            left = body[start : start + _PIECE_BYTES]
+            while left:
+                if decoder.eof:
+                    members += 1
+                    if members > (_MOST_MEMBERS if wbits == _WINDOWS["gzip"] else 1):
+                        raise zlib.error("data behind its end")
+                    decoder = zlib.decompressobj(wbits)
+                parts.append(decoder.decompress(left, _PIECE_BYTES))
+                size += len(parts[-1])
+                if size > max_bytes:
+                    raise ApiError(413, f"the body is larger than {max_bytes} bytes when it is decoded")
+                left = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+        parts.append(decoder.flush())
+    except zlib.error as error:
+        raise ApiError.bad(f"the body is not {coding}: {error}", code="invalid_encoding") from None
+    if not decoder.eof:
+        raise ApiError.bad(f"the body is not {coding}: it ends too early", code="invalid_encoding")
+    return b"".join(parts)
+
+
+def _has_zlib_head(body: bytes) -> bool:
+    return len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2]) % 31 == 0

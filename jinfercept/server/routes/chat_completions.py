@@ -22,7 +22,7 @@ from jinfercept.protocols.openai.chat_schemas import (
     DeferredTool,
     NamedTool,
 )
-from jinfercept.protocols.openai.logprob_limits import check_report
+from jinfercept.protocols.openai.logprobs import check_report
 from jinfercept.protocols.schemas import SessionHints
 from jinfercept.protocols.server_tool_calls import Message, Remember, ServerToolCalls
 from jinfercept.protocols.unsupported_fields import check_extras
@@ -30,12 +30,16 @@ from jinfercept.request import Request as EngineRequest
 from jinfercept.server.http.access_log import DETAILS
 from jinfercept.server.http.disconnection import unless_disconnected
 from jinfercept.server.http.event_stream import EventStream
-from jinfercept.server.routes.async_calls import async_calls
+from jinfercept.server.routes.engine_requests import (
+    RequestHints,
+    async_calls,
+    check_requests,
+    finished,
+    read_hints,
+    sampling_params,
+    with_hints,
+)
 from jinfercept.server.routes.guarded_route import GuardedRoute
-from jinfercept.server.routes.request_checks import check_requests
-from jinfercept.server.routes.request_outputs import finished
-from jinfercept.server.routes.sampling import sampling_params
-from jinfercept.server.routes.session_hints import RequestHints, read_hints, with_hints
 from jinfercept.server.service import Service, service_of
 
 _OPTIONS = ("chat_template_kwargs", "tool_choice")

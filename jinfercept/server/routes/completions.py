@@ -13,17 +13,22 @@ from jinfercept.protocols.encoding import EncodedReply, LargeReply
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.completion_answer import CompletionAnswer
 from jinfercept.protocols.openai.completion_schemas import Completion, CompletionBody
-from jinfercept.protocols.openai.logprob_limits import check_report
+from jinfercept.protocols.openai.logprobs import check_report
 from jinfercept.protocols.unsupported_fields import check_extras
 from jinfercept.request import Request as EngineRequest
 from jinfercept.server.http.access_log import DETAILS
 from jinfercept.server.http.event_stream import EventStream
-from jinfercept.server.routes.async_calls import async_calls
+from jinfercept.server.routes.engine_requests import (
+    RequestHints,
+    async_calls,
+    check_length,
+    check_requests,
+    finished,
+    read_hints,
+    sampling_params,
+    with_hints,
+)
 from jinfercept.server.routes.guarded_route import GuardedRoute
-from jinfercept.server.routes.request_checks import check_length, check_requests
-from jinfercept.server.routes.request_outputs import finished
-from jinfercept.server.routes.sampling import sampling_params
-from jinfercept.server.routes.session_hints import RequestHints, read_hints, with_hints
 from jinfercept.server.service import Service, service_of
 
 DEFAULT_MAX_TOKENS = 16

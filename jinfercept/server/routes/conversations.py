@@ -14,8 +14,7 @@ from jinfercept.protocols.encoding import EncodedReply, encode
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.response_chat import check_metadata
 from jinfercept.protocols.openai.response_items import Item, read_items, references
-from jinfercept.protocols.openai.response_objects import ItemList
-from jinfercept.protocols.openai.response_schemas import InputItem, OtherItem
+from jinfercept.protocols.openai.response_schemas import InputItem, ItemList, OtherItem
 from jinfercept.protocols.schemas import FIRST_ERROR, Body
 from jinfercept.server.routes.guarded_route import GuardedRoute
 from jinfercept.server.service import service_of, tenant_of

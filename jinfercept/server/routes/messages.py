@@ -19,9 +19,8 @@ from jinfercept.server.http.access_log import DETAILS
 from jinfercept.server.http.disconnection import unless_disconnected
 from jinfercept.server.http.event_stream import EventStream
 from jinfercept.server.routes.chat_completions import make_chat, recorder, rendered_chat, server_tool_calls
+from jinfercept.server.routes.engine_requests import RequestHints, finished, read_hints
 from jinfercept.server.routes.guarded_route import GuardedRoute
-from jinfercept.server.routes.request_outputs import finished
-from jinfercept.server.routes.session_hints import RequestHints, read_hints
 from jinfercept.server.service import Service, service_of
 
 _ERRORS: dict[int | str, dict[str, Any]] = {

@@ -11,10 +11,9 @@ from starlette.responses import Response
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.errors import EngineError
 from jinfercept.events import Finished
-from jinfercept.protocols.encoding import EncodedReply, LargeReply, Lazy
+from jinfercept.protocols.encoding import EncodedReply, LargeReply, Lazy, encode_event, encode_long_event
 from jinfercept.protocols.errors import ApiError
-from jinfercept.protocols.event_format import encode_event, encode_long_event
-from jinfercept.protocols.openai.logprob_limits import SMALL_ENTRIES, num_reported
+from jinfercept.protocols.openai.logprobs import SMALL_ENTRIES, num_reported
 from jinfercept.protocols.openai.response_items import Item
 from jinfercept.protocols.openai.response_writer import ResponseWriter
 from jinfercept.server.observe.tracing.current import TRACE

@@ -13,8 +13,7 @@ from jinfercept.events import Token
 from jinfercept.protocols.encoding import EncodedReply, encode
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.chat_schemas import ChatBody, Message
-from jinfercept.protocols.openai.logprob_limits import check_report
-from jinfercept.protocols.openai.logprobs import chat_logprobs
+from jinfercept.protocols.openai.logprobs import chat_logprobs, check_report
 from jinfercept.protocols.openai.response_chat import (
     REPORTS,
     chat_body,
@@ -32,8 +31,7 @@ from jinfercept.protocols.openai.response_items import (
     types_left_out,
 )
 from jinfercept.protocols.openai.response_messages import messages_of
-from jinfercept.protocols.openai.response_objects import DeletedResponse, ItemList, ResponseObject
-from jinfercept.protocols.openai.response_schemas import ResponsesBody
+from jinfercept.protocols.openai.response_schemas import DeletedResponse, ItemList, ResponseObject, ResponsesBody
 from jinfercept.protocols.openai.response_tool_schemas import FunctionTool, InputTool, ResponseToolChoice
 from jinfercept.protocols.openai.response_tools import ClientTools
 from jinfercept.protocols.openai.response_tools import types_left_out as tool_types_left_out
@@ -48,9 +46,9 @@ from jinfercept.server.http.disconnection import unless_disconnected
 from jinfercept.server.http.event_stream import EventStream
 from jinfercept.server.observe.tracing.current import TRACE
 from jinfercept.server.routes.chat_completions import make_chat, server_tool_calls
+from jinfercept.server.routes.engine_requests import RequestHints, read_hints
 from jinfercept.server.routes.guarded_route import GuardedRoute
 from jinfercept.server.routes.response_run import BACKGROUND, BackgroundRun, Generation, reply, write, written
-from jinfercept.server.routes.session_hints import RequestHints, read_hints
 from jinfercept.server.service import BODY_BYTES, Service, service_of, tenant_of
 from jinfercept.server.state.conversation_rows import ConversationTurn
 from jinfercept.server.state.stored_response import StoredResponse

@@ -13,7 +13,7 @@ import pytest
 
 from jinfercept.protocols.errors import ApiError
 from jinfercept.sched.first_token import FirstTokenDecision
-from jinfercept.server.access import key_file_watch
+from jinfercept.server.access import keys
 from jinfercept.server.access.key_file import KeyRules, key_digest
 from jinfercept.server.access.key_limits import KeyLimits, retry_after
 from tests.support.live_server import Running, running, until
@@ -53,7 +53,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def limited(scripted: Scripted, path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    monkeypatch.setattr(key_file_watch, "POLL_S", 0.02)
+    monkeypatch.setattr(keys, "POLL_S", 0.02)
     scripted.follow()
     with running(scripted.llm, api_key_file=str(path)) as server:
         yield server

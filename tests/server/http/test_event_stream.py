@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jinfercept.protocols.event_format import encode_event
+from jinfercept.protocols.encoding import encode_event
 from jinfercept.server.http.access_log import DETAILS
 from jinfercept.server.http.event_stream import EventStream
 

@@ -236,7 +236,7 @@ def send_on(connection: socket.socket) -> None:
 def test_a_client_that_goes_on_sending_after_the_answer_is_cut_off(
     keyed: Running, monkeypatch: pytest.MonkeyPatch, name: str, bound: float
 ) -> None:
-    monkeypatch.setattr(f"jinfercept.server.http.lingering_close.{name}", bound)
+    monkeypatch.setattr(f"jinfercept.server.http.http_protocol.{name}", bound)
     host, _, port = keyed.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(post(b"").replace(b"Content-Length: 0", b"Content-Length: 999999999"))

@@ -12,7 +12,7 @@ from jinfercept.protocols.encoding import Lazy, encode, encode_parts
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.completion_answer import CompletionAnswer
 from jinfercept.protocols.openai.completion_schemas import CompletionBody
-from jinfercept.protocols.openai.logprob_limits import MAX_ENTRIES, check_report
+from jinfercept.protocols.openai.logprobs import MAX_ENTRIES, check_report
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from tests.support.live_server import END, Running

@@ -7,7 +7,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from jinfercept.server.routes.session_hints import RequestHints, with_hints
+from jinfercept.server.routes.engine_requests import RequestHints, with_hints
 from tests.support.live_server import END, MODEL, Running, prompt_of
 from tests.support.responses import ASKED, CALL, CHAT_PRICE, PEN, PRICE, QUESTION, answer, says
 from tests.support.scripted_model import Scripted

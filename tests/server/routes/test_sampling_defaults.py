@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jinfercept.protocols.openai.completion_schemas import CompletionBody
-from jinfercept.server.routes.sampling import sampling_params
+from jinfercept.server.routes.engine_requests import sampling_params
 from tests.support.chat_templates import QWEN
 from tests.support.live_server import Running, running
 from tests.support.scripted_model import scripted_llm

@@ -1,0 +1,276 @@
+"""What routes share between a body and the engine: a request's hints, its sampling parameters, its checks, and its outputs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+
+from jinfercept.engine.admission import check_request
+from jinfercept.engine.async_streaming import AsyncStream
+from jinfercept.errors import RequestError
+from jinfercept.events import Finished
+from jinfercept.intercept.call_markup import AsyncCalls
+from jinfercept.outputs import RequestOutput
+from jinfercept.protocols.errors import ApiError, check_finish
+from jinfercept.protocols.schemas import MAX_SESSION_ID, Extensions, ResponseFormat, SamplingBody
+from jinfercept.request import FollowUp, Request
+from jinfercept.sampling_params import SamplingParams
+from jinfercept.server.access.keys import isolation
+from jinfercept.server.http.disconnection import unless_disconnected
+from jinfercept.server.observe.tracing.current import TRACE
+from jinfercept.server.service import Service, service_of, tenant_of
+from jinfercept.structured_outputs import StructuredOutputsParams
+
+_FIELD = "jinfercept.async_calls"
+_SAME_NAMES = (
+    *("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output"),
+    *("ignore_eos", "min_tokens", "skip_special_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs"),
+)
+"""Fields with the same name in the body and in `SamplingParams`."""
+_NAMES = frozenset(field.name for field in fields(SamplingParams))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHints:
+    """The hints of one request.
+
+    Attributes:
+        tenant: of the request.
+        salt: of its pages and its session, which are found only with the same salt.
+        session_id: of the session that a follow-up names; None without one.
+        expected_s: seconds until the follow-up; None if unknown.
+        priority: smaller ones are served first; within the range of the key.
+        weight: of the key.
+        release: no follow-up comes, so the context is not retained.
+        follows: id of the finished request that this one continues.
+    """
+
+    tenant: str = ""
+    salt: str = ""
+    session_id: str | None = None
+    expected_s: float | None = None
+    priority: int = 0
+    weight: float = 1.0
+    release: bool = False
+    follows: str | None = None
+
+
+def read_hints(body: Extensions, request: HttpRequest) -> RequestHints:
+    """The hints in a body and in the header `x-session-id`; the body's object `jinfercept` takes precedence.
+
+    Raises:
+        ApiError: 400, for a header that is too long.
+    """
+    extension = body.jinfercept
+    header = request.headers.get("x-session-id")
+    if header is not None and len(header) > MAX_SESSION_ID:
+        raise ApiError.bad(f"a session's name has at most {MAX_SESSION_ID} characters", "x-session-id")
+    session = (extension.session_id if extension else None) or body.session_id or header or None
+    if (trace := TRACE.get()) is not None:
+        trace.name_conversation(session)
+    tenant, keys = tenant_of(request), service_of(request).keys
+    asked = (extension.priority if extension and extension.priority is not None else body.priority) or 0
+    return RequestHints(
+        tenant=tenant,
+        salt=isolation(tenant, body.cache_salt),
+        session_id=session,
+        expected_s=extension.expected_s if extension else None,
+        priority=keys.priority(tenant, asked),
+        weight=keys.rules(tenant).weight,
+        release=bool(extension and extension.release),
+    )
+
+
+def with_hints(requests: Sequence[Request], hints: RequestHints) -> list[Request]:
+    """The requests of one body with their hints.
+
+    The context of each is retained for a follow-up; of several answers to one prompt, that of the first.
+    """
+    follow_up = FollowUp(hints.session_id or "", hints.expected_s, last=hints.release)
+    return [
+        replace(
+            request,
+            cache_salt=hints.salt,
+            tenant=hints.tenant,
+            priority=hints.priority,
+            weight=hints.weight,
+            follows=hints.follows,
+            follow_up=follow_up if request.leader is None else None,
+        )
+        for request in requests
+    ]
+
+
+def async_calls(service: Service, body: Extensions, tenant: str) -> AsyncCalls | None:
+    """How a body's calls run while its requests go on, within the limits of the server; None if it does not say so.
+
+    Args:
+        tenant: of the requests.
+
+    Raises:
+        ApiError: 400, for a limit above the server's, marks of reasoning that are not known, and a body without server tools.
+    """
+    extension = body.jinfercept
+    if extension is None or extension.async_calls is None:
+        return None
+    if not extension.wants_server_tools:
+        raise ApiError.bad("asynchronous calls are those of the server's tools: give server_tools too", _FIELD)
+    asked, most = extension.async_calls, service.options.max_pending_calls
+    if asked.max_pending is not None and asked.max_pending > most:
+        raise ApiError.bad(f"max_pending may be {most} here, not {asked.max_pending}", f"{_FIELD}.max_pending")
+    said: dict[str, Any] = {name: value for name in ("calls", "on_end") if (value := getattr(asked, name)) is not None}
+    if asked.reasoning is not None:
+        said["reasoning"] = None if asked.reasoning == "none" else asked.reasoning
+    shared = service.pending_calls.of(tenant)
+    try:
+        delimiters = service.options.delimiters()
+        return AsyncCalls(**said, max_pending=asked.max_pending or most, delimiters=delimiters, shared_limit=shared)
+    except RequestError as error:
+        raise ApiError.of(error, f"{_FIELD}.reasoning") from error
+
+
+def sampling_params(
+    body: SamplingBody, max_tokens: int | None, logprobs: int | None, service: Service, tenant: str
+) -> SamplingParams:
+    """The sampling parameters of a body. Structured outputs are compiled, so that mistakes in them are found here.
+
+    Args:
+        max_tokens: maximum tokens to generate; None: the default of the checkpoint, or up to the length of a sequence.
+        logprobs: number of most likely tokens to report for each; None: no report.
+        service: has the vocabulary and the grammar compiler.
+        tenant: of the request.
+
+    Raises:
+        ApiError: 400, with the field.
+    """
+    said = {name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None}
+    given: dict[str, Any] = {"max_tokens": None, **service.llm.sampling_defaults, **said}
+    if max_tokens is not None:
+        given["max_tokens"] = max_tokens
+    stop = given.pop("stop", None) or ()
+    given["stop"] = [stop] if isinstance(stop, str) else [text for text in stop if text]
+    for name in ("stop", "bad_words"):
+        service.check_chars(given.get(name), name)
+    structured, llm = _structured(body), service.llm
+    try:
+        params = SamplingParams(logprobs=logprobs, **given)
+    except RequestError as error:
+        raise ApiError.of(error, _field_of(error)) from error
+    _check_tokens(params, llm.model.config.vocab_size)
+    if structured is None:
+        return params
+    field, options = structured
+    try:
+        outputs = StructuredOutputsParams(**options)
+        if llm.grammars is not None:
+            llm.grammars.of(tenant).compile(outputs)
+    except RequestError as error:
+        raise ApiError.of(error, field) from error
+    return replace(params, structured_outputs=outputs)
+
+
+def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
+    for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        wrong = [token for token in getattr(params, name) or () if not 0 <= token < vocab_size]
+        if wrong:
+            raise ApiError.bad(f"{name} names tokens from 0 to {vocab_size - 1}, not {wrong[0]}", name)
+
+
+def _structured(body: SamplingBody) -> tuple[str, dict[str, Any]] | None:
+    """The field that defines the form of the answer, with the keywords of `StructuredOutputsParams`; None without one."""
+    given: list[tuple[str, dict[str, Any]]] = []
+    form = body.response_format
+    if form is not None and (wanted := _of_format(form)) is not None:
+        given.append(("response_format", wanted))
+    if body.structured_outputs is not None:
+        outputs = body.structured_outputs.model_dump(exclude_none=True, by_alias=True)
+        given.append(("structured_outputs", _supported(outputs)))
+    for kind in ("json", "regex", "choice", "grammar"):
+        value = getattr(body, f"guided_{kind}")
+        if value is not None:
+            given.append((f"guided_{kind}", {kind: value}))
+    if len(given) > 1:
+        names = ", ".join(name for name, _ in given)
+        raise ApiError.bad(f"one of these says what the answer has to be: {names}", given[1][0])
+    return given[0] if given else None
+
+
+def _of_format(form: ResponseFormat) -> dict[str, Any] | None:
+    """The keywords for a `response_format`; None for a text. A schema is enforced wherever it stands."""
+    inner = form.json_schema.schema_ if form.json_schema else None
+    if None not in (inner, form.schema_) and inner != form.schema_:
+        raise ApiError.bad("response_format has two schemas: leave one out", "response_format.schema")
+    schema = form.schema_ if inner is None else inner
+    if form.type == "text":
+        if schema is not None:
+            raise ApiError.bad("response_format is a text, which has no schema: use json_schema", "response_format")
+        return None
+    if form.type == "json_object":
+        return {"json_object": True} if schema is None else {"json": {"type": "object"} | schema}
+    if schema is None:
+        raise ApiError.bad("response_format needs a schema", "response_format.json_schema.schema")
+    return {"json": schema}
+
+
+def _supported(outputs: dict[str, Any]) -> dict[str, Any]:
+    kinds = ("json", "json_object", "regex", "choice", "grammar")
+    if "structural_tag" in outputs:
+        raise ApiError.bad("structural tags cannot be done here", "structured_outputs.structural_tag")
+    return {kind: outputs[kind] for kind in kinds if kind in outputs}
+
+
+def _field_of(error: RequestError) -> str | None:
+    """The field with which the message of an error of `SamplingParams` begins; None if there is none."""
+    if error.what.startswith("greedy outputs"):
+        return "n"
+    first = error.what.split(maxsplit=1)[0]
+    return first if first in _NAMES else None
+
+
+def check_requests(service: Service, requests: Sequence[Request], param: str) -> None:
+    """Raise 400 for requests that the engine refuses, for example for a prompt that leaves no room for an answer.
+
+    Args:
+        param: field of the prompts.
+    """
+    for request in requests:
+        check_length(service, len(request.prompt_token_ids), param)
+        try:
+            check_request(request, service.llm.model.config.vocab_size, service.max_model_len)
+        except RequestError as error:
+            raise ApiError.of(error, param) from error
+
+
+def check_length(service: Service, num_tokens: int, param: str) -> None:
+    """Raise 400 for a number of prompt tokens that leaves no room for an answer."""
+    if num_tokens >= service.max_model_len:
+        message = f"the prompt has {num_tokens} tokens; with its answer it may have {service.max_model_len}"
+        raise ApiError.bad(message, param, "context_length_exceeded")
+
+
+async def finished(
+    service: Service, request: HttpRequest, stream: AsyncStream, note: Callable[[RequestOutput], object]
+) -> Mapping[str, RequestOutput]:
+    """The outputs of a stream by request id, once all requests are finished. They are aborted if the client disconnects.
+
+    Args:
+        note: called with every output, those of aborted and failed requests included.
+
+    Raises:
+        ApiError: 499 if the client disconnects, 503 if the server aborts a request, 500 if the engine fails one.
+    """
+
+    async def all_outputs() -> Mapping[str, RequestOutput]:
+        try:
+            async for event in stream:
+                if isinstance(event, Finished):
+                    check_finish(event.output)
+            return stream.outputs
+        finally:
+            await service.close(stream)
+            for output in stream.outputs.values():
+                note(output)
+
+    return await unless_disconnected(request, all_outputs())
