@@ -99,6 +99,10 @@ class MessageAnswer:
         ended = _stop(completion) | {"usage": self._counted()}
         return self._head | {"content": content} | ended | self._extension(completion)
 
+    def is_small(self, outputs: Mapping[str, RequestOutput]) -> bool:
+        """True: a message has no log probabilities."""
+        return True
+
     async def stream(self, stream: AsyncStream) -> AsyncGenerator[bytes]:
         """Server-sent events.
 

@@ -1,5 +1,6 @@
 """Outputs of requests as OpenAI's text completion: one object, or a stream of chunks."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,12 +86,11 @@ class CompletionAnswer:
         self._choices = {request.id: _StreamedText(index, request) for index, request in enumerate(requests)}
         self._calls = any(request.markup is not None for request in requests)
 
-    def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
-        """The whole completion.
+    async def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
+        """The whole completion, of outputs by request id; a large one is made in a thread."""
+        return self._whole(outputs) if self.is_small(outputs) else await asyncio.to_thread(self._whole, outputs)
 
-        Args:
-            outputs: by request id.
-        """
+    def _whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
         for one in outputs.values():
             self.usage.add(one)
         choices: list[dict[str, Any]] = []

@@ -11,7 +11,6 @@ from fastapi.responses import Response
 from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.chat.options import MAX_ROUNDS
 from jinfercept.errors import JinferceptError, RequestError
-from jinfercept.protocols.encoding import EncodedReply, LargeReply
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.chat_answer import ChatAnswer
 from jinfercept.protocols.openai.chat_schemas import (
@@ -28,13 +27,11 @@ from jinfercept.protocols.server_tool_calls import Message, Remember, ServerTool
 from jinfercept.protocols.unsupported_fields import check_extras
 from jinfercept.request import Request as EngineRequest
 from jinfercept.server.http.access_log import DETAILS
-from jinfercept.server.http.disconnection import unless_disconnected
-from jinfercept.server.http.event_stream import EventStream
 from jinfercept.server.routes.engine_requests import (
     RequestHints,
+    answered,
     async_calls,
     check_requests,
-    finished,
     read_hints,
     sampling_params,
     with_hints,
@@ -59,12 +56,7 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
     requests = await service.prepare(request, lambda: make_chat(service, body, hints, name), body.n or 1)
     tool_calls = server_tool_calls(service, body, requests, recorder(service, body, hints))
     answer = ChatAnswer(name, model, body, requests, tool_calls, service.tokenizer, request.scope[DETAILS])
-    if body.stream:
-        stream = service.submit(requests)
-        return EventStream(answer.stream(stream), lambda: service.close(stream))
-    outputs = await finished(service, request, service.submit(requests, ends_only=True), answer.usage.add)
-    whole = await unless_disconnected(request, answer.whole(outputs))
-    return EncodedReply(whole) if answer.is_small(outputs) else LargeReply(whole)
+    return await answered(service, request, requests, answer, body.stream)
 
 
 def make_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) -> list[EngineRequest]:

@@ -1,6 +1,5 @@
 """`/v1/completions`: continuations of texts."""
 
-import asyncio
 import uuid
 from typing import Any
 
@@ -9,7 +8,6 @@ from fastapi.responses import Response
 
 from jinfercept.errors import RequestError
 from jinfercept.intercept.call_markup import AsyncCalls
-from jinfercept.protocols.encoding import EncodedReply, LargeReply
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.completion_answer import CompletionAnswer
 from jinfercept.protocols.openai.completion_schemas import Completion, CompletionBody
@@ -17,13 +15,12 @@ from jinfercept.protocols.openai.logprobs import check_report
 from jinfercept.protocols.unsupported_fields import check_extras
 from jinfercept.request import Request as EngineRequest
 from jinfercept.server.http.access_log import DETAILS
-from jinfercept.server.http.event_stream import EventStream
 from jinfercept.server.routes.engine_requests import (
     RequestHints,
+    answered,
     async_calls,
     check_length,
     check_requests,
-    finished,
     read_hints,
     sampling_params,
     with_hints,
@@ -53,13 +50,7 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
     number = len(_prompts(body)) * (body.n or 1)
     requests = await service.prepare(request, lambda: make_completions(service, body, hints, name, calls), number)
     answer = CompletionAnswer(name, model, body, requests, service.llm.tokenizer, request.scope[DETAILS])
-    if body.stream:
-        stream = service.submit(requests)
-        return EventStream(answer.stream(stream), lambda: service.close(stream))
-    outputs = await finished(service, request, service.submit(requests, ends_only=True), answer.usage.add)
-    if answer.is_small(outputs):
-        return EncodedReply(answer.whole(outputs))
-    return LargeReply(await asyncio.to_thread(answer.whole, outputs))
+    return await answered(service, request, requests, answer, body.stream)
 
 
 def make_completions(

@@ -18,7 +18,7 @@ from jinfercept.protocols.openai.response_schemas import InputItem, ItemList, Ot
 from jinfercept.protocols.schemas import FIRST_ERROR, Body
 from jinfercept.server.routes.guarded_route import GuardedRoute
 from jinfercept.server.service import service_of, tenant_of
-from jinfercept.server.state import conversation_rows
+from jinfercept.server.state import conversation_rows as rows
 from jinfercept.server.state.conversation_rows import ItemPage, StoredConversation
 
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
@@ -72,10 +72,7 @@ async def create_conversation(request: Request, body: NewConversationBody | None
     check_metadata(metadata)
     items = await _read(request, given)
     conversation = StoredConversation(f"conv_{uuid.uuid4().hex}", int(time.time()), metadata)
-    tenant, ttl_s = tenant_of(request), service_of(request).options.response_ttl
-    num_bytes = await _run(
-        request, lambda session: conversation_rows.create_conversation(session, conversation, tenant, items, ttl_s)
-    )
+    num_bytes = await _run(request, rows.create_conversation, conversation, items, _ttl_s(request))
     service_of(request).database.written_bytes += num_bytes
     return _shown(conversation)
 
@@ -83,33 +80,21 @@ async def create_conversation(request: Request, body: NewConversationBody | None
 @router.get("/v1/conversations/{conversation_id}", response_model=ConversationObject)
 async def get_conversation(conversation_id: str, request: Request) -> Response:
     """A conversation without its items."""
-    tenant = tenant_of(request)
-    return _shown(
-        await _run(request, lambda session: conversation_rows.read_conversation(session, conversation_id, tenant))
-    )
+    return _shown(await _run(request, rows.read_conversation, conversation_id))
 
 
 @router.post("/v1/conversations/{conversation_id}", response_model=ConversationObject)
 async def update_conversation(conversation_id: str, body: MetadataBody, request: Request) -> Response:
     """Replace the metadata of a conversation."""
     check_metadata(body.metadata)
-    tenant, ttl_s = tenant_of(request), service_of(request).options.response_ttl
-    return _shown(
-        await _run(
-            request,
-            lambda session: conversation_rows.change_metadata(session, conversation_id, tenant, body.metadata, ttl_s),
-        )
-    )
+    return _shown(await _run(request, rows.change_metadata, conversation_id, body.metadata, _ttl_s(request)))
 
 
 @router.delete("/v1/conversations/{conversation_id}", response_model=DeletedConversation)
 async def delete_conversation(conversation_id: str, request: Request) -> Response:
     """Delete a conversation and its items. Its responses remain."""
-    tenant = tenant_of(request)
-    await _run(request, lambda session: conversation_rows.read_conversation(session, conversation_id, tenant))
-    await _run(
-        request, lambda session: conversation_rows.delete_conversation(session, conversation_id, tenant), frees=True
-    )
+    await _run(request, rows.read_conversation, conversation_id)
+    await _run(request, rows.delete_conversation, conversation_id, frees=True)
     return EncodedReply({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
@@ -117,11 +102,7 @@ async def delete_conversation(conversation_id: str, request: Request) -> Respons
 async def create_items(conversation_id: str, body: NewItemsBody, request: Request) -> Response:
     """Add items to the end of a conversation."""
     items = await _read(request, body.items)
-    tenant, ttl_s, write = tenant_of(request), service_of(request).options.response_ttl, uuid.uuid4().hex
-    num_bytes = await _run(
-        request,
-        lambda session: conversation_rows.add_items(session, conversation_id, tenant, items, write=write, ttl_s=ttl_s),
-    )
+    num_bytes = await _run(request, rows.add_items, conversation_id, items, uuid.uuid4().hex, _ttl_s(request))
     service_of(request).database.written_bytes += num_bytes
     first_id, last_id = (items[0]["id"], items[-1]["id"]) if items else (None, None)
 
@@ -140,37 +121,24 @@ async def list_items(
     after: str | None = None,
 ) -> Response:
     """A page of the items of a conversation. A page has fewer items than `limit` if they are long."""
-    tenant, descending = tenant_of(request), order == "desc"
-    return await _run(
-        request,
-        lambda session: _listed(
-            conversation_rows.list_items(
-                session, conversation_id, tenant, limit=limit, descending=descending, after=after
-            )
-        ),
-    )
+
+    def page(session: Session, tenant: str) -> Response:
+        return _listed(rows.list_items(session, tenant, conversation_id, limit, order == "desc", after))
+
+    return await _run(request, page)
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}", response_model=dict[str, Any])
 async def get_item(conversation_id: str, item_id: str, request: Request) -> Response:
     """An item of a conversation."""
-    tenant = tenant_of(request)
-    body = await _run(request, lambda session: conversation_rows.read_item(session, conversation_id, tenant, item_id))
-    return Response(body, media_type="application/json")
+    return Response(await _run(request, rows.read_item, conversation_id, item_id), media_type="application/json")
 
 
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}", response_model=ConversationObject)
 async def delete_item(conversation_id: str, item_id: str, request: Request) -> Response:
     """Delete an item of a conversation; returns the conversation."""
-    tenant, ttl_s = tenant_of(request), service_of(request).options.response_ttl
-    await _run(request, lambda session: conversation_rows.read_item(session, conversation_id, tenant, item_id))
-    return _shown(
-        await _run(
-            request,
-            lambda session: conversation_rows.delete_item(session, conversation_id, tenant, item_id, ttl_s),
-            frees=True,
-        )
-    )
+    await _run(request, rows.read_item, conversation_id, item_id)
+    return _shown(await _run(request, rows.delete_item, conversation_id, item_id, _ttl_s(request), frees=True))
 
 
 async def _read(request: Request, given: Sequence[InputItem]) -> list[Item]:
@@ -187,8 +155,16 @@ async def _read(request: Request, given: Sequence[InputItem]) -> list[Item]:
         raise
 
 
-async def _run[T](request: Request, work: Callable[[Session], T], *, frees: bool = False) -> T:
-    return await service_of(request).database.run(tenant_of(request), work, frees=frees)
+async def _run[T](request: Request, work: Callable[..., T], *arguments: Any, frees: bool = False) -> T:
+    """The result of work on rows of the tenant of a request, in one transaction."""
+    tenant = tenant_of(request)
+    return await service_of(request).database.run(
+        tenant, lambda session: work(session, tenant, *arguments), frees=frees
+    )
+
+
+def _ttl_s(request: Request) -> float:
+    return service_of(request).options.response_ttl
 
 
 def _shown(conversation: StoredConversation) -> Response:

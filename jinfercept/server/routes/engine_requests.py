@@ -1,10 +1,11 @@
 """What routes share between a body and the engine: a request's hints, its sampling parameters, its checks, and its outputs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
 from jinfercept.engine.admission import check_request
 from jinfercept.engine.async_streaming import AsyncStream
@@ -12,12 +13,15 @@ from jinfercept.errors import RequestError
 from jinfercept.events import Finished
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.outputs import RequestOutput
+from jinfercept.protocols.encoding import OPENAI, EncodedReply, LargeReply, StreamFormat
 from jinfercept.protocols.errors import ApiError, check_finish
 from jinfercept.protocols.schemas import MAX_SESSION_ID, Extensions, ResponseFormat, SamplingBody
+from jinfercept.protocols.usage import UsageCount
 from jinfercept.request import FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.server.access.keys import isolation
 from jinfercept.server.http.disconnection import unless_disconnected
+from jinfercept.server.http.event_stream import EventStream
 from jinfercept.server.observe.tracing.current import TRACE
 from jinfercept.server.service import Service, service_of, tenant_of
 from jinfercept.structured_outputs import StructuredOutputsParams
@@ -250,27 +254,60 @@ def check_length(service: Service, num_tokens: int, param: str) -> None:
         raise ApiError.bad(message, param, "context_length_exceeded")
 
 
-async def finished(
-    service: Service, request: HttpRequest, stream: AsyncStream, note: Callable[[RequestOutput], object]
-) -> Mapping[str, RequestOutput]:
-    """The outputs of a stream by request id, once all requests are finished. They are aborted if the client disconnects.
+class Answer(Protocol):
+    """An answer in the shapes of a protocol, made of the outputs of its requests or of their events.
+
+    Attributes:
+        usage: counts the tokens.
+    """
+
+    usage: UsageCount
+
+    def stream(self, stream: AsyncStream) -> AsyncGenerator[bytes]:
+        """Server-sent events."""
+        ...
+
+    async def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
+        """One object, of the outputs by request id."""
+        ...
+
+    def is_small(self, outputs: Mapping[str, RequestOutput]) -> bool:
+        """Whether the object is small enough to be encoded on the event loop."""
+        ...
+
+
+async def answered(
+    service: Service,
+    http: HttpRequest,
+    requests: Sequence[Request],
+    answer: Answer,
+    stream: bool | None,
+    form: StreamFormat = OPENAI,
+) -> Response:
+    """The HTTP response to a body, whose requests are submitted here. They are aborted if the client disconnects.
 
     Args:
-        note: called with every output, those of aborted and failed requests included.
+        stream: whether the body requests server-sent events.
+        form: of the stream.
 
     Raises:
         ApiError: 499 if the client disconnects, 503 if the server aborts a request, 500 if the engine fails one.
     """
+    events = service.submit(requests, ends_only=not stream)
+    if stream:
+        return EventStream(answer.stream(events), lambda: service.close(events), form)
 
-    async def all_outputs() -> Mapping[str, RequestOutput]:
+    async def outputs_of() -> Mapping[str, RequestOutput]:
         try:
-            async for event in stream:
+            async for event in events:
                 if isinstance(event, Finished):
                     check_finish(event.output)
-            return stream.outputs
+            return events.outputs
         finally:
-            await service.close(stream)
-            for output in stream.outputs.values():
-                note(output)
+            await service.close(events)
+            for output in events.outputs.values():
+                answer.usage.add(output)
 
-    return await unless_disconnected(request, all_outputs())
+    outputs = await unless_disconnected(http, outputs_of())
+    whole = await unless_disconnected(http, answer.whole(outputs))
+    return EncodedReply(whole) if answer.is_small(outputs) else LargeReply(whole)

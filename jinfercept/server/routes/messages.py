@@ -10,16 +10,13 @@ from jinfercept.protocols.anthropic.answer import MessageAnswer, stream_format
 from jinfercept.protocols.anthropic.chat import chat_body, check_message_fields, is_marked, renamed
 from jinfercept.protocols.anthropic.dialect import REQUEST_ID, AnthropicErrorBody
 from jinfercept.protocols.anthropic.schemas import AnswerMessage, CountTokensBody, MessagesBody, TokenCount
-from jinfercept.protocols.encoding import EncodedReply
 from jinfercept.protocols.errors import ERRORS, ApiError
 from jinfercept.protocols.server_tool_calls import ServerToolCalls
 from jinfercept.protocols.unsupported_fields import check_extras
 from jinfercept.request import Request as EngineRequest
 from jinfercept.server.http.access_log import DETAILS
-from jinfercept.server.http.disconnection import unless_disconnected
-from jinfercept.server.http.event_stream import EventStream
 from jinfercept.server.routes.chat_completions import make_chat, recorder, rendered_chat, server_tool_calls
-from jinfercept.server.routes.engine_requests import RequestHints, finished, read_hints
+from jinfercept.server.routes.engine_requests import RequestHints, answered, read_hints
 from jinfercept.server.routes.guarded_route import GuardedRoute
 from jinfercept.server.service import Service, service_of
 
@@ -43,12 +40,8 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
     requests, tool_calls = await service.prepare(request, lambda: _make_chat(service, body, hints, name), 1)
     is_kept = is_marked(body) and not hints.release
     answer = MessageAnswer(name, model, body, requests, tool_calls, is_kept, request.scope[DETAILS])
-    if body.stream:
-        stream = service.submit(requests)
-        events, form = answer.stream(stream), stream_format(request.scope[REQUEST_ID])
-        return EventStream(events, lambda: service.close(stream), form)
-    outputs = await finished(service, request, service.submit(requests, ends_only=True), answer.usage.add)
-    return EncodedReply(await unless_disconnected(request, answer.whole(outputs)))
+    form = stream_format(request.scope[REQUEST_ID])
+    return await answered(service, request, requests, answer, body.stream, form)
 
 
 @router.post("/v1/messages/count_tokens")

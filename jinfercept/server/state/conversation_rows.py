@@ -70,7 +70,7 @@ class ItemPage(NamedTuple):
 
 
 def create_conversation(
-    session: Session, conversation: StoredConversation, tenant: str, items: Sequence[Item], ttl_s: float
+    session: Session, tenant: str, conversation: StoredConversation, items: Sequence[Item], ttl_s: float
 ) -> int:
     """Insert a conversation; returns its counted bytes."""
     now, (about, about_bytes) = clock(session), document(conversation.metadata)
@@ -86,17 +86,17 @@ def create_conversation(
         "about": about,
     }
     insert_new(session, ConversationRow, [row])
-    return row["num_bytes"] + add_items(session, conversation.id, tenant, items, write=conversation.id, ttl_s=ttl_s)
+    return row["num_bytes"] + add_items(session, tenant, conversation.id, items, conversation.id, ttl_s)
 
 
-def read_conversation(session: Session, conversation_id: str, tenant: str) -> StoredConversation:
+def read_conversation(session: Session, tenant: str, conversation_id: str) -> StoredConversation:
     """A conversation of a tenant. Raises 404."""
     row = _row(session, conversation_id, tenant)
     return StoredConversation(row.id, row.created_at, json.loads(row.about))
 
 
 def change_metadata(
-    session: Session, conversation_id: str, tenant: str, metadata: dict[str, str], ttl_s: float
+    session: Session, tenant: str, conversation_id: str, metadata: dict[str, str], ttl_s: float
 ) -> StoredConversation:
     """The conversation with new metadata. Raises 404."""
     row, now, (about, about_bytes) = (
@@ -110,7 +110,7 @@ def change_metadata(
     return StoredConversation(row.id, row.created_at, metadata)
 
 
-def delete_conversation(session: Session, conversation_id: str, tenant: str) -> None:
+def delete_conversation(session: Session, tenant: str, conversation_id: str) -> None:
     """Delete a conversation and its items; its responses remain. Deleting it twice has the effect of once."""
     if _CONVERSATION_ID.fullmatch(conversation_id):
         mine = ConversationRow.id == conversation_id, ConversationRow.tenant == tenant
@@ -118,7 +118,7 @@ def delete_conversation(session: Session, conversation_id: str, tenant: str) -> 
 
 
 def add_items(
-    session: Session, conversation_id: str, tenant: str, items: Sequence[Item], *, write: str, ttl_s: float
+    session: Session, tenant: str, conversation_id: str, items: Sequence[Item], write: str, ttl_s: float
 ) -> int:
     """Add items to a conversation; returns their counted bytes.
 
@@ -138,7 +138,7 @@ def add_items(
 
 
 def list_items(
-    session: Session, conversation_id: str, tenant: str, *, limit: int, descending: bool, after: str | None
+    session: Session, tenant: str, conversation_id: str, limit: int, descending: bool, after: str | None
 ) -> ItemPage:
     """A page of items. It has fewer than `limit` if they are long.
 
@@ -175,7 +175,7 @@ def list_items(
     return ItemPage(bodies, first_id, last_id, len(sizes) > len(shown))
 
 
-def read_item(session: Session, conversation_id: str, tenant: str, item_id: str) -> str:
+def read_item(session: Session, tenant: str, conversation_id: str, item_id: str) -> str:
     """Document of an item of a conversation. Raises 404."""
     row = _row(session, conversation_id, tenant)
     mine = ConversationItemRow.conversation_id == row.id, ConversationItemRow.item == digest(item_id)
@@ -185,7 +185,7 @@ def read_item(session: Session, conversation_id: str, tenant: str, item_id: str)
     return body
 
 
-def delete_item(session: Session, conversation_id: str, tenant: str, item_id: str, ttl_s: float) -> StoredConversation:
+def delete_item(session: Session, tenant: str, conversation_id: str, item_id: str, ttl_s: float) -> StoredConversation:
     """Delete the items of an id; returns the conversation. Deleting twice has the effect of once.
 
     Raises:

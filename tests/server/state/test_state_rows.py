@@ -131,7 +131,7 @@ def test_what_a_lost_server_has_left_fails_at_a_sweep_and_its_turns_are_free(
     made = StoredConversation(conversation_id, 1.0, {})
     database.run_now(lambda session: upkeep.beat(session, lost, (response_id,)))
     number = insert(database, lost, tenant, documents)
-    database.run_now(lambda session: conversation_rows.create_conversation(session, made, tenant, (), 100.0))
+    database.run_now(lambda session: conversation_rows.create_conversation(session, tenant, made, (), 100.0))
 
     def begin(server: ServerClock, name: str) -> Any:
         return databases[1].run_now(
@@ -201,7 +201,7 @@ def test_excess_makes_all_fit_and_takes_nothing_from_who_holds_an_equal_share(
 def test_turns_of_two_servers_at_once_follow_one_another(databases: tuple[StateDatabase, StateDatabase]) -> None:
     tenant, conversation_id = uuid.uuid4().hex, f"conv_{uuid.uuid4().hex}"
     made = StoredConversation(conversation_id, 1.0, {})
-    databases[0].run_now(lambda session: conversation_rows.create_conversation(session, made, tenant, (), 100.0))
+    databases[0].run_now(lambda session: conversation_rows.create_conversation(session, tenant, made, (), 100.0))
     seen: list[list[str]] = []
 
     def talk(place: int) -> None:
