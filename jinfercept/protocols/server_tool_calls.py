@@ -60,10 +60,12 @@ class ServerToolCalls:
         """
         request, [completion] = self._requests[output.request_id], output.outputs
         *before, last = completion.messages
-        calls = [_call(one) for one in last.get("tool_calls", ()) if one["function"]["name"] not in self.client_tools]
+        calls = [
+            _call(call) for call in last.get("tool_calls", ()) if call["function"]["name"] not in self.client_tools
+        ]
         if calls and (completion.finish_reason != "tool_calls" or completion.stop_reason == "max_rounds"):
             last = dict(last)
-            if others := [one for one in last.pop("tool_calls") if one["function"]["name"] in self.client_tools]:
+            if others := [call for call in last.pop("tool_calls") if call["function"]["name"] in self.client_tools]:
                 last["tool_calls"] = others
             completion = _with_pause(completion, Interception(tuple(calls)), [*before, last])
             if completion.finish_reason == "tool_calls":

@@ -100,6 +100,6 @@ def _is_new(name: str, logged: set[str]) -> bool:
 def _check_names(part: Body, field: str) -> None:
     """Raise 400 for a name that an object of ours does not have."""
     for name in part.model_extra or ():
-        known = list(type(part).model_fields)
-        message = f"{field} has no {name[:80]!r}{nearest(name[:80], known)}; it has {', '.join(known)}"
+        names = list(type(part).model_fields)
+        message = f"{field} has no {name[:80]!r}{nearest(name[:80], names)}; it has {', '.join(names)}"
         raise ApiError.bad(message, f"{field}.{name[:80]}", "unknown_parameter")

@@ -201,14 +201,14 @@ class ServerOptions:
     def delimiters(self) -> Delimiters:
         """The delimiters of asynchronous calls. Raises `ConfigError` for texts that cannot be told apart."""
         texts = DELIMITERS if self.call_delimiters is None else self.call_delimiters.split(",")
-        found = Delimiters(*texts) if len(texts) == len(DELIMITERS) else None
-        if found is None or not found.are_distinct:
+        delimiters = Delimiters(*texts) if len(texts) == len(DELIMITERS) else None
+        if delimiters is None or not delimiters.are_distinct:
             raise ConfigError(
                 "call_delimiters are five texts of two characters or more, none of which contains or overlaps another",
                 got=self.call_delimiters,
                 fix=f"such as {','.join(DELIMITERS)}",
             )
-        return found
+        return delimiters
 
     def hosts(self) -> AllowedHosts | None:
         """The hosts that requests may name; None: any, where no flag names some, and clients bring a key or use a Unix socket.

@@ -211,9 +211,9 @@ class Service:
             if (trace := TRACE.get()) is not None:
                 trace.name_model(name, name or self.names[0])
             return name or self.names[0]
-        known = ", ".join(self.names)
+        names = ", ".join(self.names)
         raise ApiError(
-            404, f"there is no model {name[:200]!r} here, only {known}", param="model", code="model_not_found"
+            404, f"there is no model {name[:200]!r} here, only {names}", param="model", code="model_not_found"
         )
 
     def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
@@ -337,8 +337,8 @@ class Service:
             await stream.aclose()
         finally:
             if tenant is not None:
-                outputs = (one for output in stream.outputs.values() for one in output.outputs)
-                self._limits.ended(tenant, id(stream), sum(one.num_generated for one in outputs))
+                outputs = (completion for output in stream.outputs.values() for completion in output.outputs)
+                self._limits.ended(tenant, id(stream), sum(completion.num_generated for completion in outputs))
 
     def note_calls(self, request: Request, calls: Sequence[Call], results: Sequence[Result]) -> None:
         """Count calls that were run after the end of their request."""

@@ -87,13 +87,13 @@ class MessageAnswer:
         output = await self._tool_calls.settled(output)
         self.usage.add(output)
         [completion] = output.outputs
-        said = merged_message(completion.messages, self._tool_calls.client_tools)
+        message = merged_message(completion.messages, self._tool_calls.client_tools)
         content: list[dict[str, Any]] = []
-        if said["reasoning_content"]:
-            content.append({"type": "thinking", "thinking": said["reasoning_content"], "signature": _SIGNATURE})
-        if said["content"].strip():
-            content.append({"type": "text", "text": said["content"]})
-        for call in said["tool_calls"]:
+        if message["reasoning_content"]:
+            content.append({"type": "thinking", "thinking": message["reasoning_content"], "signature": _SIGNATURE})
+        if message["content"].strip():
+            content.append({"type": "text", "text": message["content"]})
+        for call in message["tool_calls"]:
             function = call["function"]
             content.append(_tool_use(call["id"], function["name"], _object(function["arguments"])))
         ended = _stop(completion) | {"usage": self._counted()}

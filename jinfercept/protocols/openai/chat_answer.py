@@ -96,9 +96,9 @@ class ChatAnswer:
             outputs: by request id.
         """
         settled = await asyncio.gather(*map(self._tool_calls.settled, outputs.values()))
-        for one in settled:
-            self.usage.add(one)
-        [output] = joined(self._requests, {one.request_id: one for one in settled})
+        for output in settled:
+            self.usage.add(output)
+        [output] = joined(self._requests, {output.request_id: output for output in settled})
         answer = self._head | {
             "choices": [self._whole_choice(completion) for completion in output.outputs],
             "usage": self.usage.body(),
@@ -107,7 +107,7 @@ class ChatAnswer:
             answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         if self._body.return_token_ids:
             answer["prompt_token_ids"] = output.prompt_token_ids
-        reports = [{"choice": one.index} | report for one in output.outputs for report in call_reports(one)]
+        reports = [{"choice": choice.index} | report for choice in output.outputs for report in call_reports(choice)]
         return answer | self._extension(reports, output.outputs)
 
     def is_small(self, outputs: Mapping[str, RequestOutput]) -> bool:
@@ -116,10 +116,10 @@ class ChatAnswer:
         return is_small(outputs.values(), (self._body.prompt_logprobs,), best)
 
     def _whole_choice(self, completion: CompletionOutput) -> dict[str, Any]:
-        said = merged_message(completion.messages, self._tool_calls.client_tools)
-        calls = said["tool_calls"]
-        message = {"role": "assistant", "content": said["content"] or (None if calls else "")}
-        message |= _thought(said["reasoning_content"]) if said["reasoning_content"] else {}
+        merged = merged_message(completion.messages, self._tool_calls.client_tools)
+        calls = merged["tool_calls"]
+        message = {"role": "assistant", "content": merged["content"] or (None if calls else "")}
+        message |= _thought(merged["reasoning_content"]) if merged["reasoning_content"] else {}
         message |= {"tool_calls": calls} if calls else {}
         choice: dict[str, Any] = {
             "index": completion.index,
@@ -213,7 +213,11 @@ class ChatAnswer:
         """
         if not reports and not self._wants_server_calls:
             return {}
-        cancelled = [{"choice": one.index, "id": call.id, "name": call.name} for one in ended for call in one.cancelled]
+        cancelled = [
+            {"choice": completion.index, "id": call.id, "name": call.name}
+            for completion in ended
+            for call in completion.cancelled
+        ]
         more = {"cancelled": cancelled} if self._are_async and ended else {}
         return {"jinfercept": {"server_calls": reports, **more}}
 

@@ -91,8 +91,8 @@ class CompletionAnswer:
         return self._whole(outputs) if self.is_small(outputs) else await asyncio.to_thread(self._whole, outputs)
 
     def _whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
-        for one in outputs.values():
-            self.usage.add(one)
+        for output in outputs.values():
+            self.usage.add(output)
         choices: list[dict[str, Any]] = []
         completions: list[CompletionOutput] = []
         for output in joined(self._requests, outputs):
@@ -110,11 +110,11 @@ class CompletionAnswer:
 
     def _prompt_report(self, output: RequestOutput) -> _PromptReport:
         """Built once for all choices of a prompt."""
-        body, report, known = self._body, _PromptReport(), output.prompt_logprobs
-        if body.prompt_logprobs is not None and known is not None:
-            report.scores = prompt_logprobs(known)
+        body, report, reported = self._body, _PromptReport(), output.prompt_logprobs
+        if body.prompt_logprobs is not None and reported is not None:
+            report.scores = prompt_logprobs(reported)
         if body.echo and body.logprobs is not None and self._tokenizer is not None:
-            tokens = list(zip(output.prompt_token_ids, known or [None] * len(output.prompt_token_ids), strict=True))
+            tokens = list(zip(output.prompt_token_ids, reported or [None] * len(output.prompt_token_ids), strict=True))
             report.echoed = completion_logprobs(tokens, body.logprobs, self._tokenizer)
             report.length = sum(len(self._tokenizer.token_text(token_id)) for token_id, _ in tokens)
         if len(output.outputs) > 1:
@@ -197,23 +197,25 @@ class CompletionAnswer:
 
     def _chunk(self, choice: _StreamedText, text: str, end: CompletionOutput | None = None) -> dict[str, Any]:
         body = self._body
-        one: dict[str, Any] = {
+        choice_object: dict[str, Any] = {
             "index": choice.index,
             "text": text,
             "logprobs": None,
             "finish_reason": end.finish_reason if end else None,
         }
         if end is not None:
-            one["stop_reason"] = end.stop_reason
+            choice_object["stop_reason"] = end.stop_reason
         if body.logprobs is not None and self._tokenizer is not None and choice.tokens:
-            one["logprobs"] = completion_logprobs(choice.tokens, body.logprobs, self._tokenizer, choice.offset)
+            choice_object["logprobs"] = completion_logprobs(
+                choice.tokens, body.logprobs, self._tokenizer, choice.offset
+            )
         if body.return_token_ids:
-            one["token_ids"] = [token_id for token_id, _ in choice.tokens]
+            choice_object["token_ids"] = [token_id for token_id, _ in choice.tokens]
             if not choice.begun:
-                one["prompt_token_ids"] = list(choice.request.prompt_token_ids)
+                choice_object["prompt_token_ids"] = list(choice.request.prompt_token_ids)
         choice.begun, choice.tokens = True, []
         choice.offset += len(text)
-        chunk = self._head | {"choices": [one]}
+        chunk = self._head | {"choices": [choice_object]}
         options = body.stream_options
         if options is not None and options.include_usage:
             chunk["usage"] = self.usage.body() if options.continuous_usage_stats else None

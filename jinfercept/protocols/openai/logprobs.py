@@ -51,20 +51,20 @@ def check_report(
         per_choice: whether every choice carries the report of its prompt, or only the first of each prompt.
         copies: number of times that an answer carries the report of a generated token.
     """
-    asked: dict[str, int] = {}
+    entries: dict[str, int] = {}
     for request in requests:
         length, most = len(request.prompt_token_ids), request.params.max_tokens
         room = max_model_len - length
         field, best = answer
-        asked[field] = asked.get(field, 0) + copies * num_reported(room if most is None else min(most, room), best)
+        entries[field] = entries.get(field, 0) + copies * num_reported(room if most is None else min(most, room), best)
         for field, best in prompt if per_choice or request.leader is None else ():
-            asked[field] = asked.get(field, 0) + num_reported(length, best)
-    total = sum(asked.values())
+            entries[field] = entries.get(field, 0) + num_reported(length, best)
+    total = sum(entries.values())
     if total > MAX_ENTRIES:
-        field = max(asked, key=lambda name: asked[name])
+        field = max(entries, key=lambda name: entries[name])
         raise ApiError.bad(
             f"a body may ask for {MAX_ENTRIES} log probabilities, over all tokens and choices; got {total}, "
-            f"{asked[field]} of them by {field}; fix: a smaller {field}, n or max_tokens, or fewer prompts",
+            f"{entries[field]} of them by {field}; fix: a smaller {field}, n or max_tokens, or fewer prompts",
             field,
         )
 
@@ -80,7 +80,7 @@ def is_small(outputs: Iterable[RequestOutput], prompt: Sequence[int | None], ans
     total = 0
     for output in outputs:
         total += sum(num_reported(len(output.prompt_token_ids), best) for best in prompt)
-        total += sum(num_reported(len(one.token_ids), answer) for one in output.outputs)
+        total += sum(num_reported(len(completion.token_ids), answer) for completion in output.outputs)
     return total <= SMALL_ENTRIES
 
 
@@ -91,15 +91,16 @@ def chat_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokenizer) ->
         top: number of most likely tokens to report for each.
     """
 
-    def one(token_id: int, logprob: Logprob) -> dict[str, Any]:
+    def shown(token_id: int, logprob: Logprob) -> dict[str, Any]:
         text = tokenizer.token_bytes(token_id)
         return {"token": text.decode("utf-8", "replace"), "logprob": _finite(logprob.logprob), "bytes": list(text)}
 
     return {
         "content": Lazy(
-            one(token_id, known[token_id]) | {"top_logprobs": [one(other, known[other]) for other in _best(known, top)]}
-            for token_id, known in tokens
-            if known is not None
+            shown(token_id, logprobs[token_id])
+            | {"top_logprobs": [shown(other, logprobs[other]) for other in _best(logprobs, top)]}
+            for token_id, logprobs in tokens
+            if logprobs is not None
         )
     }
 
@@ -119,39 +120,43 @@ def completion_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokeniz
     return {
         "text_offset": Lazy(islice(accumulate(map(len, texts()), initial=offset), len(tokens))),
         "token_logprobs": Lazy(
-            None if known is None else _finite(known[token_id].logprob) for token_id, known in tokens
+            None if logprobs is None else _finite(logprobs[token_id].logprob) for token_id, logprobs in tokens
         ),
         "tokens": Lazy(texts()),
         "top_logprobs": Lazy(
             None
-            if known is None
+            if logprobs is None
             else {
-                tokenizer.token_text(other): _finite(known[other].logprob) for other in [*_best(known, top), token_id]
+                tokenizer.token_text(other): _finite(logprobs[other].logprob)
+                for other in [*_best(logprobs, top), token_id]
             }
-            for token_id, known in tokens
+            for token_id, logprobs in tokens
         ),
     }
 
 
-def prompt_logprobs(known: Sequence[Mapping[int, Logprob] | None]) -> Lazy:
+def prompt_logprobs(logprobs: Sequence[Mapping[int, Logprob] | None]) -> Lazy:
     """vLLM's `prompt_logprobs`: for every token of the prompt, log probabilities by token id; None for the first one."""
     return Lazy(
         None
-        if one is None
+        if place is None
         else {
             str(token_id): {
                 "logprob": _finite(logprob.logprob),
                 "rank": logprob.rank,
                 "decoded_token": logprob.decoded_token,
             }
-            for token_id, logprob in one.items()
+            for token_id, logprob in place.items()
         }
-        for one in known
+        for place in logprobs
     )
 
 
-def _best(known: Mapping[int, Logprob], top: int) -> list[int]:
-    return sorted((token_id for token_id in known if known[token_id].rank <= top), key=lambda one: known[one].rank)
+def _best(logprobs: Mapping[int, Logprob], top: int) -> list[int]:
+    return sorted(
+        (token_id for token_id in logprobs if logprobs[token_id].rank <= top),
+        key=lambda token_id: logprobs[token_id].rank,
+    )
 
 
 def _finite(logprob: float) -> float:

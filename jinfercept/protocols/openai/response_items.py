@@ -82,7 +82,7 @@ def check_length(given: str | Sequence[InputItem], num_before: int) -> None:
 
 def references(given: str | Sequence[InputItem]) -> set[str]:
     """Ids of the stored items that a body refers to."""
-    return set() if isinstance(given, str) else {one.id for one in given if isinstance(one, ItemReference)}
+    return set() if isinstance(given, str) else {item.id for item in given if isinstance(item, ItemReference)}
 
 
 def read_items(
@@ -109,10 +109,10 @@ def read_items(
     for item in before:
         call_ids |= _call_ids(item)
     items: list[Item] = []
-    for index, one in enumerate(given):
-        if isinstance(one, OtherItem):
+    for index, part in enumerate(given):
+        if isinstance(part, OtherItem):
             continue
-        item = referred[one.id] if isinstance(one, ItemReference) else _stored(one)
+        item = referred[part.id] if isinstance(part, ItemReference) else _stored(part)
         call_ids |= _call_ids(item)
         if item["type"] in CALL_OUTPUTS:
             call_id = call_ids.get(item["call_id"])

@@ -168,8 +168,8 @@ class ResponseWriter:
             self.response["incomplete_details"] = {"reason": reason}
             yield self._last("incomplete", "response.incomplete")
             return
-        said = [item["type"] for item in self.response["output"]]
-        if completion.finish_reason != "tool_calls" and said[-1:] != ["message"]:
+        kinds = [item["type"] for item in self.response["output"]]
+        if completion.finish_reason != "tool_calls" and kinds[-1:] != ["message"]:
             yield from self._say("message", "")  # an answer without text is an empty message
         yield from self._close("completed")
         yield self._last("completed", "response.completed")
@@ -194,8 +194,8 @@ class ResponseWriter:
             yield self._delta(f"response.{part['type']}.delta", text, **more)
 
     def _begin_text(self, kind: str) -> Iterator[dict[str, Any]]:
-        said = {"role": "assistant"} if kind == "message" else {"summary": []}
-        yield from self._add(new_item(kind, "in_progress", **said, content=[]))
+        fields = {"role": "assistant"} if kind == "message" else {"summary": []}
+        yield from self._add(new_item(kind, "in_progress", **fields, content=[]))
         part: dict[str, Any] = {"type": _PARTS[kind], "text": ""}
         part |= {"annotations": [], "logprobs": []} if kind == "message" else {}
         assert self._open is not None
@@ -263,8 +263,8 @@ class ResponseWriter:
         item, failed = self.response["output"][place], result.status in _FAILED
         item |= {"output": result.text, "status": "failed" if failed else "completed"}
         if failed:
-            said = [{"type": "text", "text": result.text}]
-            item["error"] = {"type": "mcp_tool_execution_error", "content": said}
+            content = [{"type": "text", "text": result.text}]
+            item["error"] = {"type": "mcp_tool_execution_error", "content": content}
         yield self._event(f"response.mcp_call.{item['status']}", item_id=item["id"], output_index=place)
         yield self._event("response.output_item.done", output_index=place, item=item)
 

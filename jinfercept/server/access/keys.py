@@ -73,8 +73,8 @@ class Keys:
         authorization = authorizations[0] if authorizations else None
         scheme, _, key = (authorization or "").partition(" ")
         given = key_digest(key.strip())
-        known = [hmac.compare_digest(given, digest) for digest in self._rules]
-        if scheme.lower() != "bearer" or not key.strip() or not any(known):
+        matches = [hmac.compare_digest(given, digest) for digest in self._rules]
+        if scheme.lower() != "bearer" or not key.strip() or not any(matches):
             raise ApiError(
                 401,
                 "the API key is wrong" if authorization else "an API key is needed: Authorization: Bearer KEY",
@@ -91,17 +91,17 @@ class Keys:
         """
         return None if not tenant or self.rules(tenant).operator else tenant
 
-    def priority(self, tenant: str, asked: int) -> int:
+    def priority(self, tenant: str, requested: int) -> int:
         """The priority of a request: the requested one, clamped to the range of its key if there is one.
 
         Args:
             tenant: of the key, from `check`.
-            asked: the requested priority.
+            requested: the priority in the body.
         """
         if not tenant:
-            return asked
+            return requested
         least, most = self.rules(tenant).priority
-        return min(max(asked, least), most)
+        return min(max(requested, least), most)
 
     def name(self, tenant: str) -> str:
         """The name of a key in logs; "" without keys."""

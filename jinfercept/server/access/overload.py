@@ -44,8 +44,8 @@ class Overload:
         works = [engine.work_of(request) for request in requests if request.leader is None]
         tokens, uncomputed = sum(work.num_tokens for work in works), sum(work.uncomputed for work in works)
         tenant, weight, priority, _, _ = works[0]
-        asked = QueuedWork(tenant, weight, priority, tokens, uncomputed)
-        decision = self._admission.decide(engine.load(), asked, limit_s)
+        work = QueuedWork(tenant, weight, priority, tokens, uncomputed)
+        decision = self._admission.decide(engine.load(), work, limit_s)
         if decision.retry_s is not None:
             wait_s = decision.retry_s * self._random.uniform(1.0, 1.0 + _SPREAD)
             message = (

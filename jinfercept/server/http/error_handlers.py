@@ -66,8 +66,8 @@ async def _answer_failure(request: Request, error: Exception) -> EncodedReply:
 def _allowed(request: Request) -> str:
     """Methods of all routes of a path, for the header `Allow`; with GET there is HEAD (`HeadRequests`)."""
     scopes = {method: {**request.scope, "method": method} for method in _METHODS}
-    known = [name for name, scope in scopes.items() if any(_matches(route, scope) for route in request.app.routes)]
-    return ", ".join(sorted([*known, "HEAD"] if "GET" in known else known))
+    methods = [name for name, scope in scopes.items() if any(_matches(route, scope) for route in request.app.routes)]
+    return ", ".join(sorted([*methods, "HEAD"] if "GET" in methods else methods))
 
 
 def _matches(route: BaseRoute, scope: dict[str, Any]) -> bool:

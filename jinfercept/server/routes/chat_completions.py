@@ -157,8 +157,8 @@ def recorder(service: Service, body: ChatBody, hints: RequestHints) -> Remember:
 
     def remember(turns: Sequence[Message]) -> None:
         if not hints.release:
-            asked = [message.as_read() for message in body.messages]
-            service.tool_history.remember(hints.tenant, hints.salt, asked, turns, _client_tools(body))
+            messages = [message.as_read() for message in body.messages]
+            service.tool_history.remember(hints.tenant, hints.salt, messages, turns, _client_tools(body))
 
     return remember
 
@@ -170,10 +170,10 @@ def _client_tools(body: ChatBody) -> frozenset[str]:
 
 def _max_rounds(service: Service, body: ChatBody) -> int:
     """Maximum rounds of calls that the server runs. Raises 400 for more than the server allows."""
-    most, asked = service.options.max_tool_rounds, body.jinfercept and body.jinfercept.max_rounds
-    if asked is not None and asked > most:
-        raise ApiError.bad(f"max_rounds may be {most} here, not {asked}", "jinfercept.max_rounds")
-    return min(MAX_ROUNDS, most) if asked is None else asked
+    most, requested = service.options.max_tool_rounds, body.jinfercept and body.jinfercept.max_rounds
+    if requested is not None and requested > most:
+        raise ApiError.bad(f"max_rounds may be {most} here, not {requested}", "jinfercept.max_rounds")
+    return min(MAX_ROUNDS, most) if requested is None else requested
 
 
 def _logprobs(body: ChatBody) -> int | None:

@@ -73,8 +73,8 @@ def make_completions(
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
         raise ApiError.bad("max_tokens 0 asks for nothing without echo", "max_tokens")
-    asked = body.prompt_logprobs
-    if body.echo and body.logprobs is not None and asked is None:
+    prompt_logprobs = body.prompt_logprobs
+    if body.echo and body.logprobs is not None and prompt_logprobs is None:
         body = body.model_copy(update={"prompt_logprobs": body.logprobs})
     params = sampling_params(body, max(1, max_tokens), body.logprobs, service, hints.tenant)
     ids = (f"{name}-{index}" for index in range(len(prompts)))
@@ -86,7 +86,7 @@ def make_completions(
     except RequestError as error:
         raise ApiError.of(error, "prompt") from error
     check_requests(service, requests, "prompt")
-    reports = [("prompt_logprobs", asked), ("logprobs", body.logprobs if body.echo else None)]
+    reports = [("prompt_logprobs", prompt_logprobs), ("logprobs", body.logprobs if body.echo else None)]
     check_report(requests, service.max_model_len, reports, ("logprobs", body.logprobs), per_choice=True)
     return with_hints(requests, hints)
 

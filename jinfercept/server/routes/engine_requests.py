@@ -75,13 +75,13 @@ def read_hints(body: Extensions, request: HttpRequest) -> RequestHints:
     if (trace := TRACE.get()) is not None:
         trace.name_conversation(session)
     tenant, keys = tenant_of(request), service_of(request).keys
-    asked = (extension.priority if extension and extension.priority is not None else body.priority) or 0
+    priority = (extension.priority if extension and extension.priority is not None else body.priority) or 0
     return RequestHints(
         tenant=tenant,
         salt=isolation(tenant, body.cache_salt),
         session_id=session,
         expected_s=extension.expected_s if extension else None,
-        priority=keys.priority(tenant, asked),
+        priority=keys.priority(tenant, priority),
         weight=keys.rules(tenant).weight,
         release=bool(extension and extension.release),
     )
@@ -121,16 +121,20 @@ def async_calls(service: Service, body: Extensions, tenant: str) -> AsyncCalls |
         return None
     if not extension.wants_server_tools:
         raise ApiError.bad("asynchronous calls are those of the server's tools: give server_tools too", _FIELD)
-    asked, most = extension.async_calls, service.options.max_pending_calls
-    if asked.max_pending is not None and asked.max_pending > most:
-        raise ApiError.bad(f"max_pending may be {most} here, not {asked.max_pending}", f"{_FIELD}.max_pending")
-    said: dict[str, Any] = {name: value for name in ("calls", "on_end") if (value := getattr(asked, name)) is not None}
-    if asked.reasoning is not None:
-        said["reasoning"] = None if asked.reasoning == "none" else asked.reasoning
+    requested, most = extension.async_calls, service.options.max_pending_calls
+    if requested.max_pending is not None and requested.max_pending > most:
+        raise ApiError.bad(f"max_pending may be {most} here, not {requested.max_pending}", f"{_FIELD}.max_pending")
+    options: dict[str, Any] = {
+        name: value for name in ("calls", "on_end") if (value := getattr(requested, name)) is not None
+    }
+    if requested.reasoning is not None:
+        options["reasoning"] = None if requested.reasoning == "none" else requested.reasoning
     shared = service.pending_calls.of(tenant)
     try:
         delimiters = service.options.delimiters()
-        return AsyncCalls(**said, max_pending=asked.max_pending or most, delimiters=delimiters, shared_limit=shared)
+        return AsyncCalls(
+            **options, max_pending=requested.max_pending or most, delimiters=delimiters, shared_limit=shared
+        )
     except RequestError as error:
         raise ApiError.of(error, f"{_FIELD}.reasoning") from error
 
@@ -149,8 +153,8 @@ def sampling_params(
     Raises:
         ApiError: 400, with the field.
     """
-    said = {name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None}
-    given: dict[str, Any] = {"max_tokens": None, **service.llm.sampling_defaults, **said}
+    given_params = {name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None}
+    given: dict[str, Any] = {"max_tokens": None, **service.llm.sampling_defaults, **given_params}
     if max_tokens is not None:
         given["max_tokens"] = max_tokens
     stop = given.pop("stop", None) or ()

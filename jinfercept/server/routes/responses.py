@@ -117,14 +117,14 @@ async def _begun(
 
     def make() -> tuple[list[EngineRequest], ClientTools, ServerToolCalls, StoredResponse]:
         before = turn.items if turn else previous.conversation if previous else []
-        asked = read_items(body.input, before, referred)
-        items = [*before, *asked]
+        own_items = read_items(body.input, before, referred)
+        items = [*before, *own_items]
         tools = ClientTools(body.tools or (), items)
         messages = messages_of(items, body.instructions)
         requests, tool_calls = _make_chat(service, body, messages, tools, hints, name)
         response = _new_response(name, model, body, service.llm.get_default_sampling_params())
         body_bytes = request.scope.get(BODY_BYTES, 0)
-        return requests, tools, tool_calls, StoredResponse(tenant, response, previous, asked, body_bytes=body_bytes)
+        return requests, tools, tool_calls, StoredResponse(tenant, response, previous, own_items, body_bytes=body_bytes)
 
     num_bytes = _CHARS_PER_TOKEN * _num_tokens(previous)
     requests, tools, tool_calls, stored = await service.prepare(request, make, 1, num_bytes)

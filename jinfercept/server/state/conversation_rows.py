@@ -113,8 +113,8 @@ def change_metadata(
 def delete_conversation(session: Session, tenant: str, conversation_id: str) -> None:
     """Delete a conversation and its items; its responses remain. Deleting it twice has the effect of once."""
     if _CONVERSATION_ID.fullmatch(conversation_id):
-        mine = ConversationRow.id == conversation_id, ConversationRow.tenant == tenant
-        session.execute(delete(ConversationRow).where(*mine))
+        is_wanted = ConversationRow.id == conversation_id, ConversationRow.tenant == tenant
+        session.execute(delete(ConversationRow).where(*is_wanted))
 
 
 def add_items(
@@ -164,13 +164,13 @@ def list_items(
     ).all()
     shown: list[int] = []
     num_bytes = 0
-    for one, size in sizes[:limit]:
+    for item_place, size in sizes[:limit]:
         if num_bytes < _PAGE_BYTES:
-            shown.append(one)
+            shown.append(item_place)
             num_bytes += size
     columns = select(place, ConversationItemRow.body).where(wanted[0], place.in_(shown))
-    found = dict(session.execute(columns).tuples().all())
-    bodies = [found[one] for one in shown]
+    body_at = dict(session.execute(columns).tuples().all())
+    bodies = [body_at[item_place] for item_place in shown]
     first_id, last_id = (json.loads(bodies[0])["id"], json.loads(bodies[-1])["id"]) if bodies else (None, None)
     return ItemPage(bodies, first_id, last_id, len(sizes) > len(shown))
 
@@ -178,8 +178,10 @@ def list_items(
 def read_item(session: Session, tenant: str, conversation_id: str, item_id: str) -> str:
     """Document of an item of a conversation. Raises 404."""
     row = _row(session, conversation_id, tenant)
-    mine = ConversationItemRow.conversation_id == row.id, ConversationItemRow.item == digest(item_id)
-    body = session.scalar(select(ConversationItemRow.body).where(*mine).order_by(ConversationItemRow.place).limit(1))
+    are_wanted = ConversationItemRow.conversation_id == row.id, ConversationItemRow.item == digest(item_id)
+    body = session.scalar(
+        select(ConversationItemRow.body).where(*are_wanted).order_by(ConversationItemRow.place).limit(1)
+    )
     if body is None:
         raise _no_item(item_id)
     return body
@@ -194,9 +196,9 @@ def delete_item(session: Session, tenant: str, conversation_id: str, item_id: st
     row, now = _row(session, conversation_id, tenant, lock=True), clock(session)
     if row.turn_id is not None:
         raise conversation_locked()
-    mine = ConversationItemRow.conversation_id == row.id, ConversationItemRow.item == digest(item_id)
-    sizes = list(session.scalars(select(ConversationItemRow.num_bytes).where(*mine)))
-    session.execute(delete(ConversationItemRow).where(*mine))
+    are_wanted = ConversationItemRow.conversation_id == row.id, ConversationItemRow.item == digest(item_id)
+    sizes = list(session.scalars(select(ConversationItemRow.num_bytes).where(*are_wanted)))
+    session.execute(delete(ConversationItemRow).where(*are_wanted))
     session.execute(
         update(ConversationRow)
         .where(ConversationRow.id == row.id)
@@ -250,8 +252,8 @@ def end_turn(
     Args:
         items: input and output of the response; none if it has failed.
     """
-    mine = ConversationRow.id == conversation_id, ConversationRow.tenant == tenant
-    row = session.scalars(select(ConversationRow).where(*mine).with_for_update()).one_or_none()
+    is_wanted = ConversationRow.id == conversation_id, ConversationRow.tenant == tenant
+    row = session.scalars(select(ConversationRow).where(*is_wanted).with_for_update()).one_or_none()
     if row is None:
         return 0
     if row.turn_id != response_id:
@@ -268,9 +270,9 @@ def conversation_locked() -> ApiError:
 
 def _row(session: Session, conversation_id: str, tenant: str, *, lock: bool = False) -> ConversationRow:
     if _CONVERSATION_ID.fullmatch(conversation_id):
-        mine = ConversationRow.id == conversation_id, ConversationRow.tenant == tenant
+        is_wanted = ConversationRow.id == conversation_id, ConversationRow.tenant == tenant
         wanted = select(ConversationRow).where(
-            *mine, or_(ConversationRow.expires_at > clock(session), ConversationRow.turn_id.is_not(None))
+            *is_wanted, or_(ConversationRow.expires_at > clock(session), ConversationRow.turn_id.is_not(None))
         )
         row = session.scalars(wanted.with_for_update() if lock else wanted).one_or_none()
         if row is not None:

@@ -34,10 +34,10 @@ def mirror_calls(
     Args:
         calls: by id, the tenant and the document of each call.
     """
-    mine = InboxRow.server_id == server.server_id
-    rows = dict(session.execute(select(InboxRow.id, InboxRow.answer).where(mine)).tuples().all())
+    of_server = InboxRow.server_id == server.server_id
+    rows = dict(session.execute(select(InboxRow.id, InboxRow.answer).where(of_server)).tuples().all())
     if gone := sorted(rows.keys() - calls.keys()):
-        session.execute(delete(InboxRow).where(mine, InboxRow.id.in_(gone)))
+        session.execute(delete(InboxRow).where(of_server, InboxRow.id.in_(gone)))
     insert_new(
         session,
         InboxRow,

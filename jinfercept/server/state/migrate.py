@@ -39,8 +39,8 @@ def migrate(engine: Engine, name: str) -> None:
         config = Config()
         config.set_main_option("script_location", str(folder).replace("%", "%%"))
         config.attributes["connection"] = connection
-        known = {revision.revision for revision in ScriptDirectory.from_config(config).walk_revisions()}
-        found = MigrationContext.configure(connection).get_current_heads()
+        revisions = {revision.revision for revision in ScriptDirectory.from_config(config).walk_revisions()}
+        heads = MigrationContext.configure(connection).get_current_heads()
         tables = inspect(connection).get_table_names()
         if connection.dialect.name == "sqlite" and tables and ServerRow.__tablename__ not in tables:
             raise ConfigError(
@@ -48,10 +48,10 @@ def migrate(engine: Engine, name: str) -> None:
                 got=f"{name}: with tables {', '.join(sorted(tables)[:_SHOWN])}",
                 fix="give another path as --state-url; a new file is created",
             )
-        if not known.issuperset(found):
+        if not revisions.issuperset(heads):
             raise ConfigError(
                 "the database of the stored state has tables of a newer version of jinfercept",
-                got=f"{name}: revision {', '.join(found)}",
+                got=f"{name}: revision {', '.join(heads)}",
                 fix="start that version or a newer one, or give another --state-url",
             )
         command.upgrade(config, "head")

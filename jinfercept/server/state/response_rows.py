@@ -117,8 +117,8 @@ def insert_response(
 
 
 def _check_background(session: Session, tenant: str, response_id: str, most: int) -> None:
-    mine = ResponseRow.tenant == tenant, ResponseRow.status.in_(OPEN), ResponseRow.id != response_id
-    running = session.scalar(select(func.count()).where(*mine, ResponseRow.in_background)) or 0
+    of_others = ResponseRow.tenant == tenant, ResponseRow.status.in_(OPEN), ResponseRow.id != response_id
+    running = session.scalar(select(func.count()).where(*of_others, ResponseRow.in_background)) or 0
     if running >= most:
         raise ApiError(
             429,
@@ -141,10 +141,10 @@ def settle_response(
     """
     response, asked = documents
     (text, text_bytes), output = document(response), response["output"]
-    mine = ResponseRow.id == response["id"], ResponseRow.server_id == server.server_id
+    is_own = ResponseRow.id == response["id"], ResponseRow.server_id == server.server_id
     settled = session.execute(
         update(ResponseRow)
-        .where(*mine, ResponseRow.status.in_(OPEN))
+        .where(*is_own, ResponseRow.status.in_(OPEN))
         .values(
             status=response["status"],
             response=text,
@@ -152,7 +152,7 @@ def settle_response(
         )
     )
     if not settled.rowcount:  # pyright: ignore[reportAttributeAccessIssue]
-        written = session.execute(select(ResponseRow.response).where(*mine)).scalar_one_or_none()
+        written = session.execute(select(ResponseRow.response).where(*is_own)).scalar_one_or_none()
         return text_bytes if written in (None, text) else None  # the same: an earlier attempt was committed
     index = item_rows(tenant, len(asked), [item["id"] for item in output], response_id=response["id"])
     insert_new(session, ResponseItemRow, index)
@@ -194,18 +194,18 @@ def _chain(session: Session, response_id: str) -> list[tuple[str, int]]:
             parent.id == chain.c.previous_id, chain.c.link < _MOST_LINKS
         )
     )
-    found = session.execute(select(chain.c.id, chain.c.num_bytes).order_by(chain.c.link))
-    return [(row_id, num_bytes) for row_id, num_bytes in found]
+    links = session.execute(select(chain.c.id, chain.c.num_bytes).order_by(chain.c.link))
+    return [(row_id, num_bytes) for row_id, num_bytes in links]
 
 
 def read_responses(session: Session, response_ids: Sequence[str]) -> dict[str, ResponseDocuments]:
     """Responses by their ids; ids without a row are left out. The tenant is not checked."""
-    found: dict[str, ResponseDocuments] = {}
+    documents: dict[str, ResponseDocuments] = {}
     for some in _parts(response_ids):
         columns = ResponseRow.id, ResponseRow.status, ResponseRow.response, ResponseRow.asked
         for row_id, status, response, asked in session.execute(select(*columns).where(ResponseRow.id.in_(some))):
-            found[row_id] = ResponseDocuments(_with_status(json.loads(response), status), json.loads(asked))
-    return found
+            documents[row_id] = ResponseDocuments(_with_status(json.loads(response), status), json.loads(asked))
+    return documents
 
 
 def _with_status(response: dict[str, Any], status: str) -> dict[str, Any]:
@@ -224,14 +224,14 @@ def read_items(session: Session, tenant: str, item_ids: Collection[str]) -> dict
     now, names = clock(session), {digest(item_id): item_id for item_id in item_ids}
     places: dict[str, tuple[str, int]] = {}
     sizes: dict[str, int] = {}
-    found: dict[str, Item] = {}
+    items: dict[str, Item] = {}
     for some in _parts(sorted(names)):
-        mine = ResponseItemRow.tenant == tenant, ResponseItemRow.item.in_(some)
+        are_named = ResponseItemRow.tenant == tenant, ResponseItemRow.item.in_(some)
         live = ~ResponseRow.is_deleted, ResponseRow.expires_at > now
         columns = ResponseItemRow.item, ResponseRow.id, ResponseItemRow.place, ResponseRow.num_bytes
         stored = select(*columns).join(ResponseRow, ResponseRow.id == ResponseItemRow.response_id)
         for item, response_id, place, num_bytes in session.execute(
-            stored.where(*mine, *live).order_by(ResponseRow.created_at.desc())
+            stored.where(*are_named, *live).order_by(ResponseRow.created_at.desc())
         ):
             places[item] = response_id, place
             sizes[response_id] = num_bytes
@@ -239,18 +239,18 @@ def read_items(session: Session, tenant: str, item_ids: Collection[str]) -> dict
     rows = read_responses(session, sorted({response_id for response_id, _ in places.values()}))
     for item, (response_id, place) in places.items():
         response, asked = rows[response_id]
-        found[names[item]] = [*asked, *response["output"]][place]
-    return found | _conversation_items(session, tenant, {item: names[item] for item in names.keys() - places.keys()})
+        items[names[item]] = [*asked, *response["output"]][place]
+    return items | _conversation_items(session, tenant, {item: names[item] for item in names.keys() - places.keys()})
 
 
 def _conversation_items(session: Session, tenant: str, names: Mapping[str, str]) -> dict[str, Item]:
-    found: dict[str, Item] = {}
+    items: dict[str, Item] = {}
     for some in _parts(sorted(names)):
-        mine = ConversationItemRow.tenant == tenant, ConversationItemRow.item.in_(some)
-        check_loaded(session.scalar(select(func.sum(ConversationItemRow.num_bytes)).where(*mine)) or 0, "input")
-        for item, body in session.execute(select(ConversationItemRow.item, ConversationItemRow.body).where(*mine)):
-            found.setdefault(names[item], json.loads(body))
-    return found
+        are_named = ConversationItemRow.tenant == tenant, ConversationItemRow.item.in_(some)
+        check_loaded(session.scalar(select(func.sum(ConversationItemRow.num_bytes)).where(*are_named)) or 0, "input")
+        for item, body in session.execute(select(ConversationItemRow.item, ConversationItemRow.body).where(*are_named)):
+            items.setdefault(names[item], json.loads(body))
+    return items
 
 
 def delete_response(session: Session, response_id: str, tenant: str) -> None:
@@ -267,8 +267,8 @@ def delete_response(session: Session, response_id: str, tenant: str) -> None:
 
 def request_cancel(session: Session, response_id: str, tenant: str) -> None:
     """Have the server of an open response end it at its next heartbeat."""
-    mine = ResponseRow.id == response_id, ResponseRow.tenant == tenant
-    session.execute(update(ResponseRow).where(*mine, ResponseRow.status.in_(OPEN)).values(is_cancelled=True))
+    is_wanted = ResponseRow.id == response_id, ResponseRow.tenant == tenant
+    session.execute(update(ResponseRow).where(*is_wanted, ResponseRow.status.in_(OPEN)).values(is_cancelled=True))
 
 
 def fail_if_lost(session: Session, server: ServerClock, response_id: str) -> None:
@@ -287,5 +287,5 @@ def _parts(values: Sequence[str]) -> list[Sequence[str]]:
 
 def remove_begun(session: Session, response_id: str, server_id: str) -> None:
     """Remove a response whose generation has not begun."""
-    mine = ResponseRow.id == response_id, ResponseRow.server_id == server_id, ResponseRow.status.in_(OPEN)
-    session.execute(delete(ResponseRow).where(*mine))
+    is_own = ResponseRow.id == response_id, ResponseRow.server_id == server_id, ResponseRow.status.in_(OPEN)
+    session.execute(delete(ResponseRow).where(*is_own))

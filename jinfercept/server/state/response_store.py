@@ -85,8 +85,8 @@ class ResponseStore:
 
     async def holds(self, response_id: str, tenant: str) -> int:
         """Whether only this process can answer for a response of a tenant: 0 if not, 2 if it generates the response now."""
-        if (mine := self.open.get(response_id)) is not None:
-            return 2 * (mine.tenant == tenant)
+        if (generated := self.open.get(response_id)) is not None:
+            return 2 * (generated.tenant == tenant)
         if self._database.outlives:
             run = self._runs.get(response_id)
             return int(run is not None and run.tenant == tenant)
@@ -108,8 +108,8 @@ class ResponseStore:
             tenant, lambda session: response_rows.read_items(session, tenant, item_ids), only_reads=True
         )
         if missing := set(item_ids) - items.keys():
-            mine = (one.stored for one in self.open.values() if one.tenant == tenant and one.is_inserted)
-            outputs = (stored.response["output"] for stored in mine if stored is not None)
+            inserted = [run.stored for run in self.open.values() if run.tenant == tenant and run.is_inserted]
+            outputs = [stored.response["output"] for stored in inserted if stored is not None]
             items |= {item["id"]: item for output in outputs for item in output if item["id"] in missing}
         for item_id in item_ids:
             if item_id not in items:
@@ -117,9 +117,9 @@ class ResponseStore:
         return items
 
     async def _head(self, response_id: str, tenant: str) -> ResponseHead:
-        mine = self.open.get(response_id)
-        if mine is not None and mine.tenant == tenant and mine.finishing is not None:
-            await asyncio.wait((mine.finishing,), timeout=_RETRY_S)
+        generated = self.open.get(response_id)
+        if generated is not None and generated.tenant == tenant and generated.finishing is not None:
+            await asyncio.wait((generated.finishing,), timeout=_RETRY_S)
 
         def read(session: Session) -> ResponseHead | None:
             return response_rows.read_head(session, self._server, response_id, tenant)
@@ -141,9 +141,14 @@ class ResponseStore:
 
     async def _read(self, response_id: str, tenant: str, *, whole: bool) -> StoredResponse:
         head = await self._head(response_id, tenant)
-        mine = self.open.get(response_id)
-        if mine is not None and mine.stored is not None and head.server_id == self._server.server_id and head.is_open:
-            return mine.stored
+        generated = self.open.get(response_id)
+        if (
+            generated is not None
+            and generated.stored is not None
+            and head.server_id == self._server.server_id
+            and head.is_open
+        ):
+            return generated.stored
         ids = [row_id for row_id, _ in head.chain] if whole else [response_id]
         if whole:
             check_loaded(sum(num_bytes for _, num_bytes in head.chain), "previous_response_id")
@@ -197,9 +202,9 @@ class ResponseStore:
         """
         if not stored.response["store"]:
             return
-        mine = self.open.setdefault(stored.name, _OpenResponse(stored.tenant))
+        generated = self.open.setdefault(stored.name, _OpenResponse(stored.tenant))
         documents = ResponseDocuments(stored.response, list(stored.asked))
-        mine.begun_bytes = await self._database.run(
+        generated.begun_bytes = await self._database.run(
             stored.tenant,
             lambda session: response_rows.insert_response(
                 session,
@@ -211,7 +216,7 @@ class ResponseStore:
             ),
             stored.body_bytes,
         )
-        mine.is_inserted = True
+        generated.is_inserted = True
         self._database.written_responses += 1
 
     def start(self, stored: StoredResponse) -> None:
@@ -229,18 +234,20 @@ class ResponseStore:
 
     def abandon(self, response_id: str) -> None:
         """Undo `begin_turn` and `begin` for a response that is not generated."""
-        mine = self.open.get(response_id)
-        if mine is None:
+        generated = self.open.get(response_id)
+        if generated is None:
             return
 
         def undo(session: Session) -> None:
-            if mine.conversation_id is not None:
-                conversation_rows.end_turn(session, mine.conversation_id, mine.tenant, response_id, (), self._ttl_s)
+            if generated.conversation_id is not None:
+                conversation_rows.end_turn(
+                    session, generated.conversation_id, generated.tenant, response_id, (), self._ttl_s
+                )
             response_rows.remove_begun(session, response_id, self._server.server_id)
 
         async def undone() -> None:
             try:
-                await self._database.run(mine.tenant, undo, frees=True)
+                await self._database.run(generated.tenant, undo, frees=True)
             finally:
                 self.open.pop(response_id, None)  # what is left is undone at a heartbeat
 
@@ -280,16 +287,16 @@ class ResponseStore:
 
         Raises `ApiError`: 503 `state_unavailable`, `state_full` or `server_lost`.
         """
-        mine = self.open.get(stored.name)
-        if mine is not None:
-            mine.finishing = mine.finishing or self._begin_task(self._commit(mine, stored))
-            await asyncio.shield(mine.finishing)
+        generated = self.open.get(stored.name)
+        if generated is not None:
+            generated.finishing = generated.finishing or self._begin_task(self._commit(generated, stored))
+            await asyncio.shield(generated.finishing)
 
     def end(self, stored: StoredResponse) -> None:
         """Commit the end of a response behind its last event, if `finish` was not called."""
-        mine = self.open.get(stored.name)
-        if mine is not None and mine.finishing is None:
-            mine.finishing = self._begin_task(self._commit(mine, stored))
+        generated = self.open.get(stored.name)
+        if generated is not None and generated.finishing is None:
+            generated.finishing = self._begin_task(self._commit(generated, stored))
 
     async def delete(self, response_id: str, tenant: str) -> StoredResponse:
         """Delete a response of a tenant. Raises 404."""
@@ -315,7 +322,7 @@ class ResponseStore:
 
     def inserted(self) -> list[str]:
         """Ids of those in `open` that have a row."""
-        return [response_id for response_id, mine in self.open.items() if mine.is_inserted]
+        return [response_id for response_id, generated in self.open.items() if generated.is_inserted]
 
     def heard(self, beat: Heartbeat, before: Sequence[str]) -> None:
         """Cancel the responses in the background that clients of other servers have cancelled or deleted.
@@ -325,11 +332,16 @@ class ResponseStore:
             before: `inserted` before the heartbeat.
         """
         for response_id in before:
-            mine = self.open.get(response_id)
-            if mine is None or mine.stored is None or mine.stored.background is None or mine.finishing is not None:
+            generated = self.open.get(response_id)
+            if (
+                generated is None
+                or generated.stored is None
+                or generated.stored.background is None
+                or generated.finishing is not None
+            ):
                 continue
             if response_id in beat.cancelled or response_id not in beat.open:
-                self._begin_task(mine.stored.background.cancel())
+                self._begin_task(generated.stored.background.cancel())
 
     async def close(self, timeout_s: float) -> None:
         """Wait until the ends of responses are committed."""
@@ -337,48 +349,50 @@ class ResponseStore:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout_s)
 
-    async def _commit(self, mine: _OpenResponse, stored: StoredResponse) -> None:
+    async def _commit(self, generated: _OpenResponse, stored: StoredResponse) -> None:
         documents = ResponseDocuments(stored.response, list(stored.asked))
         try:
             while True:
                 try:
-                    await self._settle(mine, documents, frees=False)
+                    await self._settle(generated, documents, frees=False)
                     return
                 except ApiError as error:
                     if error.code == FULL:
-                        await self._settle_failed(mine, documents, error)
+                        await self._settle_failed(generated, documents, error)
                     if error.code != "state_unavailable" or stored.background is None or self._closed:
                         raise
                 await asyncio.sleep(_RETRY_S)
         finally:
             self.open.pop(stored.name, None)  # a row that is still open fails at a heartbeat
 
-    async def _settle(self, mine: _OpenResponse, documents: ResponseDocuments, *, frees: bool) -> None:
+    async def _settle(self, generated: _OpenResponse, documents: ResponseDocuments, *, frees: bool) -> None:
         response, inputs = documents
         turn_items = [*inputs, *response["output"]] if response["status"] in _ANSWERED else []
 
         def settle(session: Session) -> int:
             num_bytes: int | None = 0
-            if mine.is_inserted:
+            if generated.is_inserted:
                 num_bytes = response_rows.settle_response(
-                    session, self._server, mine.tenant, documents, mine.begun_bytes
+                    session, self._server, generated.tenant, documents, generated.begun_bytes
                 )
-            if num_bytes is not None and mine.conversation_id is not None:
-                turn = mine.conversation_id, mine.tenant, response["id"], turn_items, self._ttl_s
+            if num_bytes is not None and generated.conversation_id is not None:
+                turn = generated.conversation_id, generated.tenant, response["id"], turn_items, self._ttl_s
                 added = conversation_rows.end_turn(session, *turn)
                 num_bytes = None if added is None else num_bytes + added
             if num_bytes is None:
                 raise ApiError(503, LOST["message"], code=LOST["code"])
             return num_bytes
 
-        self._database.written_bytes += await self._database.run(mine.tenant, settle, mine.begun_bytes, frees=frees)
+        self._database.written_bytes += await self._database.run(
+            generated.tenant, settle, generated.begun_bytes, frees=frees
+        )
 
-    async def _settle_failed(self, mine: _OpenResponse, documents: ResponseDocuments, error: ApiError) -> None:
+    async def _settle_failed(self, generated: _OpenResponse, documents: ResponseDocuments, error: ApiError) -> None:
         """Store without its output that a response has failed, for which a full disk has room."""
         why = {"status": "failed", "error": {"code": error.code, "message": error.detail}, "output": []}
         failed = ResponseDocuments(documents.response | why | {"incomplete_details": None}, documents.asked)
         with suppress(ApiError):
-            await self._settle(mine, failed, frees=True)
+            await self._settle(generated, failed, frees=True)
 
     def _begin_task(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)

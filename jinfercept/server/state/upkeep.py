@@ -38,7 +38,7 @@ class StateLimits(NamedTuple):
     most_responses_of_tenant: int | None = None
 
 
-def beat(session: Session, server: ServerClock, mine: Container[str]) -> Heartbeat:
+def beat(session: Session, server: ServerClock, generated: Container[str]) -> Heartbeat:
     """Record that a server lives, and fail the responses that it has lost.
 
     Args:
@@ -48,10 +48,10 @@ def beat(session: Session, server: ServerClock, mine: Container[str]) -> Heartbe
     columns = select(ResponseRow.id, ResponseRow.is_cancelled)
     of_server = ResponseRow.server_id == server.server_id, ResponseRow.status.in_(OPEN)
     rows = session.execute(columns.where(*of_server)).all()
-    if lost := [row_id for row_id, _ in rows if row_id not in mine]:
+    if lost := [row_id for row_id, _ in rows if row_id not in generated]:
         session.execute(update(ResponseRow).where(ResponseRow.id.in_(lost), *of_server).values(status="failed"))
     turns = session.scalars(select(ConversationRow.turn_id).where(ConversationRow.turn_server_id == server.server_id))
-    if left := [turn_id for turn_id in turns if turn_id is not None and turn_id not in mine]:
+    if left := [turn_id for turn_id in turns if turn_id is not None and turn_id not in generated]:
         _free_turns(session, ConversationRow.turn_id.in_(left))
     return Heartbeat(frozenset(row_id for row_id, _ in rows), frozenset(row_id for row_id, ended in rows if ended))
 
@@ -112,9 +112,9 @@ def _free_turns(session: Session, wanted: ColumnElement[bool]) -> None:
 def _remove_conversations(session: Session, now: float) -> bool:
     """Remove conversations that have expired; whether more may be left."""
     expired = ConversationRow.expires_at <= now, ConversationRow.turn_id.is_(None)
-    found = session.scalars(select(ConversationRow.id).where(*expired).limit(_AT_ONCE)).all()
-    session.execute(delete(ConversationRow).where(ConversationRow.id.in_(found), *expired))
-    return len(found) == _AT_ONCE
+    expired_ids = session.scalars(select(ConversationRow.id).where(*expired).limit(_AT_ONCE)).all()
+    session.execute(delete(ConversationRow).where(ConversationRow.id.in_(expired_ids), *expired))
+    return len(expired_ids) == _AT_ONCE
 
 
 def _shrink(session: Session, limits: StateLimits) -> bool:
@@ -144,10 +144,10 @@ def _delete_oldest(session: Session, tenant: str, num_bytes: int) -> bool:
     changed = ConversationRow.changed_at
     idle = ConversationRow.tenant == tenant, ConversationRow.turn_id.is_(None)
     conversations = select(changed, ConversationRow.id, ConversationRow.num_bytes).where(*idle)
-    found = [*session.execute(responses.order_by(at).limit(_AT_ONCE)).tuples()]
-    found += session.execute(conversations.order_by(changed).limit(_AT_ONCE)).tuples()
+    oldest = [*session.execute(responses.order_by(at).limit(_AT_ONCE)).tuples()]
+    oldest += session.execute(conversations.order_by(changed).limit(_AT_ONCE)).tuples()
     chosen: list[str] = []
-    for _, row_id, size in sorted(found)[:_AT_ONCE]:  # the oldest of both tables
+    for _, row_id, size in sorted(oldest)[:_AT_ONCE]:  # the oldest of both tables
         if num_bytes <= 0:
             break
         chosen.append(row_id)
