@@ -91,7 +91,7 @@ class RunStats:
         requests: Sequence[tuple[float, Request]],
         counters: SchedulerCounters,
         kv_tokens: int,
-        tenants: Mapping[str, str] | None = None,
+        tenant_of: Mapping[str, str] | None = None,
         warm_up_s: float = 0.0,
     ) -> Report:
         """The run's report. Every request is in the means: an aborted one with its time so far over all tokens that it was to
@@ -103,14 +103,14 @@ class RunStats:
             requests: its requests, with the second at which each arrives.
             counters: the scheduler's.
             kv_tokens: tokens of the device pool.
-            tenants: tenant of each request, by its id; with several tenants the report has their `tenant_ttft_s`.
+            tenant_of: tenant of each request, by its id; with several tenants the report has their `tenant_ttft_s`.
             warm_up_s: what arrives in these first seconds is in no latency and in no goodput.
         """
         asked = {request.id: (at_s, request) for at_s, request in requests}
         abandoned = {request.id for _, request in requests if not ever_returns(request)}
         paper, strict, first, latency, alive_s, num_good = [], [], [], [], 0.0, 0
-        tenants = tenants or {}
-        tenants: dict[str, list[float]] = {tenant: [] for tenant in tenants.values()}
+        tenant_of = tenant_of or {}
+        tenants: dict[str, list[float]] = {tenant: [] for tenant in tenant_of.values()}
         for output in (*played.outputs, *played.aborted):
             at_s, request = asked[output.request_id]
             arrival_s = played.started_s + at_s
@@ -127,7 +127,7 @@ class RunStats:
             paper.append(1e3 * served_s / tokens)
             strict.append(1e3 * served_s / generated)
             first.append((metrics.finished_s if metrics.first_token_s is None else metrics.first_token_s) - arrival_s)
-            tenants.setdefault(tenants.get(output.request_id, ""), []).append(first[-1])
+            tenants.setdefault(tenant_of.get(output.request_id, ""), []).append(first[-1])
             in_time = first[-1] <= self._limits.first_token_s
             in_time &= served_s - first[-1] <= self._limits.per_token_s * max(1, generated - 1)
             num_good += in_time and completion.finish_reason in ("stop", "length")

@@ -204,8 +204,8 @@ class Simulation:
             gate = FirstTokenGate(engine, believed, opened.buckets[-1], self.first_token_limit_s)
         with nullcontext() if recording is None else closing(recording):
             played = play(engine, endpoints, clock, requests, self.most_s, progress, self.host_s, gate)
-        tenants = {str(number): one.script.tenant for number, one in enumerate(arrivals) if isinstance(one, Arrival)}
-        report = accounts.report(played, requests, engine.scheduler.counters, self.kv_tokens, tenants, self.warm_up_s)
+        tenant_of = {str(number): one.script.tenant for number, one in enumerate(arrivals) if isinstance(one, Arrival)}
+        report = accounts.report(played, requests, engine.scheduler.counters, self.kv_tokens, tenant_of, self.warm_up_s)
         if gate is not None:
             report["refused_retry_s"] = list(gate.refused.values())
             report["first_token_checks_s"] = [list(check) for check in gate.checks]
