@@ -19,7 +19,7 @@ from tests.support.placements import scripted
 from tests.support.tiny_model import Workload, count_ties, streams, tiny_llm
 
 NAME = "llama_gqa"
-WORKLOAD = Workload(number=20, seed=7)
+WORKLOAD = Workload(number=12, seed=7)
 
 
 class Shape(NamedTuple):
