@@ -42,15 +42,15 @@ def sizing() -> Sizing:
     return size_fleet(KIND, LOAD, 16, "coarse")
 
 
-def test_a_plan_meets_the_limits_one_replica_fewer_does_not_and_other_seeds_agree(sizing):
+def test_a_plan_meets_the_limits_one_replica_fewer_does_not_and_another_seed_agrees(sizing):
     assert 1 < sizing.replicas < 16
     assert sizing.report.good_share >= LOAD.share
     assert sizing.fewer is not None
     assert sizing.fewer.good_share < LOAD.share
     assert 0.0 < sizing.report.busy_share <= 1.0
-    for seed in (1, 2):
-        assert play_fleet(KIND, sizing.replicas, LOAD._replace(seeds=(seed,)), "coarse").good_share >= 0.9
-        assert play_fleet(KIND, sizing.replicas - 1, LOAD._replace(seeds=(seed,)), "coarse").good_share < LOAD.share
+    other = LOAD._replace(seeds=(1,))
+    assert play_fleet(KIND, sizing.replicas, other, "coarse").good_share >= 0.9
+    assert play_fleet(KIND, sizing.replicas - 1, other, "coarse").good_share < LOAD.share
 
 
 def test_engines_that_step_have_the_last_word():

@@ -152,7 +152,10 @@ def test_the_authors_trace_has_the_statistics_that_requests_are_generated_with()
             )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SAMPLED_KINDS = [pytest.param(kind, marks=() if kind in ("chat", "qa", "ve") else pytest.mark.slow) for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", SAMPLED_KINDS)
 def test_generated_requests_have_the_statistics_of_the_trace(kind: str) -> None:
     """Means within 8 %; deviations within 20 %, but contexts of conversations (35 %) and what the window decides (`ve`)."""
     measured, expected = column(generated(kind)), TRACE_COLUMN[kind]
@@ -165,7 +168,7 @@ def test_generated_requests_have_the_statistics_of_the_trace(kind: str) -> None:
             assert deviation == pytest.approx(expected_deviation, rel=0.35 if loose else 0.2), name
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SAMPLED_KINDS)
 def test_generated_requests_have_the_statistics_of_the_table(kind: str) -> None:
     """In a window of 8,192, since the table's contexts pass 2,048: means within 6 %, deviations within 15 %."""
     measured = column(generated(kind, "table", 8192))
