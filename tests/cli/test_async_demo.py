@@ -33,3 +33,8 @@ def test_without_its_model_the_demo_says_where_it_is(
     assert "python -m examples.async_calls train DIR" in capsys.readouterr().err
     assert main(["demo", "--model", "m"]) == 2
     assert "--model belongs to --async" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_model_that_ships_answers_alike_whether_its_calls_wait_or_not() -> None:
+    assert main(["demo", "--async"]) == 0
