@@ -98,7 +98,7 @@ def check_distribution(llm: LLM, number: int) -> None:
     params = SamplingParams(temperature=1.0, top_k=most, max_tokens=4, ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": PROMPT}] * number, params)
     assert llm.counters.accepted.total() > 200
-    seen = Counter(tuple(one) for one in streams(outputs))
+    seen = Counter(tuple(stream) for stream in streams(outputs))
     expected: dict[tuple[int, ...], float] = {(): number}
     for _ in range(4):
         expected = {

@@ -163,7 +163,7 @@ def _all_options_s(readings: Iterable[Reading], device: Device, bucket: int) -> 
         return sum(one.turns * (took + device.assumed.launch_gap) for one, took in zip(path, of, strict=True))
 
     samplers = [reading for reading in readings if reading.kind == "sample" and reading.error is None]
-    return max(seconds(one, True) for one in samplers) - min(seconds(one, False) for one in samplers)
+    return max(seconds(sampler, True) for sampler in samplers) - min(seconds(one, False) for one in samplers)
 
 
 def _host_s(step: Sums, device: Device, update_work: float, device_s: float) -> float:

@@ -138,7 +138,7 @@ def outcome(llm: LLM, dialogue: Dialogue, output: RequestOutput) -> Outcome:
     assert llm.tokenizer is not None
     texts = [llm.tokenizer.decode(ids, skip_special_tokens=False) for ids in written(completion)]
     bad = [frame for text in texts for frame in parser.feed(text) if isinstance(frame, BadFrame)]
-    refused = [one for one in completion.interrupts if not one.call.name]
+    refused = [interrupt for interrupt in completion.interrupts if not interrupt.call.name]
     end = llm.tokenizer.token_text(completion.token_ids[-1])
     said = FIRST_LINE + texts[-1].removesuffix(end).rpartition(FIRST_LINE)[2]
     sound = parser.clean and not bad and not refused and completion.finish_reason == "stop"
@@ -148,7 +148,7 @@ def outcome(llm: LLM, dialogue: Dialogue, output: RequestOutput) -> Outcome:
 
 def written(completion: CompletionOutput) -> Iterator[list[int]]:
     """The tokens that the model wrote, divided by the interrupts."""
-    ends = [0, *(end for one in completion.interrupts for end in one.span), len(completion.token_ids)]
+    ends = [0, *(end for interrupt in completion.interrupts for end in interrupt.span), len(completion.token_ids)]
     return (completion.token_ids[start:stop] for start, stop in list(pairwise(ends))[::2])
 
 

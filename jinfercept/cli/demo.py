@@ -160,8 +160,8 @@ class Demo:
         different = [
             f"{name}: request {i}"
             for name, run in runs.items()
-            for i, (ours, theirs) in enumerate(zip(run.outputs, reference, strict=True))
-            if ours.outputs[0].token_ids != theirs.outputs[0].token_ids
+            for i, (ours, other) in enumerate(zip(run.outputs, reference, strict=True))
+            if ours.outputs[0].token_ids != other.outputs[0].token_ids
         ]
         if different:
             console.print(f"[red]different tokens[/red] than under {next(iter(runs))}: {', '.join(different)}")

@@ -221,8 +221,8 @@ class HistoryEstimator(Estimator):
         if hint_s is not None:
             return hint_s - age_s
         curve = self._curve(call)
-        known = curve.left(age_s) or curve.outlasted_s is not None
-        return curve.remaining_s(age_s) if known else self._elapsed.remaining_s(call, age_s)
+        is_known = curve.left(age_s) or curve.outlasted_s is not None
+        return curve.remaining_s(age_s) if is_known else self._elapsed.remaining_s(call, age_s)
 
     def seconds_per_return(self, call: PendingCall, age_s: float) -> float:
         """By the durations that are known. A call that has outlasted all of n returns with a chance of 1 / (n + 1) at least, as

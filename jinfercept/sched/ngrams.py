@@ -40,18 +40,18 @@ class NgramIndex:
                 self._before[end] = previous
             self._latest[ngram] = end
         self._end = max(self._end, len(tokens))
-        best, found = self._shortest - 1, None
+        best, best_at = self._shortest - 1, None
         at = self._latest.get(tuple(tokens[len(tokens) - self._shortest :]))
         for _ in range(_MOST_CANDIDATES):
             if at is None or best == self._longest:
                 break
             if (length := self._common(tokens, at)) > best:
-                best, found = length, at
+                best, best_at = length, at
             at = self._before.get(at)
-        if found is None:
+        if best_at is None:
             return ()
-        period = len(tokens) - found
-        return tuple([tokens[found + index % period] for index in range(count)])
+        period = len(tokens) - best_at
+        return tuple([tokens[best_at + index % period] for index in range(count)])
 
     def _common(self, tokens: Sequence[int], end: int) -> int:
         """How many tokens, up to the longest n-gram, are the same before `end` and at the end of the list."""

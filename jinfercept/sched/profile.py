@@ -206,13 +206,15 @@ class Profile:
                 fix="measure again with `jinfercept profile`",
             )
         values = {key: value for key, value in document.items() if key != "version"}
-        known = {f.name: f for f in fields(cls)}
-        unknown = sorted(values.keys() - known.keys())
+        by_name = {f.name: f for f in fields(cls)}
+        unknown = sorted(values.keys() - by_name.keys())
         if unknown:
             raise ConfigError(
-                f"{origin} has keys that no profile has", got=", ".join(unknown), fix=f"the keys are {', '.join(known)}"
+                f"{origin} has keys that no profile has",
+                got=", ".join(unknown),
+                fix=f"the keys are {', '.join(by_name)}",
             )
-        required = [f.name for f in known.values() if f.default is MISSING and f.default_factory is MISSING]
+        required = [f.name for f in by_name.values() if f.default is MISSING and f.default_factory is MISSING]
         missing = [name for name in required if name not in values]
         if missing:
             raise ConfigError(

@@ -55,33 +55,33 @@ class ServerTools:
                 listed.setdefault(tool.name, tool)
         return listed
 
-    def offered(self, asked: bool | Sequence[str] | None, client_tools: Collection[str]) -> list[ChatTool]:
+    def offered(self, chosen: bool | Sequence[str] | None, client_tools: Collection[str]) -> list[ChatTool]:
         """The server's tools that a request is offered.
 
         If a request for all tools has a tool of its own with the same name, its own one is used, so that new tools of a server
         do not break clients. A request for a tool by a name that it also declares is refused.
 
         Args:
-            asked: True for all tools, or names of tools.
+            chosen: True for all tools, or names of tools.
             client_tools: names of the tools that the client runs.
 
         Raises:
             ApiError: 400, for unknown and for ambiguous names.
         """
-        if not asked:
+        if not chosen:
             return []
         tools = self.tools
         if not tools:
             raise ApiError.bad("this server runs no tools: start it with --tools FILE", _FIELD)
-        if asked is True:
+        if chosen is True:
             return [self.traced(tool) for name, tool in tools.items() if name not in client_tools]
-        unknown = [name for name in asked if name not in tools]
+        unknown = [name for name in chosen if name not in tools]
         if unknown:
             raise ApiError.bad(f"this server runs no {', '.join(unknown)}, only {', '.join(tools)}", _FIELD)
-        twice = [name for name in asked if name in client_tools]
+        twice = [name for name in chosen if name in client_tools]
         if twice:
             raise ApiError.bad(f"{', '.join(twice)}: declared in tools too; ask for it in one place", _FIELD)
-        return [self.traced(tools[name]) for name in dict.fromkeys(asked)]
+        return [self.traced(tools[name]) for name in dict.fromkeys(chosen)]
 
 
 @contextmanager

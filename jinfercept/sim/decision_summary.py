@@ -127,26 +127,26 @@ def _compare(
 
 def _numbers(values: Iterable[Any]) -> list[Any]:
     """The same values. Raises `TypeError` if one is no number, and `ValueError` if it is none to calculate with."""
-    found = list(values)
-    for value in found:
+    numbers = list(values)
+    for value in numbers:
         if not isinstance(value, int | float):
             raise TypeError(f"{reprlib.repr(value)} where a number belongs")
         if not abs(value) <= sys.float_info.max:
             raise ValueError(f"{reprlib.repr(value)} where a finite number belongs")
-    return found
+    return numbers
 
 
 def _checks(line: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[float, ForecastCheck]]:
     """The forecasts of an interception, by the last age that was due; those made after the calls' end are left out."""
-    for one in line["forecasts"]:
-        left_s = -1.0 if line["call_s"] is None else line["call_s"] - one["age_s"]
+    for forecast in line["forecasts"]:
+        left_s = -1.0 if line["call_s"] is None else line["call_s"] - forecast["age_s"]
         if left_s >= 0:
-            quantiles_s = _numbers(one["quantiles_s"])
+            quantiles_s = _numbers(forecast["quantiles_s"])
             if len(quantiles_s) != len(run["quantiles"]):
                 raise ValueError(f"{len(quantiles_s)} quantiles, and {len(run['quantiles'])} in the first line")
-            [remaining_s] = _numbers([one["remaining_s"]])
+            [remaining_s] = _numbers([forecast["remaining_s"]])
             yield (
-                max(age for age in run["ages_s"] if age <= one["age_s"]),
+                max(age for age in run["ages_s"] if age <= forecast["age_s"]),
                 ForecastCheck(remaining_s, quantiles_s, left_s),
             )
 

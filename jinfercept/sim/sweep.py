@@ -154,12 +154,12 @@ class _Worker:
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         resource_tracker.ensure_running()  # whose start would let Ctrl-C through to the process
-        self.pipe, theirs = context.Pipe()
+        self.pipe, child_end = context.Pipe()
         self.number = -1
-        self.process = context.Process(target=_work, args=(theirs,), daemon=True)
+        self.process = context.Process(target=_work, args=(child_end,), daemon=True)
         with _no_interrupt():
             self.process.start()
-        theirs.close()
+        child_end.close()
 
     def give(self, number: int, run: SweepRun) -> None:
         self.number = number

@@ -189,7 +189,7 @@ def play(effort: StudyEffort, contenders: Sequence[Contender]) -> DecidingMap:
 def _asked(quick: bool, contenders: Sequence[Contender]) -> Iterator[tuple[DecidingCell, Contender]]:
     for factor in FACTORS:
         for cell in (DecidingCell(), *axis(factor, quick)):
-            yield from ((cell, one) for one in contenders)
+            yield from ((cell, contender) for contender in contenders)
     for rows, columns in PLANES:
         for line in plane(rows, columns, quick):
             yield from ((cell, one) for cell in line for one in (OURS, BASELINE))

@@ -165,7 +165,14 @@ def _duration_cells(row: Mapping[str, Any]) -> list[str]:
 
 def _kind_table(forecasts: Forecasts) -> TextTable:
     rows = [
-        [kind, *(number_or_dash(one["durations"][kind][0][part]) for one in forecasts.values() for part in _KIND_PARTS)]
+        [
+            kind,
+            *(
+                number_or_dash(forecast["durations"][kind][0][part])
+                for forecast in forecasts.values()
+                for part in _KIND_PARTS
+            ),
+        ]
         for kind in forecasts[ESTIMATORS[0]]["durations"]
         if kind != ALL
     ]

@@ -106,7 +106,7 @@ DEPLOYMENTS = (
 
 def longer(script: Script, times: int = LONGER) -> Script:
     """A request whose prompt and results have so many times the tokens; it generates as many as before."""
-    segments = (Segment(one.decode, one.call_s, one.returned * times) for one in script.segments)
+    segments = (Segment(segment.decode, segment.call_s, segment.returned * times) for segment in script.segments)
     return Script(script.kind, script.prompt * times, tuple(segments))
 
 

@@ -232,7 +232,7 @@ def _panels(found: Found) -> list[list[CurvePanel | Bars]]:
     calling = [(100 * one.clients.calling, found[one]) for one in CALLING if one in found]
     leaving = [(100 * one.clients.leaving, found[one]) for one in LEAVING if one in found]
     bursts = {
-        str(contender): {one.arrivals: _p99(found[one][contender]) for one in BURSTS if one in found}
+        str(contender): {burst.arrivals: _p99(found[burst][contender]) for burst in BURSTS if burst in found}
         for contender in found[BASE]
         if contender.policy in ("lru", "lru_host", "min_waste", "copy_ahead")
     }

@@ -257,7 +257,7 @@ def test_a_declared_tool_without_a_function_is_the_callers_to_run(make_scripted:
 def test_conversations_without_tools_are_answered_together(make_scripted: Make) -> None:
     scripted = make_scripted(PLAIN)
     conversations = [[{"role": "user", "content": text}] for text in ("Hi", "Good morning")]
-    prompts = [prompt_of(scripted, one, ()) for one in conversations]
+    prompts = [prompt_of(scripted, conversation, ()) for conversation in conversations]
     scripted.follow(*(prompt + f"{prompt[17]}!" + END for prompt in prompts))
     outputs = scripted.llm.chat(conversations, GREEDY)
     assert [output.outputs[0].messages for output in outputs] == [

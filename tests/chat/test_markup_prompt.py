@@ -86,7 +86,10 @@ def test_the_embedded_model_writes_well_formed_calls() -> None:
         prompts = [markup_prompt(TOOLS, request) for request in REQUESTS]
         outputs = llm.generate(prompts, params, tools=[Tool(tool) for tool in TOOLS], async_calls=AsyncCalls())
     completions = [output.outputs[0] for output in outputs]
-    well_formed, called = sum(map(is_well_formed, completions)), sum(bool(one.interrupts) for one in completions)
+    well_formed, called = (
+        sum(map(is_well_formed, completions)),
+        sum(bool(completion.interrupts) for completion in completions),
+    )
     for request, one in zip(REQUESTS, completions, strict=True):
         print(is_well_formed(one), request, [(i.call.name, i.call.arguments, i.result.status) for i in one.interrupts])
     print(f"{well_formed} of {len(REQUESTS)} well-formed, {called} with calls")

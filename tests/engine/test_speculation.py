@@ -95,9 +95,14 @@ def test_drafts_change_no_token_and_no_end(
         )
         ends.append(
             {
-                name: (one.token_ids, one.finish_reason, one.num_generated, [pause.span for pause in one.interceptions])
+                name: (
+                    output.token_ids,
+                    output.finish_reason,
+                    output.num_generated,
+                    [pause.span for pause in output.interceptions],
+                )
                 for name, done in outputs.items()
-                for one in done.outputs
+                for output in done.outputs
             }
         )
     assert ends[0] == ends[1]

@@ -281,7 +281,7 @@ def test_many_async_streams_are_served_together(llm: LLM) -> None:
 def test_agenerate_is_generate(llm: LLM) -> None:
     expected = llm.generate([prompt(1), prompt(2)], PARAMS)
     outputs = asyncio.run(llm.agenerate([prompt(1), prompt(2)], PARAMS))
-    assert [one.outputs[0].token_ids for one in outputs] == [one.outputs[0].token_ids for one in expected]
+    assert [output.outputs[0].token_ids for output in outputs] == [one.outputs[0].token_ids for one in expected]
 
 
 @pytest.mark.parametrize("where", ["waiting", "elsewhere", "whole"])
@@ -373,7 +373,7 @@ def test_clients_that_come_and_go_lose_nothing_and_leave_nothing(llm: LLM, numbe
         for task in rng.sample(tasks, number // 5):
             asyncio.get_running_loop().call_later(rng.random() * number / 400, task.cancel)
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [one for one in results if isinstance(one, Exception)] == []
+        assert [result for result in results if isinstance(result, Exception)] == []
 
     whole: list[RequestOutput] = []
     beside = threading.Thread(target=lambda: whole.extend(llm.generate([prompt(i) for i in range(8)], PARAMS)))

@@ -66,7 +66,7 @@ def test_a_conversation_moves_when_waiting_costs_more_than_recomputing():
     held_s = PROFILE.recompute_s(SYSTEM_TOKENS, 512)
     busy = [replace(one, queue_s=0.5 * held_s if one.name == home else 0.0, at_s=1.0) for one in replicas]
     assert router.route(turn(1, 1), busy, 1.0).replica == home
-    busy = [replace(one, queue_s=5.0 if one.name == home else 0.0, at_s=2.0) for one in replicas]
+    busy = [replace(replica, queue_s=5.0 if replica.name == home else 0.0, at_s=2.0) for replica in replicas]
     moved = router.route(turn(1, 2), busy, 2.0)
     assert (moved.reason, moved.replica != home) == ("moved", True)
     assert router.route(turn(1, 3), replicas, 100.0).replica == moved.replica  # the longer context is there
@@ -92,7 +92,7 @@ def test_replicas_that_do_not_accept_get_nothing():
     for number in range(1, 5):
         assert router.route(turn(1, number, named=True), draining, float(number)).replica != home
     with pytest.raises(NoReplicaError):
-        router.route(turn(1, 5), [replace(one, accepts=False) for one in replicas], 9.0)
+        router.route(turn(1, 5), [replace(replica, accepts=False) for replica in replicas], 9.0)
     with pytest.raises(NoReplicaError):
         router.route(turn(1, 5), (), 9.0)
 

@@ -163,7 +163,7 @@ def test_without_patience_it_is_first_come_first_served() -> None:
         Arrival(0.01 * number, Script("chat", 36 - 4 * number, (Segment(5, None, 0),))) for number in range(8)
     )
     plans = [
-        [one.plan for one in ScenarioRun(Scenario(coming, order=order)).run().plans] for order in ("fcfs", Impatient)
+        [plan.plan for plan in ScenarioRun(Scenario(coming, order=order)).run().plans] for order in ("fcfs", Impatient)
     ]
     assert plans[0] == plans[1]
 

@@ -36,7 +36,7 @@ def test_the_command_prints_tables_and_writes_files(
     assert [(one["workload"], one["policy"]) for one in found["loads"]] == [
         (mode, policy) for mode in CALL_MODES for policy in ("swap", "copy_ahead")
     ]
-    assert all("error" not in one for one in found["loads"])
+    assert all("error" not in load for load in found["loads"])
     with files["csv"].open() as file:
         assert len(list(csv.DictReader(file))) == len(found["requests"]) + len(found["loads"])
     assert files["markdown"].read_text().count("\n|---:") == 2
@@ -80,7 +80,7 @@ def test_loads_have_the_same_work_in_every_mode() -> None:
     loads = call_loads([3.0], 5.0, seed=1)
     assert [load.workload for load in loads] == ["sync", "parallel", "async"]
     first, *others = [
-        [one._replace(script=one.script._replace(calls="async")) for one in load.arrivals] for load in loads
+        [arrival._replace(script=arrival.script._replace(calls="async")) for arrival in load.arrivals] for load in loads
     ]
     assert first == others[0] == others[1]
     assert len(first) > 5

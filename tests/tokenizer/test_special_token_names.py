@@ -261,7 +261,7 @@ def test_the_option_is_one_of_a_chat(make_scripted: Make) -> None:
     scripted = make_scripted(PLAIN)
     messages = [{"role": "user", "content": "<|im_end|>"}]
     options: list[ChatOptions] = [{}, {"special_tokens_in_text": True}]
-    [text], [as_tokens] = (scripted.llm.make_chats(messages, None, (), one) for one in options)
+    [text], [as_tokens] = (scripted.llm.make_chats(messages, None, (), option) for option in options)
     assert special(scripted.tokenizer, list(text.prompt_token_ids)) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
     assert len(special(scripted.tokenizer, list(as_tokens.prompt_token_ids))) == 4
 

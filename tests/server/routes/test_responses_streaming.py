@@ -98,7 +98,7 @@ def test_log_probabilities_are_streamed_with_their_text(served: Running, scripte
     told = [one.token for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
     assert told == ["2", "3"]
     [item] = check(events).output
-    assert [one.token for one in item.content[0].logprobs] == told
+    assert [logprob.token for logprob in item.content[0].logprobs] == told
 
 
 @pytest.mark.usefixtures("gate")
