@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from types import ModuleType
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -119,19 +118,15 @@ def front_metrics(totals: Totals, num_replicas: int, make: MetricFamilies) -> It
     """The front's own metrics."""
     yield make.gauge("jinfercept:replicas", "Replicas that answer", num_replicas)
     text = "Requests by replica and reason of their route: session, conversation, prefix, moved, spread, load"
-    yield make.counters("jinfercept:routed_requests", text, totals.routed, "replica", "route")
+    yield make.counter("jinfercept:routed_requests", text, totals.routed, "replica", "route")
     text = "Prompt tokens of answered requests by replica"
-    yield make.counters("jinfercept:routed_prompt_tokens", text, _by_replica(totals.prompt_tokens), "replica")
+    yield make.counter("jinfercept:routed_prompt_tokens", text, totals.prompt_tokens, "replica")
     text = "Prompt tokens of answered requests that the replica held"
-    yield make.counters("jinfercept:routed_found_tokens", text, _by_replica(totals.found_tokens), "replica")
+    yield make.counter("jinfercept:routed_found_tokens", text, totals.found_tokens, "replica")
     text = "Requests whose replica ended while it worked on them"
     yield make.counter("jinfercept:lost_requests", text, totals.lost)
     text = "Lost requests that were sent to another replica"
     yield make.counter("jinfercept:retried_requests", text, totals.retried)
-
-
-def _by_replica(counts: Any) -> dict[tuple[str, ...], float]:
-    return {(name,): number for name, number in counts.items()}
 
 
 def _response(reply: HttpReply) -> Response:

@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric
 
+from jinfercept.engine.state import EngineState
 from jinfercept.meter.counts import EngineCounts, ToolCounts
-from jinfercept.meter.engine_stats import Pages
-from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.server.observe.engine_snapshot import SnapshotValue
-from jinfercept.server.observe.metric_families import LabelledValues, MetricFamilies
+from jinfercept.server.observe.metric_families import MetricFamilies
 
 REFUSALS = (
     "queue_full",
@@ -24,10 +23,9 @@ REFUSALS = (
 
 
 class Reading(NamedTuple):
-    """An engine's numbers between two steps.
+    """An engine's numbers between two steps, and those that do not change while it runs.
 
     Attributes:
-        states: numbers of requests by state.
         page_size: tokens per page.
         num_devices: among which weights and pages are cut.
         weight_bytes: of the weights on each device.
@@ -38,13 +36,8 @@ class Reading(NamedTuple):
         refused: answers of status 429, by the code of their error.
     """
 
-    counts: EngineCounts
-    counters: SchedulerCounters
-    pages: Pages
-    states: Mapping[str, int]
+    state: EngineState
     page_size: int
-    num_device_pages: int
-    num_host_pages: int
     num_devices: int
     weight_bytes: int
     token_bytes: int
@@ -61,36 +54,37 @@ def families(look: SnapshotValue[Reading], model: str) -> Iterator[Metric]:
         model: for the label `model_name`.
     """
     reading, make = look.seen, MetricFamilies(model)
+    counts = reading.state.counts
     yield from _vllm(reading, make)
-    yield from _vllm_requests(reading.counts, make)
+    yield from _vllm_requests(counts, make)
     yield from _pool(reading, make)
     yield from _link(reading, make)
-    yield from _steps(reading, make)
+    yield make.counter("jinfercept:steps", "Steps by token bucket; 0: transfers only", counts.steps, "bucket")
+    yield make.counter("jinfercept:step_seconds", "Seconds of steps by token bucket", counts.step_s, "bucket")
     yield make.gauge("jinfercept:pending_calls", "Asynchronous calls that run", reading.pending_calls)
-    refused: LabelledValues = {
-        (code,): number for code, number in {**dict.fromkeys(REFUSALS, 0), **reading.refused}.items()
-    }
-    yield make.counters(
+    refused = {**dict.fromkeys(REFUSALS, 0), **reading.refused}
+    yield make.counter(
         "jinfercept:refused_requests", "Answers of status 429, by the code of the error", refused, "code"
     )
-    yield from _tools(reading.counts.tools, make)
+    yield from _tools(counts.tools, make)
     age_s = time.monotonic() - look.at_s
     yield make.gauge("jinfercept:reading_age_seconds", "Age of these numbers; they wait for the end of a step", age_s)
 
 
 def _vllm(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
     """Metrics of the engine that have vLLM's names."""
-    counts, counters, states = reading.counts, reading.counters, reading.states
-    usage = reading.pages.used / reading.num_device_pages
+    state = reading.state
+    counts, counters = state.counts, state.counters
+    usage = state.pages.used / state.num_device_pages
     config = {
         "block_size": reading.page_size,
-        "num_gpu_blocks": reading.num_device_pages,
-        "num_cpu_blocks": reading.num_host_pages,
+        "num_gpu_blocks": state.num_device_pages,
+        "num_cpu_blocks": state.num_host_pages,
         "enable_prefix_caching": reading.prefix_caching,
     }
     yield make.info("vllm:cache_config", "Page size in tokens and pool sizes in pages, as labels", config)
-    yield make.gauge("vllm:num_requests_running", "Running requests", states["running"])
-    yield make.gauge("vllm:num_requests_waiting", "Waiting requests", states["waiting"])
+    yield make.gauge("vllm:num_requests_running", "Running requests", state.num_running)
+    yield make.gauge("vllm:num_requests_waiting", "Waiting requests", state.num_waiting)
     yield make.gauge("vllm:kv_cache_usage_perc", "Fraction of the device pages that running requests use", usage)
     yield make.counter("vllm:prompt_tokens", "Prompt tokens, cached tokens included", counts.prompt)
     yield make.counter("vllm:generation_tokens", "Generated tokens", counts.generated)
@@ -101,12 +95,11 @@ def _vllm(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
     yield make.counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens", counters.drafted)
     accepted = counters.accepted
     yield make.counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that became tokens", accepted.total())
-    by_place: LabelledValues = {(str(place),): number for place, number in sorted(accepted.items())}
+    by_place = dict(sorted(accepted.items()))
     text = "The same by place among the drafts of a step, from 0"
-    yield make.counters("vllm:spec_decode_num_accepted_tokens_per_pos", text, by_place, "position")
+    yield make.counter("vllm:spec_decode_num_accepted_tokens_per_pos", text, by_place, "position")
     finished = {"stop": 0, "length": 0, "abort": 0, "error": 0} | counts.finished
-    by_reason: LabelledValues = {(reason,): number for reason, number in finished.items()}
-    yield make.counters("vllm:request_success", "Finished requests", by_reason, "finished_reason")
+    yield make.counter("vllm:request_success", "Finished requests", finished, "finished_reason")
     yield make.histogram("vllm:iteration_tokens_total", "Query tokens per step", counts.step_tokens)
 
 
@@ -137,18 +130,23 @@ def _vllm_requests(counts: EngineCounts, make: MetricFamilies) -> Iterator[Metri
 
 def _pool(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
     """Requests by state, pages by residency, and waste."""
-    states: LabelledValues = {(state,): number for state, number in reading.states.items()}
-    yield make.gauges(
+    state = reading.state
+    states = {
+        "running": state.num_running,
+        "waiting": state.num_waiting,
+        "intercepted": state.num_intercepted,
+        "kept": state.num_retained,
+    }
+    yield make.gauge(
         "jinfercept:requests",
         "Requests by state; kept: finished, context retained for a follow-up request",
         states,
         "state",
     )
-    pages: LabelledValues = {(kind,): number for kind, number in reading.pages._asdict().items()}
-    yield make.gauges(
+    yield make.gauge(
         "jinfercept:pages",
         "Pages by residency; host and host_free are host pages, all others device pages",
-        pages,
+        state.pages._asdict(),
         "residency",
     )
     yield make.gauge("jinfercept:page_tokens", "Tokens per page", reading.page_size)
@@ -156,19 +154,18 @@ def _pool(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
     yield make.gauge("jinfercept:kv_bytes_per_token", text, reading.token_bytes)
     yield make.gauge("jinfercept:devices", "Devices among which weights and pages are cut", reading.num_devices)
     yield make.gauge("jinfercept:weight_bytes", "Bytes of the weights on each device", reading.weight_bytes)
-    waste: LabelledValues = {(kind,): seconds for kind, seconds in asdict(reading.counts.waste).items()}
     text = "Token-seconds of device memory held without use; multiply by kv_bytes_per_token for byte-seconds"
-    yield make.counters("jinfercept:waste_token_seconds", text, waste, "kind")
+    yield make.counter("jinfercept:waste_token_seconds", text, asdict(state.counts.waste), "kind")
     yield make.counter(
-        "jinfercept:recomputed_tokens", "Tokens whose keys and values were computed again", reading.counters.recomputed
+        "jinfercept:recomputed_tokens", "Tokens whose keys and values were computed again", state.counters.recomputed
     )
 
 
 def _link(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
     """Use of the host link."""
-    counts, size = reading.counts, reading.token_bytes
-    moved: LabelledValues = {("out",): counts.copied_out * size, ("in",): counts.copied_in * size}
-    yield make.counters("jinfercept:link_bytes", "Bytes copied over the host link, in whole pages", moved, "direction")
+    counts, size = reading.state.counts, reading.token_bytes
+    moved = {"out": counts.copied_out * size, "in": counts.copied_in * size}
+    yield make.counter("jinfercept:link_bytes", "Bytes copied over the host link, in whole pages", moved, "direction")
     budget, rate = counts.link_budget * size, reading.link_tokens_per_s * size
     yield make.counter(
         "jinfercept:link_budget_bytes",
@@ -178,64 +175,53 @@ def _link(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
     yield make.gauge(
         "jinfercept:link_bytes_per_second", "Bandwidth of the host link in one direction, from the profile", rate
     )
-    actions: LabelledValues = {(action, why): number for (action, why), number in counts.moved_pages.items()}
-    yield make.counters(
+    yield make.counter(
         "jinfercept:moved_pages",
         "Pages of paused contexts by the action of the policy and its reason",
-        actions,
+        counts.moved_pages,
         "action",
         "why",
     )
 
 
-def _steps(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
-    counts = reading.counts
-    steps: LabelledValues = {(str(bucket),): number for bucket, number in counts.steps.items()}
-    yield make.counters("jinfercept:steps", "Steps by token bucket; 0: transfers only", steps, "bucket")
-    seconds: LabelledValues = {(str(bucket),): step_s for bucket, step_s in counts.step_s.items()}
-    yield make.counters("jinfercept:step_seconds", "Seconds of steps by token bucket", seconds, "bucket")
-
-
 def _tools(tools: Mapping[str, ToolCounts], make: MetricFamilies) -> Iterator[Metric]:
     """Interceptions by tool: the server's tools by name, all others under fixed names (`meter.interceptions`)."""
-    begun: LabelledValues = {(name,): tool.begun for name, tool in tools.items()}
-    yield make.counters("jinfercept:interceptions", "Pauses, by calls or at a finished answer", begun, "tool")
-    abandoned: LabelledValues = {(name,): tool.given_up for name, tool in tools.items()}
-    yield make.counters(
+    begun = {name: tool.begun for name, tool in tools.items()}
+    yield make.counter("jinfercept:interceptions", "Pauses, by calls or at a finished answer", begun, "tool")
+    abandoned = {name: tool.given_up for name, tool in tools.items()}
+    yield make.counter(
         "jinfercept:interceptions_given_up",
         "Pauses that ended without a result or a follow-up request",
         abandoned,
         "tool",
     )
-    results: LabelledValues = {
-        (name, status): number for name, tool in tools.items() for status, number in tool.results.items()
-    }
-    yield make.counters("jinfercept:call_results", "Calls that the server ran, by status", results, "tool", "status")
-    contexts: LabelledValues = {
+    results = {(name, status): number for name, tool in tools.items() for status, number in tool.results.items()}
+    yield make.counter("jinfercept:call_results", "Calls that the server ran, by status", results, "tool", "status")
+    contexts = {
         (name, what): number
         for name, tool in tools.items()
         for what, number in (("kept", tool.kept), ("copied_in", tool.copied_in), ("recomputed", tool.recomputed))
     }
     text = "Tokens of contexts that resumed, by whether they were preserved, copied in or recomputed"
-    yield make.counters("jinfercept:interception_context_tokens", text, contexts, "tool", "context")
-    durations = {(name,): tool.duration_s for name, tool in tools.items()}
-    yield make.histograms(
+    yield make.counter("jinfercept:interception_context_tokens", text, contexts, "tool", "context")
+    durations = {name: tool.duration_s for name, tool in tools.items()}
+    yield make.histogram(
         "jinfercept:interception_seconds",
         "Seconds from a pause to its results or its follow-up request",
         durations,
         "tool",
     )
-    resumes = {(name,): tool.resume_s for name, tool in tools.items()}
-    yield make.histograms(
+    resumes = {name: tool.resume_s for name, tool in tools.items()}
+    yield make.histogram(
         "jinfercept:resume_seconds",
         "Seconds from the results or the follow-up request to the next token",
         resumes,
         "tool",
     )
-    expected: LabelledValues = {(name,): tool.predicted_s for name, tool in tools.items()}
-    yield make.counters(
+    expected = {name: tool.predicted_s for name, tool in tools.items()}
+    yield make.counter(
         "jinfercept:expected_interception_seconds", "Sum of the predicted pause durations", expected, "tool"
     )
-    errors: LabelledValues = {(name,): tool.error_s for name, tool in tools.items()}
+    errors = {name: tool.error_s for name, tool in tools.items()}
     text = "Sum of |predicted - actual| pause durations; divide by interception_seconds_count for the mean"
-    yield make.counters("jinfercept:estimate_error_seconds", text, errors, "tool")
+    yield make.counter("jinfercept:estimate_error_seconds", text, errors, "tool")

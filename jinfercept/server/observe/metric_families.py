@@ -1,7 +1,7 @@
 """Metric families of `prometheus_client` for one model: each has the label `model_name`, some have more labels."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -14,12 +14,9 @@ from prometheus_client.utils import floatToGoString
 
 from jinfercept.meter.histogram import Histogram
 
-LabelledValues = Mapping[tuple[str, ...], float]
-"""Values by the values of the labels that follow `model_name`."""
-
 
 class MetricFamilies(NamedTuple):
-    """Makes metric families.
+    """Makes metric families of one value, or of several by the values of further labels: a tuple for several labels.
 
     Attributes:
         model: value of the label `model_name`.
@@ -27,32 +24,20 @@ class MetricFamilies(NamedTuple):
 
     model: str
 
-    def gauge(self, name: str, text: str, value: float) -> Metric:
+    def gauge(self, name: str, text: str, values: float | Mapping[Any, float], *labels: str) -> Metric:
         """A value that rises and falls."""
-        return self.gauges(name, text, {(): value})
-
-    def gauges(self, name: str, text: str, values: LabelledValues, *labels: str) -> Metric:
-        """Gauges by labels."""
         return self._filled(GaugeMetricFamily(name, text, labels=["model_name", *labels]), values)
 
-    def counter(self, name: str, text: str, value: float) -> Metric:
+    def counter(self, name: str, text: str, values: float | Mapping[Any, float], *labels: str) -> Metric:
         """A value that only rises; its name gets the suffix `_total`."""
-        return self.counters(name, text, {(): value})
-
-    def counters(self, name: str, text: str, values: LabelledValues, *labels: str) -> Metric:
-        """Counters by labels."""
         return self._filled(CounterMetricFamily(name, text, labels=["model_name", *labels]), values)
 
-    def histogram(self, name: str, text: str, values: Histogram) -> Metric:
+    def histogram(self, name: str, text: str, values: Histogram | Mapping[Any, Histogram], *labels: str) -> Metric:
         """A histogram with the buckets of the engine's own."""
-        return self.histograms(name, text, {(): values})
-
-    def histograms(self, name: str, text: str, values: Mapping[tuple[str, ...], Histogram], *labels: str) -> Metric:
-        """Histograms by labels."""
         family = HistogramMetricFamily(name, text, labels=["model_name", *labels])
-        for key, histogram in values.items():
+        for key, histogram in self._keyed(values):
             buckets = [(floatToGoString(bound), count) for bound, count in histogram.cumulative]
-            family.add_metric([self.model, *key], buckets, histogram.total)
+            family.add_metric(key, buckets, histogram.total)
         return family
 
     def info(self, name: str, text: str, values: Mapping[str, object]) -> Metric:
@@ -61,7 +46,12 @@ class MetricFamilies(NamedTuple):
         family.add_metric([self.model], {key: str(value) for key, value in values.items()})
         return family
 
-    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, values: LabelledValues) -> Metric:
-        for key, value in values.items():
-            family.add_metric([self.model, *key], value)
+    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, values: float | Mapping[Any, float]) -> Metric:
+        for key, value in self._keyed(values):
+            family.add_metric(key, value)
         return family
+
+    def _keyed(self, values: Any) -> Iterator[tuple[list[str], Any]]:
+        """Values with the values of all labels."""
+        for key, value in (values if isinstance(values, Mapping) else {(): values}).items():
+            yield [self.model, *(map(str, key) if isinstance(key, tuple) else (str(key),))], value

@@ -76,21 +76,10 @@ def encode_metrics(form: ModuleType, metrics: list[Metric]) -> bytes:
 def read(service: Service, state: EngineState) -> Reading:
     """The numbers of an engine state, and those that do not change while the engine runs."""
     llm = service.llm
-    states = {
-        "running": state.num_running,
-        "waiting": state.num_waiting,
-        "intercepted": state.num_intercepted,
-        "kept": state.num_retained,
-    }
     plan, page_size = llm.memory_plan, llm.shape.page_size
     return Reading(
-        counts=state.counts,
-        counters=state.counters,
-        pages=state.pages,
-        states=states,
+        state,
         page_size=page_size,
-        num_device_pages=state.num_device_pages,
-        num_host_pages=state.num_host_pages,
         num_devices=plan.num_devices,
         weight_bytes=plan.weight_bytes,
         token_bytes=plan.token_bytes(page_size),

@@ -5,6 +5,7 @@ from collections import Counter
 
 from prometheus_client.metrics_core import Metric
 
+from jinfercept.engine.state import EngineState
 from jinfercept.fleet.fan_out import front_metrics
 from jinfercept.fleet.routes import Totals
 from jinfercept.meter.counts import EngineCounts, ToolCounts
@@ -31,10 +32,9 @@ def all_metrics() -> list[Metric]:
         moved_pages=Counter({("copy", "why"): 1}),
         tools={"price": ToolCounts(results=Counter(ok=1))},
     )
-    states = {"running": 0, "waiting": 0, "intercepted": 0, "kept": 0}
-    reading = Reading(
-        counts, SchedulerCounters(), Pages(*[1] * len(Pages._fields)), states, 16, 1, 1, 1, 1, 1, 1, True, 0, {}
-    )
+    pages = Pages(*[1] * len(Pages._fields))
+    state = EngineState(counts, SchedulerCounters(), pages, 1, 1, 0, 0, 0, 0, has_work=False, quiescent=True)
+    reading = Reading(state, 16, 1, 1, 1, 1, True, 0, {})
     return list(families(SnapshotValue(reading, 0.0), "model"))
 
 
