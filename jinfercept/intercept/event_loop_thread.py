@@ -4,13 +4,14 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
 from types import FrameType
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 from jinfercept.intercept.daemon_pool import DaemonPool
+from jinfercept.intercept.tool_run import ToolRun
 
 _CANCEL_S = 0.5
 """Seconds for the tasks to end at the end of the loop."""
@@ -62,6 +63,29 @@ class EventLoopThread:
     def call_soon[*A](self, function: Callable[[*A], object], *args: *A, context: Context | None = None) -> None:
         """Call a function on the loop. Raises `RuntimeError` if the loop has ended."""
         self.loop.call_soon_threadsafe(function, *args, context=context)
+
+    def run[T](self, work: Callable[[], Coroutine[Any, Any, T]], context: Context) -> ToolRun[T]:
+        """Run a coroutine that does not block. Raises `RuntimeError` if the loop has ended."""
+        run = ToolRun[T]()
+
+        async def to_its_end() -> None:
+            try:
+                run.end(await work())
+            except BaseException as error:
+                run.fail(error)
+
+        def begin() -> None:
+            task = self.loop.create_task(to_its_end())
+            task.add_done_callback(lambda _: run.fail(asyncio.CancelledError()))  # cancelled before its first step
+            run.on_cancel(lambda: self.cancel(task))
+
+        self.call_soon(begin, context=context)
+        return run
+
+    def cancel(self, task: asyncio.Task[None]) -> None:
+        """Cancel a task of the loop, from any thread."""
+        with suppress(RuntimeError):  # the loop has ended
+            self.call_soon(task.cancel)
 
     def running(self) -> RunningCallback | None:
         """What the loop executes now; None while it waits."""

@@ -130,29 +130,16 @@ class ToolExecutor:
         Args:
             tool: for which it works.
         """
-        run = ToolRun[T]()
-
-        async def run_it() -> None:
-            try:
-                run.end(await work())
-            except BaseException as error:
-                run.fail(error)
-
-        def begin() -> None:
-            task = home.loop.create_task(run_it())
-            task.add_done_callback(lambda _: run.fail(CancelledError()))  # cancelled before its first step
-            run.on_cancel(lambda: _cancel(home, task))
-
-        context = _context(tool)
         try:
             with self._lock:
                 if self.is_closed:
                     raise ToolFailed(_CLOSED)
-                home = self._home = self._home or EventLoopThread("jinfercept-endpoints")
-            home.call_soon(begin, context=context)
+                self._home = self._home or EventLoopThread("jinfercept-endpoints")
+            return self._home.run(work, _context(tool))
         except (RuntimeError, OSError, ToolFailed) as error:
+            run = ToolRun[T]()
             run.fail(error)
-        return run
+            return run
 
     def call[*A](self, tool: str, function: Callable[[*A], object], *args: *A) -> ToolRun[Any]:
         """Call a function of a tool with a copy of this context, in which `CURRENT_CALL` has the tool's name.
@@ -173,9 +160,11 @@ class ToolExecutor:
         elif self._left_threads[tool] >= MOST_LEFT_THREADS:
             run.fail(ToolFailed(f"{MOST_LEFT_THREADS} cancelled or timed-out calls of {tool} still run"))
         else:
-            thread_args = self._run_in_thread, tool, work, run
+            args_of_thread = self._run_in_thread, tool, work, run
             try:
-                threading.Thread(target=context.run, args=thread_args, name=f"jinfercept-{tool}", daemon=True).start()
+                threading.Thread(
+                    target=context.run, args=args_of_thread, name=f"jinfercept-{tool}", daemon=True
+                ).start()
             except RuntimeError as error:  # no more threads
                 run.fail(plain_failure(error))
         return run
@@ -279,7 +268,7 @@ class ToolExecutor:
             call.task = Task(self._await(call), loop=loop.thread.loop, context=call.context)
             task = call.task
         task.add_done_callback(lambda _: self._end(call, loop))
-        call.run.on_cancel(lambda: _cancel(loop.thread, task))
+        call.run.on_cancel(lambda: loop.thread.cancel(task))
 
     async def _await(self, call: _LoopCall) -> None:
         recursion_limit = sys.getrecursionlimit()
@@ -391,11 +380,6 @@ def _context(tool: str) -> Context:
     context = copy_context()
     context.run(lambda: CURRENT_CALL.set(replace(CURRENT_CALL.get(), tool=tool)))
     return context
-
-
-def _cancel(loop: EventLoopThread, task: Task[None]) -> None:
-    with suppress(RuntimeError):  # the loop has ended
-        loop.call_soon(task.cancel)
 
 
 def _write(level: int, text: str) -> None:

@@ -18,6 +18,8 @@ from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.plain_values import strict_json
 from jinfercept.tools.tool_tables import Limits
 
+TOO_LATE = "it took longer than"
+"""Message of a timeout, before its seconds."""
 _GRACE_S = 1.0
 """Seconds after the timeout of an endpoint, with its own message, until the timeout of the dispatcher."""
 
@@ -88,7 +90,7 @@ def endpoint_tool(
     endpoint: Endpoint,
     executor: ToolExecutor,
     queue: CallQueue,
-    late: str = "it took longer than",
+    late: str = TOO_LATE,
 ) -> ChatTool:
     """A tool that an endpoint answers.
 

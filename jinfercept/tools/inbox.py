@@ -61,7 +61,7 @@ class Inbox:
         self._take(id, tenant).set_exception(CallFailed("declined" + (f": {why}" if why else "")))
 
     async def ask(self, tool: str, request: CallRequest) -> str:
-        """Wait for the answer to a call. Raises `CallFailed` if it is declined. If cancelled, the call leaves the inbox."""
+        """Wait for a person's answer. Raises `CallFailed` if the call is declined. If cancelled, the call leaves the inbox."""
         now = time.time()
         expires_at = now + request.expires_s - time.monotonic()
         call, arguments = request.call, dict(request.arguments)

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self, final
@@ -11,9 +12,10 @@ from typing import Any, Self, final
 from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.errors import ConfigError, shown
 from jinfercept.intercept.tool_executor import ToolExecutor
-from jinfercept.tools.calls import CallQueue, Endpoint, declare, endpoint_tool
+from jinfercept.tools.calls import TOO_LATE, CallQueue, CallRequest, Endpoint, declare, endpoint_tool
 from jinfercept.tools.inbox import Inbox
 from jinfercept.tools.python_tool import PythonTool, python_tool, python_tools
+from jinfercept.tools.questions import QUESTION
 from jinfercept.tools.tool_tables import (
     HttpTable,
     Limits,
@@ -174,23 +176,34 @@ class _Loader:
             case ModelTable() if table.path is None:
                 from jinfercept.tools.remote_model import RemoteModel
 
-                remote = RemoteModel(table, place)
-                self._add(declare(table.name, table.description, remote.parameters), table, remote)
+                self._add_asked(table, place, RemoteModel(table, place))
             case ModelTable():
                 from jinfercept.tools.local_model import LocalModel
 
-                local = LocalModel(table, place)
+                local = LocalModel(table)
                 self.parts.models.callback(local.close)
                 self._load.append(local.load)
-                self._add(declare(table.name, table.description, local.parameters), table, local)
+                self._add_asked(table, place, local)
             case PersonTable():
-                from jinfercept.tools.person import Person
-
-                person = Person(table, place, self._inbox)
-                declaration = declare(table.name, table.description, person.parameters)
-                self._add(declaration, table, person, late="nobody answered within")
+                self._inbox.tools |= {table.name}
+                self._add_asked(table, place, partial(self._inbox.ask, table.name), late="nobody answered within")
             case McpTable():
                 self._add_server(table, place)
+
+    def _add_asked(
+        self, table: ModelTable | PersonTable, place: Place, endpoint: Endpoint, late: str = TOO_LATE
+    ) -> None:
+        """Make a tool of a model or a person. Raises `ConfigError` for parameters that are no JSON schema."""
+        from jinfercept.tools.schemas import check_of
+
+        parameters = table.parameters or QUESTION
+        check = check_of(parameters, place)
+
+        async def checked(request: CallRequest) -> str:
+            check(request.arguments)
+            return await endpoint(request)
+
+        self._add(declare(table.name, table.description, parameters), table, checked, late=late)
 
     def add_function(self, function: PythonTool, limits: Limits) -> None:
         """Make a tool of a Python function."""
@@ -215,10 +228,10 @@ class _Loader:
         limits: Limits,
         endpoint: Endpoint,
         queue: CallQueue | None = None,
-        **more: str,
+        late: str = TOO_LATE,
     ) -> None:
         queue = queue or CallQueue(limits.max_concurrency)
-        tool = endpoint_tool(declaration, limits, endpoint, self.parts.executor, queue, **more)
+        tool = endpoint_tool(declaration, limits, endpoint, self.parts.executor, queue, late)
         self._sources.append(lambda: [tool])
 
     def _add_server(self, table: McpTable, place: Place) -> None:

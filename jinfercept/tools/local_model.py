@@ -5,9 +5,8 @@ from typing import Any, final
 from jinfercept.llm import LLM
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.tools.calls import CallFailed, CallRequest
-from jinfercept.tools.questions import QUESTION, conversation
-from jinfercept.tools.schemas import check_of
-from jinfercept.tools.tool_tables import ModelTable, Place
+from jinfercept.tools.questions import conversation
+from jinfercept.tools.tool_tables import ModelTable
 
 
 @final
@@ -16,15 +15,9 @@ class LocalModel:
 
     Args:
         table: its declaration.
-        place: of the table, for errors.
-
-    Raises:
-        ConfigError: its parameters are not a JSON schema.
     """
 
-    def __init__(self, table: ModelTable, place: Place) -> None:
-        self.parameters = table.parameters or QUESTION
-        self._check = check_of(self.parameters, place)
+    def __init__(self, table: ModelTable) -> None:
         self._table = table
         self._params = SamplingParams(max_tokens=table.max_tokens, temperature=table.temperature)
         self._llm: LLM | None = None
@@ -37,7 +30,6 @@ class LocalModel:
 
     async def __call__(self, request: CallRequest) -> str:
         """The model's answer. Raises `CallFailed` if it fails. If cancelled, the model's request is aborted."""
-        self._check(request.arguments)
         assert self._llm is not None, "not loaded"
         messages = conversation(self._table.system, request.arguments)
         [output] = await self._llm.achat(messages, self._params)

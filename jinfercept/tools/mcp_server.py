@@ -4,6 +4,7 @@ One task holds the connection; calls come from other tasks. Calls without a conn
 """
 
 import asyncio
+import json
 import logging
 import os
 import re
@@ -20,7 +21,13 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import SubscriptionLost
 from mcp_types import (
     CONNECTION_CLOSED,
+    AudioContent,
+    CallToolResult,
+    EmbeddedResource,
+    ImageContent,
     RequestParamsMeta,
+    TextContent,
+    TextResourceContents,
     ToolListChangedNotification,
 )
 from mcp_types import Tool as Declared
@@ -28,7 +35,6 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from jinfercept.tools.calls import CallFailed, CallRequest, Endpoint, declare
 from jinfercept.tools.mcp_process import McpProcess
-from jinfercept.tools.mcp_results import result_text
 from jinfercept.tools.tool_tables import McpTable, Place
 
 log = logging.getLogger(__name__)
@@ -221,3 +227,23 @@ def _describe(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "it does not answer"
     return f"{type(error).__name__}: {error}"
+
+
+def result_text(result: CallToolResult) -> str:
+    """The texts of a result, one per line, other parts as descriptions. Without content: the structured content as JSON."""
+    if not result.content and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(map(_part, result.content))
+
+
+def _part(part: Any) -> str:
+    match part:
+        case TextContent():
+            return part.text
+        case ImageContent() | AudioContent():
+            return f"({part.mime_type}, {len(part.data) * 3 // 4} bytes)"
+        case EmbeddedResource() if isinstance(part.resource, TextResourceContents):
+            return part.resource.text
+        case EmbeddedResource():
+            return f"({part.resource.uri})"
+    return f"({getattr(part, 'uri', part.type)})"

@@ -6,8 +6,7 @@ from typing import Any, final
 import httpx2
 
 from jinfercept.tools.calls import CallFailed, CallRequest
-from jinfercept.tools.questions import QUESTION, conversation
-from jinfercept.tools.schemas import check_of
+from jinfercept.tools.questions import conversation
 from jinfercept.tools.tool_tables import ModelTable, Place
 
 _MAX_BYTES = 4 << 20
@@ -22,7 +21,7 @@ class RemoteModel:
         place: of the table, for errors.
 
     Raises:
-        ConfigError: the variable of its key is not set, or its parameters are not a JSON schema.
+        ConfigError: the variable of its key is not set.
     """
 
     def __init__(self, table: ModelTable, place: Place) -> None:
@@ -31,12 +30,9 @@ class RemoteModel:
         key = None if table.api_key_env is None else place.expand(f"${{{table.api_key_env}}}", "api_key_env")
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._tls = httpx2.create_ssl_context()
-        self.parameters = table.parameters or QUESTION
-        self._check = check_of(self.parameters, place)
 
     async def __call__(self, request: CallRequest) -> str:
         """The model's answer. Raises `CallFailed` if it fails."""
-        self._check(request.arguments)
         table = self._table
         body = {
             "model": table.model,

@@ -18,7 +18,7 @@ from mcp_types import CallToolResult, EmbeddedResource, ImageContent, ResourceLi
 
 from jinfercept.errors import ConfigError
 from jinfercept.tools.load import load_tools
-from jinfercept.tools.mcp_results import result_text
+from jinfercept.tools.mcp_server import result_text
 from tests.support.tool_runner import tool_runner, until
 
 SHOP = Path(__file__).parents[1] / "support" / "mcp_shop.py"
