@@ -143,11 +143,11 @@ def sweep(setup: EngineSetup, policy: str, spelling: str, depth: int, arrival: i
     returns = {"1": Returns(arrival, "x" * length), "2": Returns(arrival + arrival % 2, "y")}
     assembled, clock = setup.changed(policy=policy).assemble(), ManualClock()
     assembled.dispatcher.close()
-    endpoints = ReturnsAtTokens(clock, returns, trapped_polls=9)
-    endpoints.engine = engine = Engine(
+    dispatcher = ReturnsAtTokens(clock, returns, trapped_polls=9)
+    dispatcher.engine = engine = Engine(
         assembled.engine.scheduler,
         setup.machine.runner,
-        endpoints,
+        dispatcher,
         clock,
         threading.Event(),
         depth=depth,

@@ -1,4 +1,4 @@
-"""What flows between client, engine and endpoints: a mistake says what is wrong, what was got and how to mend it."""
+"""What flows between client, engine and tools: a mistake says what is wrong, what was got and how to mend it."""
 
 import functools
 import math

@@ -24,7 +24,7 @@ from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
 from jinfercept.sim.run_stats import LIMITS, Report, RunStats
-from jinfercept.sim.scripted import Progress, ScriptedEndpoints, Writer, play
+from jinfercept.sim.scripted import Progress, ScriptedDispatcher, Writer, play
 from jinfercept.sim.simulation import Simulation
 from jinfercept.startup.start import EngineSetup
 
@@ -103,17 +103,17 @@ def replay(
     setup = setup.changed(policy=policy)
     config, shape, profile = setup.config, setup.machine.shape, setup.machine.profile
     assembled = setup.assemble(record if records else None)
-    assembled.dispatcher.close()  # the endpoints are scripted
+    assembled.dispatcher.close()  # the calls are scripted
     scheduler, log = assembled.engine.scheduler, assembled.engine.request_log
     assert log is not None
     prices = Prices(profile, shape.page_size, synchronous=False)
     accounts = RunStats(log, scheduler, prices, shape.buckets[-1], LIMITS)
-    endpoints = ScriptedEndpoints(clock, write)
+    dispatcher = ScriptedDispatcher(clock, write)
     runner = TimedRunner(setup.machine.runner)
     engine = Engine(
         scheduler,
         runner,
-        endpoints,
+        dispatcher,
         clock,
         threading.Event(),
         depth=config.advanced.pipeline_depth,
@@ -124,7 +124,7 @@ def replay(
     started_s = time.thread_time()
     try:
         with setup.machine.settings():
-            played = play(engine, endpoints, clock, requests, 2 * duration_s, progress)
+            played = play(engine, dispatcher, clock, requests, 2 * duration_s, progress)
         host_s = (time.thread_time() - started_s - runner.seconds) / max(accounts.iterations, 1)
         report = accounts.report(played, requests, scheduler.counters, setup.memory_plan.kv_tokens)
     finally:

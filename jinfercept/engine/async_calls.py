@@ -13,7 +13,7 @@ from typing import final
 from jinfercept.calls import Call, Result
 from jinfercept.engine.calls_in_flight import CallsInFlight, PendingAsyncCall
 from jinfercept.engine.clock import Clock
-from jinfercept.engine.protocols import Endpoints
+from jinfercept.engine.protocols import CallDispatcher
 from jinfercept.engine.session import Session
 from jinfercept.events import Called, Event, Intercepted, Interrupted, Resumed
 from jinfercept.hooks import BadFrame, TrapFrame
@@ -28,12 +28,12 @@ class AsyncCallQueue:
 
     Args:
         scheduler: has the requests' sequences.
-        endpoints: answers calls.
+        dispatcher: has calls answered.
         clock: of the engine.
     """
 
-    def __init__(self, scheduler: Scheduler, endpoints: Endpoints, clock: Clock) -> None:
-        self._scheduler, self._endpoints, self._clock = scheduler, endpoints, clock
+    def __init__(self, scheduler: Scheduler, dispatcher: CallDispatcher, clock: Clock) -> None:
+        self._scheduler, self._dispatcher, self._clock = scheduler, dispatcher, clock
 
     def accept(self, session: Session, token: int, now: float, events: list[Event]) -> None:
         """Start the calls that are complete with the newest token, and note traps and mistakes."""
@@ -132,7 +132,7 @@ class AsyncCallQueue:
         pending_call = session.pending(call, (request.id, "async", call.id), call.expected_s)
         flight.pending[call.id] = PendingAsyncCall(call, pending_call, now)
         self._scheduler.begin_call(pending_call, now)
-        self._endpoints.start(request.id, call, request.tools, request.tenant)
+        self._dispatcher.start(request.id, call, request.tools, request.tenant)
 
     def _trap(self, session: Session, flight: CallsInFlight, now: float, events: list[Event]) -> None:
         """Start the calls that wait for a trap, and wait for every pending call."""

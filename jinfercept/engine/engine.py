@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from jinfercept.engine.admission import check_request
 from jinfercept.engine.clock import Clock
 from jinfercept.engine.lifecycle import RequestLifecycle
-from jinfercept.engine.protocols import Endpoints, Runner
+from jinfercept.engine.protocols import CallDispatcher, Runner
 from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.events import Event
 from jinfercept.hooks import Text
@@ -41,9 +41,9 @@ class Engine:
     Args:
         scheduler: makes the plans.
         runner: executes them.
-        endpoints: answers calls.
+        dispatcher: has calls answered.
         clock: monotonic seconds; a simulator's is virtual.
-        wake: event that `endpoints` sets when a result arrives, which ends an idle wait.
+        wake: event that `dispatcher` sets when a result arrives, which ends an idle wait.
         depth: plans in flight while the next one is made, 0 or 1.
         vocab_size: token ids are below it.
         eos_token_ids: end-of-text tokens.
@@ -63,7 +63,7 @@ class Engine:
         self,
         scheduler: Scheduler,
         runner: Runner,
-        endpoints: Endpoints,
+        dispatcher: CallDispatcher,
         clock: Clock,
         wake: threading.Event,
         *,
@@ -82,7 +82,7 @@ class Engine:
         self.wake = wake
         self.request_log = request_log
         self._runner = runner
-        self._endpoints = endpoints
+        self._dispatcher = dispatcher
         self._clock = clock
         self._depth = depth
         self._vocab_size = vocab_size
@@ -90,7 +90,7 @@ class Engine:
         self._retained = RetainedContexts(scheduler) if retained is None else retained
         self._requests = RequestLifecycle(
             scheduler,
-            endpoints,
+            dispatcher,
             clock,
             self._retained,
             vocab_size=vocab_size,
@@ -236,9 +236,9 @@ class Engine:
                 self._requests.open(item, events)
             else:
                 self._requests.abort(item, events)
-        for request_id, results in self._endpoints.poll():
+        for request_id, results in self._dispatcher.poll():
             self._requests.resume(request_id, results, events)
-        if returned := self._endpoints.poll_started():
+        if returned := self._dispatcher.poll_started():
             self._requests.receive(returned, events)
 
     def _masks(self, planned: PlannedStep, events: list[Event]) -> Masks:
@@ -276,6 +276,6 @@ class Engine:
         """Wait until a call returns or a request arrives."""
         assert not self.scheduler.running or not self.has_work, "requests run and nothing can be planned"
         assert not self.scheduler.waiting, "requests wait and nothing can be planned"
-        deadline = self._endpoints.next_s()
+        deadline = self._dispatcher.next_s()
         timeout_s = MAX_IDLE_S if deadline is None else max(0.0, min(MAX_IDLE_S, deadline - self._clock.now()))
         self._clock.wait(self.wake, timeout_s)

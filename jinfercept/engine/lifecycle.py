@@ -16,7 +16,7 @@ from jinfercept.engine.async_calls import AsyncCallQueue
 from jinfercept.engine.calls_in_flight import CallsInFlight
 from jinfercept.engine.clock import Clock
 from jinfercept.engine.draw_failures import draw_failure
-from jinfercept.engine.protocols import CopyableConstraint, Endpoints
+from jinfercept.engine.protocols import CallDispatcher, CopyableConstraint
 from jinfercept.engine.random_key import RandomKeys
 from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.engine.session import Session
@@ -48,7 +48,7 @@ class RequestLifecycle:
 
     Args:
         scheduler: receives the requests' sequences.
-        endpoints: answers calls.
+        dispatcher: has calls answered.
         clock: of the engine.
         retained: contexts of finished requests.
         vocab_size: token ids are below it.
@@ -65,7 +65,7 @@ class RequestLifecycle:
     def __init__(
         self,
         scheduler: Scheduler,
-        endpoints: Endpoints,
+        dispatcher: CallDispatcher,
         clock: Clock,
         retained: RetainedContexts,
         *,
@@ -76,10 +76,10 @@ class RequestLifecycle:
         seed: int,
     ) -> None:
         self._scheduler = scheduler
-        self._endpoints = endpoints
+        self._dispatcher = dispatcher
         self._clock = clock
         self._retained = retained
-        self._async = AsyncCallQueue(scheduler, endpoints, clock)
+        self._async = AsyncCallQueue(scheduler, dispatcher, clock)
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._open_text = open_text
@@ -338,7 +338,7 @@ class RequestLifecycle:
         self._scheduler.intercept(session.sequence, now, pending)
         if session.constraint is not None and session.constraint.ended:
             self._constrain(session)
-        self._endpoints.call(session.request.id, calls, session.request.tools, session.request.tenant)
+        self._dispatcher.call(session.request.id, calls, session.request.tools, session.request.tenant)
         events.append(Intercepted(session.request.id, calls))
 
     def resume(self, request_id: str, results: tuple[Result, ...], events: list[Event]) -> None:
@@ -402,7 +402,7 @@ class RequestLifecycle:
     ) -> None:
         request, sequence, now = session.request, session.sequence, self._clock.now()
         paused_s = now - sequence.paused_s if sequence.state is State.INTERCEPTED else 0.0
-        self._endpoints.cancel(request.id)
+        self._dispatcher.cancel(request.id)
         self._async.cancel(session, now)
         if reason not in ("stop", "length") or not self._retained.keep(session, now):
             self._scheduler.finish(sequence, now)

@@ -1,4 +1,4 @@
-"""What the engine needs of its runner, which executes plans, of its endpoints, which answer calls, and of markup."""
+"""What the engine needs of its runner, which executes plans, of its dispatcher, which has calls answered, and of markup."""
 
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
@@ -37,7 +37,7 @@ class Runner[Forward, Ticket](Protocol):
         ...
 
 
-class Endpoints(Protocol):
+class CallDispatcher(Protocol):
     """Answers calls, off the engine's thread. No method waits."""
 
     def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool], tenant: str) -> None:

@@ -1,4 +1,4 @@
-"""Finds calls in generated tokens, has endpoints answer them off-thread, and renders the results.
+"""Finds calls in generated tokens, has tools answer them off-thread, and renders the results.
 
 Knows no model family and no engine.
 """

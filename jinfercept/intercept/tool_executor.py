@@ -134,7 +134,7 @@ class ToolExecutor:
             with self._lock:
                 if self.is_closed:
                     raise ToolFailed(_CLOSED)
-                self._home = self._home or EventLoopThread("jinfercept-endpoints")
+                self._home = self._home or EventLoopThread("jinfercept-calls")
             return self._home.run(work, _context(tool))
         except (RuntimeError, OSError, ToolFailed) as error:
             run = ToolRun[T]()

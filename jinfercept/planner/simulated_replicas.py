@@ -69,7 +69,7 @@ class SimulatedReplica(Protocol):
 
 @final
 class _NoCalls:
-    """Endpoints that are never called: the clients run the calls."""
+    """CallDispatcher that are never called: the clients run the calls."""
 
     def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool], tenant: str) -> None:
         raise AssertionError("a turn ends before its call")

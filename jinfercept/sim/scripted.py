@@ -1,4 +1,4 @@
-"""Plays scripts on an engine: requests that arrive and call at scripted times, and endpoints that answer them.
+"""Plays scripts on an engine: requests that arrive and call at scripted times, and a dispatcher that answers them.
 
 One loop plays them, whether the engine computes or only prices its plans, under a virtual clock or a real one. No JAX.
 """
@@ -137,7 +137,7 @@ def scaled(arrivals: Sequence[Arrival], tokens: float, seconds: float) -> list[A
 
 
 @final
-class ScriptedEndpoints:
+class ScriptedDispatcher:
     """Answers scripted calls after their seconds; starts no threads.
 
     The arguments of a call that pauses its request are `"seconds tokens"`; those of one in markup, whose result is text, are
@@ -230,7 +230,7 @@ class PlayedRun(NamedTuple):
 
 def play(
     engine: Engine,
-    endpoints: ScriptedEndpoints,
+    dispatcher: ScriptedDispatcher,
     clock: Clock,
     requests: Sequence[tuple[float, Request]],
     most_s: float,
@@ -242,7 +242,7 @@ def play(
     or after `most_s` seconds, abort the others.
 
     Args:
-        endpoints: the engine's.
+        dispatcher: the engine's.
         clock: the engine's.
         requests: with the second at which each arrives, in order.
         progress: called a few times a second, by the wall clock.
@@ -259,13 +259,13 @@ def play(
     coming = iter(requests)
     upcoming = next(coming, None)
     now, shown = started_s, began
-    while (upcoming is not None or len(live) > len(endpoints.lost)) and now < started_s + most_s:
+    while (upcoming is not None or len(live) > len(dispatcher.lost)) and now < started_s + most_s:
         while upcoming is not None and started_s + upcoming[0] <= now:
             if gate is None or gate.takes(upcoming[1]):
                 engine.submit(upcoming[1])
                 live.add(upcoming[1].id)
             upcoming = next(coming, None)
-        endpoints.next_arrival_s = started_s + upcoming[0] if upcoming is not None else float("inf")
+        dispatcher.next_arrival_s = started_s + upcoming[0] if upcoming is not None else float("inf")
         if engine.has_work:
             ended = [event for event in engine.step() if isinstance(event, Finished)]
             _check_failures(ended)
@@ -275,7 +275,7 @@ def play(
             if host_s:
                 clock.wait(Event(), host_s)
         else:
-            clock.wait(Event(), endpoints.next_arrival_s - now)
+            clock.wait(Event(), dispatcher.next_arrival_s - now)
         now = clock.now()
         if time.monotonic() - shown > SHOWN_EVERY_S:
             progress(now - started_s, most_s)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from jinfercept.engine.engine import Engine
-from jinfercept.engine.protocols import Endpoints
+from jinfercept.engine.protocols import CallDispatcher
 from jinfercept.errors import ConfigError
 from jinfercept.hooks import Text
 from jinfercept.kv.manager import KVManager
@@ -31,7 +31,7 @@ from jinfercept.sim.run_stats import LIMITS, LatencyLimits, Report, RunStats
 from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, WRONG_TOOLS
 from jinfercept.sim.scripted import (
     Progress,
-    ScriptedEndpoints,
+    ScriptedDispatcher,
     make_request,
     open_markup_text,
     plain_tokens,
@@ -193,9 +193,9 @@ class Simulation:
     ) -> Report:
         """Play the arrivals and write the records; returns the report (`RunStats.report` names its keys)."""
         clock = VirtualClock()
-        endpoints = ScriptedEndpoints(clock, plain_tokens)
+        dispatcher = ScriptedDispatcher(clock, plain_tokens)
         reads_calls = not all(isinstance(arrival, Arrival) for arrival in arrivals)
-        opened = self.open_engine(clock, endpoints, open_markup_text if reads_calls else None, records)
+        opened = self.open_engine(clock, dispatcher, open_markup_text if reads_calls else None, records)
         engine, accounts, recording = opened.engine, opened.accounts, opened.recording
         requests = [(arrival.at_s, self._request(number, arrival)) for number, arrival in enumerate(arrivals)]
         gate = None
@@ -203,7 +203,7 @@ class Simulation:
             believed = self.believed or self.profile
             gate = FirstTokenGate(engine, believed, opened.buckets[-1], self.first_token_limit_s)
         with nullcontext() if recording is None else closing(recording):
-            played = play(engine, endpoints, clock, requests, self.most_s, progress, self.host_s, gate)
+            played = play(engine, dispatcher, clock, requests, self.most_s, progress, self.host_s, gate)
         tenant_of = {str(number): one.script.tenant for number, one in enumerate(arrivals) if isinstance(one, Arrival)}
         report = accounts.report(played, requests, engine.scheduler.counters, self.kv_tokens, tenant_of, self.warm_up_s)
         if gate is not None:
@@ -219,7 +219,7 @@ class Simulation:
     def open_engine(
         self,
         clock: VirtualClock,
-        endpoints: Endpoints,
+        dispatcher: CallDispatcher,
         open_text: Callable[[Request], Text] | None = None,
         records: RecordFiles = NO_RECORDS,
     ) -> "SimulatedEngine":
@@ -227,7 +227,7 @@ class Simulation:
 
         Args:
             clock: its time.
-            endpoints: answer its calls.
+            dispatcher: has its calls answered.
             open_text: makes a request's text; None: there is none.
             records: files to write.
         """
@@ -244,7 +244,7 @@ class Simulation:
         engine = Engine(
             world.scheduler,
             PricedRunner(prices, clock, self.accepted_share),
-            endpoints,
+            dispatcher,
             clock,
             threading.Event(),
             depth=self.depth,

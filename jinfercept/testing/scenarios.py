@@ -24,7 +24,7 @@ from jinfercept.sched.policies import PolicyChoice
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.scripted import ScriptedEndpoints, make_request
+from jinfercept.sim.scripted import ScriptedDispatcher, make_request
 from jinfercept.sim.simulation import SIMULATED_ESTIMATORS, reads_durations
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 from jinfercept.sim.workload import Script
@@ -192,14 +192,14 @@ class ScenarioRun:
         self.synchronous = build.policy.synchronous
         self.scheduler = build.build(KVManager(scenario.num_pages, scenario.num_host_pages, SIZE), observer)
         priced = PricedRunner(Prices(scenario.profile, SIZE, synchronous=self.synchronous), self.clock)
-        self._endpoints = ScriptedEndpoints(self.clock, scenario.tokens)
+        self._dispatcher = ScriptedDispatcher(self.clock, scenario.tokens)
         checked = CheckedRunner(FakeRunner(SIZE, scenario.buckets), priced, lambda plan: planned(self, plan))
         log = RequestLog(self.clock.now)
         log.tell(self._note)
         self.engine = Engine(
             self.scheduler,
             checked if fake else priced,
-            self._endpoints,
+            self._dispatcher,
             self.clock,
             threading.Event(),
             depth=scenario.depth,
@@ -225,7 +225,7 @@ class ScenarioRun:
                 self._submit(*coming.pop(0))
             while aborts and aborts[0][0] <= self.clock.time:
                 self.engine.abort(str(aborts.pop(0)[1]))
-            self._endpoints.next_arrival_s = min(
+            self._dispatcher.next_arrival_s = min(
                 coming[0][1].at_s if coming else float("inf"), aborts[0][0] if aborts else float("inf")
             )
             if self.engine.has_work:
@@ -235,7 +235,7 @@ class ScenarioRun:
             else:
                 return self
             idle = not (self.scheduler.running or self.scheduler.waiting or coming or aborts)
-            if idle and self._endpoints.next_s() >= NEVER:
+            if idle and self._dispatcher.next_s() >= NEVER:
                 return self
         raise AssertionError(f"no end after {max_steps} steps: {self.scheduler.unfinished}")
 

@@ -13,7 +13,7 @@ from jinfercept.engine.protocols import Runner
 from jinfercept.meter.request_log import LogEvent, RequestLog, Stepped
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sim.scripted import ScriptedEndpoints, Writer, make_request, play
+from jinfercept.sim.scripted import ScriptedDispatcher, Writer, make_request, play
 from jinfercept.sim.workload import Script, Segment
 
 MOST_S = 1e7
@@ -128,19 +128,19 @@ def play_batch(
         timer: gives the steps' seconds (default: the clock).
         host_s: seconds of the engine's own work in every step, which a virtual clock does not see.
     """
-    endpoints, steps, log = (
-        ScriptedEndpoints(clock, write),
+    dispatcher, steps, log = (
+        ScriptedDispatcher(clock, write),
         _Steps(scheduler, timer or clock.now),
         RequestLog(clock.now),
     )
     log.tell(steps)
     engine = Engine(
-        scheduler, runner, endpoints, clock, threading.Event(), depth=depth, vocab_size=vocab_size, request_log=log
+        scheduler, runner, dispatcher, clock, threading.Event(), depth=depth, vocab_size=vocab_size, request_log=log
     )
     scripts = [Script("batch", request.prompt, (Segment(request.output, None, 0),)) for request in requests]
     coming = [(0.0, make_request(number, script, write)) for number, script in enumerate(scripts)]
     try:
-        played = play(engine, endpoints, clock, coming, MOST_S, lambda now, end: None, host_s)
+        played = play(engine, dispatcher, clock, coming, MOST_S, lambda now, end: None, host_s)
     finally:
         engine.close()
     assert len(played.outputs) == len(requests), "a request was not served"

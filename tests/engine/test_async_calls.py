@@ -68,10 +68,10 @@ def test_every_pair_of_arrivals(special: bool, depth: int, lengths: tuple[int, i
 def log_of(stream: str, returns: dict[str, Returns] | None = None, depth: int = 0, **options: Any) -> list[str]:
     """The events of a scripted stream in short, without tokens."""
     tokenizer, markup = ascii_tokenizer(True), make_markup(True, **options.pop("markup", {}))
-    engine, endpoints = async_engine(POLICIES["preserve"](), True, returns or {}, num_pages=900, depth=depth)
+    engine, dispatcher = async_engine(POLICIES["preserve"](), True, returns or {}, num_pages=900, depth=depth)
     engine.submit(async_request(markup, tokenizer.encode(stream), free=0, **options))
     events = until(engine, lambda: not engine.has_work, most_steps=3000)
-    return [line for event in events if (line := short(event))] + endpoints.log
+    return [line for event in events if (line := short(event))] + dispatcher.log
 
 
 def short(event: Event) -> str:
@@ -191,10 +191,10 @@ def test_the_same_stream_called_in_three_ways(depth: int) -> None:
 @pytest.mark.parametrize("trapped", [False, True])
 def test_an_abort_cancels_what_is_pending(depth: int, trapped: bool) -> None:
     markup, tokenizer = make_markup(True), ascii_tokenizer(True)
-    engine, endpoints = async_engine(POLICIES["preserve"](), True, {}, num_pages=40, depth=depth)
+    engine, dispatcher = async_engine(POLICIES["preserve"](), True, {}, num_pages=40, depth=depth)
     script = tokenizer.encode(ONE + TWO + (TRAP if trapped else "") + " a" * 9)
     engine.submit(async_request(markup, script))
-    until(engine, lambda: len(endpoints.started) == 2)
+    until(engine, lambda: len(dispatcher.started) == 2)
     for _ in range(6):
         engine.step()
     wanted = State.INTERCEPTED if trapped else State.RUNNING
@@ -202,7 +202,7 @@ def test_an_abort_cancels_what_is_pending(depth: int, trapped: bool) -> None:
     engine.abort("a")
     (done,) = [event for event in until(engine, lambda: not engine.has_work) if isinstance(event, Finished)]
     assert [call.id for call in done.output.outputs[0].cancelled] == ["1", "2"]
-    assert not endpoints.started
+    assert not dispatcher.started
 
 
 @DEPTHS
@@ -234,7 +234,7 @@ def test_a_tool_that_raises_and_one_that_never_returns_are_interrupts(depth: int
         POLICIES["preserve"](),
         num_pages=80,
         clock=clock,
-        endpoints=dispatcher,
+        dispatcher=dispatcher,
         depth=depth,
         open_text=lambda request: TextStream(tokenizer, (), False, False),
         vocab_size=tokenizer.vocab_size,
@@ -257,14 +257,14 @@ def test_a_tool_that_raises_and_one_that_never_returns_are_interrupts(depth: int
 def test_several_requests_have_a_limit_of_pending_calls_together() -> None:
     calls = PendingCalls(2)
     markup, tokenizer = make_markup(True, shared_limit=calls.of("x")), ascii_tokenizer(True)
-    engine, endpoints = async_engine(POLICIES["preserve"](), True, dict.fromkeys("1234", NEVER), num_pages=90)
+    engine, dispatcher = async_engine(POLICIES["preserve"](), True, dict.fromkeys("1234", NEVER), num_pages=90)
 
     def call(ids: str) -> None:
         script = tokenizer.encode("".join(f"[CALL]{name}[HEAD]f(1)[END]" for name in ids) + "b" * 40 + TRAP)
         engine.submit(async_request(markup, script, name=ids))
 
     call("1")
-    until(engine, lambda: len(endpoints.started) == 1)
+    until(engine, lambda: len(dispatcher.started) == 1)
     call("23")
     events = until(engine, lambda: not engine.has_work)
     call("4")
@@ -296,7 +296,7 @@ def test_no_call_is_lost_and_none_is_answered_twice(
 ) -> None:
     markup, tokenizer = make_markup(special), ascii_tokenizer(special)
     returns = {str(i): Returns(delay, "r" * delay) for i, delay in enumerate(delays)}
-    engine, endpoints = async_engine(
+    engine, dispatcher = async_engine(
         POLICIES[policy](), special, returns, 3, num_pages=pages, num_host_pages=20, depth=depth
     )
     engine.submit(async_request(markup, tokenizer.encode("".join(pieces))[:80]))
@@ -308,7 +308,7 @@ def test_no_call_is_lost_and_none_is_answered_twice(
     assert sorted([*read, *(call.id for call in output.cancelled if call.name)]) == sorted(called)
     answered = [interrupt.call.span for interrupt in output.interrupts] + [call.span for call in output.cancelled]
     assert sorted(answered) == frames_begun(markup, tokenizer, output)
-    assert [line for line in endpoints.log if line.startswith("start")] == [f"start {name}" for name in called]
+    assert [line for line in dispatcher.log if line.startswith("start")] == [f"start {name}" for name in called]
     spans = [interrupt.span for interrupt in output.interrupts]
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     told = [token for e in events if e.request_id == "a" for token in tokens_of(e)]

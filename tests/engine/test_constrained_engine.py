@@ -20,7 +20,7 @@ from tests.support.fake_engine import (
     POLICIES,
     VOCAB,
     FakeRunner,
-    InstantEndpoints,
+    InstantDispatcher,
     ManualClock,
     make_engine,
     next_token,
@@ -150,13 +150,13 @@ def alone(asked: Request, limit: int) -> tuple[list[int], str]:
 def engine_of(policy: str = "preserve", **options: Any) -> Engine:
     """Calls return the tokens that they name, after up to 20 ms."""
     clock = ManualClock()
-    endpoints = InstantEndpoints(
+    dispatcher = InstantDispatcher(
         clock,
         lambda call: 0.01 * (len(call.arguments) % 3),
         lambda call: Result("", token_ids=tuple(int(token) for token in call.arguments.split(",") if token)),
     )
     options = {"num_pages": 40, "eos_token_ids": EOS} | options
-    return make_engine(POLICIES[policy](), clock=clock, endpoints=endpoints, **options)
+    return make_engine(POLICIES[policy](), clock=clock, dispatcher=dispatcher, **options)
 
 
 def check(outputs: dict[str, RequestOutput], requests: list[Request], limit: int) -> list[CompletionOutput]:

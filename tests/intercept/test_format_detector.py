@@ -11,7 +11,7 @@ from jinfercept.parsers.formats import FORMATS
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.policy import preserve
-from tests.support.fake_engine import InstantEndpoints, ManualClock, make_engine, run_all, uninterrupted
+from tests.support.fake_engine import InstantDispatcher, ManualClock, make_engine, run_all, uninterrupted
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 EOS = 7
@@ -103,7 +103,7 @@ def serve(depth: int, texts: list[str], **params: Any) -> CompletionOutput:
         num_pages=40,
         depth=depth,
         clock=clock,
-        endpoints=InstantEndpoints(clock, lambda call: 0.01, lambda call: Result("", token_ids=RETURNED)),
+        dispatcher=InstantDispatcher(clock, lambda call: 0.01, lambda call: Result("", token_ids=RETURNED)),
         eos_token_ids=(eos,),
         open_text=lambda request: Speech(texts),
     )

@@ -27,7 +27,7 @@ from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.scheduler import Scheduler
 from tests.support.engine_requests import request, tokens_in
-from tests.support.fake_engine import POLICIES, AffineCost, FakeRunner, InstantEndpoints, ManualClock
+from tests.support.fake_engine import POLICIES, AffineCost, FakeRunner, InstantDispatcher, ManualClock
 
 SIZE = 4
 COST = AffineCost(link_tokens_per_s=2_000.0)
@@ -73,9 +73,9 @@ def world(
     meter = EngineStats(log, kv, known, synchronous=policy.synchronous)
     sizes = {"buckets": (4, 16), "max_num_seqs": 4, "max_model_len": num_pages * SIZE, "chunk_tokens": 1 << 30}
     scheduler = Scheduler(kv, policy, COST, estimator, observer=log, **sizes)  # pyright: ignore[reportArgumentType]
-    endpoints = InstantEndpoints(clock, latency, lambda call: replace(tokens_in(call), duration_s=latency(call)))
+    dispatcher = InstantDispatcher(clock, latency, lambda call: replace(tokens_in(call), duration_s=latency(call)))
     runner, wake = TimedRunner(SIZE, (4, 16)), threading.Event()
-    engine = Engine(scheduler, runner, endpoints, clock, wake, depth=depth, vocab_size=97, request_log=log, check=True)
+    engine = Engine(scheduler, runner, dispatcher, clock, wake, depth=depth, vocab_size=97, request_log=log, check=True)
     return World(engine, meter, clock)
 
 

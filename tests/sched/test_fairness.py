@@ -22,7 +22,7 @@ from jinfercept.sched.profile import load_profile
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Sequence, State
-from jinfercept.sim.scripted import ScriptedEndpoints
+from jinfercept.sim.scripted import ScriptedDispatcher
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 from tests.support.scheduler_bench import SchedulerBench, names
 
@@ -69,9 +69,9 @@ def waits_of_the_lone(others: Several[Client], until_s: float) -> list[float]:
         max_model_len=1024,
         chunk_tokens=256,
     )
-    endpoints = ScriptedEndpoints(clock, lambda number, place, count: ())
+    dispatcher = ScriptedDispatcher(clock, lambda number, place, count: ())
     priced = PricedRunner(Prices(profile, PAGE, synchronous=policy.synchronous), clock)
-    engine = Engine(scheduler, priced, endpoints, clock, threading.Event(), depth=1, vocab_size=50_000)
+    engine = Engine(scheduler, priced, dispatcher, clock, threading.Event(), depth=1, vocab_size=50_000)
     due = [(0.0, client) for client in clients for _ in range(client.number)]
     came: dict[str, tuple[Client, float]] = {}
     waits: list[float] = []
@@ -84,9 +84,9 @@ def waits_of_the_lone(others: Several[Client], until_s: float) -> list[float]:
             params = SamplingParams(temperature=0, max_tokens=rng.randint(*client.answer), ignore_eos=True)
             engine.submit(Request(name, prompt, params, tenant=client.tenant))
             came[name] = client, clock.time
-        endpoints.next_arrival_s = min((at_s for at_s, _ in due), default=float("inf"))
+        dispatcher.next_arrival_s = min((at_s for at_s, _ in due), default=float("inf"))
         if not engine.has_work:
-            clock.time = endpoints.next_arrival_s
+            clock.time = dispatcher.next_arrival_s
             continue
         for event in engine.step():
             client, at_s = came[event.request_id]

@@ -6,7 +6,7 @@ from jinfercept.calls import Call, Result
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
-from tests.support.fake_engine import POLICIES, FakeRunner, InstantEndpoints, ManualClock, make_engine, run_all
+from tests.support.fake_engine import POLICIES, FakeRunner, InstantDispatcher, ManualClock, make_engine, run_all
 
 MOST = 2
 PROMPT, PARAMS = 12, SamplingParams(temperature=0.0, max_tokens=9)
@@ -22,9 +22,9 @@ def requests(prompt: int = PROMPT) -> list[Request]:
 
 def test_the_pages_that_a_plan_offloads_are_numbered_by_their_contexts() -> None:
     runner, clock = FakeRunner(4, (4, 16)), ManualClock()
-    endpoints = InstantEndpoints(clock, lambda call: 0.05, lambda call: Result("", token_ids=(1, 2)))
+    dispatcher = InstantDispatcher(clock, lambda call: 0.05, lambda call: Result("", token_ids=(1, 2)))
     engine = make_engine(
-        POLICIES["swap"](), num_pages=40, num_host_pages=40, clock=clock, endpoints=endpoints, runner=runner
+        POLICIES["swap"](), num_pages=40, num_host_pages=40, clock=clock, dispatcher=dispatcher, runner=runner
     )
     run_all(engine, requests(3))  # one step computes all prompts: all pause at once
     offloads = [[copy.context for copy in plan.offload] for plan in runner.plans if plan.offload]
@@ -39,14 +39,14 @@ def test_no_plan_of_any_policy_moves_more_than_it_may(policy: str, depth: int) -
     plans, outputs = [], []
     for most in (MOST, None):
         clock, runner = ManualClock(), FakeRunner(4, (4, 16))
-        endpoints = InstantEndpoints(clock, lambda call: 0.05, lambda call: Result("", token_ids=(1, 2)))
+        dispatcher = InstantDispatcher(clock, lambda call: 0.05, lambda call: Result("", token_ids=(1, 2)))
         engine = make_engine(
             POLICIES[policy](),
             num_pages=16,
             num_host_pages=40,
             depth=depth,
             clock=clock,
-            endpoints=endpoints,
+            dispatcher=dispatcher,
             runner=runner,
         )
         engine.scheduler.kv.most_moved_pages = most

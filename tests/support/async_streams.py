@@ -1,4 +1,4 @@
-"""Scripted streams with asynchronous calls: what a stream must become, and endpoints that answer at given tokens."""
+"""Scripted streams with asynchronous calls: what a stream must become, and a dispatcher that answers at given tokens."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -54,7 +54,7 @@ class Returns(NamedTuple):
 
 
 class ReturnsAtTokens:
-    """Endpoints that answer each call when its request has generated so many tokens; in a trap, one call at each poll.
+    """CallDispatcher that answer each call when its request has generated so many tokens; in a trap, one call at each poll.
 
     Args:
         clock: of the engine.
@@ -118,18 +118,18 @@ def async_engine(
 ) -> tuple[Engine, ReturnsAtTokens]:
     """An engine on a fake runner, whose requests' calls return at given tokens."""
     tokenizer, clock = ascii_tokenizer(special), ManualClock()
-    endpoints = ReturnsAtTokens(clock, returns, trapped_polls)
+    dispatcher = ReturnsAtTokens(clock, returns, trapped_polls)
     engine = make_engine(
         policy,
         clock=clock,
-        endpoints=endpoints,
+        dispatcher=dispatcher,
         eos_token_ids=tuple(tokenizer.eos_token_ids),
         open_text=lambda request: TextStream(tokenizer, tuple(request.params.stop or ()), False, False),
         vocab_size=tokenizer.vocab_size,
         **options,  # pyright: ignore[reportArgumentType]
     )
-    endpoints.engine = engine
-    return engine, endpoints
+    dispatcher.engine = engine
+    return engine, dispatcher
 
 
 def async_request(

@@ -15,7 +15,7 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.sequence import State
 from tests.support.fake_engine import (
-    InstantEndpoints,
+    InstantDispatcher,
     ManualClock,
     make_engine,
 )
@@ -50,7 +50,7 @@ def serve(
     **options: Any,
 ) -> Engine:
     clock = ManualClock()
-    return make_engine(policy, clock=clock, endpoints=InstantEndpoints(clock, latency, answer), **options)
+    return make_engine(policy, clock=clock, dispatcher=InstantDispatcher(clock, latency, answer), **options)
 
 
 def only(outputs: dict[str, RequestOutput]) -> CompletionOutput:

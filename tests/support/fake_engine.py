@@ -1,4 +1,4 @@
-"""Engines on the fake runner, their clocks and their endpoints."""
+"""Engines on the fake runner, their clocks and their dispatcher."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 from jinfercept.calls import Call, Result, Tool
 from jinfercept.engine.clock import Clock, RealClock
 from jinfercept.engine.engine import Engine
-from jinfercept.engine.protocols import Endpoints, Runner
+from jinfercept.engine.protocols import CallDispatcher, Runner
 from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.events import Finished as FinishedEvent
 from jinfercept.hooks import Text
@@ -29,7 +29,7 @@ __all__ = [
     "VOCAB",
     "AffineCost",
     "FakeRunner",
-    "InstantEndpoints",
+    "InstantDispatcher",
     "ManualClock",
     "make_engine",
     "next_token",
@@ -86,7 +86,7 @@ class ManualClock:
         wake.clear()
 
 
-class InstantEndpoints:
+class InstantDispatcher:
     """Answers calls on the engine's own clock: `latency(call)` seconds after the call, with `answer(call)`."""
 
     def __init__(self, clock: Clock, latency: Callable[[Call], float], answer: Callable[[Call], Result]) -> None:
@@ -139,7 +139,7 @@ def make_engine(
     chunk_tokens: int = 1 << 30,
     max_model_len: int | None = None,
     clock: Clock | None = None,
-    endpoints: Endpoints | None = None,
+    dispatcher: CallDispatcher | None = None,
     runner: Runner[Any, Any] | None = None,
     link_tokens_per_s: float = 1e9,
     prefix_caching: bool = True,
@@ -168,8 +168,8 @@ def make_engine(
     return Engine(
         scheduler,
         runner or FakeRunner(page_size, buckets),
-        endpoints or Dispatcher(wake.set),
-        clock or (ManualClock() if endpoints else RealClock()),
+        dispatcher or Dispatcher(wake.set),
+        clock or (ManualClock() if dispatcher else RealClock()),
         wake,
         depth=depth,
         vocab_size=vocab_size,
