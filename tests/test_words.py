@@ -9,6 +9,8 @@ RETIRED = {
     "ChosenTools": "MessagesToolChoice, ResponseToolChoice",
     "Counters": "SchedulerCounters",
     "Counts": "EngineCounts",
+    "Endpoints": "CallDispatcher",
+    "Observers": "RequestLog",
     "RunTotals": "MeanRun",
     "Stored": "StoredWeight, PackedNumbers",
 }
