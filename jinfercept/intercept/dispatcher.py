@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextvars import Context
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from jinfercept.calls import Call, Result, Tool
@@ -31,18 +32,21 @@ def lasted_s(calls: tuple[Call, ...], results: tuple[Result, ...], tools: Mappin
     return end_s
 
 
+@dataclass(eq=False)
 class _Pause:
     """The calls of one interception, or one asynchronous call, and their results as they come."""
 
-    def __init__(
-        self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool], tenant: str, *, asynchronous: bool
-    ) -> None:
-        self.request_id, self.tenant, self.asynchronous = request_id, tenant, asynchronous
-        self.calls, self.tools = calls, tools
-        self.started: list[float] = []  # when each call began, of those that have
-        self.results: list[Result | None] = [None] * len(calls)
-        self.runs: list[ToolRun[Any] | None] = [None] * len(calls)
-        self.cancelled = False
+    request_id: str
+    calls: tuple[Call, ...]
+    tools: Mapping[str, Tool]
+    tenant: str
+    asynchronous: bool
+    started: list[float] = field(default_factory=list[float])  # when each call began, of those that have
+    cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        self.results: list[Result | None] = [None] * len(self.calls)
+        self.runs: list[ToolRun[Any] | None] = [None] * len(self.calls)
 
     def cancel_run(self, index: int) -> None:
         """Cancel a call, if it has begun."""

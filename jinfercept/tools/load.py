@@ -39,21 +39,26 @@ _END_S = 0.5
 class LoadedTools:
     """Loaded tools. Close them, or use them in `with` or `async with`.
 
-    Args:
-        sources: return the current tools.
+    Attributes:
         inbox: where calls wait for a person.
-        parts: servers, models, threads and event loops, closed with the tools.
+        sources: return the current tools.
+        executor: runs the calls.
+        servers: close MCP servers, within seconds.
+        models: closes models.
     """
 
-    def __init__(self, sources: list[_Source], inbox: Inbox, parts: "_Closers") -> None:
-        self._sources, self._parts = sources, parts
+    def __init__(self, inbox: Inbox) -> None:
         self.inbox = inbox
+        self.sources: list[_Source] = []
+        self.executor = ToolExecutor()
+        self.servers: list[Callable[[float], Coroutine[Any, Any, None]]] = []
+        self.models = ExitStack()
 
     @property
     def tools(self) -> list[ChatTool]:
         """The current tools for `LLM.chat`. Those of an MCP server change; of two tools with one name the first counts."""
         listed: dict[str, ChatTool] = {}
-        for source in self._sources:
+        for source in self.sources:
             for tool in source():
                 listed.setdefault(tool.name, tool)
         return list(listed.values())
@@ -61,11 +66,22 @@ class LoadedTools:
     @property
     def problem(self) -> str | None:
         """Why calls of async functions have to wait for blocked ones; None if they have not."""
-        return self._parts.executor.problem
+        return self.executor.problem
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
         """End servers and connections; waiting calls fail. What has not ended in time is killed, or left to end alone."""
-        self._parts.close(timeout_s)
+        if self.executor.is_closed:
+            return
+        give_up_s = time.monotonic() + timeout_s
+
+        async def end() -> None:
+            await asyncio.gather(*(close(timeout_s) for close in self.servers), return_exceptions=True)
+
+        if self.servers:
+            with suppress(TimeoutError):
+                self.executor.submit(end).result.result(timeout_s + _END_S)
+        self.executor.close(max(_END_S, give_up_s - time.monotonic()))
+        self.models.close()
 
     def __enter__(self) -> Self:
         return self
@@ -100,66 +116,34 @@ def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
             "tools come from a Python or a TOML file", got=path, fix="give a file that ends in .py or .toml"
         )
     tables = None if path.suffix == ".py" else read_tables(path)
-    loader = _Loader(inbox)
-    try:
-        if tables is None:
-            for function in python_tools(path, loader.parts.executor):
-                loader.add_function(function, Limits())
-        for place, table in tables or ():
-            loader.add(table, place)
-        return loader.start()
-    except ImportError as error:
-        loader.parts.close(_CLOSE_S)
-        raise ConfigError(
-            f"the tools of {path} need more packages",
-            got=f"no package {error.name}",
-            fix="pip install 'jinfercept[tools]'",
-        ) from error
-    except BaseException:
-        loader.parts.close(_CLOSE_S)
-        raise
-
-
-@final
-class _Closers:
-    """What is closed with the tools of a file.
-
-    Attributes:
-        executor: runs the calls.
-        servers: close MCP servers, within seconds.
-        models: closes models.
-    """
-
-    def __init__(self) -> None:
-        self.executor = ToolExecutor()
-        self.servers: list[Callable[[float], Coroutine[Any, Any, None]]] = []
-        self.models = ExitStack()
-
-    def close(self, timeout_s: float) -> None:
-        """Close all of it, in about that time."""
-        if self.executor.is_closed:
-            return
-        give_up_s = time.monotonic() + timeout_s
-
-        async def end() -> None:
-            await asyncio.gather(*(close(timeout_s) for close in self.servers), return_exceptions=True)
-
-        if self.servers:
-            with suppress(TimeoutError):
-                self.executor.submit(end).result.result(timeout_s + _END_S)
-        self.executor.close(max(_END_S, give_up_s - time.monotonic()))
-        self.models.close()
+    loaded = LoadedTools(inbox)
+    loader = _Loader(loaded)
+    with ExitStack() as undo:
+        undo.callback(loaded.close)
+        try:
+            if tables is None:
+                for function in python_tools(path, loader.executor):
+                    loader.add_function(function, Limits())
+            for place, table in tables or ():
+                loader.add(table, place)
+            loader.start()
+        except ImportError as error:
+            raise ConfigError(
+                f"the tools of {path} need more packages",
+                got=f"no package {error.name}",
+                fix="pip install 'jinfercept[tools]'",
+            ) from error
+        undo.pop_all()
+    return loaded
 
 
 @final
 class _Loader:
     """Collects the tools of a file, then starts them."""
 
-    def __init__(self, inbox: Inbox) -> None:
-        self.parts = _Closers()
-        self._inbox = inbox
+    def __init__(self, loaded: LoadedTools) -> None:
+        self._loaded, self.executor = loaded, loaded.executor
         self._modules: dict[Path, ModuleType] = {}
-        self._sources: list[_Source] = []
         self._connect: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._load: list[Callable[[], None]] = []
 
@@ -167,7 +151,7 @@ class _Loader:
         """Check a table and make its tools. Raises `ConfigError`; `ImportError` for a missing package."""
         match table:
             case PythonTable():
-                self.add_function(python_tool(table, place, self._modules, self.parts.executor), table)
+                self.add_function(python_tool(table, place, self._modules, self.executor), table)
             case HttpTable():
                 from jinfercept.tools.http_tool import HttpTool
 
@@ -181,12 +165,14 @@ class _Loader:
                 from jinfercept.tools.local_model import LocalModel
 
                 local = LocalModel(table)
-                self.parts.models.callback(local.close)
+                self._loaded.models.callback(local.close)
                 self._load.append(local.load)
                 self._add_asked(table, place, local)
             case PersonTable():
-                self._inbox.tools |= {table.name}
-                self._add_asked(table, place, partial(self._inbox.ask, table.name), late="nobody answered within")
+                self._loaded.inbox.tools |= {table.name}
+                self._add_asked(
+                    table, place, partial(self._loaded.inbox.ask, table.name), late="nobody answered within"
+                )
             case McpTable():
                 self._add_server(table, place)
 
@@ -209,7 +195,7 @@ class _Loader:
         """Make a tool of a Python function."""
         self._add(dict(function.declaration), limits, function, function.queue(limits.max_concurrency))
 
-    def start(self) -> LoadedTools:
+    def start(self) -> None:
         """Load models and connect servers."""
         for load in self._load:
             load()
@@ -218,9 +204,8 @@ class _Loader:
             await asyncio.gather(*(start() for start in self._connect))
 
         if self._connect:
-            self.parts.executor.submit(connect).result.result()
-        chat_tools([tool for source in self._sources for tool in source()])  # no two of one name
-        return LoadedTools(self._sources, self._inbox, self.parts)
+            self.executor.submit(connect).result.result()
+        chat_tools([tool for source in self._loaded.sources for tool in source()])  # no two of one name
 
     def _add(
         self,
@@ -231,14 +216,14 @@ class _Loader:
         late: str = TOO_LATE,
     ) -> None:
         queue = queue or CallQueue(limits.max_concurrency)
-        tool = endpoint_tool(declaration, limits, endpoint, self.parts.executor, queue, late)
-        self._sources.append(lambda: [tool])
+        tool = endpoint_tool(declaration, limits, endpoint, self.executor, queue, late)
+        self._loaded.sources.append(lambda: [tool])
 
     def _add_server(self, table: McpTable, place: Place) -> None:
         from jinfercept.tools.mcp_server import McpServer
 
-        server, queue, executor = McpServer(table, place), CallQueue(table.max_concurrency), self.parts.executor
-        self.parts.servers.append(server.close)
+        server, queue, executor = McpServer(table, place), CallQueue(table.max_concurrency), self.executor
+        self._loaded.servers.append(server.close)
         self._connect.append(server.start)
 
         def tools() -> list[ChatTool]:
@@ -247,4 +232,4 @@ class _Loader:
                 for declaration, endpoint in server.endpoints()
             ]
 
-        self._sources.append(tools)
+        self._loaded.sources.append(tools)

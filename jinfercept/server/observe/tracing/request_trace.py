@@ -40,12 +40,15 @@ class Tracing:
         provider: samples and exports spans.
         close: exports what is left, within seconds.
         texts: whether spans have prompts, answers, arguments and results.
+
+    Attributes:
+        by_request: traces by the ids of their engine requests that are not over.
     """
 
     def __init__(self, provider: TracerProvider, close: Callable[[float], object], *, texts: bool = False) -> None:
         self.texts, self._close = texts, close
         self.tracer = provider.get_tracer("jinfercept", __version__)
-        self._traces: dict[str, RequestTrace] = {}  # by id of an engine request that is not over
+        self.by_request: dict[str, RequestTrace] = {}
 
     def begin(
         self, operation: str, route: str, headers: Sequence[tuple[bytes, bytes]], details: Mapping[str, Any]
@@ -72,7 +75,7 @@ class Tracing:
 
         def call(arguments: str) -> object:
             here = CURRENT_CALL.get()
-            trace = self._traces.get(here.request_id)
+            trace = self.by_request.get(here.request_id)
             if trace is None:
                 return function(arguments)
             span = trace.begin_call(here.request_id, name, here.id, arguments)
@@ -95,15 +98,6 @@ class Tracing:
     def close(self, timeout_s: float) -> None:
         """Export what is left, as far as the collector takes it in time."""
         self._close(timeout_s)
-
-    def add(self, trace: "RequestTrace", request_ids: Sequence[str]) -> None:
-        """Find a trace by its engine requests."""
-        self._traces.update(dict.fromkeys(request_ids, trace))
-
-    def remove(self, request_ids: Sequence[str]) -> None:
-        """Forget engine requests."""
-        for name in request_ids:
-            self._traces.pop(name, None)
 
 
 @final
@@ -153,7 +147,7 @@ class RequestTrace:
     def attach(self, requests: Sequence[Request]) -> Mapping[str, Timeline]:
         """Note engine requests that are submitted next; returns their timelines, none if the trace is not sampled."""
         self._requests += requests
-        self._tracing.add(self, [request.id for request in requests])
+        self._tracing.by_request.update(dict.fromkeys([request.id for request in requests], self))
         if not self._is_recording:
             return {}
         self.root.set_attributes(request_attributes(self._requests))
@@ -193,7 +187,8 @@ class RequestTrace:
         self._holders -= 1
         if self._holders:
             return
-        self._tracing.remove([request.id for request in self._requests])
+        for request in self._requests:
+            self._tracing.by_request.pop(request.id, None)
         try:
             self._end()
         except Exception:  # a trace is no reason to fail a request
