@@ -18,7 +18,6 @@ from jinfercept.meter.prices import Prices
 from jinfercept.meter.request_log import Ended, LogEvent, Moved, Passed, Paused, Queued, RequestLog, Started, Stepped
 from jinfercept.meter.timelines import Timelines
 from jinfercept.outputs import RequestOutput
-from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.sequence import Sequence
@@ -186,7 +185,9 @@ class EngineStats:
         self.last_queries = plan.num_tokens
         if plan.chunks:
             counts.step_tokens.add(self.last_queries)
-        self._count_link(plan, step_s)
+        counts.link_budget += self.inputs.cost.link_tokens(step_s)
+        counts.copied_out += len(plan.offload) * self.kv.page_size
+        counts.copied_in += len(plan.fetch) * self.kv.page_size
         if self._entered:
             self._count_entries()
         self._count_tokens(planned, now)
@@ -233,13 +234,6 @@ class EngineStats:
         return Pages(free, used, paused - clean, clean, cached, host, host_total - host)
 
     # -- the parts -------------------------------------------------------------------------------------------------
-
-    def _count_link(self, plan: StepPlan, step_s: float) -> None:
-        counts, size = self.counts, self.kv.page_size
-        counts.link_budget += self.inputs.cost.link_tokens(step_s)
-        if plan.offload or plan.fetch:
-            counts.copied_out += len(plan.offload) * size
-            counts.copied_in += len(plan.fetch) * size
 
     def _count_entries(self) -> None:
         """Where the contexts of the interceptions that ended before this plan were when they ran again."""

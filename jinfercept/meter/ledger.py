@@ -99,19 +99,21 @@ class Ledger:
     def step(self, planned: PlannedStep, result: StepResult, now: float) -> StepSeconds:
         """Add a step whose result arrives now; returns its seconds."""
         seconds = self._timer.divide(planned, result, now)
-        self._hold(max(self._settled_s, now - seconds.total_s), self._num_paused)  # until its plan moved pages
+        waste, size = self.waste, self._kv.page_size
+        moved_s = max(self._settled_s, now - seconds.total_s)  # when its plan moved pages
+        waste.preserve += self._num_paused * size * (moved_s - self._settled_s)
+        self._settled_s = moved_s
         self.settle(now)
-        waste, size, rest_s = self.waste, self._kv.page_size, seconds.rest_s
         if seconds.stall_s or seconds.recompute_s:
             used = self._kv.occupancy().used * size
             waste.stall += used * seconds.stall_s
             waste.recompute += used * seconds.recompute_s
         if planned.recomputing:
-            waste.recompute += _num_pages(planned.recomputing) * size * rest_s
+            waste.recompute += _num_pages(planned.recomputing) * size * seconds.rest_s
         if awaits := [
             waiting for waiting in self._running if not waiting.planned and waiting.context.ready < waiting.length - 1
         ]:
-            waste.fetch += _num_pages(awaits) * size * rest_s
+            waste.fetch += _num_pages(awaits) * size * seconds.rest_s
         return seconds
 
     def settle(self, now: float) -> None:
@@ -120,12 +122,9 @@ class Ledger:
         Call it after every iteration of the engine, with or without a step, and before reading. Pages that the iteration's plan
         has dropped are not paused any more, and contexts that its tokens have paused are so from now on.
         """
-        self._num_paused = self._kv.num_paused
-        self._hold(now, self._num_paused)
-
-    def _hold(self, until_s: float, num_pages: int) -> None:
-        self.waste.preserve += num_pages * self._kv.page_size * (until_s - self._settled_s)
-        self._settled_s = until_s
+        self._num_paused = num_paused = self._kv.num_paused
+        self.waste.preserve += num_paused * self._kv.page_size * (now - self._settled_s)
+        self._settled_s = now
 
 
 def _num_pages(sequences: Iterable[Sequence]) -> int:
