@@ -172,12 +172,12 @@ def test_several_answers_streams_and_clients_that_leave(untraced: Running, scrip
     says(scripted, server, asks("hang"), QUESTION)
     seen = server.service.tracing
     assert seen is not None
-    ask_and_leave(server, QUESTION, lambda: bool(seen._traces and next(iter(seen._traces.values()))._calls))
+    ask_and_leave(server, QUESTION, lambda: bool(seen.by_request and next(iter(seen.by_request.values()))._calls))
     *_, call = [span for span in spans(2) if span.name == "execute_tool hang"]
     assert attributes(call)["jinfercept.call.status"] == "cancelled"
     *_, root = [span for span in spans(2) if span.kind is SpanKind.SERVER]
     assert attributes(root)["error.type"] == "499"
-    assert not seen._traces
+    assert not seen.by_request
 
 
 def test_a_response_in_the_background_is_traced_to_its_end(untraced: Running, scripted: Scripted) -> None:
