@@ -38,7 +38,18 @@ print({{"jax", "matplotlib"}} & sys.modules.keys())"""
 
 
 def test_only_those_who_wait_for_others_use_asyncio() -> None:
-    waiting = {"fair_slots.py", "tools", "intercept", "protocols", "server", "fleet", "bench", "cli"}
+    waiting = {
+        "fair_slots.py",
+        "fair_threads.py",
+        "state",
+        "tools",
+        "intercept",
+        "protocols",
+        "server",
+        "fleet",
+        "bench",
+        "cli",
+    }
     others = [file for file in PACKAGE.rglob("*.py") if file.relative_to(PACKAGE).parts[0] not in waiting]
     others.remove(PACKAGE / "engine" / "async_streaming.py")
     named = [file for file in others if "asyncio" in file.read_text(encoding="utf-8")]

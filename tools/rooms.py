@@ -19,7 +19,7 @@ from pathlib import Path
 
 PACKAGE = "jinfercept"
 MOST_LINES = 72_300
-MOST_ROOM_LINES = 9_200
+MOST_ROOM_LINES = 8_000
 """Limits of the package, which is what the wheel holds, and of a room. They are lowered as the package shrinks."""
 
 

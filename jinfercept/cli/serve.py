@@ -53,7 +53,7 @@ class Serve:
             from jinfercept.server.serve import serve as serve_until_signal
             from jinfercept.server.server_tools import open_server_tools
             from jinfercept.server.service import Service
-            from jinfercept.server.state.database import StateDatabase
+            from jinfercept.state.database import StateDatabase
         except ImportError as error:
             raise ConfigError(
                 "the server needs more packages", got=f"no package {error.name}", fix="pip install 'jinfercept[serve]'"

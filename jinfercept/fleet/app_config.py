@@ -95,7 +95,7 @@ class FleetConfig:
         Connects to no database and runs no tools; nodes of a cluster may have other files.
         """
         if (url := self.server.database_url()) is not None:
-            from jinfercept.server.state.database import parse_url
+            from jinfercept.state.database import parse_url
 
             parse_url(url)
         for path in self.server.tools:

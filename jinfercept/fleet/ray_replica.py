@@ -23,8 +23,8 @@ from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import SWITCH_S
 from jinfercept.server.server_tools import open_server_tools
 from jinfercept.server.service import Service
-from jinfercept.server.state.database import StateDatabase
 from jinfercept.startup.profiler import EFFORTS
+from jinfercept.state.database import StateDatabase
 
 
 class ReplicaSpec(NamedTuple):

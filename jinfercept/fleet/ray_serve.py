@@ -14,7 +14,7 @@ from jinfercept.fleet.replicas import Replicas
 from jinfercept.models.load import locate
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import listen, serve_app
-from jinfercept.server.state.database import StateDatabase
+from jinfercept.state.database import StateDatabase
 
 APPLICATION = "jinfercept"
 _SECRET_BYTES = 32

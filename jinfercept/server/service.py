@@ -1,6 +1,6 @@
 """The state that all routes share: the model and its names, the keys, the requests in progress, submission to the engine.
 
-All methods run on the event loop. Functions passed to `prepare` run in threads (`fair_thread_pool`), since templates and
+All methods run on the event loop. Functions passed to `prepare` run in threads (`FairThreadPool`), since templates and
 tokenizers are slow.
 """
 
@@ -19,10 +19,10 @@ from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.requests import check_chars
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, RequestError
+from jinfercept.fair_threads import RETRY_S, FairThreadPool
 from jinfercept.llm import LLM
 from jinfercept.protocols.errors import ApiError
 from jinfercept.request import Request
-from jinfercept.server.access.fair_thread_pool import RETRY_S, FairThreadPool
 from jinfercept.server.access.key_file import KeyRules
 from jinfercept.server.access.key_limits import KeyLimits, PendingCalls
 from jinfercept.server.access.keys import Keys
@@ -33,11 +33,11 @@ from jinfercept.server.http.disconnection import unless_disconnected
 from jinfercept.server.observe.tracing.current import TRACE
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.server_tools import ServerTools
-from jinfercept.server.state.database import StateDatabase
-from jinfercept.server.state.heartbeats import StateUpkeep, new_server
-from jinfercept.server.state.response_store import ResponseStore
-from jinfercept.server.state.tool_history import ToolHistory
-from jinfercept.server.state.upkeep import StateLimits
+from jinfercept.state.database import StateDatabase
+from jinfercept.state.heartbeats import StateUpkeep, new_server
+from jinfercept.state.response_store import ResponseStore
+from jinfercept.state.tool_history import ToolHistory
+from jinfercept.state.upkeep import StateLimits
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from jinfercept.tools.inbox import Inbox

@@ -68,7 +68,7 @@ def postgres_server() -> Iterator[Postgres]:
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has servers with quick heartbeats miss many of them on a busy machine before they are lost."""
-    monkeypatch.setattr("jinfercept.server.state.heartbeats.LOST_BEATS", 600)
+    monkeypatch.setattr("jinfercept.state.heartbeats.LOST_BEATS", 600)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

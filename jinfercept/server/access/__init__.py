@@ -1,1 +1,1 @@
-"""Who may do how much: API keys, their limits, and fair turns between them."""
+"""Who may do how much: API keys and their limits."""

@@ -18,8 +18,8 @@ from jinfercept.protocols.openai.response_schemas import InputItem, ItemList, Ot
 from jinfercept.protocols.schemas import FIRST_ERROR, Body
 from jinfercept.server.routes.guarded_route import GuardedRoute
 from jinfercept.server.service import service_of, tenant_of
-from jinfercept.server.state import conversation_rows as rows
-from jinfercept.server.state.conversation_rows import ItemPage, StoredConversation
+from jinfercept.state import conversation_rows as rows
+from jinfercept.state.conversation_rows import ItemPage, StoredConversation
 
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 

@@ -18,8 +18,8 @@ from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.schemas import Body, Text
 from jinfercept.server.routes.guarded_route import GuardedRoute
 from jinfercept.server.service import service_of, tenant_of
-from jinfercept.server.state import inbox_rows
-from jinfercept.server.state.inbox_rows import TakenAnswer
+from jinfercept.state import inbox_rows
+from jinfercept.state.inbox_rows import TakenAnswer
 from jinfercept.tools.inbox import Inbox
 
 router = APIRouter(route_class=GuardedRoute, tags=["tools"])

@@ -18,7 +18,7 @@ from jinfercept.protocols.openai.response_items import Item
 from jinfercept.protocols.openai.response_writer import ResponseWriter
 from jinfercept.server.observe.tracing.current import TRACE
 from jinfercept.server.service import Service
-from jinfercept.server.state.stored_response import StoredResponse
+from jinfercept.state.stored_response import StoredResponse
 
 _ABORT_S = 1.0
 """Seconds that an aborted request may take to end."""

@@ -50,8 +50,8 @@ from jinfercept.server.routes.engine_requests import RequestHints, read_hints
 from jinfercept.server.routes.guarded_route import GuardedRoute
 from jinfercept.server.routes.response_run import BACKGROUND, BackgroundRun, Generation, reply, write, written
 from jinfercept.server.service import BODY_BYTES, Service, service_of, tenant_of
-from jinfercept.server.state.conversation_rows import ConversationTurn
-from jinfercept.server.state.stored_response import StoredResponse
+from jinfercept.state.conversation_rows import ConversationTurn
+from jinfercept.state.stored_response import StoredResponse
 
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from jinfercept.server.state import conversation_rows
+from jinfercept.state import conversation_rows
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import ASKED, QUESTION, answer, says
 from tests.support.scripted_model import Scripted
@@ -213,7 +213,7 @@ def test_pages_and_ids_that_are_wrong_are_errors(talking: Running) -> None:
 
 
 def test_a_conversation_has_so_many_items(talking: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jinfercept.server.state.conversation_rows.MAX_ITEMS", 3)
+    monkeypatch.setattr("jinfercept.state.conversation_rows.MAX_ITEMS", 3)
     made = talking.client.conversations.create(items=[user("a"), user("b")])
     for ask in (
         lambda: talking.client.conversations.items.create(made.id, items=[user("c"), user("d")]),
@@ -226,7 +226,7 @@ def test_a_conversation_has_so_many_items(talking: Running, monkeypatch: pytest.
 
 
 def test_bytes_that_others_write_meanwhile_are_counted(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jinfercept.server.state.heartbeats._SWEEP_S", float("inf"))
+    monkeypatch.setattr("jinfercept.state.heartbeats._SWEEP_S", float("inf"))
     made, add_items = served.client.conversations.create(), conversation_rows.add_items
 
     def added(*args: Any, **options: Any) -> int:

@@ -1,5 +1,6 @@
 """Answers with log probabilities: limits on a body, and encoding of large answers."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -117,7 +118,8 @@ def test_the_report_of_a_prompt_is_built_once_for_all_its_choices(scripted: Scri
         for request in requests
     }
     body = CompletionBody(prompt="AAAA", n=16, logprobs=1, prompt_logprobs=1, echo=True)
-    whole = CompletionAnswer("one", "model", body, requests, scripted.tokenizer, {}).whole(outputs)
+    answer = CompletionAnswer("one", "model", body, requests, scripted.tokenizer, {})
+    whole = asyncio.run(answer.whole(outputs))
     choices = json.loads(encode(whole))["choices"]
     assert [len(choice["prompt_logprobs"]) for choice in choices] == [4] * 16
     assert [len(choice["logprobs"]["top_logprobs"]) for choice in choices] == [5] * 16

@@ -10,10 +10,10 @@ from sqlalchemy import event
 
 from jinfercept.protocols.openai.response_items import new_item, read_items, references
 from jinfercept.protocols.openai.response_schemas import ResponsesBody
-from jinfercept.server.state import response_rows
-from jinfercept.server.state.database import StateDatabase
-from jinfercept.server.state.queries import ServerClock
-from jinfercept.server.state.response_rows import ResponseDocuments
+from jinfercept.state import response_rows
+from jinfercept.state.database import StateDatabase
+from jinfercept.state.queries import ServerClock
+from jinfercept.state.response_rows import ResponseDocuments
 from tests.support.engine_state import engine_state
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import ASKED, QUESTION, answer, says

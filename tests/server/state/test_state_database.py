@@ -24,10 +24,10 @@ from sqlalchemy.orm import Session
 
 from jinfercept.errors import ConfigError
 from jinfercept.protocols.errors import ApiError
-from jinfercept.server.state.database import StateDatabase
-from jinfercept.server.state.heartbeats import StateUpkeep, new_server
-from jinfercept.server.state.tables import StateTable
-from jinfercept.server.state.upkeep import StateLimits
+from jinfercept.state.database import StateDatabase
+from jinfercept.state.heartbeats import StateUpkeep, new_server
+from jinfercept.state.tables import StateTable
+from jinfercept.state.upkeep import StateLimits
 from tests.support.live_server import until
 from tests.support.postgres import Postgres
 
@@ -127,7 +127,7 @@ def test_a_database_that_another_program_has_locked_is_an_error_at_the_start(tmp
 def test_without_its_package_postgresql_is_an_error_that_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['psycopg'] = None\n"
-        "from jinfercept.server.state.database import StateDatabase\n"
+        "from jinfercept.state.database import StateDatabase\n"
         "try: StateDatabase('postgresql://me:hunter2@host/db')\n"
         "except Exception as error: print(type(error).__name__, error)"
     )

@@ -16,11 +16,11 @@ from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.response_items import new_item
-from jinfercept.server.state import response_rows, upkeep
-from jinfercept.server.state.database import StateDatabase
-from jinfercept.server.state.queries import ServerClock
-from jinfercept.server.state.response_rows import ResponseDocuments
-from jinfercept.server.state.upkeep import StateLimits
+from jinfercept.state import response_rows, upkeep
+from jinfercept.state.database import StateDatabase
+from jinfercept.state.queries import ServerClock
+from jinfercept.state.response_rows import ResponseDocuments
+from jinfercept.state.upkeep import StateLimits
 from tests.support.http_errors import shape
 from tests.support.live_server import END, running
 from tests.support.responses import QUESTION, answer, says

@@ -14,11 +14,11 @@ from openai import OpenAI
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from jinfercept.server.state import response_rows, upkeep
-from jinfercept.server.state.database import StateDatabase
-from jinfercept.server.state.queries import ServerClock
-from jinfercept.server.state.tables import ResponseRow
-from jinfercept.server.state.upkeep import Heartbeat
+from jinfercept.state import response_rows, upkeep
+from jinfercept.state.database import StateDatabase
+from jinfercept.state.queries import ServerClock
+from jinfercept.state.tables import ResponseRow
+from jinfercept.state.upkeep import Heartbeat
 from tests.support.gate import Gate
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import ASKED, CALL, CHAT_PRICE, PRICE, QUESTION, answer, says
@@ -206,7 +206,7 @@ def test_a_response_expires_at_all_servers_and_its_row_is_removed(
     for server in pair:
         with pytest.raises(openai.NotFoundError):
             server.client.responses.retrieve(done.id)
-    monkeypatch.setattr("jinfercept.server.state.heartbeats._SWEEP_S", 0.0)
+    monkeypatch.setattr("jinfercept.state.heartbeats._SWEEP_S", 0.0)
     until(lambda: database.run_now(lambda session: session.scalar(select(ResponseRow.id).where(mine))) is None)
 
 

@@ -13,13 +13,13 @@ from sqlalchemy.orm import Session
 
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.response_items import new_item
-from jinfercept.server.state import conversation_rows, response_rows, upkeep
-from jinfercept.server.state.conversation_rows import StoredConversation
-from jinfercept.server.state.database import StateDatabase
-from jinfercept.server.state.queries import ServerClock
-from jinfercept.server.state.response_rows import ResponseDocuments
-from jinfercept.server.state.tables import ResponseItemRow, ResponseRow
-from jinfercept.server.state.upkeep import StateLimits
+from jinfercept.state import conversation_rows, response_rows, upkeep
+from jinfercept.state.conversation_rows import StoredConversation
+from jinfercept.state.database import StateDatabase
+from jinfercept.state.queries import ServerClock
+from jinfercept.state.response_rows import ResponseDocuments
+from jinfercept.state.tables import ResponseItemRow, ResponseRow
+from jinfercept.state.upkeep import StateLimits
 
 SERVERS = ServerClock("first", 60.0), ServerClock("second", 60.0)
 NO_LIMITS = StateLimits(2**60, None)

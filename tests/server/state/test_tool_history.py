@@ -3,7 +3,7 @@
 from typing import Any
 
 from jinfercept.quota import num_bytes_of
-from jinfercept.server.state.tool_history import ToolHistory
+from jinfercept.state.tool_history import ToolHistory
 
 ASKED: list[Any] = [{"role": "user", "content": "How much?"}]
 

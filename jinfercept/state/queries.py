@@ -10,7 +10,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from jinfercept.protocols.encoding import encode
 from jinfercept.protocols.errors import ApiError
-from jinfercept.server.state.tables import ServerRow, StateTable, digest
+from jinfercept.state.tables import ServerRow, StateTable, digest
 
 MOST_LOADED_BYTES = 2**26
 """Maximum bytes of documents that one request loads."""

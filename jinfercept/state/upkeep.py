@@ -6,8 +6,8 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, delete, exists, func, select, update
 from sqlalchemy.orm import Session, aliased
 
-from jinfercept.server.state.queries import ServerClock, clock, is_live, replace_row, take_turns
-from jinfercept.server.state.tables import OPEN, ConversationRow, InboxRow, ResponseRow, ServerRow
+from jinfercept.state.queries import ServerClock, clock, is_live, replace_row, take_turns
+from jinfercept.state.tables import OPEN, ConversationRow, InboxRow, ResponseRow, ServerRow
 
 _AT_ONCE = 500
 _MOST_DELETED = 2000

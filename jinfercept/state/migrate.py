@@ -9,7 +9,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, inspect, text
 
 from jinfercept.errors import ConfigError
-from jinfercept.server.state.tables import ServerRow, StateTable
+from jinfercept.state.tables import ServerRow, StateTable
 
 _LOCK = 0x6A696E66
 """Number of PostgreSQL's advisory lock for migrations."""
@@ -31,7 +31,7 @@ def migrate(engine: Engine, name: str) -> None:
     Raises:
         ConfigError: its revision is unknown: a newer version of jinfercept has migrated it; or it is a file of another program.
     """
-    with as_file(files("jinfercept.server.state") / "migrations") as folder, engine.begin() as connection:
+    with as_file(files("jinfercept.state") / "migrations") as folder, engine.begin() as connection:
         if connection.dialect.name == "postgresql":  # SQLite's transactions take turns by themselves
             connection.execute(text("SET LOCAL lock_timeout = 0"))
             connection.execute(text("SET LOCAL statement_timeout = 0"))

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session, aliased
 
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.response_items import Item
-from jinfercept.server.state.queries import (
+from jinfercept.state.queries import (
     ITEM_BYTES,
     ROW_BYTES,
     ServerClock,
@@ -22,7 +22,7 @@ from jinfercept.server.state.queries import (
     is_live,
     item_rows,
 )
-from jinfercept.server.state.tables import OPEN, ConversationItemRow, ResponseItemRow, ResponseRow, digest
+from jinfercept.state.tables import OPEN, ConversationItemRow, ResponseItemRow, ResponseRow, digest
 
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 _MOST_LINKS = 5000

@@ -8,8 +8,8 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from jinfercept.protocols.encoding import encode
-from jinfercept.server.state.queries import ServerClock, clock, insert_new, is_live
-from jinfercept.server.state.tables import InboxRow
+from jinfercept.state.queries import ServerClock, clock, insert_new, is_live
+from jinfercept.state.tables import InboxRow
 
 
 class TakenAnswer(NamedTuple):

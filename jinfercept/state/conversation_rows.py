@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.response_items import Item
 from jinfercept.protocols.openai.response_schemas import MAX_ITEMS
-from jinfercept.server.state.queries import (
+from jinfercept.state.queries import (
     ITEM_BYTES,
     ROW_BYTES,
     ServerClock,
@@ -22,7 +22,7 @@ from jinfercept.server.state.queries import (
     is_live,
     item_rows,
 )
-from jinfercept.server.state.tables import ConversationItemRow, ConversationRow, digest
+from jinfercept.state.tables import ConversationItemRow, ConversationRow, digest
 
 _CONVERSATION_ID = re.compile(r"conv_[0-9a-f]{32}")
 _PAGE_BYTES = 2**24

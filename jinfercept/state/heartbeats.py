@@ -19,12 +19,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from jinfercept.errors import RequestError
-from jinfercept.server.state import inbox_rows, upkeep
-from jinfercept.server.state.database import StateDatabase
-from jinfercept.server.state.inbox_rows import TakenAnswer
-from jinfercept.server.state.queries import ServerClock
-from jinfercept.server.state.response_store import ResponseStore
-from jinfercept.server.state.upkeep import Heartbeat, StateLimits
+from jinfercept.state import inbox_rows, upkeep
+from jinfercept.state.database import StateDatabase
+from jinfercept.state.inbox_rows import TakenAnswer
+from jinfercept.state.queries import ServerClock
+from jinfercept.state.response_store import ResponseStore
+from jinfercept.state.upkeep import Heartbeat, StateLimits
 from jinfercept.tools.inbox import Inbox
 
 LOST_BEATS = 5

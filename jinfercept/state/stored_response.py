@@ -6,7 +6,7 @@ from typing import Any, Protocol, final
 
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.response_items import Item
-from jinfercept.server.state.tables import OPEN
+from jinfercept.state.tables import OPEN
 
 
 class BackgroundRuns(Protocol):

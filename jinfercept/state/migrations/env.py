@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from jinfercept.server.state.tables import StateTable
+from jinfercept.state.tables import StateTable
 
 context.configure(connection=context.config.attributes["connection"], target_metadata=StateTable.metadata)
 context.run_migrations()
