@@ -37,7 +37,7 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
     check_message_fields(body)
     hints = read_hints(body, request)
     name = f"msg_{uuid.uuid4().hex}"
-    requests, tool_calls = await service.prepare(request, lambda: _make_chat(service, body, hints, name), 1)
+    requests, tool_calls = await service.prepare(request, lambda: make_message_chat(service, body, hints, name), 1)
     is_kept = is_marked(body) and not hints.release
     answer = MessageAnswer(name, model, body, requests, tool_calls, is_kept, request.scope[DETAILS])
     form = stream_format(request.scope[REQUEST_ID])
@@ -56,7 +56,7 @@ async def count_tokens(body: CountTokensBody, request: Request) -> TokenCount:
     return TokenCount(input_tokens=counted)
 
 
-def _make_chat(
+def make_message_chat(
     service: Service, body: MessagesBody, hints: RequestHints, name: str
 ) -> tuple[list[EngineRequest], ServerToolCalls]:
     """The request of a body, and the runner of its calls of server tools. Slow, as `make_chat`; `name` is the request's id."""
