@@ -59,7 +59,7 @@ class TimeToLive(Policy):
 
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         self.now, link_tokens = now, budget.link_tokens
-        for sequence in [one for one in self.paused.values() if self.until_s[one.id] <= now]:
+        for sequence in [sequence for sequence in self.paused.values() if self.until_s[sequence.id] <= now]:
             for page in reversed(sequence.context.pages):
                 if page.residency is Residency.DIRTY and not page.refs:
                     if link_tokens < self.known.page_size and sequence.state is State.INTERCEPTED:
@@ -71,6 +71,6 @@ class TimeToLive(Policy):
                 self.paused.pop(sequence.id, None)
 
     def victims(self, now: float) -> Iterator[Move]:
-        for sequence in sorted(self.paused.values(), key=lambda one: self.until_s[one.id]):
+        for sequence in sorted(self.paused.values(), key=lambda sequence: self.until_s[sequence.id]):
             for page in reversed(sequence.context.pages):
                 yield Move(sequence, page, Action.SWAP, "a slot is needed")

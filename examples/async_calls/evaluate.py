@@ -80,14 +80,14 @@ class Evaluate:
     def _serve(self, llm: LLM, held_out: Sequence[Dialogue], mode: Mode) -> list[Outcome]:
         """All dialogues in one mode."""
 
-        def one(number: int) -> Outcome:
+        def run_dialogue(number: int) -> Outcome:
             rng = random.Random(number)
             waits_s = [rng.uniform(self.fastest_s, self.slowest_s) for _ in held_out[number].questions]
             return outcome(llm, held_out[number], generate(llm, held_out[number], mode, waits_s))
 
-        one(0)  # imports what declares tools
+        run_dialogue(0)  # imports what declares tools
         with ThreadPoolExecutor(self.concurrency) as threads:
-            return list(threads.map(one, range(len(held_out))))
+            return list(threads.map(run_dialogue, range(len(held_out))))
 
 
 def generate(
@@ -100,17 +100,17 @@ def generate(
 
 def tools(dialogue: Dialogue, waits_s: Sequence[float]) -> list[Tool]:
     """The tools of one dialogue, which return its values after some seconds."""
-    known = dict[tuple[str | int, ...], tuple[int, float]]()
+    answers = dict[tuple[str | int, ...], tuple[int, float]]()
     for question, value, wait_s in zip(*dialogue, waits_s, strict=True):
         arguments = (question.item,) if question.item else question.terms
         if question.dependent:
             arguments = tuple(
                 dialogue.values[place] if place in question.terms else 0 for place in range(MAX_QUESTIONS)
             )
-        known[question.tool, *arguments] = value, wait_s
+        answers[question.tool, *arguments] = value, wait_s
 
     def returned(*call: str | int) -> int:
-        value, wait_s = known[call]
+        value, wait_s = answers[call]
         time.sleep(wait_s)
         return value
 
@@ -140,10 +140,10 @@ def outcome(llm: LLM, dialogue: Dialogue, output: RequestOutput) -> Outcome:
     bad = [frame for text in texts for frame in parser.feed(text) if isinstance(frame, BadFrame)]
     refused = [interrupt for interrupt in completion.interrupts if not interrupt.call.name]
     end = llm.tokenizer.token_text(completion.token_ids[-1])
-    said = FIRST_LINE + texts[-1].removesuffix(end).rpartition(FIRST_LINE)[2]
+    answered = FIRST_LINE + texts[-1].removesuffix(end).rpartition(FIRST_LINE)[2]
     sound = parser.clean and not bad and not refused and completion.finish_reason == "stop"
     seconds = output.metrics.finished_s - output.metrics.arrival_s
-    return Outcome(sound, said, said == answer(dialogue), seconds)
+    return Outcome(sound, answered, answered == answer(dialogue), seconds)
 
 
 def written(completion: CompletionOutput) -> Iterator[list[int]]:
@@ -158,11 +158,11 @@ def table(outcomes: dict[Mode, list[Outcome]]) -> Table:
     for name in ("calls", "dialogues", "well-formed", "right", "same answers", "seconds each", "faster"):
         shown.add_column(name, justify="left" if name == "calls" else "right")
     synchronous = outcomes["sync"]
-    baseline_s = sum(one.seconds for one in synchronous)
+    baseline_s = sum(outcome.seconds for outcome in synchronous)
     for mode, some in outcomes.items():
-        same = sum(one.answer == other.answer for one, other in zip(some, synchronous, strict=True))
-        total_s = sum(one.seconds for one in some)
-        shares = (sum(one.well_formed for one in some), sum(one.right for one in some), same)
+        same = sum(outcome.answer == other.answer for outcome, other in zip(some, synchronous, strict=True))
+        total_s = sum(outcome.seconds for outcome in some)
+        shares = (sum(outcome.well_formed for outcome in some), sum(outcome.right for outcome in some), same)
         cells = [f"{share / len(some):.1%}" for share in shares]
         shown.add_row(mode, str(len(some)), *cells, f"{total_s / len(some):.2f}", f"{baseline_s / total_s:.2f} ×")
     return shown

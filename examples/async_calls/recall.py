@@ -26,9 +26,9 @@ def _recall(rng: random.Random, codec: Codec) -> Tokens:
     for id_ in rng.sample(list(values), number):
         as_in_answer = rng.random() < 0.7  # else as in the call of a total
         line = codec.part(f"\n- {id_}: {values[id_]}" if as_in_answer else f"({id_}={values[id_]}")
-        asked = len(line) - len(codec.part(str(values[id_])))
-        _append(tokens, line[:asked], written=False)
-        _append(tokens, line[asked:], written=True)
+        prompt_end = len(line) - len(codec.part(str(values[id_])))
+        _append(tokens, line[:prompt_end], written=False)
+        _append(tokens, line[prompt_end:], written=True)
     return tokens
 
 

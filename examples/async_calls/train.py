@@ -95,8 +95,8 @@ class Train:
         rule = optimiser(self.steps, peak)
         learner, step = start(first.model, first.params, rule), stepper(first.model, rule)
         held_out = Examination(first.model, woven(0, "validation", first.codec), self.width)
-        for number, one in enumerate(self._lessons(first.codec), 1):
-            learner, loss = step(learner, one)
+        for number, lesson in enumerate(self._lessons(first.codec), 1):
+            learner, loss = step(learner, lesson)
             if number % -(-self.steps // _REPORTS) == 0 or number == self.steps:
                 right, total = held_out.take(learner)
                 shown = f"{right} of {total} validation dialogues without a mistake"
@@ -114,8 +114,8 @@ class Train:
 def small_llama(seed: int) -> Start:
     """A model of 0.83 million weights, with a vocabulary for the dialogues."""
     sample = list(islice(dialogues(0, "training"), 1000))
-    texts = [prompt(one.questions, mode) for one in sample for mode in get_args(Mode)]
-    texts += (piece.text for one in sample for piece in script(one, "async"))
+    texts = [prompt(dialogue.questions, mode) for dialogue in sample for mode in get_args(Mode)]
+    texts += (piece.text for dialogue in sample for piece in script(dialogue, "async"))
     codec = Codec(vocabulary([*texts, *map(str, range(MOST + 1))]))
     config = ModelConfig(
         family="llama",
@@ -151,10 +151,10 @@ def checkpoint(name: str, *, add_tokens: bool = False) -> Start:
         raise ModelError("the checkpoint has no tokenizer", got=name, fix="put its tokenizer.json beside the weights")
     config, params = loaded.model.config, separate(loaded.params)
     if add_tokens:
-        known = tokenizer
-        tokenizer = with_delimiters(known)
+        bare = tokenizer
+        tokenizer = with_delimiters(bare)
         added = [id_ for text in DELIMITERS if (id_ := tokenizer.added_token_id(text)) is not None]
-        new = [id_ for id_, text in zip(added, DELIMITERS, strict=True) if known.added_token_id(text) is None]
+        new = [id_ for id_, text in zip(added, DELIMITERS, strict=True) if bare.added_token_id(text) is None]
         config, params = with_tokens(config, params, new)
     return Start(Model(config, joined=False), params, Codec(tokenizer))
 

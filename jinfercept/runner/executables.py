@@ -1,4 +1,4 @@
-"""Functions compiled ahead of time for fixed shapes. Others cannot be called: after `compile` nothing compiles any more.
+"""Functions compiled ahead of time for fixed shapes. Others cannot be called: what was not added is never compiled.
 
 An executable that `compile` left out is compiled, or found on disk, by a thread behind the calls, or by the first call that
 needs it, which waits and says so in the log. Several threads may need the same one: one of them compiles.

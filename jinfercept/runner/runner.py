@@ -231,17 +231,17 @@ class ModelRunner:
             measured: whether a profile is measured before, whose steps need those of every bucket.
         """
         sizes, rows = self._shape.buckets, self._shape.sample_rows
-        first = sizes if measured else {sizes[0], next((size for size in sizes if size >= FIRST_PROMPT), sizes[-1])}
+        short = {sizes[0], next((size for size in sizes if size >= FIRST_PROMPT), sizes[-1])}
 
         def is_first(key: Hashable) -> bool:
             match key:
                 case ("head", int(size), int(count)):
                     full = next(number for number in rows if number >= min(size, self._shape.max_num_seqs))
-                    return size in first and (count == rows[0] or (measured and count == full))
+                    return (size in short and count == rows[0]) or (measured and count == full)
                 case ("sample", count, kind):
                     return (count == rows[0] and kind != "filtered") or (measured and kind == "greedy")
                 case (("embed" | "layers" | "decode embed" | "decode layers"), size, *_):
-                    return size in first
+                    return measured or size in short
                 case ("shape" | "remember" | "logprobs", _) | "enter":
                     return False
                 case _:
