@@ -22,13 +22,12 @@ from jinfercept.chat.options import (
     text_format,
     tool_call_format,
 )
-from jinfercept.chat.per_turn_grammar import PerTurnGrammar
-from jinfercept.chat.reasoning_grammar import AfterReasoning
 from jinfercept.chat.requests import check_chars, make_requests
 from jinfercept.chat.template import ChatTemplate, Rendered
 from jinfercept.chat.tool_choice import TurnCalls, compile_answer_or_calls, compile_calls, tool_choice
 from jinfercept.chat.tool_messages import ToolMessages
 from jinfercept.chat.transcript import ChatTranscript, Note
+from jinfercept.chat.turn_grammars import AfterReasoning, PerTurnGrammar
 from jinfercept.chat.turn_tokens import Continued, TurnTokens
 from jinfercept.chat.turns import ChatTurns
 from jinfercept.chat.written_tools import FORMAT, are_written, log_written_tools

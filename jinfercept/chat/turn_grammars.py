@@ -1,6 +1,7 @@
-"""Structured outputs of a model that reasons first: the grammar begins behind its reasoning, which is free.
+"""Grammars of a chat's turns: one for its first turn and one for later ones, each of which begins behind the turn's reasoning.
 
-Within the reasoning only the tokens that end a text are forbidden, so that the answer follows unless the output is cut off.
+Within the reasoning, which is free, only the tokens that end a text are forbidden, so that the answer follows unless the output
+is cut off.
 """
 
 from typing import Any, final
@@ -12,6 +13,25 @@ from jinfercept.hooks import Constraint, Grammar
 from jinfercept.parsers.reasoning import Beginning, ReasoningFormat
 from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
+
+
+@final
+class PerTurnGrammar:
+    """A `Grammar` for one request.
+
+    Args:
+        first: the grammar of the first turn.
+        later: the grammar of all others; None if they are free.
+    """
+
+    def __init__(self, first: Grammar, later: Grammar | None) -> None:
+        self._next: Grammar | None = first
+        self._later = later
+
+    def constrain(self, end_token_ids: frozenset[int]) -> Constraint | None:
+        """The constraint of the next turn; see `hooks.Grammar`."""
+        turn, self._next = self._next, self._later
+        return None if turn is None else turn.constrain(end_token_ids)
 
 
 @final

@@ -4,8 +4,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from jinfercept.chat.per_turn_grammar import PerTurnGrammar
-from jinfercept.chat.reasoning_grammar import AfterReasoning
+from jinfercept.chat.turn_grammars import AfterReasoning, PerTurnGrammar
 from jinfercept.errors import RequestError
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.hooks import Constraint
