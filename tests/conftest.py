@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
     from tests.support.scripted_model import Make
 
 from jinfercept.models.embedded import cache_directory
+from tests.support import strict_arrays
 
 # JAX reads these when it is imported. Without them, only what is compiled after a first `LLM` would be found again.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_directory() / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+
+strict_arrays.check_shapes()
 
 SLOWEST_FIRST = (
     "aot/",
@@ -80,6 +84,13 @@ def _compile_nothing_behind() -> Iterator[None]:
         if executables is not None:
             patch.setattr(executables, "QUIET_S", 1e6)
             patch.setattr(executables, "LONGEST_WAIT_S", 1e6)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _explicit_arrays(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nothing is broadcast or cast silently in tests of the rooms whose functions take arrays."""
+    with strict_arrays.explicit() if request.path.parent.name in strict_arrays.ROOMS else nullcontext():
         yield
 
 

@@ -57,7 +57,6 @@ class _Chunks:
 
     @property
     def name(self) -> str:
-        """See `Kernel`."""
         return f"chunks_{self.num_heads}_{self.num_kv_heads}_{self.head_dim}_{self.dtype}_{self.lanes}"
 
     @property

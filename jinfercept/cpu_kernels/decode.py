@@ -64,7 +64,6 @@ class _Decode:
 
     @property
     def name(self) -> str:
-        """See `Kernel`."""
         heads = f"{self.num_heads}_{self.num_kv_heads}_{self.head_dim}"
         return f"decode_{heads}_{self.q_type}_{self.pages_type}_{self.lanes}{'_pairs' * self.pairs}"
 

@@ -89,7 +89,6 @@ class _ByColumns(Rows):
 
     @property
     def name(self) -> str:
-        """See `Kernel`."""
         return f"product_by_columns_{self.rows}_{self.out}_{self.lanes}_{self.pairs}"
 
     def num_items(self, code: Code) -> Any:
@@ -148,7 +147,6 @@ class _ByRows(Rows):
 
     @property
     def name(self) -> str:
-        """See `Kernel`."""
         return f"product_by_rows_{self.rows}_{self.out}_{self.lanes}_{self.pairs}"
 
     def num_items(self, code: Code) -> Any:
@@ -188,20 +186,16 @@ class _ManyRowsByColumns(ManyRows):
 
     @property
     def name(self) -> str:
-        """See `Kernel`."""
         return f"product_of_tiles_{self.tile}_{self.out}_{self.lanes}_{self.pairs}"
 
     def columns(self, code: Code) -> Any:
-        """See `ManyRows`."""
         return code.dim(1, 1)
 
     def start(self, code: Code, block: Any) -> tuple[Any, Any]:
-        """See `ManyRows`."""
         b = code.builder
         return code.at(code.arg(1), b.mul(block, I64(4 * self.lanes))), b.mul(self.columns(code), I64(2))
 
     def widen(self, code: Code, block: Any, buffer: Any) -> None:
-        """See `ManyRows`."""
         b, vector = code.builder, ir.VectorType(BF16, self.lanes)
         weight, line = self.start(code, block)
         with code.loop(I64(0), code.dim(0, 1), 2) as k:

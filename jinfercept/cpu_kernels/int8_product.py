@@ -75,15 +75,12 @@ class _Int8Product:
 
     @property
     def name(self) -> str:
-        """See `Kernel`."""
         return f"int8_product_{self.tile}_{self.is_all}_{self.out}_{self.group}_{self.ratio}_{self.stored}"
 
     def num_items(self, code: Code) -> Any:
-        """See `Kernel`."""
         return code.builder.mul(code.dim(1, 0), self._parts(code))
 
     def item(self, code: Code, index: Any) -> None:
-        """See `Kernel`."""
         b, num_rows, blocks = code.builder, code.dim(0, 0), code.dim(1, 0)
         part, block = b.sdiv(index, blocks), b.srem(index, blocks)
         if self.is_all:

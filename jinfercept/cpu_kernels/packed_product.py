@@ -139,15 +139,12 @@ class _QuantizedManyRows(ManyRows):
 
     @property
     def name(self) -> str:
-        """See `Kernel`."""
         return f"quantized_tiles_{self.tile}_{self.out}_{self.pairs}_{self.stored}"
 
     def columns(self, code: Code) -> Any:
-        """See `ManyRows`."""
         return code.builder.mul(code.dim(1, 0), I64(WIDTH))
 
     def start(self, code: Code, block: Any) -> tuple[Any, Any]:
-        """See `ManyRows`."""
         b, bits = code.builder, self.stored.bits
         stored, first = self._first(code, block)
         line = WIDTH * bits // 8
@@ -155,7 +152,6 @@ class _QuantizedManyRows(ManyRows):
         return code.at(code.arg(1), place), I64(line)
 
     def widen(self, code: Code, block: Any, buffer: Any) -> None:
-        """See `ManyRows`."""
         b, depth, groups = code.builder, code.dim(0, 1), code.dim(2, 1)
         group, (values, _), (stored, first) = b.sdiv(depth, groups), self.start(code, block), self._first(code, block)
         with code.loop(I64(0), groups) as number:
@@ -209,7 +205,6 @@ class _Quantized(Rows):
 
     @property
     def name(self) -> str:
-        """See `Kernel`."""
         return f"quantized_{self.rows}_{self.out}_{self.pairs}_{self.factors}_{self.stored}"
 
     def num_items(self, code: Code) -> Any:

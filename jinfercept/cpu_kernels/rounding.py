@@ -46,16 +46,13 @@ class Rounding:
 
     @property
     def name(self) -> str:
-        """See `Kernel`."""
         fields = self.factors, self.group, self.lanes, self.in_words, self.gated, self.eps
         return f"rounding_{'_'.join(map(str, fields))}".replace("-", "m")
 
     def num_items(self, code: Code) -> Any:
-        """See `Kernel`."""
         return code.builder.sdiv(code.builder.add(code.dim(0, 0), I64(ROWS_AT_ONCE - 1)), I64(ROWS_AT_ONCE))
 
     def item(self, code: Code, index: Any) -> None:
-        """See `Kernel`."""
         b, columns = code.builder, code.dim(0, 1)
         depth = b.sdiv(columns, I64(1 + self.gated))
         groups = b.sdiv(depth, I64(self.group))

@@ -96,11 +96,9 @@ class ManyRows(ABC):
             code.store(vector, buffer, b.add(place, I64(index * self.lanes)), of=I32)
 
     def num_items(self, code: Code) -> Any:
-        """See `Kernel`."""
         return code.builder.mul(self._parts(code), self._blocks(code))
 
     def item(self, code: Code, index: Any) -> None:
-        """See `Kernel`."""
         b, depth, blocks = code.builder, code.dim(0, 1), self._blocks(code)
         steps = b.sdiv(depth, I64(self._step))
         buffer = b.alloca(I32, b.mul(steps, I64(2 * self.lanes)))

@@ -84,15 +84,6 @@ def widened(numbers: Num[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]
     return (half.astype(jnp.float32) * 256.0).astype(dtype)
 
 
-def pack_pages(rows: Float[Array, "... B 2 K D"], stored: DTypeLike) -> Num[Array, "... B 2 K W"]:
-    """Whole pages of rows as page arrays of this type store them."""
-    *before, page_size, _, num_kv_heads, head_dim = rows.shape
-    words, scales = quantised(rows, stored)
-    parts = words.reshape(*before, -1), jnp.moveaxis(scales, -3, -1).reshape(*before, -1)
-    width = row_width(head_dim, stored)
-    return jnp.concatenate(parts, axis=-1).reshape(*before, page_size, 2, num_kv_heads, width)
-
-
 def split_pages(pages: Num[Array, "... B 2 K W"]) -> tuple[Num[Array, "... B 2 K D"], Float[Array, "... B 2 K"]]:
     """Quantised pages as numbers, for `widened`, and their rows' scales."""
     *before, page_size, _, num_kv_heads, width = pages.shape

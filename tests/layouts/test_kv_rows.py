@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jinfercept.cpu_kernels.attention import paged_attention_cpu
-from jinfercept.layouts.kv_rows import STORED, dequantised, pack_pages, widened
+from jinfercept.layouts.kv_rows import STORED, dequantised, quantised, row_width, widened
 from jinfercept.layouts.pages import kv_shape, write_kv
 from jinfercept.pallas.attention import available
 from jinfercept.pallas.gpu_kernels import paged_attention_mosaic
@@ -26,6 +26,17 @@ ROWS = [(1, 40), (1, 16), (9, 37), (5, 5)]
 TILES = Tiles(Tile(16, 16, 4, 3), Tile(16, 16, 4, 3), programs=24)
 interpreted = partial(paged_attention_triton, tiles=TILES, interpret=True)
 KERNELS = {"cpu": jax.jit(paged_attention_cpu), "triton": scheduled(jax.jit(interpreted), lambda _: TILES)}
+
+
+def pack_pages(rows: jax.Array, stored: jnp.dtype) -> jax.Array:
+    """Whole pages of rows as page arrays of this type store them."""
+    *before, page_size, _, num_kv_heads, head_dim = rows.shape
+    words, scales = quantised(rows, stored)
+    parts = words.reshape(*before, -1), jnp.moveaxis(scales, -3, -1).reshape(*before, -1)
+    width = row_width(head_dim, stored)
+    return jnp.concatenate(parts, axis=-1).reshape(*before, page_size, 2, num_kv_heads, width)
+
+
 round_trip = jax.jit(lambda x, stored: dequantised(pack_pages(x, stored)), static_argnums=1)
 write = jax.jit(write_kv)
 

@@ -1,0 +1,69 @@
+"""What tests are strict about and users are not: shapes in annotations are checked, no array is broadcast or cast silently.
+
+jaxtyping's import hook wraps the functions of the rooms whose functions take arrays; beartype checks those hints that contain
+shapes. All other types are pyright's work.
+"""
+
+import pkgutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeAliasType, get_args
+
+import pytest
+from beartype import beartype
+from jaxtyping import AbstractArray, install_import_hook
+
+ROOMS = ("cpu_kernels", "layouts", "models", "pallas", "runner")
+"""Rooms whose functions take arrays."""
+
+
+def check_shapes() -> None:
+    """Check the shapes in annotations of functions of `ROOMS`, which nothing has imported yet."""
+    install_import_hook(_modules(), f"{__name__}.checked")
+
+
+@contextmanager
+def explicit() -> Iterator[None]:
+    """Raise for arrays that are broadcast to more axes or cast to another type without being asked to, in engines too."""
+    import jax
+
+    from jinfercept.models import jax_settings
+
+    strict: dict[Any, Any] = {jax.numpy_rank_promotion: "raise", jax.numpy_dtype_promotion: "strict"}
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr(jax_settings, "_OWN", tuple((each, strict.get(each, value)) for each, value in jax_settings._OWN))
+        for setting, value in strict.items():
+            stack.enter_context(setting(value))
+        yield
+
+
+def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with the arrays among its arguments and results checked at every call."""
+    hints = {name: hint for name, hint in function.__annotations__.items() if _has_shape(hint)}
+    if not hints or function.__name__ == "__init__":  # of dataclasses, which are trees of anything while JAX maps them
+        return function
+    function.__annotations__ = hints
+    checking = cache(lambda: beartype(function))  # at the first call: it takes milliseconds
+    return lambda *args, **kwargs: checking()(*args, **kwargs)
+
+
+def _modules() -> list[str]:
+    """The modules of `ROOMS` that have shapes in their annotations."""
+    modules = list[str]()
+    for room in (f"jinfercept.{room}" for room in ROOMS):
+        spec = find_spec(room)
+        assert spec is not None
+        assert spec.submodule_search_locations is not None
+        for module in pkgutil.iter_modules(spec.submodule_search_locations, f"{room}."):
+            file = Path(spec.submodule_search_locations[0]) / f"{module.name.rpartition('.')[2]}.py"
+            modules += [module.name] if "jaxtyping" in file.read_text() else []
+    return modules
+
+
+def _has_shape(hint: Any) -> bool:
+    if isinstance(hint, TypeAliasType):
+        return _has_shape(hint.__value__)
+    return (isinstance(hint, type) and issubclass(hint, AbstractArray)) or any(map(_has_shape, get_args(hint)))
