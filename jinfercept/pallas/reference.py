@@ -1,7 +1,7 @@
 """The oracle that every implementation of paged attention is tested against: gather, mask, softmax in float32.
 
 One token at a time and nothing shared between tokens, so that there is little to get wrong. It also serves backends
-that have no implementation of their own, slowly. It knows nothing of the decode rows: a token is a token.
+that have no implementation of their own, slowly. Decode rows and chunks are computed alike.
 """
 
 import jax
