@@ -70,6 +70,8 @@ class Service:
         database: of the stored state, closed with the service; None: the one of the options.
 
     Attributes:
+        max_model_len: maximum tokens of a prompt and its answer together.
+        max_prompt_chars: maximum characters of one prompt: longer ones are refused before they are tokenised.
         root: path or name of the model.
         names: of the model in requests; answers have the first one by default.
         created: start of the server, in seconds since 1970.
@@ -98,6 +100,10 @@ class Service:
         self.llm, self.options = llm, options
         self.tools = tools or ServerTools()
         self.inbox: Inbox | None = self.tools.inbox
+        self.max_model_len = llm.shape.max_model_len
+        self.max_prompt_chars = options.max_prompt_chars or max(
+            _MIN_PROMPT_CHARS, _CHARS_PER_TOKEN * self.max_model_len
+        )
         self.root = str(model)
         self.names = options.served_model_name or (self.root,)
         self.created = int(time.time())
@@ -194,16 +200,6 @@ class Service:
         if self.llm.tokenizer is None:
             raise ApiError.bad("this model has no tokenizer: send token ids", code="no_tokenizer")
         return self.llm.tokenizer
-
-    @property
-    def max_model_len(self) -> int:
-        """Maximum tokens of a prompt and its answer together."""
-        return self.llm.shape.max_model_len
-
-    @property
-    def max_prompt_chars(self) -> int:
-        """Maximum characters of one prompt: longer ones are refused before they are tokenised."""
-        return self.options.max_prompt_chars or max(_MIN_PROMPT_CHARS, _CHARS_PER_TOKEN * self.max_model_len)
 
     def check_model(self, name: str | None) -> str:
         """The name of the model for an answer; raises 404 for an unknown one."""

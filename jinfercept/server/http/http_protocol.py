@@ -268,7 +268,7 @@ class LingeringTransport:
         return self._timer is not None or self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
-        if not self.is_closing():
+        if self._timer is None and not self._transport.is_closing():
             self._transport.write(data)
 
     def close(self) -> None:
