@@ -36,11 +36,6 @@ class PageRun(NamedTuple):
     num_pages: int
     num_tokens: int
 
-    @property
-    def on_device(self) -> bool:
-        """Whether the pages are on the device."""
-        return self.residency in (Residency.CLEAN, Residency.DIRTY)
-
 
 class Context:
     """The pages of one sequence, first token first; mutable, written by the `KVManager` alone.

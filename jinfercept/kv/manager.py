@@ -260,7 +260,8 @@ class KVManager:
 
     def num_fetchable(self, context: Context) -> int:
         """Pages of the context that can be fetched from the host now."""
-        return sum(map(_is_fetchable, context.pages))
+        pages = context.pages
+        return sum([page.device is None and page.host is not None and not page.offloading for page in pages])
 
     def fetch(self, context: Context, most: int) -> tuple[list[PageCopy], int]:
         """Fetch up to `most` pages of a held context, first token first, to the device slots that `free_slot` finds.

@@ -118,17 +118,9 @@ def _paused(stats: EngineStats, pause: OpenInterception, now: float, others: int
 
 def _places(sequence: Sequence) -> tuple[dict[str, int], int, int]:
     """A context's tokens by place; of those on the device, the ones that no other context shares; of these, the dirty ones."""
-    dirty = clean = host = own = alone = 0
-    for page in sequence.context.pages:
-        residency = page.residency
-        if residency is Residency.DIRTY:
-            dirty += page.filled
-        elif residency is Residency.CLEAN:
-            clean += page.filled
-        elif residency is Residency.HOST:
-            host += page.host_filled
-        if page.refs + page.evictable_refs == 1:
-            own += page.filled
-            alone += page.filled if residency is Residency.DIRTY else 0
-    missing = max(0, sequence.max_computed - dirty - clean - host)
-    return {"dirty": dirty, "clean": clean, "host": host, "missing": missing}, own, alone
+    places, own = {residency.value: 0 for residency in Residency}, dict.fromkeys(Residency, 0)
+    for run in sequence.context.runs():
+        places[run.residency.value] += run.num_tokens
+        own[run.residency] += 0 if run.shared else run.num_tokens
+    places["missing"] = max(0, sequence.max_computed - places["dirty"] - places["clean"] - places["host"])
+    return places, own[Residency.DIRTY] + own[Residency.CLEAN], own[Residency.DIRTY]

@@ -148,7 +148,7 @@ def _missing_tokens(sequence: Sequence, page_size: int) -> int:
     if sequence.context.held:
         missing = sequence.length - sequence.context.ready
         return missing if missing > 1 else 0
-    resident = sum(page.residency is not Residency.MISSING for page in sequence.context.pages)
+    resident = sum(run.num_pages for run in sequence.context.runs() if run.residency is not Residency.MISSING)
     return max(0, sequence.length - resident * page_size)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.observer import Observer
@@ -11,7 +12,6 @@ from jinfercept.sched.orders import OrderChoice, make_order
 from jinfercept.sched.policies import PolicyChoice, PolicyInputs, chunks_prefill_as_published
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.preemption import Preemption
-from jinfercept.sched.prefill import chunks_prefill
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.speculation import NO_DRAFTS, SpeculationLimits
@@ -44,13 +44,17 @@ class SchedulerLimits(NamedTuple):
         Raises:
             ConfigError: whole prompts are asked for, and no step holds them.
         """
-        return chunks_prefill(
-            self.chunked_prefill,
-            published=chunks_prefill_as_published(policy),
-            largest_step=self.buckets[-1],
-            longest=self.max_model_len,
-            chunk_tokens=self.max_chunk_tokens,
-        )
+        fits = self.max_model_len <= self.buckets[-1] and self.max_chunk_tokens is None
+        if self.chunked_prefill is False and not fits:
+            raise ConfigError(
+                "chunked_prefill can only be turned off where a step holds the longest sequence",
+                got=f"steps of {self.buckets[-1]} tokens, sequences of {self.max_model_len}, "
+                f"max_chunk_tokens={self.max_chunk_tokens}",
+                fix="raise max_num_batched_tokens or lower max_model_len, and give no max_chunk_tokens",
+            )
+        if self.chunked_prefill is not None:
+            return self.chunked_prefill
+        return chunks_prefill_as_published(policy) or not fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,5 +109,5 @@ def plan_scheduler(
     """
     buckets = limits.buckets
     saturation = max((size for size in buckets if size <= profile.saturation), default=buckets[0])
-    known = PolicyInputs(profile, saturation, page_size, estimator)
-    return SchedulerBuild(known, known.make(policy), make_order(order, known), limits, limits.chunks(policy))
+    inputs = PolicyInputs(profile, saturation, page_size, estimator)
+    return SchedulerBuild(inputs, inputs.make(policy), make_order(order, inputs), limits, limits.chunks(policy))

@@ -39,8 +39,8 @@ class ChunkPlanner:
 
     def decode(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Plan the next token of a sequence that lacks nothing for it; False if it lacks something. The fast path of `run`."""
-        context, known = sequence.context, len(sequence.tokens)
-        start = known + sequence.pending - 1
+        context, num_tokens = sequence.context, len(sequence.tokens)
+        start = num_tokens + sequence.pending - 1
         if (
             context.ready != start
             or sequence.max_computed > start
@@ -49,7 +49,7 @@ class ChunkPlanner:
             or not self._kv.append(context, len(sequence.row.table))
         ):
             return False
-        tokens = (sequence.tokens[start],) if start < known else (FROM_DEVICE,)
+        tokens = (sequence.tokens[start],) if start < num_tokens else (FROM_DEVICE,)
         sample = sequence.draw(start + 1)
         slot = sequence.row.slot
         assert slot is not None
@@ -85,9 +85,9 @@ class ChunkPlanner:
     def _add_chunk(self, builder: PlanBuilder, sequence: Sequence, start: int, end: int) -> None:
         row, num_pages = sequence.row, (end - 1) // self._kv.page_size + 1
         assert row.slot is not None
-        known = len(sequence.tokens)
-        assert end <= known or start == known, "a sample in flight is a chunk of its own"
-        tokens = tuple(sequence.tokens[start:end]) if end <= known else (FROM_DEVICE,)
+        num_tokens = len(sequence.tokens)
+        assert end <= num_tokens or start == num_tokens, "a sample in flight is a chunk of its own"
+        tokens = tuple(sequence.tokens[start:end]) if end <= num_tokens else (FROM_DEVICE,)
         sample = sequence.draw(end) if end == sequence.length else None
         score = None if sequence.num_best is None else sequence.score(start, end)
         chunk = Chunk(row.slot, start, tokens, row.new_pages(sequence.context, num_pages), sample, score)
@@ -117,6 +117,7 @@ class ChunkPlanner:
 
     def _fetch(self, builder: PlanBuilder, sequence: Sequence) -> None:
         """Plan the fetches of the sequence's host pages, first token first, as far as the link's budget and the slots go."""
-        left, transfers = self._kv.num_fetchable(sequence.context), self._transfers
+        transfers = self._transfers
+        left = self._kv.num_fetchable(sequence.context) if transfers.room(builder) else 0
         while left and transfers.room(builder) and self._eviction.free_slot(builder, sequence):
             left -= transfers.fetch(builder, sequence, left)

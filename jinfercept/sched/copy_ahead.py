@@ -117,14 +117,14 @@ class CopyAhead(Policy):
             self._copied.discard(other)
 
     def held_pages(self, most: int, now: float) -> int:
-        held = 0
+        num_pages = 0
         for expected_s, sequence in self._paused.soonest(SOONEST):
             soon_s = HELD_SWAPS * self._swap_s(sequence.length)
             if soon_s < math.inf and expected_s - now <= soon_s and now - sequence.paused_s <= LATE * soon_s:
-                held += sum([page.device is not None and not page.refs for page in sequence.context.pages])
-                if held >= most:
+                num_pages += sum([page.device is not None and not page.refs for page in sequence.context.pages])
+                if num_pages >= most:
                     return most
-        return held
+        return num_pages
 
     def _dirty_pages(self, sequence: Sequence, now: float) -> Iterator[Page]:
         """The pages that a mover copies, until one is refused; notes the sequence once one is copied."""

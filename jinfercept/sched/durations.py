@@ -75,14 +75,14 @@ class SurvivalCurve(NamedTuple):
     def _best_stops(self) -> tuple[int, ...]:
         """`stops`, by the lower convex hull of P(X <= t) and E[min(X, t)] over the atoms, from the last one on."""
         count = len(self.times) - (self.outlasted_s is not None)
-        held = [self.held_s(time_s) for time_s in self.times]
+        held_s = [self.held_s(time_s) for time_s in self.times]
         hull: list[int] = []
         stops = [-1] * (len(self.times) + 1)
         for index in range(count - 1, -2, -1):  # -1 is the call's begin
-            left, at_s = self.mass[index + 1], held[index] if index >= 0 else 0.0
+            left, at_s = self.mass[index + 1], held_s[index] if index >= 0 else 0.0
 
             def slope(stop: int, left: float = left, at_s: float = at_s) -> float:
-                return (held[stop] - at_s) / max(left - self.mass[stop + 1], 1e-300)
+                return (held_s[stop] - at_s) / max(left - self.mass[stop + 1], 1e-300)
 
             while len(hull) > 1 and slope(hull[-2]) <= slope(hull[-1]):
                 hull.pop()
@@ -209,10 +209,10 @@ class SharedHistory:
 
 def recent[K, V](entries: dict[K, V], key: K, make: Callable[[], V], most: int) -> V:
     """The entry of a key, made if there is none, and moved to the end; the first entry is dropped if there are over `most`."""
-    found = entries.pop(key, None)
-    if found is None:
-        found = make()
+    entry = entries.pop(key, None)
+    if entry is None:
+        entry = make()
         if len(entries) == most:
             del entries[next(iter(entries))]
-    entries[key] = found
-    return found
+    entries[key] = entry
+    return entry

@@ -91,8 +91,8 @@ class FairShare:
         """
         queues, elapsed_s = self._queues.by_tenant, now - self._at_s
         self._at_s = now
-        held = sum([len(one.tokens) for one in self._queues.running])
-        self._held = max(held, self._held * (1.0 - min(1.0, elapsed_s / CREDIT_S)))
+        num_tokens = sum([len(sequence.tokens) for sequence in self._queues.running])
+        self._held = max(num_tokens, self._held * (1.0 - min(1.0, elapsed_s / CREDIT_S)))
         met, gave_way, used = self._met, self._gave_way, self._used
         while met and met[oldest := next(iter(met))][0] < now - CREDIT_S:
             del met[oldest]
@@ -109,7 +109,7 @@ class FairShare:
         before = self._share
         self._share += elapsed_s * self._held / sum([weight for _, weight in met.values()])
         for tenant, queue in queues.items():
-            charge = elapsed_s * sum([len(one.tokens) / one.weight for one in queue.running])
+            charge = elapsed_s * sum([len(sequence.tokens) / sequence.weight for sequence in queue.running])
             used[tenant] = min(max(used.pop(tenant, 0.0), before) + charge, self._share + CREDIT_S * self._held)
         self._find_ahead()
         if len(used) > len(queues) + _MOST_IDLE:
@@ -121,7 +121,8 @@ class FairShare:
     def _find_ahead(self) -> None:
         """Find the active tenants that are ahead of one that has competed of late."""
         least = min([self.used(tenant) for tenant in self._met], default=math.inf) + (AHEAD_S * self._held or math.inf)
-        self.ahead = {tenant for tenant in self._queues.by_tenant if self.used(tenant) >= least}
+        by_tenant = self._queues.by_tenant
+        self.ahead = {tenant for tenant in by_tenant if self.used(tenant) >= least} if least < math.inf else set()
         self._left_by = dict.fromkeys(self.ahead, self._beyond_short)
 
     def left_by(self, tenant: str) -> int:
@@ -172,7 +173,7 @@ class FairShare:
         """
         rest = total - spared - len(order)
         shares = {}
-        for sequence in sorted(order, key=lambda one: (self.used(one.tenant), one.order)):
+        for sequence in sorted(order, key=lambda sequence: (self.used(sequence.tenant), sequence.order)):
             wanted = computable(sequence.context, sequence.length - 1)
             taken = max(0, min(wanted, rest - max(0, self.left_by(sequence.tenant) - spared)))
             shares[sequence.id] = 1 + taken
@@ -189,7 +190,7 @@ class FairShare:
         self._num_left_out = (self._num_left_out + 1) % LEFT_OUT_STEPS
         if not (self.ahead and self._num_left_out):
             return set()
-        tenants = {one.tenant for one in (*order, *started)}
+        tenants = {sequence.tenant for sequence in (*order, *started)}
         least = min([self.used(tenant) for tenant in tenants], default=math.inf) + (AHEAD_S * self._held or math.inf)
         return {tenant for tenant in tenants if self.used(tenant) >= least}
 
@@ -227,10 +228,10 @@ class FairShare:
         """
         above = self._above(head.tenant, head, pages=pages)
         victims = [
-            one
+            sequence
             for name in above
-            for one in self._queues.by_tenant[name].running[0 if self._yields(name, head.tenant) else 1 :]
-            if not one.planned
+            for sequence in self._queues.by_tenant[name].running[0 if self._yields(name, head.tenant) else 1 :]
+            if not sequence.planned
         ]
         victim = max(victims, key=self._rank, default=None)
         if victim is not None and victim is self._queues.by_tenant[victim.tenant].running[0]:
@@ -285,7 +286,7 @@ class FairShare:
         return [
             (tenant, queue, head)
             for tenant, queue in self._queues.by_tenant.items()
-            if (head := next((one for one in queue.waiting if not one.waits_for_leader), None)) is not None
+            if (head := next((waiting for waiting in queue.waiting if not waiting.waits_for_leader), None)) is not None
         ]
 
     def _start_rank(self, tenant: str, queue: TenantQueue, head: Sequence) -> tuple[int, bool, float, int]:

@@ -65,7 +65,7 @@ class _Errors:
         raw, actual = (sum(part) for part in zip(*self._came, strict=True))
         prior = _PRIOR * raw / len(self._came)
         self.mean = _bounded((actual + prior) / (raw + prior))
-        ratios = sorted([*[came / said for said, came in self._came], *[_PRIOR_LATE] * _PRIOR])
+        ratios = sorted([*[came / predicted_s for predicted_s, came in self._came], *[_PRIOR_LATE] * _PRIOR])
         self.late = _bounded(max(self.mean, ratios[int(_QUANTILE * (len(ratios) - 1))]))
 
 

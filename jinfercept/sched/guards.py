@@ -86,10 +86,12 @@ class GuardedPolicy(Policy):
         return self._checked("host_victims", self._call("host_victims", self._policy.host_victims, sequence, now))
 
     def held_pages(self, most: int, now: float) -> int:
-        held = self._call("held_pages", self._policy.held_pages, most, now)
-        if not isinstance(held, int) or held < 0:  # pyright: ignore[reportUnnecessaryIsInstance] # a user's method
-            raise PluginError(self._call.plugin, f"answers {held!r:.80} in held_pages, which is no number of pages")
-        return held
+        num_pages = self._call("held_pages", self._policy.held_pages, most, now)
+        if not isinstance(num_pages, int) or num_pages < 0:  # pyright: ignore[reportUnnecessaryIsInstance] # a user's method
+            raise PluginError(
+                self._call.plugin, f"answers {num_pages!r:.80} in held_pages, which is no number of pages"
+            )
+        return num_pages
 
     def _checked(self, method: str, moves: Iterable[Move]) -> Iterator[Move]:
         check = _MoveCheck(_ALLOWED[method])
@@ -197,13 +199,13 @@ class GuardedEstimator(Estimator):
         return self._number("hold_until_s", self._estimator.hold_until_s, call, hold_cost_per_s, leave_cost)
 
     def _number(self, name: str, method: Callable[..., float], *arguments: object, most: float = float("inf")) -> float:
-        found = self._call(name, method, *arguments)
+        number = self._call(name, method, *arguments)
         try:
-            if 0.0 <= found <= most:  # false for NaN
-                return float(found)
+            if 0.0 <= number <= most:  # false for NaN
+                return float(number)
         except (TypeError, ValueError):
             pass
-        raise PluginError(self._call.plugin, f"answers {found!r:.80} in {name}, which is no number from 0 to {most:g}")
+        raise PluginError(self._call.plugin, f"answers {number!r:.80} in {name}, which is no number from 0 to {most:g}")
 
 
 @final
@@ -232,13 +234,13 @@ class GuardedOrder(Order):
         self._call = _Calls(f"order {name}")
 
     def key(self, sequence: Sequence, now: float) -> float:
-        found = self._call("key", self._order.key, sequence, now)
+        key = self._call("key", self._order.key, sequence, now)
         try:
-            if math.isfinite(found):
-                return float(found)
+            if math.isfinite(key):
+                return float(key)
         except (TypeError, ValueError, OverflowError):
             pass
-        raise PluginError(self._call.plugin, f"answers {found!r:.80} in key, which is no finite number")
+        raise PluginError(self._call.plugin, f"answers {key!r:.80} in key, which is no finite number")
 
     def intercepted(self, sequence: Sequence) -> None:
         self._call("intercepted", self._order.intercepted, sequence)

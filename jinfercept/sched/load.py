@@ -127,23 +127,23 @@ def read_load(
         means: of its runs.
         protects_paused: no page of a paused context is taken while a sequence runs.
     """
-    held = dict[str, tuple[float, int]]()
+    by_tenant = dict[str, tuple[float, int]]()
     tokens = uncomputed = 0
-    for one in running:
-        length = one.length
+    for sequence in running:
+        length = sequence.length
         tokens += length
-        uncomputed += max(0, length - one.context.ready - 1)
-        before, count = held.get(one.tenant, (0.0, 0))
-        held[one.tenant] = before + length / one.weight, count + 1
+        uncomputed += max(0, length - sequence.context.ready - 1)
+        before, count = by_tenant.get(sequence.tenant, (0.0, 0))
+        by_tenant[sequence.tenant] = before + length / sequence.weight, count + 1
     free = kv.num_available + (0 if protects_paused else kv.num_paused)
     return EngineLoad(
         len(running),
         tokens,
         uncomputed,
-        held,
+        by_tenant,
         max(0, (free - len(running)) * kv.page_size - uncomputed),
         max_num_seqs - len(running),
-        [*(_queued(one) for one in waiting), *arriving],
+        [*(_queued(sequence) for sequence in waiting), *arriving],
         means,
     )
 

@@ -101,10 +101,10 @@ class TurnHistory:
             return None
         count, calls = len(longer), sum([calls for _, calls in longer])
         total, squared = sum([tokens for tokens, _ in longer]), sum([tokens * tokens for tokens, _ in longer])
-        found = TurnForecast(total / count, squared / count, calls / (count + 1))
+        forecast = TurnForecast(total / count, squared / count, calls / (count + 1))
         if done == 0:
-            self._whole = found
-        return found
+            self._whole = forecast
+        return forecast
 
 
 @final
@@ -137,11 +137,11 @@ class MemoryTime(Order):
         done = sequence.generated - turn.begun
         history = self._histories.get(turn.group)
         rest = (history and history.rest(done)) or self._all.rest(done) or TurnForecast(done, done * done, 0.0)
-        held = self._load(sequence) + rest.held(sequence.length, self._step_s)
+        token_s = self._load(sequence) + rest.held(sequence.length, self._step_s)
         if history is not None and history.tool is not None:
             after = turn.group._replace(tool=history.tool)
-            held += rest.calls * self._later(after, sequence.length + rest.tokens)
-        return held
+            token_s += rest.calls * self._later(after, sequence.length + rest.tokens)
+        return token_s
 
     def intercepted(self, sequence: Sequence) -> None:
         self._end(sequence, sequence.calls[0].name if sequence.calls else None)

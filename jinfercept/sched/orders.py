@@ -14,11 +14,11 @@ type OrderChoice = str | Order | type[Order] | Callable[[PolicyInputs], Order] |
 """A name of `ORDERS`; a place, `path.py:Class` or `package.module:Class`; a class or a function, called once for every engine,
 with the `PolicyInputs` if it requires an argument; or an order, for one engine."""
 
-ORDERS: Mapping[str, Callable[[PolicyInputs], Order | None]] = {"fcfs": lambda known: None, "memory_time": MemoryTime}
+ORDERS: Mapping[str, Callable[[PolicyInputs], Order | None]] = {"fcfs": lambda inputs: None, "memory_time": MemoryTime}
 """The orders by the name that selects them. First come first served, by original arrival, is None: the queues keep it."""
 
 
-def make_order(choice: OrderChoice, known: PolicyInputs) -> Order | None:
+def make_order(choice: OrderChoice, inputs: PolicyInputs) -> Order | None:
     """Make an order; one that is not built in is guarded. None: first come first served.
 
     Raises:
@@ -26,8 +26,8 @@ def make_order(choice: OrderChoice, known: PolicyInputs) -> Order | None:
     """
     if isinstance(choice, str) and not is_place(choice):
         check_name("order", choice, ORDERS)
-        return ORDERS[choice](known)
-    made = build_plugin("order", choice, Order, known)
+        return ORDERS[choice](inputs)
+    made = build_plugin("order", choice, Order, inputs)
     return made if type(made) is MemoryTime else GuardedOrder(made, choice if isinstance(choice, str) else label(made))
 
 

@@ -37,7 +37,7 @@ class PlanBuilder:
     bucket_tokens: int
     context_tokens: int
     tenants_compete: bool
-    query_tokens: int = field(init=False)
+    query_tokens: int
     stalled: bool = False
     chunks: list[tuple[Sequence, Chunk]] = field(default_factory=list)
     offload: list[PageCopy] = field(default_factory=list)
@@ -48,9 +48,6 @@ class PlanBuilder:
     host_victims: tuple[Sequence, Iterator[Move]] | None = None
     drafted: int = 0
     offloading: Sequence | None = None
-
-    def __post_init__(self) -> None:
-        self.query_tokens = self.bucket_tokens
 
     def add_offload(self, sequence: Sequence, copy: PageCopy) -> None:
         """Offload a page of a sequence; pages of one sequence in a row are of one context."""
@@ -66,7 +63,8 @@ class PlanBuilder:
             bucket: query tokens of the executable that runs it.
             drop: host slots whose arrays are freed.
         """
-        self.chunks.sort(key=_is_long)
+        if len(self.chunks) > 1:
+            self.chunks.sort(key=_is_long)
         plan = StepPlan(
             number=number,
             bucket=bucket,

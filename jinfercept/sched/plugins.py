@@ -66,8 +66,8 @@ def load_plugin(what: str, place: str) -> object:
     try:
         return getattr(module, name)
     except AttributeError:
-        public = [known for known in vars(module) if not known.startswith("_")]
-        own = [known for known in public if getattr(vars(module)[known], "__module__", None) == module.__name__]
+        public = [member for member in vars(module) if not member.startswith("_")]
+        own = [member for member in public if getattr(vars(module)[member], "__module__", None) == module.__name__]
         got = f"{place}{nearest(name, public)}"
         raise ConfigError(f"no such {what}: {home} has no {name}", got=got, fix=f"one of {', '.join(own)}") from None
 
@@ -107,7 +107,7 @@ def _call(what: str, name: str, made: Callable[..., Any], inputs: tuple[object, 
         raise ConfigError(f"{_a(what)} has the methods of {protocol.__name__}", got=f"the class {name}", fix=fix)
     required = _required(made)
     if len(required) not in (0, len(inputs)) or not all(map(_may_be, required, inputs)):
-        takes = f"nothing or {', '.join(type(one).__name__ for one in inputs)}" if inputs else "nothing"
+        takes = f"nothing or {', '.join(type(value).__name__ for value in inputs)}" if inputs else "nothing"
         got = f"{name}({', '.join(map(str, required))})"
         raise ConfigError(f"{_a(what)} is made with {takes}", got=got, fix="give its other arguments defaults")
     try:
@@ -128,7 +128,7 @@ def _required(made: Callable[..., object]) -> list[inspect.Parameter]:
     except ValueError:
         return []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [one for one in parameters if one.default is one.empty and one.kind in kinds]
+    return [parameter for parameter in parameters if parameter.default is parameter.empty and parameter.kind in kinds]
 
 
 def _may_be(parameter: inspect.Parameter, value: object) -> bool:

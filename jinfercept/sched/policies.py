@@ -79,26 +79,26 @@ class PolicyEntry(NamedTuple):
     chunked_prefill: bool = True
 
 
-def _min_waste(known: PolicyInputs, keep: Keep = keep_if_cheaper) -> Policy:
-    link_tokens_per_s = known.cost.link_tokens(1.0)
-    return MinWaste(known.estimator, known.forward_s, known.saturation, known.page_size, link_tokens_per_s, keep)
+def _min_waste(inputs: PolicyInputs, keep: Keep = keep_if_cheaper) -> Policy:
+    link_tokens_per_s = inputs.cost.link_tokens(1.0)
+    return MinWaste(inputs.estimator, inputs.forward_s, inputs.saturation, inputs.page_size, link_tokens_per_s, keep)
 
 
 BUILT_IN = (AtPause, MinWaste, LeastRecentlyUsed, CopyAhead)
 """The classes of built-in policies, which run without a guard."""
 
 SETTINGS: dict[str, PolicyEntry] = {
-    "discard": PolicyEntry(lambda known: discard(), chunked_prefill=False),
-    "improved_discard": PolicyEntry(lambda known: improved_discard(), chunked_prefill=False),
-    "preserve": PolicyEntry(lambda known: preserve(), chunked_prefill=False),
-    "swap": PolicyEntry(lambda known: swap(), chunked_prefill=False),
-    "chunked_discard": PolicyEntry(lambda known: improved_discard()),
-    "budgeted_swap": PolicyEntry(lambda known: _min_waste(known, keep_none)),
-    "heuristic_preserve": PolicyEntry(lambda known: _min_waste(known, keep_short_kinds)),
+    "discard": PolicyEntry(lambda inputs: discard(), chunked_prefill=False),
+    "improved_discard": PolicyEntry(lambda inputs: improved_discard(), chunked_prefill=False),
+    "preserve": PolicyEntry(lambda inputs: preserve(), chunked_prefill=False),
+    "swap": PolicyEntry(lambda inputs: swap(), chunked_prefill=False),
+    "chunked_discard": PolicyEntry(lambda inputs: improved_discard()),
+    "budgeted_swap": PolicyEntry(lambda inputs: _min_waste(inputs, keep_none)),
+    "heuristic_preserve": PolicyEntry(lambda inputs: _min_waste(inputs, keep_short_kinds)),
     "min_waste": PolicyEntry(_min_waste),
-    "lru": PolicyEntry(lambda known: LeastRecentlyUsed(writes_through=False)),
-    "lru_host": PolicyEntry(lambda known: LeastRecentlyUsed(writes_through=True)),
-    "copy_ahead": PolicyEntry(lambda known: CopyAhead(known.estimator, known.cost.swap_s)),
+    "lru": PolicyEntry(lambda inputs: LeastRecentlyUsed(writes_through=False)),
+    "lru_host": PolicyEntry(lambda inputs: LeastRecentlyUsed(writes_through=True)),
+    "copy_ahead": PolicyEntry(lambda inputs: CopyAhead(inputs.estimator, inputs.cost.swap_s)),
 }
 """The policies by name. The paper's ablation is discard, improved_discard, chunked_discard, budgeted_swap, heuristic_preserve
 and min_waste, in this order."""

@@ -85,14 +85,14 @@ class PreemptedSequences:
             action = cheaper(self._cost, sequence.context.ready, self._chunk_tokens)
         together = pages_per_copy(self._cost, self._page_size) if action is Action.SWAP else 1
         moves = batched(_tail_first(sequence, action), together)
-        one = _Preempted(sequence, sequence.preemptions, sequence.paused_s, moves)
+        preempted = _Preempted(sequence, sequence.preemptions, sequence.paused_s, moves)
         self._waiting = [other for other in self._waiting if other.waits and other.sequence is not sequence]
-        self._waiting.append(one)
-        self._waiting.sort(key=lambda one: -one.sequence.order)
+        self._waiting.append(preempted)
+        self._waiting.sort(key=lambda preempted: -preempted.sequence.order)
 
     def victims(self) -> Iterator[tuple[Move, ...]]:
         """Evictions that were not proposed before, in groups that go together: youngest sequence first, tail first."""
-        return chain.from_iterable(one.moves for one in self._waiting if one.waits)
+        return chain.from_iterable(preempted.moves for preempted in self._waiting if preempted.waits)
 
 
 def _tail_first(sequence: Sequence, action: Action) -> Iterator[Move]:

@@ -149,20 +149,19 @@ class Profile:
 
     def link_tokens(self, seconds: float) -> int:
         """Tokens that the link moves in so many seconds, whichever way they go: its rate in the worse direction."""
+        rate = min(self.link_out_tokens_per_s, self.link_in_tokens_per_s, self.link_both_tokens_per_s)
         if not self.copy_s:
-            return int(self._link_tokens_per_s * seconds)
+            return int(rate * seconds)
         if not self.copy_tokens:
-            return max(0, int(self._link_tokens_per_s * (seconds - self.copy_s)))
-        copy_s = self.copy_s * self._link_tokens_per_s / self.copy_tokens
-        return int(self._link_tokens_per_s * seconds / (1.0 + copy_s))
+            return max(0, int(rate * (seconds - self.copy_s)))
+        return int(rate * seconds / (1.0 + self.copy_s * rate / self.copy_tokens))
 
     def swap_s(self, num_tokens: int) -> float:
         """T_swap: seconds to move the KV of so many tokens one way, behind nothing, in copies as large as they get."""
         if not num_tokens:
             return 0.0
-        if not self._link_tokens_per_s:
-            return math.inf
-        return num_tokens / self._link_tokens_per_s + self.copies_s(num_tokens)
+        rate = min(self.link_out_tokens_per_s, self.link_in_tokens_per_s, self.link_both_tokens_per_s)
+        return num_tokens / rate + self.copies_s(num_tokens) if rate else math.inf
 
     def copies_s(self, num_tokens: int) -> float:
         """The part of `swap_s` that grows with the number of copies and not with their bytes: `copies · c0`."""
@@ -179,10 +178,6 @@ class Profile:
         """Pairs of a chunk's query tokens and the tokens that they attend to, as far as the step's price lacks them."""
         within = 0.0 if self.source == "measured" else num_tokens / 2
         return (start + within) * num_tokens
-
-    @property
-    def _link_tokens_per_s(self) -> float:
-        return min(self.link_out_tokens_per_s, self.link_in_tokens_per_s, self.link_both_tokens_per_s)
 
     def save(self, path: str | Path) -> None:
         """Write the profile where `load_profile` can read it."""

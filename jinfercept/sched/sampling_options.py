@@ -45,5 +45,5 @@ def draw_options(params: SamplingParams, end_token_ids: frozenset[int]) -> DrawO
     filtered = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
     if not remembered and not filtered and params.logprobs is None and not params.forced_output_ids:
         return None
-    held = tuple(sorted(end_token_ids)) if params.min_tokens else ()
-    return DrawOptions(params, held, remembered)
+    end_tokens = tuple(sorted(end_token_ids)) if params.min_tokens else ()
+    return DrawOptions(params, end_tokens, remembered)

@@ -245,7 +245,7 @@ class Scheduler:
         self._queues.rank(now)
         context_tokens = sum([len(sequence.tokens) + sequence.pending for sequence in self.running])
         hidden = self._budget.link_tokens(len(self.running), context_tokens)
-        builder = PlanBuilder(now, hidden, self._largest, context_tokens, tenants_compete=self._fair.charge(now))
+        builder = PlanBuilder(now, hidden, self._largest, context_tokens, self._fair.charge(now), self._largest)
         for sequence in self.running:
             sequence.planned = False
         if self._whole_prompts:
@@ -254,7 +254,7 @@ class Scheduler:
             self._admit_entitled(builder)
         if not self._whole_prompts or not builder.chunks:
             self._run_all(builder)
-        if not self._whole_prompts:
+        if self.waiting and not self._whole_prompts:
             self._admit_all(builder)
         self.speculation.extend(builder)
         builder.link_tokens += self._budget.link_tokens(self._largest - builder.query_tokens, context_tokens) - hidden

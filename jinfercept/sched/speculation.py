@@ -151,17 +151,17 @@ class Speculation:
         if builder.stalled or not self._limits.num_drafts:
             return
         decoding = [place for place, (_, chunk) in enumerate(builder.chunks) if _decodes(chunk)]
-        found = [(place, drafts) for place in decoding if (drafts := self._draft(builder.chunks[place][0]))]
-        if not found:
+        drafted = [(place, drafts) for place in decoding if (drafts := self._draft(builder.chunks[place][0]))]
+        if not drafted:
             return
         used, most = builder.bucket_tokens - builder.query_tokens, builder.query_tokens
         if len(decoding) < len(builder.chunks):
             most = self._budget.bucket(used) - used
-        sequences = [builder.chunks[place][0] for place, _ in found]
+        sequences = [builder.chunks[place][0] for place, _ in drafted]
         depths = self._depths(
-            sequences, [len(drafts) for _, drafts in found], len(decoding), used, most, builder.context_tokens
+            sequences, [len(drafts) for _, drafts in drafted], len(decoding), used, most, builder.context_tokens
         )
-        for (place, drafts), depth in zip(found, depths, strict=True):
+        for (place, drafts), depth in zip(drafted, depths, strict=True):
             sequence, chunk = builder.chunks[place]
             first = chunk.start + 1
             depth = self._kv.place(sequence.context, first, first + depth) - first
@@ -215,8 +215,8 @@ class Speculation:
         """Drafts that follow the known tokens of a sequence, within its limits; its next token is planned already."""
         if not sequence.may_draft:
             return ()
-        known = len(sequence.tokens)
-        room = min(sequence.max_tokens - sequence.generated, self._max_model_len - known) - 1
+        num_tokens = len(sequence.tokens)
+        room = min(sequence.max_tokens - sequence.generated, self._max_model_len - num_tokens) - 1
         count = min(self._limits.num_drafts, room)
         if count <= 0:
             return ()

@@ -119,6 +119,8 @@ class PlanMover(Mover):
             pages = sequence.context.pages
             if action is Action.COPY:
                 pages = (page for page in pages if page.residency is Residency.DIRTY)
+        if action is Action.COPY and not self._transfers.room(self._builder):  # as mostly: the link is full
+            return all(page.host is not None for page in pages)
         moved = True
         for page in pages:
             self._transfers.move(self._builder, Move(sequence, page, action, why))

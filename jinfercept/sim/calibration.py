@@ -20,11 +20,11 @@ def calibration_plot(records: Sequence[DecisionFile], path: str | Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4.5 * len(records)), layout="constrained")
-    for (durations, waste), one in zip(figure.subplots(len(records), 2, squeeze=False), records, strict=True):
-        title = " ".join(str(one.run[name]) for name in ("policy", "estimator") if name in one.run)
-        _draw_durations(durations, one)
+    for (durations, waste), record in zip(figure.subplots(len(records), 2, squeeze=False), records, strict=True):
+        title = " ".join(str(record.run[name]) for name in ("policy", "estimator") if name in record.run)
+        _draw_durations(durations, record)
         durations.set_title(f"{title}: durations")
-        _draw_waste(waste, one)
+        _draw_waste(waste, record)
         waste.set_title(f"{title}: waste of an interception")
         for axes in (durations, waste):
             axes.grid(alpha=0.3)
@@ -36,8 +36,10 @@ def _draw_durations(axes: "Axes", records: DecisionFile) -> None:
     quantiles = records.run["quantiles"]
     axes.plot((0, 1), (0, 1), color="black", linewidth=0.6, linestyle=":", label="perfect")
     for age_s, looks in sorted(records.checks[ALL].items()):
-        found = duration_summary(looks, quantiles)
-        axes.plot(quantiles, found["returned"].values(), marker=".", label=f"at {age_s:g} s ({found['calls']:,} calls)")
+        returned = duration_summary(looks, quantiles)
+        axes.plot(
+            quantiles, returned["returned"].values(), marker=".", label=f"at {age_s:g} s ({returned['calls']:,} calls)"
+        )
     axes.set(xlabel="predicted quantile of the time still to come", ylabel="share that had returned by then")
 
 

@@ -117,11 +117,11 @@ def _compare(
 ) -> None:
     """Add an interception that returned, and its forecasts, to those of its tools and of all."""
     _numbers((line["predicted_token_s"], line["actual_token_s"], *(line["actual"][part] for part in PauseCost._fields)))
-    found = list(_checks(line, run))
+    forecasts = list(_checks(line, run))
     for name in (ALL, "+".join(line["tools"]) or "none"):
         outcomes.setdefault(name, []).append(line)
         by_age = checks.setdefault(name, {})
-        for age_s, check in found:
+        for age_s, check in forecasts:
             by_age.setdefault(age_s, []).append(check)
 
 

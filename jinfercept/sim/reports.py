@@ -28,11 +28,11 @@ def latency_ms(report: Mapping[str, Any]) -> float | None:
 
 def percentiles(values: Iterable[float | None], percents: Sequence[int]) -> dict[str, float] | None:
     """`mean` and the percentiles `p50`, … of the values, Nones left out; None if there are none."""
-    found = sorted(value for value in values if value is not None)
-    if not found:
+    ordered = sorted(value for value in values if value is not None)
+    if not ordered:
         return None
-    return {"mean": fmean(found)} | {
-        f"p{percent}": found[min(len(found) - 1, len(found) * percent // 100)] for percent in percents
+    return {"mean": fmean(ordered)} | {
+        f"p{percent}": ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] for percent in percents
     }
 
 
@@ -40,8 +40,8 @@ def over_seeds(
     reports: Iterable[Mapping[str, Any]], value: Callable[[Mapping[str, Any]], float | None]
 ) -> Range | None:
     """Range of a value over reports, without those that failed or lack it; None if no report is left."""
-    found = [number for report in reports if "error" not in report and (number := value(report)) is not None]
-    return Range(fmean(found), min(found), max(found)) if found else None
+    numbers = [number for report in reports if "error" not in report and (number := value(report)) is not None]
+    return Range(fmean(numbers), min(numbers), max(numbers)) if numbers else None
 
 
 def group[K](reports: Iterable[dict[str, Any]], key: Callable[[Mapping[str, Any]], K]) -> dict[K, list[dict[str, Any]]]:
@@ -52,16 +52,16 @@ def group[K](reports: Iterable[dict[str, Any]], key: Callable[[Mapping[str, Any]
     return groups
 
 
-def write_json(path: str | Path, found: Any) -> None:
+def write_json(path: str | Path, value: Any) -> None:
     """Write a value as JSON; numbers that are not finite become null."""
-    Path(path).write_text(json.dumps(_finite(found), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    Path(path).write_text(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

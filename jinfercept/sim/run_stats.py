@@ -106,13 +106,13 @@ class RunStats:
             tenant_of: tenant of each request, by its id; with several tenants the report has their `tenant_ttft_s`.
             warm_up_s: what arrives in these first seconds is in no latency and in no goodput.
         """
-        asked = {request.id: (at_s, request) for at_s, request in requests}
+        submitted = {request.id: (at_s, request) for at_s, request in requests}
         abandoned = {request.id for _, request in requests if not ever_returns(request)}
         paper, strict, first, latency, alive_s, num_good = [], [], [], [], 0.0, 0
         tenant_of = tenant_of or {}
         tenants: dict[str, list[float]] = {tenant: [] for tenant in tenant_of.values()}
         for output in (*played.outputs, *played.aborted):
-            at_s, request = asked[output.request_id]
+            at_s, request = submitted[output.request_id]
             arrival_s = played.started_s + at_s
             completion, metrics = output.outputs[0], output.metrics
             generated, tokens = completion.num_generated, len(completion.token_ids)

@@ -127,11 +127,11 @@ class Simulation:
         check_choice(self._scheduled_policy)
         self._estimator()
         check_order_choice(self.order)
-        held = self.kv_tokens // self.page_size * self.page_size
-        if held < self.max_model_len and self.policy != "bound":
+        num_tokens = self.kv_tokens // self.page_size * self.page_size
+        if num_tokens < self.max_model_len and self.policy != "bound":
             raise ConfigError(
                 "a sequence must fit",
-                got=f"kv_tokens={self.kv_tokens}, which is {held} in whole pages of {self.page_size}",
+                got=f"kv_tokens={self.kv_tokens}, which is {num_tokens} in whole pages of {self.page_size}",
                 fix=f"at least {self.max_model_len}",
             )
         if not 0.0 <= self.shared_prefix <= 1.0:
@@ -276,10 +276,10 @@ class Simulation:
         synchronous = build.policy.synchronous and not (self.policy == "free_pause" or self.overlaps)
         recording = None
         if records:
-            asked = self._estimator()
+            log_estimator = self._estimator()
             run = {"policy": self.policy_name, "estimator": self.estimator_name, "profile": self.profile.name}
             run |= {"kv_tokens": self.kv_tokens, "host_tokens": self.host_tokens, "page_size": self.page_size}
-            recording = Recording(records, clock.now, kv, build.known, asked, synchronous=synchronous, run=run)
+            recording = Recording(records, clock.now, kv, build.known, log_estimator, synchronous=synchronous, run=run)
         log = RequestLog(clock.now)
         if recording is not None:
             log.tell(recording.fold)

@@ -61,8 +61,8 @@ def check_order(order: OrderChoice) -> OrderReport:
     name, num_keys, num_overtaken, num_scenarios = label(order), 0, 0, 0
     for title, scenario in scenarios():
         for depth in (0, 1):
-            one = replace(scenario, order=order, depth=depth)
-            watched = _check(name, f"{title}, pipeline depth {depth}", one)
+            trial = replace(scenario, order=order, depth=depth)
+            watched = _check(name, f"{title}, pipeline depth {depth}", trial)
             num_scenarios += 1
             if watched is not None:
                 num_keys, num_overtaken = num_keys + watched.num_keys, num_overtaken + watched.num_overtaken

@@ -67,8 +67,8 @@ def check_policy(policy: PolicyChoice) -> PolicyReport:
     name, num_plans, num_moves, num_scenarios = label(policy), 0, 0, 0
     for title, scenario in scenarios():
         for depth in (0, 1):
-            one = replace(scenario, policy=policy, depth=depth)
-            plans, moves = _check(name, f"{title}, pipeline depth {depth}", one)
+            trial = replace(scenario, policy=policy, depth=depth)
+            plans, moves = _check(name, f"{title}, pipeline depth {depth}", trial)
             num_plans, num_moves, num_scenarios = num_plans + plans, num_moves + moves, num_scenarios + 1
     return PolicyReport(name, num_scenarios, num_plans, num_moves)
 
