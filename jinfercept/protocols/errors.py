@@ -24,7 +24,6 @@ class ApiError(HTTPException):
         message: for people.
         param: the wrong field of the body, `messages[0].content` for example.
         code: for programs, as OpenAI defines them.
-        headers: of the response.
         details: for programs, in the error object of Anthropic's protocol.
     """
 

@@ -137,8 +137,6 @@ def round_reports(
     """Reports on one round; calls without results are running.
 
     Args:
-        number: of the round.
-        calls: of the round.
         results: of the calls, once they have ended.
         pause: of the request, once it has ended.
     """

@@ -65,7 +65,6 @@ class Service:
     Args:
         llm: generates; its caller closes it.
         model: path or name of the model on the command line.
-        options: of the server.
         tools: that the server runs; their caller closes them.
         database: of the stored state, closed with the service; None: the one of the options.
 
@@ -79,12 +78,9 @@ class Service:
         keys: the API keys.
         ignored: unknown fields of bodies that were logged.
         chat_template: source of the template that replaces the model's; None: the model's.
-        database: of the stored state.
         server: this server in the database.
-        responses: the stored responses.
         tool_history: turns with calls of the server's tools that clients do not see.
         inbox: where calls wait for a person; None if there is no person tool.
-        pending_calls: the asynchronous calls that run.
         tracing: traces of requests; None: there are none.
         refused: answers of status 429, by the code of their error.
     """
@@ -224,7 +220,6 @@ class Service:
         In a full queue every key may still have an equal share, so that one key cannot shut out others.
 
         Args:
-            tenant: of the requests.
             number: of requests that one body makes.
         """
         most = self.options.max_queue_len
@@ -268,7 +263,6 @@ class Service:
 
         Args:
             request: has the tenant and the size of its body.
-            work: the function.
             number: requests that it makes, for which the queue has to have room.
             num_bytes: size of its input besides the body.
 

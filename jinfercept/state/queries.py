@@ -26,7 +26,6 @@ class ServerClock(NamedTuple):
     """A server, and when it takes others for lost.
 
     Attributes:
-        server_id: of this server.
         lost_s: seconds without a heartbeat after which a server is lost.
     """
 

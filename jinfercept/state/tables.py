@@ -154,7 +154,6 @@ class InboxRow(StateTable):
     """A call that waits for a person at some server.
 
     Attributes:
-        tenant: of the request.
         server_id: the server that runs the call.
         call: document of the call.
         answer: document of the answer that another server has taken; None before.

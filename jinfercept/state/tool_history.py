@@ -63,7 +63,6 @@ class ToolHistory:
         """Store the turns of an answer.
 
         Args:
-            tenant: of the request.
             salt: derived from the tenant; the entry is found only with the same one.
             asked: messages of the conversation before the answer, from the client.
             turns: messages of the assistant and results of its calls.

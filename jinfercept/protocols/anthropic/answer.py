@@ -41,16 +41,10 @@ class MessageAnswer:
     """The message for one body.
 
     Args:
-        name: id of the message.
-        model: name of the model in the body.
-        body: of the HTTP request.
         requests: the one request made of the body.
         tool_calls: runs the calls of the server's tools.
         is_kept: whether the usage reports the computed tokens as retained ones.
         details: fields of the log line; filled in as they become known.
-
-    Attributes:
-        usage: counts the tokens.
     """
 
     def __init__(
@@ -78,11 +72,7 @@ class MessageAnswer:
         )
 
     async def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
-        """The whole message; pending calls of the server's tools are run first.
-
-        Args:
-            outputs: by request id.
-        """
+        """The whole message; pending calls of the server's tools are run first."""
         [output] = outputs.values()
         output = await self._tool_calls.settled(output)
         self.usage.add(output)

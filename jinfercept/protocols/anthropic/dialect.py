@@ -66,7 +66,6 @@ def anthropic_error(
         status: HTTP status.
         message: for people.
         param: the wrong field, which the message names at its beginning.
-        request_id: of the request.
         details: for programs.
     """
     if param and not message.startswith(param):

@@ -36,7 +36,6 @@ class _StreamedChoice:
     """One of `n` streamed answers.
 
     Attributes:
-        index: of the choice.
         state: of its message.
         begun: whether its first chunk is sent.
         token_ids, logprobs: reported with the next chunk.
@@ -54,16 +53,8 @@ class ChatAnswer:
     """The chat completion for one body.
 
     Args:
-        name: id of the completion.
-        model: name of the model in the body.
-        body: of the HTTP request.
-        requests: made of the body.
         tool_calls: runs the calls of the server's tools.
-        tokenizer: of the model.
         details: fields of the log line; filled in as they become known.
-
-    Attributes:
-        usage: counts the tokens.
     """
 
     def __init__(
@@ -90,11 +81,7 @@ class ChatAnswer:
         }
 
     async def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
-        """The whole completion; pending calls of the server's tools are run first.
-
-        Args:
-            outputs: by request id.
-        """
+        """The whole completion; pending calls of the server's tools are run first."""
         settled = await asyncio.gather(*map(self._tool_calls.settled, outputs.values()))
         for output in settled:
             self.usage.add(output)

@@ -54,15 +54,9 @@ class CompletionAnswer:
     """The text completion for one body.
 
     Args:
-        name: id of the completion.
-        model: name of the model in the body.
-        body: of the HTTP request.
         requests: made of the body; forks follow the request they are forked from.
         tokenizer: of the model; None if it has none.
         details: fields of the log line; filled in as they become known.
-
-    Attributes:
-        usage: counts the tokens.
     """
 
     def __init__(

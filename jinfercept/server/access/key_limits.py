@@ -64,8 +64,6 @@ class KeyLimits:
         """Take requests of a key.
 
         Args:
-            tenant: of the key.
-            number: of requests.
             preparing: requests of the key that are not submitted yet.
 
         Raises:
@@ -94,9 +92,7 @@ class KeyLimits:
         """Requests of a key are submitted: count them as in progress, and their prompts.
 
         Args:
-            tenant: of the key.
             submission: unique while they are in progress.
-            number: of requests.
             num_tokens: of the prompts.
         """
         use = self._use(tenant)

@@ -49,7 +49,6 @@ class AccessLog:
     """ASGI middleware.
 
     Args:
-        app: the wrapped application.
         service: counts the requests.
     """
 

@@ -33,7 +33,6 @@ class EventStream(Response):
     Args:
         events: encoded events; the generator is closed when the client disconnects.
         close: called at the end, even if the client disconnects before the first event is generated.
-        form: of the protocol.
         keep_alive_s: seconds without an event after which `form.keep_alive` is sent, so that proxies keep the connection.
     """
 

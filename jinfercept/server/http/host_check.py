@@ -24,8 +24,6 @@ class HostCheck:
     """ASGI middleware. A request that names no host, as HTTP/1.0 allows, is served: no web page sends one.
 
     Args:
-        app: the wrapped application.
-        hosts: the allowed hosts.
         origins: of web pages that may use the server, `*` for all.
     """
 

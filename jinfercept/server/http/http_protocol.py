@@ -250,7 +250,6 @@ class LingeringTransport:
     other attributes are those of the wrapped transport.
 
     Args:
-        transport: the wrapped transport.
         loop: runs the timers.
         flush_timeout_s: seconds after any close until the socket is closed even if written data are unsent.
     """

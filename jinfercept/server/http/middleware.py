@@ -16,11 +16,7 @@ _NAMES = ("x-request-id", "request-id")
 
 @final
 class HeadRequests:
-    """ASGI middleware around an application that knows no HEAD.
-
-    Args:
-        app: the wrapped application.
-    """
+    """ASGI middleware around an application that knows no HEAD."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -44,8 +40,6 @@ def add_middleware(app: FastAPI, options: ServerOptions, counter: RequestCounter
     answer HEAD as GET.
 
     Args:
-        app: the application.
-        options: of the server.
         counter: counts the requests in progress.
         shown: further headers of responses that web pages may read.
     """

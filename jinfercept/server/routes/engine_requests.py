@@ -41,12 +41,10 @@ class RequestHints:
     """The hints of one request.
 
     Attributes:
-        tenant: of the request.
         salt: of its pages and its session, which are found only with the same salt.
         session_id: of the session that a follow-up names; None without one.
         expected_s: seconds until the follow-up; None if unknown.
         priority: smaller ones are served first; within the range of the key.
-        weight: of the key.
         release: no follow-up comes, so the context is not retained.
         follows: id of the finished request that this one continues.
     """
@@ -110,9 +108,6 @@ def with_hints(requests: Sequence[Request], hints: RequestHints) -> list[Request
 def async_calls(service: Service, body: Extensions, tenant: str) -> AsyncCalls | None:
     """How a body's calls run while its requests go on, within the limits of the server; None if it does not say so.
 
-    Args:
-        tenant: of the requests.
-
     Raises:
         ApiError: 400, for a limit above the server's, marks of reasoning that are not known, and a body without server tools.
     """
@@ -148,7 +143,6 @@ def sampling_params(
         max_tokens: maximum tokens to generate; None: the default of the checkpoint, or up to the length of a sequence.
         logprobs: number of most likely tokens to report for each; None: no report.
         service: has the vocabulary and the grammar compiler.
-        tenant: of the request.
 
     Raises:
         ApiError: 400, with the field.
@@ -238,11 +232,7 @@ def _field_of(error: RequestError) -> str | None:
 
 
 def check_requests(service: Service, requests: Sequence[Request], param: str) -> None:
-    """Raise 400 for requests that the engine refuses, for example for a prompt that leaves no room for an answer.
-
-    Args:
-        param: field of the prompts.
-    """
+    """Raise 400 for requests that the engine refuses, for example for a prompt that leaves no room for an answer."""
     for request in requests:
         check_length(service, len(request.prompt_token_ids), param)
         try:
@@ -259,11 +249,7 @@ def check_length(service: Service, num_tokens: int, param: str) -> None:
 
 
 class Answer(Protocol):
-    """An answer in the shapes of a protocol, made of the outputs of its requests or of their events.
-
-    Attributes:
-        usage: counts the tokens.
-    """
+    """An answer in the shapes of a protocol, made of the outputs of its requests or of their events."""
 
     usage: UsageCount
 
@@ -292,7 +278,6 @@ async def answered(
 
     Args:
         stream: whether the body requests server-sent events.
-        form: of the stream.
 
     Raises:
         ApiError: 499 if the client disconnects, 503 if the server aborts a request, 500 if the engine fails one.

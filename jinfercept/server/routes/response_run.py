@@ -38,7 +38,6 @@ class Generation:
 
     Attributes:
         stream: events of the request, with the transcript of its chat.
-        writer: of the response.
         stored: the response, with its input.
     """
 
