@@ -52,7 +52,7 @@ def cached_by_a_session_among_strangers(name: str, estimator: Estimator, num_pag
         clock=clock,
         estimator=estimator,
     )
-    found, mine = 0, list(range(40))
+    num_cached, own_tokens = 0, list(range(40))
 
     def strangers(number: int) -> None:
         for _ in range(number):
@@ -62,11 +62,11 @@ def cached_by_a_session_among_strangers(name: str, estimator: Estimator, num_pag
 
     strangers(12)
     for turn in range(10):
-        [output] = served(engine, ask(f"mine {turn}", mine, 4, follow_up=FollowUp("mine")))
-        found += output.num_cached_tokens
-        mine = [*stream(output), turn]
+        [output] = served(engine, ask(f"mine {turn}", own_tokens, 4, follow_up=FollowUp("mine")))
+        num_cached += output.num_cached_tokens
+        own_tokens = [*stream(output), turn]
         strangers(4)
-    return found
+    return num_cached
 
 
 @pytest.mark.parametrize("num_pages", [56, 64])
@@ -75,8 +75,8 @@ def test_a_session_finds_as_much_among_strangers_as_if_the_least_recently_used_w
     num_pages: int, num_host_pages: int
 ) -> None:
     ours = cached_by_a_session_among_strangers("copy_ahead", HistoryEstimator(), num_pages, num_host_pages)
-    theirs = cached_by_a_session_among_strangers("lru", ElapsedEstimator(), num_pages, num_host_pages)
-    assert ours >= theirs > 500
+    strangers_tokens = cached_by_a_session_among_strangers("lru", ElapsedEstimator(), num_pages, num_host_pages)
+    assert ours >= strangers_tokens > 500
 
 
 def test_what_has_lost_its_last_page_is_kept_no_more() -> None:
@@ -103,7 +103,7 @@ def test_the_one_kept_longest_goes_when_there_are_too_many_and_each_when_its_tim
 def test_a_tenant_that_keeps_many_contexts_costs_another_none() -> None:
     retain = partial(RetainedContexts, max_contexts=6)
     engine = make_engine(policy("copy_ahead"), num_pages=80, retain=retain)
-    mine = [
+    own_tokens = [
         served(engine, ask(f"mine{number}", [50 + number] * 10, follow_up=FollowUp(f"s{number}"), **POLITE))[0]
         for number in range(3)
     ]
@@ -111,7 +111,7 @@ def test_a_tenant_that_keeps_many_contexts_costs_another_none() -> None:
         served(engine, ask(f"r{number}", [number] * 10, follow_up=FollowUp(f"s{number % 5}"), **HOSTILE))
         served(engine, ask(f"more{number}", [number] * 10, follow_up=FollowUp(), **HOSTILE))
     assert engine.num_retained == 6
-    for number, output in enumerate(mine):
+    for number, output in enumerate(own_tokens):
         follow = ask(f"again{number}", [*stream(output), 1], follow_up=FollowUp(f"s{number}"), **POLITE)
         [again] = served(engine, follow)
         assert again.retained is not None
@@ -120,13 +120,13 @@ def test_a_tenant_that_keeps_many_contexts_costs_another_none() -> None:
 
 def test_a_tenant_finds_and_drops_no_context_of_another_even_with_the_same_salt() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=80)
-    [mine] = served(engine, ask("mine", [1] * 10, follow_up=FollowUp("s"), tenant="polite"))
-    stolen = ask("theirs", [*stream(mine), 1], follow_up=FollowUp("s"), follows="mine", tenant="hostile")
-    [theirs] = served(
+    [own_tokens] = served(engine, ask("mine", [1] * 10, follow_up=FollowUp("s"), tenant="polite"))
+    stolen = ask("theirs", [*stream(own_tokens), 1], follow_up=FollowUp("s"), follows="mine", tenant="hostile")
+    [strangers_tokens] = served(
         engine, stolen, ask("other", [2] * 10, follow_up=FollowUp("s"), follows="mine", tenant="hostile")
     )[:1]
-    assert (theirs.retained, engine.num_retained) == (None, 2)
-    [again] = served(engine, ask("again", [*stream(mine), 1], follow_up=FollowUp("s"), tenant="polite"))
+    assert (strangers_tokens.retained, engine.num_retained) == (None, 2)
+    [again] = served(engine, ask("again", [*stream(own_tokens), 1], follow_up=FollowUp("s"), tenant="polite"))
     assert again.retained is not None
 
 
@@ -149,7 +149,7 @@ def test_among_contexts_of_one_prompt_that_of_the_most_tokens_is_found_with_few_
     assert engine.num_retained == 21
     compared: list[int] = []
     monkeypatch.setattr(
-        "jinfercept.engine.retained_contexts.eq", lambda one, other: compared.append(one) or one == other
+        "jinfercept.engine.retained_contexts.eq", lambda token, other: compared.append(token) or token == other
     )
     [second] = served(engine, ask("second", [*stream(first), 5], follow_up=FollowUp()))
     assert second.retained is not None

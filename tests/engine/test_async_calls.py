@@ -311,8 +311,8 @@ def test_no_call_is_lost_and_none_is_answered_twice(
     assert [line for line in dispatcher.log if line.startswith("start")] == [f"start {name}" for name in called]
     spans = [interrupt.span for interrupt in output.interrupts]
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
-    told = [token for e in events if e.request_id == "a" for token in tokens_of(e)]
-    assert told == output.token_ids
+    streamed = [token for e in events if e.request_id == "a" for token in tokens_of(e)]
+    assert streamed == output.token_ids
     occupancy = engine.scheduler.kv.occupancy()
     assert (occupancy.used, occupancy.paused) == (0, 0)
 
@@ -323,8 +323,8 @@ def frames_begun(markup: ContextMarkup, tokenizer: Tokenizer, output: Completion
     read = {index for interrupt in output.interrupts for index in range(*interrupt.span)}
     for index, token in enumerate(output.token_ids):
         if index not in read:
-            found = watch.feed(index, token, tokenizer.token_text(token))
-            spans += [frame.span for frame in found if not isinstance(frame, TrapFrame)]
+            frames = watch.feed(index, token, tokenizer.token_text(token))
+            spans += [frame.span for frame in frames if not isinstance(frame, TrapFrame)]
             spans += [frame.span for frame in (watch.end() if token in tokenizer.eos_token_ids else ())]
     return sorted([*spans, *(frame.span for frame in watch.end())])
 

@@ -115,16 +115,16 @@ def request(name: str, grammar: Any = None, calls: dict[int, list[int]] | None =
     return Request(name, prompt, params, TOOLS, detector, grammar=grammar)
 
 
-def alone(asked: Request, limit: int) -> tuple[list[int], str]:
+def alone(constrained: Request, limit: int) -> tuple[list[int], str]:
     """The stream, and why it ends, of a request that nothing disturbs."""
-    params = asked.params
+    params = constrained.params
     end = frozenset(params.stop_token_ids or ()) | frozenset(() if params.ignore_eos else EOS)
-    grammar, context, stream, generated = asked.grammar, list(asked.prompt_token_ids), [], 0
+    grammar, context, stream, generated = constrained.grammar, list(constrained.prompt_token_ids), [], 0
     constraint = grammar.constrain(end) if grammar else None
-    script = asked.detector.script if isinstance(asked.detector, ScriptedDetector) else {}
+    script = constrained.detector.script if isinstance(constrained.detector, ScriptedDetector) else {}
     while True:
         words = constraint.allowed() if constraint else None
-        if constraint and constraint.ended and not (asked.detector and end):
+        if constraint and constraint.ended and not (constrained.detector and end):
             return stream, "stop"
         token = next_token(context, words)
         if constraint:
@@ -135,7 +135,7 @@ def alone(asked: Request, limit: int) -> tuple[list[int], str]:
         calls = script.get(generated, ())
         if token in end and not (calls and token in EOS):
             return stream, "stop"
-        if constraint and constraint.ended and not calls and not (asked.detector and end):
+        if constraint and constraint.ended and not calls and not (constrained.detector and end):
             return stream, "stop"
         if generated == params.max_tokens or len(context) >= limit:
             return stream, "length"
@@ -161,9 +161,9 @@ def engine_of(policy: str = "preserve", **options: Any) -> Engine:
 
 def check(outputs: dict[str, RequestOutput], requests: list[Request], limit: int) -> list[CompletionOutput]:
     """Each request wrote what it writes alone."""
-    completions = [outputs[asked.id].outputs[0] for asked in requests]
-    for asked, completion in zip(requests, completions, strict=True):
-        assert (completion.token_ids, completion.finish_reason) == alone(asked, limit)
+    completions = [outputs[constrained.id].outputs[0] for constrained in requests]
+    for constrained, completion in zip(requests, completions, strict=True):
+        assert (completion.token_ids, completion.finish_reason) == alone(constrained, limit)
     return completions
 
 
@@ -202,7 +202,8 @@ def test_constrained_requests_write_what_they_write_alone(policy: str, depth: in
         completions = check(run_all(engine, requests), requests, limit=40)
         preempted += engine.scheduler.counters.preemptions
         reasons |= {
-            (asked.grammar is None, done.finish_reason) for asked, done in zip(requests, completions, strict=True)
+            (constrained.grammar is None, done.finish_reason)
+            for constrained, done in zip(requests, completions, strict=True)
         }
     assert len(reasons) == 4
     assert preempted > 0
@@ -248,8 +249,8 @@ def test_a_text_cut_by_max_tokens_says_length_and_one_complete_with_its_last_tok
 
 @DEPTHS
 def test_a_constraint_goes_on_after_a_call_and_knows_nothing_of_what_it_returned(depth: int) -> None:
-    asked = request("one", Counting(9, 9), {3: [90, 91], 5: []})
-    (output,) = check(run_all(engine_of(depth=depth), [asked]), [asked], limit=160)
+    constrained = request("one", Counting(9, 9), {3: [90, 91], 5: []})
+    (output,) = check(run_all(engine_of(depth=depth), [constrained]), [constrained], limit=160)
     assert output.token_ids[3:5] == [90, 91]
     assert [token % 7 for token in output.token_ids[:3] + output.token_ids[5:11]] == [n % 7 for n in range(9)]
     assert output.num_generated == 10
@@ -262,8 +263,8 @@ def test_a_constraint_goes_on_after_a_call_and_knows_nothing_of_what_it_returned
     ids=["its last token", "its last token, without end tokens", "an end token"],
 )
 def test_a_text_that_a_call_ends_begins_anew_after_it(at: int, options: dict[str, Any], depth: int) -> None:
-    asked = request("one", Counting(4, 4), {at: [90]}, **options)
-    (output,) = check(run_all(engine_of(depth=depth), [asked]), [asked], limit=160)
+    constrained = request("one", Counting(4, 4), {at: [90]}, **options)
+    (output,) = check(run_all(engine_of(depth=depth), [constrained]), [constrained], limit=160)
     assert [token % 7 for token in output.token_ids[at + 1 : at + 5]] == [0, 1, 2, 3]
     assert output.finish_reason == "stop"
     assert len(output.interceptions) == 1

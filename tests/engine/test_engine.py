@@ -155,15 +155,15 @@ def decoded(tokens: list[int]) -> str:
 def ask(tool: Tool, text: str, **options: Any) -> tuple[str, Result]:
     """What the model reads when a tool returns `text`, and the result as reported."""
     engine = serve(preserve(), answer=lambda call: Result(text), num_pages=60, **texts(""), **options)
-    one = request("a", [1], 4, detector=ScriptedDetector({2: [Call("t", "")]}), tools={"t": tool})
-    (interception,) = only(run_all(engine, [one])).interceptions
+    single = request("a", [1], 4, detector=ScriptedDetector({2: [Call("t", "")]}), tools={"t": tool})
+    (interception,) = only(run_all(engine, [single])).interceptions
     first, end = interception.span
     (done,) = interception.results
-    return decoded(run_all_stream(engine, one)[first:end]), done
+    return decoded(run_all_stream(engine, single)[first:end]), done
 
 
-def run_all_stream(engine: Engine, one: Request) -> list[int]:
-    return only(run_all(engine, [replace(one, id="again")])).token_ids
+def run_all_stream(engine: Engine, single: Request) -> list[int]:
+    return only(run_all(engine, [replace(single, id="again")])).token_ids
 
 
 def test_a_text_goes_into_its_template() -> None:
@@ -237,11 +237,11 @@ def test_calls_are_found_in_what_the_model_writes_and_not_in_what_tools_return(d
         answer=lambda call: Result(start + "inside" + stop),
         num_pages=40,
         depth=depth,
-        open_text=lambda one: Letters(),
+        open_text=lambda single: Letters(),
         **texts(""),
     )
-    one = request("a", [1], 5, detector=StopStringDetector([tool]), tools={"t": tool})
-    output = only(run_all(engine, [replace(one, params=replace(one.params, max_tokens=8))]))
+    single = request("a", [1], 5, detector=StopStringDetector([tool]), tools={"t": tool})
+    output = only(run_all(engine, [replace(single, params=replace(single.params, max_tokens=8))]))
     assert output.interceptions[0].calls == (Call("t", decoded(stream[3:4]), (1, 5)),)
     assert output.text == decoded(output.token_ids)
     assert output.text[5:].startswith(start + "inside" + stop)

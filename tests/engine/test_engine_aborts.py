@@ -33,8 +33,8 @@ def aborted(engine: Engine, name: str) -> CompletionOutput:
 
 def assert_only_others_own_pages(engine: Engine) -> None:
     occupancy = engine.scheduler.kv.occupancy()
-    held = {page for sequence in engine.scheduler.unfinished for page in sequence.context.pages if page.device}
-    assert occupancy.used + occupancy.paused == len(held)
+    used_pages = {page for sequence in engine.scheduler.unfinished for page in sequence.context.pages if page.device}
+    assert occupancy.used + occupancy.paused == len(used_pages)
 
 
 @DEPTHS
@@ -96,8 +96,8 @@ def test_random_aborts_leave_the_others_tokens_alone(depth: int) -> None:
         engine = serve(policy, latency=lambda call: 0.01, num_pages=9, num_host_pages=5, depth=depth)
         script = {2: [4, 5], 6: [6] * 3}
         requests = [request(f"r{i}", [1] * 4 + [i] * (i % 7), 10, script) for i in range(10)]
-        for one in requests:
-            engine.submit(one)
+        for aborted in requests:
+            engine.submit(aborted)
         outputs: dict[str, CompletionOutput] = {}
         for _ in range(3000):
             if rng.random() < 0.1:
@@ -108,9 +108,9 @@ def test_random_aborts_leave_the_others_tokens_alone(depth: int) -> None:
             if not engine.has_work:
                 break
         assert len(outputs) == 10
-        for one in requests:
-            expected = uninterrupted(one.prompt_token_ids, one.params, script, 36)
-            got = outputs[one.id]
+        for aborted in requests:
+            expected = uninterrupted(aborted.prompt_token_ids, aborted.params, script, 36)
+            got = outputs[aborted.id]
             assert got.token_ids == expected[: len(got.token_ids)]
             assert got.finish_reason == "abort" or got.token_ids == expected
         assert sum(engine.scheduler.kv.occupancy()[1:3]) == 0

@@ -115,7 +115,7 @@ def test_a_recorder_of_the_wrong_shape_is_refused_and_the_llm_serves_on(llm: LLM
     with pytest.raises(ConfigError, match="record"):
         llm.restart(record=record)
     assert llm.generate(PROMPT, SHORT)[0].outputs[0].finish_reason == "length"
-    llm.restart(record=lambda kv, known: (lambda event: None, ElapsedEstimator()))
+    llm.restart(record=lambda kv, inputs: (lambda event: None, ElapsedEstimator()))
     assert llm.generate(PROMPT, SHORT)[0].outputs[0].finish_reason == "length"
 
 
@@ -233,7 +233,7 @@ def test_a_forked_child_gets_an_error_and_no_hang(llm: LLM) -> None:
     child = os.fork()
     if not child:
         try:
-            said = []
+            messages = []
             for call in (
                 lambda: llm.generate(PROMPT),
                 lambda: llm.restart(),
@@ -244,18 +244,18 @@ def test_a_forked_child_gets_an_error_and_no_hang(llm: LLM) -> None:
                 try:
                     call()
                 except RequestError as error:
-                    said.append(str(error))
-            os.write(writer, "|".join(said).encode())
+                    messages.append(str(error))
+            os.write(writer, "|".join(messages).encode())
         finally:
             os._exit(0)
     os.close(writer)
     try:
         assert select.select([reader], [], [], 60)[0], "the child hangs"
-        said = os.read(reader, 10_000).decode().split("|")
+        messages = os.read(reader, 10_000).decode().split("|")
     finally:
         os.close(reader)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    assert len(said) == 4
-    assert all("only in the process that made it" in one for one in said)
+    assert len(messages) == 4
+    assert all("only in the process that made it" in message for message in messages)
     assert len([event for event in stream if isinstance(event, Finished)]) == 1

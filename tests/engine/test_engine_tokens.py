@@ -115,9 +115,9 @@ def test_any_mix_of_residencies_gives_the_same_tokens(
     engine = serve(
         policy, num_pages=12, num_host_pages=12, depth=depth, chunk_tokens=chunk_tokens, prefix_caching=caching
     )
-    one = request("a", list(range(23)), 6, {3: returned})
-    output = only(run_all(engine, [one]))
-    assert output.token_ids == uninterrupted(one.prompt_token_ids, one.params, {3: returned}, 48)
+    single = request("a", list(range(23)), 6, {3: returned})
+    output = only(run_all(engine, [single]))
+    assert output.token_ids == uninterrupted(single.prompt_token_ids, single.params, {3: returned}, 48)
     (interception,) = output.interceptions
     assert interception.context is not None
     assert sum(interception.context) == 25 + depth, "at depth one the call's own token has its KV"
@@ -132,9 +132,11 @@ def test_everybody_returning_at_once_into_a_full_pool_is_served(policy: str, dep
     requests = [request(f"r{i}", [i] * 9, 12, {4: [i, i + 1], 8: [i] * 5}) for i in range(12)]
     engine = serve(POLICIES[policy](), latency=lambda call: 50.0, num_pages=13, num_host_pages=6, depth=depth)
     outputs = run_all(engine, requests)
-    for i, one in enumerate(requests):
+    for i, single in enumerate(requests):
         script = {4: [i, i + 1], 8: [i] * 5}
-        assert outputs[one.id].outputs[0].token_ids == uninterrupted(one.prompt_token_ids, one.params, script, 52)
+        assert outputs[single.id].outputs[0].token_ids == uninterrupted(
+            single.prompt_token_ids, single.params, script, 52
+        )
 
 
 @DEPTHS
@@ -143,10 +145,10 @@ def test_contexts_as_large_as_the_pool_take_turns(policy: str, depth: int) -> No
     requests = [request(f"r{i}", [i] * (20 + i), 30, {3: [i], 5: []}) for i in range(4)]
     engine = serve(POLICIES[policy](), latency=lambda call: 0.1, num_pages=8, num_host_pages=9, depth=depth)
     outputs = run_all(engine, requests)
-    for i, one in enumerate(requests):
-        output = outputs[one.id].outputs[0]
-        assert output.token_ids == uninterrupted(one.prompt_token_ids, one.params, {3: [i], 5: []}, 32)
-        assert len(one.prompt_token_ids) + len(output.token_ids) == 32
+    for i, single in enumerate(requests):
+        output = outputs[single.id].outputs[0]
+        assert output.token_ids == uninterrupted(single.prompt_token_ids, single.params, {3: [i], 5: []}, 32)
+        assert len(single.prompt_token_ids) + len(output.token_ids) == 32
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -64,26 +64,26 @@ def test_whatever_became_of_a_kept_context_the_tokens_are_those_of_an_undisturbe
         clock=ManualClock(),
         max_model_len=52,
     )
-    said: dict[int, RequestOutput] = {}
+    outputs_of: dict[int, RequestOutput] = {}
     batch: list[tuple[int, Request]] = []
     for number, (who, added, differs, new, how, alone) in enumerate(turns):
-        known = stream(said[who]) if who in said else [who + 1] * 7
-        known = known[: max(1, len(known) - differs)] + [(7 * number + token) % VOCAB for token in range(added)]
-        if len(known) + new >= 52:
+        shared = stream(outputs_of[who]) if who in outputs_of else [who + 1] * 7
+        shared = shared[: max(1, len(shared) - differs)] + [(7 * number + token) % VOCAB for token in range(added)]
+        if len(shared) + new >= 52:
             continue
-        request = ask(f"r{number}", known, new, follow_up=FollowUp(f"s{who}" if how == "session" else ""))
-        if how == "request" and who in said:
-            request = replace(request, follows=said[who].request_id)
+        request = ask(f"r{number}", shared, new, follow_up=FollowUp(f"s{who}" if how == "session" else ""))
+        if how == "request" and who in outputs_of:
+            request = replace(request, follows=outputs_of[who].request_id)
         if how == "stranger":
             request = replace(request, follow_up=None)
         if any(who == other for other, _ in batch):
             continue
         batch.append((who, request))
         if alone:
-            said |= zip([who for who, _ in batch], served(engine, *(each for _, each in batch)), strict=True)
+            outputs_of |= zip([who for who, _ in batch], served(engine, *(each for _, each in batch)), strict=True)
             batch.clear()
-    said |= zip([who for who, _ in batch], served(engine, *(each for _, each in batch)), strict=True)
-    for output in said.values():
+    outputs_of |= zip([who for who, _ in batch], served(engine, *(each for _, each in batch)), strict=True)
+    for output in outputs_of.values():
         prompt, answer = tuple(output.prompt_token_ids), output.outputs[0]
         params = SamplingParams(max_tokens=answer.num_generated, temperature=0.0)
         assert answer.token_ids == uninterrupted(prompt, params, {}, 52)
@@ -177,9 +177,9 @@ def test_a_host_that_is_full_costs_nobody_the_pages_that_are_on_the_device_and_c
 
 def test_durations_are_learned_under_the_tools_name_and_under_the_readers() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=40, clock=(clock := ManualClock()))
-    told: list[tuple[str, float, bool]] = []
+    released: list[tuple[str, float, bool]] = []
     estimator = engine.scheduler._estimator
-    estimator.observe = lambda call, duration_s, clean=True: told.append((call.name, duration_s, clean))  # type: ignore[method-assign]
+    estimator.observe = lambda call, duration_s, clean=True: released.append((call.name, duration_s, clean))  # type: ignore[method-assign]
     [first] = served(
         engine,
         ask(
@@ -198,7 +198,7 @@ def test_durations_are_learned_under_the_tools_name_and_under_the_readers() -> N
     clock.time += 60.0
     served(engine, ask("c", [*stream(second), 1], follow_up=FollowUp("s", reader="agent")))
     assert engine.scheduler.intercepted["c"].calls[0].name == "agent"
-    assert [(name, round(seconds), clean) for name, seconds, clean in told] == [
+    assert [(name, round(seconds), clean) for name, seconds, clean in released] == [
         ("search", 5, True),
         ("<reader>", 60, True),
     ]

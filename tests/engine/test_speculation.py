@@ -111,9 +111,9 @@ def test_drafts_change_no_token_and_no_end(
 @DEPTHS
 @pytest.mark.parametrize("limits", [DRAFTS, BY_MODEL])
 def test_drafts_save_steps_and_are_counted(depth: int, limits: SpeculationLimits) -> None:
-    asked = [request("a", [1, 2], 60)]
-    slow, without, _ = run(asked, NO_DRAFTS, depth=depth, num_pages=20)
-    fast, runner, counters = run(asked, limits, depth=depth, num_pages=20)
+    requests = [request("a", [1, 2], 60)]
+    slow, without, _ = run(requests, NO_DRAFTS, depth=depth, num_pages=20)
+    fast, runner, counters = run(requests, limits, depth=depth, num_pages=20)
     assert only(fast).token_ids == only(slow).token_ids
     assert len(runner.plans) < 0.8 * len(without.plans)
     chunks = [chunk for plan in runner.plans for chunk in plan.chunks if chunk.num_drafts]
@@ -123,9 +123,9 @@ def test_drafts_save_steps_and_are_counted(depth: int, limits: SpeculationLimits
     assert list(counters.accepted) == sorted(counters.accepted)
 
 
-def open_text(asked: Request) -> TextStream:
+def open_text(requests: Request) -> TextStream:
     """The text of a request whose tokens are characters."""
-    params = asked.params
+    params = requests.params
     return TextStream(
         byte_level(), tuple(params.stop or ()), params.include_stop_str_in_output, skip_special_tokens=False
     )
@@ -192,25 +192,25 @@ def counted(context: list[int], words: Sequence[int] | None = None) -> int:
 def test_each_draft_is_masked_by_the_grammar_after_those_before_it(
     depth: int, least: int, most: int, late: bool, limits: SpeculationLimits
 ) -> None:
-    asked = [
+    requests = [
         request(name, prompt, 50, {5: [1, 2], 17: [3]}, grammar=CopiedCounting(least, most, late))
         for name, prompt in (("a", [1, 2]), ("b", [0, 1, 2] * 3))
     ]
-    fast, _, counters = run(asked, limits, depth=depth, num_pages=40, eos_token_ids=EOS, draft=counted)
-    slow, *_ = run(asked, NO_DRAFTS, depth=depth, num_pages=40, eos_token_ids=EOS)
+    fast, _, counters = run(requests, limits, depth=depth, num_pages=40, eos_token_ids=EOS, draft=counted)
+    slow, *_ = run(requests, NO_DRAFTS, depth=depth, num_pages=40, eos_token_ids=EOS)
     assert counters.accepted
     for name, output in slow.items():
-        one, other = fast[name].outputs[0], output.outputs[0]
-        assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
+        drafted, other = fast[name].outputs[0], output.outputs[0]
+        assert (drafted.token_ids, drafted.finish_reason) == (other.token_ids, other.finish_reason)
 
 
 @DEPTHS
 @pytest.mark.parametrize("grammar", [Counting(3, 12), Counting(12, 12, late=True)])
 def test_a_grammar_without_copies_has_no_drafts(depth: int, grammar: Counting) -> None:
-    asked = [request("a", [1, 2], 20, grammar=grammar)]
-    outputs, _, counters = run(asked, DRAFTS, depth=depth, num_pages=20, eos_token_ids=EOS)
+    requests = [request("a", [1, 2], 20, grammar=grammar)]
+    outputs, _, counters = run(requests, DRAFTS, depth=depth, num_pages=20, eos_token_ids=EOS)
     assert counters.drafted == 0
-    assert only(outputs).token_ids == only(run(asked, NO_DRAFTS, num_pages=20, eos_token_ids=EOS)[0]).token_ids
+    assert only(outputs).token_ids == only(run(requests, NO_DRAFTS, num_pages=20, eos_token_ids=EOS)[0]).token_ids
 
 
 def test_requests_whose_draws_depend_on_their_own_tokens_have_no_drafts() -> None:

@@ -264,12 +264,12 @@ def test_many_async_streams_are_served_together(llm: LLM) -> None:
     prompts = [prompt(i) for i in range(40)]
     expected = [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS)]
 
-    async def read(one: dict[str, Any]) -> list[int]:
-        return tokens_of([event async for event in llm.astream(one, PARAMS)])
+    async def read(single: dict[str, Any]) -> list[int]:
+        return tokens_of([event async for event in llm.astream(single, PARAMS)])
 
     async def all_of_them() -> list[list[int]]:
         with closed_gate(llm, after=4) as gate:
-            tasks = [asyncio.create_task(read(one)) for one in prompts]
+            tasks = [asyncio.create_task(read(single)) for single in prompts]
             asyncio.get_running_loop().call_soon(gate.open)  # once all have asked
             return await asyncio.gather(*tasks)
 
@@ -281,7 +281,7 @@ def test_many_async_streams_are_served_together(llm: LLM) -> None:
 def test_agenerate_is_generate(llm: LLM) -> None:
     expected = llm.generate([prompt(1), prompt(2)], PARAMS)
     outputs = asyncio.run(llm.agenerate([prompt(1), prompt(2)], PARAMS))
-    assert [output.outputs[0].token_ids for output in outputs] == [one.outputs[0].token_ids for one in expected]
+    assert [output.outputs[0].token_ids for output in outputs] == [single.outputs[0].token_ids for single in expected]
 
 
 @pytest.mark.parametrize("where", ["waiting", "elsewhere", "whole"])

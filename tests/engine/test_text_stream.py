@@ -94,8 +94,8 @@ def test_what_is_held_back_is_the_longest_beginning_of_a_stop_string(
         if stream.stopped is not None:
             return
         read += stream.last_raw
-        held = max((n for s in stop for n in range(len(s)) if read.endswith(s[:n])), default=0)
-        assert stream.text == read[: len(read) - held]
+        num_held = max((n for s in stop for n in range(len(s)) if read.endswith(s[:n])), default=0)
+        assert stream.text == read[: len(read) - num_held]
 
 
 @given(st.data(), WORDS, WORDS, WORDS, st.text(ALPHABET, min_size=1, max_size=4))

@@ -56,14 +56,14 @@ def test_calls_and_traps_are_found_with_their_tokens(special: bool) -> None:
     stream = tokenizer.encode(STREAM)
     assert (markup(tokenizer).interrupt_token_id is not None) == special
     items, _ = found(tokenizer, STREAM)
-    one, two, first_trap, second_trap = items
-    assert isinstance(one, Call)
-    assert isinstance(two, Call)
-    assert (one.name, one.arguments, one.id) == ("f", '{"x": 1}', "1")
-    assert (two.name, two.arguments, two.id) == ("short", "{}", "b")
+    first_call, second_call, first_trap, second_trap = items
+    assert isinstance(first_call, Call)
+    assert isinstance(second_call, Call)
+    assert (first_call.name, first_call.arguments, first_call.id) == ("f", '{"x": 1}', "1")
+    assert (second_call.name, second_call.arguments, second_call.id) == ("short", "{}", "b")
     assert isinstance(first_trap, TrapFrame)
     assert isinstance(second_trap, TrapFrame)
-    written = tokenizer.decode(stream[slice(*one.span)], skip_special_tokens=False)
+    written = tokenizer.decode(stream[slice(*first_call.span)], skip_special_tokens=False)
     assert written.strip(" [") == "CALL] 1 [HEAD] f(1) [END]" if not special else "[CALL] 1 [HEAD] f(1) [END]"
 
 

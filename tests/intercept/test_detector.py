@@ -110,10 +110,10 @@ def test_the_work_per_token_does_not_grow_with_the_text() -> None:
 
 def test_every_request_has_a_watch_of_its_own() -> None:
     detector = StopStringDetector([tool("calc", "<<", "=")])
-    one, two = detector.watch(), detector.watch()
-    assert one.feed(0, 0, "<<1") == ()
-    assert two.feed(0, 0, "2=") == ()
-    assert said(list(one.feed(1, 0, "="))) == [("calc", "1")]
+    first_watch, second_watch = detector.watch(), detector.watch()
+    assert first_watch.feed(0, 0, "<<1") == ()
+    assert second_watch.feed(0, 0, "2=") == ()
+    assert said(list(first_watch.feed(1, 0, "="))) == [("calc", "1")]
 
 
 @given(TOOLS, st.lists(st.text(ALPHABET, max_size=4), max_size=12))
@@ -148,8 +148,8 @@ def test_any_two_divisions_give_the_same_first_call(
 ) -> None:
     tools = [tool(f"t{index}", start, stop) for index, (start, stop) in enumerate(marks)]
     text += " " * 3  # nothing is on its way at the end
-    one, two = (said(found(tools, divided(text, where)))[:1] for where in (cuts, other_cuts))
-    assert one == two
+    first_watch, second_watch = (said(found(tools, divided(text, where)))[:1] for where in (cuts, other_cuts))
+    assert first_watch == second_watch
 
 
 def divided(text: str, cuts: list[int]) -> list[str]:

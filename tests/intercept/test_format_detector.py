@@ -109,8 +109,8 @@ def serve(depth: int, texts: list[str], **params: Any) -> CompletionOutput:
     )
     tools = {name: Tool(str, name=name) for name in "fg"}
     params = {"temperature": 0, "max_tokens": 12} | params
-    one = Request("a", PROMPT, SamplingParams(**params), tools, FormatDetector(FORMATS["hermes"], (eos,)))
-    return run_all(engine, [one])["a"].outputs[0]
+    single = Request("a", PROMPT, SamplingParams(**params), tools, FormatDetector(FORMATS["hermes"], (eos,)))
+    return run_all(engine, [single])["a"].outputs[0]
 
 
 @DEPTHS

@@ -47,8 +47,8 @@ class World:
         self.outputs |= {event.request_id: event.output for event in events if isinstance(event, Finished)}
 
     def serve(self, *requests: Request) -> None:
-        for one in requests:
-            self.engine.submit(one)
+        for submitted in requests:
+            self.engine.submit(submitted)
         for _ in range(5000):
             if not self.engine.has_work:
                 return
@@ -67,10 +67,10 @@ def world(
     name: str, *, num_pages: int = 24, depth: int = 1, latency: Callable[[Call], float] = lambda call: 0.5
 ) -> World:
     kv, clock, estimator = KVManager(num_pages, 40, SIZE), ManualClock(), HistoryEstimator()
-    known = PolicyInputs(COST, 16, SIZE, estimator)
-    policy = known.make(name)
+    inputs = PolicyInputs(COST, 16, SIZE, estimator)
+    policy = inputs.make(name)
     log = RequestLog(clock.now)
-    meter = EngineStats(log, kv, known, synchronous=policy.synchronous)
+    meter = EngineStats(log, kv, inputs, synchronous=policy.synchronous)
     sizes = {"buckets": (4, 16), "max_num_seqs": 4, "max_model_len": num_pages * SIZE, "chunk_tokens": 1 << 30}
     scheduler = Scheduler(kv, policy, COST, estimator, observer=log, **sizes)  # pyright: ignore[reportArgumentType]
     dispatcher = InstantDispatcher(clock, latency, lambda call: replace(tokens_in(call), duration_s=latency(call)))
@@ -86,14 +86,14 @@ def prompt(number: int, length: int) -> list[int]:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_timelines_agree_with_what_requests_say(name: str, depth: int) -> None:
-    one = world(name, depth=depth)
+    metered = world(name, depth=depth)
     timelines = {f"r{i}": Timeline() for i in range(5)}  # one request is not traced
-    one.meter.timelines.add(timelines)
-    one.serve(*[request(f"r{i}", prompt(i, 9 + 5 * i), 10, {3: [1, 2, 3], 6: [4] * 6}) for i in range(6)])
-    assert not one.meter.timelines.open
+    metered.meter.timelines.add(timelines)
+    metered.serve(*[request(f"r{i}", prompt(i, 9 + 5 * i), 10, {3: [1, 2, 3], 6: [4] * 6}) for i in range(6)])
+    assert not metered.meter.timelines.open
     moved = {"offload": 0, "fetch": 0, "recompute": 0}
     for request_id, timeline in timelines.items():
-        output, line = one.outputs[request_id], [phase for phase in timeline.phases if phase.kind not in moved]
+        output, line = metered.outputs[request_id], [phase for phase in timeline.phases if phase.kind not in moved]
         metrics = output.metrics
         assert [phase.kind for phase in line[:4]] == ["queue", "prefill", "decode", "pause"]
         assert [earlier.end_s for earlier in line[:-1]] == [later.start_s for later in line[1:]]
@@ -104,12 +104,12 @@ def test_timelines_agree_with_what_requests_say(name: str, depth: int) -> None:
         assert [phase.number for phase in line if phase.kind == "pause"] == [1, 2]
         assert line[1].tokens == len(output.prompt_token_ids) - output.num_cached_tokens
         beside = [phase for phase in timeline.phases if phase.kind in moved]
-        said = {
+        moved_tokens = {
             "offload": metrics.copied_out_tokens,
             "fetch": metrics.copied_in_tokens,
             "recompute": metrics.recomputed_tokens,
         }
-        for kind, tokens in said.items():
+        for kind, tokens in moved_tokens.items():
             phases = [phase for phase in beside if phase.kind == kind]
             assert sum(phase.tokens for phase in phases) == tokens
             assert all(line[0].start_s <= phase.start_s <= phase.end_s <= line[-1].end_s for phase in phases)
@@ -122,35 +122,35 @@ def test_timelines_agree_with_what_requests_say(name: str, depth: int) -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_the_counts_are_the_sums_of_what_requests_say(name: str, depth: int) -> None:
-    one = world(name, depth=depth)
-    one.serve(*[request(f"r{i}", prompt(i, 9 + 5 * i), 10, {3: [1, 2, 3], 6: [4] * 6}) for i in range(6)])
-    counts, outputs = one.meter.read(), one.outputs.values()
-    said = [output.outputs[0] for output in outputs]
-    pauses = [pause for completion in said for pause in completion.interceptions]
+    metered = world(name, depth=depth)
+    metered.serve(*[request(f"r{i}", prompt(i, 9 + 5 * i), 10, {3: [1, 2, 3], 6: [4] * 6}) for i in range(6)])
+    counts, outputs = metered.meter.read(), metered.outputs.values()
+    completions = [output.outputs[0] for output in outputs]
+    pauses = [pause for completion in completions for pause in completion.interceptions]
     assert len(pauses) == 12
-    assert counts.generated == sum(completion.num_generated for completion in said) == 60
+    assert counts.generated == sum(completion.num_generated for completion in completions) == 60
     assert counts.prompt == sum(len(output.prompt_token_ids) for output in outputs)
     assert counts.cached == sum(output.num_cached_tokens for output in outputs)
     assert dict(counts.finished) == {"length": 6}
     assert counts.first_token_s.count == counts.request_s.count == counts.decode_s.count == 6
     assert counts.token_s.count == 60 - 6 - 12  # a first token, and one after each pause, have none before them
-    assert sum(counts.steps.values()) == one.engine.scheduler.counters.plans
+    assert sum(counts.steps.values()) == metered.engine.scheduler.counters.plans
     [tool] = counts.tools.values()
     assert (tool.begun, tool.given_up, tool.duration_s.count, tool.resume_s.count) == (12, 0, 12, 12)
     assert dict(tool.results) == {"ok": 12}
     contexts = [pause.context for pause in pauses if pause.context]
     assert (tool.kept, tool.copied_in, tool.recomputed) == tuple(map(sum, zip(*contexts, strict=True)))
     assert tool.duration_s.total == pytest.approx(sum(pause.duration_s for pause in pauses), rel=0.05)
-    counters = one.engine.scheduler.counters
+    counters = metered.engine.scheduler.counters
     assert counts.copied_in >= counters.copied_in
     assert counts.copied_out >= counters.copied_out
     assert (counts.waste.recompute > 0) == (counters.recomputed > 0)
 
 
 def test_first_tokens_queues_and_ends_take_what_the_requests_metrics_say() -> None:
-    one = world("copy_ahead")
-    one.serve(*[request(f"r{i}", prompt(i, 12), 6, {2: [1]}) for i in range(9)])
-    counts, metrics = one.meter.read(), [output.metrics for output in one.outputs.values()]
+    metered = world("copy_ahead")
+    metered.serve(*[request(f"r{i}", prompt(i, 12), 6, {2: [1]}) for i in range(9)])
+    counts, metrics = metered.meter.read(), [output.metrics for output in metered.outputs.values()]
     firsts = [m.first_token_s - m.arrival_s for m in metrics if m.first_token_s is not None]
     assert counts.first_token_s.total == pytest.approx(sum(firsts), rel=0.1)
     assert counts.request_s.total == pytest.approx(sum(m.finished_s - m.arrival_s for m in metrics))
@@ -160,18 +160,18 @@ def test_first_tokens_queues_and_ends_take_what_the_requests_metrics_say() -> No
 
 
 def test_a_context_that_is_preserved_wastes_its_tokens_for_as_long_as_it_is_paused() -> None:
-    one = world("preserve", latency=lambda call: 20.0)
-    one.serve(request("a", prompt(1, 15), 4, {1: [5]}))
-    assert one.meter.read().waste.preserve == pytest.approx(4 * SIZE * 20.0, rel=0.02)  # four pages hold 16 tokens
+    metered = world("preserve", latency=lambda call: 20.0)
+    metered.serve(request("a", prompt(1, 15), 4, {1: [5]}))
+    assert metered.meter.read().waste.preserve == pytest.approx(4 * SIZE * 20.0, rel=0.02)  # four pages hold 16 tokens
 
 
 def test_the_error_of_an_estimate_is_what_was_expected_at_the_pause_against_what_it_took() -> None:
-    one = world("copy_ahead", latency=lambda call: 3.0)
-    one.serve(request("a", prompt(1, 9), 4, {1: [5]}))
-    tool = one.meter.read().tools["tool"]
+    metered = world("copy_ahead", latency=lambda call: 3.0)
+    metered.serve(request("a", prompt(1, 9), 4, {1: [5]}))
+    tool = metered.meter.read().tools["tool"]
     assert (tool.predicted_s, tool.error_s) == (0.0, pytest.approx(3.0, rel=0.01))  # nothing was known yet
-    one.serve(request("b", prompt(2, 9), 4, {1: [5]}))
-    tool = one.meter.read().tools["tool"]
+    metered.serve(request("b", prompt(2, 9), 4, {1: [5]}))
+    tool = metered.meter.read().tools["tool"]
     assert tool.predicted_s == pytest.approx(3.0, rel=0.01)
     assert tool.error_s == pytest.approx(3.0, rel=0.02)
 
@@ -181,73 +181,73 @@ def ask(name: str, tokens: list[int], session: str) -> Request:
 
 
 def test_a_kept_context_is_a_pause_by_its_reader_until_somebody_goes_on_from_it_or_it_is_given_up() -> None:
-    one = world("copy_ahead")
-    one.serve(ask("a", prompt(1, 12), "s"), ask("b", prompt(2, 12), "t"))
-    seen = live_state(one.meter, texts=False)
-    assert (seen["counts"]["retained"], seen["counts"]["intercepted"]) == (2, 0) == (one.engine.num_retained, 0)
+    metered = world("copy_ahead")
+    metered.serve(ask("a", prompt(1, 12), "s"), ask("b", prompt(2, 12), "t"))
+    seen = live_state(metered.meter, texts=False)
+    assert (seen["counts"]["retained"], seen["counts"]["intercepted"]) == (2, 0) == (metered.engine.num_retained, 0)
     assert [row["tool"] for row in seen["retained"]] == [FollowUp().reader] * 2
-    one.clock.time += 7.0
-    first = one.outputs["a"]
-    one.serve(ask("c", first.prompt_token_ids + first.outputs[0].token_ids + [3, 4], "s"))
-    one.engine.release("b")
-    one.step()
-    tool = one.meter.read().tools[FollowUp().reader]
+    metered.clock.time += 7.0
+    first = metered.outputs["a"]
+    metered.serve(ask("c", first.prompt_token_ids + first.outputs[0].token_ids + [3, 4], "s"))
+    metered.engine.release("b")
+    metered.step()
+    tool = metered.meter.read().tools[FollowUp().reader]
     assert (tool.begun, tool.given_up, tool.duration_s.count) == (3, 1, 1)
     assert tool.duration_s.total == pytest.approx(7.0, rel=0.05)
     assert (tool.kept + tool.copied_in, tool.recomputed) == (16, 0)
-    assert set(one.meter.interceptions.open) == {"c"}
+    assert set(metered.meter.interceptions.open) == {"c"}
 
 
 def test_whoever_is_aborted_while_paused_is_given_up_and_forgotten() -> None:
-    one = world("copy_ahead", latency=lambda call: 1e6)
-    one.engine.submit(request("a", prompt(1, 9), 8, {2: [1]}))
-    while not one.meter.interceptions.open:
-        one.step()
-    seen = live_state(one.meter, texts=True)
+    metered = world("copy_ahead", latency=lambda call: 1e6)
+    metered.engine.submit(request("a", prompt(1, 9), 8, {2: [1]}))
+    while not metered.meter.interceptions.open:
+        metered.step()
+    seen = live_state(metered.meter, texts=True)
     assert [(row["request"], row["tools"], row["text"]) for row in seen["intercepted"]] == [("a", ["tool"], "tool(1)")]
-    assert "text" not in live_state(one.meter, texts=False)["intercepted"][0]
+    assert "text" not in live_state(metered.meter, texts=False)["intercepted"][0]
     [row] = seen["intercepted"]
     assert row["dirty"] + row["clean"] + row["host"] + row["missing"] == row["tokens"] == 11
-    one.engine.abort("a")
-    one.step()
-    counts = one.meter.read()
+    metered.engine.abort("a")
+    metered.step()
+    counts = metered.meter.read()
     assert (counts.tools["tool"].given_up, dict(counts.finished)) == (1, {"abort": 1})
-    assert not one.meter.interceptions.open
-    assert not one.meter.running
+    assert not metered.meter.interceptions.open
+    assert not metered.meter.running
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_the_history_of_the_pool_has_a_sample_a_second_and_every_page_in_each(name: str) -> None:
-    one = world(name, latency=lambda call: 2.0)
-    one.serve(*[request(f"r{i}", prompt(i, 20), 30, {3: [1, 2], 9: [3]}) for i in range(20)])
-    seconds = [int(sample.at_s) for sample in one.meter.history]
+    metered = world(name, latency=lambda call: 2.0)
+    metered.serve(*[request(f"r{i}", prompt(i, 20), 30, {3: [1, 2], 9: [3]}) for i in range(20)])
+    seconds = [int(sample.at_s) for sample in metered.meter.history]
     assert seconds == sorted(set(seconds))
     assert 3 < len(seconds) <= HISTORY_S
-    assert {sum(sample.pages[:5]) for sample in one.meter.history} == {24}
-    assert {sample.pages.host + sample.pages.host_free for sample in one.meter.history} == {40}
-    assert one.meter.history[-1].pages.used == 0
+    assert {sum(sample.pages[:5]) for sample in metered.meter.history} == {24}
+    assert {sample.pages.host + sample.pages.host_free for sample in metered.meter.history} == {40}
+    assert metered.meter.history[-1].pages.used == 0
 
 
 def test_decisions_are_one_for_each_context_and_reason() -> None:
-    one = world("copy_ahead", latency=lambda call: 2.0)
-    one.serve(*[request(f"r{i}", prompt(i, 30), 10, {3: [1, 2]}) for i in range(6)])
-    decisions = list(one.meter.decisions)
+    metered = world("copy_ahead", latency=lambda call: 2.0)
+    metered.serve(*[request(f"r{i}", prompt(i, 30), 10, {3: [1, 2]}) for i in range(6)])
+    decisions = list(metered.meter.decisions)
     assert {decided.why for decided in decisions} >= {"copy ahead", "clean"}
-    assert sum(decided.copied_tokens for decided in decisions) <= one.meter.counts.copied_out
+    assert sum(decided.copied_tokens for decided in decisions) <= metered.meter.counts.copied_out
     assert sum(decided.freed_pages for decided in decisions) > 0
     assert {decided.tool for decided in decisions} == {"tool"}
-    assert sum(one.meter.counts.moved_pages.values()) > len(decisions)
+    assert sum(metered.meter.counts.moved_pages.values()) > len(decisions)
 
 
 def test_a_tenant_is_shown_its_own_requests_however_many_another_has() -> None:
-    one = world("copy_ahead", num_pages=60, latency=lambda call: 1e6)
+    metered = world("copy_ahead", num_pages=60, latency=lambda call: 1e6)
     for number in range(SHOWN + 5):
-        one.engine.submit(request(f"theirs{number}", prompt(number, 9), 40, {2: [1]}, tenant="two"))
+        metered.engine.submit(request(f"theirs{number}", prompt(number, 9), 40, {2: [1]}, tenant="two"))
     for name, calls in (("paused", {2: [1]}), ("first", {}), ("second", {})):
-        one.engine.submit(request(name, prompt(99, 9), 100, calls, tenant="one"))
-    while len(one.meter.interceptions.open) < SHOWN + 6:
-        one.step()
-    seen, other, all_of_them = (live_state(one.meter, texts=True, tenant=tenant) for tenant in ("one", "two", None))
+        metered.engine.submit(request(name, prompt(99, 9), 100, calls, tenant="one"))
+    while len(metered.meter.interceptions.open) < SHOWN + 6:
+        metered.step()
+    seen, other, all_of_them = (live_state(metered.meter, texts=True, tenant=tenant) for tenant in ("one", "two", None))
     states = ("running", "waiting", "intercepted", "retained")
     own = [row["request"] for state in states for row in seen[state]]
     assert sorted(own) == ["first", "paused", "second"]
@@ -262,37 +262,37 @@ def test_a_tenant_is_shown_its_own_requests_however_many_another_has() -> None:
 
 
 def test_how_long_one_tenants_readers_take_is_not_expected_of_anothers_but_counts_for_itself() -> None:
-    one = world("copy_ahead")
+    metered = world("copy_ahead")
     for name, tenant in (("a", "slow"), ("b", "slow"), ("c", "other")):
-        one.serve(replace(ask(name, prompt(1, 12), f"session of {tenant}"), tenant=tenant, cache_salt=tenant))
-        one.clock.time += 1000.0 if name == "a" else 0.0
-    rows = {row["request"]: row for row in live_state(one.meter, texts=False)["retained"]}
+        metered.serve(replace(ask(name, prompt(1, 12), f"session of {tenant}"), tenant=tenant, cache_salt=tenant))
+        metered.clock.time += 1000.0 if name == "a" else 0.0
+    rows = {row["request"]: row for row in live_state(metered.meter, texts=False)["retained"]}
     assert rows["b"]["remaining_s"] == pytest.approx(1000.0, rel=0.01)
     assert rows["c"]["remaining_s"] == rows["c"]["age_s"]  # nothing is known: as long again
-    tool = one.meter.read().tools[FollowUp().reader]
+    tool = metered.meter.read().tools[FollowUp().reader]
     assert (tool.begun, tool.predicted_s) == (3, 0.0)
-    one.serve(replace(ask("d", prompt(1, 12), "session of slow"), tenant="slow", cache_salt="slow"))
-    assert one.meter.read().tools[FollowUp().reader].predicted_s == pytest.approx(1000.0, rel=0.01)
+    metered.serve(replace(ask("d", prompt(1, 12), "session of slow"), tenant="slow", cache_salt="slow"))
+    assert metered.meter.read().tools[FollowUp().reader].predicted_s == pytest.approx(1000.0, rel=0.01)
 
 
 def test_a_name_that_no_tool_has_is_counted_under_a_fixed_one_and_is_cut() -> None:
-    one = world("copy_ahead", latency=lambda call: 1e6)
+    metered = world("copy_ahead", latency=lambda call: 1e6)
     detector = ScriptedDetector({2: [Call("x" * 10_000, "1")], 4: [Call("tool", "2")]})
-    one.engine.submit(request("a", prompt(1, 9), 8, detector=detector))
-    while not one.meter.interceptions.open:
-        one.step()
-    [row] = live_state(one.meter, texts=False)["intercepted"]
+    metered.engine.submit(request("a", prompt(1, 9), 8, detector=detector))
+    while not metered.meter.interceptions.open:
+        metered.step()
+    [row] = live_state(metered.meter, texts=False)["intercepted"]
     assert row["tools"] == ["x" * MAX_NAME]
-    assert set(one.meter.read().tools) == {UNKNOWN}
-    one.engine.abort("a")
-    one.step()
+    assert set(metered.meter.read().tools) == {UNKNOWN}
+    metered.engine.abort("a")
+    metered.step()
 
 
 def test_names_that_somebody_makes_up_are_told_apart_up_to_a_bound() -> None:
     names = BoundedNames(100)
-    told = [names.of(f"tool-{number}") for number in range(250)]
-    assert told[:100] == [f"tool-{number}" for number in range(100)]
-    assert set(told[100:]) == {OTHER}
+    labels = [names.of(f"tool-{number}") for number in range(250)]
+    assert labels[:100] == [f"tool-{number}" for number in range(100)]
+    assert set(labels[100:]) == {OTHER}
     assert names.of("tool-7") == "tool-7"
 
 

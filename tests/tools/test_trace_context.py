@@ -108,7 +108,7 @@ def mcp_server(seen: list[dict[str, Any]]) -> Iterator[int]:
 
 def call(loaded: LoadedTools, name: str, trace: dict[str, str]) -> str:
     """The result of a call within a trace."""
-    [tool] = [one.tool for one in loaded.tools if one.name == name]
+    [tool] = [loaded_tool.tool for loaded_tool in loaded.tools if loaded_tool.name == name]
     assert tool is not None
 
     def begin() -> ToolRun[str]:
@@ -121,8 +121,8 @@ def call(loaded: LoadedTools, name: str, trace: dict[str, str]) -> str:
 
 
 def test_the_context_of_a_trace_goes_on_to_tools(tmp_path: Path) -> None:
-    asked: list[dict[str, Any]] = []
-    with TracedSite() as site, mcp_server(asked) as port:
+    metas: list[dict[str, Any]] = []
+    with TracedSite() as site, mcp_server(metas) as port:
         threading.Thread(target=site.serve_forever, args=(0.02,), daemon=True).start()
         file = tmp_path / "tools.toml"
         file.write_text(TOML.replace("PORT", f"{site.server_address[1]}").replace("MCP", f"{port}"))
@@ -138,5 +138,5 @@ def test_the_context_of_a_trace_goes_on_to_tools(tmp_path: Path) -> None:
                 assert site.seen == seen
             assert call(loaded, "price", TRACE) == "23"
             assert call(loaded, "price", {}) == "23"
-            assert [{key: meta[key] for key in TRACE if key in meta} for meta in asked] == [TRACE, {}]
+            assert [{key: meta[key] for key in TRACE if key in meta} for meta in metas] == [TRACE, {}]
         site.shutdown()

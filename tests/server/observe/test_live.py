@@ -27,9 +27,9 @@ def ask_for_a_call(server: Running, scripted: Scripted, tool: Any = TOOL, call: 
 def look(server: Running, key: str = "none") -> Any:
     """The current `/live`: answers are cached for a moment."""
     began_s, headers = time.monotonic(), {"authorization": f"Bearer {key}"}
-    found: list[Any] = []
-    until(lambda: found.append(server.http.get("/live", headers=headers).json()) or found[-1]["now_s"] >= began_s)
-    return found[-1]
+    rows: list[Any] = []
+    until(lambda: rows.append(server.http.get("/live", headers=headers).json()) or rows[-1]["now_s"] >= began_s)
+    return rows[-1]
 
 
 def test_a_context_that_waits_for_a_clients_tool_is_shown_with_its_price(served: Running, scripted: Scripted) -> None:
@@ -80,10 +80,10 @@ def test_of_the_history_only_what_is_new_is_told_again(served: Running, scripted
     served.wait_idle()
     since = look(served)["history"][-1]["at_s"]
     for after in (since, since - 1e-3):  # a later look within the second may replace the last sample
-        told = served.http.get("/live", params={"since": after}).json()["history"]
-        assert all(sample["at_s"] > after for sample in told)
-        assert len(told) <= 2
-    assert told
+        history = served.http.get("/live", params={"since": after}).json()["history"]
+        assert all(sample["at_s"] > after for sample in history)
+        assert len(history) <= 2
+    assert history
     for wrong in ("nan", "-1", "soon"):
         assert served.http.get("/live", params={"since": wrong}).status_code == 400
 

@@ -48,12 +48,12 @@ CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "a secret"}}\n</too
 
 def samples(text: str) -> dict[str, dict[Labels, float]]:
     """Values by name and labels, without the label `model_name`."""
-    found: defaultdict[str, dict[Labels, float]] = defaultdict(dict)
+    values: defaultdict[str, dict[Labels, float]] = defaultdict(dict)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             assert sample.labels.pop("model_name") == MODEL
-            found[sample.name][tuple(sorted(sample.labels.items()))] = sample.value
-    return found
+            values[sample.name][tuple(sorted(sample.labels.items()))] = sample.value
+    return values
 
 
 def scrape(served: Running) -> dict[str, dict[Labels, float]]:
@@ -64,49 +64,53 @@ def test_vllms_names_are_there_and_count_what_clients_were_told(served: Running,
     scripted.follow()
     body = {"prompt": "Hi, whoever you are, and all of you", "max_tokens": 6, "ignore_eos": True}
     usage = [served.http.post("/v1/completions", json=body).json()["usage"] for _ in range(3)]
-    found = scrape(served)
-    assert set(found) >= VLLM
-    assert found["vllm:prompt_tokens_total"][()] == sum(one["prompt_tokens"] for one in usage)
-    assert found["vllm:generation_tokens_total"][()] == sum(one["completion_tokens"] for one in usage) == 18
-    cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in usage)
-    assert found["vllm:prefix_cache_hits_total"][()] == cached > 0
-    assert found["vllm:request_success_total"][(("finished_reason", "length"),)] == 3
-    assert found["vllm:time_to_first_token_seconds_count"][()] == 3
-    assert found["vllm:inter_token_latency_seconds_count"][()] == 15
-    assert found["vllm:request_generation_tokens_sum"][()] == 18
-    [config] = found["vllm:cache_config_info"]
+    values = scrape(served)
+    assert set(values) >= VLLM
+    assert values["vllm:prompt_tokens_total"][()] == sum(usage_of_one["prompt_tokens"] for usage_of_one in usage)
+    assert (
+        values["vllm:generation_tokens_total"][()]
+        == sum(usage_of_one["completion_tokens"] for usage_of_one in usage)
+        == 18
+    )
+    cached = sum(usage_of_one["prompt_tokens_details"]["cached_tokens"] for usage_of_one in usage)
+    assert values["vllm:prefix_cache_hits_total"][()] == cached > 0
+    assert values["vllm:request_success_total"][(("finished_reason", "length"),)] == 3
+    assert values["vllm:time_to_first_token_seconds_count"][()] == 3
+    assert values["vllm:inter_token_latency_seconds_count"][()] == 15
+    assert values["vllm:request_generation_tokens_sum"][()] == 18
+    [config] = values["vllm:cache_config_info"]
     assert dict(config)["num_gpu_blocks"] == "256"
-    states = {dict(labels)["state"]: number for labels, number in found["jinfercept:requests"].items()}
+    states = {dict(labels)["state"]: number for labels, number in values["jinfercept:requests"].items()}
     assert set(states) == {"running", "waiting", "intercepted", "kept"}
-    pages = {dict(labels)["residency"]: number for labels, number in found["jinfercept:pages"].items()}
+    pages = {dict(labels)["residency"]: number for labels, number in values["jinfercept:pages"].items()}
     device = ("free", "used", "claimed_dirty", "claimed_clean", "cached")
     assert sum(pages[kind] for kind in device) == 256
-    assert sum(found["jinfercept:steps_total"].values()) == found["vllm:iteration_tokens_total_count"][()] + (
-        found["jinfercept:steps_total"].get((("bucket", "0"),), 0)
+    assert sum(values["jinfercept:steps_total"].values()) == values["vllm:iteration_tokens_total_count"][()] + (
+        values["jinfercept:steps_total"].get((("bucket", "0"),), 0)
     )
 
 
 def test_a_clients_call_is_an_interception_by_the_tools_of_clients(served: Running, scripted: Scripted) -> None:
     messages: list[Any] = [{"role": "user", "content": "What is it?"}]
-    asked = prompt_of(scripted, messages, [TOOL])
-    scripted.follow(asked + CALL + END)
+    prompt = prompt_of(scripted, messages, [TOOL])
+    scripted.follow(prompt + CALL + END)
     choice = served.chat(messages=messages, tools=[TOOL], max_tokens=200).json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     tool = (("tool", "<client>"),)
-    found = scrape(served)
-    assert found["jinfercept:requests"][(("state", "kept"),)] == 1
-    assert found["jinfercept:interceptions_total"][tool] == 1
+    values = scrape(served)
+    assert values["jinfercept:requests"][(("state", "kept"),)] == 1
+    assert values["jinfercept:interceptions_total"][tool] == 1
     call = choice["message"]["tool_calls"][0]
     messages += [choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "23"}]
     scripted.follow(prompt_of(scripted, messages, [TOOL]) + "It is 23." + END)
     served.chat(messages=messages, tools=[TOOL], max_tokens=200)
     text = served.http.get("/metrics").text
-    found = samples(text)
-    assert found["jinfercept:interception_seconds_count"][tool] == 1
-    assert found["jinfercept:resume_seconds_count"][tool] == 1
-    assert found["jinfercept:interception_context_tokens_total"][(("context", "kept"), *tool)] > 20
-    assert found["jinfercept:estimate_error_seconds_total"][tool] > 0
-    assert found["jinfercept:waste_token_seconds_total"][(("kind", "preserve"),)] > 0
+    values = samples(text)
+    assert values["jinfercept:interception_seconds_count"][tool] == 1
+    assert values["jinfercept:resume_seconds_count"][tool] == 1
+    assert values["jinfercept:interception_context_tokens_total"][(("context", "kept"), *tool)] > 20
+    assert values["jinfercept:estimate_error_seconds_total"][tool] > 0
+    assert values["jinfercept:waste_token_seconds_total"][(("kind", "preserve"),)] > 0
     assert not re.search("secret|price", text)
 
 

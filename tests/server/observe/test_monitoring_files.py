@@ -30,11 +30,11 @@ def exposed(server: Running, scripted: Scripted) -> Labels:
     """Labels of all metrics by name, after a request that calls a tool of the server and is followed up."""
     says(scripted, server, "It costs 23.", [*QUESTION, called("", ("price", "lamp")), returned("23")])
     ask(server, QUESTION)
-    found: defaultdict[str, set[str]] = defaultdict(set)
+    names: defaultdict[str, set[str]] = defaultdict(set)
     for family in text_string_to_metric_families(server.http.get("/metrics").text):
         for sample in family.samples:
-            found[sample.name] |= sample.labels.keys() | OF_TARGETS
-    return found | {"up": set(OF_TARGETS)}
+            names[sample.name] |= sample.labels.keys() | OF_TARGETS
+    return names | {"up": set(OF_TARGETS)}
 
 
 def selectors(expression: Any) -> Iterator[Any]:
@@ -66,21 +66,21 @@ def check(text: str, exposed: Labels, shown: str = "") -> set[str]:
     """
     parsed = promql.parse(text.replace("$__rate_interval", "5m"))
     names: set[str] = set()
-    known: set[str] = set()
+    listed: set[str] = set()
     for selector in selectors(parsed):
         assert selector.name in exposed, f"{selector.name} is no metric: {text}"
         matched = {matcher.name for matcher in selector.matchers.matchers}
         assert matched <= exposed[selector.name], f"{matched - exposed[selector.name]} of {selector.name}"
         names.add(selector.name)
-        known |= exposed[selector.name]
+        listed |= exposed[selector.name]
     grouped = {
         label.strip()
         for labels in re.findall(r"\b(?:by|without|on|ignoring) \(([^)]*)\)", text)
         for label in labels.split(",")
     }
-    assert grouped <= known, f"{grouped - known} in {text}"
+    assert grouped <= listed, f"{grouped - listed} in {text}"
     used = set(re.findall(r"\{\{\s*(?:\$labels\.)?(\w+)\s*\}\}", shown))
-    assert used <= (grouped or known), f"{used - grouped} in the legend of {text}"
+    assert used <= (grouped or listed), f"{used - grouped} in the legend of {text}"
     return names
 
 

@@ -166,13 +166,13 @@ def test_without_traces_nothing_of_opentelemetry_is_imported() -> None:
 
 def imported_at_once(file: Path) -> set[str]:
     """Names of the modules that a file imports when it is imported itself, if some concern traces."""
-    found: set[str] = set()
+    exported: set[str] = set()
     source = file.read_text(encoding="utf-8")
     if "opentelemetry" not in source and "observe.tracing" not in source:
-        return found  # parsing takes most of the time
+        return exported  # parsing takes most of the time
     for node in ast.parse(source).body:
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            exported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            exported |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return exported

@@ -101,8 +101,10 @@ def test_a_chat_with_a_call_is_a_span_with_its_phases_and_its_call(untraced: Run
     call = line.pop(3)
     assert [child.name for child in line] == ["queue", "prefill", "decode"] * 2
     assert all(child.start_time and child.end_time and child.start_time <= child.end_time for child in children)
-    assert [one.end_time for one in line[:2]] == [one.start_time for one in line[1:3]]
-    assert sum(attributes(one)["jinfercept.tokens"] for one in line if one.name == "decode") == usage.completion_tokens
+    assert [span.end_time for span in line[:2]] == [span.start_time for span in line[1:3]]
+    assert (
+        sum(attributes(span)["jinfercept.tokens"] for span in line if span.name == "decode") == usage.completion_tokens
+    )
     assert (line[2].end_time or 0) <= (call.start_time or 0) <= (call.end_time or 0)
     assert (call.name, call.status.status_code) == ("execute_tool price", StatusCode.UNSET)
     assert attributes(call) | {"gen_ai.tool.call.id": ""} == {
@@ -163,10 +165,10 @@ def test_several_answers_streams_and_clients_that_leave(untraced: Running, scrip
     server, spans = untraced, traced(untraced)
     says(scripted, server, "Yes.", QUESTION)
     [*_] = ask(server, QUESTION, stream=True, n=2, temperature=0.01)
-    found = spans()
-    assert attributes(found[0])["gen_ai.request.choice.count"] == 2
-    assert attributes(found[0])["gen_ai.response.finish_reasons"] == ("stop", "stop")
-    choices = [attributes(span)["jinfercept.choice"] for span in found if span.name == "decode"]
+    all_spans = spans()
+    assert attributes(all_spans[0])["gen_ai.request.choice.count"] == 2
+    assert attributes(all_spans[0])["gen_ai.response.finish_reasons"] == ("stop", "stop")
+    choices = [attributes(span)["jinfercept.choice"] for span in all_spans if span.name == "decode"]
     assert sorted(choices) == [0, 1]
 
     says(scripted, server, asks("hang"), QUESTION)
