@@ -151,8 +151,8 @@ class DecidingMap(NamedTuple):
 
     def ratio(self, cell: DecidingCell, measure: str, name: str = OURS.name, over: str = BASELINE.name) -> float:
         """A contender's number over that of another; 1 if both are 0."""
-        ours, theirs = (getattr(self.played[cell, one], measure) for one in (name, over))
-        return ours / theirs if theirs else 1.0 if ours == theirs else float("inf")
+        ours, rivals = (getattr(self.played[cell, contender_name], measure) for contender_name in (name, over))
+        return ours / rivals if rivals else 1.0 if ours == rivals else float("inf")
 
 
 def axis(factor: str, quick: bool) -> list[DecidingCell]:
@@ -164,26 +164,30 @@ def axis(factor: str, quick: bool) -> list[DecidingCell]:
 def plane(rows: str, columns: str, quick: bool) -> list[list[DecidingCell]]:
     """The cells in which two factors are varied, by row."""
     return [
-        [cell._replace(**{columns: getattr(one, columns)}) for one in axis(columns, quick)]
+        [cell._replace(**{columns: getattr(at_column, columns)}) for at_column in axis(columns, quick)]
         for cell in axis(rows, quick)
     ]
 
 
 def play(effort: StudyEffort, contenders: Sequence[Contender]) -> DecidingMap:
     """Simulate all contenders in the cells of the axes, and ours and the baseline in those of the planes."""
-    asked = dict.fromkeys(_asked(effort.quick, contenders))
+    trials = dict.fromkeys(_asked(effort.quick, contenders))
     duration_s = 3.0 if effort.quick else DURATION_S
-    loads = {cell.crowd: cell.crowd.load(duration_s, effort.seed) for cell, _ in asked}
-    runs = [SweepRun(_simulation(cell, one, duration_s), loads[cell.crowd]) for cell, one in asked]
+    loads = {cell.crowd: cell.crowd.load(duration_s, effort.seed) for cell, _ in trials}
+    runs = [SweepRun(_simulation(cell, contender, duration_s), loads[cell.crowd]) for cell, contender in trials]
     seeds = range(effort.seed, effort.seed + CROWD_SEEDS)
     crowd_s = duration_s if effort.quick else CROWD_S
     crowds = [CROWD.crowd.load(crowd_s, seed) for seed in seeds]
-    runs += [SweepRun(_simulation(CROWD, one, crowd_s), load) for load in crowds for one in (OURS, BASELINE)]
+    runs += [
+        SweepRun(_simulation(CROWD, contender, crowd_s), load) for load in crowds for contender in (OURS, BASELINE)
+    ]
     reports = effort.play(runs)
-    crowd, reports = reports[len(asked) :], reports[: len(asked)]
-    rows = [cell._asdict() | report for (cell, _), report in zip(asked, reports, strict=True)]
-    found = {(cell, one.name): CellResult.of(report) for (cell, one), report in zip(asked, reports, strict=True)}
-    return DecidingMap(found, rows, crowd)
+    crowd, reports = reports[len(trials) :], reports[: len(trials)]
+    rows = [cell._asdict() | report for (cell, _), report in zip(trials, reports, strict=True)]
+    results = {
+        (cell, contender.name): CellResult.of(report) for (cell, contender), report in zip(trials, reports, strict=True)
+    }
+    return DecidingMap(results, rows, crowd)
 
 
 def _asked(quick: bool, contenders: Sequence[Contender]) -> Iterator[tuple[DecidingCell, Contender]]:
@@ -192,17 +196,17 @@ def _asked(quick: bool, contenders: Sequence[Contender]) -> Iterator[tuple[Decid
             yield from ((cell, contender) for contender in contenders)
     for rows, columns in PLANES:
         for line in plane(rows, columns, quick):
-            yield from ((cell, one) for cell in line for one in (OURS, BASELINE))
+            yield from ((cell, contender) for cell in line for contender in (OURS, BASELINE))
 
 
-def _simulation(cell: DecidingCell, one: Contender, duration_s: float) -> Simulation:
+def _simulation(cell: DecidingCell, contender: Contender, duration_s: float) -> Simulation:
     return Simulation(
         cell.machine,
-        one.policy,
-        one.estimator,
+        contender.policy,
+        contender.estimator,
         duration_s,
         kv_tokens=DEVICE_TOKENS,
         host_tokens=round(cell.host * DEVICE_TOKENS),
         max_model_len=MOST_CONTEXT + 1,
-        order=one.order,
+        order=contender.order,
     )

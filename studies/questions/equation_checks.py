@@ -63,7 +63,7 @@ def check_equation(equation: Equation, path: Path, profile: Profile) -> list[Equ
         profile: of the run.
     """
     first: dict[tuple[str, int], Line] = {}
-    found = list[EquationCheck]()
+    equation_checks = list[EquationCheck]()
     for line in _lines(path):
         key = line["request"], line["interception"]
         if line["type"] == "decision":
@@ -71,10 +71,10 @@ def check_equation(equation: Equation, path: Path, profile: Profile) -> list[Equ
                 first.setdefault(key, line)
         elif line["returned"]:
             if equation.number == 5:
-                found.append(EquationCheck(line["predicted_token_s"], line["actual_token_s"]))
+                equation_checks.append(EquationCheck(line["predicted_token_s"], line["actual_token_s"]))
             elif decision := first.pop(key, None):
-                found.append(EquationCheck(_predicted(equation, decision, profile), line["actual_token_s"]))
-    return found
+                equation_checks.append(EquationCheck(_predicted(equation, decision, profile), line["actual_token_s"]))
+    return equation_checks
 
 
 def _lines(path: Path) -> Iterator[Line]:

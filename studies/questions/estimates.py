@@ -139,8 +139,8 @@ def _equation_table(checks: Checks) -> TextTable:
         spread = ratios(found)
         cells = [number_or_dash(value) for value in (predicted, actual, ratio_of_sums(found))]
         cells += [number_or_dash(spread[part]) for part in ("p10", "p50", "p90")]
-        asked = estimator if equation.number in (2, 5) else "-"
-        rows.append([f"({equation.number})", equation.what, equation.policy, asked, f"{len(found):,}", *cells])
+        estimator_name = estimator if equation.number in (2, 5) else "-"
+        rows.append([f"({equation.number})", equation.what, equation.policy, estimator_name, f"{len(found):,}", *cells])
     columns = ["equation", "context", "policy", "estimator", "calls", "predicted", "actual", "Σ/Σ", "p10", "p50", "p90"]
     title = f"Waste of an interception, token·seconds (mean; then actual over predicted), {CHECK_RATE:g} requests/s."
     return TextTable(title, columns, rows)
@@ -299,8 +299,8 @@ def _panels(checks: Checks, forecasts: Forecasts, errors: Errors) -> list[list[P
     ]
 
 
-def _calibration(found: Mapping[str, Any]) -> Sequence[tuple[float, Range]]:
-    returned = found["durations"][ALL][0]["returned"]
+def _calibration(forecast: Mapping[str, Any]) -> Sequence[tuple[float, Range]]:
+    returned = forecast["durations"][ALL][0]["returned"]
     return [(float(quantile), point(max(5.0, 100 * share))) for quantile, share in returned.items()]
 
 

@@ -33,11 +33,11 @@ def full_rate(kind: str, profile: Profile, kv_tokens: int) -> float:
 
 def _held_tokens(script: Script) -> float:
     """Context tokens, summed over the steps that generate."""
-    context, held = script.prompt, 0.0
+    context, held_tokens = script.prompt, 0.0
     for segment in script.segments:
-        held += segment.decode * (context + segment.decode / 2)
+        held_tokens += segment.decode * (context + segment.decode / 2)
         context += segment.decode + segment.returned
-    return held
+    return held_tokens
 
 
 def kind_load(

@@ -39,9 +39,9 @@ Carried = Mapping[Combination, Mapping[str, Capacity]]
 def ask(effort: StudyEffort) -> StudyAnswer:
     """Bounds on paper for all machines, and simulated loads of four policies for two of them."""
     combinations = combined(SIMULATED)
-    asked = runs(combinations, effort.seed, quick=effort.quick)
-    reports = dict(zip(asked, effort.play(list(asked.values())), strict=True))
-    carried = {key: loads for key, one in combinations.items() if (loads := _carried(key, one, reports))}
+    trials = runs(combinations, effort.seed, quick=effort.quick)
+    reports = dict(zip(trials, effort.play(list(trials.values())), strict=True))
+    carried = {key: loads for key, pair in combinations.items() if (loads := _carried(key, pair, reports))}
     bounds = combined(ON_PAPER)
     return StudyAnswer(
         "What is left to win at pauses beside prefix sharing, grouped-query attention and quantised KV?",
@@ -56,18 +56,18 @@ def _labels(key: CombinationTrial) -> Report:
     return {"deployment": key.combination.label, "combination": key.combination.name, "load": key.load}
 
 
-def _carried(key: Combination, one: Combined, reports: Reports) -> dict[str, Capacity]:
+def _carried(key: Combination, pair: Combined, reports: Reports) -> dict[str, Capacity]:
     """The load of each policy in requests per second: where its mean latency reaches a limit that all policies share."""
-    found = dict[str, Capacity]()
+    capacities = dict[str, Capacity]()
     unloaded = reports.get(CombinationTrial(key, "copy_ahead", 0))
     for policy in POLICIES if unloaded else ():
         played = [
-            (rate, reports.get(CombinationTrial(key, policy, load))) for load, rate in enumerate(one.offered(policy))
+            (rate, reports.get(CombinationTrial(key, policy, load))) for load, rate in enumerate(pair.offered(policy))
         ]
         points = [(rate, mean_ms(report)) for rate, report in played if report]
         if unloaded and (most := capacity(points, SLOWER * mean_ms(unloaded))):
-            found[policy] = most
-    return found
+            capacities[policy] = most
+    return capacities
 
 
 # -- on paper ----------------------------------------------------------------------------------------------------------
@@ -75,8 +75,8 @@ def _carried(key: Combination, one: Combined, reports: Reports) -> dict[str, Cap
 
 def _by_machine(bounds: Combinations) -> dict[str, dict[str, Combined]]:
     rows = dict[str, dict[str, Combined]]()
-    for key, one in bounds.items():
-        rows.setdefault(key.label, {})[key.name] = one
+    for key, pair in bounds.items():
+        rows.setdefault(key.label, {})[key.name] = pair
     return rows
 
 
@@ -84,7 +84,10 @@ def _bounds_table(bounds: Combinations) -> TextTable:
     rows = _by_machine(bounds)
     names = list(next(iter(rows.values())))
     cells = [
-        [label, *(f"{one.paper.most_gain:.2f} / {one.paper.free / one.paper.dropped:.2f}" for one in row.values())]
+        [
+            label,
+            *(f"{pair.paper.most_gain:.2f} / {pair.paper.free / pair.paper.dropped:.2f}" for pair in row.values()),
+        ]
         for label, row in rows.items()
     ]
     title = (
@@ -95,32 +98,32 @@ def _bounds_table(bounds: Combinations) -> TextTable:
 
 def _bounds_map(bounds: Combinations) -> HeatMap:
     rows = _by_machine(bounds)
-    values = [[one.paper.most_gain for one in row.values()] for row in list(rows.values())[::-1]]
+    values = [[pair.paper.most_gain for pair in row.values()] for row in list(rows.values())[::-1]]
     names = [f"{shared:.0%} shared\n{kv}" for shared in SHARED for kv in KV_BYTES]
     title = "Most gain in load over keeping all or dropping all, on paper"
     return HeatMap(title, ("machine", "combination"), list(rows)[::-1], names, values, 4.0, (0.0, NOTHING_LEFT))
 
 
 def _about_bounds(bounds: Combinations) -> list[str]:
-    most = {key.shared: most_over_dropping(one.need) for key, one in bounds.items()}
+    most = {key.shared: most_over_dropping(pair.need) for key, pair in bounds.items()}
     told = " and ".join(
         f"{gain:.2f} times its load with {shared:.0%} of prompts shared" for shared, gain in most.items()
     )
-    said = [
+    sentences = [
         f"On paper, whatever the machine and the bytes of a token, dropping every context leaves at most {told} to gain."
     ]
     for shared in SHARED:
         for kv in KV_BYTES:
             gains = {
-                key.label: one.paper.most_gain for key, one in bounds.items() if (key.shared, key.kv) == (shared, kv)
+                key.label: pair.paper.most_gain for key, pair in bounds.items() if (key.shared, key.kv) == (shared, kv)
             }
             best = max(gains, key=gains.__getitem__)
             few = sum(gain < NOTHING_LEFT for gain in gains.values())
-            said.append(
+            sentences.append(
                 f"On paper, {shared:.0%} of prompts shared, {kv}: at most {gains[best]:.2f} times the load ({best});"
                 f" less than {NOTHING_LEFT} times on {few} of {len(gains)} machines."
             )
-    return said
+    return sentences
 
 
 # -- simulated ---------------------------------------------------------------------------------------------------------
@@ -130,13 +133,13 @@ def _loads_table(combinations: Combinations, carried: Carried) -> TextTable:
     policies = [policy for policy in POLICIES if any(policy in loads for loads in carried.values())]
     rows = []
     for key, loads in carried.items():
-        one = combinations[key]
+        pair = combinations[key]
         gains = [
-            f"{capacity_ratio(loads['copy_ahead'], loads[policy])} ({_paper_gain(one, policy):.2f})"
+            f"{capacity_ratio(loads['copy_ahead'], loads[policy])} ({_paper_gain(pair, policy):.2f})"
             for policy in policies[:-1]
         ]
-        cells = [f"{loads[policy]} ({one.paper_rate(policy):.2f})" for policy in policies]
-        rows.append([key.label, key.name, f"{one.machine.profile.kv_bytes_per_token / 1024:g} KiB", *cells, *gains])
+        cells = [f"{loads[policy]} ({pair.paper_rate(policy):.2f})" for policy in policies]
+        rows.append([key.label, key.name, f"{pair.machine.profile.kv_bytes_per_token / 1024:g} KiB", *cells, *gains])
     columns = [
         "machine",
         "combination",
@@ -158,8 +161,8 @@ def _latency_table(combinations: Combinations, reports: Reports) -> TextTable:
     policies = [policy for policy in POLICIES if any(policy == simulated for _, simulated in shown)]
     rows = [
         [key.label, key.name]
-        + [f"{one.offered(policy)[load]:.2f}/s: {latency_text(shown[key, policy])}" for policy in policies]
-        for key, one in combinations.items()
+        + [f"{pair.offered(policy)[load]:.2f}/s: {latency_text(shown[key, policy])}" for policy in policies]
+        for key, pair in combinations.items()
         if (key, policies[-1]) in shown
     ]
     title = (
@@ -169,8 +172,8 @@ def _latency_table(combinations: Combinations, reports: Reports) -> TextTable:
     return TextTable(title, ["machine", "combination", *policies], rows)
 
 
-def _paper_gain(one: Combined, policy: str) -> float:
-    return one.paper.free / one.paper_rate(policy)
+def _paper_gain(pair: Combined, policy: str) -> float:
+    return pair.paper.free / pair.paper_rate(policy)
 
 
 def gain(loads: Mapping[str, Capacity], policy: str) -> float | None:
@@ -209,7 +212,7 @@ def _latencies(carried: Carried, reports: Reports) -> Bars:
 
 
 def _about_loads(combinations: Combinations, carried: Carried) -> list[str]:
-    said = []
+    sentences = []
     for policy in POLICIES[:-1]:
         gains = {key: more for key, loads in carried.items() if (more := gain(loads, policy))}
         if gains:
@@ -218,7 +221,7 @@ def _about_loads(combinations: Combinations, carried: Carried) -> list[str]:
                 f"{gains[key]:.2f} ({key.label}, {key.name}; on paper {_paper_gain(combinations[key], policy):.2f})"
                 for key in ends
             )
-            said.append(f"Simulated, copy_ahead carries {least} to {most} times the load of {policy}, at least.")
+            sentences.append(f"Simulated, copy_ahead carries {least} to {most} times the load of {policy}, at least.")
     for policy in POLICIES:
         shares = [
             loads[policy].rate / combinations[key].paper_rate(policy)
@@ -226,26 +229,28 @@ def _about_loads(combinations: Combinations, carried: Carried) -> list[str]:
             if policy in loads and not loads[policy].side
         ]
         if shares:
-            said.append(f"{policy} carries {min(shares):.2f} to {max(shares):.2f} of its load on paper.")
-    return said
+            sentences.append(f"{policy} carries {min(shares):.2f} to {max(shares):.2f} of its load on paper.")
+    return sentences
 
 
 def _about_latencies(carried: Carried, reports: Reports) -> list[str]:
-    said = []
+    sentences = []
     for load, share in enumerate(LOADS):
         ratios = {key: ratio for key in carried if (ratio := _slower(key, load, reports))}
         if ratios:
             worst = max(ratios, key=ratios.__getitem__)
             slow = sum(ratio > NOTHING_LEFT for ratio in ratios.values())
-            said.append(
+            sentences.append(
                 f"At {share:g} of the load on paper, lru takes at most {ratios[worst]:.2f} times the mean latency of copy_ahead"
                 f" ({worst.label}, {worst.name}), and more than {NOTHING_LEFT} times on {slow} of {len(ratios)}."
             )
     for key in carried:
         if ratio := _slower(key, LONG, reports):
-            theirs, ours = (latency_text(reports[CombinationTrial(key, one, LONG)]) for one in ("lru", "copy_ahead"))
-            said.append(
+            theirs, ours = (
+                latency_text(reports[CombinationTrial(key, policy_name, LONG)]) for policy_name in ("lru", "copy_ahead")
+            )
+            sentences.append(
                 f"With {LONG_S:g} s of arrivals at {LONG_LOAD:g} of the load on paper, lru takes {ratio:.2f} times the latency"
                 f" of copy_ahead ({key.label}, {key.name}): {theirs} and {ours}."
             )
-    return said
+    return sentences

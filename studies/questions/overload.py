@@ -109,14 +109,14 @@ def ask(effort: StudyEffort) -> StudyAnswer:
     return answer(OverloadRuns(rates, by_load, by_sharing, seconds[0] - seconds[1]))
 
 
-def answer(found: OverloadRuns) -> StudyAnswer:
+def answer(overload_runs: OverloadRuns) -> StudyAnswer:
     """Tables, findings and panels."""
-    reports = [*found.by_load.values(), *chain(*found.by_sharing.values())]
+    reports = [*overload_runs.by_load.values(), *chain(*overload_runs.by_sharing.values())]
     return StudyAnswer(
         "What happens beyond saturation, and what does one greedy key cost the others?",
-        [_load_table(found), _forecast_table(found), _sharing_table(found)],
-        list(_findings(found)),
-        [_panels(found)],
+        [_load_table(overload_runs), _forecast_table(overload_runs), _sharing_table(overload_runs)],
+        list(_findings(overload_runs)),
+        [_panels(overload_runs)],
         [_row(report) for report in reports],
     )
 
@@ -150,7 +150,7 @@ def _run(
         coming += [Arrival(at_s, script._replace(tenant=key)) for at_s, script in drawn]
     simulation = replace(simulation, duration_s=arriving_s, warm_up_s=warm_up_s, drain_s=DRAIN_S)
     total = sum(load for _, load in keys) * rate
-    return SweepRun(simulation, SimulatedLoad(name, total, seed, sorted(coming, key=lambda one: one.at_s)))
+    return SweepRun(simulation, SimulatedLoad(name, total, seed, sorted(coming, key=lambda arrival: arrival.at_s)))
 
 
 def _row(report: Report) -> Report:
@@ -163,39 +163,43 @@ def _modest_s(reports: Sequence[Report]) -> list[float]:
     return [seconds for report in reports for key in MODEST for seconds in report["tenant_ttft_s"].get(key, ())]
 
 
-def _p99_s(found: OverloadRuns, name: str) -> float:
-    spread = percentiles(_modest_s(found.by_sharing[name]), (99,))
+def _p99_s(overload_runs: OverloadRuns, name: str) -> float:
+    spread = percentiles(_modest_s(overload_runs.by_sharing[name]), (99,))
     return spread["p99"] if spread else 0.0
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def _load_table(found: OverloadRuns) -> TextTable:
+def _load_table(overload_runs: OverloadRuns) -> TextTable:
     rows = []
-    for (way, kinds, load), report in found.by_load.items():
+    for (way, kinds, load), report in overload_runs.by_load.items():
         first = [number_text(report["ttft_s"][part] or 0.0) for part in ("mean", "p50", "p99")]
-        goodput = num_good(report) / found.counted_s
+        goodput = num_good(report) / overload_runs.counted_s
         rows.append(
             [kinds, way, f"{load:g}", f"{goodput:.2f}", *first, str(report["refused"]), str(report["preemptions"])]
         )
-    one = next(iter(found.by_load.values()))
-    rates = ", ".join(f"{rate:.2f} requests/s ({kinds})" for kinds, rate in found.rates.items())
-    title = f"By load, 1 being {rates}; first token in seconds, of those taken; {limits_text(one)}."
+    any_report = next(iter(overload_runs.by_load.values()))
+    rates = ", ".join(f"{rate:.2f} requests/s ({kinds})" for kinds, rate in overload_runs.rates.items())
+    title = f"By load, 1 being {rates}; first token in seconds, of those taken; {limits_text(any_report)}."
     columns = ["requests", "", "load", "goodput/s", "first token, mean", "p50", "p99", "refused", "preemptions"]
     return TextTable(title, columns, rows)
 
 
-def _forecast_table(found: OverloadRuns) -> TextTable:
+def _forecast_table(overload_runs: OverloadRuns) -> TextTable:
     rows = []
-    for (way, kinds, load), report in found.by_load.items():
-        told = [(said, came) for said, came in report.get("first_token_checks_s", ()) if came > 0.25 or said > 0.25]
+    for (way, kinds, load), report in overload_runs.by_load.items():
+        told = [
+            (forecast, came)
+            for forecast, came in report.get("first_token_checks_s", ())
+            if came > 0.25 or forecast > 0.25
+        ]
         if way != REFUSING or not told:
             continue
-        said, came = (fmean(part) for part in zip(*told, strict=True))
-        errors = fmean([abs(one - other) for one, other in told])
+        forecast, came = (fmean(part) for part in zip(*told, strict=True))
+        errors = fmean([abs(forecast_s - other) for forecast_s, other in told])
         retry = report["refused_retry_s"]
-        cells = [f"{len(told)}", *(number_text(value) for value in (said, came, errors))]
+        cells = [f"{len(told)}", *(number_text(value) for value in (forecast, came, errors))]
         rows.append([kinds, f"{load:g}", *cells, number_text(fmean(retry)) if retry else "-"])
     title = "Forecasts of first tokens against what came, in seconds, where either is over 0.25 s."
     columns = [
@@ -210,15 +214,15 @@ def _forecast_table(found: OverloadRuns) -> TextTable:
     return TextTable(title, columns, rows)
 
 
-def _sharing_table(found: OverloadRuns) -> TextTable:
-    rows, alone_s = [], _p99_s(found, ALONE)
-    for name, reports in found.by_sharing.items():
+def _sharing_table(overload_runs: OverloadRuns) -> TextTable:
+    rows, alone_s = [], _p99_s(overload_runs, ALONE)
+    for name, reports in overload_runs.by_sharing.items():
         modest = _modest_s(reports)
         spread = percentiles(modest, (50, 90, 99)) or dict.fromkeys(("mean", "p50", "p90", "p99"), 0.0)
         ratio = spread["p99"] / alone_s if alone_s else 0.0
-        served = len(_modest_s(found.by_sharing[ALONE]))
+        served = len(_modest_s(overload_runs.by_sharing[ALONE]))
         greedy = sum(len(report["tenant_ttft_s"].get(GREEDY, ())) for report in reports)
-        goodput = fmean(num_good(report) for report in reports) / found.counted_s
+        goodput = fmean(num_good(report) for report in reports) / overload_runs.counted_s
         first = [number_text(spread[part]) for part in ("p50", "p90", "p99")]
         rows.append([name, *first, f"{ratio:.2f}", f"{len(modest)} of {served}", str(greedy), f"{goodput:.2f}"])
     title = (
@@ -232,24 +236,27 @@ def _sharing_table(found: OverloadRuns) -> TextTable:
 # -- sentences ---------------------------------------------------------------------------------------------------------
 
 
-def _findings(found: OverloadRuns) -> Iterator[str]:
-    heaviest = max(load for *_, load in found.by_load)
-    for way, kinds in dict.fromkeys((way, kinds) for way, kinds, _ in found.by_load):
+def _findings(overload_runs: OverloadRuns) -> Iterator[str]:
+    heaviest = max(load for *_, load in overload_runs.by_load)
+    for way, kinds in dict.fromkeys((way, kinds) for way, kinds, _ in overload_runs.by_load):
         goodputs = {
-            load: num_good(report) / found.counted_s
-            for (*key, load), report in found.by_load.items()
+            load: num_good(report) / overload_runs.counted_s
+            for (*key, load), report in overload_runs.by_load.items()
             if key == [way, kinds]
         }
         best = max(goodputs, key=lambda load: goodputs[load])
-        kept, p99 = goodputs[heaviest] / (goodputs[best] or 1.0), found.by_load[way, kinds, heaviest]["ttft_s"]["p99"]
+        kept, p99 = (
+            goodputs[heaviest] / (goodputs[best] or 1.0),
+            overload_runs.by_load[way, kinds, heaviest]["ttft_s"]["p99"],
+        )
         yield (
             f"{way}, {kinds}: goodput is highest at load {best:g} with {goodputs[best]:.2f} requests/s; at {heaviest:g} it is "
             f"{kept:.2f} of that, and the 99th percentile of first tokens {p99 or 0.0:.2f} s."
         )
-    alone_s = _p99_s(found, ALONE)
-    for name in found.by_sharing:
+    alone_s = _p99_s(overload_runs, ALONE)
+    for name in overload_runs.by_sharing:
         if name != ALONE:
-            ratio = _p99_s(found, name) / (alone_s or 1.0)
+            ratio = _p99_s(overload_runs, name) / (alone_s or 1.0)
             met = "within" if ratio <= AIM else "not within"
             yield f"{name}: a greedy key makes the others' 99th percentile {ratio:.2f} times as long, {met} {AIM:g}."
 
@@ -257,26 +264,31 @@ def _findings(found: OverloadRuns) -> Iterator[str]:
 # -- the picture -------------------------------------------------------------------------------------------------------
 
 
-def _panels(found: OverloadRuns) -> list[CurvePanel]:
-    ways = list(dict.fromkeys(way for way, *_ in found.by_load))
+def _panels(overload_runs: OverloadRuns) -> list[CurvePanel]:
+    ways = list(dict.fromkeys(way for way, *_ in overload_runs.by_load))
     goodputs, firsts = list[PlottedCurve](), list[PlottedCurve]()
     for way in ways:
-        of = [(load, report) for (*key, load), report in found.by_load.items() if key == [way, "mixed"]]
+        of = [(load, report) for (*key, load), report in overload_runs.by_load.items() if key == [way, "mixed"]]
         goodputs.append(
-            PlottedCurve(way, [(load, point(max(0.01, num_good(one) / found.counted_s))) for load, one in of])
+            PlottedCurve(
+                way, [(load, point(max(0.01, num_good(report) / overload_runs.counted_s))) for load, report in of]
+            )
         )
-        firsts.append(PlottedCurve(way, [(load, point(one["ttft_s"]["p99"] or 0.01)) for load, one in of]))
-    axis = f"load; 1 is {found.rates['mixed']:.1f} requests/s"
-    places = [(float(number), point(_p99_s(found, name) or 0.01)) for number, name in enumerate(found.by_sharing)]
+        firsts.append(PlottedCurve(way, [(load, point(report["ttft_s"]["p99"] or 0.01)) for load, report in of]))
+    axis = f"load; 1 is {overload_runs.rates['mixed']:.1f} requests/s"
+    places = [
+        (float(number), point(_p99_s(overload_runs, name) or 0.01))
+        for number, name in enumerate(overload_runs.by_sharing)
+    ]
     return [
         CurvePanel("goodput", goodputs, unit="requests/s within the limits", axis=axis),
         CurvePanel("99th percentile of first tokens", firsts, LIMITS.first_token_s, "seconds", axis=axis),
         CurvePanel(
             "modest keys' 99th percentile beside a greedy key",
             [PlottedCurve(None, places)],
-            AIM * (_p99_s(found, ALONE) or 0.01),
+            AIM * (_p99_s(overload_runs, ALONE) or 0.01),
             "seconds",
             axis="",
-            ticks=[name.replace(", ", "\n").replace("the greedy", "the\ngreedy") for name in found.by_sharing],
+            ticks=[name.replace(", ", "\n").replace("the greedy", "the\ngreedy") for name in overload_runs.by_sharing],
         ),
     ]

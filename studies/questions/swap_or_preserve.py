@@ -42,13 +42,13 @@ def ask(effort: StudyEffort) -> StudyAnswer:
             for policy in policies:
                 runs.append(SweepRun(Simulation(machine, policy, "history", duration_s, DRAIN_S, KV_TOKENS), load))
     reports = iter(effort.play(runs))
-    found = {kind: {share: {policy: next(reports) for policy in policies} for share in shares} for kind in kinds}
+    by_kind = {kind: {share: {policy: next(reports) for policy in policies} for share in shares} for kind in kinds}
     return StudyAnswer(
         "Swap or preserve: which wins, by kind of call and load?",
-        [_winners(found), *(_table(kind, of) for kind, of in found.items())],
-        list(_findings(found)),
-        _panels(found),
-        [report for of in found.values() for cell in of.values() for report in cell.values()],
+        [_winners(by_kind), *(_table(kind, of) for kind, of in by_kind.items())],
+        list(_findings(by_kind)),
+        _panels(by_kind),
+        [report for of in by_kind.values() for cell in of.values() for report in cell.values()],
     )
 
 
@@ -60,11 +60,11 @@ def winner(cell: Mapping[str, Report]) -> str:
     return "preserve" if ratio < 1 else "swap"
 
 
-def _winners(found: Found) -> TextTable:
-    shares = list(next(iter(found.values())))
+def _winners(by_kind: Found) -> TextTable:
+    shares = list(next(iter(by_kind.values())))
     rows = [
         [kind, *(f"{winner(cell)} {mean_ms(cell['preserve']) / mean_ms(cell['swap']):.2f}" for cell in of.values())]
-        for kind, of in found.items()
+        for kind, of in by_kind.items()
     ]
     title = "The lower mean latency of swap and preserve, and that of preserve over that of swap, by load."
     return TextTable(title, ["calls", *(f"{share:.0%}" for share in shares)], rows)
@@ -76,26 +76,26 @@ def _table(kind: str, of: Mapping[float, Mapping[str, Report]]) -> TextTable:
         for share, cell in of.items()
         for policy, report in cell.items()
     ]
-    one = next(iter(next(iter(of.values())).values()))
-    title = f"{kind}: ms per token; {limits_text(one)}."
+    any_report = next(iter(next(iter(of.values())).values()))
+    title = f"{kind}: ms per token; {limits_text(any_report)}."
     return TextTable(title, ["load", "requests/s", "policy", *LATENCY_COLUMNS], rows)
 
 
-def _findings(found: Found) -> Iterator[str]:
-    for kind, of in found.items():
+def _findings(by_kind: Found) -> Iterator[str]:
+    for kind, of in by_kind.items():
         names = [(share, winner(cell)) for share, cell in of.items()]
-        runs = [one for index, one in enumerate(names) if index == 0 or one[1] != names[index - 1][1]]
+        runs = [named for index, named in enumerate(names) if index == 0 or named[1] != names[index - 1][1]]
         texts = [f"{'neither' if name == '=' else name} from {share:.0%}" for share, name in runs]
         yield f"{kind}: {', '.join(texts)}."
-    best = [min(cell, key=lambda policy: mean_ms(cell[policy])) for of in found.values() for cell in of.values()]
+    best = [min(cell, key=lambda policy: mean_ms(cell[policy])) for of in by_kind.values() for cell in of.values()]
     texts = [f"{policy} in {best.count(policy)}" for policy in dict.fromkeys(best)]
     yield f"The lowest mean latency of all policies in {len(best)} cells: {', '.join(texts)}."
 
 
-def _panels(found: Found) -> list[list[CurvePanel]]:
+def _panels(by_kind: Found) -> list[list[CurvePanel]]:
     panels = [
         CurvePanel(kind, _curves(of), axis="load, % of what fills the machine without calls")
-        for kind, of in found.items()
+        for kind, of in by_kind.items()
     ]
     return [panels[start : start + 3] for start in range(0, len(panels), 3)]
 

@@ -111,7 +111,7 @@ class AgentRequests:
         prompt = round(_PROMPT.at(rng.gauss(), 0.0))
         room, segments = WINDOW - prompt, list[Segment]()
         for _ in range(round(_CALLS.at(rng.gauss(), 0.0))):
-            decode, returned = (round(one.at(0.0, rng.gauss())) for one in (_DECODE, _RETURNED))
+            decode, returned = (round(lengths.at(0.0, rng.gauss())) for lengths in (_DECODE, _RETURNED))
             tool, call_s = self.tools.call(rng)
             if decode + returned < room - 1:
                 segments.append(Segment(decode, call_s, returned, tool))

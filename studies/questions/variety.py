@@ -132,13 +132,13 @@ def ask(effort: StudyEffort) -> StudyAnswer:
             )
             runs.append(SweepRun(simulation, load))
     reports = iter(effort.play(runs))
-    found = {scenario: {contender: next(reports) for contender in contenders} for scenario in scenarios}
+    by_scenario = {scenario: {contender: next(reports) for contender in contenders} for scenario in scenarios}
     return StudyAnswer(
         "Many kinds of tools, bursts, and clients that never come back",
-        [_table(scenario, of) for scenario, of in found.items()],
-        [_calls_sentence(effort.seed), *_findings(found)],
-        _panels(found),
-        [report for of in found.values() for report in of.values()],
+        [_table(scenario, of) for scenario, of in by_scenario.items()],
+        [_calls_sentence(effort.seed), *_findings(by_scenario)],
+        _panels(by_scenario),
+        [report for of in by_scenario.values() for report in of.values()],
     )
 
 
@@ -147,8 +147,8 @@ def _all() -> tuple[VarietyLoad, ...]:
 
 
 def _table(scenario: VarietyLoad, of: Mapping[PolicyCase, Report]) -> TextTable:
-    one = next(iter(of.values()))
-    title = f"{scenario}; {one['requests']:,} requests; ms per token; {limits_text(one)}."
+    any_report = next(iter(of.values()))
+    title = f"{scenario}; {any_report['requests']:,} requests; ms per token; {limits_text(any_report)}."
     columns = ["policy", *LATENCY_COLUMNS, "first token, mean s", "p99 s", "useful tokens/device s"]
     rows = []
     for contender, report in of.items():
@@ -173,67 +173,78 @@ def _calls_sentence(seed: int, num_calls: int = 20_000) -> str:
     )
 
 
-def _findings(found: Found) -> Iterator[str]:
-    yield _winners(found)
-    yield _against(found, OURS, RIVAL)
+def _findings(by_scenario: Found) -> Iterator[str]:
+    yield _winners(by_scenario)
+    yield _against(by_scenario, OURS, RIVAL)
     for policy in ("min_waste", "copy_ahead"):
         history, elapsed = PolicyCase(policy, "history"), PolicyCase(policy, "elapsed")
-        if elapsed in next(iter(found.values())):
-            yield _against(found, history, elapsed)
+        if elapsed in next(iter(by_scenario.values())):
+            yield _against(by_scenario, history, elapsed)
     for scenario in BURSTS[1:]:
-        if scenario in found:
-            yield _burst(found, scenario)
-    yield _left(found)
+        if scenario in by_scenario:
+            yield _burst(by_scenario, scenario)
+    yield _left(by_scenario)
 
 
-def _winners(found: Found) -> str:
+def _winners(by_scenario: Found) -> str:
     best = Counter[str]()
-    for of in found.values():
+    for of in by_scenario.values():
         least = min(map(mean_ms, of.values()))
         best.update(str(contender) for contender, report in of.items() if mean_ms(report) <= NEAR * least)
     text = "; ".join(f"{name} in {count}" for name, count in best.most_common())
-    return f"The lowest mean latency in {len(found)} scenarios, or within {NEAR - 1:.0%} of it: {text}."
+    return f"The lowest mean latency in {len(by_scenario)} scenarios, or within {NEAR - 1:.0%} of it: {text}."
 
 
-def _against(found: Found, one: PolicyCase, other: PolicyCase) -> str:
+def _against(by_scenario: Found, contender: PolicyCase, other: PolicyCase) -> str:
     """The range of the ratio of two mean latencies."""
-    ratios = sorted((mean_ms(of[one]) / mean_ms(of[other]), str(scenario)) for scenario, of in found.items())
+    ratios = sorted(
+        (mean_ms(of[contender]) / mean_ms(of[other]), str(scenario)) for scenario, of in by_scenario.items()
+    )
     (least, best), (most, worst) = ratios[0], ratios[-1]
-    return f"{one} has {least:.2f} ({best}) to {most:.2f} ({worst}) times the mean latency of {other}."
+    return f"{contender} has {least:.2f} ({best}) to {most:.2f} ({worst}) times the mean latency of {other}."
 
 
-def _burst(found: Found, scenario: VarietyLoad) -> str:
+def _burst(by_scenario: Found, scenario: VarietyLoad) -> str:
     texts = []
-    for contender, report in found[scenario].items():
-        calm = found[BASE][contender]
-        p99s = [one["normalized_latency_paper_ms_per_token"]["p99"] for one in (report, calm)]
+    for contender, report in by_scenario[scenario].items():
+        calm = by_scenario[BASE][contender]
+        p99s = [each_report["normalized_latency_paper_ms_per_token"]["p99"] for each_report in (report, calm)]
         texts.append(f"{contender} {p99s[0] / p99s[1]:.2f}")
     return f"{scenario.arrivals} arrivals multiply the 99th percentile of Poisson arrivals by: {'; '.join(texts)}."
 
 
-def _left(found: Found) -> str:
-    scenario = max((one for one in LEAVING if one in found), key=lambda one: one.clients.leaving)
-    useful = {contender: useful_tokens_per_s(report) for contender, report in found[scenario].items()}
-    good = {contender: num_good(report) for contender, report in found[scenario].items()}
-    worst, best = (pick(useful, key=lambda one: useful[one]) for pick in (min, max))
-    least, most = min(good, key=lambda one: good[one]), max(good, key=lambda one: good[one])
+def _left(by_scenario: Found) -> str:
+    scenario = max(
+        (leaving_load for leaving_load in LEAVING if leaving_load in by_scenario),
+        key=lambda leaving_load: leaving_load.clients.leaving,
+    )
+    useful = {contender: useful_tokens_per_s(report) for contender, report in by_scenario[scenario].items()}
+    good = {contender: num_good(report) for contender, report in by_scenario[scenario].items()}
+    worst, best = (pick(useful, key=lambda contender: useful[contender]) for pick in (min, max))
+    least, most = min(good, key=lambda contender: good[contender]), max(good, key=lambda contender: good[contender])
     return (
         f"Where {scenario.clients.leaving:.0%} never come back, useful tokens per second of the device's work are "
         f"{useful[worst]:,.0f} ({worst}) to {useful[best]:,.0f} ({best}; {OURS} {useful[OURS]:,.0f}, {RIVAL} "
-        f"{useful[RIVAL]:,.0f}); of {found[scenario][most]['requests']:,} requests {good[most]:.0f} finish within the limits "
-        f"under {most}, {good[least]:.0f} under {least}."
+        f"{useful[RIVAL]:,.0f}); of {by_scenario[scenario][most]['requests']:,} requests {good[most]:.0f} finish within the "
+        f"limits under {most}, {good[least]:.0f} under {least}."
     )
 
 
 # -- the picture -----------------------------------------------------------------------------------------------------------
 
 
-def _panels(found: Found) -> list[list[CurvePanel | Bars]]:
-    calling = [(100 * one.clients.calling, found[one]) for one in CALLING if one in found]
-    leaving = [(100 * one.clients.leaving, found[one]) for one in LEAVING if one in found]
+def _panels(by_scenario: Found) -> list[list[CurvePanel | Bars]]:
+    calling = [
+        (100 * scenario.clients.calling, by_scenario[scenario]) for scenario in CALLING if scenario in by_scenario
+    ]
+    leaving = [
+        (100 * scenario.clients.leaving, by_scenario[scenario]) for scenario in LEAVING if scenario in by_scenario
+    ]
     bursts = {
-        str(contender): {burst.arrivals: _p99(found[burst][contender]) for burst in BURSTS if burst in found}
-        for contender in found[BASE]
+        str(contender): {
+            burst.arrivals: _p99(by_scenario[burst][contender]) for burst in BURSTS if burst in by_scenario
+        }
+        for contender in by_scenario[BASE]
         if contender.policy in ("lru", "lru_host", "min_waste", "copy_ahead")
     }
     unit = "mean normalized latency, ms/token"

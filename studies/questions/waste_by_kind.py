@@ -43,20 +43,20 @@ def ask(effort: StudyEffort) -> StudyAnswer:
         )
         for kind, share, policy in cells
     ]
-    found = dict(zip(cells, effort.play(runs), strict=True))
+    reports = dict(zip(cells, effort.play(runs), strict=True))
     shares = list(dict.fromkeys(share for _, share, _ in cells))
     return StudyAnswer(
         "What does a pause waste where contexts are dropped?",
-        [_table(found, share) for share in shares],
-        [sentence for share in shares for sentence in _findings(found, share)],
-        [[_bars(found, share) for share in shares]],
-        list(found.values()),
+        [_table(reports, share) for share in shares],
+        [sentence for share in shares for sentence in _findings(reports, share)],
+        [[_bars(reports, share) for share in shares]],
+        list(reports.values()),
     )
 
 
-def _of(found: dict[Cell, Report], share: float, policy: str) -> dict[str, Report]:
+def _of(reports: dict[Cell, Report], share: float, policy: str) -> dict[str, Report]:
     """The reports of a load and a policy, by kind."""
-    return {kind: report for (kind, *rest), report in found.items() if rest == [share, policy]}
+    return {kind: report for (kind, *rest), report in reports.items() if rest == [share, policy]}
 
 
 def _waste(report: Report) -> Sequence[float]:
@@ -65,19 +65,25 @@ def _waste(report: Report) -> Sequence[float]:
     return recompute["forward_time"], recompute["request_latency"], report["waste_fraction"]
 
 
-def _table(found: dict[Cell, Report], share: float) -> TextTable:
+def _table(reports: dict[Cell, Report], share: float) -> TextTable:
     columns = ["calls", "requests/s", "policy", "device time", "latency", "memory", *LATENCY_COLUMNS]
     rows = [
-        [kind, number_text(one["rate"]), policy, *(f"{value:.1%}" for value in _waste(one)), *latency_cells(one)]
-        for (kind, at, policy), one in found.items()
+        [
+            kind,
+            number_text(report["rate"]),
+            policy,
+            *(f"{value:.1%}" for value in _waste(report)),
+            *latency_cells(report),
+        ]
+        for (kind, at, policy), report in reports.items()
         if at == share
     ]
     title = f"Load of {share:.0%}: recomputation, share of device time and of latency; memory wasted; then ms per token"
-    return TextTable(f"{title}; {limits_text(next(iter(found.values())))}.", columns, rows)
+    return TextTable(f"{title}; {limits_text(next(iter(reports.values())))}.", columns, rows)
 
 
-def _findings(found: dict[Cell, Report], share: float) -> Iterator[str]:
-    dropped, kept = _of(found, share, BASELINE), _of(found, share, RIVAL)
+def _findings(reports: dict[Cell, Report], share: float) -> Iterator[str]:
+    dropped, kept = _of(reports, share, BASELINE), _of(reports, share, RIVAL)
     kinds = [kind for kind in dropped if kind != MIXED]
     most = max(kinds, key=lambda kind: _waste(dropped[kind])[0])
     least = min(kinds, key=lambda kind: _waste(dropped[kind])[0])
@@ -97,10 +103,10 @@ def _findings(found: dict[Cell, Report], share: float) -> Iterator[str]:
         )
 
 
-def _bars(found: dict[Cell, Report], share: float) -> Bars:
+def _bars(reports: dict[Cell, Report], share: float) -> Bars:
     names = ("of device time", "of latency", "memory")
     bars = {
         kind: {name: 100 * value for name, value in zip(names, _waste(report), strict=True)}
-        for kind, report in _of(found, share, BASELINE).items()
+        for kind, report in _of(reports, share, BASELINE).items()
     }
     return Bars(f"waste under {BASELINE}, load of {share:.0%}", "%", bars, beside=True)
