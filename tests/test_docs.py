@@ -15,6 +15,12 @@ ROOT = Path(__file__).parent.parent
 NOTEBOOK = ROOT / "examples" / "tour.ipynb"
 
 
+def test_the_checks_of_a_change_build_the_documentation() -> None:
+    assert "tools/docs" in (ROOT / ".ci" / "run").read_text()
+    assert "sphinx -W " in (ROOT / "tools" / "docs").read_text()
+
+
+@pytest.mark.slow
 def test_the_documentation_builds_without_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
