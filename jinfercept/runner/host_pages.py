@@ -1,4 +1,4 @@
-"""The host copies of pages: pinned arrays of several pages, and which host slot is which page of which array..
+"""The host copies of pages: pinned arrays of several pages, and which host slot is which page of which array.
 
 An array is freed when its last page is dropped. One of which at most half the pages are live is `sparse`: it is to be replaced
 by a smaller one, so that the arrays have less than twice as many pages as there are live ones.
