@@ -248,7 +248,7 @@ def check_length(service: Service, num_tokens: int, param: str) -> None:
         raise ApiError.bad(message, param, "context_length_exceeded")
 
 
-class Answer(Protocol):
+class ServedAnswer(Protocol):
     """An answer in the shapes of a protocol, made of the outputs of its requests or of their events."""
 
     usage: UsageCount
@@ -270,7 +270,7 @@ async def answered(
     service: Service,
     http: HttpRequest,
     requests: Sequence[Request],
-    answer: Answer,
+    answer: ServedAnswer,
     stream: bool | None,
     form: StreamFormat = OPENAI,
 ) -> Response:
