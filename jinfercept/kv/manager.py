@@ -272,7 +272,9 @@ class KVManager:
             The copies to make, and the tokens whose KV they move.
         """
         copies, num_tokens = list[PageCopy](), 0
-        for page in filter(_is_fetchable, context.pages):
+        for page in context.pages:
+            if page.device is not None or not _is_fetchable(page):
+                continue
             if len(copies) == most or not self.free_slot():
                 break
             copies.append(self._store.fetch(page))

@@ -32,8 +32,10 @@ class Transfers:
 
     def room(self, builder: PlanBuilder) -> int:
         """Pages that the plan can still move: as far as the link's budget goes, and the device memory for transfers."""
-        pages, most = max(0, builder.link_tokens // self._kv.page_size), self._kv.most_moved_pages
-        return pages if most is None else max(0, min(pages, most - len(builder.fetch) - len(builder.offload)))
+        pages, most = builder.link_tokens // self._kv.page_size, self._kv.most_moved_pages
+        if most is not None:
+            pages = min(pages, most - len(builder.fetch) - len(builder.offload))
+        return pages if pages > 0 else 0
 
     def fetch(self, builder: PlanBuilder, sequence: Sequence, most: int) -> int:
         """Fetch up to `most` pages of a running sequence, as far as the plan's room and the free slots go; returns how many."""
@@ -114,17 +116,23 @@ class PlanMover(Mover):
     def __init__(self, transfers: Transfers, builder: PlanBuilder) -> None:
         self._transfers, self._builder = transfers, builder
 
-    def move(self, sequence: Sequence, action: Action, why: str, pages: Iterable[Page] | None = None) -> bool:
+    def copy(self, sequence: Sequence, why: str, pages: Iterable[Page] | None = None) -> bool:
         if pages is None:
-            pages = sequence.context.pages
-            if action is Action.COPY:
-                pages = (page for page in pages if page.residency is Residency.DIRTY)
-        if action is Action.COPY and not self._transfers.room(self._builder):  # as mostly: the link is full
-            return all(page.host is not None for page in pages)
-        moved = True
+            pages = (page for page in sequence.context.pages if page.residency is Residency.DIRTY)
+        transfers, builder = self._transfers, self._builder
         for page in pages:
+            if page.host is None:
+                if transfers.room(builder):
+                    transfers.move(builder, Move(sequence, page, Action.COPY, why))
+                if page.host is None:
+                    return False
+        return True
+
+    def move(self, sequence: Sequence, action: Action, why: str, pages: Iterable[Page] | None = None) -> bool:
+        if action is Action.COPY:
+            return self.copy(sequence, why, pages)
+        moved = True
+        for page in sequence.context.pages if pages is None else pages:
             self._transfers.move(self._builder, Move(sequence, page, action, why))
-            if action is Action.COPY and page.host is None:
-                return False
             moved = moved and (page.host if action is Action.UNCOPY else page.device) is None
-        return moved or action is Action.COPY
+        return moved
