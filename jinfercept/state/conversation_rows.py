@@ -169,7 +169,7 @@ def list_items(
             shown.append(item_place)
             num_bytes += size
     columns = select(place, ConversationItemRow.body).where(wanted[0], place.in_(shown))
-    body_at = dict(session.execute(columns).tuples().all())
+    body_at = dict(session.execute(columns).all())
     bodies = [body_at[item_place] for item_place in shown]
     first_id, last_id = (json.loads(bodies[0])["id"], json.loads(bodies[-1])["id"]) if bodies else (None, None)
     return ItemPage(bodies, first_id, last_id, len(sizes) > len(shown))

@@ -35,7 +35,7 @@ def mirror_calls(
         calls: by id, the tenant and the document of each call.
     """
     of_server = InboxRow.server_id == server.server_id
-    rows = dict(session.execute(select(InboxRow.id, InboxRow.answer).where(of_server)).tuples().all())
+    rows = dict(session.execute(select(InboxRow.id, InboxRow.answer).where(of_server)).all())
     if gone := sorted(rows.keys() - calls.keys()):
         session.execute(delete(InboxRow).where(of_server, InboxRow.id.in_(gone)))
     insert_new(

@@ -127,7 +127,7 @@ def _shrink(session: Session, limits: StateLimits) -> bool:
     left = [_delete_oldest(session, tenant, num_bytes) for tenant, num_bytes in over.items()]
     if limits.most_responses is not None:
         count = select(ResponseRow.tenant, func.count()).where(~ResponseRow.is_deleted).group_by(ResponseRow.tenant)
-        numbers = dict(session.execute(count).tuples().all())
+        numbers = dict(session.execute(count).all())
         for tenant, number in excess(numbers, limits.most_responses, limits.most_responses_of_tenant).items():
             final = ResponseRow.tenant == tenant, ResponseRow.status.not_in(OPEN), ~ResponseRow.is_deleted
             oldest = select(ResponseRow.id).where(*final).order_by(ResponseRow.created_at).limit(min(number, _AT_ONCE))
@@ -144,8 +144,8 @@ def _delete_oldest(session: Session, tenant: str, num_bytes: int) -> bool:
     changed = ConversationRow.changed_at
     idle = ConversationRow.tenant == tenant, ConversationRow.turn_id.is_(None)
     conversations = select(changed, ConversationRow.id, ConversationRow.num_bytes).where(*idle)
-    oldest = [*session.execute(responses.order_by(at).limit(_AT_ONCE)).tuples()]
-    oldest += session.execute(conversations.order_by(changed).limit(_AT_ONCE)).tuples()
+    oldest = [*session.execute(responses.order_by(at).limit(_AT_ONCE))]
+    oldest += session.execute(conversations.order_by(changed).limit(_AT_ONCE))
     chosen: list[str] = []
     for _, row_id, size in sorted(oldest)[:_AT_ONCE]:  # the oldest of both tables
         if num_bytes <= 0:
