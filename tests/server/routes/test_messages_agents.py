@@ -53,7 +53,7 @@ def test_an_agent_calls_its_tool_and_each_result_finds_the_context(
     scripted, server = long
     streams: list[str] = []
     questions: list[str] = []
-    make_chat = messages._make_chat
+    make_chat = messages.make_message_chat
 
     def scripting(service: Any, body: MessagesBody, *rest: Any) -> Any:
         """Writes the script, since only the program knows its prompts."""
@@ -65,7 +65,7 @@ def test_an_agent_calls_its_tool_and_each_result_finds_the_context(
         scripted.follow(*streams)
         return made
 
-    monkeypatch.setattr(messages, "_make_chat", scripting)
+    monkeypatch.setattr(messages, "make_message_chat", scripting)
 
     @sdk.tool("price", "The price of an item.", {"item": str})
     async def price(arguments: dict[str, Any]) -> dict[str, Any]:
