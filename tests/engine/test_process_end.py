@@ -15,7 +15,7 @@ from dataclasses import replace
 from jinfercept import LLM, SamplingParams, Tool
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.models.load import read_config
-from jinfercept.request import Call
+from jinfercept.calls import Call
 from tests.support.tiny_model import GOLDEN
 
 LONG = SamplingParams(temperature=0, max_tokens=1900, ignore_eos=True)
