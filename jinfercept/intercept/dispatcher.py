@@ -202,7 +202,7 @@ class Dispatcher:
         self._on_result()
 
     def _is_over(self, pause: _Pause, index: int, at_end: Callable[[], None]) -> bool:
-        """Whether nobody waits for a call any more; otherwise `at_end` is called at the end of the request. From any thread."""
+        """Whether no request waits for a call any more; else `at_end` is called at the end of the request. From any thread."""
         with self._lock:
             is_over = pause.cancelled or pause.results[index] is not None
             if not is_over:

@@ -98,7 +98,7 @@ class EngineStats:
     """Totals, histograms and the present state of one engine.
 
     Args:
-        log: of the engine; `fold` is told from now on.
+        log: of the engine; `fold` gets its events from now on.
         kv: its pages.
         inputs: cost model, saturation point and estimator of its policy.
         synchronous: steps wait for transfers.

@@ -44,7 +44,7 @@ class RunStats:
     """Adds up the steps of one engine, a fold over its log, and reports them.
 
     Args:
-        log: of the engine; `fold` is told from now on.
+        log: of the engine; `fold` gets its events from now on.
         scheduler: the engine's.
         clock: the engine's.
         prices: of plans.

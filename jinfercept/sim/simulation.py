@@ -204,7 +204,8 @@ class Simulation:
             gate = FirstTokenGate(engine, believed, opened.buckets[-1], self.first_token_limit_s)
         with nullcontext() if recording is None else closing(recording):
             played = play(engine, dispatcher, clock, requests, self.most_s, progress, self.host_s, gate)
-        tenant_of = {str(number): one.script.tenant for number, one in enumerate(arrivals) if isinstance(one, Arrival)}
+        scripted = ((str(number), each) for number, each in enumerate(arrivals))
+        tenant_of = {name: each.script.tenant for name, each in scripted if isinstance(each, Arrival)}
         report = accounts.report(played, requests, engine.scheduler.counters, self.kv_tokens, tenant_of, self.warm_up_s)
         if gate is not None:
             report["refused_retry_s"] = list(gate.refused.values())
