@@ -121,6 +121,7 @@ class RequestLifecycle:
             priority=request.priority,
             tenant=request.tenant,
             weight=request.weight,
+            session=request.follow_up.session if request.follow_up is not None else "",
         )
         session = self._sessions[request.id] = Session(request, sequence, stop)
         if not self._retained.extend(request, sequence, self._clock.now()):

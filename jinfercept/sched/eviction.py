@@ -80,7 +80,9 @@ class Eviction:
     def move_paused(self, builder: PlanBuilder) -> None:
         """Let the policy move pages of paused contexts."""
         queries = builder.bucket_tokens - builder.query_tokens
-        budget = Budget(builder.query_tokens, builder.link_tokens, builder.context_tokens, queries)
+        budget = Budget(
+            builder.query_tokens, builder.link_tokens, builder.context_tokens, queries, self._kv.occupancy()
+        )
         self._policy.moves(budget, builder.now, PlanMover(self._transfers, builder))
 
     def _last_served(self, builder: PlanBuilder) -> Sequence:

@@ -93,6 +93,9 @@ class GuardedPolicy(Policy):
             )
         return num_pages
 
+    def admits(self, sequence: Sequence, now: float) -> bool:
+        return bool(self._call("admits", self._policy.admits, sequence, now))
+
     def _checked(self, method: str, moves: Iterable[Move]) -> Iterator[Move]:
         check = _MoveCheck(_ALLOWED[method])
         left: Iterator[Any] = self._call(method, lambda: iter(moves))

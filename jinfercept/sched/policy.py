@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple, Protocol, final
 
-from jinfercept.kv.page import Page, Residency
+from jinfercept.kv.page import Occupancy, Page, Residency
 from jinfercept.sched.sequence import Sequence, State
 
 
@@ -41,12 +41,14 @@ class Budget(NamedTuple):
         link_tokens: KV that the host link can still move while the iteration computes.
         running_context: context of the running sequences.
         running_queries: their query tokens in this iteration.
+        pools: pages of both pools by kind, as the plan has them so far.
     """
 
     query_tokens: int
     link_tokens: int
     running_context: int = 0
     running_queries: int = 0
+    pools: Occupancy = Occupancy(0, 0, 0, 0, 0)
 
 
 class Mover(Protocol):
@@ -148,6 +150,13 @@ class Policy(Protocol):
         Requests that have run before are not held up by it.
         """
         return 0
+
+    def admits(self, sequence: Sequence, now: float) -> bool:
+        """Whether a waiting sequence may start; later ones pass one that may not. True unless overridden.
+
+        Not asked while no sequence runs, so that one always does, nor while tenants compete, which are served by their shares.
+        """
+        return True
 
 
 def longest_paused(paused: Iterable[Sequence], sequence: Sequence) -> Iterator[Move]:

@@ -193,6 +193,8 @@ class Scheduler:
         self.kv.cut(sequence.context, num_tokens)
         sequence.max_computed = min(retained.max_computed, num_tokens)
         sequence.usage.retained = ContextResidency(0, 0, 0)
+        if sequence.session == sequence.id:
+            sequence.session = retained.session
         self._queues.succeed(sequence, retained)  # for the policy, which sees a pause that goes on and then ends
         sequence.pause = retained.pause
         self._policy.pause(sequence, retained.paused_s)
@@ -305,13 +307,9 @@ class Scheduler:
                 self._chunks.run(builder, sequence, min(shares[sequence.id], builder.query_tokens - spared))
 
     def _admit_all(self, builder: PlanBuilder) -> None:
-        """Start waiting sequences in order while query tokens are left; the first that cannot start holds back the rest.
-        A sequence that waits for its leader is passed over."""
+        """Start waiting sequences in order while query tokens are left; the first that has no room holds back the rest."""
         while self.waiting and self._queues.has_slot and builder.query_tokens > 0 and not builder.stalled:
-            if builder.tenants_compete:
-                sequence = self._fair.next_waiting()
-            else:
-                sequence = next((waiting for waiting in self.waiting if not waiting.waits_for_leader), None)
+            sequence = self._fair.next_waiting() if builder.tenants_compete else self._next_waiting(builder.now)
             if sequence is None:
                 return
             if self._whole_prompts and builder.chunks:
@@ -322,6 +320,13 @@ class Scheduler:
             if most <= 0 or sequence.pending or not self._admission.admit(builder, sequence):
                 return
             self._chunks.run(builder, sequence, most)
+
+    def _next_waiting(self, now: float) -> Sequence | None:
+        """The first waiting sequence that waits for no leader and that the policy lets start."""
+        for sequence in self.waiting:
+            if not sequence.waits_for_leader and (not self.running or self._policy.admits(sequence, now)):
+                return sequence
+        return None
 
     def _admit_entitled(self, builder: PlanBuilder) -> None:
         """Start waiting sequences of tenants below their share before other sequences are planned; those may be preempted."""

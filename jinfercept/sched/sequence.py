@@ -153,7 +153,9 @@ class Sequence:
     `tokens` are the accepted ones: prompt, generated, and results of calls. `pending` counts samples that are planned and not
     collected yet. `epoch` grows whenever pending samples become void, by an interception, by an injected result or by the end.
     `external_spans` are the ranges of tokens that the model did not generate: the prompt first, then results of calls.
-    `may_draft` says whether its tokens may be drafted: what a draw depends on is known to the host, or to be had for a draft.
+    `session` names the chain of requests that it belongs to: by its request, else that of the retained context that it extends,
+    else its own id. `may_draft` says whether its tokens may be drafted: what a draw depends on is known to the host, or to be
+    had for a draft.
 
     The parts: `context` has the pages (`KVManager`), `place` is in the queues, `row` is the runner's, `pause` has the calls,
     `usage` counts, `drafting` has the drafts of its next tokens (`Speculation`). `state` is written by `Queues`.
@@ -181,6 +183,7 @@ class Sequence:
         "random_key",
         "row",
         "scored",
+        "session",
         "state",
         "temperature",
         "tenant",
@@ -205,6 +208,7 @@ class Sequence:
         priority: int = 0,
         tenant: str = "",
         weight: float = 1.0,
+        session: str = "",
     ) -> None:
         """A waiting sequence.
 
@@ -218,6 +222,7 @@ class Sequence:
             priority: smaller ones are served first, in whatever order the sequences arrived.
             tenant: whose use the sequence counts to.
             weight: of the tenant, above 0: what the sequence holds counts divided by it.
+            session: of its request; "" for none.
         """
         self.id = sequence_id
         self.tokens = tokens
@@ -233,6 +238,7 @@ class Sequence:
         self.priority = priority
         self.tenant = tenant
         self.weight = weight
+        self.session = session or sequence_id
         self.place, self.row, self.pause, self.usage = QueuePlace(), RunnerRow(), Pause(), SequenceUsage()
         self.drafting: DraftState | None = None
         self.may_draft = options is None or not (options.remembered or options.params.forced_output_ids)

@@ -91,6 +91,9 @@ class WatchedPolicy(Policy):
     def held_pages(self, most: int, now: float) -> int:
         return self._unwritten("held_pages", lambda: self._policy.held_pages(most, now))
 
+    def admits(self, sequence: Sequence, now: float) -> bool:
+        return self._unwritten("admits", lambda: self._policy.admits(sequence, now))
+
     def _note_shared(self) -> None:
         for sequence in self._paused.values():
             shared = (page for page in sequence.context.pages if page.refs + page.evictable_refs > 1)

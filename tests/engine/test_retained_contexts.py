@@ -103,6 +103,7 @@ def test_a_kept_context_is_found_by_session_by_request_and_by_its_tokens(how: st
     follow = ask("b", [*stream(first), 50, 51], follow_up=follow_up, follows="a" if how == "request" else None)
     [second] = served(engine, follow)
     assert engine.num_retained == 1
+    assert [kept.session for kept in engine.scheduler.intercepted.values()] == ["s" if how == "session" else "a"]
     assert second.retained == ContextUse(
         kept=14, copied_in=0, recomputed=0
     )  # all but the last, which was never computed

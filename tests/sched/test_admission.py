@@ -1,10 +1,14 @@
 """What a new request may take from paused contexts, and what the link moves beside a step."""
 
+from collections.abc import Iterator
+
 import pytest
 
+from jinfercept.kv.page import Occupancy
 from jinfercept.sched.admission import MOST_HELD_BACK_S
 from jinfercept.sched.copy_ahead import HELD_SWAPS, LATE, CopyAhead
 from jinfercept.sched.estimator import HistoryEstimator
+from jinfercept.sched.policy import Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
 from tests.support.scheduler_bench import SIZE, CopyEverything, SchedulerBench
 
@@ -109,3 +113,35 @@ def test_paused_contexts_hold_back_a_new_request_for_a_bounded_time() -> None:
         plans += 1
         bench.step()
     assert MOST_HELD_BACK_S <= plans <= MOST_HELD_BACK_S + 2
+
+
+class TurnsAway(Policy):
+    """Lets no sequence of some names start, and notes the pools of the last plan."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names, self.pools = names, Occupancy(0, 0, 0, 0, 0)
+
+    def pause(self, sequence: Sequence, now: float) -> None: ...
+
+    def resume(self, sequence: Sequence, now: float) -> None: ...
+
+    def victims(self, now: float) -> Iterator[Move]:
+        return iter(())
+
+    def admits(self, sequence: Sequence, now: float) -> bool:
+        return sequence.id not in self.names
+
+    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
+        self.pools = budget.pools
+
+
+def test_others_pass_a_request_that_the_policy_does_not_let_start_until_nothing_runs() -> None:
+    policy = TurnsAway({"turned_away"})
+    bench = SchedulerBench(policy, num_pages=10)
+    bench.prefilled("runs", 4, max_tokens=6)
+    turned_away, later = bench.add("turned_away", 6, max_tokens=2), bench.add("later", 5, max_tokens=2)
+    bench.step()
+    assert (turned_away.state, later.state) == (State.WAITING, State.RUNNING)
+    assert policy.pools == bench.kv.occupancy()
+    bench.drain()
+    assert turned_away.state is State.FINISHED
