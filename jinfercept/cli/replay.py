@@ -21,6 +21,7 @@ from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
 from jinfercept.sim.reports import check_outputs, latency_ms, write_json
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.scripted import make_request, random_tokens, scaled
+from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.tables import check_least, listed, number_text, plain_table, show
 from jinfercept.startup.progress import StartDisplay
 
@@ -137,6 +138,7 @@ class Replay:
         """Scaled. Raises `ConfigError` if there are none."""
         source = drawer(self.trace, self.workload, "trace", sys.maxsize)
         drawn = load(self.trace or self.workload, source, self.rate, self.duration, self.seed)
+        assert not isinstance(drawn.arrivals, SessionLoad)
         arrivals = scaled(drawn.arrivals, self.scale_tokens, self.scale_time)
         if not arrivals:
             got = f"{self.rate:g} requests/s for {self.duration:g} s"

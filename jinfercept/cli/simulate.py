@@ -15,19 +15,21 @@ from rich.progress import Progress
 from tyro import conf
 
 from jinfercept.cli.options import Maybe, Several, option_flags
-from jinfercept.cli.simulated_loads import ORDER_NAMES, POLICY_NAMES, check_policies, drawer, load
-from jinfercept.cli.simulation_table import LEGEND, curves, exit_status, table
+from jinfercept.cli.simulated_loads import ORDER_NAMES, POLICY_NAMES, check_policies, drawer, load, session_loads
+from jinfercept.cli.simulation_table import LEGEND, SESSION_LEGEND, curves, exit_status, table
 from jinfercept.config import CacheOptions, EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.sched.orders import check_order_choice
 from jinfercept.sched.profile import load_profile
+from jinfercept.sim.agent_sessions import fitting, is_session_trace, load_sessions
+from jinfercept.sim.arrivals import Arrival, RequestArrival
 from jinfercept.sim.distributions import Like
 from jinfercept.sim.plots import check_drawing, draw
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
 from jinfercept.sim.reports import check_outputs, write_all, write_csv, write_json
 from jinfercept.sim.run_stats import LIMITS, LatencyLimits
 from jinfercept.sim.simulation import STUDIED_ESTIMATORS, Simulation
-from jinfercept.sim.sweep import INTERRUPTED, Report, SweepRun, sweep
+from jinfercept.sim.sweep import INTERRUPTED, Report, SimulatedLoad, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, numbers, show
 
 TABLE_NOTE = (
@@ -47,9 +49,12 @@ class Simulate:
     """The command."""
 
     trace: Annotated[Maybe[str], SOURCE] = None
-    """scripts to draw from, a JSON line each (docs/studies.md), or paper: the mixed trace of InferCept's authors"""
+    """scripts or sessions of agents to draw from, a JSON line each (docs/studies.md), or paper: the mixed trace of InferCept's
+    authors"""
     workload: Annotated[str, SOURCE] = "mixed"
     """mixed, math, qa, ve, chat, image or tts; or your own as path.py:Class"""
+    live: Several = ()
+    """sessions of agents at a time: one that ends is replaced by the next; instead of --rate"""
     like: Like = "trace"
     """statistics of the workload"""
     profile: str = "paper-gptj-6b-a100"
@@ -58,7 +63,7 @@ class Simulate:
         Several, conf.arg(help=f"{POLICY_NAMES}; or your own as path.py:Class (default: copy_ahead)")
     ] = ()
     rate: Several = ()
-    """requests per second (default: 3.5)"""
+    """requests per second (default: 3.5), or sessions of agents per second"""
     seed: Several = ()
     """of the arrivals (default: 0)"""
     estimator: Annotated[
@@ -71,15 +76,18 @@ class Simulate:
     burstiness: float = 1.0
     """variation of gaps; 1 is Poisson"""
     duration: float = 1200.0
-    """seconds of arrivals"""
+    """seconds of arrivals, and as many after them to finish; with --live the run's"""
+    warm_up: float = 0.0
+    """what arrives in these first seconds is in no latency"""
     kv_tokens: int = 53_000
     """device pool"""
     host_tokens: int = 300_000
     """host pool"""
     max_num_seqs: int = 1024
     """sequences that run at once"""
-    max_model_len: int = 2560
-    """tokens of the longest request, and of a step where prompts are whole"""
+    max_model_len: Maybe[int] = None
+    """tokens of the longest request, and of a step where prompts are whole (default: 2560; of sessions what --kv-tokens holds).
+    Sessions with longer ones are left out"""
     first_token_limit: float = LIMITS.first_token_s
     """of goodput: most seconds to a request's first token"""
     per_token_limit: float = LIMITS.per_token_s
@@ -111,7 +119,7 @@ class Simulate:
         console = Console(stderr=True)
         reports = sweep(runs, self.jobs, console) if len(runs) > 1 else [play_here(runs[0], console)]
         show(table(reports))
-        print(LEGEND, file=sys.stderr)
+        print(SESSION_LEGEND if self._plays_sessions else LEGEND, file=sys.stderr)
         if len(runs) > 1:
             name_files(run.records for run in runs)
         self._write(reports, f"{self._name}, {runs[0].simulation.profile.name}")
@@ -134,7 +142,7 @@ class Simulate:
         """Raise `ConfigError` for options that make no sense, and for files that cannot be written."""
         for flag, count in (
             ("--max-num-seqs", self.max_num_seqs),
-            ("--max-model-len", self.max_model_len),
+            ("--max-model-len", self._longest),
             ("--page-size", self.options.get("page_size", 1)),
             ("--jobs", self.jobs),
         ):
@@ -143,6 +151,7 @@ class Simulate:
                 raise ConfigError(f"{flag} is too large", got=count, fix=f"at most {MOST:,}")
         for flag, least in (
             ("--host-tokens", self.host_tokens),
+            ("--warm-up", self.warm_up),
             ("--first-token-limit", self.first_token_limit),
             ("--per-token-limit", self.per_token_limit),
         ):
@@ -156,22 +165,50 @@ class Simulate:
             check_drawing(self.plot)
         if self.like == "table" and self.trace is not None:
             raise ConfigError("--like is for generated workloads", got="a trace too", fix="leave out one of them")
+        if self.live and not self._plays_sessions:
+            raise ConfigError("--live is for sessions of agents", got="no trace of them", fix="name one with --trace")
+        if self.live and self.rate:
+            raise ConfigError(
+                "sessions are live in a number or begin at a rate", got="both", fix="leave out one of them"
+            )
 
     def _runs(self) -> list[SweepRun]:
         """Every combination of rate, seed, policy and order, each with files of its own for its records."""
         simulations = [self._simulation(policy, order) for policy in self._policies for order in self._orders]
-        source = drawer(self.trace, self.workload, self.like, self.max_model_len)
-        loads = [
-            load(self._name, source, rate, self.duration, seed, self.burstiness)
-            for rate in numbers("--rate", self.rate or ("3.5",), float)
-            for seed in numbers("--seed", self.seed or ("0",), int)
-        ]
-        runs = [SweepRun(simulation, load) for load in loads for simulation in simulations]
+        runs = [SweepRun(simulation, load) for load in self._loads() for simulation in simulations]
         if len(runs) == 1:
             return [replace(runs[0], records=self.records)]
         runs = [replace(run, records=self.records.of(run.file_name)) for run in runs]
         check_outputs(output for run in runs for output in zip(_RECORD_FLAGS, run.records, strict=True))
         return runs
+
+    def _loads(self) -> Sequence[SimulatedLoad[Arrival | RequestArrival]]:
+        seeds = numbers("--seed", self.seed or ("0",), int)
+        rates = numbers("--rate", self.rate or ("3.5",), float)
+        if not self._plays_sessions:
+            source = drawer(self.trace, self.workload, self.like, self._longest)
+            return [
+                load(self._name, source, rate, self.duration, seed, self.burstiness) for rate in rates for seed in seeds
+            ]
+        assert self.trace is not None
+        sessions = load_sessions(self.trace)
+        fit = fitting(sessions, self._longest)
+        if len(fit) < len(sessions):
+            note = f"note: {len(sessions) - len(fit)} of {len(sessions)} sessions do not fit in {self._longest} tokens"
+            print(note, file=sys.stderr)
+        return session_loads(self._name, fit, numbers("--live", self.live, int), rates, seeds, self.duration)
+
+    @property
+    def _plays_sessions(self) -> bool:
+        return self.trace is not None and is_session_trace(self.trace)
+
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest request that can be played."""
+        if self.max_model_len is not None:
+            return self.max_model_len
+        page_size = self.options.get("page_size", CacheOptions.page_size)
+        return self.kv_tokens // page_size * page_size if self._plays_sessions else 2560
 
     def _simulation(self, policy: str, order: str) -> Simulation:
         return Simulation(
@@ -182,7 +219,10 @@ class Simulate:
             kv_tokens=self.kv_tokens,
             host_tokens=self.host_tokens,
             max_num_seqs=self.max_num_seqs,
-            max_model_len=self.max_model_len,
+            max_model_len=self._longest,
+            prefix_caching=self._plays_sessions,
+            drain_s=0.0 if self.live else None,
+            warm_up_s=self.warm_up,
             page_size=self.options.get("page_size", CacheOptions.page_size),
             chunked_prefill=self.options.get("chunked_prefill"),
             preemption=self.options.get("preemption", "policy"),

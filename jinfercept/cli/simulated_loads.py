@@ -7,9 +7,11 @@ from jinfercept.errors import ConfigError
 from jinfercept.sched.orders import ORDERS
 from jinfercept.sched.plugins import check_name, is_place
 from jinfercept.sched.policies import SETTINGS, check_choice
+from jinfercept.sim.agent_sessions import ScriptedSession
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.distributions import Like
 from jinfercept.sim.own_workload import OwnWorkload
+from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import BOUNDS
 from jinfercept.sim.sweep import SimulatedLoad
 from jinfercept.sim.workload import Script, from_trace, load_trace
@@ -59,3 +61,17 @@ def load(
     """Arrivals from a source. Raises `ConfigError` if rate, duration or burstiness are out of range."""
     rng = Random(seed)
     return SimulatedLoad(workload, rate, seed, arrivals(source(rng), rate, duration, rng, burstiness))
+
+
+def session_loads(
+    workload: str,
+    sessions: Sequence[ScriptedSession],
+    live: Sequence[int],
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    duration: float,
+) -> list[SimulatedLoad[Arrival]]:
+    """Loads of sessions, by numbers of live ones or, without any, by rates."""
+    loads = [SessionLoad(sessions, seed, count, 0.0, duration) for count in live for seed in seeds]
+    loads = loads or [SessionLoad(sessions, seed, 0, rate, duration) for rate in rates for seed in seeds]
+    return [SimulatedLoad(workload, load.rate, load.seed, load) for load in loads]

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from jinfercept.sim.plots import COLOURS, CurvePanel, PlottedCurve
 from jinfercept.sim.reports import group, latency_ms, over_seeds
-from jinfercept.sim.sweep import INTERRUPTED, Report, rate_text
+from jinfercept.sim.sweep import INTERRUPTED, Report
 from jinfercept.sim.tables import number_text, plain_table
 
 
@@ -32,6 +32,19 @@ _COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
 }
 
 
+_SESSION_COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
+    "p50": lambda report: report["turn_delay_s"]["p50"],
+    "p90": lambda report: report["turn_delay_s"]["p90"],
+    "p99": lambda report: report["turn_delay_s"]["p99"],
+    "session s": lambda report: report["session_delay_s"]["mean"],
+    "turns/s": lambda report: report["turns_per_s"],
+    "good/s": lambda report: report["good_turns_per_s"],
+    "ms/token": latency_ms,
+    "left": lambda report: report["unfinished"],
+    **{name: _COLUMNS[name] for name in ("recomp.", "out", "in", "waste", "wall s")},
+}
+
+
 LEGEND = """\
 ms/token  latency over tokens: from arrival to the end without the time of calls, over generated and returned tokens; mean over
           requests, of several seeds the mean and the range
@@ -46,15 +59,34 @@ waste     share of the device's KV pool, over time, that was held without being 
 wall s    seconds that the simulation took"""
 """What the columns of `table` mean."""
 
+SESSION_LEGEND = """\
+delay s   turn delay: seconds from a turn's submission (its tool has returned, its person has written) to its first token; turns
+          without one count with their time so far; mean over turns, of several seeds the mean and the range
+p50, …    the same, exceeded by half, a tenth and a hundredth of the turns
+session s session delay: all seconds of a session, so far, that were not its tools' or its person's, mean
+turns/s   turns finished per second
+good/s    those of them within the limits: --first-token-limit and a second more for each 10,000 new tokens, --per-token-limit
+ms/token  from a turn's submission to its end, over generated tokens
+left      turns that were not finished when the time was over
+recomp.   tokens that were computed again
+out, in   tokens copied to host memory and back
+waste     share of the device's KV pool, over time, that was held without being used
+wall s    seconds that the simulation took"""
+"""What the columns of `table` mean for sessions of agents."""
+
 
 def table(reports: Sequence[Report]) -> Table:
-    """A row for each rate, policy and order: means over seeds, for the latency with its range; or what went wrong."""
+    """A row for each load, policy and order: means over seeds, for the delay or latency with its range; or what went wrong."""
     errors = ["error"] if any("error" in report for report in reports) else []
-    shown = plain_table(("rate", "policy", "ms/token", *_COLUMNS, *errors), left=("policy", "error"))
-    for (rate, policy), same in group(reports, lambda report: (report["rate"], scheduled_by(report))).items():
-        cells = [latency_text(same), *(_cell(name, same, value) for name, value in _COLUMNS.items())]
+    of_sessions = any("turn_delay_s" in report for report in reports)
+    columns, main = (_SESSION_COLUMNS, "delay s") if of_sessions else (_COLUMNS, "ms/token")
+    load = "load" if of_sessions else "rate"
+    shown = plain_table((load, "policy", main, *columns, *errors), left=("policy", "error"))
+    for (load, policy), same in group(reports, lambda report: (report["load"], scheduled_by(report))).items():
+        spread = _spread_text(same, turn_delay_s) if of_sessions else latency_text(same)
+        cells = [spread, *(_cell(name, same, value) for name, value in columns.items())]
         errors = [f"seed {report['seed']}: {report['error']}" for report in same if "error" in report]
-        shown.add_row(rate_text(rate), policy, *cells, *["; ".join(errors)][: len(errors)])
+        shown.add_row(load, policy, *cells, *["; ".join(errors)][: len(errors)])
     return shown
 
 
@@ -66,7 +98,16 @@ def scheduled_by(report: Mapping[str, Any]) -> str:
 
 def latency_text(reports: Sequence[Report]) -> str:
     """Mean normalized latency over seeds in ms per token, with least and most where there are several; `-` if there is none."""
-    spread = over_seeds(reports, latency_ms)
+    return _spread_text(reports, latency_ms)
+
+
+def turn_delay_s(report: Mapping[str, Any]) -> float | None:
+    """Mean turn delay of a run of sessions, in seconds."""
+    return report["turn_delay_s"]["mean"]
+
+
+def _spread_text(reports: Sequence[Report], value: Callable[[Mapping[str, Any]], float | None]) -> str:
+    spread = over_seeds(reports, value)
     if spread is None:
         return "-"
     mean, low, high = (number_text(value) for value in spread)

@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping
 
-from jinfercept.sched.profile import LLAMA_2_7B, LLAMA_3_70B, LLAMA_13B, ProfiledModel
+from jinfercept.sched.profile import LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, LLAMA_13B, QWEN_32B, ProfiledModel
 
 LLAMA_3_1B = ProfiledModel("llama-3.2-1b", 1.236e9, num_layers=16, num_kv_heads=8, head_dim=64, hidden_size=2048)
-LLAMA_3_8B = ProfiledModel("llama-3-8b", 8.03e9, num_layers=32, num_kv_heads=8, head_dim=128, hidden_size=4096)
-QWEN_32B = ProfiledModel("qwen2.5-32b", 32.76e9, num_layers=64, num_kv_heads=8, head_dim=128, hidden_size=5120)
 
 MODELS: Mapping[str, ProfiledModel] = {
     model.name: model for model in (LLAMA_3_1B, LLAMA_2_7B, LLAMA_3_8B, LLAMA_13B, QWEN_32B, LLAMA_3_70B)

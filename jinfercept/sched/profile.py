@@ -374,7 +374,10 @@ def _with_attention(paper: Profile, *, num_layers: int, hidden_size: int, num_gp
 
 
 LLAMA_2_7B = ProfiledModel("llama-2-7b", 6.738e9, num_layers=32, num_kv_heads=32, head_dim=128, hidden_size=4096)
+LLAMA_3_8B = ProfiledModel("llama-3-8b", 8.03e9, num_layers=32, num_kv_heads=8, head_dim=128, hidden_size=4096)
 LLAMA_3_70B = ProfiledModel("llama-3-70b", 70.554e9, num_layers=80, num_kv_heads=8, head_dim=128, hidden_size=8192)
+QWEN_32B = ProfiledModel("qwen2.5-32b", 32.76e9, num_layers=64, num_kv_heads=8, head_dim=128, hidden_size=5120)
+QWEN_32B_FP8 = QWEN_32B._replace(name="qwen2.5-32b-fp8", bytes_per_number=1)
 
 GPTJ_6B = _paper("paper-gptj-6b-a100", 0.0463e-3, 10.0e-3, 605.5, 448 * 1024)
 VICUNA_13B = _paper("paper-vicuna-13b-2xa100", 0.0279e-3, 15.4e-3, 318.8, 800 * 1024)
@@ -391,6 +394,9 @@ PROFILES: dict[str, Profile] = {
         replace(roofline(LLAMA_3_70B, "A100-80GB", 4), name="roofline-llama-3-70b-4xa100"),
         replace(roofline(LLAMA_3_70B, "A100-80GB", 8), name="roofline-llama-3-70b-8xa100"),
         roofline(LLAMA_3_70B, "H100", 4),
+        replace(roofline(LLAMA_3_8B, "H100", attention=True), name="roofline-llama-3-8b-h100-attention"),
+        replace(roofline(LLAMA_3_70B, "A100-80GB", 8, attention=True), name="roofline-llama-3-70b-8xa100-attention"),
+        replace(roofline(QWEN_32B_FP8, "H100", attention=True), name="roofline-qwen2.5-32b-fp8-h100-attention"),
         replace(roofline(LLAMA_2_7B, "A100-40GB", attention=True), name="roofline-yarn-llama-2-7b-64k-a100-40gb"),
     )
 }

@@ -6,7 +6,7 @@ seconds of all steps, and `slowness` their ratio for each bucket: they say how f
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple, final
 
@@ -17,7 +17,8 @@ from jinfercept.request import Request
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.reports import percentiles
-from jinfercept.sim.scripted import PlayedRun, ever_returns, returned_tokens
+from jinfercept.sim.scripted import PlayedRun, RunSeconds, ever_returns, returned_tokens
+from jinfercept.sim.session_clients import SessionClients, TurnRecord
 
 Report = dict[str, Any]
 """The numbers of a run, as JSON values."""
@@ -29,10 +30,12 @@ class LatencyLimits(NamedTuple):
     Attributes:
         first_token_s: most seconds from its arrival to its first token.
         per_token_s: most seconds per token from there on, calls not counted: the mean over its generated tokens.
+        new_token_s: seconds more to the first token for each token of a session's turn that is new.
     """
 
     first_token_s: float
     per_token_s: float
+    new_token_s: float = 1e-4
 
 
 LIMITS = LatencyLimits(first_token_s=2.0, per_token_s=0.05)
@@ -131,7 +134,6 @@ class RunStats:
             in_time = first[-1] <= self._limits.first_token_s
             in_time &= served_s - first[-1] <= self._limits.per_token_s * max(1, generated - 1)
             num_good += in_time and completion.finish_reason in ("stop", "length")
-        waste = asdict(self._ledger.waste)
         return {
             "step_tokens": self._largest_step,
             "requests": len(requests),
@@ -146,6 +148,79 @@ class RunStats:
             "unfinished": len(requests) - len(abandoned | played.refused) - len(played.outputs),
             "abandoned": len(abandoned),
             "useful_tokens": sum(output.outputs[0].num_generated for output in played.outputs),
+            **self._machine(counters, kv_tokens, alive_s, played.lasted),
+        } | ({"tenant_ttft_s": tenants} if len(tenants) > 1 else {})
+
+    def session_report(
+        self,
+        clients: SessionClients,
+        lasted: RunSeconds,
+        counters: SchedulerCounters,
+        kv_tokens: int,
+        warm_up_s: float = 0.0,
+    ) -> Report:
+        """The report of a run of sessions, in which every turn is a request. A turn without a first token at the end counts
+        with its time until then, and so does an unfinished turn in the delay of its session.
+
+        Args:
+            clients: of the sessions.
+            lasted: the run's length.
+            counters: the scheduler's.
+            kv_tokens: tokens of the device pool.
+            warm_up_s: turns that were submitted in these first seconds are in no delay, no latency and no goodput.
+        """
+        records = [record for record in clients.records if record.submitted_s >= warm_up_s]
+        served = [record for record in records if record.finished]
+        alive_s = sum(record.finished_s - record.submitted_s for record in clients.records)
+        sessions = defaultdict[int, float](float)
+        for record in records:
+            sessions[record.session] += record.finished_s - record.submitted_s
+        per_token = [1e3 * (record.finished_s - record.submitted_s) / max(1, record.generated) for record in served]
+        seconds = max(0.0, lasted.seconds - warm_up_s)
+        num_good = sum(self._in_time(record) for record in served)
+        return {
+            "step_tokens": self._largest_step,
+            "requests": len(records),
+            "turn_delay_s": _summary(record.delay_s for record in records),
+            "turn_delay_after_person_s": _summary(record.delay_s for record in records if record.person),
+            "session_delay_s": _summary(sessions.values()),
+            "sessions": clients.begun,
+            "finished_sessions": clients.ended_sessions,
+            "turns_per_s": len(served) / seconds if seconds else 0.0,
+            "good_turns_per_s": num_good / seconds if seconds else 0.0,
+            "cached_share": sum(record.cached for record in records) / (sum(record.prompt for record in records) or 1),
+            "normalized_latency_paper_ms_per_token": _summary(per_token),
+            "normalized_latency_ms_per_token": _summary(per_token),
+            "ttft_s": _summary(record.delay_s for record in records),
+            "latency_s": _summary(record.finished_s - record.submitted_s for record in records),
+            "completed_per_s": len(served) / seconds if seconds else 0.0,
+            "goodput_per_s": num_good / seconds if seconds else 0.0,
+            "limits": self._limits._asdict(),
+            "refused": 0,
+            "unfinished": len(records) - len(served),
+            "abandoned": 0,
+            "useful_tokens": sum(record.generated for record in served),
+            **self._machine(counters, kv_tokens, alive_s, lasted),
+        }
+
+    def _in_time(self, record: TurnRecord) -> bool:
+        """Whether a finished turn stayed within the limits."""
+        limits, first_s = self._limits, record.delay_s
+        rest_s = record.finished_s - record.submitted_s - first_s
+        return first_s <= limits.first_token_s + limits.new_token_s * record.new and rest_s <= limits.per_token_s * max(
+            1, record.generated - 1
+        )
+
+    def _machine(
+        self, counters: SchedulerCounters, kv_tokens: int, alive_s: float, lasted: RunSeconds
+    ) -> Mapping[str, Any]:
+        """What the machine did: steps, tokens that were computed again and moved, and waste.
+
+        Args:
+            alive_s: seconds of all requests together, without those of their calls.
+        """
+        waste = asdict(self._ledger.waste)
+        return {
             "iterations": self.iterations,
             "recomputed_tokens": counters.recomputed,
             "copied_out_tokens": counters.copied_out,
@@ -155,7 +230,7 @@ class RunStats:
             "preemptions": counters.preemptions,
             "waste_token_s": waste,
             "memory_token_s": {"running": self.used_token_s, "paused": waste["preserve"]},
-            "waste_fraction": sum(waste.values()) / (kv_tokens * played.seconds or 1.0),
+            "waste_fraction": sum(waste.values()) / (kv_tokens * lasted.seconds or 1.0),
             "recompute_share": {
                 "forward_time": self.recompute_s / (self.compute_s or 1.0),
                 "request_latency": self.recompute_latency_s / (alive_s or 1.0),
@@ -164,11 +239,11 @@ class RunStats:
             "slowness": {
                 str(size): self.measured_s[size] / seconds for size, seconds in self.priced_s.items() if seconds
             },
-            "simulated_s": played.seconds,
-            "sim_wall_s": played.wall_s,
-        } | ({"tenant_ttft_s": tenants} if len(tenants) > 1 else {})
+            "simulated_s": lasted.seconds,
+            "sim_wall_s": lasted.wall_s,
+        }
 
 
-def _summary(values: list[float]) -> Mapping[str, float | None]:
+def _summary(values: Iterable[float]) -> Mapping[str, float | None]:
     """Mean and percentiles; None in their places without values."""
-    return percentiles(values, (50, 99)) or dict.fromkeys(("mean", "p50", "p99"))
+    return percentiles(values, (50, 90, 99)) or dict.fromkeys(("mean", "p50", "p90", "p99"))

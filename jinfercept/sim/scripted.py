@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from threading import Event
-from typing import NamedTuple, final
+from typing import NamedTuple, Protocol, final
 
 from jinfercept.calls import Call, Result, Tool
 from jinfercept.engine.clock import Clock
@@ -208,6 +208,14 @@ class ScriptedDispatcher:
         return Result("", token_ids=self._write(number, call.span[1], int(tokens)), duration_s=float(seconds))
 
 
+class RunSeconds(NamedTuple):
+    """The length of a run by its clock and by the wall clock, and the second of its clock at which it started."""
+
+    started_s: float
+    seconds: float
+    wall_s: float
+
+
 class PlayedRun(NamedTuple):
     """The result of a run.
 
@@ -215,17 +223,40 @@ class PlayedRun(NamedTuple):
         outputs: requests that were served to their end, in the order of their ends.
         aborted: requests that failed or were unfinished at the run's end, with the tokens that they had.
         refused: ids of requests that were not taken.
-        started_s: second of the run's clock at its start.
-        seconds: length of the run by that clock.
-        wall_s: length of the run by the wall clock.
+        lasted: its length.
     """
 
     outputs: list[RequestOutput]
     aborted: list[RequestOutput]
     refused: frozenset[str]
-    started_s: float
-    seconds: float
-    wall_s: float
+    lasted: RunSeconds
+
+    @property
+    def started_s(self) -> float:
+        """Second of the run's clock at its start."""
+        return self.lasted.started_s
+
+    @property
+    def seconds(self) -> float:
+        """Length of the run by its clock."""
+        return self.lasted.seconds
+
+
+class Clients(Protocol):
+    """Whose requests are played. Times are seconds of the run."""
+
+    @property
+    def next_s(self) -> float:
+        """When the next request is submitted; infinity if that depends on answers, or if none will be."""
+        ...
+
+    def due(self, now: float) -> Iterable[Request]:
+        """The requests that are submitted until now, in order."""
+        ...
+
+    def ended(self, output: RequestOutput) -> None:
+        """A request has ended; at the run's end also one that was aborted."""
+        ...
 
 
 def play(
@@ -238,40 +269,77 @@ def play(
     host_s: float = 0.0,
     gate: FirstTokenGate | None = None,
 ) -> PlayedRun:
+    """Play requests that arrive at their times (`drive`).
+
+    Args:
+        requests: with the second at which each arrives, in order.
+        gate: refuses requests whose first token would come too late; None: all are taken.
+    """
+    listed = _ListedRequests(requests, gate)
+    lasted = drive(engine, dispatcher, clock, listed, most_s, progress, host_s)
+    served = [output for output in listed.outputs if output.outputs[0].finish_reason in ("stop", "length")]
+    failed = [output for output in listed.outputs if output.outputs[0].finish_reason not in ("stop", "length")]
+    refused = frozenset(() if gate is None else gate.refused)
+    return PlayedRun(served, failed, refused, lasted)
+
+
+@final
+class _ListedRequests:
+    """`Clients` of requests at given times, of which a gate may refuse some."""
+
+    def __init__(self, requests: Sequence[tuple[float, Request]], gate: FirstTokenGate | None) -> None:
+        self._coming, self._gate = iter(requests), gate
+        self._next = next(self._coming, None)
+        self.outputs: list[RequestOutput] = []
+
+    @property
+    def next_s(self) -> float:
+        return math.inf if self._next is None else self._next[0]
+
+    def due(self, now: float) -> Iterator[Request]:
+        while self._next is not None and self._next[0] <= now:
+            request = self._next[1]
+            self._next = next(self._coming, None)
+            if self._gate is None or self._gate.takes(request):
+                yield request
+
+    def ended(self, output: RequestOutput) -> None:
+        self.outputs.append(output)
+
+
+def drive(
+    engine: Engine,
+    dispatcher: ScriptedDispatcher,
+    clock: Clock,
+    clients: Clients,
+    most_s: float,
+    progress: Progress,
+    host_s: float = 0.0,
+) -> RunSeconds:
     """Submit requests at their times and step the engine until all have finished or wait for calls that never return; then,
     or after `most_s` seconds, abort the others.
 
     Args:
         dispatcher: the engine's.
         clock: the engine's.
-        requests: with the second at which each arrives, in order.
+        clients: whose requests are played.
         progress: called a few times a second, by the wall clock.
         host_s: seconds to wait after every step: the engine's own work, which a virtual clock does not see.
-        gate: refuses requests whose first token would come too late; None: all are taken.
 
     Raises:
         PluginError: a policy, an order or an estimator of the user's own failed: what is played from then on would say nothing
             of it. Any other exception of a step of the engine is raised too.
     """
     started_s, began = clock.now(), time.monotonic()
-    outputs: list[RequestOutput] = []
-    live: set[str] = set()
-    coming = iter(requests)
-    upcoming = next(coming, None)
+    live: dict[str, None] = {}
     now, shown = started_s, began
-    while (upcoming is not None or len(live) > len(dispatcher.lost)) and now < started_s + most_s:
-        while upcoming is not None and started_s + upcoming[0] <= now:
-            if gate is None or gate.takes(upcoming[1]):
-                engine.submit(upcoming[1])
-                live.add(upcoming[1].id)
-            upcoming = next(coming, None)
-        dispatcher.next_arrival_s = started_s + upcoming[0] if upcoming is not None else float("inf")
-        if engine.has_work:
-            ended = [event for event in engine.step() if isinstance(event, Finished)]
-            _check_failures(ended)
-            finished = [event.output for event in ended]
-            live.difference_update(output.request_id for output in finished)
-            outputs += finished
+    while (clients.next_s < math.inf or len(live) > len(dispatcher.lost)) and now < started_s + most_s:
+        for request in clients.due(now - started_s):
+            engine.submit(request)
+            live[request.id] = None
+        dispatcher.next_arrival_s = started_s + clients.next_s
+        if engine.has_work or not engine.quiescent:
+            _end(engine, clients, live)
             if host_s:
                 clock.wait(Event(), host_s)
         else:
@@ -281,13 +349,20 @@ def play(
             progress(now - started_s, most_s)
             shown = time.monotonic()
     progress(most_s, most_s)
-    for request_id in sorted(live, key=int):
+    for request_id in live:
         engine.abort(request_id)
-    aborted = [event.output for event in engine.step() if isinstance(event, Finished)] if live else []
-    served = [output for output in outputs if output.outputs[0].finish_reason in ("stop", "length")]
-    failed = [output for output in outputs if output.outputs[0].finish_reason not in ("stop", "length")]
-    refused = frozenset(() if gate is None else gate.refused)
-    return PlayedRun(served, failed + aborted, refused, started_s, now - started_s, time.monotonic() - began)
+    if live:
+        _end(engine, clients, live)
+    return RunSeconds(started_s, now - started_s, time.monotonic() - began)
+
+
+def _end(engine: Engine, clients: Clients, live: dict[str, None]) -> None:
+    """Step the engine, and tell the clients what has ended."""
+    ended = [event for event in engine.step() if isinstance(event, Finished)]
+    _check_failures(ended)
+    for event in ended:
+        live.pop(event.request_id, None)
+        clients.ended(event.output)
 
 
 def _check_failures(ended: Iterable[Finished]) -> None:

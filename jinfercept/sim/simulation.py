@@ -32,12 +32,14 @@ from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, WRONG_TOOLS
 from jinfercept.sim.scripted import (
     Progress,
     ScriptedDispatcher,
+    drive,
     make_request,
     open_markup_text,
     plain_tokens,
     play,
     sharing_tokens,
 )
+from jinfercept.sim.session_clients import SessionClients, SessionLoad
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 
 STUDIED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | SCALED_ESTIMATORS
@@ -85,7 +87,7 @@ class Simulation:
         limits: what a request must stay within to count as goodput.
         believed: the profile that the scheduler plans with: S, the link budget and the estimates of its policy; None: the
             true one. Executables that `profile` was measured with stay what they are.
-        warm_up_s: requests that arrive in these first seconds are in no latency and in no goodput.
+        warm_up_s: requests, turns of sessions too, that arrive in these first seconds are in no latency and in no goodput.
         first_token_limit_s: requests whose first token is likely to come later are refused; None: none is.
         fair: tenants share memory·time by their weights; else all requests are one tenant's.
         shared_prefix: share of every prompt, from its start, that it has in common with the other prompts of its kind, as far
@@ -187,11 +189,14 @@ class Simulation:
 
     def run(
         self,
-        arrivals: Sequence[Arrival | RequestArrival],
+        arrivals: Sequence[Arrival | RequestArrival] | SessionLoad,
         progress: Progress = lambda now, end: None,
         records: RecordFiles = NO_RECORDS,
     ) -> Report:
-        """Play the arrivals and write the records; returns the report (`RunStats.report` names its keys)."""
+        """Play the arrivals and write the records; returns the report (`RunStats.report` names its keys, `session_report` those
+        of sessions)."""
+        if isinstance(arrivals, SessionLoad):
+            return self._run_sessions(arrivals, progress, records)
         clock = VirtualClock()
         dispatcher = ScriptedDispatcher(clock, plain_tokens)
         reads_calls = not all(isinstance(arrival, Arrival) for arrival in arrivals)
@@ -210,12 +215,22 @@ class Simulation:
         if gate is not None:
             report["refused_retry_s"] = list(gate.refused.values())
             report["first_token_checks_s"] = [list(check) for check in gate.checks]
-        return {
-            "policy": self.policy_name,
-            "profile": self.profile.name,
-            "host_s": self.host_s,
-            "step_tokens": opened.buckets[-1],
-        } | report
+        return self._named | report
+
+    def _run_sessions(self, load: SessionLoad, progress: Progress, records: RecordFiles) -> Report:
+        clock = VirtualClock()
+        dispatcher = ScriptedDispatcher(clock, plain_tokens)
+        opened = self.open_engine(clock, dispatcher, records=records)
+        engine = opened.engine
+        clients = SessionClients(load, reads_durations(self.estimator))
+        with nullcontext() if opened.recording is None else closing(opened.recording):
+            lasted = drive(engine, dispatcher, clock, clients, self.most_s, progress, self.host_s)
+        counters = engine.scheduler.counters
+        return self._named | opened.accounts.session_report(clients, lasted, counters, self.kv_tokens, self.warm_up_s)
+
+    @property
+    def _named(self) -> Report:
+        return {"policy": self.policy_name, "profile": self.profile.name, "host_s": self.host_s}
 
     def open_engine(
         self,

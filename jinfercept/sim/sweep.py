@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from jinfercept.sim.arrivals import Arrival, RequestArrival
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles
 from jinfercept.sim.run_stats import Report
+from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import Simulation
 
 INTERRUPTED = "interrupted"
@@ -31,15 +32,21 @@ class SimulatedLoad[A](NamedTuple):
 
     Attributes:
         workload: its name, for the report.
-        rate: requests per second.
+        rate: requests or sessions per second; 0 for a number of live sessions.
         seed: of the arrivals.
-        arrivals: the requests, in order.
+        arrivals: the requests, in order; or sessions.
     """
 
     workload: str
     rate: float
     seed: int
-    arrivals: Sequence[A]
+    arrivals: Sequence[A] | SessionLoad
+
+    @property
+    def text(self) -> str:
+        """The rate, or the number of live sessions: no two have the same text."""
+        live = self.arrivals.live if isinstance(self.arrivals, SessionLoad) else 0
+        return f"{live} live" if live else rate_text(self.rate)
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,7 @@ class SweepRun:
             "estimator": simulation.estimator_name,
             "order": simulation.order_name,
             "rate": load.rate,
+            "load": load.text,
             "seed": load.seed,
             "duration_s": simulation.duration_s,
             "kv_tokens": simulation.kv_tokens,
@@ -69,13 +77,14 @@ class SweepRun:
     def __str__(self) -> str:
         simulation, load = self.simulation, self.load
         order = "" if simulation.order == "fcfs" else f" {simulation.order_name}"
-        return f"{simulation.policy_name}{order} {simulation.estimator_name} {load.workload} {load.rate:.5g}/s seed {load.seed}"
+        how = f"{load.rate:.5g}/s" if load.rate else load.text
+        return f"{simulation.policy_name}{order} {simulation.estimator_name} {load.workload} {how} seed {load.seed}"
 
     @property
     def file_name(self) -> str:
         """The part of its files' names that distinguishes the run in a sweep."""
         order = "" if self.simulation.order == "fcfs" else f"-{self.simulation.order_name}"
-        return f"{self.simulation.policy_name}{order}-{rate_text(self.load.rate)}-{self.load.seed}"
+        return f"{self.simulation.policy_name}{order}-{self.load.text}-{self.load.seed}"
 
     def play(self, progress: Callable[[float], None]) -> Report:
         """Simulate; an exception becomes the report's `error`.

@@ -1,0 +1,176 @@
+"""Sessions of agents as a trace has them: turns whose prompts begin with the prompt before, and the pauses between them.
+
+Only counts and seconds: no text and no token ids. A file is JSON lines, a session each (docs/studies.md).
+"""
+
+import json
+import reprlib
+from collections.abc import Mapping, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinfercept.errors import ConfigError
+from jinfercept.sim.workload import MOST_TOKENS
+
+
+class ScriptedTurn(NamedTuple):
+    """A request of a session.
+
+    Attributes:
+        prompt: tokens.
+        decode: tokens that the model generates, at least 1.
+        kept: leading tokens of the prompt that the session's last prompt began with, and those that were generated behind it as
+            far as they are part of this prompt; below `prompt`. Far fewer than that prompt had: the history was compacted.
+        pause_s: seconds from the end of the last answer until this turn is submitted.
+        calls: the answer ends in a call of a tool that the client runs, so that the next pause is the tool's; else a person's.
+    """
+
+    prompt: int
+    decode: int
+    kept: int
+    pause_s: float
+    calls: bool
+
+
+class SubAgent(NamedTuple):
+    """A session that begins after a turn of its parent, by that turn's place, and then runs beside it."""
+
+    after_turn: int
+    session: "ScriptedSession"
+
+
+class ScriptedSession(NamedTuple):
+    """A session.
+
+    Attributes:
+        name: in the trace.
+        shared: tokens of the tools' and the system prompt, with which the prompts of all sessions begin.
+        turns: at least one. After the last one the client does not return, and says nothing of it.
+        sub_agents: that the session starts.
+    """
+
+    name: str
+    shared: int
+    turns: tuple[ScriptedTurn, ...]
+    sub_agents: tuple[SubAgent, ...] = ()
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest context, of sub-agents too."""
+        own = max(turn.prompt + turn.decode for turn in self.turns)
+        return max(own, *(sub.session.longest for sub in self.sub_agents)) if self.sub_agents else own
+
+
+BLOCK_TOKENS = 64
+"""Tokens of a block, in which the public traces of Claude Code count what prompts have in common."""
+
+
+def load_sessions(path: str | Path) -> list[ScriptedSession]:
+    """The sessions of a trace, each with its sub-agents, in the trace's order.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line is no session.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("the trace cannot be read", got=f"{path} ({error})", fix="name a .jsonl file") from None
+    sessions: dict[str, ScriptedSession] = {}
+    parents: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            entry = _object(line, f"{path}, line {number}")
+            session = _session(entry, f"{path}, line {number}")
+            sessions[session.name] = session
+            if "parent" in entry:
+                parents[session.name] = entry["parent"]
+    if not sessions:
+        raise ConfigError("the trace has no sessions", got=path, fix="write one session a line")
+    for name, parent in parents.items():
+        if parent not in sessions:
+            raise ConfigError("a sub-agent's parent is missing", got=parent, fix="give the line of its session")
+        if parent in parents:
+            raise ConfigError("a sub-agent has sub-agents", got=parent, fix="name the session that starts them all")
+        sub = SubAgent(0, sessions[name])
+        sessions[parent] = sessions[parent]._replace(sub_agents=(*sessions[parent].sub_agents, sub))
+    return [session for name, session in sessions.items() if name not in parents]
+
+
+def is_session_trace(path: str | Path) -> bool:
+    """Whether the first line of a file is a session; False too for a file that cannot be read."""
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            line = next((line for line in file if line.strip()), "")
+        entry = json.loads(line)
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(entry, dict) and "calls" in entry
+
+
+def fitting(sessions: Sequence[ScriptedSession], max_model_len: int) -> list[ScriptedSession]:
+    """The sessions whose contexts, with those of their sub-agents, have fewer than `max_model_len` tokens.
+
+    Raises:
+        ConfigError: none has.
+    """
+    fit = [session for session in sessions if session.longest < max_model_len]
+    if not fit:
+        shortest = min(session.longest for session in sessions)
+        fix = f"a --max-model-len over {shortest}, and as many --kv-tokens"
+        raise ConfigError("no session of the trace fits", got=f"--max-model-len {max_model_len}", fix=fix)
+    return fit
+
+
+def _object(line: str, where: str) -> Mapping[str, Any]:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: not JSON", got=error, fix="write one JSON object a line") from None
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where}: no session", got=reprlib.repr(entry), fix="write one JSON object a line")
+    return entry
+
+
+def _session(entry: Mapping[str, Any], where: str) -> ScriptedSession:
+    calls = entry.get("calls")
+    if not isinstance(entry.get("id"), str) or not isinstance(calls, list) or not calls:
+        fix = (
+            'write {"id": text, "tools": tokens, "system": tokens, "calls": [[in, out, kept, think_s, api_s, stop], …]}'
+        )
+        raise ConfigError(f"{where}: no session", got=reprlib.repr(entry), fix=fix)
+    turns = list[ScriptedTurn]()
+    for number, call in enumerate(calls, 1):
+        turns.append(_turn(call, turns[-1] if turns else None, f"{where}, call {number}"))
+    shared = sum(_number(entry.get(name, 0), name, where) for name in ("tools", "system"))
+    return ScriptedSession(entry["id"], int(min(shared, turns[0].prompt - 1)), tuple(turns))
+
+
+def _turn(call: object, last: ScriptedTurn | None, where: str) -> ScriptedTurn:
+    if not isinstance(call, list) or len(call) != 6:
+        fix = "write [in, out, kept, think_s, api_s, stop]"
+        raise ConfigError(f"{where}: no call of a model", got=reprlib.repr(call), fix=fix)
+    prompt, decode, kept = (
+        int(_number(value, name, where)) for value, name in zip(call, ("in", "out", "kept"), strict=False)
+    )
+    pause_s = _number(call[3], "think_s", where)
+    kept = kept_tokens(last, prompt, kept) if last is not None else 0
+    return ScriptedTurn(max(1, prompt), max(1, decode), kept, pause_s, call[5] != "end_turn")
+
+
+def kept_tokens(last: ScriptedTurn, prompt: int, kept: int) -> int:
+    """Tokens that a prompt has in common with the context before it, of which whole blocks of the last prompt were counted.
+
+    Where all whole blocks are in common, so is what was generated behind them, if the new prompt is long enough for it.
+    """
+    context = last.prompt + last.decode
+    if kept + BLOCK_TOKENS > last.prompt and prompt > context:
+        return context
+    return max(0, min(kept, last.prompt, prompt - 1))
+
+
+def _number(value: object, name: str, where: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MOST_TOKENS or value == inf:
+        fix = f"a number from 0 to {MOST_TOKENS:,}"
+        raise ConfigError(f"{where}: {name} is no number", got=reprlib.repr(value), fix=fix)
+    return value

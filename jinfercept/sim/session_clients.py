@@ -1,0 +1,235 @@
+"""Clients that play sessions of agents on an engine, and the record of every turn.
+
+A turn is a request of its own, as agents send them to a server: its prompt repeats what the client has of the conversation, no
+name of a session comes with it, and the engine finds the context by the prompt. An answer that calls a tool ends with a call
+that the client runs; another one is read by a person. Nothing tells the engine that a session is over.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from random import Random
+from typing import NamedTuple, final
+
+from jinfercept.calls import Call
+from jinfercept.errors import ConfigError
+from jinfercept.intercept.detector import ScriptedDetector
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import FollowUp, Request
+from jinfercept.sampling_params import SamplingParams
+from jinfercept.sim.agent_sessions import ScriptedSession
+from jinfercept.sim.arrivals import arrival_times
+
+FIRST_SESSIONS_S = 120.0
+"""Seconds in which the first of a number of live sessions begin."""
+
+TOOL = "tool"
+"""Name of all tools of a trace that has no names."""
+
+NEVER_S = 1e9
+"""Seconds after which, to an oracle, a client returns that never does."""
+
+_SHARED_TOKEN = 1 << 40
+
+
+@dataclass(frozen=True)
+class SessionLoad:
+    """Sessions of a run.
+
+    Attributes:
+        sessions: drawn in random order, each once before any comes again.
+        seed: of that order and of the times.
+        live: sessions at a time, sub-agents not counted: where one ends, another begins. 0: they come at a rate.
+        rate: sessions per second, Poisson, where `live` is 0.
+        duration_s: seconds in which sessions begin.
+    """
+
+    sessions: Sequence[ScriptedSession]
+    seed: int
+    live: int = 0
+    rate: float = 0.0
+    duration_s: float = 1200.0
+
+    def __len__(self) -> int:
+        return self.live or round(self.rate * self.duration_s)
+
+    def __post_init__(self) -> None:
+        if self.live < 0 or not (self.live or self.rate > 0):
+            raise ConfigError("no session begins", got=f"live={self.live}, rate={self.rate}", fix="a number above 0")
+
+
+class TurnRecord(NamedTuple):
+    """A turn that was submitted.
+
+    Attributes:
+        session: number of its session, from 0, in the order in which sessions begin.
+        turn: its place there.
+        submitted_s: second of the run at which the client sent it.
+        first_token_s: second of its first token; None if it had none when the run ended.
+        finished_s: second of its end, or of the run's.
+        finished: whether it was served to its end.
+        prompt, generated: tokens.
+        new: tokens of the prompt that the session had not sent or read before, and that are not shared by all.
+        cached: tokens of the prompt that were not computed for it.
+        recomputed, copied_out, copied_in: tokens, for it.
+        person: it follows a person's pause; else a tool's, or none.
+    """
+
+    session: int
+    turn: int
+    submitted_s: float
+    first_token_s: float | None
+    finished_s: float
+    finished: bool
+    prompt: int
+    generated: int
+    new: int
+    cached: int
+    recomputed: int
+    copied_out: int
+    copied_in: int
+    person: bool
+
+    @property
+    def delay_s(self) -> float:
+        """Turn delay: seconds from the submission to the first token, or to the run's end."""
+        return (self.finished_s if self.first_token_s is None else self.first_token_s) - self.submitted_s
+
+
+@dataclass(slots=True)
+class _Live:
+    """A session that is not over: the tokens of its last context, and those that are sub-agents with their parent."""
+
+    number: int
+    script: ScriptedSession
+    root: int
+    turn: int = 0
+    tokens: list[int] = field(default_factory=list)
+
+
+@final
+class SessionClients:
+    """The clients of a load, for `sim.scripted.drive`. Times are seconds of the run.
+
+    Args:
+        load: their sessions.
+        known_durations: requests carry the seconds until the next turn, for an oracle estimator.
+
+    Attributes:
+        records: the turns that have ended, in the order of their ends.
+        begun: sessions that have begun, sub-agents too.
+        ended_sessions: those of them whose last turn was served.
+    """
+
+    def __init__(self, load: SessionLoad, known_durations: bool = False) -> None:
+        self._load, self._known_durations = load, known_durations
+        self._rng = Random(load.seed)
+        self._bag: list[ScriptedSession] = []
+        self._due: list[tuple[float, int, _Live]] = []
+        self._sent: dict[str, tuple[float, _Live]] = {}
+        self._open: dict[int, int] = {}  # unfinished sessions by the number of the one that began them
+        self.records: list[TurnRecord] = []
+        self.begun = self.ended_sessions = self._count = 0
+        if load.live:
+            ramp_s = min(FIRST_SESSIONS_S, load.duration_s)
+            times = sorted(self._rng.uniform(0.0, ramp_s) for _ in range(load.live))
+        else:
+            times = arrival_times(load.rate, load.duration_s, self._rng)
+        self._times: Iterator[float] = iter(times)
+        self._next_begin_s = next(self._times, inf)
+
+    @property
+    def next_s(self) -> float:
+        """When the next turn is submitted; infinity if that depends on answers, or if none will be."""
+        return min(self._next_begin_s, self._due[0][0] if self._due else inf)
+
+    def due(self, now: float) -> Iterator[Request]:
+        """The turns that are submitted until now."""
+        while self._next_begin_s <= now:
+            self._begin(self._draw(), self._next_begin_s)
+            self._next_begin_s = next(self._times, inf)
+        while self._due and self._due[0][0] <= now:
+            at_s, _, live = heapq.heappop(self._due)
+            request = self._request(live)
+            self._sent[request.id] = (at_s, live)
+            yield request
+
+    def ended(self, output: RequestOutput) -> None:
+        """An answer has ended; the session goes on after its pause, or another one begins."""
+        at_s, live = self._sent.pop(output.request_id)
+        script, metrics = live.script.turns[live.turn], output.metrics
+        finished = output.outputs[0].finish_reason in ("stop", "length")
+        self.records.append(
+            TurnRecord(
+                live.number,
+                live.turn,
+                at_s,
+                metrics.first_token_s,
+                metrics.finished_s,
+                finished,
+                script.prompt,
+                output.outputs[0].num_generated,
+                script.prompt - (script.kept if live.turn else live.script.shared),
+                output.num_cached_tokens,
+                metrics.recomputed_tokens,
+                metrics.copied_out_tokens,
+                metrics.copied_in_tokens,
+                live.turn > 0 and not live.script.turns[live.turn - 1].calls,
+            )
+        )
+        if not finished:
+            return
+        live.tokens += output.outputs[0].token_ids
+        for sub in live.script.sub_agents:
+            if sub.after_turn == live.turn:
+                self._begin(sub.session, metrics.finished_s, live.root)
+        live.turn += 1
+        if live.turn < len(live.script.turns):
+            self._push(metrics.finished_s + live.script.turns[live.turn].pause_s, live)
+            return
+        self.ended_sessions += 1
+        self._open[live.root] -= 1
+        if not self._open[live.root]:
+            del self._open[live.root]
+            if self._load.live and metrics.finished_s < self._load.duration_s:
+                self._begin(self._draw(), metrics.finished_s)
+
+    def _draw(self) -> ScriptedSession:
+        if not self._bag:
+            self._bag = list(self._load.sessions)
+            self._rng.shuffle(self._bag)
+        return self._bag.pop()
+
+    def _begin(self, script: ScriptedSession, at_s: float, root: int | None = None) -> None:
+        number = self.begun
+        self.begun += 1
+        root = number if root is None else root
+        self._open[root] = self._open.get(root, 0) + 1
+        self._push(at_s, _Live(number, script, root))
+
+    def _push(self, at_s: float, live: _Live) -> None:
+        self._count += 1
+        heapq.heappush(self._due, (at_s, self._count, live))
+
+    def _request(self, live: _Live) -> Request:
+        script = live.script
+        turn = script.turns[live.turn]
+        if live.turn:
+            del live.tokens[turn.kept :]
+        else:
+            live.tokens = [_SHARED_TOKEN] * script.shared
+        self._count += 1
+        live.tokens += [self._count] * (turn.prompt - len(live.tokens))
+        last = live.turn + 1 == len(script.turns)
+        expected_s = None
+        if self._known_durations:
+            expected_s = NEVER_S if last else script.turns[live.turn + 1].pause_s
+        calls = {turn.decode: [Call(TOOL, "", by_caller=True)]} if turn.calls else {}
+        return Request(
+            f"{live.number}.{live.turn}",
+            tuple(live.tokens),
+            SamplingParams(temperature=0.0, max_tokens=turn.decode, ignore_eos=True),
+            detector=ScriptedDetector(calls) if calls else None,
+            follow_up=FollowUp(expected_s=expected_s),
+        )

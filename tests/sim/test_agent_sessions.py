@@ -1,0 +1,163 @@
+"""Sessions of agents: how traces are read, and what their clients send and measure."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jinfercept.cli.main import main
+from jinfercept.errors import ConfigError
+from jinfercept.intercept.detector import ScriptedDetector
+from jinfercept.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from jinfercept.sched.profile import PROFILES
+from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn, SubAgent, load_sessions
+from jinfercept.sim.session_clients import SessionClients, SessionLoad
+from jinfercept.sim.simulation import Simulation
+from tests.sim.test_simulation import PROFILE
+
+LINES = [
+    {
+        "id": "a",
+        "tools": 40,
+        "system": 20,
+        "calls": [[100, 10, 0, 0.0, 1, "tool_use"], [150, 5, 64, 2.5, 0, "end_turn"]],
+    },
+    {"id": "a.0", "parent": "a", "tools": 10, "system": 5, "calls": [[80, 3, 0, 0.0, 1, ""], [90, 3, 0, 1.0, 1, ""]]},
+    {
+        "id": "b",
+        "tools": 40,
+        "system": 20,
+        "calls": [[200, 7, 0, 0.0, 1, ""], [90, 7, 64, 9, 1, ""], [70, 1, 64, 1, 1, ""]],
+    },
+]
+
+
+def trace(folder: Path, *lines: object) -> str:
+    path = folder / "agents.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return str(path)
+
+
+def session(*pauses_s: float, prompt: int = 20, sub_agents: tuple[SubAgent, ...] = ()) -> ScriptedSession:
+    turns = [ScriptedTurn(prompt, 4, 0, 0.0, True)]
+    for pause_s in pauses_s:
+        kept = turns[-1].prompt + 4
+        turns.append(ScriptedTurn(kept + 6, 4, kept, pause_s, True))
+    return ScriptedSession("a", 8, tuple(turns), sub_agents)
+
+
+def simulation(**options: object) -> Simulation:
+    defaults = {"duration_s": 20.0, "kv_tokens": 160, "host_tokens": 400, "page_size": 4, "max_model_len": 64}
+    defaults |= {"prefix_caching": True, "drain_s": 0.0}
+    return Simulation(PROFILE, **({"policy": "lru"} | defaults | options))  # pyright: ignore[reportArgumentType]
+
+
+def test_a_line_is_a_session_with_its_sub_agents_and_what_its_prompts_have_in_common(tmp_path: Path) -> None:
+    first, second = load_sessions(trace(tmp_path, *LINES))
+    assert first.turns == (ScriptedTurn(100, 10, 0, 0.0, True), ScriptedTurn(150, 5, 110, 2.5, False))
+    assert [sub.session.name for sub in first.sub_agents] == ["a.0"]
+    assert first.longest == 155
+    assert first.shared == 60
+    assert [turn.kept for turn in second.turns] == [0, 64, 64]  # the second one's history is shorter: it was compacted
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"id": "a", "calls": []}, "line 1: no session"),
+        ({"id": "a", "calls": [[1, 2]]}, "line 1, call 1: no call of a model"),
+        ({"id": "a", "calls": [[1, 2, 0, -1.0, 0, ""]]}, "think_s is no number"),
+        ({"id": "a", "parent": "b", "calls": [[1, 2, 0, 0, 0, ""]]}, "parent is missing"),
+    ],
+)
+def test_a_line_that_is_no_session_is_refused(line: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_sessions(trace(tmp_path, line))
+
+
+def test_a_turn_repeats_the_conversation_as_far_as_it_was_kept() -> None:
+    turns = (ScriptedTurn(20, 4, 0, 0, True), ScriptedTurn(30, 4, 24, 1, False), ScriptedTurn(15, 2, 12, 1, False))
+    clients = SessionClients(SessionLoad([ScriptedSession("a", 8, turns)], seed=0, live=1))
+    prompts = [prompt_of_next(clients, 200.0 + number) for number in range(3)]
+    assert [len(prompt) for prompt in prompts] == [20, 30, 15]
+    assert len(set(prompts[0][:8])) == 1
+    assert prompts[1][:24] == (*prompts[0], 0, 0, 0, 0)  # and what was generated
+    assert prompts[2][:12] == prompts[1][:12]
+    assert prompts[2][12] != prompts[1][12]
+    assert [record.new for record in clients.records] == [12, 6, 3]
+    assert [record.person for record in clients.records] == [False, False, True]
+    assert clients.ended_sessions == 1
+
+
+def prompt_of_next(clients: SessionClients, now: float) -> tuple[int, ...]:
+    """The next turn's prompt, after an answer of zeros."""
+    [request] = clients.due(now)
+    metrics = RequestMetrics(now, now, now, 0.0, 0, 0, 0, 0)
+    tokens = [0] * (request.params.max_tokens or 0)
+    completion = CompletionOutput(0, "", tokens, "length", None, len(tokens))
+    clients.ended(RequestOutput(request.id, None, list(request.prompt_token_ids), [completion], 0, metrics))
+    return request.prompt_token_ids
+
+
+def test_a_session_that_ends_is_replaced_by_the_next() -> None:
+    report = simulation().run(SessionLoad([session(0.5), session(0.1, 0.1)], seed=1, live=3, duration_s=20.0))
+    assert report["finished_sessions"] > 6
+    assert report["sessions"] - report["finished_sessions"] <= 3
+    assert report["unfinished"] <= 3
+    assert report["turns_per_s"] >= report["good_turns_per_s"] > 0
+    assert report["turn_delay_s"]["mean"] > 0.01
+
+
+def test_a_turn_that_is_not_served_counts_with_its_time_so_far() -> None:
+    waiting = simulation(duration_s=1.0, max_num_seqs=1)
+    report = waiting.run(SessionLoad([session(0.0, prompt=50)], seed=1, live=8, duration_s=1.0))
+    assert report["unfinished"] > 0
+    assert report["turn_delay_s"]["p99"] > 0.2
+
+
+def test_a_returning_turn_computes_only_what_is_new() -> None:
+    load = SessionLoad([session(0.5, 0.5)], seed=1, rate=0.1, duration_s=15.0)
+    report = simulation(kv_tokens=640).run(load)
+    assert report["recomputed_tokens"] == 0
+    assert report["cached_share"] > 0.5
+
+
+def test_a_sub_agent_runs_beside_its_parent_and_ends_before_another_session_begins() -> None:
+    parent = session(3.0, sub_agents=(SubAgent(0, session()),))
+    clients = SessionClients(SessionLoad([parent], seed=0, live=1, duration_s=900.0))
+    prompt_of_next(clients, 200.0)
+    prompt_of_next(clients, 200.0)
+    assert clients.next_s == 203.0
+    prompt_of_next(clients, 203.0)
+    assert [(record.session, record.turn) for record in clients.records] == [(0, 0), (1, 0), (0, 1)]
+    assert clients.ended_sessions == 2
+    assert clients.begun == 3
+
+
+def test_the_pauses_of_tools_and_of_people_are_different_calls() -> None:
+    turns = (ScriptedTurn(20, 4, 0, 0.0, False), ScriptedTurn(30, 4, 24, 9.0, True))
+    [read_by_person] = SessionClients(SessionLoad([ScriptedSession("a", 8, turns)], seed=0, live=1)).due(200.0)
+    [ends_in_call] = SessionClients(SessionLoad([session(1.0)], seed=0, live=1)).due(200.0)
+    assert read_by_person.detector is None
+    assert isinstance(ends_in_call.detector, ScriptedDetector)
+    assert [calls[0].by_caller for calls in ends_in_call.detector.script.values()] == [True]
+
+
+def test_simulate_plays_a_trace_of_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = trace(tmp_path, *LINES)
+    flags = ["--live", "2", "--duration", "5", "--kv-tokens", "400", "--policy", "lru_host", "--jobs", "1"]
+    assert main(["simulate", "--trace", path, *flags, "--json", str(tmp_path / "out.json")]) == 0
+    shown = capsys.readouterr()
+    assert "delay s" in shown.out
+    assert "2 live" in shown.out
+    [report] = json.loads((tmp_path / "out.json").read_text())
+    assert report["turn_delay_s"]["p90"] > 0
+    assert main(["simulate", "--trace", path, *flags, "--max-model-len", "100"]) == 2
+    assert "no session of the trace fits" in capsys.readouterr().err
+    assert main(["simulate", "--live", "2"]) == 2
+    assert "--live is for sessions" in capsys.readouterr().err
+
+
+def test_profiles_by_data_sheet_count_attention() -> None:
+    for name in ("llama-3-8b-h100", "llama-3-70b-8xa100", "qwen2.5-32b-fp8-h100"):
+        assert PROFILES[f"roofline-{name}-attention"].per_pair_s > 0
