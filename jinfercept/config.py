@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, Self, TypedDict, get_args, get_type_hints
 
 from jinfercept.errors import ConfigError, nearest, shown
-from jinfercept.plain_values import plain
+from jinfercept.values.plain import plain
 
 DTypeChoice = Literal["auto", "float32", "bfloat16"]
 KVDTypeChoice = Literal["auto", "int8", "fp8"]

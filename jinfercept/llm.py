@@ -38,7 +38,7 @@ from jinfercept.startup.host import EngineHost
 from jinfercept.startup.memory import MemoryPlan
 from jinfercept.startup.progress import StartDisplay
 from jinfercept.startup.start import EngineSetup, StartTimes, set_up
-from jinfercept.vllm_names import no_such_attribute
+from jinfercept.values.vllm_names import no_such_attribute
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -7,9 +7,9 @@ from itertools import chain
 from typing import Any, Self
 
 from jinfercept.errors import ArgumentError, RequestError, shown
-from jinfercept.plain_values import plain
 from jinfercept.structured_outputs import StructuredOutputsParams
-from jinfercept.vllm_names import RENAMED_SAMPLING, unknown_argument
+from jinfercept.values.plain import plain
+from jinfercept.values.vllm_names import RENAMED_SAMPLING, unknown_argument
 
 MAX_TEMPERATURE = 1e6
 MAX_LOGPROBS = 20

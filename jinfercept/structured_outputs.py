@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jinfercept.enforceable_schema import SchemaReduction
 from jinfercept.errors import RequestError, shown
+from jinfercept.values.enforceable_schema import SchemaReduction
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 

@@ -39,8 +39,7 @@ print({{"jax", "matplotlib"}} & sys.modules.keys())"""
 
 def test_only_those_who_wait_for_others_use_asyncio() -> None:
     waiting = {
-        "fair_slots.py",
-        "fair_threads.py",
+        "tenants",
         "state",
         "tools",
         "intercept",

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jinfercept.enforceable_schema import SchemaReduction
 from jinfercept.errors import ConfigError, RequestError
 from jinfercept.grammar.constraint import TokenGrammar
 from jinfercept.grammar.grammar import Grammars, GrammarSource
@@ -24,6 +23,7 @@ from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tools.calls import CallFailed
 from jinfercept.tools.schemas import check_of
 from jinfercept.tools.tool_tables import Place
+from jinfercept.values.enforceable_schema import SchemaReduction
 from tests.support.grammars import FromTools
 from tests.support.sample_tokenizers import VOCAB, byte_level
 from tests.support.source_packages import source_package

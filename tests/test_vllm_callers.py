@@ -27,7 +27,7 @@ from jinfercept import (
 )
 from jinfercept.config import ALIASES, OPTIONS
 from jinfercept.startup.chosen_tokenizer import as_tokenizer
-from jinfercept.vllm_names import ATTRIBUTES, RENAMED_CALLS, RENAMED_SAMPLING, UNNEEDED, own_options
+from jinfercept.values.vllm_names import ATTRIBUTES, RENAMED_CALLS, RENAMED_SAMPLING, UNNEEDED, own_options
 from tests.support.engine_state import engine_state
 from tests.support.sample_tokenizers import byte_level
 from tests.support.scripted_model import Make

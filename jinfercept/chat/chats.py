@@ -38,10 +38,10 @@ from jinfercept.hooks import Grammar
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.parsers.reasoning import Beginning, ReasoningFormat
 from jinfercept.parsers.tool_call_format import ToolCallFormat
-from jinfercept.plain_values import plain
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
+from jinfercept.values.plain import plain
 
 DEFAULT_PARAMS = SamplingParams(max_tokens=1024)
 """Defaults of a chat; a completion's 16 tokens would end most answers early."""

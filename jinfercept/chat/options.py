@@ -11,9 +11,9 @@ from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.parsers.formats import ALIASES, FORMATS, detect_format
 from jinfercept.parsers.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning_format
 from jinfercept.parsers.tool_call_format import ToolCallFormat
-from jinfercept.plain_values import plain
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.vllm_names import check_arguments
+from jinfercept.values.plain import plain
+from jinfercept.values.vllm_names import check_arguments
 
 MAX_ROUNDS = 8
 """The default of `ChatOptions.max_rounds`."""

@@ -12,10 +12,10 @@ from jinfercept.grammar.grammar import Grammars
 from jinfercept.hooks import Detector
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.intercept.detector import StopStringDetector
-from jinfercept.plain_values import plain
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
+from jinfercept.values.plain import plain
 
 
 class IdArray(Protocol):

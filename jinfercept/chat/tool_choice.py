@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any, Literal, final
 
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.enforceable_schema import SchemaReduction
 from jinfercept.errors import RequestError, shown
 from jinfercept.grammar.constraint import TokenGrammar
 from jinfercept.grammar.grammar import Grammars
@@ -21,6 +20,7 @@ from jinfercept.parsers.hermes import answer_or_calls
 from jinfercept.parsers.lark import Rules
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.tokenizer.tokenizer import Tokenizer
+from jinfercept.values.enforceable_schema import SchemaReduction
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, final
 from jinfercept.chat.messages import Message, digests
 from jinfercept.chat.template import ChatTemplate, Rendered
 from jinfercept.parsers.reasoning import REASONING_FORMATS
-from jinfercept.quota import Quota
+from jinfercept.tenants.quota import Quota
 
 MOST, MOST_BYTES, MAX_AGE_S = 4096, 2**26, 3600.0
 _CLOSINGS = tuple({form.closing for form in REASONING_FORMATS.values()})

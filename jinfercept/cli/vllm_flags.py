@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from jinfercept.errors import ConfigError
-from jinfercept.vllm_names import RENAMED, UNNEEDED, VALUES, Flag, own_value
+from jinfercept.values.vllm_names import RENAMED, UNNEEDED, VALUES, Flag, own_value
 
 _SHORT = {flag.short: name for name, flag in UNNEEDED.items() if flag.short is not None} | {"-q": "--quantization"}
 

@@ -12,10 +12,10 @@ from operator import eq
 from typing import NamedTuple, final
 
 from jinfercept.engine.session import Session
-from jinfercept.quota import Quota
 from jinfercept.request import Request
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import PendingCall, Sequence
+from jinfercept.tenants.quota import Quota
 
 MAX_CONTEXTS = 1024
 """Retained contexts. Beyond them the tenant that has most loses its oldest."""

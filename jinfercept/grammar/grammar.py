@@ -14,7 +14,7 @@ from jinfercept.grammar.compiler import compile_matcher, make_vocabulary
 from jinfercept.grammar.constraint import TokenGrammar
 from jinfercept.grammar.forbidden_text import ForbiddenText
 from jinfercept.grammar.limits import check_limits, num_compiled_bytes
-from jinfercept.quota import Quota
+from jinfercept.tenants.quota import Quota
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 MAX_COMPILED = 256

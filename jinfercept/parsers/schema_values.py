@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from jinfercept.enforceable_schema import json_type
 from jinfercept.parsers.json_values import distinct
 from jinfercept.parsers.python_literals import literal
 from jinfercept.parsers.tool_schemas import at_reference
+from jinfercept.values.enforceable_schema import json_type
 
 _MOST_EXACT = 2**53
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}

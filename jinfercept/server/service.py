@@ -19,10 +19,10 @@ from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.requests import check_chars
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, RequestError
-from jinfercept.fair_threads import RETRY_S, FairThreadPool
 from jinfercept.llm import LLM
 from jinfercept.protocols.errors import ApiError
 from jinfercept.request import Request
+from jinfercept.server.access.fair_thread_pool import FairThreadPool
 from jinfercept.server.access.key_file import KeyRules
 from jinfercept.server.access.key_limits import KeyLimits, PendingCalls
 from jinfercept.server.access.keys import Keys
@@ -36,6 +36,7 @@ from jinfercept.server.server_tools import ServerTools
 from jinfercept.state.database import StateDatabase
 from jinfercept.state.heartbeats import StateUpkeep, new_server
 from jinfercept.state.response_store import ResponseStore
+from jinfercept.state.tenant_pool import RETRY_S
 from jinfercept.state.tool_history import ToolHistory
 from jinfercept.state.upkeep import StateLimits
 from jinfercept.structured_outputs import StructuredOutputsParams

@@ -49,7 +49,7 @@ from jinfercept.startup.several_hosts import (
 from jinfercept.startup.sizing import group_layers, host_rows, measured_profile, plan_pools, remembered_profile
 from jinfercept.tokenizer.load import load_tokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
-from jinfercept.vllm_names import own_options
+from jinfercept.values.vllm_names import own_options
 
 log = logging.getLogger("jinfercept")
 

@@ -31,11 +31,11 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from jinfercept.errors import ConfigError
-from jinfercept.fair_threads import RETRY_S, TenantPool
 from jinfercept.protocols.errors import ApiError
 from jinfercept.state.migrate import create_tables, migrate
 from jinfercept.state.sqlite_file import ONLY_READS, SpareRoom, deleted_lean, is_damaged, is_full, sqlite_engine
 from jinfercept.state.tables import ServerRow
+from jinfercept.state.tenant_pool import RETRY_S, TenantPool
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ from sqlalchemy.orm import Session
 
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.response_items import Item
-from jinfercept.quota import Quota
 from jinfercept.state import conversation_rows, response_rows
 from jinfercept.state.conversation_rows import ConversationTurn
 from jinfercept.state.database import FULL, StateDatabase
@@ -25,6 +24,7 @@ from jinfercept.state.queries import ServerClock, check_loaded
 from jinfercept.state.response_rows import LOST, ResponseDocuments, ResponseHead
 from jinfercept.state.stored_response import RemoteRun, StoredResponse
 from jinfercept.state.upkeep import Heartbeat
+from jinfercept.tenants.quota import Quota
 
 _RETRY_S = 1.0
 """Seconds between attempts to store the end of a response in the background."""

@@ -12,7 +12,7 @@ from typing import NamedTuple, final
 
 from jinfercept.chat.messages import Message, digests
 from jinfercept.protocols.answer_state import merged_message
-from jinfercept.quota import Quota, num_bytes_of
+from jinfercept.tenants.quota import Quota, num_bytes_of
 
 MOST = 16384
 MOST_BYTES = 2**27

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Self, final
 import tokenizers
 
 from jinfercept.errors import ModelError, RequestError, shown
-from jinfercept.plain_values import plain
 from jinfercept.tokenizer.byte_encoding import read_byte_encoding
 from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
 from jinfercept.tokenizer.literal_backend import LiteralBackend, encode
 from jinfercept.tokenizer.special_token_names import SpecialTokenNames
+from jinfercept.values.plain import plain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from jinfercept.fair_slots import FairSlots
+from jinfercept.tenants.slots import FairSlots
 from jinfercept.tools.calls import CallQueue
 
 

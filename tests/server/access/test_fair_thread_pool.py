@@ -12,8 +12,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from jinfercept.fair_threads import HEAVY_BYTES, MAX_WAITING_BYTES, FairThreadPool
 from jinfercept.protocols.errors import ApiError
+from jinfercept.server.access.fair_thread_pool import HEAVY_BYTES, FairThreadPool
+from jinfercept.state.tenant_pool import MAX_WAITING_BYTES
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.live_server import Running, running, until
 from tests.support.scripted_model import Scripted

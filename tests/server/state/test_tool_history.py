@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from jinfercept.quota import num_bytes_of
 from jinfercept.state.tool_history import ToolHistory
+from jinfercept.tenants.quota import num_bytes_of
 
 ASKED: list[Any] = [{"role": "user", "content": "How much?"}]
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jinfercept.quota import Quota, num_bytes_of
+from jinfercept.tenants.quota import Quota, num_bytes_of
 
 OWNERS = "abcde"
 

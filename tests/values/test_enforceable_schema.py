@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from jinfercept.enforceable_schema import SchemaReduction
 from jinfercept.errors import RequestError
 from jinfercept.structured_outputs import StructuredOutputsParams
+from jinfercept.values.enforceable_schema import SchemaReduction
 
 TEXT: Any = {"type": "string"}
 

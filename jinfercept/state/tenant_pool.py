@@ -1,8 +1,6 @@
-"""Threads that prepare requests for the engine: they read large bodies, render, tokenise and compile grammars.
+"""Threads in which tenants take turns: no tenant has all of them, and the waiting jobs of a tenant are bounded.
 
-Light and heavy jobs, by the size of their input, have separate pools, so that long texts never delay short ones. In each pool
-tenants take turns, no tenant has all threads, and the waiting jobs of a tenant are bounded. A job whose client disconnects is
-dropped if it has not begun. Everything but the jobs themselves runs on the event loop.
+A job whose client disconnects is dropped if it has not begun. Everything but the jobs themselves runs on the event loop.
 """
 
 import asyncio
@@ -11,48 +9,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, final
 
-from jinfercept.fair_slots import FairSlots
 from jinfercept.protocols.errors import ApiError
+from jinfercept.tenants.slots import FairSlots
 
-HEAVY_BYTES = 2**16
-"""Input of the largest light job. A larger one takes a tenth of a second and more."""
 MAX_WAITING_BYTES = 2**26
 """Maximum input of the waiting jobs of one tenant in a pool."""
 RETRY_S = 1
 """Seconds after which a refused client may retry."""
-
-
-@final
-class FairThreadPool:
-    """The preparation threads of a server.
-
-    Args:
-        max_waiting: jobs that one tenant may have waiting in each pool.
-    """
-
-    def __init__(self, max_waiting: int) -> None:
-        self._light = TenantPool("light", num_threads=4, per_tenant=3, max_waiting=max_waiting)
-        self._heavy = TenantPool("heavy", num_threads=2, per_tenant=1, max_waiting=max_waiting)
-
-    async def run[T](self, tenant: str, num_bytes: int, work: Callable[[], T]) -> T:
-        """Runs a function in a thread: returns its result, or raises its exception. If cancelled, a waiting job is dropped, and
-        a running one continues without effect.
-
-        Args:
-            tenant: of the request.
-            num_bytes: approximate size of the input.
-            work: the function. Its time has to be bounded, since a thread cannot be stopped.
-
-        Raises:
-            ApiError: 429 if the tenant has too many waiting jobs, 503 once the pool is closed.
-        """
-        pool = self._heavy if num_bytes > HEAVY_BYTES else self._light
-        return await pool.run(tenant, num_bytes, work)
-
-    def close(self) -> None:
-        """Fail all waiting and running jobs with 503. Running functions continue in their threads without effect."""
-        self._light.close()
-        self._heavy.close()
 
 
 @final
@@ -74,7 +37,17 @@ class TenantPool:
         self._closed = False
 
     async def run[T](self, tenant: str, num_bytes: int, work: Callable[[], T]) -> T:
-        """See `FairThreadPool.run`."""
+        """Runs a function in a thread: returns its result, or raises its exception. If cancelled, a waiting job is dropped, and
+        a running one continues without effect.
+
+        Args:
+            tenant: of the job.
+            num_bytes: approximate size of the input.
+            work: the function. Its time has to be bounded, since a thread cannot be stopped.
+
+        Raises:
+            ApiError: 429 if the tenant has too many waiting jobs, 503 once the pool is closed.
+        """
         await self._begin(tenant, num_bytes)
         loop = asyncio.get_running_loop()
         running, end = loop.run_in_executor(self._pool, work), loop.create_future()
@@ -89,7 +62,7 @@ class TenantPool:
         return running.result()
 
     def close(self) -> None:
-        """See `FairThreadPool.close`."""
+        """Fail all waiting and running jobs with 503. Running functions continue in their threads without effect."""
         self._closed = True
         self._slots.close(_aborted())
         for end in self._ends:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jinfercept.plain_values import strict_json
+from jinfercept.values.plain import strict_json
 
 
 @pytest.mark.parametrize("text", ["NaN", "[-Infinity]", '{"a": 1e400}', '{"a": [-1E+999]}', "[1", "'a'"])
