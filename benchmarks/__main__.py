@@ -27,6 +27,9 @@ COMMANDS: Mapping[str, Entry] = {
     "overload": Entry(
         "benchmarks.__main__:MeasuredOverload", "a server past saturation, and a greedy key beside others"
     ),
+    "copying": Entry(
+        "benchmarks.copying:Copying", "decode tokens per second with and without drafts, on prompts that are copied"
+    ),
     "kv-dtype": Entry("benchmarks.__main__:KVDType", "perplexity and greedy tokens with quantised KV pages"),
     "cpu-products": Entry(
         "benchmarks.__main__:CPUProducts", "products on a CPU by type of the weight, and its bandwidth"

@@ -32,9 +32,6 @@ COMMANDS: Mapping[str, Entry] = {
         "jinfercept.cli.throughput:Throughput",
         "decode and prefill tokens per second by batch and context, beside other engines",
     ),
-    "bench copying": Entry(
-        "jinfercept.cli.copying:Copying", "decode tokens per second with and without drafts, on prompts that are copied"
-    ),
     "bench sessions": Entry(
         "jinfercept.cli.sessions:Sessions", "sessions that take turns: time of a turn, and tokens that are recomputed"
     ),

@@ -1,12 +1,12 @@
-"""`bench copying` on a tiny model: a row of numbers, and the same tokens both ways."""
+"""`benchmarks copying` on a tiny model: a row of numbers, and the same tokens both ways."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from jinfercept.bench import copying
-from jinfercept.cli.main import main
+from benchmarks import copying
+from benchmarks.__main__ import main
 from tests.support.sample_tokenizers import VOCAB, byte_level
 from tests.support.tiny_model import GOLDEN
 
@@ -31,7 +31,7 @@ def test_the_table_has_the_same_tokens_both_ways(
 ) -> None:
     monkeypatch.setattr(copying, "ROUNDS", 1)
     sizes = ["--batch", "2", "--new-tokens", "48", *SIZES, "--speculative-config", DRAFTS]
-    assert main(["bench", "copying", model, *sizes, *FLAGS]) == 0
+    assert main(["copying", model, *sizes, *FLAGS]) == 0
     header, row, *_ = capsys.readouterr().out.splitlines()
     assert header.startswith("batch")
     batch, *rates, per_step, accepted, same, of, requests = row.split()
