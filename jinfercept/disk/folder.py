@@ -1,0 +1,133 @@
+"""The folder of a disk tier: its owner's alone, used by one server at a time, on a file system whose caveats are logged."""
+
+import fcntl
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import final
+
+from jinfercept.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+LOCK_NAME = "lock"
+INDEX_NAME = "index.sqlite"
+MOUNTS = Path("/proc/self/mountinfo")
+_NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs"}
+_MEMORY = {"ramfs", "tmpfs"}
+_OTHERS_ALLOWED = {"lost+found"}
+
+
+@final
+class Folder:
+    """A folder that this process has locked.
+
+    Args:
+        path: it is created if it does not exist; an existing one is empty or a disk tier's.
+        space_bytes: that files in it may take.
+
+    Attributes:
+        drive_bytes: size of its file system.
+
+    Raises:
+        ConfigError: it cannot be written, is used by another server or for other files, or has less space.
+    """
+
+    def __init__(self, path: Path, space_bytes: int) -> None:
+        self.path = path.absolute()
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check_use()
+            self._lock = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except (OSError, ValueError) as error:  # ValueError: a text that can be no path
+            if isinstance(error, ConfigError):
+                raise
+            fix = "give a folder that this user may write"
+            raise ConfigError("kv_disk cannot be written", got=f"{str(path)!r}: {error}", fix=fix) from None
+        try:
+            self._take_lock()
+            self._check_space(space_bytes)
+        except BaseException:
+            self.close()
+            raise
+        self._make_private()
+        self._log_caveats()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the folder still is at its path: neither moved, removed, nor hidden by a mount."""
+        try:
+            return os.path.samestat(os.stat(self.path / LOCK_NAME), os.fstat(self._lock))
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Let another server use the folder."""
+        os.close(self._lock)
+
+    def _check_use(self) -> None:
+        names = {entry.name for entry in os.scandir(self.path)} - _OTHERS_ALLOWED
+        if names and LOCK_NAME not in names and INDEX_NAME not in names:
+            got, fix = f"{self.path} with {len(names)} entries", "give a new or an empty folder, such as one inside it"
+            raise ConfigError("kv_disk is a folder with other files", got=got, fix=fix)
+
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            process = os.pread(self._lock, 40, 0).decode(errors="replace") or "unknown"
+            raise ConfigError(
+                "kv_disk is used by another server, and a folder has one at a time",
+                got=f"{self.path}, used by process {process}",
+                fix="give each server a folder of its own, or end the other one first",
+            ) from None
+        except OSError as error:
+            log.warning("the file system of %s has no locks (%s): start no second server on it", self.path, error)
+            return
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+
+    def _check_space(self, space_bytes: int) -> None:
+        usage = shutil.disk_usage(self.path)
+        self.drive_bytes = usage.total
+        used = sum(path.stat().st_blocks * 512 for path in self.path.glob("data-*"))
+        if space_bytes > usage.free + used:
+            got = f"{_gib(space_bytes)} where {_gib(usage.free + used)} are free"
+            raise ConfigError("kv_disk_space is more than the disk has", got=got, fix="ask for less, or free some")
+
+    def _make_private(self) -> None:
+        try:
+            self.path.chmod(0o700)
+        except OSError:  # another user's folder, as volumes of containers are
+            log.warning("%s belongs to another user: its files are private, their names and sizes are not", self.path)
+
+    def _log_caveats(self) -> None:
+        kind = file_system(self.path)
+        if kind in _NETWORK or kind.startswith("fuse."):
+            log.warning(
+                "kv_disk is on a network file system (%s): reading from it may take longer than recomputing, which is "
+                "measured, and its locks may not hold between machines; a disk of this machine is better",
+                kind,
+            )
+        elif kind in _MEMORY:
+            log.warning("kv_disk is in memory (%s): contexts do not survive a restart of the machine", kind)
+
+
+def file_system(path: Path, mounts: Path = MOUNTS) -> str:
+    """The kind of the file system that a path is on, as Linux names it; "" if that is unknown."""
+    try:
+        lines = mounts.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    kinds: dict[str, str] = {}
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].encode().decode("unicode_escape", errors="replace")
+        kinds[point] = after.split()[0]
+    resolved = path.resolve()
+    return next((kinds[str(parent)] for parent in (resolved, *resolved.parents) if str(parent) in kinds), "")
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

@@ -1,0 +1,60 @@
+"""Measures how fast a folder's disk is read and written, beside the page cache."""
+
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import NamedTuple
+
+MEASURED_BYTES = 64 << 20
+_PIECE_BYTES = 4 << 20
+_SMALL_BYTES = 4096
+_NUM_SMALL = 16
+
+
+class DiskSpeed(NamedTuple):
+    """What reading and writing take.
+
+    Attributes:
+        read_bytes_per_s, write_bytes_per_s: of large pieces, several at a time; what is written has reached the disk.
+        latency_s: seconds until the first bytes of a read.
+    """
+
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+    latency_s: float
+
+
+def measure_speed(
+    folder: Path,
+    readers: Executor,
+    writers: Executor,
+    num_bytes: int = MEASURED_BYTES,
+    clock: Callable[[], float] = time.perf_counter,
+) -> DiskSpeed:
+    """The speed of a folder's disk, by a file that is removed again. Raises `OSError`."""
+    piece = secrets.token_bytes(_PIECE_BYTES)  # a file system that compresses must not find it small
+    offsets = range(0, num_bytes, _PIECE_BYTES)
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        descriptor = file.fileno()
+        started_s = clock()
+        list(writers.map(lambda offset: os.pwrite(descriptor, piece, offset), offsets))
+        os.fsync(descriptor)
+        written_s = clock() - started_s
+
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        waits_s = []
+        for offset in offsets[:: max(1, len(offsets) // _NUM_SMALL)]:
+            started_s = clock()
+            os.pread(descriptor, _SMALL_BYTES, offset)
+            waits_s.append(clock() - started_s)
+
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        started_s = clock()
+        list(readers.map(lambda offset: os.preadv(descriptor, [bytearray(_PIECE_BYTES)], offset), offsets))
+        read_s = clock() - started_s
+    size = len(offsets) * _PIECE_BYTES
+    return DiskSpeed(size / max(read_s, 1e-9), size / max(written_s, 1e-9), sorted(waits_s)[len(waits_s) // 2])

@@ -1,0 +1,379 @@
+"""The store: pages of KV on disk, written once, found by their tokens, and checked as they are read.
+
+A page that is damaged, or of which the power took a part, is missing: every page has a checksum, into which a random stamp of
+its write goes. A record's data is written before its row, and its row is deleted before its blocks are used again, so that a
+process that is killed loses what it was writing. What fails is logged; a caller sees fewer pages.
+"""
+
+import logging
+import sqlite3
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_bytes
+from typing import final
+
+from jinfercept.disk.blocks import BLOCK_BYTES, BlockPool, Buffers, Runs
+from jinfercept.disk.counters import DiskCounters, DiskOccupancy
+from jinfercept.disk.folder import INDEX_NAME, Folder
+from jinfercept.disk.index import Index, is_damage
+from jinfercept.disk.page_io import PageIO, Part, StoredPrefix
+from jinfercept.disk.record import Extent, Match, Record, Root, continued, split
+from jinfercept.disk.speed import MEASURED_BYTES, DiskSpeed, measure_speed
+from jinfercept.disk.tree import Tree
+from jinfercept.disk.write_budget import DRIVE_WRITES_PER_DAY, WriteBudget
+from jinfercept.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+RECORD_BYTES = 256 << 20
+"""Most bytes of a record: what is lost at once by a kill, or given up at once for another record."""
+_SHARE = 32
+"""A record takes at most this part of the space."""
+
+
+@final
+class DiskStore:
+    """The pages in a folder, of any models. Its methods may be called from any thread.
+
+    Args:
+        path: of the folder, which is created if it does not exist.
+        space_bytes: that the pages may take.
+        daily_bytes: that may be written per day; None: as many as the drive is specified for, `DRIVE_WRITES_PER_DAY`.
+        clock: Unix time.
+
+    Attributes:
+        counters: what it has done.
+        budget: of writes.
+        problem: why nothing is written any more; "" while it works.
+
+    Raises:
+        ConfigError: the folder cannot be used, see `Folder`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        space_bytes: int,
+        *,
+        daily_bytes: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if space_bytes < BLOCK_BYTES:
+            raise ConfigError("kv_disk_space is too small", got=f"{space_bytes} bytes", fix="give at least some GiB")
+        self._clock = clock
+        self._folder = Folder(path, space_bytes)
+        self.counters, self.problem, self._failure = DiskCounters(), "", ""
+        self._lock = threading.Lock()  # of the tree, the pool and the records that are gone
+        self._writing = threading.Lock()  # of the index and the budget
+        self._gone: list[Record] = []  # whose rows are to be deleted
+        self._unused: list[Record] = []  # whose blocks are to be freed
+        self._io = PageIO(self._folder.path, space_bytes // BLOCK_BYTES)
+        self._pool = BlockPool(space_bytes // BLOCK_BYTES)
+        self._tree = Tree()
+        try:
+            self._open(self._folder.drive_bytes * DRIVE_WRITES_PER_DAY if daily_bytes is None else daily_bytes)
+        except BaseException:
+            self._end()
+            raise
+
+    def occupancy(self) -> DiskOccupancy:
+        """How full it is."""
+        with self._lock:
+            total, free = self._pool.num_blocks, self._pool.num_free
+            return DiskOccupancy((total - free) * BLOCK_BYTES, total * BLOCK_BYTES, len(self._tree.records))
+
+    def speed(self) -> DiskSpeed:
+        """Of the disk: as it was measured when the folder was first used. Raises `OSError`."""
+        with self._writing:
+            try:
+                return DiskSpeed(*map(float, self._index.remembered("speed")))
+            except (TypeError, ValueError):
+                num_bytes = min(MEASURED_BYTES, self._pool.num_blocks * BLOCK_BYTES)
+                speed = measure_speed(self._folder.path, self._io.readers, self._io.writers, num_bytes)
+                self._index.remember("speed", speed)
+                return speed
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def num_stored(self, root: Root, tokens: bytes) -> int:
+        """Leading pages of these tokens that are stored."""
+        with self._lock:
+            return self._tree.match(root, tokens).num_pages
+
+    def find(self, root: Root, tokens: bytes) -> StoredPrefix:
+        """The longest stored prefix of these tokens, to be read and then released."""
+        with self._lock:
+            found = self._tree.match(root, tokens)
+            self._tree.use(found.path, self._clock())
+            parts = [Part(record, record.extent, record.num_pages) for record in found.path[1:]]
+            if parts:
+                parts[-1] = parts[-1]._replace(num_pages=found.last_pages)
+            _pin(found.path, 1)
+        return StoredPrefix(found.num_pages, tuple(parts))
+
+    def read(self, prefix: StoredPrefix, first: int, into: Sequence[Buffers]) -> int:
+        """Fill buffers with the pages of a prefix, in several threads; waits for them.
+
+        Args:
+            prefix: not yet released.
+            first: number of the first page.
+            into: the buffers of each page.
+
+        Returns:
+            How many of them are right, up to the first that is not, which is missing from now on.
+        """
+        pages = [*prefix.locate(first, len(into))]
+        wrong = self._io.read(pages, into)
+        num_right = min(wrong, default=len(pages))
+        self.counters.read_bytes += sum(len(piece) for page in into[:num_right] for piece in page)
+        if wrong:
+            self._discard([pages[number][0].record for number in wrong])
+        return num_right
+
+    def release(self, prefix: StoredPrefix) -> None:
+        """The pages of a prefix are no longer read."""
+        with self._lock:
+            _pin([part.record for part in prefix.parts], -1)
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def write(self, root: Root, tokens: bytes, first: int, pages: Sequence[Buffers]) -> int:
+        """Store pages that continue a stored prefix. Waits for the disk.
+
+        Args:
+            root: of the pages.
+            tokens: of the pages and all before them.
+            first: number of the first page.
+            pages: the bytes of each.
+
+        Returns:
+            How many of them are stored now, those included that were.
+        """
+        with self._writing:
+            if not self.problem and not self._folder.is_there:
+                self._stop(f"the folder {self._folder.path} was moved or removed")
+            if self.problem:
+                return 0
+            try:
+                return self._write(root, tokens, first, pages)
+            except (OSError, sqlite3.Error) as error:
+                self._failed(error)
+                return 0
+
+    def close(self) -> None:
+        """End reading and writing. What is stored stays."""
+        with self._writing:
+            if not self.problem:
+                with suppress(OSError, sqlite3.Error):
+                    self._settle()
+                    self._index.write([], [], self._tree.take_times(), 0.0)
+                    self._remember_budget()
+                with suppress(sqlite3.Error):
+                    self._index.close()
+            self._end()
+
+    def _write(self, root: Root, tokens: bytes, first: int, pages: Sequence[Buffers]) -> int:
+        stored = self.num_stored(root, tokens)
+        if stored < first:
+            return 0
+        done = min(stored - first, len(pages))
+        most_bytes = min(RECORD_BYTES, self._pool.num_blocks * BLOCK_BYTES // _SHARE)
+        most_pages = max(1, most_bytes // (root.page_blocks * BLOCK_BYTES))
+        while done < len(pages):
+            end = min(done + most_pages, len(pages))
+            if not self._add(root, tokens[: (first + end) * root.token_bytes], pages[done:end]):
+                break
+            done = end
+        return done
+
+    def _add(self, root: Root, tokens: bytes, pages: Sequence[Buffers]) -> bool:
+        """Store a record that continues what is stored; False if there is no room or no budget."""
+        num_bytes = len(pages) * root.page_blocks * BLOCK_BYTES
+        if not self.budget.grant(num_bytes, self._clock()):
+            self.counters.refused_bytes += num_bytes
+            return False
+        self._remember_budget()
+        with self._lock:
+            found = self._tree.match(root, tokens)
+            _pin(found.path, 1)
+        try:
+            runs = self._take(len(pages) * root.page_blocks)
+            if runs is None:
+                return False
+            extent = Extent(runs, array("I", bytes(4 * len(pages))), token_bytes(16), 0)
+            try:
+                self._io.write(root, extent, pages)
+                self.counters.written_bytes += len(pages) * root.kv_bytes
+                return self._commit(found, tokens, extent)
+            except BaseException:
+                with self._lock:
+                    self._pool.give(runs)
+                raise
+        finally:
+            with self._lock:
+                _pin(found.path, -1)
+
+    def _take(self, count: int) -> Runs | None:
+        """Free blocks with room on the disk, if need be those of the least used records; None if there are not as many."""
+        while True:
+            with self._lock:
+                lacking = count - self._pool.num_free
+                while lacking > 0 and (record := self._tree.least_used()) is not None:
+                    lacking -= record.num_pages * record.root.page_blocks
+                    self.counters.evicted_pages += record.num_pages
+                    self._gone += self._tree.remove(record)
+            if lacking > 0:
+                return None
+            self._settle()
+            with self._lock:
+                if count > self._pool.num_free:
+                    return None
+                runs = self._pool.take(count)
+            full_at = self._io.files.prepare(runs)
+            if full_at is None:
+                return runs
+            with self._lock:
+                self._pool.give(runs)
+                self._pool.shrink(full_at)
+            log.error(
+                "the disk of kv_disk is full: %s has %.2f GiB, and will not take more before the next start",
+                self._folder.path,
+                full_at * BLOCK_BYTES / 2**30,
+            )
+
+    def _commit(self, found: Match, tokens: bytes, extent: Extent) -> bool:
+        """Enter a record whose data is written into the index, then into the tree; False if what it continues is gone."""
+        last, now_s = found.path[-1], self._clock()
+        halves = split(last, found.last_pages) if found.last_pages < last.num_pages else None
+        parent = last if halves is None else halves.head
+        record = continued(parent, tokens[found.num_pages * last.root.token_bytes :], extent)
+        heads = [found.path[0]] if not found.path[0].id else []
+        heads += [] if halves is None else [halves.head]
+        with self._lock:
+            times = self._tree.take_times()
+        self._index.write([*heads, record], [] if halves is None else [halves.rest], times, now_s)
+        with self._lock:
+            if any(ancestor.is_gone for ancestor in found.path):
+                self._gone.append(record)
+                return False
+            if halves is not None:
+                halves.apply()
+            record.attach()
+            for added in (*heads, record):
+                self._tree.add(added)
+            self._tree.use((*found.path[:-1], parent, record), now_s)
+            return True
+
+    def _settle(self) -> None:
+        """Delete the rows of records that are gone, then free the blocks of those that are not read."""
+        with self._lock:
+            gone, self._gone = self._gone, []
+        try:
+            if gone:
+                self._index.delete(record.id for record in gone)
+        except BaseException:
+            with self._lock:
+                self._gone += gone
+            raise
+        with self._lock:
+            self._unused += gone
+            for record in [record for record in self._unused if not record.pins]:
+                self._unused.remove(record)
+                self._pool.give(record.extent.runs)
+
+    def _discard(self, records: Sequence[Record]) -> None:
+        """Take damaged records and what continues them out of the tree; their rows are deleted by the next write."""
+        with self._lock:
+            removed = [gone for record in records for gone in self._tree.remove(record)]
+            self._gone += removed
+        pages = sum(record.num_pages for record in removed)
+        self.counters.damaged_pages += pages
+        if removed:
+            log.warning("kv_disk: %d pages are damaged or cannot be read, and count as missing", pages)
+
+    def check(self) -> None:
+        """Assert that every block is free, of one record, or of one that is gone and still read."""
+        with self._lock:
+            self._tree.check()
+            records = [*self._tree.records, *self._gone, *self._unused]
+            blocks = [block for record in records for run in record.extent.runs for block in range(run.start, sum(run))]
+            assert len(set(blocks)) == len(blocks), "a block of two records"
+            assert len(blocks) + self._pool.num_free == self._pool.num_blocks, "a block is lost"
+
+    # -- beginning and end -----------------------------------------------------------------------------------------
+
+    def _open(self, daily_bytes: float) -> None:
+        path = self._folder.path / INDEX_NAME
+        try:
+            if not path.exists():
+                self._io.files.clear()
+            try:
+                self._load(path, daily_bytes)
+            except sqlite3.Error as error:
+                if not is_damage(error):
+                    raise
+                log.warning("the index of kv_disk cannot be used (%s): %s begins anew", error, self._folder.path)
+                self._remove_index()
+                self._io.files.clear()
+                self._pool, self._tree = BlockPool(self._pool.num_blocks), Tree()
+                self._load(path, daily_bytes)
+        except (OSError, sqlite3.Error) as error:
+            got, fix = f"{self._folder.path}: {error}", "give a folder on a disk that works and has room"
+            raise ConfigError("kv_disk cannot be opened", got=got, fix=fix) from None
+
+    def _load(self, path: Path, daily_bytes: float) -> None:
+        self._index = Index(path)
+        try:
+            self._io.files.open()
+
+            def claim(root: Root, extent: Extent, num_pages: int) -> bool:
+                fits = sum(run.size for run in extent.runs) == num_pages * root.page_blocks
+                return fits and self._io.files.have(extent.runs) and self._pool.reserve(extent.runs)
+
+            self._index.delete(self._tree.load(self._index.rows(), claim))
+            self.budget = self._remembered_budget(daily_bytes)
+        except BaseException:
+            self._index.close()
+            raise
+
+    def _remembered_budget(self, daily_bytes: float) -> WriteBudget:
+        try:
+            left, updated_s = map(float, self._index.remembered("writes"))
+        except (TypeError, ValueError):
+            left, updated_s = daily_bytes, self._clock()
+        return WriteBudget(daily_bytes, min(max(0.0, left), daily_bytes), updated_s)
+
+    def _remember_budget(self) -> None:
+        self._index.remember("writes", (self.budget.left, self.budget.updated_s))
+
+    def _failed(self, error: OSError | sqlite3.Error) -> None:
+        self.counters.failures += 1
+        if isinstance(error, sqlite3.Error) and is_damage(error):
+            self._remove_index()
+            self._stop(f"its index is damaged ({error})")
+        elif str(error) != self._failure:
+            log.error("writing to kv_disk %s failed: %s", self._folder.path, error)
+        self._failure = str(error)
+
+    def _stop(self, problem: str) -> None:
+        self.problem = problem
+        log.error("kv_disk stores no more contexts before the next start: %s", problem)
+        with suppress(sqlite3.Error):
+            self._index.close()
+
+    def _remove_index(self) -> None:
+        for path in self._folder.path.glob(f"{INDEX_NAME}*"):
+            path.unlink()
+
+    def _end(self) -> None:
+        self._io.close()
+        self._folder.close()
+
+
+def _pin(records: Sequence[Record], count: int) -> None:
+    for record in records:
+        record.pins += count
