@@ -39,7 +39,7 @@ class TimeToLive(Policy):
         self.until_s[sequence.id] = sequence.paused_s + self.ttl_s(sequence) if intercepted else now
 
     def wait(self, sequence: Sequence) -> None:
-        if any(page.device is None for page in sequence.context.pages):
+        if not all(run.residency.on_device for run in sequence.context.runs()):
             self.returned_s[sequence.id] = self.now
         self.until_s[sequence.id] = float("inf")  # it will run as soon as it can
 
@@ -60,17 +60,18 @@ class TimeToLive(Policy):
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         self.now, link_tokens = now, budget.link_tokens
         for sequence in [sequence for sequence in self.paused.values() if self.until_s[sequence.id] <= now]:
-            for page in reversed(sequence.context.pages):
-                if page.residency is Residency.DIRTY and not page.refs:
-                    if link_tokens < self.known.page_size and sequence.state is State.INTERCEPTED:
-                        return  # the link is busy: the next plan goes on; only a preempted sequence gives way at once
-                    link_tokens -= self.known.page_size
-                if page.device is not None:
-                    mover.swap(sequence, "its time is over", [page])
-            if all(page.device is None for page in sequence.context.pages):
+            for run in reversed(sequence.context.runs()):
+                pages = run.pages[::-1]
+                if run.residency is Residency.DIRTY and sequence.state is State.INTERCEPTED:
+                    pages = pages[: max(0, link_tokens) // self.known.page_size]
+                    link_tokens -= len(pages) * self.known.page_size
+                if run.evictable and pages:
+                    mover.swap(sequence, "its time is over", pages)
+                if len(pages) < run.num_pages:
+                    return  # the link is busy: the next plan goes on; only a preempted sequence gives way at once
+            if not any(run.residency.on_device for run in sequence.context.runs()):
                 self.paused.pop(sequence.id, None)
 
     def victims(self, now: float) -> Iterator[Move]:
         for sequence in sorted(self.paused.values(), key=lambda sequence: self.until_s[sequence.id]):
-            for page in reversed(sequence.context.pages):
-                yield Move(sequence, page, Action.SWAP, "a slot is needed")
+            yield Move(sequence, sequence.context.tail_first, Action.SWAP, "a slot is needed")

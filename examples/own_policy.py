@@ -32,8 +32,7 @@ class LastBackFirst(Policy):
 
     def victims(self, now: float) -> Iterator[Move]:
         for sequence in sorted(self.paused.values(), key=lambda paused: -self.rest_s(paused, now)):
-            for page in reversed(sequence.context.pages):
-                yield Move(sequence, page, Action.SWAP, "expected back last")
+            yield Move(sequence, sequence.context.tail_first, Action.SWAP, "expected back last")
 
     def rest_s(self, sequence: Sequence, now: float) -> float:
         """Expected seconds until a sequence can run: none once its calls have returned."""

@@ -1,6 +1,5 @@
 """A request's KV as an ordered list of pages, and what can be asked of it in counts and runs of pages."""
 
-from collections.abc import Iterator
 from itertools import groupby
 from typing import NamedTuple
 
@@ -25,16 +24,27 @@ class PageRun(NamedTuple):
     """Consecutive pages of a context that are alike.
 
     Attributes:
+        start: index of the first one in the context.
+        num_pages: how many there are.
         residency: of each page.
         shared: other contexts have each page, too.
-        num_pages: how many there are.
+        evictable: the device slots can be freed now: no running sequence has the pages, and none is on its way in.
+        in_flight: the plan being built copies each page, in either direction.
         num_tokens: tokens whose KV they hold, on the device if they are there, else on the host.
     """
 
+    start: int
+    num_pages: int
     residency: Residency
     shared: bool
-    num_pages: int
+    evictable: bool
+    in_flight: bool
     num_tokens: int
+
+    @property
+    def pages(self) -> range:
+        """Indexes of the pages in the context, first token first."""
+        return range(self.start, self.start + self.num_pages)
 
 
 class Context:
@@ -61,11 +71,25 @@ class Context:
         """Pages, wherever they are."""
         return len(self.pages)
 
-    def runs(self) -> Iterator[PageRun]:
-        """The pages as runs of pages that are alike, first token first."""
-        for (residency, shared), pages in groupby(self.pages, _kind):
-            filled = [page.host_filled if residency is Residency.HOST else page.filled for page in pages]
-            yield PageRun(residency, shared, len(filled), sum(filled))
+    @property
+    def tail_first(self) -> range:
+        """Indexes of all pages, last token first."""
+        return range(len(self.pages) - 1, -1, -1)
+
+    def runs(self, pages: range | None = None) -> list[PageRun]:
+        """The pages as runs of pages that are alike.
+
+        Args:
+            pages: indexes of some of them, one after the other, which also give the order of the runs; None: all, first
+                token first.
+        """
+        first, last = bounds(range(len(self.pages)) if pages is None else pages)
+        runs = list[PageRun]()
+        for (residency, shared, evictable, in_flight), alike in groupby(self.pages[first:last], _kind):
+            filled = [page.host_filled if residency is Residency.HOST else page.filled for page in alike]
+            runs.append(PageRun(first, len(filled), residency, shared, evictable, in_flight, sum(filled)))
+            first += len(filled)
+        return runs if pages is None or pages.step > 0 else runs[::-1]
 
     def residency(self, num_tokens: int) -> ContextResidency:
         """The tokens by place.
@@ -98,5 +122,13 @@ class Context:
         return slots  # pyright: ignore[reportReturnType] # none is None
 
 
-def _kind(page: Page) -> tuple[Residency, bool]:
-    return page.residency, page.refs + page.evictable_refs > 1
+def bounds(pages: range) -> tuple[int, int]:
+    """The least index of consecutive pages, and the one after the greatest."""
+    if not pages:
+        return 0, 0
+    return min(pages[0], pages[-1]), max(pages[0], pages[-1]) + 1
+
+
+def _kind(page: Page) -> tuple[Residency, bool, bool, bool]:
+    evictable = page.device is not None and not page.refs and not page.fetching
+    return page.residency, page.refs + page.evictable_refs > 1, evictable, page.fetching or page.offloading

@@ -1,7 +1,7 @@
 """The only way to pages: contexts and their references, device slots, copies between the memories.
 
 A caller asks in contexts and counts of pages. A running context holds references on its pages, a paused one evictable
-references. Only a policy's move names a page, of those that it reads in `Context.pages`.
+references. A policy's move names pages by a range of their indexes in the context.
 """
 
 from collections import Counter
@@ -188,6 +188,10 @@ class KVManager:
         lacking = sum(page.device is None for page in context.pages)
         return lacking + max(0, num_pages - len(context.pages))
 
+    def pages_between(self, start: int, end: int) -> int:
+        """Pages of the tokens `start … end - 1`."""
+        return (end - 1) // self.page_size - start // self.page_size + 1
+
     def free_slot(self) -> bool:
         """Whether a device slot is free; if none is, the least recently used page of finished prefixes gives up its own."""
         return self._store.num_free > 0 or self._store.evict_cached()
@@ -287,29 +291,45 @@ class KVManager:
             if _is_fetchable(page) and page.refs + page.evictable_refs == 1:
                 self._store.drop_host(page)
 
-    def can_copy_out(self, page: Page) -> bool:
-        """Whether the page can be copied to the host: it is dirty, and no plan in flight changes it."""
-        return self._store.can_offload(page)
+    def copy_out(self, context: Context, pages: range, most: int) -> tuple[list[PageCopy], int]:
+        """Copy pages to the host in this order, until one cannot be copied or `most` are.
 
-    def copy_out(self, page: Page) -> PageCopy | None:
-        """Copy a page to the host; None if it cannot be (`can_copy_out`), or `num_host_free` is 0."""
-        return self._store.offload(page)
+        A page can be copied if it is dirty, no plan in flight changes it, and `num_host_free` is not 0.
 
-    def drop(self, page: Page, *, device: bool, host: bool) -> bool:
-        """Drop a page from the device, from the host, or from both; returns whether its device slot is free now.
+        Returns:
+            The copies to make, and the tokens whose KV they move.
+        """
+        copies, num_tokens = list[PageCopy](), 0
+        for index in pages[:most]:
+            page = context.pages[index]
+            copy = self._store.offload(page)
+            if copy is None:
+                break
+            copies.append(copy)
+            num_tokens += page.filled
+        return copies, num_tokens
+
+    def drop(self, context: Context, pages: range, *, device: bool, host: bool) -> int:
+        """Drop pages from the device, from the host, or from both; returns how many device slots are free now.
 
         A page in use stays. So does one of several contexts that would be missing then: `evict_paused` takes such pages last.
         """
-        if page.evictable_refs > 1 and (host or page.host is None):
-            return False
-        freed = device and self._store.drop_device(page)
-        if host and page.host is not None and not page.refs:
-            self._store.drop_host(page)
+        freed = 0
+        for index in pages:
+            page = context.pages[index]
+            if page.evictable_refs > 1 and (host or page.host is None):
+                continue
+            freed += device and self._store.drop_device(page)
+            if host and page.host is not None and not page.refs:
+                self._store.drop_host(page)
         return freed
 
-    def evict_paused(self) -> bool:
-        """Free the device slot of the page that was paused first; False if no paused page can be evicted."""
-        return self._store.evict_paused()
+    def evict_paused(self, most: int = 1) -> int:
+        """Free up to `most` device slots of the pages that were paused first; returns how many."""
+        freed = 0
+        while freed < most and self._store.evict_paused():
+            freed += 1
+        return freed
 
     # -- plans and pools -------------------------------------------------------------------------------------------
 

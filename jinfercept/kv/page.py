@@ -26,6 +26,16 @@ class Residency(Enum):
     HOST = "host"
     MISSING = "missing"
 
+    @property
+    def on_device(self) -> bool:
+        """Whether the KV is on the device."""
+        return self is Residency.DIRTY or self is Residency.CLEAN
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the host has an up-to-date copy."""
+        return self is Residency.HOST or self is Residency.CLEAN
+
 
 class Page:
     """One page; mutable. Only the `KVManager` and its `PageStore` write to it.

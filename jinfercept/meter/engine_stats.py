@@ -163,7 +163,7 @@ class EngineStats:
     def _move(self, event: Moved) -> None:
         move = event.move
         sequence, action = move.sequence, move.action.value
-        self.counts.moved_pages[action, self._reasons.of(move.why)] += 1
+        self.counts.moved_pages[action, self._reasons.of(move.why)] += event.run.num_pages
         last = self.decisions[-1] if self.decisions else None
         if last is None or (last.request_id, last.action, last.why) != (sequence.id, action, move.why):
             pause = self.interceptions.open.get(sequence.id)

@@ -6,7 +6,6 @@ In token·seconds of device memory, comparable with the waste equations. Only to
 from typing import NamedTuple
 
 from jinfercept.kv.context import ContextResidency
-from jinfercept.kv.page import Page
 from jinfercept.meter.forecast import Forecast
 from jinfercept.sched.sequence import Sequence
 
@@ -52,14 +51,11 @@ class PauseAccount:
         number: its interceptions so far, this one included.
         intercepted: False for a preemption.
         now: seconds of the engine's clock at its start.
-        page_size: tokens per page.
     """
 
-    def __init__(self, sequence: Sequence, number: int, *, intercepted: bool, now: float, page_size: int) -> None:
+    def __init__(self, sequence: Sequence, number: int, *, intercepted: bool, now: float) -> None:
         self.sequence, self.number, self.intercepted = sequence, number, intercepted
         self.began_s = self._since_s = now
-        self._size = page_size
-        self._partial = {page: page.filled for page in sequence.context.pages if 0 < page.filled < page_size}
         self.context = self._resident = sequence.context.own_tokens
         self._held = self._queued = self._recompute = self._fetch = self._stall = 0.0
         self._recomputed, self._copied_in = sequence.usage.recomputed, sequence.usage.copied_in
@@ -70,10 +66,6 @@ class PauseAccount:
         self.resumed: ContextResidency | None = None  # where its context was when it ran again
         self.prediction: Prediction | None = None
         self.forecasts: list[Forecast] = []
-
-    def tokens(self, page: Page) -> int:
-        """Tokens of a page of the context, if it has any."""
-        return self._partial.get(page, self._size)
 
     def settle(self, now: float) -> None:
         """Add what the context has held until now."""

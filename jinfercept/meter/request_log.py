@@ -4,7 +4,7 @@
     Started    it runs
     Paused     it waits for its calls; or it has finished, and its context is retained for a follow-up request
     Ended      it is over; or its retained context was dropped, or taken over by a follow-up request, which is paused next
-    Moved      a policy's move of one of its pages was executed
+    Moved      a policy's move of some of its pages was executed
     Stepped    the result of a plan has arrived
     Passed     an iteration of the engine has passed, with or without a plan
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 
 from jinfercept.events import Event
+from jinfercept.kv.context import PageRun
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policy import Move
@@ -64,16 +65,17 @@ class Ended(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A policy's move was executed, as far as the page allowed; see `sched.observer.Observer`.
+    """A policy's move was executed, as far as the pages allowed; see `sched.observer.Observer`.
 
     Attributes:
-        number: interceptions of the page's request until now.
+        number: interceptions of the pages' request until now.
     """
 
     at_s: float
     move: Move
+    run: PageRun
     copied_tokens: int
-    freed: bool
+    freed: int
     number: int
 
 
@@ -158,11 +160,11 @@ class RequestLog:
             del self._lives[name]
             self._emit(Ended(now, sequence))
 
-    def moved(self, move: Move, copied_tokens: int, freed: bool) -> None:
+    def moved(self, move: Move, run: PageRun, copied_tokens: int, freed: int) -> None:
         """See `Observer`."""
         if self._folds:
             number = self._lives[move.sequence.id].interceptions
-            self._emit(Moved(self.now(), move, copied_tokens, freed, number))
+            self._emit(Moved(self.now(), move, run, copied_tokens, freed, number))
 
     # -- hooks of the engine ---------------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ class ChunkPlanner:
         end = length if start == length - 1 else kv.gap_end(context, length)
         end = min(end, start + max(0, min(most, self._chunk_tokens)))
         placed = kv.place(context, start, end)
-        while placed < end and self._eviction.free_slot(builder, sequence):
+        while placed < end and self._eviction.free_slot(builder, sequence, kv.pages_between(placed, end)):
             placed = kv.place(context, placed, end)
         if start < placed:
             self._add_chunk(builder, sequence, start, placed)
@@ -119,5 +119,7 @@ class ChunkPlanner:
         """Plan the fetches of the sequence's host pages, first token first, as far as the link's budget and the slots go."""
         transfers = self._transfers
         left = self._kv.num_fetchable(sequence.context) if transfers.room(builder) else 0
-        while left and transfers.room(builder) and self._eviction.free_slot(builder, sequence):
+        while (
+            left and (room := transfers.room(builder)) and self._eviction.free_slot(builder, sequence, min(left, room))
+        ):
             left -= transfers.fetch(builder, sequence, left)

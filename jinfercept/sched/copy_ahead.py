@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import final
 
-from jinfercept.kv.page import Page, Residency
+from jinfercept.kv.page import Residency
 from jinfercept.sched.estimator import Estimator, seconds_per_return
 from jinfercept.sched.expected import LastExpectedFirst
 from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
@@ -57,7 +57,7 @@ class CopyAhead(Policy):
     def pause(self, sequence: Sequence, now: float) -> None:
         for group in (self._paused, self._clean, self._dirty):
             group.add(sequence, now)
-        if any(page.host is not None for page in sequence.context.pages):
+        if any(run.residency.on_host for run in sequence.context.runs()):
             self._copied.add(sequence, now)
 
     def wait(self, sequence: Sequence) -> None:
@@ -81,7 +81,8 @@ class CopyAhead(Policy):
         for sequence in self._dirty:
             if sequence not in self._clean:
                 self._clean.add(sequence, now)
-            if mover.copy(sequence, "copy ahead", self._dirty_pages(sequence, now)):
+            self._note_copy(sequence, now)
+            if mover.copy(sequence, "copy ahead"):
                 self._dirty.discard(sequence)
             else:
                 refused += 1
@@ -92,11 +93,10 @@ class CopyAhead(Policy):
         """Clean pages, of the sequence expected back last first, tail first; then dirty ones in the same order."""
         for group, wanted, why in ((self._clean, Residency.CLEAN, "clean"), (self._dirty, Residency.DIRTY, "dirty")):
             for sequence in group:
-                for page in reversed(sequence.context.pages):
-                    if page.residency is wanted and not page.refs:
-                        yield Move(sequence, page, Action.SWAP, why)
-                        if page.host is not None:
-                            self._note_copy(sequence, now)
+                for run in reversed(sequence.context.runs()):
+                    if run.residency is wanted and run.evictable:
+                        self._note_copy(sequence, now)
+                        yield Move(sequence, run.pages[::-1], Action.SWAP, why)
                 group.discard(sequence)
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
@@ -109,11 +109,11 @@ class CopyAhead(Policy):
         for other in self._copied:
             if other is sequence or self._remaining_s(other, now) <= soon_s:
                 return
-            for page in reversed(other.context.pages):
-                if page.host is not None:
-                    if page.device is not None and other not in self._dirty:
+            for run in reversed(other.context.runs()):
+                if run.residency.on_host:
+                    if run.residency.on_device and other not in self._dirty:
                         self._dirty.add(other, now)
-                    yield Move(other, page, Action.UNCOPY, "the host is full")
+                    yield Move(other, run.pages[::-1], Action.UNCOPY, "the host is full")
             self._copied.discard(other)
 
     def held_pages(self, most: int, now: float) -> int:
@@ -121,17 +121,10 @@ class CopyAhead(Policy):
         for expected_s, sequence in self._paused.soonest(SOONEST):
             soon_s = HELD_SWAPS * self._swap_s(sequence.length)
             if soon_s < math.inf and expected_s - now <= soon_s and now - sequence.paused_s <= LATE * soon_s:
-                num_pages += sum([page.device is not None and not page.refs for page in sequence.context.pages])
+                num_pages += sum([run.num_pages for run in sequence.context.runs() if run.evictable])
                 if num_pages >= most:
                     return most
         return num_pages
-
-    def _dirty_pages(self, sequence: Sequence, now: float) -> Iterator[Page]:
-        """The pages that a mover copies, until one is refused; notes the sequence once one is copied."""
-        for page in sequence.context.pages:
-            if page.residency is Residency.DIRTY:
-                yield page
-                self._note_copy(sequence, now)
 
     def _note_copy(self, sequence: Sequence, now: float) -> None:
         if sequence not in self._copied:

@@ -8,7 +8,7 @@ from typing import final
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.fairness import FairShare
-from jinfercept.sched.plan_builder import PlanBuilder, SchedulerCounters
+from jinfercept.sched.plan_builder import MoveOrder, PlanBuilder, SchedulerCounters
 from jinfercept.sched.policy import Action, Budget, Policy
 from jinfercept.sched.preemption import PreemptedSequences
 from jinfercept.sched.queues import Queues
@@ -48,16 +48,20 @@ class Eviction:
         self._counters = counters
         self._preempted = preempted
 
-    def free_slot(self, builder: PlanBuilder, sequence: Sequence) -> bool:
-        """Make sure that a device slot is free; False if the running `sequence` has to wait for one."""
+    def free_slot(self, builder: PlanBuilder, sequence: Sequence, wanted: int = 1) -> bool:
+        """Make sure that a device slot is free, and `wanted` ones if paused contexts have as many to give.
+
+        Returns:
+            False if the running `sequence` has to wait for a slot.
+        """
         running, may_evict = self._queues.running, not self._policy.protects_paused
-        if self._kv.free_slot() or (may_evict and self._evict(builder)):
+        if self._kv.free_slot() or (may_evict and self._evict(builder, wanted)):
             return True
         while running and (last := self._last_served(builder)) is not sequence and not last.planned:
             self.preempt(builder, last)
-            if self._kv.free_slot() or (may_evict and self._evict(builder)):
+            if self._kv.free_slot() or (may_evict and self._evict(builder, wanted)):
                 return True
-        if running[0] is sequence and not may_evict and self._evict(builder):
+        if running[0] is sequence and not may_evict and self._evict(builder, wanted):
             return True
         builder.stalled = True
         return False
@@ -66,7 +70,7 @@ class Eviction:
         """Send a running sequence back to the waiting queue; its references become evictable."""
         self._queues.wait(sequence)
         self._kv.release(sequence.context)
-        builder.victims = None
+        builder.victims = MoveOrder()
         self._counters.preempt(sequence)
         if self._preempted.how == "auto":
             self._preempted.add(sequence)
@@ -89,20 +93,28 @@ class Eviction:
         """The running sequence that is preempted first."""
         return self._fair.last_served() if builder.tenants_compete else self._queues.running[-1]
 
-    def _evict(self, builder: PlanBuilder) -> bool:
-        """Take one slot from the paused contexts, in the policy's order."""
+    def _evict(self, builder: PlanBuilder, wanted: int) -> bool:
+        """Take up to `wanted` slots, and one at least, from the paused contexts, in the policy's order."""
         if not self._kv.num_paused:
             return False
-        for victims in (builder.victims or iter(()), self._policy.victims(builder.now)):
-            builder.victims = victims
-            if any(self._transfers.move(builder, move) for move in victims):
+        if self._take(builder, wanted):
+            return True
+        builder.victims = MoveOrder(self._policy.victims(builder.now))
+        if self._take(builder, wanted):
+            return True
+        for victim in self._preempted.victims():
+            if self._transfers.force(builder, victim.move, max(wanted, victim.together)).freed:
                 return True
-        for moves in self._preempted.victims():
-            freed = False
-            for move in moves:
-                if move.action is Action.SWAP:
-                    builder.link_tokens = max(builder.link_tokens, self._kv.page_size)
-                freed |= self._transfers.move(builder, move)
-            if freed:
-                return True
-        return self._kv.evict_paused()
+        return self._kv.evict_paused(wanted) > 0
+
+    def _take(self, builder: PlanBuilder, wanted: int) -> int:
+        """Take up to `wanted` slots by what is left of the policy's order; returns how many."""
+        freed = 0
+        for move in builder.victims:
+            slots, rest = self._transfers.move(builder, move, wanted - freed)
+            freed += slots
+            if freed >= wanted:
+                if rest:
+                    builder.victims.put_back(move._replace(pages=rest))
+                break
+        return freed

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
 from jinfercept.errors import ConfigError, PluginError, describe_failure, shown
-from jinfercept.kv.page import Page
+from jinfercept.kv.context import bounds
 from jinfercept.sched.conformance import YIELDED_MOVES, num_arguments
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.order import Order
@@ -38,8 +38,8 @@ class GuardedPolicy(Policy):
         name: of the policy, for errors.
 
     Raises:
-        PluginError: from any method: the policy raised, or answered what is no move of a page of that sequence, or the same
-            move twice, in one order.
+        PluginError: from any method: the policy raised, or answered what is no move of pages of that sequence, or the same
+            move of a page twice, in one order.
     """
 
     def __init__(self, policy: Policy, name: str) -> None:
@@ -71,7 +71,7 @@ class GuardedPolicy(Policy):
         if self._yields_moves:
             yields: Any = self._policy.moves
             for move in self._checked("moves", self._call("moves", yields, budget, now)):
-                mover.move(move.sequence, move.action, move.why, [move.page])
+                mover.move(move.sequence, move.action, move.why, move.pages)
             return
         answer: object = self._call("moves", self._policy.moves, budget, now, _GuardedMover(mover, self._call.plugin))
         if answer is not None:
@@ -112,13 +112,11 @@ class _GuardedMover(Mover):
     def __init__(self, mover: Mover, plugin: str) -> None:
         self._mover, self._plugin, self._check = mover, plugin, _MoveCheck(_ALLOWED["moves"])
 
-    def move(self, sequence: Sequence, action: Action, why: str, pages: Iterable[Page] | None = None) -> bool:
-        named = pages if pages is None else list(pages)
-        for page in (Page(),) if named is None else named:
-            problem = self._check(Move(sequence, page, action, why), whole=named is None)
-            if problem:
-                raise PluginError(self._plugin, f"moves {problem} in moves")
-        return self._mover.move(sequence, action, why, named)
+    def move(self, sequence: Sequence, action: Action, why: str, pages: range | None = None) -> bool:
+        problem = self._check(Move(sequence, range(0) if pages is None else pages, action, why))
+        if problem:
+            raise PluginError(self._plugin, f"moves {problem} in moves")
+        return self._mover.move(sequence, action, why, pages)
 
 
 @final
@@ -127,38 +125,32 @@ class _MoveCheck:
 
     def __init__(self, allowed: frozenset[Action]) -> None:
         self._allowed = allowed
-        self._offered = set[tuple[str, int, Action]]()
-        self._pages: dict[str, dict[int, int]] = {}  # places of a sequence's pages, by the page's identity
+        self._offered: dict[tuple[str, Action], list[range]] = {}
 
-    def __call__(self, move: object, *, whole: bool = False) -> str:
-        """What is wrong with a move.
-
-        Args:
-            whole: it is one of all pages of its sequence.
-        """
-        if not isinstance(move, Move) or not isinstance(move.sequence, Sequence) or not isinstance(move.page, Page):
-            return f"{move!r:.80}, which is no Move of a page of a sequence,"
-        sequence, page, action, _ = move
+    def __call__(self, move: object) -> str:
+        """What is wrong with a move."""
+        if not isinstance(move, Move) or not isinstance(move.sequence, Sequence):
+            return f"{move!r:.80}, which is no Move of pages of a sequence,"
+        sequence, pages, action, _ = move
+        if not isinstance(pages, range) or pages.step not in (1, -1):  # pyright: ignore[reportUnnecessaryIsInstance] # a user's
+            return (
+                f"{pages!r:.80} as pages of request {sequence.id}; a move names them by a range of their indexes, such as "
+                "`sequence.context.tail_first`,"
+            )
         if action not in self._allowed:
             return f"{action!s:.80} for request {sequence.id}, which is none of {', '.join(self._names())},"
-        if whole:
-            return ""
-        place = self._place(sequence, page)
-        if place is None:
-            return f"a page that is not one of request {sequence.id}, which is {sequence.state.value},"
-        key = (sequence.id, id(page), action)
-        if key in self._offered:
-            return f"{action} of page {place} of request {sequence.id} twice in one order"
-        self._offered.add(key)
+        first, end = bounds(pages)
+        if first < 0 or end > sequence.context.num_pages:
+            return (
+                f"{pages} as pages of request {sequence.id}, which is {sequence.state.value} and has "
+                f"{sequence.context.num_pages},"
+            )
+        offered = self._offered.setdefault((sequence.id, action), [])
+        for other in offered:
+            if first < other.stop and other.start < end:
+                return f"{action} of page {max(first, other.start)} of request {sequence.id} twice in one order"
+        offered.append(range(first, end))
         return ""
-
-    def _place(self, sequence: Sequence, page: Page) -> int | None:
-        """The page's index in the context; contexts may change while an order is read."""
-        places = self._pages.get(sequence.id, {})
-        if id(page) not in places:
-            places = {id(own): index for index, own in enumerate(sequence.context.pages)}
-            self._pages[sequence.id] = places
-        return places.get(id(page))
 
     def _names(self) -> list[str]:
         return [str(action) for action in Action if action in self._allowed]

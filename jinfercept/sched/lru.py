@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import final
 
-from jinfercept.kv.page import Residency
 from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy, longest_paused
 from jinfercept.sched.sequence import Sequence, State
 
@@ -39,29 +38,26 @@ class LeastRecentlyUsed(Policy):
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         """Write through: paused contexts in the order of pausing, then the pages of running ones as they fill."""
         for sequence in list(self._dirty.values()):
-            dirty = (page for page in sequence.context.pages if page.residency is Residency.DIRTY and not page.refs)
-            if not mover.copy(sequence, "write-through", dirty):
+            if not mover.copy(sequence, "write-through"):
                 return  # the link or the host is full
             del self._dirty[sequence.id]
         for sequence in list(self._running.values()):
             if sequence.state is not State.RUNNING:
                 self._leave(sequence)
                 continue
-            pages = sequence.context.pages
-            for index in range(self._written.get(sequence.id, 0), len(pages) - 1):
-                if not mover.copy(sequence, "write-through", [pages[index]]):
-                    break  # it is not full yet, or the link or the host is
-                self._written[sequence.id] = index + 1
+            pages = range(self._written.get(sequence.id, 0), sequence.context.num_pages - 1)
+            if pages:
+                mover.copy(sequence, "write-through", pages)  # the last ones may not be full yet
+                unwritten = [run.start for run in sequence.context.runs(pages) if not run.residency.on_host]
+                self._written[sequence.id] = unwritten[0] if unwritten else pages.stop
 
     def victims(self, now: float) -> Iterator[Move]:
+        action = Action.SWAP if self._writes_through else Action.DROP
         for sequence in list(self._resident.values()):
-            resident = False
-            for page in reversed(sequence.context.pages):
-                if page.device is not None:
-                    action = Action.SWAP if self._writes_through else Action.DROP
-                    yield Move(sequence, page, action, "least recently used")
-                    resident |= page.device is not None
-            if not resident:
+            for run in reversed(sequence.context.runs()):
+                if run.residency.on_device:
+                    yield Move(sequence, run.pages[::-1], action, "least recently used")
+            if not any(run.residency.on_device for run in sequence.context.runs()):
                 self._resident.pop(sequence.id, None)
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:

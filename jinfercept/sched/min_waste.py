@@ -109,14 +109,14 @@ class MinWaste(Policy):
         for verdict in verdicts:
             sequence = verdict.sequence
             if verdict.least > 0:
-                for page in sequence.context.pages:
-                    if link_tokens < self._page_size:
-                        break
-                    if page.device is None or page.refs:
-                        continue
-                    link_tokens -= self._page_size
-                    if mover.copy(sequence, "swap within the budget", [page]):
-                        mover.drop(sequence, "swapped", [page])
+                for run in sequence.context.runs():
+                    pages = run.pages[: max(0, link_tokens) // self._page_size] if run.evictable else range(0)
+                    if pages:
+                        link_tokens -= len(pages) * self._page_size
+                        mover.copy(sequence, "swap within the budget", pages)
+                        for copied in sequence.context.runs(pages):
+                            if copied.residency.on_host:
+                                mover.drop(sequence, "swapped", copied.pages)
             ahead += _resident_tokens(sequence)
             if now > sequence.paused_s and not self._keep(self._until_saved(verdict, ahead)):
                 mover.drop(sequence, "discard is cheaper")
@@ -126,8 +126,7 @@ class MinWaste(Policy):
         returned = [sequence for sequence in self._paused.values() if sequence.state is not State.INTERCEPTED]
         returned.sort(key=lambda sequence: -sequence.order)
         for sequence in (*(verdict.sequence for verdict in verdicts), *returned):
-            for page in reversed(sequence.context.pages):
-                yield Move(sequence, page, Action.DROP, "a slot is needed")
+            yield Move(sequence, sequence.context.tail_first, Action.DROP, "a slot is needed")
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
         return longest_paused(list(self._hosted.values()), sequence)
@@ -144,13 +143,13 @@ class MinWaste(Policy):
         chunk = chunk_tokens(self._saturation, self._last.running_queries, self._page_size)
         verdicts = []
         for sequence in list(self._paused.values()):
-            resident = [page for page in sequence.context.pages if page.device is not None]
+            resident = [run for run in sequence.context.runs() if run.residency.on_device]
             if not resident:
                 del self._paused[sequence.id]  # it wastes nothing until it runs again
                 continue
             if sequence.state is not State.INTERCEPTED:
                 continue
-            tokens = sum([page.filled for page in resident if page.evictable_refs == 1 and not page.refs])
+            tokens = sum([run.num_tokens for run in resident if not run.shared])
             age_s = now - sequence.paused_s
             rest_s = remaining_s(self._estimator, sequence, age_s)
             discard = chunked_discard_waste(tokens, self._last.running_context, chunk, self._forward_s)
@@ -160,4 +159,4 @@ class MinWaste(Policy):
 
 def _resident_tokens(sequence: Sequence) -> int:
     """Tokens of a paused context that are on the device still."""
-    return sum([page.filled for page in sequence.context.pages if not page.refs])
+    return sum([run.num_tokens for run in sequence.context.runs() if run.evictable])

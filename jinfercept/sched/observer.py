@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from jinfercept.kv.context import PageRun
 from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence
 
@@ -13,12 +14,13 @@ class Observer(Protocol):
         """The sequence's state has changed; `sequence.preemptions` tells a preemption from a return."""
         ...
 
-    def moved(self, move: Move, copied_tokens: int, freed: bool) -> None:
-        """A policy's move was executed, as far as the page allowed.
+    def moved(self, move: Move, run: PageRun, copied_tokens: int, freed: int) -> None:
+        """A policy's move was executed, as far as the pages allowed.
 
         Args:
-            move: the page, its sequence, and the reason.
-            copied_tokens: tokens that the link moves to the host for it.
-            freed: whether the page's device slot is free now.
+            move: the pages, which are alike, their sequence, and the reason.
+            run: the same pages as they were before.
+            copied_tokens: tokens that the link moves to the host for them.
+            freed: how many of their device slots are free now.
         """
         ...

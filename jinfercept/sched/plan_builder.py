@@ -3,12 +3,39 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 from jinfercept.kv.page import PageCopy
 from jinfercept.sched.plan import FROM_DRAFT_MODEL, Chunk, StepPlan
 from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence
+
+
+@final
+class MoveOrder:
+    """A policy's order of eviction, as far as it was not used up. Empty by default."""
+
+    __slots__ = ("_moves", "_rest")
+
+    def __init__(self, moves: Iterable[Move] = ()) -> None:
+        self._moves, self._rest = iter(moves), list[Move]()
+
+    def put_back(self, move: Move) -> None:
+        """The move is not executed to its end: it comes next again."""
+        self._rest.append(move)
+
+    def __iter__(self) -> Iterator[Move]:
+        return self
+
+    def __next__(self) -> Move:
+        return self._rest.pop() if self._rest else next(self._moves)
+
+
+class HostVictims(NamedTuple):
+    """The order of eviction from the host for copies of a sequence."""
+
+    sequence: Sequence
+    order: MoveOrder
 
 
 @dataclass(slots=True)
@@ -26,8 +53,8 @@ class PlanBuilder:
         chunks: the query tokens, with their sequences.
         recomputing: sequences with a chunk that was computed before, at least in part.
         recomputed: how many query tokens that were.
-        victims: the policy's order of eviction from the device, as far as it was not used up.
-        host_victims: a sequence, and the order of eviction from the host for its copies, likewise.
+        victims: the policy's order of eviction from the device.
+        host_victims: that from the host, for the sequence whose copies needed slots last.
         drafted: query tokens that are drafts.
         offloading: whose page was offloaded last.
     """
@@ -44,16 +71,17 @@ class PlanBuilder:
     fetch: list[PageCopy] = field(default_factory=list)
     recomputing: list[Sequence] = field(default_factory=list)
     recomputed: int = 0
-    victims: Iterator[Move] | None = None
-    host_victims: tuple[Sequence, Iterator[Move]] | None = None
+    victims: MoveOrder = field(default_factory=MoveOrder)
+    host_victims: HostVictims | None = None
     drafted: int = 0
     offloading: Sequence | None = None
 
-    def add_offload(self, sequence: Sequence, copy: PageCopy) -> None:
-        """Offload a page of a sequence; pages of one sequence in a row are of one context."""
-        before = self.offload[-1].context if self.offload else 0
-        self.offload.append(copy._replace(context=before + (sequence is not self.offloading)))
-        self.offloading = sequence
+    def add_offload(self, sequence: Sequence, copies: list[PageCopy]) -> None:
+        """Offload pages of a sequence; pages of one sequence in a row are of one context."""
+        if copies:
+            number = (self.offload[-1].context if self.offload else 0) + (sequence is not self.offloading)
+            self.offload += [copy._replace(context=number) for copy in copies]
+            self.offloading = sequence
 
     def build(self, number: int, bucket: int, drop: tuple[int, ...]) -> "PlannedStep":
         """The plan, decoding chunks first.

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple, Protocol, final
 
-from jinfercept.kv.page import Occupancy, Page, Residency
+from jinfercept.kv.page import Occupancy, Residency
 from jinfercept.sched.sequence import Sequence, State
 
 
 class Action(Enum):
-    """What happens to one page."""
+    """What happens to a page."""
 
     COPY = "copy"
     DROP = "drop from the device"
@@ -25,10 +25,16 @@ class Action(Enum):
 
 
 class Move(NamedTuple):
-    """An action for one page of a paused request, and its reason, in a few words."""
+    """An action for pages of a paused request.
+
+    Attributes:
+        pages: consecutive indexes of pages of the context, in the order in which they go: tail first is
+            `context.tail_first`, head first `range(0, context.num_pages)`.
+        why: the reason, in a few words.
+    """
 
     sequence: Sequence
-    page: Page
+    pages: range
     action: Action
     why: str
 
@@ -54,32 +60,36 @@ class Budget(NamedTuple):
 class Mover(Protocol):
     """Moves pages of contexts within the plan that is being made, and answers whether it could.
 
-    Every method takes a sequence, a reason in a few words, and the pages to move, in this order; without them, all pages of
-    the sequence, first token first. A page stays where it is if it is in use or in flight, or if another context needs it.
+    Every method takes a sequence, a reason in a few words, and the indexes of the pages to move, in this order; without them,
+    all pages of the sequence, first token first. A page stays where it is if it is in use or in flight, or if another context
+    needs it.
     """
 
     @abstractmethod
-    def move(self, sequence: Sequence, action: Action, why: str, pages: Iterable[Page] | None = None) -> bool:
+    def move(self, sequence: Sequence, action: Action, why: str, pages: range | None = None) -> bool:
         """Move pages at once; True if all of them are where the action brings them."""
         ...
 
-    def copy(self, sequence: Sequence, why: str, pages: Iterable[Page] | None = None) -> bool:
-        """Copy pages to the host; the first that is refused ends it. False: the link or the host is full, or a page not yet."""
+    def copy(self, sequence: Sequence, why: str, pages: range | None = None) -> bool:
+        """Copy the pages that have no host copy; the first that is refused ends it.
+
+        False: the link or the host is full, or a page is not to be copied yet.
+        """
         return self.move(sequence, Action.COPY, why, pages)
 
-    def drop(self, sequence: Sequence, why: str, pages: Iterable[Page] | None = None) -> bool:
+    def drop(self, sequence: Sequence, why: str, pages: range | None = None) -> bool:
         """Drop pages from the device, whether they have a host copy or not."""
         return self.move(sequence, Action.DROP, why, pages)
 
-    def swap(self, sequence: Sequence, why: str, pages: Iterable[Page] | None = None) -> bool:
+    def swap(self, sequence: Sequence, why: str, pages: range | None = None) -> bool:
         """Copy pages to the host, as far as the link and the host have room, and drop them from the device."""
         return self.move(sequence, Action.SWAP, why, pages)
 
-    def lose(self, sequence: Sequence, why: str, pages: Iterable[Page] | None = None) -> bool:
+    def lose(self, sequence: Sequence, why: str, pages: range | None = None) -> bool:
         """Drop pages from both places."""
         return self.move(sequence, Action.LOSE, why, pages)
 
-    def uncopy(self, sequence: Sequence, why: str, pages: Iterable[Page] | None = None) -> bool:
+    def uncopy(self, sequence: Sequence, why: str, pages: range | None = None) -> bool:
         """Drop host copies."""
         return self.move(sequence, Action.UNCOPY, why, pages)
 
@@ -130,8 +140,8 @@ class Policy(Protocol):
         """Evictions from the device (`DROP`, `SWAP` or `LOSE`), in order, while a slot is needed.
 
         Must offer every page of every paused sequence in the end, and none twice; pages that contexts share may be left out:
-        the scheduler takes their slots last. The iterator is read as far as slots are needed, perhaps at
-        several times while one plan is made.
+        the scheduler takes their slots last. The iterator is read as far as slots are needed, perhaps at several times while
+        one plan is made; of the last move's pages, those are taken whose slots are needed.
         """
         ...
 
@@ -163,9 +173,9 @@ def longest_paused(paused: Iterable[Sequence], sequence: Sequence) -> Iterator[M
     """Host copies of intercepted contexts other than the sequence's, longest paused first, tail first."""
     others = [other for other in paused if other.state is State.INTERCEPTED and other is not sequence]
     for other in sorted(others, key=lambda other: other.paused_s):
-        for page in reversed(other.context.pages):
-            if page.host is not None:
-                yield Move(other, page, Action.UNCOPY, "the host is full")
+        for run in reversed(other.context.runs()):
+            if run.residency.on_host:
+                yield Move(other, run.pages[::-1], Action.UNCOPY, "the host is full")
 
 
 class PausedSequences:
@@ -194,22 +204,22 @@ class PausedSequences:
         return iter(list(self._all.values()))
 
     def youngest_first(self, action: Action, why: str) -> Iterator[Move]:
-        """A move for every page, youngest sequence first, tail first."""
+        """Moves of all pages, youngest sequence first, tail first."""
         for sequence in sorted(self._all.values(), key=lambda sequence: -sequence.order):
-            for page in reversed(sequence.context.pages):
-                yield Move(sequence, page, action, why)
+            yield Move(sequence, sequence.context.tail_first, action, why)
 
 
-Placement = Callable[[Sequence, int], Residency]
-"""The residency wanted for page `index` of a sequence that has just paused, as far as the pools allow."""
+Placement = Callable[[Sequence], list[tuple[range, Residency]]]
+"""The residencies wanted for the pages of a sequence that has just paused, as far as the pools allow. DIRTY leaves them as
+they are."""
 
 
 @final
 class AtPause(Policy):
-    """Decides the residency of each page once, when its request pauses.
+    """Decides the residency of pages once, when their request pauses.
 
     Args:
-        placement: the residency wanted; DIRTY leaves a page as it is.
+        placement: the residencies wanted.
         evict: action for a paused page whose slot is needed: `SWAP` or `LOSE`.
         requeues_at_tail, protects_paused, synchronous: see `Policy`.
     """
@@ -229,11 +239,11 @@ class AtPause(Policy):
         self._placement = placement
         self._evict = evict
         self._paused = PausedSequences()
-        self._places: dict[str, list[Residency]] = {}
+        self._places: dict[str, list[tuple[range, Residency]]] = {}
 
     def pause(self, sequence: Sequence, now: float) -> None:
         self._paused.add(sequence)
-        self._places[sequence.id] = [self._placement(sequence, index) for index in range(len(sequence.context.pages))]
+        self._places[sequence.id] = self._placement(sequence)
 
     def resume(self, sequence: Sequence, now: float) -> None:
         self._paused.remove(sequence)
@@ -241,10 +251,10 @@ class AtPause(Policy):
 
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         for sequence in self._paused.take_fresh():  # it may have returned since it paused
-            for page, place in zip(sequence.context.pages, self._places[sequence.id], strict=False):
+            for pages, place in self._places[sequence.id]:
                 action = _ACTIONS.get(place)
                 if action is not None:
-                    mover.move(sequence, action, "paused", [page])
+                    mover.move(sequence, action, "paused", pages)
 
     def victims(self, now: float) -> Iterator[Move]:
         return self._paused.youngest_first(self._evict, "a slot is needed")
@@ -256,18 +266,22 @@ class AtPause(Policy):
 _ACTIONS = {Residency.CLEAN: Action.COPY, Residency.HOST: Action.SWAP, Residency.MISSING: Action.LOSE}
 
 
-def _keep_intercepted(sequence: Sequence, index: int) -> Residency:
-    return Residency.DIRTY if sequence.state is State.INTERCEPTED else Residency.MISSING
+def _all_at(residency: Residency) -> Placement:
+    return lambda sequence: [(range(sequence.context.num_pages), residency)]
+
+
+def _keep_intercepted(sequence: Sequence) -> list[tuple[range, Residency]]:
+    return [] if sequence.state is State.INTERCEPTED else _all_at(Residency.MISSING)(sequence)
 
 
 def discard() -> Policy:
     """Drop every paused context at once and requeue it at the tail, as vLLM did when InferCept was written."""
-    return AtPause(lambda sequence, index: Residency.MISSING, evict=Action.LOSE, requeues_at_tail=True)
+    return AtPause(_all_at(Residency.MISSING), evict=Action.LOSE, requeues_at_tail=True)
 
 
 def improved_discard() -> Policy:
     """Drop every paused context at once, but keep the request's place by original arrival (InferCept §3.2)."""
-    return AtPause(lambda sequence, index: Residency.MISSING, evict=Action.LOSE)
+    return AtPause(_all_at(Residency.MISSING), evict=Action.LOSE)
 
 
 def preserve() -> Policy:
@@ -277,4 +291,4 @@ def preserve() -> Policy:
 
 def swap() -> Policy:
     """Move every paused context to the host at once, and back when it runs again; steps wait for it (InferCept §3.2)."""
-    return AtPause(lambda sequence, index: Residency.HOST, evict=Action.SWAP, synchronous=True)
+    return AtPause(_all_at(Residency.HOST), evict=Action.SWAP, synchronous=True)

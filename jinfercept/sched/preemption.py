@@ -1,7 +1,6 @@
 """What becomes of the pages of preempted sequences: how a context is lost, and which page is next. Evicts nothing itself."""
 
 from collections.abc import Iterator
-from itertools import batched, chain
 from typing import Literal, NamedTuple, final
 
 from jinfercept.sched.cost import CostModel
@@ -43,12 +42,12 @@ def pages_per_copy(cost: CostModel, page_size: int) -> int:
 
 
 class _Preempted(NamedTuple):
-    """A sequence since one of its preemptions, and the evictions that were not proposed yet, in groups."""
+    """A sequence since one of its preemptions, and how its pages are lost."""
 
     sequence: Sequence
     preemptions: int
     paused_s: float
-    moves: Iterator[tuple[Move, ...]]
+    action: Action
 
     @property
     def waits(self) -> bool:
@@ -58,9 +57,16 @@ class _Preempted(NamedTuple):
         return sequence.state is State.WAITING and same
 
 
+class PreemptedVictim(NamedTuple):
+    """An eviction of a preempted sequence's pages, and how many of them leave together at least."""
+
+    move: Move
+    together: int
+
+
 @final
 class PreemptedSequences:
-    """The preempted sequences whose pages are lost one by one, as slots are needed.
+    """The preempted sequences whose pages are lost as slots are needed.
 
     Args:
         how: what becomes of a preempted sequence's pages; only with "auto" are sequences added.
@@ -83,19 +89,15 @@ class PreemptedSequences:
         action = Action.LOSE
         if self._has_host:
             action = cheaper(self._cost, sequence.context.ready, self._chunk_tokens)
-        together = pages_per_copy(self._cost, self._page_size) if action is Action.SWAP else 1
-        moves = batched(_tail_first(sequence, action), together)
-        preempted = _Preempted(sequence, sequence.preemptions, sequence.paused_s, moves)
+        preempted = _Preempted(sequence, sequence.preemptions, sequence.paused_s, action)
         self._waiting = [other for other in self._waiting if other.waits and other.sequence is not sequence]
         self._waiting.append(preempted)
         self._waiting.sort(key=lambda preempted: -preempted.sequence.order)
 
-    def victims(self) -> Iterator[tuple[Move, ...]]:
-        """Evictions that were not proposed before, in groups that go together: youngest sequence first, tail first."""
-        return chain.from_iterable(preempted.moves for preempted in self._waiting if preempted.waits)
-
-
-def _tail_first(sequence: Sequence, action: Action) -> Iterator[Move]:
-    for page in reversed(sequence.context.pages):
-        if page.device is not None and not page.refs:
-            yield Move(sequence, page, action, "preempted")
+    def victims(self) -> Iterator[PreemptedVictim]:
+        """Evictions of the preempted sequences, the youngest first, tail first."""
+        for preempted in self._waiting:
+            if preempted.waits:
+                sequence, action = preempted.sequence, preempted.action
+                together = pages_per_copy(self._cost, self._page_size) if action is Action.SWAP else 1
+                yield PreemptedVictim(Move(sequence, sequence.context.tail_first, action, "preempted"), together)

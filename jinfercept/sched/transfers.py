@@ -1,14 +1,21 @@
 """Adds page transfers to a plan, as far as the page, the link and the pools allow, and counts them. Chooses no page."""
 
-from collections.abc import Iterable
-from typing import final
+from typing import NamedTuple, final
 
+from jinfercept.kv.context import PageRun, bounds
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.page import Page, Residency
+from jinfercept.kv.page import Residency
 from jinfercept.sched.observer import Observer
-from jinfercept.sched.plan_builder import PlanBuilder, SchedulerCounters
+from jinfercept.sched.plan_builder import HostVictims, MoveOrder, PlanBuilder, SchedulerCounters
 from jinfercept.sched.policy import Action, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence
+
+
+class MovedSlots(NamedTuple):
+    """Device slots that a move has freed, and its pages that were not come to."""
+
+    freed: int
+    rest: range
 
 
 @final
@@ -45,61 +52,110 @@ class Transfers:
         self._counters.copy_in(sequence, num_tokens)
         return len(copies)
 
-    def move(self, builder: PlanBuilder, move: Move) -> bool:
-        """Execute a policy's move as far as the page allows; True if its device slot is free now.
+    def move(self, builder: PlanBuilder, move: Move, most: int | None = None) -> "MovedSlots":
+        """Execute a policy's move, page by page, as far as the pages allow. A full plan swaps no dirty page: it stays.
 
-        A full plan swaps no dirty page: the page stays on the device for a later plan.
+        Args:
+            most: device slots that are needed: the move ends when so many are free; None: no end.
         """
-        kv, page, action = self._kv, move.page, move.action
-        if action is Action.SWAP and self._is_full(builder) and kv.can_copy_out(page):
-            return False
-        copies = action is Action.COPY or (action is Action.SWAP and not page.refs)
-        copied, freed = self._offload(builder, move) if copies else 0, False
-        if action is not Action.COPY:
-            freed = kv.drop(page, device=action is not Action.UNCOPY, host=action in (Action.LOSE, Action.UNCOPY))
-        if self._observer is not None and (copied or freed):
-            self._observer.moved(move, copied, freed)
-        return freed
+        freed = done = 0
+        for run in move.sequence.context.runs(move.pages):
+            pages = run.pages[:: move.pages.step]
+            if most is not None and run.evictable:
+                pages = pages[: most - freed]
+            freed += self._move_alike(builder, move._replace(pages=pages), run)
+            done += len(pages)
+            if most is not None and freed >= most:
+                break
+        return MovedSlots(freed, move.pages[done:])
 
     def force_out(self, builder: PlanBuilder, sequence: Sequence, action: Action) -> None:
         """Lose or swap every page that only this sequence refers to, whatever the link has left."""
-        for page in reversed(sequence.context.pages):
-            if page.evictable_refs == 1 and not page.refs:
-                if action is Action.SWAP:
-                    builder.link_tokens = max(builder.link_tokens, self._kv.page_size)
-                self.move(builder, Move(sequence, page, action, "preempted"))
+        for run in reversed(sequence.context.runs()):
+            if not run.shared:
+                self.force(builder, Move(sequence, run.pages[::-1], action, "preempted"))
 
-    def _offload(self, builder: PlanBuilder, move: Move) -> int:
-        """Offload the page of a move, if possible; returns the tokens that the link moves for it."""
-        page, kv = move.page, self._kv
-        if not self.room(builder) or not kv.can_copy_out(page):
+    def force(self, builder: PlanBuilder, move: Move, most: int | None = None) -> "MovedSlots":
+        """Execute a move whatever the link has left; see `move`."""
+        if move.action is Action.SWAP:
+            num_pages = len(move.pages) if most is None else min(most, len(move.pages))
+            builder.link_tokens = max(builder.link_tokens, num_pages * self._kv.page_size)
+        return self.move(builder, move, most)
+
+    def _move_alike(self, builder: PlanBuilder, move: Move, run: PageRun) -> int:
+        """Execute a move of pages of one run; returns the device slots that are free now."""
+        pages, action = move.pages, move.action
+        if run.residency is not Residency.DIRTY or not (
+            action is Action.COPY or (action is Action.SWAP and run.evictable)
+        ):
+            return self._drop(move, run) if action is not Action.COPY else 0
+        num_copied = self._offload(builder, move, run)
+        freed = 0
+        if action is Action.SWAP:
+            freed = self._drop(move._replace(pages=pages[:num_copied]), run, copied=True)
+            if num_copied < len(pages) and not self._is_full(builder):
+                freed += self._drop(move._replace(pages=pages[num_copied:]), run)
+        elif num_copied:
+            self._observe(move._replace(pages=pages[:num_copied]), run, copied=True, freed=0)
+        return freed
+
+    def _drop(self, move: Move, run: PageRun, *, copied: bool = False) -> int:
+        action, context = move.action, move.sequence.context
+        if not move.pages:
             return 0
-        if not kv.num_host_free and not self._free_host(builder, move.sequence):
-            return 0
-        copy = kv.copy_out(page)
-        assert copy is not None
-        builder.add_offload(move.sequence, copy)
-        builder.link_tokens -= self._kv.page_size
-        self._counters.copy_out(move.sequence, page.filled)
-        return page.filled
+        freed = self._kv.drop(
+            context,
+            move.pages,
+            device=action is not Action.UNCOPY,
+            host=action is Action.LOSE or action is Action.UNCOPY,
+        )
+        if copied or freed:
+            self._observe(move, run, copied=copied, freed=freed)
+        return freed
+
+    def _observe(self, move: Move, run: PageRun, *, copied: bool, freed: int) -> None:
+        """Tell the observer of a move.
+
+        Args:
+            run: that the pages were part of, as it was before.
+        """
+        if self._observer is not None:
+            behind = run.start + run.num_pages - bounds(move.pages)[1]  # all but the last page of a context are full
+            lacking = run.num_pages * self._kv.page_size - run.num_tokens if not behind else 0
+            num_tokens = len(move.pages) * self._kv.page_size - lacking
+            part = run._replace(start=min(move.pages), num_pages=len(move.pages), num_tokens=num_tokens)
+            self._observer.moved(move, part, num_tokens if copied else 0, freed)
+
+    def _offload(self, builder: PlanBuilder, move: Move, run: PageRun) -> int:
+        """Offload the first pages of a move, as many as possible; returns how many."""
+        kv, wanted = self._kv, min(len(move.pages), self.room(builder))
+        if wanted and kv.num_host_free < wanted:
+            self._free_host(builder, move.sequence, wanted)
+        copies, num_tokens = kv.copy_out(move.sequence.context, move.pages, min(wanted, kv.num_host_free))
+        builder.add_offload(move.sequence, copies)
+        builder.link_tokens -= len(copies) * kv.page_size
+        self._counters.copy_out(move.sequence, num_tokens)
+        return len(copies)
 
     def _is_full(self, builder: PlanBuilder) -> bool:
         most = self._kv.most_moved_pages
         return most is not None and len(builder.fetch) + len(builder.offload) >= most
 
-    def _free_host(self, builder: PlanBuilder, sequence: Sequence) -> bool:
-        """Make sure that a host slot is free for the sequence's copies; False if the policy evicts no other copy for them."""
+    def _free_host(self, builder: PlanBuilder, sequence: Sequence, wanted: int) -> None:
+        """Free host slots for the sequence's copies, so many if the policy evicts as many other copies for them."""
         if not self._kv.has_host:
-            return False
-        if builder.host_victims is None or builder.host_victims[0] is not sequence:
-            builder.host_victims = sequence, self._policy.host_victims(sequence, builder.now)
-        for move in builder.host_victims[1]:
-            page = move.page
-            if not page.offloading and not page.refs and page.evictable_refs == 1:
-                self.move(builder, move)
-            if self._kv.num_host_free:
-                return True
-        return False
+            return
+        if builder.host_victims is None or builder.host_victims.sequence is not sequence:
+            moves = self._policy.host_victims(sequence, builder.now)
+            builder.host_victims = HostVictims(sequence, MoveOrder(moves))
+        for move in builder.host_victims.order:
+            for run in move.sequence.context.runs(move.pages):
+                if not run.shared and not run.in_flight and run.residency.on_host:
+                    pages = run.pages[:: move.pages.step][: wanted - self._kv.num_host_free]
+                    self._move_alike(builder, move._replace(pages=pages), run)
+                    if self._kv.num_host_free >= wanted:
+                        builder.host_victims.order.put_back(move)
+                        return
 
 
 @final
@@ -116,23 +172,23 @@ class PlanMover(Mover):
     def __init__(self, transfers: Transfers, builder: PlanBuilder) -> None:
         self._transfers, self._builder = transfers, builder
 
-    def copy(self, sequence: Sequence, why: str, pages: Iterable[Page] | None = None) -> bool:
-        if pages is None:
-            pages = (page for page in sequence.context.pages if page.residency is Residency.DIRTY)
-        transfers, builder = self._transfers, self._builder
-        for page in pages:
-            if page.host is None:
-                if transfers.room(builder):
-                    transfers.move(builder, Move(sequence, page, Action.COPY, why))
-                if page.host is None:
+    def copy(self, sequence: Sequence, why: str, pages: range | None = None) -> bool:
+        context = sequence.context
+        for run in context.runs(pages):
+            if run.residency is Residency.DIRTY:
+                wanted = run.pages[:: -1 if pages is not None and pages.step < 0 else 1]
+                self._transfers.move(self._builder, Move(sequence, wanted, Action.COPY, why))
+                if any(not left.residency.on_host for left in context.runs(wanted)):
                     return False
         return True
 
-    def move(self, sequence: Sequence, action: Action, why: str, pages: Iterable[Page] | None = None) -> bool:
+    def move(self, sequence: Sequence, action: Action, why: str, pages: range | None = None) -> bool:
         if action is Action.COPY:
             return self.copy(sequence, why, pages)
-        moved = True
-        for page in sequence.context.pages if pages is None else pages:
-            self._transfers.move(self._builder, Move(sequence, page, action, why))
-            moved = moved and (page.host if action is Action.UNCOPY else page.device) is None
-        return moved
+        context = sequence.context
+        if pages is None:
+            pages = range(context.num_pages)
+        self._transfers.move(self._builder, Move(sequence, pages, action, why))
+        if action is Action.UNCOPY:
+            return not any(run.residency.on_host for run in context.runs(pages))
+        return not any(run.residency.on_device for run in context.runs(pages))

@@ -122,9 +122,9 @@ class ChromeTrace:
         if track is None:
             return
         what = f"{move.action.value}: {move.why}"
-        track.done[what] = track.done.get(what, 0) + 1
+        track.done[what] = track.done.get(what, 0) + event.run.num_pages
         entry = self._moved.setdefault((track.number, what), {"pages": 0, "copied_tokens": 0, "freed_pages": 0})
-        entry["pages"] += 1
+        entry["pages"] += event.run.num_pages
         entry["copied_tokens"] += event.copied_tokens
         entry["freed_pages"] += event.freed
 

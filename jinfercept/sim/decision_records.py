@@ -142,23 +142,23 @@ class DecisionLog:
     def _move(self, event: Moved) -> None:
         move = event.move
         pause = self._pauses.get(move.sequence.id) or self._aside(move.sequence, event.number, event.at_s)
-        page, tokens = move.page, pause.tokens(move.page)
-        own = tokens if event.freed and page.refs + page.evictable_refs == 1 else 0
+        run = event.run
+        own = run.num_tokens if event.freed and not run.shared else 0
         key = (id(pause), move.action, move.why)
         decision = self._decisions.get(key)
         if decision is None:
             case = self._case(pause, move.sequence.context.own_tokens + own)
             pause.touch(case.at_s, case.context)
             decision = self._decisions[key] = Decision(pause, case, move.action, move.why)
-        decision.pages += 1
-        decision.tokens += tokens
+        decision.pages += run.num_pages
+        decision.tokens += run.num_tokens
         decision.copied += event.copied_tokens
         if event.freed:
             pause.lose(own)
-            if page.host is None:
-                decision.freed_dirty += tokens
+            if move.action is not Action.LOSE and (event.copied_tokens or run.residency.on_host):
+                decision.freed_clean += run.num_tokens
             else:
-                decision.freed_clean += tokens
+                decision.freed_dirty += run.num_tokens
 
     def _step(self, event: Stepped) -> None:
         """Pay for a step. With pipeline depth 1, the moves of the plan that was made meanwhile are counted here too."""
@@ -188,9 +188,7 @@ class DecisionLog:
 
     def _begin(self, sequence: Sequence, number: int, now: float, *, intercepted: bool) -> None:
         """A sequence was intercepted or preempted."""
-        pause = self._pauses[sequence.id] = PauseAccount(
-            sequence, number, intercepted=intercepted, now=now, page_size=self._page_size
-        )
+        pause = self._pauses[sequence.id] = PauseAccount(sequence, number, intercepted=intercepted, now=now)
         if intercepted:
             self.estimator.keep(call.key for call in sequence.calls)
             self._fresh.append(pause)
@@ -198,9 +196,7 @@ class DecisionLog:
     def _aside(self, sequence: Sequence, number: int, now: float) -> PauseAccount:
         """An account for moves of a context that runs, which is not paused."""
         if sequence.id not in self._running_moves:
-            self._running_moves[sequence.id] = PauseAccount(
-                sequence, number, intercepted=False, now=now, page_size=self._page_size
-            )
+            self._running_moves[sequence.id] = PauseAccount(sequence, number, intercepted=False, now=now)
         return self._running_moves[sequence.id]
 
     def _resume(self, pause: PauseAccount, now: float) -> None:

@@ -114,7 +114,6 @@ class WatchedOrder(Order):
 
 def _state_of(sequence: Sequence) -> dict[str, object]:
     """What an order can see of a sequence."""
-    pages = [(id(page), page.device, page.host, page.refs) for page in sequence.context.pages]
     counts = (sequence.pending, sequence.generated, sequence.max_tokens, sequence.place.overtaken, sequence.priority)
     return {
         "state": sequence.state,
@@ -122,7 +121,7 @@ def _state_of(sequence: Sequence) -> dict[str, object]:
         "tokens": len(sequence.tokens),
         "counts": counts,
         "calls": (sequence.calls, sequence.awaited),
-        "pages": pages,
+        "pages": sequence.context.runs(),
     }
 
 

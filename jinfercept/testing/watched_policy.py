@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import final
 
-from jinfercept.kv.page import Page
 from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence, State
 
@@ -39,9 +38,7 @@ class WatchedPolicy(Policy):
         self._known: dict[str, Sequence] = {}
         self._paused: dict[str, Sequence] = {}
         self._changes = 0
-        self._shared: dict[
-            int, Page
-        ] = {}  # pages that two contexts had, by identity; kept, so that no other page gets it
+        self._shared: dict[str, set[int]] = {}  # indexes of pages that several contexts had, by sequence
 
     def pause(self, sequence: Sequence, now: float) -> None:
         self._known[sequence.id] = self._paused[sequence.id] = sequence
@@ -61,6 +58,7 @@ class WatchedPolicy(Policy):
         self._unwritten("resume", lambda: self._policy.resume(sequence, now))
         if sequence.state is State.FINISHED:
             self._known.pop(sequence.id)
+            self._shared.pop(sequence.id, None)
 
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         self._changes += 1
@@ -70,20 +68,22 @@ class WatchedPolicy(Policy):
 
     def victims(self, now: float) -> Iterator[Move]:
         self._note_shared()
-        changes, offered = self._changes, set(self._shared)
+        changes = self._changes
+        offered = {name: set(indexes) for name, indexes in self._shared.items()}
         for move in self._unwritten_each("victims", lambda: self._policy.victims(now)):
-            offered.add(id(move.page))
+            offered.setdefault(move.sequence.id, set()).update(move.pages)
             yield move
         if changes != self._changes:
             return  # an order that was begun before the last pause need not know of it
         for sequence in self._paused.values():
-            for index, page in enumerate(sequence.context.pages):
-                if _can_be_evicted(page) and id(page) not in offered:
-                    doing = "waits for its calls" if sequence.state is State.INTERCEPTED else "waits to run"
-                    self._fail(
-                        f"keeps page {index} of request {sequence.id}, which {doing}: `victims` ends without it, while a "
-                        f"running request needs a slot; it must offer every page of every paused request in the end"
-                    )
+            evictable = [run.pages for run in sequence.context.runs() if run.evictable]
+            left = set[int]().union(*evictable) - offered.get(sequence.id, set())
+            if left:
+                doing = "waits for its calls" if sequence.state is State.INTERCEPTED else "waits to run"
+                self._fail(
+                    f"keeps page {min(left)} of request {sequence.id}, which {doing}: `victims` ends without it, while a "
+                    f"running request needs a slot; it must offer every page of every paused request in the end"
+                )
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
         return self._unwritten_each("host_victims", lambda: self._policy.host_victims(sequence, now))
@@ -96,8 +96,10 @@ class WatchedPolicy(Policy):
 
     def _note_shared(self) -> None:
         for sequence in self._paused.values():
-            shared = (page for page in sequence.context.pages if page.refs + page.evictable_refs > 1)
-            self._shared |= {id(page): page for page in shared}
+            shared = self._shared.setdefault(sequence.id, set())
+            for run in sequence.context.runs():
+                if run.shared:
+                    shared.update(run.pages)
 
     def states(self) -> "_States":
         """What the policy can see of every sequence."""
@@ -139,21 +141,15 @@ class _WatchedMover(Mover):
     def __init__(self, watch: WatchedPolicy, mover: Mover) -> None:
         self._watch, self._mover, self.before = watch, mover, watch.states()
 
-    def move(self, sequence: Sequence, action: Action, why: str, pages: Iterable[Page] | None = None) -> bool:
-        named = pages if pages is None else list(pages)
+    def move(self, sequence: Sequence, action: Action, why: str, pages: range | None = None) -> bool:
         self._watch.compare(self.before, "moves")
-        self._watch.num_moves += 1 if named is None else len(named)
-        moved = self._mover.move(sequence, action, why, named)
+        self._watch.num_moves += 1
+        moved = self._mover.move(sequence, action, why, pages)
         self.before = self._watch.states()
         return moved
 
 
 type _States = list[tuple[Sequence, tuple[object, ...]]]
-
-
-def _can_be_evicted(page: Page) -> bool:
-    """Whether the slot of a paused page can be taken now."""
-    return page.device is not None and not page.refs and not page.fetching
 
 
 _STATE = ("state", "order", "tokens", "counts of tokens", "calls", "pages")
@@ -167,8 +163,5 @@ def _state_of(sequence: Sequence) -> tuple[object, ...]:
         len(sequence.tokens),
         (sequence.pending, sequence.generated, sequence.max_tokens),
         (sequence.calls, sequence.awaited, sequence.paused_s),
-        [
-            (id(page), page.device, page.host, page.filled, page.host_filled, page.refs, page.evictable_refs)
-            for page in sequence.context.pages
-        ],
+        sequence.context.runs(),
     )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError, PluginError
+from jinfercept.kv.context import PageRun
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.guards import GuardedOrder
 from jinfercept.sched.memory_time import MemoryTime, TurnForecast, TurnHistory
@@ -76,7 +77,7 @@ class Overtakings:
         else:
             self._counts.pop(sequence.id, None)
 
-    def moved(self, move: Move, copied_tokens: int, freed: bool) -> None: ...
+    def moved(self, move: Move, run: PageRun, copied_tokens: int, freed: int) -> None: ...
 
 
 # -- what starts next --------------------------------------------------------------------------------------------------

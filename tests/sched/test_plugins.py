@@ -11,7 +11,7 @@ import pytest
 
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError, PluginError
-from jinfercept.kv.page import Page, Residency
+from jinfercept.kv.page import Residency
 from jinfercept.sched.copy_ahead import CopyAhead
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator
 from jinfercept.sched.estimators import make_estimator
@@ -45,8 +45,7 @@ class Keep(Policy):
 
     def victims(self, now):
         for sequence in list(self.paused.values()):
-            for page in reversed(sequence.context.pages):
-                yield Move(sequence, page, Action.DROP, "needed")
+            yield Move(sequence, sequence.context.tail_first, Action.DROP, "needed")
 
 
 class Lacking(Policy):
@@ -187,13 +186,24 @@ def test_nonsense_is_an_error_that_names_the_policy_and_the_method() -> None:
         guarded = GuardedPolicy(policy, "own.py:Answers")
     bench = SchedulerBench(guarded)
     sequence = bench.paused("a", 9)
-    page, told = sequence.context.pages[0], "the policy own.py:Answers answers"
-    drop = Move(sequence, page, Action.DROP, "why")
+    told = "the policy own.py:Answers answers"
+    drop, no_range = Move(sequence, range(2), Action.DROP, "why"), cast(Any, object())
     for wrong, says in (
-        ([5], f"{told} 5, which is no Move of a page of a sequence, in moves"),
-        ([drop._replace(page=Page())], f"{told} a page that is not one of request a, which is intercepted, in moves"),
+        ([5], f"{told} 5, which is no Move of pages of a sequence, in moves"),
+        ([drop._replace(pages=no_range)], f"{told} <object .* as pages of request a; a move names them by a range of "),
+        (
+            [drop._replace(pages=range(0, 4, 2))],
+            rf"{told} range\(0, 4, 2\) as pages of request a; a move names them by ",
+        ),
+        (
+            [drop._replace(pages=range(4))],
+            rf"{told} range\(0, 4\) as pages of request a, which is intercepted and has 3,",
+        ),
         ([drop._replace(action="drop")], f"{told} drop for request a, which is none of Action.COPY, "),
-        ([drop, drop], f"{told} Action.DROP of page 0 of request a twice in one order in moves"),
+        (
+            [drop, drop._replace(pages=range(2, 0, -1))],
+            f"{told} Action.DROP of page 1 of request a twice in one order in moves",
+        ),
         (None, "the policy own.py:Answers raises TypeError: 'NoneType' object is not iterable in moves"),
     ):
         policy.moved = wrong
@@ -225,13 +235,12 @@ def test_a_mover_answers_whether_all_pages_are_where_they_should_be() -> None:
     policy = Copies(lambda mover: None)
     bench = SchedulerBench(GuardedPolicy(policy, "Copies"), num_host_pages=2)
     sequence = bench.paused("a", 11)
-    pages = sequence.context.pages
     policy.answers.clear()
     for copy in (
-        lambda mover: mover.copy(sequence, "ahead", pages[:1]),
+        lambda mover: mover.copy(sequence, "ahead", range(1)),
         lambda mover: mover.copy(sequence, "ahead"),
-        lambda mover: mover.drop(sequence, "enough", pages[:2]),
-        lambda mover: mover.uncopy(sequence, "enough", pages[1:2]),
+        lambda mover: mover.drop(sequence, "enough", range(2)),
+        lambda mover: mover.uncopy(sequence, "enough", range(1, 2)),
     ):
         policy.copy = copy
         bench.step()
@@ -243,16 +252,22 @@ def test_nonsense_through_a_mover_is_an_error_that_names_the_policy_and_the_meth
     policy = Copies(lambda mover: None)
     bench = SchedulerBench(GuardedPolicy(policy, "Copies"))
     sequence = bench.paused("a", 9)
-    page, nothing = sequence.context.pages[0], cast(Any, None)
+    nothing = cast(Any, None)
     for wrong, says in (
         (
             lambda mover: mover.copy(nothing, "why"),
-            "moves Move.sequence=None, .* which is no Move of a page of a sequence",
+            "moves Move.sequence=None, .* which is no Move of pages of a sequence",
         ),
-        (lambda mover: mover.copy(sequence, "why", [Page()]), "moves a page that is not one of request a"),
+        (
+            lambda mover: mover.copy(sequence, "why", range(9)),
+            r"moves range\(0, 9\) as pages of request a, which is intercepted",
+        ),
         (lambda mover: mover.move(sequence, "copy", "why"), "moves copy for request a, which is none of Action.COPY"),
-        (lambda mover: mover.copy(sequence, "why", [page, page]), "moves Action.COPY of page 0 of request a twice"),
-        (lambda mover: mover.copy(sequence, "why", 5), "raises TypeError: 'int' object is not iterable in moves"),
+        (
+            lambda mover: [mover.copy(sequence, "why", range(1)) for _ in range(2)],
+            "moves Action.COPY of page 0 of request a twice",
+        ),
+        (lambda mover: mover.copy(sequence, "why", 5), "moves 5 as pages of request a; a move names them by a range "),
     ):
         policy.copy = cast(Any, wrong)
         with pytest.raises(PluginError, match=f"the policy Copies {says}"):

@@ -60,7 +60,7 @@ class Desk:
 
 
 def residencies(sequence: Sequence) -> list[Residency]:
-    return [page.residency for page in sequence.context.pages]
+    return [run.residency for run in sequence.context.runs() for _ in run.pages]
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def names(sequences: Iterable[Sequence]) -> list[str]:
 
 
 def residencies(sequence: Sequence) -> list[Residency]:
-    return [page.residency for page in sequence.context.pages]
+    return [run.residency for run in sequence.context.runs() for _ in run.pages]
 
 
 @final
@@ -144,13 +144,12 @@ class CopyEverything(Policy):
 
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         for sequence in self.paused.values():
-            for page in sequence.context.pages:
-                mover.copy(sequence, "ahead", [page])
+            for run in sequence.context.runs():
+                mover.copy(sequence, "ahead", run.pages)
 
     def victims(self, now: float) -> Iterator[Move]:
         for sequence in list(self.paused.values()):
-            for page in reversed(sequence.context.pages):
-                yield Move(sequence, page, Action.SWAP, "a slot is needed")
+            yield Move(sequence, sequence.context.tail_first, Action.SWAP, "a slot is needed")
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
         return iter(())

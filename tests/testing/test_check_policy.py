@@ -39,8 +39,7 @@ class Sound(Policy):
 
     def victims(self, now: float) -> Iterator[Move]:
         for sequence in list(self.paused.values()):
-            for page in reversed(sequence.context.pages):
-                yield Move(sequence, page, Action.SWAP, "a slot is needed")
+            yield Move(sequence, sequence.context.tail_first, Action.SWAP, "a slot is needed")
 
 
 class LosesReturned(Sound):
@@ -91,7 +90,7 @@ class Raises(Sound):
         (EvictsTwice, r"EvictsTwice answers Action.SWAP of page \d+ of request \d twice in one order in victims"),
         (
             AnswersNames,
-            r"AnswersNames moves Move\(sequence='\d', .*, which is no Move of a page of a sequence, in moves",
+            r"AnswersNames moves Move\(sequence='\d', .*, which is no Move of pages of a sequence, in moves",
         ),
         (TakesPages, r"TakesPages writes to request \d in `moves`: its pages; it may only read"),
         (Raises, r"Raises raises KeyError: '\d' in resume \(test_check_policy.py, line \d+\)"),

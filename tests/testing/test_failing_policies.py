@@ -1,11 +1,10 @@
 """A policy that raises, in whatever call, costs the requests of one step: no page is lost, and later ones have their tokens."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from jinfercept.errors import PluginError
-from jinfercept.kv.page import Page
 from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence
@@ -21,7 +20,7 @@ class Counted(Mover):
     def __init__(self, mover: Mover, moved: Callable[[], None]) -> None:
         self._mover, self._moved = mover, moved
 
-    def move(self, sequence: Sequence, action: Action, why: str, pages: Iterable[Page] | None = None) -> bool:
+    def move(self, sequence: Sequence, action: Action, why: str, pages: range | None = None) -> bool:
         answer = self._mover.move(sequence, action, why, pages)
         self._moved()
         return answer
