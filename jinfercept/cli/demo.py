@@ -9,7 +9,8 @@ import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -25,6 +26,7 @@ from jinfercept.models.embedded import NAME, fetch
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan_builder import SchedulerCounters
+from jinfercept.sched.plugins import load_plugin
 from jinfercept.sim.tables import plain_table
 from jinfercept.startup.progress import StartDisplay
 
@@ -143,9 +145,7 @@ class Demo:
     def run(self) -> int:
         """Run the demo; returns 0 if every policy, or every kind of calls, gave the same answers."""
         if self.asynchronous:
-            from jinfercept.cli.async_demo import run_async_demo
-
-            return run_async_demo(self.model, self.slow_s)
+            return _async_demo(self.model, self.slow_s)
         if self.model is not None:
             raise ConfigError("--model belongs to --async", got=self.model, fix="add --async")
         if self.requests < 1:
@@ -168,6 +168,16 @@ class Demo:
             return 1
         console.print("identical tokens under all policies")
         return 0
+
+
+def _async_demo(model: str | None, slow_s: float) -> int:
+    """Run the demo of `examples/async_calls`. Raises `ConfigError` outside a clone."""
+    for folder in (Path(), Path(__file__).parents[2]):
+        if (file := folder / "examples" / "async_calls" / "demo.py").is_file():
+            run_async_demo: Any = load_plugin("demo", f"{file}:run_async_demo")
+            return run_async_demo(model, slow_s)
+    fix = "run it in the folder of a clone of the repository"
+    raise ConfigError("the demo of asynchronous calls needs its example", got=f"no {file}", fix=fix)
 
 
 def _run_all(num_requests: int, slow_s: float, console: Console) -> dict[str, DemoRun]:

@@ -1,8 +1,7 @@
 """`jinfercept demo --async`: a small model whose calls run while it writes, beside the same model that waits for each of them.
 
 Both answer the same questions at the same time, in one batch. Under the text of each, a lane for the model shows when it waits,
-and a lane for every call shows when it runs. The model is that of `examples/async_calls`, which reads in the first line of a
-prompt how it is to call.
+and a lane for every call shows when it runs. The model reads in the first line of a prompt how it is to call.
 """
 
 import time
@@ -19,7 +18,6 @@ from rich.text import Text
 
 from jinfercept.calls import Tool
 from jinfercept.config import EngineOptions
-from jinfercept.errors import ConfigError
 from jinfercept.events import Event, Finished, Intercepted, Interrupted, Resumed, Token
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
@@ -31,9 +29,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["async", "sync"]
 
-_IN_A_CLONE = Path("examples", "async_calls", "checkpoint")
-CHECKPOINTS = (Path(__file__).parents[2] / _IN_A_CLONE, _IN_A_CLONE)
-"""Where the model of `examples/async_calls` may be: beside the package, or in the working directory."""
+CHECKPOINT = Path(__file__).with_name("checkpoint")
 QUESTIONS = """\
 - p: price: lamp
 - q: shelf: kettle
@@ -136,23 +132,17 @@ def run_async_demo(model: str | None, slow_s: float) -> int:
     """Show both kinds of calls, and print their times and answers; 0 if the answers are the same.
 
     Args:
-        model: a directory that `examples/async_calls` wrote; None: the one in the repository.
+        model: a directory that `python -m examples.async_calls train` wrote; None: the one beside this file.
         slow_s: seconds that the slowest tool takes.
 
     Raises:
-        ConfigError: the repository's model is not there.
         ModelError: the model cannot be loaded.
     """
     from jinfercept.llm import LLM
 
-    if model is None:
-        model = next((str(path) for path in CHECKPOINTS if path.is_dir()), None)
-    if model is None:
-        fix = "run it in a clone of the repository, or `python -m examples.async_calls train DIR` there and --model DIR"
-        raise ConfigError("the demo of asynchronous calls needs its model", got=f"no {CHECKPOINTS[0]}", fix=fix)
     console = Console()
     sizes: EngineOptions = {"dtype": "float32", "max_num_seqs": 2, "max_num_batched_tokens": 64}
-    with StartDisplay(notes=True) as start, LLM(model, progress=start, **sizes) as llm:
+    with StartDisplay(notes=True) as start, LLM(model or str(CHECKPOINT), progress=start, **sizes) as llm:
         start.close()
         _serve(llm, {mode: Lanes(time.monotonic()) for mode in get_args(Mode)}, 0.0)  # imports what declares tools
         lanes: dict[Mode, Lanes] = {mode: Lanes(time.monotonic()) for mode in get_args(Mode)}
