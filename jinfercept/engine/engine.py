@@ -246,7 +246,7 @@ class Engine:
 
         A mask depends on its row's last token, so the plans before this one are collected first, if there is such a row.
         """
-        if not self._requests.is_constrained(planned):
+        if not self._requests.constraints.concern(planned):
             return {}
         self._collect_all(events)
         return self._requests.masks(planned, events)

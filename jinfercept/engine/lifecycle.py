@@ -8,24 +8,23 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, final
 
 from jinfercept.calls import Call, Result
 from jinfercept.engine.async_calls import AsyncCallQueue
-from jinfercept.engine.calls_in_flight import CallsInFlight
 from jinfercept.engine.clock import Clock
+from jinfercept.engine.constraints import Constraints
 from jinfercept.engine.draw_failures import draw_failure
-from jinfercept.engine.protocols import CallDispatcher, CopyableConstraint
+from jinfercept.engine.protocols import CallDispatcher
 from jinfercept.engine.random_key import RandomKeys
 from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.engine.session import Session
 from jinfercept.errors import RequestError, describe_failure
 from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
-from jinfercept.hooks import Text, Transcript
+from jinfercept.hooks import Text
 from jinfercept.intercept.dispatcher import lasted_s
 from jinfercept.intercept.rendering import render_each
-from jinfercept.outputs import FinishReason, Interception, RequestOutput
+from jinfercept.outputs import FinishReason, Interception
 from jinfercept.request import Request
 from jinfercept.sched.plan import Masks, StepResult, TokenLogprobs
 from jinfercept.sched.plan_builder import PlannedStep
@@ -58,6 +57,7 @@ class RequestLifecycle:
         seed: of requests that have none, each of which draws apart.
 
     Attributes:
+        constraints: those of open requests.
         num_finished: requests that have finished, since the engine was made.
         first_tokens: seconds from the arrival of a request to its first token, None if it ended without one, by id: the latest.
     """
@@ -89,7 +89,7 @@ class RequestLifecycle:
         self.first_tokens = deque[tuple[str, float | None]](maxlen=MOST_FIRST_TOKENS)
         self._reserved: dict[str, object] = {}  # ids of requests that are not finished, submitted ones included
         self._sessions: dict[str, Session] = {}
-        self._constrained: dict[str, Session] = {}  # those of them that have a constraint
+        self.constraints = Constraints()
 
     def __len__(self) -> int:
         """Open requests."""
@@ -127,17 +127,8 @@ class RequestLifecycle:
         if not self._retained.extend(request, sequence, self._clock.now()):
             self._scheduler.add(sequence)
         try:
-            if request.transcript is not None:
-                session.transcript = request.transcript(request)
-                session.text = session.transcript.text
-            else:
-                session.text = self._open_text(request) if self._open_text else None
-                session.watch = request.detector.watch() if request.detector else None
-            if request.markup is not None:
-                session.flight = CallsInFlight(
-                    request.markup, request.markup.watch(request.prompt, request.prompt_token_ids)
-                )
-            self._constrain(session)
+            session.open_readers(self._open_text)
+            self.constraints.begin_turn(session)
         except BaseException as error:
             self._fail_by_own_code(session, error, events)
 
@@ -160,26 +151,12 @@ class RequestLifecycle:
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
-    def is_constrained(self, planned: PlannedStep) -> bool:
-        """Whether the plan samples for a request with a constraint."""
-        constrained = self._constrained
-        return bool(constrained) and any(row.sequence.id in constrained for row in planned.sampled)
-
     def masks(self, planned: PlannedStep, events: list[Event]) -> Masks:
         """The masks of the plan's constrained rows. Every token sampled before must have been applied.
 
         A request whose constraint raises or allows nothing more finishes here; its row is not masked, and its sample is void.
         """
-        masks = {}
-        for row in planned.sampled:
-            session = self._constrained.get(row.sequence.id)
-            if session is None or row.sequence.epoch != row.epoch:
-                continue
-            words = self._allowed(session, events)
-            if words is not None:
-                masks[row.place] = words
-                masks |= enumerate(session.allowed_after(words, row.drafts), start=row.place + 1)
-        return masks
+        return self.constraints.masks(planned, lambda session: self._allowed(session, events))
 
     def apply(self, planned: PlannedStep, result: StepResult, events: list[Event]) -> None:
         """Hand every sampled token to its request, unless the request was intercepted or finished since the plan was made."""
@@ -235,16 +212,6 @@ class RequestLifecycle:
         if issubclass(type(error), KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise error
         self._finish(session, "error", describe_failure(error), events)
-
-    def _constrain(self, session: Session) -> None:
-        """Begin the constraint of the request's next turn, if its grammar has one."""
-        grammar = session.request.grammar
-        session.constraint = grammar.constrain(session.stop_token_ids) if grammar is not None else None
-        if session.constraint is not None:
-            self._constrained[session.request.id] = session
-            session.sequence.may_draft &= isinstance(session.constraint, CopyableConstraint)
-        else:
-            self._constrained.pop(session.request.id, None)
 
     def _allowed(self, session: Session, events: list[Event]) -> Any | None:
         """The words of a constrained request's mask; None if the request finished."""
@@ -325,7 +292,7 @@ class RequestLifecycle:
         if waits == [False]:
             self._finish(session, "stop", None, events)
         elif waits and session.constraint is not None and session.constraint.ended:
-            self._constrain(session)
+            self.constraints.begin_turn(session)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -338,7 +305,7 @@ class RequestLifecycle:
         )
         self._scheduler.intercept(session.sequence, now, pending)
         if session.constraint is not None and session.constraint.ended:
-            self._constrain(session)
+            self.constraints.begin_turn(session)
         self._dispatcher.call(session.request.id, calls, session.request.tools, session.request.tenant)
         events.append(Intercepted(session.request.id, calls))
 
@@ -411,26 +378,9 @@ class RequestLifecycle:
         if session.first_token_s is None:
             self.first_tokens.append((request.id, None))
         del self._sessions[request.id]
-        self._constrained.pop(request.id, None)
+        self.constraints.forget(request.id)
         self._reserved.pop(request.id, None)
         rest = session.text.finish() if session.text else ""
         done = session.output(reason, stop, now, paused_s)
-        if session.transcript is not None:
-            done = _with_messages(session.transcript, done, rest, events)
+        done = session.with_messages(done, rest, events)
         events.append(Finished(request.id, done, rest, failure))
-
-
-def _with_messages(transcript: Transcript, output: RequestOutput, rest: str, events: list[Event]) -> RequestOutput:
-    """The output of a finished chat with its messages; `events` receives the last pieces.
-
-    Args:
-        rest: the text that was held back until now.
-    """
-    [completion] = output.outputs
-    is_cut = completion.finish_reason != "stop" or completion.stop_reason is not None
-    try:
-        events += transcript.end(rest, is_cut)
-        return replace(output, outputs=[transcript.completed(completion)])
-    except Exception:
-        log.exception("the end of a chat could not be read: request %s", output.request_id)
-        return output

@@ -1,6 +1,7 @@
 """One request in the engine: its text, its tokens, its interceptions and its output."""
 
-from collections.abc import Hashable, Iterator
+import logging
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +24,8 @@ from jinfercept.outputs import (
 from jinfercept.request import Request
 from jinfercept.sched.plan import TokenLogprobs
 from jinfercept.sched.sequence import PendingCall, Sequence
+
+log = logging.getLogger(__name__)
 
 MAX_NAME = 256
 """Characters of a called name that the scheduler keeps. A server refuses longer names, but a model may write them."""
@@ -63,6 +66,22 @@ class Session:
     client_calls: tuple[Call, ...] = ()
     first_token_s: float | None = None
     resumed: bool = False
+
+    def open_readers(self, open_text: Callable[[Request], Text] | None) -> None:
+        """Open what reads the request's tokens: a transcript, or a text and a detector; and its asynchronous calls.
+
+        Args:
+            open_text: makes a request's text; None for a model without a tokenizer.
+        """
+        request = self.request
+        if request.transcript is not None:
+            self.transcript = request.transcript(request)
+            self.text = self.transcript.text
+        else:
+            self.text = open_text(request) if open_text else None
+            self.watch = request.detector.watch() if request.detector else None
+        if request.markup is not None:
+            self.flight = CallsInFlight(request.markup, request.markup.watch(request.prompt, request.prompt_token_ids))
 
     @property
     def intercepted_s(self) -> float:
@@ -213,3 +232,20 @@ class Session:
             prompt_logprobs=scores,
             retained=sequence.usage.retained and ContextUse(*sequence.usage.retained),
         )
+
+    def with_messages(self, output: RequestOutput, rest: str, events: list[Event]) -> RequestOutput:
+        """The output of a finished request, of a chat with its messages; `events` receives the last pieces.
+
+        Args:
+            rest: the text that was held back until now.
+        """
+        if self.transcript is None:
+            return output
+        [completion] = output.outputs
+        is_cut = completion.finish_reason != "stop" or completion.stop_reason is not None
+        try:
+            events += self.transcript.end(rest, is_cut)
+            return replace(output, outputs=[self.transcript.completed(completion)])
+        except Exception:
+            log.exception("the end of a chat could not be read: request %s", output.request_id)
+            return output

@@ -18,19 +18,17 @@ from sqlalchemy.orm import Session
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.response_items import Item
 from jinfercept.state import conversation_rows, response_rows
+from jinfercept.state.background_events import BackgroundEvents
 from jinfercept.state.conversation_rows import ConversationTurn
 from jinfercept.state.database import FULL, StateDatabase
 from jinfercept.state.queries import ServerClock, check_loaded
 from jinfercept.state.response_rows import LOST, ResponseDocuments, ResponseHead
 from jinfercept.state.stored_response import RemoteRun, StoredResponse
 from jinfercept.state.upkeep import Heartbeat
-from jinfercept.tenants.quota import Quota
 
 _RETRY_S = 1.0
 """Seconds between attempts to store the end of a response in the background."""
 _ANSWERED = ("completed", "incomplete")
-_MOST_RUNS, _MOST_EVENT_BYTES = 4096, 2**27
-"""Maximum responses in the background whose events are kept, and bytes of these events."""
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +66,7 @@ class ResponseStore:
 
     Attributes:
         open: responses that this process generates, by id; only read elsewhere.
+        background: those in the background, with their events.
     """
 
     def __init__(
@@ -76,8 +75,7 @@ class ResponseStore:
         self._database, self._server = database, server
         self._ttl_s, self._most_background, self.poll_s = ttl_s, most_background, poll_s
         self.open: dict[str, _OpenResponse] = {}
-        self._runs: dict[str, StoredResponse] = {}  # in the background, with their events; the oldest first
-        self._events = Quota(_MOST_RUNS, _MOST_EVENT_BYTES, pinned=self.open.__contains__)
+        self.background = BackgroundEvents(ttl_s, self.open.__contains__)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -88,7 +86,7 @@ class ResponseStore:
         if (generated := self.open.get(response_id)) is not None:
             return 2 * (generated.tenant == tenant)
         if self._database.outlives:
-            run = self._runs.get(response_id)
+            run = self.background.get(response_id)
             return int(run is not None and run.tenant == tenant)
         with suppress(ApiError):
             return int((await self._head(response_id, tenant)).status != "")
@@ -133,9 +131,9 @@ class ResponseStore:
 
             head = await self._database.run(tenant, fail, frees=True)
         if head is None:
-            run = self._runs.get(response_id)
+            run = self.background.get(response_id)
             if run is not None and run.tenant == tenant:
-                self._forget(response_id)
+                self.background.forget(response_id)
             raise no_response(response_id)
         return head
 
@@ -162,7 +160,7 @@ class ResponseStore:
             response, asked = rows[row_id]
             stored = StoredResponse(tenant, response, stored, asked)
             if response["background"]:
-                run = self._runs.get(row_id)
+                run = self.background.get(row_id)
                 cancel = partial(self.request_cancel, row_id, tenant)
                 stored.background = RemoteRun(cancel) if run is None else run.background
         assert stored is not None
@@ -224,13 +222,7 @@ class ResponseStore:
         if stored.name in self.open:
             self.open[stored.name].stored = stored
         if stored.background is not None:
-            now = asyncio.get_running_loop().time()
-            while self._runs and (oldest := next(iter(self._runs.values()))).until_s <= now:
-                self._forget(oldest.name)
-            stored.until_s = now + self._ttl_s
-            self._runs[stored.name] = stored
-            self._events.add(stored.tenant, stored.name)
-            self._shrink(stored.tenant)
+            self.background.add(stored)
 
     def abandon(self, response_id: str) -> None:
         """Undo `begin_turn` and `begin` for a response that is not generated."""
@@ -253,35 +245,6 @@ class ResponseStore:
 
         self._begin_task(undone())
 
-    def charge(self, response_id: str, num_bytes: int) -> bool:
-        """Count bytes of the events of a response in the background; False, and not counted, if there is no room for them.
-
-        Events of a response that is deleted are not counted. A negative number uncounts events.
-        """
-        stored = self._runs.get(response_id)
-        if stored is None:
-            return True
-        self._charge(stored, num_bytes)
-        self._shrink(stored.tenant)
-        fits = num_bytes < 0 or not self._events.is_over(stored.tenant)
-        if not fits:
-            self._charge(stored, -num_bytes)
-        return fits
-
-    def _charge(self, stored: StoredResponse, num_bytes: int) -> None:
-        stored.event_bytes += num_bytes
-        self._events.charge(stored.tenant, num_bytes)
-
-    def _shrink(self, tenant: str) -> None:
-        while (name := self._events.victim(tenant)) is not None:
-            self._forget(name)
-
-    def _forget(self, response_id: str) -> None:
-        """Keep the events of a response no more."""
-        if (stored := self._runs.pop(response_id, None)) is not None:
-            self._events.remove(stored.tenant, response_id)
-            self._charge(stored, -stored.event_bytes)
-
     async def finish(self, stored: StoredResponse) -> None:
         """Commit a final response, and its items to its conversation.
 
@@ -303,7 +266,7 @@ class ResponseStore:
         stored = await self.find(response_id, tenant)
         delete = partial(response_rows.delete_response, response_id=response_id, tenant=tenant)
         await self._database.run(tenant, delete, frees=True)
-        self._forget(response_id)
+        self.background.forget(response_id)
         return stored
 
     async def request_cancel(self, response_id: str, tenant: str) -> None:

@@ -170,11 +170,11 @@ class BackgroundRun:
     def _store(self, response_id: str, event: bytes) -> None:
         """Store an event; if the store has no room for it, drop all events."""
         responses, num_bytes = self._service.responses, _EVENT_BYTES + len(event)
-        if responses.charge(response_id, num_bytes):
+        if responses.background.charge(response_id, num_bytes):
             self._events.append(event)
         else:
             self._replayable = False
-            responses.charge(response_id, -sum(_EVENT_BYTES + len(stored) for stored in self._events))
+            responses.background.charge(response_id, -sum(_EVENT_BYTES + len(stored) for stored in self._events))
             self._events.clear()
         self._changed.set()
 
