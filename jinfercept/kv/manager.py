@@ -267,16 +267,19 @@ class KVManager:
         pages = context.pages
         return sum([page.device is None and page.host is not None and not page.offloading for page in pages])
 
-    def fetch(self, context: Context, most: int) -> tuple[list[PageCopy], int]:
-        """Fetch up to `most` pages of a held context, first token first, to the device slots that `free_slot` finds.
+    def fetch(self, context: Context, most: int, pages: range | None = None) -> tuple[list[PageCopy], int]:
+        """Fetch up to `most` pages of a context to the device slots that `free_slot` finds.
 
         They are readable from the next plan on.
+
+        Args:
+            pages: indexes of some of them, in the order in which they are fetched; None: all, first token first.
 
         Returns:
             The copies to make, and the tokens whose KV they move.
         """
         copies, num_tokens = list[PageCopy](), 0
-        for page in context.pages:
+        for page in context.pages if pages is None else map(context.pages.__getitem__, pages):
             if page.device is not None or not _is_fetchable(page):
                 continue
             if len(copies) == most or not self.free_slot():

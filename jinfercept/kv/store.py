@@ -141,13 +141,11 @@ class PageStore:
         """Copy a host page to a free device slot. There must be one. The page is readable from the next plan on."""
         assert page.host is not None
         assert not page.offloading
-        host = page.host
-        self.place(page)
-        assert page.device is not None
-        page.filled = page.host_filled
-        page.fetching = True
+        assert page.device is None
+        page.device, page.filled, page.fetching = self._device.take(), page.host_filled, True
         self._fetching.append(page)
-        return PageCopy(page.device, host)
+        self._update_lists(page)
+        return PageCopy(page.device, page.host)
 
     def can_offload(self, page: Page) -> bool:
         """Whether the page can be copied to the host: it is dirty, and no plan in flight changes it."""

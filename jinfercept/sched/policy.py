@@ -22,6 +22,7 @@ class Action(Enum):
     SWAP = "copy, then drop from the device"
     LOSE = "drop from both places"
     UNCOPY = "drop from the host"
+    FETCH = "bring to the device"
 
 
 class Move(NamedTuple):
@@ -92,6 +93,11 @@ class Mover(Protocol):
     def uncopy(self, sequence: Sequence, why: str, pages: range | None = None) -> bool:
         """Drop host copies."""
         return self.move(sequence, Action.UNCOPY, why, pages)
+
+    def fetch(self, sequence: Sequence, why: str, pages: range | None = None) -> bool:
+        """Bring pages that are on the host alone to free device slots, ahead of the sequence's return; False: the link or the
+        device is full, or a page is still on its way out."""
+        return self.move(sequence, Action.FETCH, why, pages)
 
 
 class Policy(Protocol):

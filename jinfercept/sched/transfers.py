@@ -44,9 +44,13 @@ class Transfers:
             pages = min(pages, most - len(builder.fetch) - len(builder.offload))
         return pages if pages > 0 else 0
 
-    def fetch(self, builder: PlanBuilder, sequence: Sequence, most: int) -> int:
-        """Fetch up to `most` pages of a running sequence, as far as the plan's room and the free slots go; returns how many."""
-        copies, num_tokens = self._kv.fetch(sequence.context, min(most, self.room(builder)))
+    def fetch(self, builder: PlanBuilder, sequence: Sequence, most: int, pages: range | None = None) -> int:
+        """Fetch up to `most` pages of a sequence, as far as the plan's room and the free slots go; returns how many.
+
+        Args:
+            pages: indexes of some pages of a sequence that is paused; None: all of one that runs.
+        """
+        copies, num_tokens = self._kv.fetch(sequence.context, min(most, self.room(builder)), pages)
         builder.fetch += copies
         builder.link_tokens -= len(copies) * self._kv.page_size
         self._counters.copy_in(sequence, num_tokens)
@@ -188,6 +192,9 @@ class PlanMover(Mover):
         context = sequence.context
         if pages is None:
             pages = range(context.num_pages)
+        if action is Action.FETCH:
+            self._transfers.fetch(self._builder, sequence, len(pages), pages)
+            return not any(run.residency is Residency.HOST for run in context.runs(pages))
         self._transfers.move(self._builder, Move(sequence, pages, action, why))
         if action is Action.UNCOPY:
             return not any(run.residency.on_host for run in context.runs(pages))

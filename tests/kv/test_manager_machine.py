@@ -20,7 +20,7 @@ MAX_TOKENS = 18
 
 small = st.integers(0, 63)
 tokens_of = st.lists(st.integers(0, 1), min_size=1, max_size=8)
-WHATS = ["swap", "copy", "drop", "lose", "drop host", "admit", "refresh", "preempt", "abort", "evict"]
+WHATS = ["swap", "copy", "drop", "lose", "drop host", "admit", "refresh", "preempt", "abort", "evict", "prefetch"]
 events = st.lists(st.tuples(st.sampled_from(WHATS), small, st.integers(0, 3), st.integers(1, 4)), max_size=5)
 chunk_of = st.sampled_from([99, 1, 2, 3])
 
@@ -112,6 +112,9 @@ class ManagerMachine(RuleBasedStateMachine):
                 free = self.manager._store.num_free
                 freed = self.manager._store.evict_cached()
                 assert self.manager._store.num_free == free + freed
+            elif what == "prefetch" and waiting:
+                copies, _ = self.manager.fetch(waiting.context, count, range(first, len(waiting.context.pages)))
+                self.fetched += copies
             elif waiting:
                 for page in waiting.context.pages[::-1][first : first + count]:
                     self.move(page, what)
