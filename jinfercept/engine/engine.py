@@ -275,7 +275,7 @@ class Engine:
     def _idle(self) -> None:
         """Wait until a call returns or a request arrives."""
         assert not self.scheduler.running or not self.has_work, "requests run and nothing can be planned"
-        assert not self.scheduler.waiting, "requests wait and nothing can be planned"
+        assert not self.scheduler.waiting or self.scheduler.turns_away, "requests wait and nothing can be planned"
         deadline = self._dispatcher.next_s()
         timeout_s = MAX_IDLE_S if deadline is None else max(0.0, min(MAX_IDLE_S, deadline - self._clock.now()))
         self._clock.wait(self.wake, timeout_s)

@@ -170,7 +170,8 @@ class Policy(Protocol):
     def admits(self, sequence: Sequence, now: float) -> bool:
         """Whether a waiting sequence may start; later ones pass one that may not. True unless overridden.
 
-        Not asked while no sequence runs, so that one always does, nor while tenants compete, which are served by their shares.
+        Where nothing runs and all are turned away, the first starts after `scheduler.MOST_TURNED_AWAY_S`. Not asked while
+        tenants compete, which are served by their shares.
         """
         return True
 

@@ -27,6 +27,9 @@ from jinfercept.sched.speculation import NO_DRAFTS, Speculation, SpeculationLimi
 from jinfercept.sched.step_budget import StepBudget
 from jinfercept.sched.transfers import Transfers
 
+MOST_TURNED_AWAY_S = 30.0
+"""Seconds for which a policy may let nothing run though sequences wait; then the first of them starts."""
+
 
 class Scheduler:
     """The queues and the plans of one engine.
@@ -89,6 +92,9 @@ class Scheduler:
             chunk_tokens=chunk_tokens,
         )
         self._largest, self._whole_prompts = buckets[-1], whole_prompts
+        self._turned_away_s: float | None = (
+            None  # since when nothing runs and the policy lets no waiting sequence start
+        )
 
     # -- requests come and go --------------------------------------------------------------------------------------
 
@@ -270,6 +276,11 @@ class Scheduler:
         self.counters.plans += bool(planned.plan)
         return planned
 
+    @property
+    def turns_away(self) -> bool:
+        """Whether nothing runs since the policy lets no waiting sequence start."""
+        return self._turned_away_s is not None
+
     def _run_all(self, builder: PlanBuilder) -> None:
         """Plan every running sequence's next token or chunk, oldest first, leaving one token for each that follows."""
         if builder.tenants_compete:
@@ -323,10 +334,14 @@ class Scheduler:
 
     def _next_waiting(self, now: float) -> Sequence | None:
         """The first waiting sequence that waits for no leader and that the policy lets start."""
-        for sequence in self.waiting:
-            if not sequence.waits_for_leader and (not self.running or self._policy.admits(sequence, now)):
-                return sequence
-        return None
+        ready = [sequence for sequence in self.waiting if not sequence.waits_for_leader]
+        admitted = next((sequence for sequence in ready if self._policy.admits(sequence, now)), None)
+        if admitted is not None or self.running or not ready:
+            self._turned_away_s = None
+            return admitted
+        if self._turned_away_s is None:
+            self._turned_away_s = now
+        return ready[0] if now - self._turned_away_s >= MOST_TURNED_AWAY_S else None
 
     def _admit_entitled(self, builder: PlanBuilder) -> None:
         """Start waiting sequences of tenants below their share before other sequences are planned; those may be preempted."""

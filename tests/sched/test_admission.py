@@ -9,6 +9,7 @@ from jinfercept.sched.admission import MOST_HELD_BACK_S
 from jinfercept.sched.copy_ahead import HELD_SWAPS, LATE, CopyAhead
 from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.policy import Budget, Move, Mover, Policy
+from jinfercept.sched.scheduler import MOST_TURNED_AWAY_S
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
 from tests.support.scheduler_bench import SIZE, CopyEverything, SchedulerBench
 
@@ -133,7 +134,7 @@ class TurnsAway(Policy):
         self.pools = budget.pools
 
 
-def test_others_pass_a_request_that_the_policy_does_not_let_start_until_nothing_runs() -> None:
+def test_others_pass_a_request_that_the_policy_does_not_let_start_until_nothing_runs_for_long() -> None:
     policy = TurnsAway({"turned_away"})
     bench = SchedulerBench(policy, num_pages=10)
     bench.prefilled("runs", 4, max_tokens=6)
@@ -141,5 +142,8 @@ def test_others_pass_a_request_that_the_policy_does_not_let_start_until_nothing_
     bench.step()
     assert (turned_away.state, later.state) == (State.WAITING, State.RUNNING)
     assert policy.pools == bench.kv.occupancy()
+    bench.steps(8)
+    assert (later.state, turned_away.state, bench.scheduler.turns_away) == (State.FINISHED, State.WAITING, True)
+    bench.steps(int(MOST_TURNED_AWAY_S))
     bench.drain()
     assert turned_away.state is State.FINISHED
