@@ -43,6 +43,7 @@ class SessionLoad:
         live: sessions at a time, sub-agents not counted: where one ends, another begins. 0: they come at a rate.
         rate: sessions per second, Poisson, where `live` is 0.
         duration_s: seconds in which sessions begin.
+        named: turns carry the name of their session, as some clients send it.
     """
 
     sessions: Sequence[ScriptedSession]
@@ -50,6 +51,7 @@ class SessionLoad:
     live: int = 0
     rate: float = 0.0
     duration_s: float = 1200.0
+    named: bool = False
 
     def __len__(self) -> int:
         return self.live or round(self.rate * self.duration_s)
@@ -231,5 +233,5 @@ class SessionClients:
             tuple(live.tokens),
             SamplingParams(temperature=0.0, max_tokens=turn.decode, ignore_eos=True),
             detector=ScriptedDetector(calls) if calls else None,
-            follow_up=FollowUp(expected_s=expected_s),
+            follow_up=FollowUp(f"session {live.number}" if self._load.named else "", expected_s),
         )
