@@ -1,0 +1,248 @@
+"""Every rival keeps the rules of policies, wins where its rule says so, and loses where its flaw says so."""
+
+from collections.abc import Callable
+
+import pytest
+
+from examples.rivals.belady import Belady
+from examples.rivals.continuum import ProgramOrder, TimeToLive
+from examples.rivals.saga import WorkflowLRU
+from examples.rivals.thunder_agent import ProgramPausing
+from examples.rivals.token_cake import PredictiveUpload
+from jinfercept.sched.estimator import ElapsedEstimator
+from jinfercept.sched.policies import PolicyInputs
+from jinfercept.sched.policy import Policy
+from jinfercept.sched.profile import Profile
+from jinfercept.sched.sequence import CallDuration, CallKind, PendingCall, Sequence, State
+from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.run_stats import Report
+from jinfercept.sim.simulation import Simulation
+from jinfercept.sim.workload import Script, Segment
+from jinfercept.testing import check_order, check_policy
+from tests.support.fake_engine import AffineCost
+from tests.support.scheduler_bench import SIZE, SchedulerBench
+
+RIVALS = (TimeToLive, ProgramPausing, WorkflowLRU, PredictiveUpload, Belady)
+DEAR = AffineCost(fixed_s=20.0)
+"""Prices by which a context is worth a pin of several seconds."""
+
+
+@pytest.mark.parametrize(
+    "rival", [Belady, *(pytest.param(rival, marks=pytest.mark.slow) for rival in RIVALS if rival is not Belady)]
+)
+def test_a_rival_keeps_the_rules(rival: type[Policy]) -> None:
+    check_policy(rival)
+
+
+@pytest.mark.slow
+def test_the_order_of_programs_keeps_the_rules() -> None:
+    check_order(ProgramOrder)
+
+
+def bench_of(
+    make: Callable[[PolicyInputs], Policy] | str, num_pages: int = 10, num_host_pages: int = 0
+) -> SchedulerBench:
+    """A second passes from plan to plan."""
+    inputs = PolicyInputs(DEAR, 16, SIZE, ElapsedEstimator())
+    return SchedulerBench(inputs.make(make), num_pages=num_pages, num_host_pages=num_host_pages)
+
+
+def call_out(
+    bench: SchedulerBench,
+    sequence: Sequence,
+    tool: str = "tool",
+    kind: CallKind = "client_tool",
+    expected_s: float | None = None,
+) -> Sequence:
+    bench.scheduler.intercept(sequence, bench.now_s, (PendingCall(tool, sequence.id, expected_s, kind=kind),))
+    return sequence
+
+
+def come_back(bench: SchedulerBench, sequence: Sequence, after_s: int) -> None:
+    """The sequence's calls return after so many seconds, and it generates a token."""
+    bench.steps(after_s)
+    bench.scheduler.resume(sequence, [1], (CallDuration(float(after_s)),))
+    generated = sequence.generated
+    while sequence.generated == generated:
+        bench.step()
+
+
+def lost(sequence: Sequence) -> bool:
+    """Whether the context has lost pages."""
+    return sequence.context.residency(sequence.max_computed).missing > 0
+
+
+# -- Continuum ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("make", "loser"), [("lru", "calls"), (TimeToLive, "answered")])
+def test_a_context_that_waits_for_a_tool_is_pinned_before_one_that_was_answered_later(
+    make: type[Policy] | str, loser: str
+) -> None:
+    bench = bench_of(make)
+    calls = call_out(bench, bench.prefilled("calls", 16))
+    answered = call_out(bench, bench.prefilled("answered", 16), kind="reader")
+    bench.prefilled("new", 16)
+    assert [sequence.id for sequence in (calls, answered) if lost(sequence)] == [loser]
+
+
+@pytest.mark.parametrize(("make", "waits"), [("lru", False), (TimeToLive, True)])
+def test_a_pin_keeps_a_request_out_that_could_run(make: type[Policy] | str, waits: bool) -> None:
+    bench = bench_of(make)
+    bench.prefilled("runs", 8, max_tokens=20)
+    pinned = call_out(bench, bench.prefilled("pinned", 16))
+    new = bench.add("new", 16)
+    bench.steps(2)
+    assert (new.state is State.WAITING, lost(pinned)) == (waits, not waits)
+    bench.drain()  # until the pin expires
+    assert new.state is State.FINISHED
+
+
+def test_the_time_to_live_is_that_of_most_gain_by_the_tools_durations() -> None:
+    policy = TimeToLive(PolicyInputs(DEAR, 16, SIZE, ElapsedEstimator()))
+    assert policy._best_ttl_s("tool", 20.0) == pytest.approx(2.9957, rel=1e-4)  # ln 20: nothing is known
+    policy.all_durations = policy.durations["tool"] = sorted([2.0] * 60 + [15.0] * 60)
+    assert policy._best_ttl_s("tool", 20.0) == 2.0  # 20·½ − 2 is more than 20 − 15
+    assert policy._best_ttl_s("tool", 40.0) == 15.0
+    assert policy._best_ttl_s("tool", 3.0) == 0.0
+
+
+# -- SAGA --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("make", "loser"), [("lru", "third"), (WorkflowLRU, "first")])
+def test_a_session_in_a_turn_after_which_others_ended_is_lost_before_one_that_goes_on(
+    make: type[Policy] | str, loser: str
+) -> None:
+    bench = bench_of(make)
+    for number in range(8):
+        ended = call_out(bench, bench.prefilled(f"ended {number}", 4))
+        bench.scheduler.finish(ended, bench.now_s)
+    third = bench.prefilled("third", 13, max_tokens=20)
+    for _ in range(2):
+        call_out(bench, third)
+        come_back(bench, third, 1)
+    call_out(bench, third)
+    first = call_out(bench, bench.prefilled("first", 16))
+    bench.steps(10)  # until no time to live protects either
+    bench.prefilled("new", 16)
+    assert [sequence.id for sequence in (third, first) if lost(sequence)] == [loser]
+
+
+@pytest.mark.parametrize(("make", "loser"), [("lru", "slow"), (WorkflowLRU, "fast")])
+def test_the_slower_a_tool_the_longer_its_contexts_are_protected(make: type[Policy] | str, loser: str) -> None:
+    bench = bench_of(make)
+    contexts = {}
+    for tool, seconds in (("slow", 60), ("fast", 2)):
+        contexts[tool] = bench.prefilled(tool, 14, max_tokens=20)
+        call_out(bench, contexts[tool], tool)
+        come_back(bench, contexts[tool], seconds)
+        call_out(bench, contexts[tool], tool)
+    bench.steps(20)
+    bench.prefilled("new", 16)
+    assert [tool for tool, sequence in contexts.items() if lost(sequence)] == [loser]
+
+
+# -- Bélády ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("make", "loser"), [("lru", "soon"), (Belady, "late")])
+def test_what_is_wanted_last_is_lost_first(make: type[Policy] | str, loser: str) -> None:
+    bench = bench_of(make)
+    soon = call_out(bench, bench.prefilled("soon", 16), expected_s=9.0)
+    late = call_out(bench, bench.prefilled("late", 16), expected_s=90.0)
+    bench.prefilled("new", 16)
+    assert [sequence.id for sequence in (soon, late) if lost(sequence)] == [loser]
+
+
+def test_an_evicted_context_is_back_on_the_device_when_it_is_wanted() -> None:
+    policy = Belady(PolicyInputs(AffineCost(link_tokens_per_s=4.0), 16, SIZE, ElapsedEstimator()))
+    bench = SchedulerBench(policy, num_pages=8, link_tokens_per_s=8.0)
+    context = call_out(bench, bench.prefilled("context", 16), expected_s=40.0)
+    bench.steps(6)
+    bench.prefilled("new", 20, max_tokens=4)
+    bench.drain()
+    assert context.context.residency(17).host > 0
+    bench.steps(int(context.paused_s + 39.0 - bench.now_s))
+    assert context.context.residency(17).host == 0
+    assert not lost(context)
+    bench.scheduler.resume(context, [1], (CallDuration(40.0),))
+    bench.drain()
+
+
+# -- whole runs --------------------------------------------------------------------------------------------------------
+
+
+def simulated(
+    policy: type[Policy] | str, arrivals: list[Arrival], *, host_tokens: int = 0, link: float = 1e6
+) -> Report:
+    """A run on a device of 2,560 tokens that computes 1,000 a second."""
+    profile = Profile(
+        name="small",
+        source="paper",
+        fixed_s=0.02,
+        per_query_s=0.001,
+        per_context_s=0.0,
+        saturation=160,
+        link_out_tokens_per_s=link,
+        link_in_tokens_per_s=link,
+        link_both_tokens_per_s=link,
+        kv_bytes_per_token=1,
+    )
+    simulation = Simulation(
+        profile,
+        policy,
+        duration_s=600.0,
+        kv_tokens=2560,
+        host_tokens=host_tokens,
+        page_size=16,
+        max_model_len=2560,
+        fair=False,
+    )
+    return simulation.run(arrivals)
+
+
+def agent(prompt: int, num_calls: int, call_s: float = 1.0, tenant: str = "") -> Script:
+    """A program that calls so often, and reads 40 tokens from each call."""
+    return Script("agent", prompt, (*(Segment(4, call_s, 40) for _ in range(num_calls)), Segment(4, None, 0)), tenant)
+
+
+def test_paused_programs_let_the_others_keep_their_contexts() -> None:
+    arrivals = [Arrival(0.1 * number, agent(900, 6)) for number in range(4)]
+    thrashing, pausing = (simulated(policy, arrivals) for policy in ("lru", ProgramPausing))
+    assert pausing["recomputed_tokens"] < thrashing["recomputed_tokens"] / 3
+    assert pausing["latency_s"]["mean"] < thrashing["latency_s"]["mean"]
+
+
+def test_a_large_program_waits_as_long_as_small_ones_come() -> None:
+    small = [Arrival(0.6 * number, agent(300, 2, tenant="small")) for number in range(40)]
+    arrivals = sorted([*small, Arrival(3.0, agent(1500, 1, tenant="large"))], key=lambda arrival: arrival.at_s)
+    fair, starved = (simulated(policy, arrivals)["tenant_ttft_s"] for policy in ("lru", ProgramPausing))
+    assert fair["large"][0] < 3.0
+    assert starved["large"][0] > 20.0
+    assert sum(starved["small"]) / 40 < 0.5 < sum(fair["small"]) / 40
+
+
+def displaced(call_s: list[float], filler_s: float) -> list[Arrival]:
+    """A program that calls for these seconds, and others that need its slots some seconds into each."""
+    program = Script("slow", 1500, (*(Segment(4, seconds, 40) for seconds in call_s), Segment(4, None, 0)), "program")
+    starts = [4.0 + sum(call_s[:number]) + 4.0 * number + filler_s for number in range(len(call_s))]
+    return [Arrival(0.0, program), *(Arrival(at_s, agent(2000, 0, tenant="filler")) for at_s in starts)]
+
+
+def test_an_upload_ahead_hides_the_link_if_the_return_is_predicted() -> None:
+    arrivals = displaced([25.0] * 5, 2.0)
+    on_demand, ahead = (
+        simulated(policy, arrivals, host_tokens=5120, link=1000.0) for policy in ("lru_host", PredictiveUpload)
+    )
+    assert ahead["copied_in_tokens"] > 0
+    assert ahead["latency_s"]["mean"] < on_demand["latency_s"]["mean"]
+    assert ahead["waste_token_s"]["fetch"] < on_demand["waste_token_s"]["fetch"] / 2
+
+
+def test_an_upload_for_a_return_that_is_late_moves_a_context_for_nothing() -> None:
+    arrivals = displaced([20.0, 60.0, 20.0, 60.0], 30.0)
+    on_demand, ahead = (
+        simulated(policy, arrivals, host_tokens=5120, link=1000.0) for policy in ("lru_host", PredictiveUpload)
+    )
+    assert ahead["copied_in_tokens"] >= on_demand["copied_in_tokens"]
