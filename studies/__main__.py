@@ -19,6 +19,10 @@ COMMANDS: Mapping[str, Entry] = {
         "studies.calls.command:StudyCalls",
         "asynchronous calls beside synchronous and parallel ones: latency, memory, and the formulas",
     ),
+    "agents": Entry(
+        "studies.agents.command:StudyAgents",
+        "turns of coding agents under policies and published rivals, over pools, models and seeds",
+    ),
     "overflow": Entry(
         "studies.overflow.command:StudyOverflow", "recompute or swap when running requests overflow the KV pool"
     ),

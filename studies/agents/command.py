@@ -1,0 +1,85 @@
+"""`python -m studies agents`: turns of coding agents under policies and published rivals, over pools, models and seeds."""
+
+import os
+from dataclasses import dataclass
+from typing import Annotated
+
+from rich.console import Console
+from tyro import conf
+
+from jinfercept.cli.options import Maybe, Several, Switch
+from jinfercept.cli.simulated_loads import check_policies
+from jinfercept.errors import ConfigError, nearest
+from jinfercept.sim.agent_sessions import load_sessions
+from jinfercept.sim.tables import check_least, listed
+from studies.agents.cells import CONTENDERS, MODELS, AgentCell, Contender, play
+from studies.agents.report import answer
+from studies.answer import StudyEffort
+from studies.output_folder import output_folder
+
+SHORT = [AgentCell(MODELS[0], device, host) for device, host in ((0.3, 1.0), (0.2, 1.0))]
+FULL = [
+    AgentCell(model, device, host)
+    for model in MODELS
+    for device in (0.1, 0.2, 0.3, 0.5, 1.0)
+    for host in (0.0, 0.5, 1.0, 2.0, 4.0)
+]
+SHORT_S, FULL_S = 900.0, 3600.0
+FULL_SEEDS = 5
+
+
+@dataclass(frozen=True)
+class StudyAgents:
+    """The command."""
+
+    trace: str
+    """sessions of agents, a JSON line each (docs/studies.md)"""
+    full: Switch = False
+    """all cells of the grid, an hour and five seeds each: hours; else two cells, a quarter of an hour of one seed"""
+    contender: Annotated[Several, conf.arg(help=f"{', '.join(it.title for it in CONTENDERS)} (default: all)")] = ()
+    policy: Several = ()
+    """policies to compare too, by name or as package.module:Class"""
+    seeds: Maybe[int] = None
+    """of the sessions"""
+    duration: Maybe[float] = None
+    """seconds of each run"""
+    seed: int = 0
+    """the first seed"""
+    jobs: int = os.cpu_count() or 1
+    """processes at a time"""
+    out: Maybe[str] = None
+    """folder to write a page, a picture and a CSV file to; made if it does not exist"""
+
+    def run(self) -> int:
+        """Play the cells, and print tables and findings; returns 0, or 130 after Ctrl-C.
+
+        Raises:
+            ConfigError: the options make no sense, or a run failed.
+        """
+        check_least("--jobs", self.jobs, 1)
+        contenders = self._contenders()
+        sessions = load_sessions(self.trace)
+        files = (f"agents.{suffix}" for suffix in ("md", "png", "csv"))
+        folder = None if self.out is None else output_folder(self.out, files)
+        effort = StudyEffort(not self.full, self.jobs, self.seed, Console(stderr=True))
+        num_seeds = self.seeds or (FULL_SEEDS if self.full else 1)
+        duration_s = self.duration or (FULL_S if self.full else SHORT_S)
+        try:
+            agent_map = play(effort, sessions, FULL if self.full else SHORT, contenders, num_seeds, duration_s)
+        except KeyboardInterrupt:
+            return 130
+        study = answer(agent_map)
+        study.show()
+        if folder is not None:
+            print(f"\nwritten: {', '.join(map(str, study.write(folder, 'agents')))}")
+        return 0
+
+    def _contenders(self) -> list[Contender]:
+        by_title = {contender.title: contender for contender in CONTENDERS}
+        for title in listed(self.contender):
+            if title not in by_title:
+                got, fix = title + nearest(title, tuple(by_title)), f"one of {', '.join(by_title)}"
+                raise ConfigError("no such contender", got=got, fix=fix)
+        check_policies(listed(self.policy))
+        own = [Contender(place.rpartition(":")[2], place, "history") for place in listed(self.policy)]
+        return [*(by_title[title] for title in listed(self.contender) or by_title), *own]

@@ -1,0 +1,62 @@
+"""`python -m studies agents`: contenders in cells, who wins, and ratios to `lru_host` and to the bound."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from jinfercept.sim.agent_sessions import load_sessions
+from jinfercept.sim.sweep import Report, SweepRun
+from studies.__main__ import main
+from studies.agents.cells import BASELINE, BOUNDS, CONTENDERS, OURS, AgentCell, AgentModel, play
+from studies.agents.command import FULL
+from studies.agents.report import answer
+from studies.answer import StudyEffort
+
+SMALL = AgentModel("small", "roofline-llama-3-8b-h100-attention", 12_800)
+
+
+class InProcess(StudyEffort):
+    """Plays runs here, one after the other."""
+
+    def play(self, runs: Sequence[SweepRun]) -> list[Report]:
+        return [run.play(lambda now: None) for run in runs]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    calls = [[1000 + 400 * turn, 4, 1000 + 400 * (turn - 1), 0.5, 0, "tool_use"] for turn in range(6)]
+    lines = [json.dumps({"id": f"s{number}", "calls": calls}) for number in range(3)]
+    file = tmp_path / "sessions.jsonl"
+    file.write_text("\n".join(lines))
+    return file
+
+
+def test_a_map_has_a_row_for_each_contender_and_its_ratios(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("studies.agents.cells.MEAN_CONTEXT", 3_000)
+    cell = AgentCell(SMALL, 0.5, 1.0)
+    contenders = (OURS[0], BASELINE, BOUNDS[0])
+    effort = InProcess(True, 1, 0, Console(quiet=True))
+    agent_map = play(effort, load_sessions(trace), [cell], contenders, num_seeds=1, duration_s=10.0)
+    study = answer(agent_map)
+    assert len(agent_map.rows) == len(contenders)
+    page = study.markdown(None)
+    assert [contender.title for contender in contenders if f"| {contender.title} " not in page] == []
+    assert "small: best mean turn delay" in page
+    own, bound = (agent_map.results[cell, contender.title].mean for contender in (OURS[0], BOUNDS[0]))
+    assert bound > 0.0
+    assert f"{own / bound:.2f} × Bélády's" in page
+
+
+def test_the_grid_has_every_pool_of_every_model() -> None:
+    assert len(FULL) == 3 * 5 * 5
+    assert {cell.live for cell in FULL} == {4, 8, 13, 19, 38}
+
+
+def test_a_contender_that_does_not_exist_is_refused_before_anything_runs(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["agents", "--trace", str(trace), "--contender", "sagas"]) == 2
+    assert f"one of {', '.join(contender.title for contender in CONTENDERS)}" in capsys.readouterr().err
