@@ -82,6 +82,7 @@ class ChatTemplate:
         written_tools: declarations that stand in a system message, since the template knows no tools.
 
     Attributes:
+        tokenizer: of the model.
         source: the Jinja source.
         given: all that two templates have in common that write the same text for the same messages.
 
@@ -106,7 +107,7 @@ class ChatTemplate:
                 got=shown(variables),
                 fix='{"enable_thinking": False}, for example',
             )
-        self._tokenizer, self._special_tokens_in_text = tokenizer, special_tokens_in_text
+        self.tokenizer, self._special_tokens_in_text = tokenizer, special_tokens_in_text
         self.source = tokenizer.chat_template(bool(tools)) if source is None else source
         self.given = (self.source, tools, variables, special_tokens_in_text, written_tools)
         self._mark, self._is_marked = chr(0xF0000 + secrets.randbelow(0xFFFE)), False  # one of those for private use
@@ -208,7 +209,7 @@ class ChatTemplate:
 
     def _apply_template(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         try:
-            return self._tokenizer.apply_chat_template(
+            return self.tokenizer.apply_chat_template(
                 self._given_messages(messages), self._tools, add_generation_prompt, self.source, **self._variables
             )
         except RequestError as error:
@@ -216,7 +217,7 @@ class ChatTemplate:
 
     def _given_messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Messages with marks. An assistant's content keeps the tags of reasoning, for the template to find, and of calls."""
-        names = self._tokenizer.special_token_names
+        names = self.tokenizer.special_token_names
         if names.but(_REASONING) is names and not any(message.get(WRITTEN_CALLS) for message in messages):
             return self._given(messages)
         return [
@@ -234,7 +235,7 @@ class ChatTemplate:
 
     def _with_marks[T](self, value: T, but: frozenset[str] = frozenset()) -> T:
         try:
-            marked = self._tokenizer.special_token_names.but(but).marked(value, self._mark)
+            marked = self.tokenizer.special_token_names.but(but).marked(value, self._mark)
         except RecursionError as error:
             raise RequestError(
                 "messages, tools and chat_template_kwargs are nested too deeply",
@@ -347,12 +348,16 @@ class ChatTemplate:
     def encode(self, text: str) -> list[int]:
         """Tokens of a text that `render` returned, or of any text in which the names of special tokens stand for them."""
         breaks = text.breaks if isinstance(text, Rendered) else ()
-        own = self._tokenizer.special_token_names.own(text, breaks) if breaks else None
-        return self._tokenizer.encode(text) if own is None else self._tokenizer.encode_with_special_tokens(text, own)
+        own = self.tokenizer.special_token_names.own(text, breaks) if breaks else None
+        return self.tokenizer.encode(text) if own is None else self.tokenizer.encode_with_special_tokens(text, own)
+
+    def segments(self, text: str) -> list[str]:
+        """A text of `encode` in segments, for `Tokenizer.encode_segments`."""
+        return self.tokenizer.segments(text, text.breaks if isinstance(text, Rendered) else ())
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, with the names of special ones."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def encode_results(self, end: str, after: str, contents: Sequence[str]) -> list[int]:
         """Tokens of the text that follows a turn with calls.
@@ -366,7 +371,7 @@ class ChatTemplate:
         for index, probe, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
             result = _escaped(contents[int(index)], probe)
             texts += [self._with_marks(result), text]
-        tokens, before = self.encode(self._rendered(end + "".join(texts))), self._tokenizer.encode(end)
+        tokens, before = self.encode(self._rendered(end + "".join(texts))), self.tokenizer.encode(end)
         if tokens[: len(before)] == before:
             return tokens[len(before) :]
         return self.encode(self._rendered("".join(texts)))

@@ -18,6 +18,7 @@ from jinfercept.chat.messages import Message, digests
 from jinfercept.chat.template import ChatTemplate, Rendered
 from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.tenants.quota import Quota
+from jinfercept.tokenizer.segments import SegmentTokens
 
 MOST, MOST_BYTES, MAX_AGE_S = 4096, 2**26, 3600.0
 _CLOSINGS = tuple({form.closing for form in REASONING_FORMATS.values()})
@@ -90,6 +91,7 @@ class TurnTokens:
     ) -> None:
         self._max_tokens, self._max_age_s, self._now = max_tokens, max_age_s, now
         self._quota = Quota(most, most_bytes)
+        self._segments = SegmentTokens(max_age_s=max_age_s, now=now)
         self._chats: dict[str, _Chat] = {}  # least recently used first
         self._lock = threading.Lock()
 
@@ -135,13 +137,16 @@ class TurnTokens:
             if (behind := template.behind_turn(messages, place, text)) is None:
                 break  # not behind earlier turns either, each of which would take a rendering
             ids = chat.token_ids[:-1]
-            ids.extend(template.encode(behind))  # begins with the template's end in place of the model's
+            ids.extend(
+                self._encoded(template, behind, tenant, salt)
+            )  # begins with the template's end in place of the model's
             if len(ids) + num_new <= self._max_tokens:
                 written = template.decode(chat.token_ids[-chat.num_written : -1])
                 thoughts = chat.thoughts + _thoughts(messages[place + 1 :])
                 return Continued(ids, chat.text + written + behind, until[-1], chat.reasons, thoughts, name)
         reasons, thoughts = _has_reasoning(messages), _thoughts(messages)
-        return Continued(array("i", template.encode(text)), text, until[-1], reasons, thoughts)
+        ids = self._encoded(template, text, tenant, salt)
+        return Continued(ids, text, until[-1], reasons, thoughts)
 
     def remember(self, tenant: str, prompt: Continued, token_ids: Sequence[int], messages: Sequence[Message]) -> None:
         """Store the tokens of a chat whose last turn has ended; of the chats before it only the last one stays.
@@ -161,6 +166,9 @@ class TurnTokens:
             if (before := self._chats.get(prompt.before)) is not None and before.before in self._chats:
                 self._remove(before.before)
             self._put(digest.hex(), chat)
+
+    def _encoded(self, template: ChatTemplate, text: Rendered, tenant: str, salt: str) -> "array[int]":
+        return self._segments.encode(template.tokenizer, template.segments(text), tenant, salt)
 
     def _found(self, name: str) -> _Chat | None:
         with self._lock:

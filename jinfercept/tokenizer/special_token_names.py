@@ -116,16 +116,21 @@ class SpecialTokenNames:
 
     def _found(self, text: str, breaks: Sequence[int]) -> Iterator[tuple[int, int] | None]:
         """Spans of names as a tokenizer finds them, leftmost first and then longest; None for a name in given text."""
-        at = 0
-        while match := self._added.search(text, at):
-            at = match.end()
-            if match[0] in self._names:
-                following = bisect_right(breaks, match.start())
-                if following < len(breaks) and breaks[following] < at:
-                    at = match.start() + 1
-                    yield None
-                else:
-                    yield match.span()
+        given, matches = -1, self._added.finditer(text)
+        while True:
+            for match in matches:
+                start, stop = match.span()
+                if match[0] in self._names:
+                    if given < stop:
+                        following = bisect_right(breaks, start)
+                        given = breaks[following] if following < len(breaks) else len(text)
+                    if start < given < stop:
+                        yield None
+                        matches = self._added.finditer(text, start + 1)
+                        break
+                    yield start, stop
+            else:
+                return
 
 
 def _one_of(chars: Collection[str]) -> re.Pattern[str]:

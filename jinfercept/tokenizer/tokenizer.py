@@ -8,8 +8,11 @@ import copy
 import json
 import re
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import compress, pairwise
+from operator import not_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, final
 
@@ -19,6 +22,7 @@ from jinfercept.errors import ModelError, RequestError, shown
 from jinfercept.tokenizer.byte_encoding import read_byte_encoding
 from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
 from jinfercept.tokenizer.literal_backend import LiteralBackend, encode
+from jinfercept.tokenizer.segments import cutting_names
 from jinfercept.tokenizer.special_token_names import SpecialTokenNames
 from jinfercept.values.plain import plain
 
@@ -160,7 +164,7 @@ class Tokenizer:
         Raises:
             RequestError: the text holds half a surrogate pair, which no encoding can express.
         """
-        return encode(self._literal_backend().backend if plain else self._backend, text, add_special_tokens)
+        return encode(self._literal_backend().backend if plain else self._backend, [text], add_special_tokens)[0]
 
     def encode_with_special_tokens(self, text: str, own: Sequence[tuple[int, int]]) -> list[int]:
         """The ids of `text`, in which only the names at given places are special tokens.
@@ -172,7 +176,63 @@ class Tokenizer:
         Raises:
             RequestError: as `encode`.
         """
-        return self._literal_backend().encode(text, own)
+        literal = self._literal_backend()
+        return literal.encode([literal.aliased(text, own)])[0]
+
+    def segments(self, text: str, breaks: Sequence[int] = ()) -> list[str]:
+        """A text in segments, whose tokens one behind the other are those of the whole; equal segments have equal tokens.
+
+        Args:
+            text: any text, in which names of special tokens are these tokens.
+            breaks: offsets within or beside names that are literal instead, see `SpecialTokenNames.own`.
+        """
+        own = self.special_token_names.own(text, breaks) if breaks else None
+        names, pattern, cuts_literal = self._cuts
+        if own is None:
+            starts = [match.start() for match in pattern.finditer(text)]
+            return [text[start:stop] for start, stop in pairwise([0, *starts, len(text)]) if start < stop]
+        literal = self._literal_backend()
+        if not cuts_literal:
+            return [literal.aliased(text, own)]
+        starts = [start for start, stop in own if text[start:stop] in names]
+        segments = list[str]()
+        place = 0
+        for start, stop in pairwise([0, *starts, len(text)]):
+            following = bisect_right(breaks, start)
+            first, place = place, bisect_left(own, (stop, 0), place)
+            if following < len(breaks) and breaks[following] < stop:
+                spans = ((begins - start, ends - start) for begins, ends in own[first:place])
+                segments.append(literal.aliased(text[start:stop], spans))
+            elif start < stop:
+                segments.append(text[start:stop])
+        return segments
+
+    def encode_segments(self, segments: Sequence[str]) -> list[list[int]]:
+        """The ids of each of the segments that `segments` has returned.
+
+        Raises:
+            RequestError: as `encode`.
+        """
+        literal = self._literal
+        aliased = [literal is not None and segment.startswith(literal.secret) for segment in segments]
+        if literal is None or not any(aliased):
+            return encode(self._backend, segments)
+        with_aliases = iter(literal.encode([*compress(segments, aliased)]))
+        others = iter(encode(self._backend, [*compress(segments, map(not_, aliased))]))
+        return [next(with_aliases if has_aliases else others) for has_aliases in aliased]
+
+    @cached_property
+    def _cuts(self) -> tuple[frozenset[str], re.Pattern[str], bool]:
+        """Names at which texts are cut: those of special tokens that templates write, and those that end a text; their pattern;
+        and whether segments with literal names may stand among others, since all names are found wherever they stand.
+        """
+        added = self._backend.get_added_tokens_decoder()
+        steering = {added[id_].content: id_ for id_ in self._steering_ids}
+        apart = cutting_names(self._backend, steering)
+        sources = "".join([*self._chat_templates.values(), *self._special_tokens.values()])
+        names = frozenset(name for name in apart if name in sources or steering[name] in self.eos_token_ids)
+        pattern = re.compile("|".join(map(re.escape, names)) or "(?!)")
+        return names, pattern, apart == steering.keys() and min(map(len, apart), default=0) > 1
 
     @cached_property
     def special_token_names(self) -> SpecialTokenNames:
