@@ -77,8 +77,8 @@ class Played(NamedTuple):
     """What came of one way of routing.
 
     Attributes:
-        prompt, found: tokens of all turns after the first, and those that the replica held.
-        known: of them, the tokens that the turn before had ended with.
+        prompt, cached: tokens of all turns after the first, and those that the replica held.
+        answered: of them, the tokens that the turn before had ended with.
         shared: of them, the tokens of the system prompt.
         replicas: requests by replica.
         reasons: requests by reason.
@@ -88,8 +88,8 @@ class Played(NamedTuple):
     """
 
     prompt: int
-    found: int
-    known: int
+    cached: int
+    answered: int
     shared: int
     replicas: Counter[str]
     reasons: Counter[str]
@@ -99,9 +99,9 @@ class Played(NamedTuple):
 
     @property
     def own_share(self) -> float:
-        """Found tokens of those that were known and belong to one session only; the shared ones count as found."""
-        own = self.known - self.shared
-        return max(0.0, self.found - self.shared) / own if own else 0.0
+        """Cached tokens of those answered before in one session; shared ones count as cached."""
+        own = self.answered - self.shared
+        return max(0.0, self.cached - self.shared) / own if own else 0.0
 
 
 def fleet_command(shape: FleetShape, seed: int, json_path: str | None) -> int:
@@ -185,7 +185,7 @@ async def _play(url: str, shape: FleetShape, seed: int, way: str) -> Played:
     async def session(client: AsyncOpenAI, number: int) -> None:
         rng = Random(f"{seed} {number}")
         messages: Any = [{"role": "system", "content": text_of(Random(seed), shape.system_tokens)}]
-        known = 0
+        previous_tokens = 0
         for turn in range(shape.turns):
             await asyncio.sleep(rng.expovariate(4.0))  # the agent's tool runs
             messages.append({"role": "user", "content": text_of(rng, shape.turn_tokens)})
@@ -209,11 +209,11 @@ async def _play(url: str, shape: FleetShape, seed: int, way: str) -> Played:
             replicas[raw.headers["x-jinfercept-replica"]] += 1
             reasons[raw.headers["x-jinfercept-route"]] += 1
             if turn:
-                usage["known"] += known
+                usage["known"] += previous_tokens
                 usage["prompt"] += answer.usage.prompt_tokens
                 usage["found"] += (details.cached_tokens if details else 0) or 0
                 usage["shared"] += shape.system_tokens
-            known = answer.usage.total_tokens
+            previous_tokens = answer.usage.total_tokens
             messages.append({"role": "assistant", "content": text})
 
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300) as client:
@@ -294,8 +294,8 @@ class SwitchedPlacer:
 def _row(played: Played) -> dict[str, Any]:
     return {
         "prompt_tokens": played.prompt,
-        "found_tokens": played.found,
-        "found_share": played.found / max(1, played.prompt),
+        "found_tokens": played.cached,
+        "found_share": played.cached / max(1, played.prompt),
         "own_found_share": played.own_share,
         "busiest_share": max(played.replicas.values(), default=0) / max(1, played.replicas.total()),
         "reasons": dict(played.reasons),

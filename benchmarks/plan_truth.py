@@ -188,13 +188,13 @@ class _Recorded:
         finished = self._replica.advance()
         self._served += [
             Served(
-                one.finished_s,
-                one.finished_s - one.turn.at_s,
-                one.turn.new_tokens,
-                one.cached_tokens,
-                one.turn.prompt_tokens,
+                visit.finished_s,
+                visit.finished_s - visit.turn.at_s,
+                visit.turn.new_tokens,
+                visit.cached_tokens,
+                visit.turn.prompt_tokens,
             )
-            for one in finished
+            for visit in finished
         ]
         return finished
 
@@ -293,32 +293,32 @@ class PlanTruth(NamedTuple):
 
     def _throughput(self, served: Sequence[Served]) -> Throughput:
         begin_s, end_s = WARM_UP * self.seconds, self.seconds
-        counted = [one for one in served if begin_s <= one.end_s < end_s]
+        counted = [turn for turn in served if begin_s <= turn.end_s < end_s]
         seconds = end_s - begin_s
         return Throughput(
             len(counted) / seconds,
-            sum(one.tokens for one in counted) / seconds,
-            fmean(one.turn_s for one in counted),
-            sum(one.cached for one in counted) / sum(one.prompt for one in counted),
+            sum(turn.tokens for turn in counted) / seconds,
+            fmean(turn.turn_s for turn in counted),
+            sum(turn.cached for turn in counted) / sum(turn.prompt for turn in counted),
         )
 
     def _answer(self, real: Mapping[float, Throughput], planned: Mapping[float, Throughput]) -> StudyAnswer:
         rows = [
             [
                 f"{rate:g}",
-                *(f"{number:.2f}" for number in (planned[rate].turns_per_s, one.turns_per_s)),
-                *(f"{number:.0f}" for number in (planned[rate].tokens_per_s, one.tokens_per_s)),
-                f"{one.tokens_per_s / planned[rate].tokens_per_s - 1:+.1%}",
-                *(f"{number:.2f}" for number in (planned[rate].turn_s, one.turn_s)),
-                *(f"{number:.0%}" for number in (planned[rate].found_share, one.found_share)),
+                *(f"{number:.2f}" for number in (planned[rate].turns_per_s, measured.turns_per_s)),
+                *(f"{number:.0f}" for number in (planned[rate].tokens_per_s, measured.tokens_per_s)),
+                f"{measured.tokens_per_s / planned[rate].tokens_per_s - 1:+.1%}",
+                *(f"{number:.2f}" for number in (planned[rate].turn_s, measured.turn_s)),
+                *(f"{number:.0%}" for number in (planned[rate].found_share, measured.found_share)),
             ]
-            for rate, one in real.items()
+            for rate, measured in real.items()
         ]
         title = f"{self.replicas} replicas, agents of {TURNS} turns under a system prompt of {SYSTEM_TOKENS} tokens"
-        worst = max(abs(one.tokens_per_s / planned[rate].tokens_per_s - 1) for rate, one in real.items())
+        worst = max(abs(measured.tokens_per_s / planned[rate].tokens_per_s - 1) for rate, measured in real.items())
         bars = {
-            f"{rate:g} sessions/s": {"planned": planned[rate].tokens_per_s, "served": one.tokens_per_s}
-            for rate, one in real.items()
+            f"{rate:g} sessions/s": {"planned": planned[rate].tokens_per_s, "served": measured.tokens_per_s}
+            for rate, measured in real.items()
         }
         return StudyAnswer(
             "What a plan predicts, and what real replicas serve",

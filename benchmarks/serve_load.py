@@ -56,14 +56,14 @@ class LoadRun(NamedTuple):
         seconds: from the first request to the last answer.
         client_cpu_s: that this process took for it.
         sessions: by their numbers.
-        asked: how many there were to be.
+        planned: how many there were to be.
         interrupted: by the user, so that fewer were played.
     """
 
     seconds: float
     client_cpu_s: float
     sessions: list[PlayedSession]
-    asked: int
+    planned: int
     interrupted: bool
 
 

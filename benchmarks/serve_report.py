@@ -36,7 +36,7 @@ def report(server: str, model: str, load: ClientLoad, seed: int, run: LoadRun) -
         "model": model,
         "load": load._asdict(),
         "seed": seed,
-        "sessions": run.asked,
+        "sessions": run.planned,
         "sessions_completed": len(whole),
         "sessions_played": len(run.sessions),
         "requests": len(replies),

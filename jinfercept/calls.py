@@ -118,8 +118,8 @@ class Tool:
                 f"tool {self.name!r} needs a time-out", got=shown(self.timeout_s), fix="seconds, above 0"
             )
         if type(room := self.max_result_tokens) is not int or room < 1:
-            what = f"tool {self.name!r} needs room for its result"
-            raise RequestError(what, got=shown(room), fix="a whole number from 1")
+            problem = f"tool {self.name!r} needs room for its result"
+            raise RequestError(problem, got=shown(room), fix="a whole number from 1")
         if self.calls not in (None, "sync", "parallel", "async"):
             raise RequestError(f"calls of tool {self.name!r}", got=shown(self.calls), fix="sync, parallel or async")
         if self.calls is not None and self.start is not None:

@@ -111,28 +111,28 @@ class SpeculativeConfig(NamedTuple):
     @classmethod
     def parse(cls, given: str | dict[str, Any] | None) -> Self:
         """Reads a mapping or its JSON; None asks for no drafts. Raises `ConfigError`."""
-        what = "speculative_config"
+        flag = "speculative_config"
         if given is None:
             return cls()
         try:
             values: Any = json.loads(given) if isinstance(given, str) else given
         except ValueError as error:
-            raise ConfigError(f"{what} is no JSON", got=str(error), fix=_SPECULATIVE_EXAMPLE) from None
+            raise ConfigError(f"{flag} is no JSON", got=str(error), fix=_SPECULATIVE_EXAMPLE) from None
         if not isinstance(values, dict):
-            raise ConfigError(f"{what} is an object", got=shown(values), fix=_SPECULATIVE_EXAMPLE)
+            raise ConfigError(f"{flag} is an object", got=shown(values), fix=_SPECULATIVE_EXAMPLE)
         if unknown := sorted(set(values) - set(cls._fields)):
-            raise ConfigError(f"{what} has the keys {', '.join(cls._fields)}", got=", ".join(unknown), fix="no others")
+            raise ConfigError(f"{flag} has the keys {', '.join(cls._fields)}", got=", ".join(unknown), fix="no others")
         model = values.get("model")
         values = {"method": "ngram" if model is None else "draft_model", **values}
         config = cls(**values)
         if config.method not in ("ngram", "draft_model"):
-            raise ConfigError(f"{what} has another method", got=shown(config.method), fix="ngram or draft_model")
+            raise ConfigError(f"{flag} has another method", got=shown(config.method), fix="ngram or draft_model")
         if config.method == "ngram" and model is not None:
-            raise ConfigError(f"{what} has n-grams of a model", got=shown(given), fix="leave out model, or draft_model")
+            raise ConfigError(f"{flag} has n-grams of a model", got=shown(given), fix="leave out model, or draft_model")
         if config.method == "draft_model" and not (isinstance(model, str) and model):
-            raise ConfigError(f"{what} lacks the draft model", got=shown(given), fix=_DRAFT_MODEL_EXAMPLE)
+            raise ConfigError(f"{flag} lacks the draft model", got=shown(given), fix=_DRAFT_MODEL_EXAMPLE)
         if not all(type(number) is int and number >= 1 for number in config[1:4]):
-            raise ConfigError(f"{what} has whole numbers from 1 on", got=shown(given), fix=_SPECULATIVE_EXAMPLE)
+            raise ConfigError(f"{flag} has whole numbers from 1 on", got=shown(given), fix=_SPECULATIVE_EXAMPLE)
         shortest, longest = config.prompt_lookup_min, config.prompt_lookup_max
         if "prompt_lookup_min" not in values:
             shortest = min(shortest, longest)

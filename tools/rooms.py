@@ -76,7 +76,7 @@ def room_of(parts: tuple[str, ...]) -> str:
 
 def imported(room: str, trees: Iterator[ast.Module]) -> set[str]:
     """The rooms that a room's modules import while they run."""
-    found = set[str]()
+    rooms = set[str]()
     for tree in trees:
         checking = {id(node) for test in ast.walk(tree) if is_type_checking(test) for node in ast.walk(test)}
         for node in ast.walk(tree):
@@ -85,11 +85,11 @@ def imported(room: str, trees: Iterator[ast.Module]) -> set[str]:
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == PACKAGE:
                 module = (node.module or "").split(".")
                 names = [[*module, alias.name] for alias in node.names] if len(module) == 1 else [module]
-                found.update(room_of(tuple(name)) for name in names if name[-1][0].islower() or len(name) > 2)
+                rooms.update(room_of(tuple(name)) for name in names if name[-1][0].islower() or len(name) > 2)
             elif isinstance(node, ast.Import):
                 modules = (alias.name.split(".") for alias in node.names)
-                found.update(room_of(tuple(module)) for module in modules if module[0] == PACKAGE)
-    return found - {room}
+                rooms.update(room_of(tuple(module)) for module in modules if module[0] == PACKAGE)
+    return rooms - {room}
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -124,12 +124,12 @@ def long_files(trees: Mapping[Path, ast.Module], root: Path) -> list[str]:
 
 def class_names(trees: Mapping[Path, ast.Module]) -> dict[str, list[Path]]:
     """By class name the files that define a class of it."""
-    found = defaultdict(list)
+    files = defaultdict(list)
     for file, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
-                found[node.name].append(file)
-    return dict(sorted(found.items()))
+                files[node.name].append(file)
+    return dict(sorted(files.items()))
 
 
 if __name__ == "__main__":

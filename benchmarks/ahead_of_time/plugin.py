@@ -47,8 +47,8 @@ def tool(name: str, generation: str = "cuda13") -> Path:
     folders = [*plugin(generation), *sys.path]
     if name == "nvdisasm":
         folders = [str(_fetched("nvdisasm-cuda13", [DISASSEMBLER]))]
-    found = (path for folder in folders for path in Path(folder or ".", "nvidia").glob(f"*/bin/{name}"))
-    if (path := next(found, None)) is None:
+    paths = (path for folder in folders for path in Path(folder or ".", "nvidia").glob(f"*/bin/{name}"))
+    if (path := next(paths, None)) is None:
         raise PluginMissingError(f"{name} is not there", got=", ".join(folders), fix="install the wheels of the plugin")
     return path
 

@@ -117,7 +117,7 @@ def make_bill(cases: Sequence[Case]) -> dict[str, Any]:
         "kernels": [row for entry in readings for row in kernel_rows(entry, _guesses(devices, entry.case).likely)],
         "products": [row for entry in readings for row in product_rows(entry, *_guesses(devices, entry.case))],
         "steps": list(_steps(readings, devices)),
-        "assumptions": [found._asdict() for found in listed()],
+        "assumptions": [assumption._asdict() for assumption in listed()],
     }
 
 
@@ -149,7 +149,7 @@ def _readings(cases: Sequence[Case]) -> Iterator[Reading]:
     """Compile in a process for each GPU; shows progress."""
     with StartDisplay() as display:
         for gpu in dict.fromkeys(case.gpu for case in cases):
-            asked = {
+            order = {
                 "gpu": gpu,
                 "generation": GENERATION,
                 "ptxas": str(tool("ptxas", GENERATION)),
@@ -157,26 +157,26 @@ def _readings(cases: Sequence[Case]) -> Iterator[Reading]:
                 "cases": [case for case in cases if case.gpu == gpu],
                 "num_layers": NUM_LAYERS,
             }
-            for line in _lines(asked):
+            for line in _lines(order):
                 display(gpu, line["done"], line["total"])
                 yield reading(line)
 
 
-def _lines(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _lines(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The lines of the program that compiles, as they come. Raises `RuntimeError` if it fails."""
     command = [sys.executable, "-m", "benchmarks.gpu_bill.child"]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with tempfile.TemporaryFile("w+") as said:
-        child = subprocess.Popen(command, env=environment(GENERATION), text=True, stderr=said, **pipes)
+    with tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(command, env=environment(GENERATION), text=True, stderr=errors, **pipes)
         assert child.stdout is not None
         assert child.stdin is not None
         with child:
-            child.stdin.write(json.dumps(asked))
+            child.stdin.write(json.dumps(order))
             child.stdin.close()
             yield from map(json.loads, child.stdout)
         if child.returncode != 0:
-            said.seek(0)
-            raise RuntimeError(f"the program that compiles failed: {said.read()[-4000:]}")
+            errors.seek(0)
+            raise RuntimeError(f"the program that compiles failed: {errors.read()[-4000:]}")
 
 
 def _guesses(devices: Devices, case: Case) -> Guesses:
@@ -230,9 +230,9 @@ def _cases_of(cases: Sequence[Case], rows: int) -> Iterator[tuple[bool, Case]]:
     own = [case for case in cases if case.bucket == case.max_num_seqs and rows <= case.bucket < max(8, 2 * rows)]
     default = next((size for size in default_buckets(rows) if size >= rows), rows)
     served = [case for case in cases if case.bucket == default and rows <= case.max_num_seqs]
-    for is_default, found in ((False, own), (True, served)):
-        if found:
-            yield is_default, min(found, key=lambda case: (case.bucket, case.max_num_seqs))
+    for is_default, fitting in ((False, own), (True, served)):
+        if fitting:
+            yield is_default, min(fitting, key=lambda case: (case.bucket, case.max_num_seqs))
 
 
 def _commit() -> str:

@@ -18,16 +18,16 @@ def budgets() -> list[dict[str, Any]]:
 def broken(rows: Iterable[Mapping[str, Any]], limits: Iterable[Mapping[str, Any]]) -> list[str]:
     """A sentence for every number above its budget, and for every executable that did not compile."""
     limits = list(limits)
-    found = list[str]()
+    sentences = list[str]()
     for row in rows:
         title = f"{row['num_devices']} × {row['gpu']} {row['model']} {row['executable']} with {row['library']}"
         if row.get("error"):
-            found.append(f"{title}: {row['error']}")
+            sentences.append(f"{title}: {row['error']}")
             continue
         for name, most in _limits(row, limits).items():
             if row[name] is not None and row[name] > most:
-                found.append(f"{title}: {name} is {row[name]:g}, and its budget {most:g}")
-    return found
+                sentences.append(f"{title}: {name} is {row[name]:g}, and its budget {most:g}")
+    return sentences
 
 
 def rewritten(text: str, rows: Iterable[Mapping[str, Any]]) -> str:

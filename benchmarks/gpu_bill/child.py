@@ -89,15 +89,15 @@ def add_case(compiler: Compiler, case: Case, num_layers: int) -> None:
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    cases = [Case(*case) for case in asked["cases"]]
+    order = json.load(sys.stdin)
+    cases = [Case(*case) for case in order["cases"]]
     lines, done = sys.stdout, 0
     with redirect_stdout(sys.stderr):
-        reading = partial(read, asked["ptxas"], asked["nvdisasm"])
+        reading = partial(read, order["ptxas"], order["nvdisasm"])
         counts = dict.fromkeys(case.num_devices for case in cases)
-        compilers = {n: Compiler(asked["gpu"], asked["generation"], reading, SOURCE, DUMPED, n) for n in counts}
+        compilers = {n: Compiler(order["gpu"], order["generation"], reading, SOURCE, DUMPED, n) for n in counts}
         for case in cases:
-            add_case(compilers[case.num_devices], case, asked["num_layers"])
+            add_case(compilers[case.num_devices], case, order["num_layers"])
         total = sum(map(len, compilers.values()))
         for title, facts in chain.from_iterable(compiler.finished() for compiler in compilers.values()):
             done += 1

@@ -62,18 +62,18 @@ def read_kernels(folder: Path, ptxas: str, nvdisasm: str, disassembled: Iterable
     wanted = set(disassembled)
     for path in folder.glob("*.ptx"):
         text = path.read_text()
-        found = _of_ptx(text)
+        own_kernels = _of_ptx(text)
         with tempfile.TemporaryDirectory() as scratch:
             cubin = Path(scratch) / "kernel.cubin"
             arch = next(iter(TARGET.findall(text)))
-            said = _run(ptxas, "-v", f"-arch={arch}", str(path), "-o", str(cubin))
-            for name, stores, loads, registers, rest in PROPERTIES.findall(said):
-                kernel = found.setdefault(name, Kernel())
+            report = _run(ptxas, "-v", f"-arch={arch}", str(path), "-o", str(cubin))
+            for name, stores, loads, registers, rest in PROPERTIES.findall(report):
+                kernel = own_kernels.setdefault(name, Kernel())
                 kernel.registers, kernel.spill_bytes = int(registers), int(stores) + int(loads)
                 kernel.shared_bytes = int(shared[1]) if (shared := SHARED.search(rest)) else 0
-            if wanted & found.keys():
-                _count(found, _run(nvdisasm, "-c", str(cubin)))
-        kernels |= found
+            if wanted & own_kernels.keys():
+                _count(own_kernels, _run(nvdisasm, "-c", str(cubin)))
+        kernels |= own_kernels
     return {name: asdict(kernel) for name, kernel in kernels.items()}
 
 
@@ -104,7 +104,7 @@ def _count(kernels: dict[str, Kernel], sass: str) -> None:
     parts = re.split(r"^\s*\.section\s+\.text\.(\w+)", sass, flags=re.MULTILINE)[1:]
     for name, body in zip(parts[::2], parts[1::2], strict=True):
         if name in kernels:
-            kernels[name].sass = {what: len(pattern.findall(body)) for what, pattern in SASS.items()}
+            kernels[name].sass = {count_name: len(pattern.findall(body)) for count_name, pattern in SASS.items()}
 
 
 def _run(*command: str) -> str:

@@ -159,11 +159,11 @@ def _all_options_s(readings: Iterable[Reading], device: Device, bucket: int) -> 
 
     def seconds(reading: Reading, dearest: bool) -> float:
         path = reading.path(device.assumed.loop_turns, dearest=dearest)
-        of = (device.seconds(one, reading.kernels.get(one.thunk.kernel), bucket) for one in path)
-        return sum(one.turns * (took + device.assumed.launch_gap) for one, took in zip(path, of, strict=True))
+        of = (device.seconds(launch, reading.kernels.get(launch.thunk.kernel), bucket) for launch in path)
+        return sum(launch.turns * (took + device.assumed.launch_gap) for launch, took in zip(path, of, strict=True))
 
     samplers = [reading for reading in readings if reading.kind == "sample" and reading.error is None]
-    return max(seconds(sampler, True) for sampler in samplers) - min(seconds(one, False) for one in samplers)
+    return max(seconds(sampler, True) for sampler in samplers) - min(seconds(sampler, False) for sampler in samplers)
 
 
 def _host_s(step: Sums, device: Device, update_work: float, device_s: float) -> float:
@@ -186,11 +186,12 @@ def _host_s(step: Sums, device: Device, update_work: float, device_s: float) -> 
 
 def _cheapest(readings: Iterable[Reading], device: Device, kind: str, work: DecodeWork) -> Sums:
     """The sums of the cheapest executable of a kind, of layers for one layer: a runner has variants for what rows ask."""
-    found = [reading for reading in readings if reading.kind == kind and reading.error is None]
-    assert found, f"no executable {kind}"
-    sums = [_sums(reading, device, work) for reading in found]
+    candidates = [reading for reading in readings if reading.kind == kind and reading.error is None]
+    assert candidates, f"no executable {kind}"
+    sums = [_sums(reading, device, work) for reading in candidates]
     return min(
-        sums, key=lambda one: one.products + one.attention + one.others + one.kernels * device.assumed.launch_gap
+        sums,
+        key=lambda total: total.products + total.attention + total.others + total.kernels * device.assumed.launch_gap,
     )
 
 

@@ -79,12 +79,12 @@ class Program:
         self.instructions: dict[str, Instruction] = {}
         current: list[Instruction] = []
         for line in text.splitlines():
-            if line.endswith("{") and (found := re.match(r"^(?:ENTRY )?%(\S+) \(", line)):
-                current = self.computations.setdefault(found[1], [])
-            elif found := INSTRUCTION.match(line):
-                current.append(_instruction(*found.groups()))
-                self.instructions[found[2]] = current[-1]
-        roots = [one for inside in self.computations.values() for one in inside if one.is_root]
+            if line.endswith("{") and (match := re.match(r"^(?:ENTRY )?%(\S+) \(", line)):
+                current = self.computations.setdefault(match[1], [])
+            elif match := INSTRUCTION.match(line):
+                current.append(_instruction(*match.groups()))
+                self.instructions[match[2]] = current[-1]
+        roots = [instruction for inside in self.computations.values() for instruction in inside if instruction.is_root]
         ends = [
             name for root in roots for name, _ in (root.operands if root.opcode == "tuple" else ((root.name, None),))
         ]
@@ -92,41 +92,43 @@ class Program:
 
     def traffic(self, name: str) -> Traffic:
         """The bytes of one instruction."""
-        found = self.instructions[name]
-        inside = self.computations.get(found.calls, [])
+        instruction = self.instructions[name]
+        inside = self.computations.get(instruction.calls, [])
         read = weight = copyable = 0
         arguments: dict[str, int] = {}
-        pages = self._pool_bytes in found.sizes
-        for number, (operand, part) in enumerate(dict.fromkeys(found.operands)):
+        pages = self._pool_bytes in instruction.sizes
+        for number, (operand, part) in enumerate(dict.fromkeys(instruction.operands)):
             size, (source, place) = self._size(operand, part), self._source(operand)
             is_pool = size == self._pool_bytes
             pages |= is_pool
-            sliced = _sliced_bytes(inside, number) if found.opcode == "fusion" else _sliced_alone(found, number)
+            sliced = (
+                _sliced_bytes(inside, number) if instruction.opcode == "fusion" else _sliced_alone(instruction, number)
+            )
             before = read
             if sliced is not None:
                 read += sliced
-            elif not (is_pool and found.opcode == "custom-call"):
+            elif not (is_pool and instruction.opcode == "custom-call"):
                 read += size
                 is_weight = PARAMS.search(source.rest) is not None and size >= LEAST_WEIGHT_BYTES
                 weight += size if is_weight else 0
                 copyable = max(copyable, size) if is_weight or is_pool else copyable
             if source.opcode == "parameter":
                 arguments[f"{source.name}{place}"] = read - before
-        made = self._made(found, inside)
+        made = self._made(instruction, inside)
         copied = made if copyable and made >= copyable else 0
         return Traffic(read, made, weight, copied, pages, tuple(arguments.items()), name in self._results)
 
-    def _made(self, found: Instruction, inside: Sequence[Instruction]) -> int:
-        if found.opcode == "custom-call" and "matmul" in found.rest:
-            return found.sizes[0]  # the others are room to work in
-        if found.opcode == "custom-call" and "output_to_operand_aliasing" in found.rest:
-            return sum(size for size in found.sizes if size != self._pool_bytes)
-        if found.opcode in UPDATING:
-            return self._size(*found.operands[_update(found)])
+    def _made(self, instruction: Instruction, inside: Sequence[Instruction]) -> int:
+        if instruction.opcode == "custom-call" and "matmul" in instruction.rest:
+            return instruction.sizes[0]  # the others are room to work in
+        if instruction.opcode == "custom-call" and "output_to_operand_aliasing" in instruction.rest:
+            return sum(size for size in instruction.sizes if size != self._pool_bytes)
+        if instruction.opcode in UPDATING:
+            return self._size(*instruction.operands[_update(instruction)])
         by_name = {instruction.name: instruction for instruction in inside}
         root = next((instruction for instruction in inside if instruction.is_root), None)
         if root is None:
-            return sum(found.sizes)
+            return sum(instruction.sizes)
         results = [name for name, _ in root.operands] if root.opcode == "tuple" else [root.name]
         return sum(_made_inside(by_name, name) for name in results)
 
@@ -136,18 +138,18 @@ class Program:
 
     def _source(self, name: str) -> tuple[Instruction, str]:
         """What a name views, and which part of it."""
-        found, place = self.instructions[name], ""
-        while found.opcode in VIEWS and found.operands:
-            if found.opcode == "get-tuple-element":
-                place = f" {found.rest[:12]}"
-            found = self.instructions[found.operands[0][0]]
-        return found, place
+        instruction, place = self.instructions[name], ""
+        while instruction.opcode in VIEWS and instruction.operands:
+            if instruction.opcode == "get-tuple-element":
+                place = f" {instruction.rest[:12]}"
+            instruction = self.instructions[instruction.operands[0][0]]
+        return instruction, place
 
 
 def _instruction(root: str | None, name: str, kind: str, opcode: str, rest: str) -> Instruction:
     arguments, _, rest = rest.partition(")")
     calls = re.search(r"calls=%([\w.-]+)", rest)
-    operands = tuple((found[1], int(found[2]) if found[2] else None) for found in OPERAND.finditer(arguments))
+    operands = tuple((match[1], int(match[2]) if match[2] else None) for match in OPERAND.finditer(arguments))
     sizes = tuple(_bytes(dtype, dims) for dtype, dims in ARRAY.findall(kind))
     return Instruction(name, opcode, sizes, operands, calls[1] if calls else "", arguments, rest, root is not None)
 
@@ -159,38 +161,42 @@ def _bytes(dtype: str, dims: str) -> int:
 
 def _sliced_bytes(inside: Sequence[Instruction], number: int) -> int | None:
     """Bytes that a fusion reads of a parameter from which it only slices, or which it updates in place; None of all others."""
-    names = {one.name for one in inside if one.opcode == "parameter" and one.arguments.strip() == str(number)}
+    names = {
+        instruction.name
+        for instruction in inside
+        if instruction.opcode == "parameter" and instruction.arguments.strip() == str(number)
+    }
     total = 0
     used = False
-    for one in inside:
-        mine = [place for place, (name, _) in enumerate(one.operands) if name in names]
+    for instruction in inside:
+        mine = [place for place, (name, _) in enumerate(instruction.operands) if name in names]
         if not mine:
             continue
-        if one.opcode in VIEWS:
-            names.add(one.name)
-        elif one.opcode in SLICING | UPDATING and mine == [0]:
-            total, used = total + (sum(one.sizes) if one.opcode in SLICING else 0), True
+        if instruction.opcode in VIEWS:
+            names.add(instruction.name)
+        elif instruction.opcode in SLICING | UPDATING and mine == [0]:
+            total, used = total + (sum(instruction.sizes) if instruction.opcode in SLICING else 0), True
         else:
             return None
     return total if used else None
 
 
-def _sliced_alone(found: Instruction, number: int) -> int | None:
-    if number or found.opcode not in SLICING | UPDATING:
+def _sliced_alone(instruction: Instruction, number: int) -> int | None:
+    if number or instruction.opcode not in SLICING | UPDATING:
         return None
-    return sum(found.sizes) if found.opcode in SLICING else 0
+    return sum(instruction.sizes) if instruction.opcode in SLICING else 0
 
 
-def _update(found: Instruction) -> int:
+def _update(instruction: Instruction) -> int:
     """The place of the rows among the operands of an update."""
-    return 1 if found.opcode == "dynamic-update-slice" else 2
+    return 1 if instruction.opcode == "dynamic-update-slice" else 2
 
 
 def _made_inside(by_name: Mapping[str, Instruction], name: str) -> int:
     """Bytes of one result of a fusion; of an update in place, those of its rows."""
-    found = by_name[name]
-    while found.opcode in VIEWS and found.operands[0][0] in by_name:
-        found = by_name[found.operands[0][0]]
-    if found.opcode in UPDATING:
-        return sum(by_name[found.operands[_update(found)][0]].sizes)
+    instruction = by_name[name]
+    while instruction.opcode in VIEWS and instruction.operands[0][0] in by_name:
+        instruction = by_name[instruction.operands[0][0]]
+    if instruction.opcode in UPDATING:
+        return sum(by_name[instruction.operands[_update(instruction)][0]].sizes)
     return sum(by_name[name].sizes)

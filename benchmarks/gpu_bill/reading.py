@@ -100,12 +100,12 @@ class Reading:
 
 def reading(line: Mapping[str, Any]) -> Reading:
     """A line of the program that compiles."""
-    found = line["reading"]
-    result = Reading(Case(*line["case"]), tuple(line["key"]), found["error"])
+    fields = line["reading"]
+    result = Reading(Case(*line["case"]), tuple(line["key"]), fields["error"])
     if result.error is None:
-        result.temp_bytes = found["temp_bytes"]
-        result.thunks = _thunk(found["thunks"], result.traffic)
-        result.kernels = {name: Kernel(**kernel) for name, kernel in found["kernels"].items()}
+        result.temp_bytes = fields["temp_bytes"]
+        result.thunks = _thunk(fields["thunks"], result.traffic)
+        result.kernels = {name: Kernel(**kernel) for name, kernel in fields["kernels"].items()}
     return result
 
 

@@ -141,10 +141,10 @@ def _is_copy(reading: Reading, launch: Launch) -> bool:
 
 def _plain_products(reading: Reading, path: Iterable[Launch]) -> int:
     """Kernels that read weights and multiply without tensor cores."""
-    found = (reading.kernels.get(launch.thunk.kernel) for launch in path if launch.traffic.weight)
-    return sum(kernel is not None and not kernel.has_products for kernel in found)
+    kernels = (reading.kernels.get(launch.thunk.kernel) for launch in path if launch.traffic.weight)
+    return sum(kernel is not None and not kernel.has_products for kernel in kernels)
 
 
-def _sass(reading: Reading, what: str) -> int:
+def _sass(reading: Reading, count_name: str) -> int:
     """Instructions in kernels of pages and in ours."""
-    return sum(kernel.sass[what] for kernel in reading.kernels.values() if kernel.sass)
+    return sum(kernel.sass[count_name] for kernel in reading.kernels.values() if kernel.sass)

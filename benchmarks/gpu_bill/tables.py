@@ -193,7 +193,7 @@ def terminal(title: str, columns: Columns, rows: Sequence[Row]) -> Table:
 
 def document(bill: Mapping[str, Any], assumptions: Sequence[Assumption]) -> str:
     """The whole bill in Markdown."""
-    assumed = [found._asdict() for found in assumptions]
+    assumed = [assumption._asdict() for assumption in assumptions]
     columns: Columns = {name: _plain(name) for name in Assumption._fields}
     return "\n".join(
         [

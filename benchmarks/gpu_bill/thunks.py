@@ -61,18 +61,18 @@ def parse_thunks(text: str, instructions: dict[int, str]) -> Thunk:
     labels: dict[int, str] = {}
     heading = ""
     for line in text.splitlines():
-        if found := LABEL.match(line):
-            heading = found[1]
-        elif found := LINE.match(line):
-            depth = len(found[1])
+        if match := LABEL.match(line):
+            heading = match[1]
+        elif match := LINE.match(line):
+            depth = len(match[1])
             while open_at[-1][0] >= depth:
                 open_at.pop()
             parent = open_at[-1][1]
             if heading:
                 labels[id(parent)], heading = heading, ""
-            thunk = _thunk(found[3], found[4])
+            thunk = _thunk(match[3], match[4])
             thunk.label = labels.get(id(parent), "")
-            thunk.instruction = instructions.get(int(found[2]), "") if found[3] != "kCommandBuffer" else ""
+            thunk.instruction = instructions.get(int(match[2]), "") if match[3] != "kCommandBuffer" else ""
             parent.children.append(thunk)
             open_at.append((depth, thunk))
     return root

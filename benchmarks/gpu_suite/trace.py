@@ -160,10 +160,10 @@ def merged(spans: Iterable[Span]) -> list[Span]:
     return joined
 
 
-def overlap(one: Sequence[Span], other: Sequence[Span]) -> float:
+def overlap(own: Sequence[Span], other: Sequence[Span]) -> float:
     """How long both last at once, in ns; each has spans that do not touch, in order."""
     total, index = 0.0, 0
-    for start, end in one:
+    for start, end in own:
         while index < len(other) and other[index][1] <= start:
             index += 1
         for first, last in other[index:]:

@@ -166,8 +166,8 @@ class Replay:
                 if self.simulate:
                     simulated = simulation(setup, name, duration_s, run.report["host_s"])
                     played.simulated[name] = {
-                        what: played_again.run(arrivals, _shown(progress, f"{name}, {what}"))
-                        for what, played_again in (
+                        kind: played_again.run(arrivals, _shown(progress, f"{name}, {kind}"))
+                        for kind, played_again in (
                             (SIMULATED, simulated),
                             (AT_ITS_SPEED, at_speed_of(run.report, simulated)),
                         )
@@ -184,9 +184,9 @@ class Replay:
             write_json(self.json, compared)
 
 
-def _shown(progress: Progress, what: str) -> Callable[[float, float], None]:
+def _shown(progress: Progress, kind: str) -> Callable[[float, float], None]:
     """A new bar, which the result moves: to (now, end)."""
-    task = progress.add_task(what)
+    task = progress.add_task(kind)
     return lambda now, end: progress.update(task, completed=now, total=end)
 
 
@@ -195,20 +195,20 @@ def _show(played: Played) -> None:
     table = plain_table(("policy", *COMPARED), left=("policy",))
     for policy, run in played.runs.items():
         table.add_row(policy, *(_cell(value(run.report)) for value in COMPARED.values()))
-        for what, report in played.simulated.get(policy, {}).items():
+        for kind, report in played.simulated.get(policy, {}).items():
             pairs = [(value(report), value(run.report)) for value in COMPARED.values()]
-            table.add_row(f"  {what}", *(_cell(expected) for expected, _ in pairs))
+            table.add_row(f"  {kind}", *(_cell(expected) for expected, _ in pairs))
             table.add_row("  real is", *(_ratio(real, expected) for expected, real in pairs))
     show(table)
     orders = {"real": {name: run.report for name, run in played.runs.items()}}
-    for what in (SIMULATED, AT_ITS_SPEED):
-        orders[what] = {name: reports[what] for name, reports in played.simulated.items()}
-    for what, reports in orders.items():
+    for kind in (SIMULATED, AT_ITS_SPEED):
+        orders[kind] = {name: reports[kind] for name, reports in played.simulated.items()}
+    for kind, reports in orders.items():
         ranked = sorted(
             (latency, name) for name, report in reports.items() if (latency := latency_ms(report)) is not None
         )
         if len(ranked) > 1:
-            print(f"by latency, {what}: {' < '.join(name for _, name in ranked)}")
+            print(f"by latency, {kind}: {' < '.join(name for _, name in ranked)}")
 
 
 def _warn(runs: "Mapping[str, Replayed]", console: Console) -> None:

@@ -47,7 +47,7 @@ class ReplicaApp:
         self._app = create_app(service)
         self._lifespan = self._app.router.lifespan_context(self._app)
         plan = service.llm.memory_plan
-        self.held = HeldContexts(plan.kv_tokens + plan.host_tokens, now)
+        self.contexts = HeldContexts(plan.kv_tokens + plan.host_tokens, now)
         self._load = EngineSnapshot(lambda: service.llm.engine.ask(self._read_load), _FRESH_S)
         self._state = EngineSnapshot(service.llm.engine.snapshot)
         self._numbers = 0
@@ -72,7 +72,7 @@ class ReplicaApp:
             details = running.details
             if contents.keys and "cached_tokens" in details:
                 tokens = details.get("prompt_tokens", 0) + details.get("completion_tokens", 0)
-                self.held.use(contents.tenant, contents.keys, tokens)
+                self.contexts.use(contents.tenant, contents.keys, tokens)
             yield ({"type": DETAILS, "details": details},)
         finally:
             running.leave()
@@ -109,7 +109,7 @@ class ReplicaApp:
     def facts(self) -> ReplicaFacts:
         """See `Replicas.facts`."""
         llm = self.service.llm
-        return ReplicaFacts(self.name, self._secret, llm.profile, llm.shape.buckets[-1], self.held.report(True))
+        return ReplicaFacts(self.name, self._secret, llm.profile, llm.shape.buckets[-1], self.contexts.report(True))
 
     async def report(self) -> dict[str, Any]:
         """What routers read about this replica, see `Routes`; `number` changes with every report."""
@@ -123,7 +123,7 @@ class ReplicaApp:
             "queue_s": queue_s,
             "accepts": accepts and not full,
             "demand": demand,
-            "held": self.held.report(),
+            "held": self.contexts.report(),
         }
 
     async def demand(self) -> float:

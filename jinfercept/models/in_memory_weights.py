@@ -168,9 +168,9 @@ def _check(params: Params, expected: Params) -> None:
     """Raise `ModelError` unless both have the same names and shapes."""
     new, old = _by_name(params), _by_name(expected)
     for name in sorted(old.keys() ^ new.keys()):
-        what = "is missing" if name in old else "is none of the model's"
+        problem = "is missing" if name in old else "is none of the model's"
         raise ModelError(
-            f"weight {name} {what}", got=f"{len(new)} weights for {len(old)}", fix="give the same structure"
+            f"weight {name} {problem}", got=f"{len(new)} weights for {len(old)}", fix="give the same structure"
         )
     for name, leaf in old.items():
         shape, wanted = getattr(new[name], "shape", None), getattr(leaf, "shape", None)

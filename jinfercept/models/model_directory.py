@@ -45,5 +45,5 @@ def check_regular(path: Path) -> None:
             "a file of the model cannot be read", got=str(error)[:300], fix="put it there again"
         ) from error
     if not S_ISREG(mode):
-        what = "a directory" if S_ISDIR(mode) else "a pipe, a socket or a device"
-        raise ModelError("a file of the model is none", got=f"{path.name[:200]} is {what}", fix="put the file there")
+        kind = "a directory" if S_ISDIR(mode) else "a pipe, a socket or a device"
+        raise ModelError("a file of the model is none", got=f"{path.name[:200]} is {kind}", fix="put the file there")

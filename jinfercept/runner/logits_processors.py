@@ -24,7 +24,7 @@ class SampleRows(NamedTuple):
     key_low: Int[Array, "R"]
     position: Int[Array, "R"]  # of the token to be drawn, in its sequence
     remembered: Int[Array, "R"]  # 1: the state of its slot applies
-    held: Int[Array, "R"]  # 1: end tokens are forbidden
+    ends_forbidden: Int[Array, "R"]  # 1: end tokens are forbidden
     top_k: Int[Array, "R"]  # 0: all
     temperature: Float[Array, "R"]
     top_p: Float[Array, "R"]
@@ -120,7 +120,7 @@ def _allowed(
     both = mask & jnp.where(remembered[:, None], slots.allowed[rows.slot], everything)
     words = jnp.where(jnp.any(both != 0, axis=1, keepdims=True), both, mask)
     hard = unpack_mask(words, vocab_size)
-    ends = jnp.where((remembered & (rows.held != 0))[:, None], slots.ends[rows.slot], 0)
+    ends = jnp.where((remembered & (rows.ends_forbidden != 0))[:, None], slots.ends[rows.slot], 0)
     soft = unpack_mask(words & ~ends, vocab_size) & ~_bad(slots, rows, remembered, vocab_size)
     return jnp.where(jnp.any(soft, axis=1, keepdims=True), soft, hard)
 

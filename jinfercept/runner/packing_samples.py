@@ -42,7 +42,7 @@ def pack_samples(drawn: Sequence[SampledRow], num_rows: int, scratch_slot: int) 
     if drawn:
         count = len(drawn)
         indices, slots, samples = zip(*drawn, strict=True)
-        temperatures, keys, positions, options, held, _, _ = zip(*samples, strict=True)
+        temperatures, keys, positions, options, ends_forbidden, _, _ = zip(*samples, strict=True)
         rows[0, :count] = indices
         rows[1, :count] = [scratch_slot if slot is None else slot for slot in slots]
         halves = np.fromiter(keys, "<u8", count).view("<i4")
@@ -52,7 +52,7 @@ def pack_samples(drawn: Sequence[SampledRow], num_rows: int, scratch_slot: int) 
         if any(options):
             for row, draw_options in enumerate(options):
                 if draw_options is not None:
-                    _enter_options(rows[:, row], draw_options, held[row])
+                    _enter_options(rows[:, row], draw_options, ends_forbidden[row])
     return rows
 
 
@@ -108,9 +108,9 @@ def _blank(num_rows: int, scratch_slot: int) -> Int32[np.ndarray, "fields R"]:
     return rows
 
 
-def _enter_options(row: Int32[np.ndarray, "fields"], options: DrawOptions, held: bool) -> None:
+def _enter_options(row: Int32[np.ndarray, "fields"], options: DrawOptions, ends_forbidden: bool) -> None:
     params = options.params
-    row[_REMEMBERED:_FIRST_FLOAT] = options.remembered, held, min(max(0, params.top_k), 2**31 - 1)
+    row[_REMEMBERED:_FIRST_FLOAT] = options.remembered, ends_forbidden, min(max(0, params.top_k), 2**31 - 1)
     numbers = (
         *(params.top_p, params.min_p),
         *(params.repetition_penalty, params.presence_penalty, params.frequency_penalty),

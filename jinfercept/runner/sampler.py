@@ -139,14 +139,14 @@ class Sampler:
             return Samples(np.zeros((NUM_FIELDS, 0), np.int32), (), {})
         num_best: list[int | None] = []
         forced: dict[int, np.ndarray] = {}
-        for row, (_, slot, asked) in enumerate(samples):
-            if asked.forced is not None:
-                forced[row] = self._only(asked.forced)
-            if asked.options is not None and asked.history is not None:
+        for row, (_, slot, wanted) in enumerate(samples):
+            if wanted.forced is not None:
+                forced[row] = self._only(wanted.forced)
+            if wanted.options is not None and wanted.history is not None:
                 assert slot is not None, "the host does not draft for a slot with state"
-                vector = pack_slot(asked.options, asked.history, self._vocab_size)
+                vector = pack_slot(wanted.options, wanted.history, self._vocab_size)
                 self._slots = self._run["enter"](self._slots, *place((np.array(slot, np.int32), vector), self._home))
-            num_best.append(None if asked.options is None else asked.options.params.logprobs)
+            num_best.append(None if wanted.options is None else wanted.options.params.logprobs)
         num_rows = self._row_counts[bisect_left(self._row_counts, len(samples))]
         return Samples(pack_samples(samples, num_rows, self._num_slots), tuple(num_best), forced)
 

@@ -121,9 +121,9 @@ class ChromeTrace:
         track = self._tracks.get(move.sequence.id)
         if track is None:
             return
-        what = f"{move.action.value}: {move.why}"
-        track.done[what] = track.done.get(what, 0) + event.run.num_pages
-        entry = self._moved.setdefault((track.number, what), {"pages": 0, "copied_tokens": 0, "freed_pages": 0})
+        move_name = f"{move.action.value}: {move.why}"
+        track.done[move_name] = track.done.get(move_name, 0) + event.run.num_pages
+        entry = self._moved.setdefault((track.number, move_name), {"pages": 0, "copied_tokens": 0, "freed_pages": 0})
         entry["pages"] += event.run.num_pages
         entry["copied_tokens"] += event.copied_tokens
         entry["freed_pages"] += event.freed
@@ -142,9 +142,9 @@ class ChromeTrace:
         self._count("host pages", {"free": host_total - host, "used": host}, start_us)
         self._count("link tokens", link, start_us)
         self._count("query tokens", step, start_us)
-        for (number, what), args in self._moved.items():
+        for (number, move_name), args in self._moved.items():
             self._write(
-                {"name": what, "ph": "i", "s": "t", "ts": start_us, "pid": _REQUESTS, "tid": number, "args": args}
+                {"name": move_name, "ph": "i", "s": "t", "ts": start_us, "pid": _REQUESTS, "tid": number, "args": args}
             )
         self._moved.clear()
 

@@ -309,9 +309,9 @@ def remembered(path: Path) -> Profile | None:
         return None
 
 
-def remember(what: Saved, path: Path) -> None:
+def remember(saved: Saved, path: Path) -> None:
     """Write a file for the next start, atomically. Raises `OSError` if it cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        what.save(Path(scratch) / path.name)
+        saved.save(Path(scratch) / path.name)
         os.replace(Path(scratch) / path.name, path)

@@ -66,7 +66,7 @@ class ResponseDocuments(NamedTuple):
     """A stored response and its own input."""
 
     response: dict[str, Any]
-    asked: list[Item]
+    inputs: list[Item]
 
 
 def insert_response(
@@ -83,12 +83,12 @@ def insert_response(
     Raises:
         ApiError: 404 if the response that it continues is gone, 429 if too many of the tenant are in the background.
     """
-    response, asked = documents
+    response, inputs = documents
     now = clock(session)
     in_background = response["background"]
     if in_background:
         _check_background(session, tenant, response["id"], most_background)
-    (text, text_bytes), (asked_text, asked_bytes) = document(response), document(asked)
+    (text, text_bytes), (inputs_text, inputs_bytes) = document(response), document(inputs)
     row = {
         "id": response["id"],
         "tenant": tenant,
@@ -101,9 +101,9 @@ def insert_response(
         "is_deleted": False,
         "created_at": now,
         "expires_at": now + ttl_s,
-        "num_bytes": ROW_BYTES + ITEM_BYTES * len(asked) + text_bytes + asked_bytes,
+        "num_bytes": ROW_BYTES + ITEM_BYTES * len(inputs) + text_bytes + inputs_bytes,
         "response": text,
-        "asked": asked_text,
+        "asked": inputs_text,
     }
     try:
         insert_new(session, ResponseRow, [row])
@@ -111,7 +111,7 @@ def insert_response(
         previous, field = response["previous_response_id"], "previous_response_id"
         code = "previous_response_not_found"
         raise ApiError(404, f"there is no response {previous!r}", param=field, code=code) from None
-    index = item_rows(tenant, 0, [item["id"] for item in asked], response_id=response["id"])
+    index = item_rows(tenant, 0, [item["id"] for item in inputs], response_id=response["id"])
     insert_new(session, ResponseItemRow, index)
     return text_bytes
 
@@ -139,7 +139,7 @@ def settle_response(
     Args:
         begun_bytes: what `insert_response` has returned.
     """
-    response, asked = documents
+    response, inputs = documents
     (text, text_bytes), output = document(response), response["output"]
     is_own = ResponseRow.id == response["id"], ResponseRow.server_id == server.server_id
     settled = session.execute(
@@ -154,7 +154,7 @@ def settle_response(
     if not settled.rowcount:  # pyright: ignore[reportAttributeAccessIssue]
         written = session.execute(select(ResponseRow.response).where(*is_own)).scalar_one_or_none()
         return text_bytes if written in (None, text) else None  # the same: an earlier attempt was committed
-    index = item_rows(tenant, len(asked), [item["id"] for item in output], response_id=response["id"])
+    index = item_rows(tenant, len(inputs), [item["id"] for item in output], response_id=response["id"])
     insert_new(session, ResponseItemRow, index)
     return text_bytes
 
@@ -203,8 +203,8 @@ def read_responses(session: Session, response_ids: Sequence[str]) -> dict[str, R
     documents: dict[str, ResponseDocuments] = {}
     for some in _parts(response_ids):
         columns = ResponseRow.id, ResponseRow.status, ResponseRow.response, ResponseRow.asked
-        for row_id, status, response, asked in session.execute(select(*columns).where(ResponseRow.id.in_(some))):
-            documents[row_id] = ResponseDocuments(_with_status(json.loads(response), status), json.loads(asked))
+        for row_id, status, response, inputs in session.execute(select(*columns).where(ResponseRow.id.in_(some))):
+            documents[row_id] = ResponseDocuments(_with_status(json.loads(response), status), json.loads(inputs))
     return documents
 
 
@@ -238,8 +238,8 @@ def read_items(session: Session, tenant: str, item_ids: Collection[str]) -> dict
     check_loaded(sum(sizes[response_id] for response_id in {at for at, _ in places.values()}), "input")
     rows = read_responses(session, sorted({response_id for response_id, _ in places.values()}))
     for item, (response_id, place) in places.items():
-        response, asked = rows[response_id]
-        items[names[item]] = [*asked, *response["output"]][place]
+        response, inputs = rows[response_id]
+        items[names[item]] = [*inputs, *response["output"]][place]
     return items | _conversation_items(session, tenant, {item: names[item] for item in names.keys() - places.keys()})
 
 

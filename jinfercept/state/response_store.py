@@ -157,8 +157,8 @@ class ResponseStore:
         for row_id in reversed(ids):
             if row_id not in rows:
                 raise no_response(response_id)
-            response, asked = rows[row_id]
-            stored = StoredResponse(tenant, response, stored, asked)
+            response, inputs = rows[row_id]
+            stored = StoredResponse(tenant, response, stored, inputs)
             if response["background"]:
                 run = self.background.get(row_id)
                 cancel = partial(self.request_cancel, row_id, tenant)
@@ -201,7 +201,7 @@ class ResponseStore:
         if not stored.response["store"]:
             return
         generated = self.open.setdefault(stored.name, _OpenResponse(stored.tenant))
-        documents = ResponseDocuments(stored.response, list(stored.asked))
+        documents = ResponseDocuments(stored.response, list(stored.inputs))
         generated.begun_bytes = await self._database.run(
             stored.tenant,
             lambda session: response_rows.insert_response(
@@ -313,7 +313,7 @@ class ResponseStore:
             await asyncio.wait(set(self._tasks), timeout=timeout_s)
 
     async def _commit(self, generated: _OpenResponse, stored: StoredResponse) -> None:
-        documents = ResponseDocuments(stored.response, list(stored.asked))
+        documents = ResponseDocuments(stored.response, list(stored.inputs))
         try:
             while True:
                 try:
@@ -353,7 +353,7 @@ class ResponseStore:
     async def _settle_failed(self, generated: _OpenResponse, documents: ResponseDocuments, error: ApiError) -> None:
         """Store without its output that a response has failed, for which a full disk has room."""
         why = {"status": "failed", "error": {"code": error.code, "message": error.detail}, "output": []}
-        failed = ResponseDocuments(documents.response | why | {"incomplete_details": None}, documents.asked)
+        failed = ResponseDocuments(documents.response | why | {"incomplete_details": None}, documents.inputs)
         with suppress(ApiError):
             await self._settle(generated, failed, frees=True)
 

@@ -49,10 +49,10 @@ class StoredResponse:
         tenant: that sent the request.
         response: in its current state; its writer changes it.
         previous: the final response that it continues; None if it begins a conversation.
-        asked: its own input items, after `previous`.
+        inputs: its own input items, after `previous`.
         background: its generation, if that runs in the background.
         body_bytes: of the body of its request.
-        num_before: items of the conversation before `asked`.
+        num_before: items of the conversation before `inputs`.
         event_bytes: of its stored events.
         until_s: end of its events, in seconds of the event loop's clock.
     """
@@ -60,7 +60,7 @@ class StoredResponse:
     tenant: str
     response: dict[str, Any]
     previous: "StoredResponse | None"
-    asked: Sequence[Item]
+    inputs: Sequence[Item]
     background: BackgroundRuns | None = None
     body_bytes: int = 0
     num_before: int = field(init=False)
@@ -83,11 +83,11 @@ class StoredResponse:
     @property
     def num_items(self) -> int:
         """Number of items of the conversation, its own output included."""
-        return self.num_before + len(self.asked) + len(self.response["output"])
+        return self.num_before + len(self.inputs) + len(self.response["output"])
 
     @property
     def before(self) -> list[Item]:
-        """Items of the conversation before `asked`."""
+        """Items of the conversation before `inputs`."""
         return [] if self.previous is None else self.previous.conversation
 
     @property
@@ -96,6 +96,6 @@ class StoredResponse:
         parts: list[Sequence[Item]] = []
         response: StoredResponse | None = self
         while response is not None:
-            parts += response.response["output"], response.asked
+            parts += response.response["output"], response.inputs
             response = response.previous
         return [item for part in reversed(parts) for item in part]

@@ -58,18 +58,18 @@ class ToolHistory:
         return len(self._entries)
 
     def remember(
-        self, tenant: str, salt: str, asked: Sequence[Message], turns: Sequence[Message], client_tools: Collection[str]
+        self, tenant: str, salt: str, before: Sequence[Message], turns: Sequence[Message], client_tools: Collection[str]
     ) -> None:
         """Store the turns of an answer.
 
         Args:
             salt: derived from the tenant; the entry is found only with the same one.
-            asked: messages of the conversation before the answer, from the client.
+            before: messages of the conversation before the answer, from the client.
             turns: messages of the assistant and results of its calls.
             client_tools: names of the tools that the client runs.
         """
         answer = {"role": "assistant", **merged_message(turns, client_tools)}
-        *_, digest = digests([salt], [*asked, answer])
+        *_, digest = digests([salt], [*before, answer])
         entry = _Entry(tenant, tuple(turns), self._now() + self._ttl_s, num_bytes_of(tuple(turns)))
         with self._lock:
             self._put(digest.hex(), entry)

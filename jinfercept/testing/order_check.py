@@ -104,10 +104,10 @@ class WatchedOrder(Order):
     def _unwritten[T](self, method: str, sequence: Sequence, call: Callable[[], T]) -> T:
         before = _state_of(sequence)
         answer = call()
-        changed = [what for what, value in _state_of(sequence).items() if value != before[what]]
+        changed = [name for name, value in _state_of(sequence).items() if value != before[name]]
         if changed:
-            said = f"the order {self._name} writes to request {sequence.id} in `{method}`: its {', '.join(changed)}"
-            self.problem = self.problem or OrderCheckError(f"{said}; it may only read")
+            written = f"the order {self._name} writes to request {sequence.id} in `{method}`: its {', '.join(changed)}"
+            self.problem = self.problem or OrderCheckError(f"{written}; it may only read")
             raise self.problem
         return answer
 

@@ -129,8 +129,8 @@ def measured_report(
 
 def _report(study: OverflowStudy, figure_numbers: Sequence[int], title: str) -> OverflowReport:
     with Console(stderr=True).status("") as status:
-        found = list(figures(study, figure_numbers, status.update))
+        drawn = list(figures(study, figure_numbers, status.update))
         over_time = study.figure_6(status.update) if 6 in figure_numbers else {}
     pool_pages = shared(study.sizes.batch, FIGURE_6_SHARE).pool_pages
     assert pool_pages is not None
-    return OverflowReport(title, found, over_time, pool_pages, Ways(*(mode.name for mode in study.over_time)))
+    return OverflowReport(title, drawn, over_time, pool_pages, Ways(*(mode.name for mode in study.over_time)))

@@ -30,7 +30,7 @@ class OverflowReport(NamedTuple):
 
     Attributes:
         title: the machine, and whether it was simulated or measured.
-        found: Figures 2 to 5, as far as they were asked for.
+        figures: Figures 2 to 5, as far as they were asked for.
         over_time: the runs of Figure 6 by mode; empty if it was not asked for.
         pool_pages: of these runs.
         ways: the modes that stand for the poster's two.
@@ -38,7 +38,7 @@ class OverflowReport(NamedTuple):
     """
 
     title: str
-    found: Sequence[OverflowFigure]
+    figures: Sequence[OverflowFigure]
     over_time: Mapping[str, BatchRun]
     pool_pages: int
     ways: Ways
@@ -51,13 +51,13 @@ class OverflowReport(NamedTuple):
 def markdown(report: OverflowReport) -> str:
     """Every table of a report."""
     parts = [f"## {report.title}"]
-    for figure in report.found:
+    for figure in report.figures:
         parts += _figure_parts(figure, report.ways)
     if report.over_time:
         parts += ["### Figure 6: throughput and pool usage over time", _over_time(report)]
     parts += ["### Trend checks", _checks(report)]
     if report.simulated:
-        agreed = agreement(report.found, report.simulated, report.ways)
+        agreed = agreement(report.figures, report.simulated, report.ways)
         parts += ["### Agreement of the simulator with the real engine", str(agreed), _agreement_table(agreed)]
     return "\n\n".join(parts) + "\n"
 
@@ -143,7 +143,7 @@ def _checks(report: OverflowReport) -> str:
             "": "pass" if check.passed else "FAIL",
             "seen": check.seen + (f" ({check.why})" if check.why and not check.passed else ""),
         }
-        for check in trend_checks(report.found, report.over_time, report.ways)
+        for check in trend_checks(report.figures, report.over_time, report.ways)
     )
     return markdown_table(frame)
 
@@ -179,13 +179,13 @@ def draw_report(path: str | Path, report: OverflowReport) -> None:
     check_drawing(path)
     from matplotlib.figure import Figure
 
-    compared = [figure for figure in report.found if figure.number in COMPARED]
-    num_panels = len(report.found) + len(compared) + 2 * bool(report.over_time)
+    compared = [figure for figure in report.figures if figure.number in COMPARED]
+    num_panels = len(report.figures) + len(compared) + 2 * bool(report.over_time)
     columns = min(3, max(1, num_panels))
     rows = -(-num_panels // columns)
     canvas = Figure(figsize=(5.5 * columns, 4.0 * rows), layout="constrained")
     panels = iter(canvas.subplots(rows, columns, squeeze=False).flat)
-    for figure in report.found:
+    for figure in report.figures:
         _draw_figure(next(panels), figure)
         if figure in compared:
             _draw_compared(next(panels), figure)

@@ -41,8 +41,8 @@ def ask(effort: StudyEffort) -> StudyAnswer:
     Raises:
         ConfigError: one of them cannot be made, and as `StudyEffort.play`.
     """
-    one_by_one = contenders(effort)
-    return answer(play(effort, one_by_one), [one.name for one in one_by_one], effort.quick)
+    contenders_by_one = contenders(effort)
+    return answer(play(effort, contenders_by_one), [contender.name for contender in contenders_by_one], effort.quick)
 
 
 def contenders(effort: StudyEffort) -> list[Contender]:

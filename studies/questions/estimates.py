@@ -134,13 +134,13 @@ def _recorded(effort: StudyEffort, folder: Path) -> tuple[Checks, Forecasts, lis
 
 def _equation_table(checks: Checks) -> TextTable:
     rows = []
-    for (equation, estimator), found in checks.items():
-        predicted, actual = (sum(values) / len(found) for values in zip(*found, strict=True))
-        spread = ratios(found)
-        cells = [number_or_dash(value) for value in (predicted, actual, ratio_of_sums(found))]
+    for (equation, estimator), pairs in checks.items():
+        predicted, actual = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
+        spread = ratios(pairs)
+        cells = [number_or_dash(value) for value in (predicted, actual, ratio_of_sums(pairs))]
         cells += [number_or_dash(spread[part]) for part in ("p10", "p50", "p90")]
         estimator_name = estimator if equation.number in (2, 5) else "-"
-        rows.append([f"({equation.number})", equation.what, equation.policy, estimator_name, f"{len(found):,}", *cells])
+        rows.append([f"({equation.number})", equation.what, equation.policy, estimator_name, f"{len(pairs):,}", *cells])
     columns = ["equation", "context", "policy", "estimator", "calls", "predicted", "actual", "Σ/Σ", "p10", "p50", "p90"]
     title = f"Waste of an interception, token·seconds (mean; then actual over predicted), {CHECK_RATE:g} requests/s."
     return TextTable(title, columns, rows)
@@ -150,8 +150,8 @@ def _duration_table(forecasts: Forecasts) -> TextTable:
     quantiles = next(iter(forecasts.values()))["run"]["quantiles"]
     rows = [
         [estimator, f"{row['age_s']:g}", f"{row['calls']:,}", *_duration_cells(row)]
-        for estimator, found in forecasts.items()
-        for row in found["durations"][ALL]
+        for estimator, forecast in forecasts.items()
+        for row in forecast["durations"][ALL]
     ]
     columns = ["estimator", "age, s", "calls", "predicted", "actual", "error", "pinball"]
     title = "Seconds still to come of a call, by its age; share that had returned by each predicted quantile."
@@ -226,11 +226,11 @@ def _p99(report: Report) -> float:
 
 
 def _check_sentences(checks: Checks) -> Iterator[str]:
-    for (equation, estimator), found in checks.items():
-        of_all = ratio_of_sums(found)
+    for (equation, estimator), pairs in checks.items():
+        of_all = ratio_of_sums(pairs)
         with_what = f" with {estimator}" if equation.number in (2, 5) else ""
         if of_all is None:
-            yield f"Equation ({equation.number}){with_what} predicts no waste at all; {len(found):,} calls wasted some."
+            yield f"Equation ({equation.number}){with_what} predicts no waste at all; {len(pairs):,} calls wasted some."
         else:
             yield f"Equation ({equation.number}){with_what}: the actual waste is {of_all:.2f} times the predicted."
 
@@ -243,9 +243,9 @@ def _duration_sentences(forecasts: Forecasts) -> Iterator[str]:
     yield f"Pinball loss of the forecasts when a call begins: {', '.join(texts)}."
     off = {
         estimator: max(
-            abs(share - float(quantile)) for quantile, share in found["durations"][ALL][0]["returned"].items()
+            abs(share - float(quantile)) for quantile, share in forecast["durations"][ALL][0]["returned"].items()
         )
-        for estimator, found in forecasts.items()
+        for estimator, forecast in forecasts.items()
         if estimator in LEARNED
     }
     texts = [f"{estimator} {100 * value:.0f}" for estimator, value in off.items()]
@@ -273,14 +273,14 @@ def _error_sentences(errors: Errors) -> Iterator[str]:
 def _panels(checks: Checks, forecasts: Forecasts, errors: Errors) -> list[list[Panel]]:
     waste = {
         f"({equation.number}) {estimator if equation.number in (2, 5) else ''}": {
-            "predicted": sum(check.predicted for check in found) / len(found),
-            "actual": sum(check.actual for check in found) / len(found),
+            "predicted": sum(check.predicted for check in pairs) / len(pairs),
+            "actual": sum(check.actual for check in pairs) / len(pairs),
         }
-        for (equation, estimator), found in checks.items()
+        for (equation, estimator), pairs in checks.items()
     }
     perfect = [(quantile, point(100 * quantile)) for quantile in QUANTILES]
     calibration = [PlottedCurve("perfect", perfect, "black", True)] + [
-        PlottedCurve(estimator, _calibration(found)) for estimator, found in forecasts.items()
+        PlottedCurve(estimator, _calibration(forecast)) for estimator, forecast in forecasts.items()
     ]
     unit = "mean latency over that of no error"
     by_tool = {

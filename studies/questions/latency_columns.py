@@ -35,8 +35,8 @@ def useful_tokens_per_s(report: Report) -> float:
 
 def mean_ms(report: Report) -> float:
     """Mean normalized latency, ms per token; infinite for a run without requests that come back."""
-    found = latency_ms(report)
-    return float("inf") if found is None else found
+    latency = latency_ms(report)
+    return float("inf") if latency is None else latency
 
 
 def limits_text(report: Report) -> str:

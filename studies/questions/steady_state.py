@@ -27,7 +27,7 @@ class Demand(NamedTuple):
         pairs: of a query token and a token that it attends to, in prefill.
         decoded: generated tokens.
         read: context tokens that a decode step reads.
-        held: those of them that no other request shares.
+        memory: those of them that no other request shares.
         paused_token_s: unshared context tokens times the seconds of the calls during which they are paused.
         dropped: unshared context tokens at the calls, added up: what is computed again if every pause loses its context.
         dropped_pairs: the pairs of that.
@@ -38,7 +38,7 @@ class Demand(NamedTuple):
     pairs: float
     decoded: float
     read: float
-    held: float
+    memory: float
     paused_token_s: float
     dropped: float
     dropped_pairs: float
@@ -136,7 +136,7 @@ def steady_state(
     for _ in range(_ROUNDS):
         running = (low + high) / 2
         state = at(running)
-        memory = need.common + running * need.held + (state.rate * need.paused_token_s if keeps else 0.0)
+        memory = need.common + running * need.memory + (state.rate * need.paused_token_s if keeps else 0.0)
         low, high = (running, high) if memory <= kv_tokens else (low, running)
     return at(low)
 
@@ -182,10 +182,10 @@ def most_over_keeping(need: Demand, step_s: float) -> float:
     paused ones.
 
     Args:
-        need: of the mean request: W is `paused_token_s`, H `held`, G `decoded`.
+        need: of the mean request: W is `paused_token_s`, H `memory`, G `decoded`.
         step_s: t, seconds of a step of the engine that keeps.
     """
-    return 1.0 + need.paused_token_s / (need.held * need.decoded * step_s)
+    return 1.0 + need.paused_token_s / (need.memory * need.decoded * step_s)
 
 
 def most_over_dropping(need: Demand) -> float:

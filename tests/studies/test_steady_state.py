@@ -25,7 +25,7 @@ NEEDS = {share: mixed_demand(share) for share in (0.0, 0.5, 0.9)}
 def test_the_demand_of_a_request_by_hand() -> None:
     need = demand([SCRIPT])
     assert (need.computed, need.decoded, need.paused_token_s, need.dropped) == (160, 30, 2 * 110, 110)
-    assert need.read == need.held == pytest.approx((10 * 105 + 20 * 150) / 30)
+    assert need.read == need.memory == pytest.approx((10 * 105 + 20 * 150) / 30)
     assert need.pairs == pytest.approx(100**2 / 2 + 30 * (110 + 15))
     assert need.dropped_pairs == pytest.approx(110**2 / 2)
     assert need.common == 0
@@ -36,7 +36,7 @@ def test_a_shared_prefix_is_read_but_neither_computed_nor_dropped() -> None:
     assert shared.computed == alone.computed - 50
     assert shared.dropped == alone.dropped - 50
     assert shared.paused_token_s == alone.paused_token_s - 2 * 50
-    assert shared.read == alone.read == shared.held + 50
+    assert shared.read == alone.read == shared.memory + 50
     assert shared.pairs == alone.pairs - 50**2 / 2
     assert demand([SCRIPT, SCRIPT._replace(kind="ve")], 0.5).common == 100, "once for each kind"
 
@@ -74,7 +74,7 @@ def test_a_pool_without_end_leaves_nothing_to_win(machine: Deployment) -> None:
 def test_memory_and_steps_hold_what_runs(machine: Deployment, share: float) -> None:
     need, size = NEEDS[share], machine.profile.saturation
     full = steady_state(machine.profile, need, machine.kv_tokens, size, keeps=True)
-    held = need.common + full.running * need.held + full.rate * need.paused_token_s
+    held = need.common + full.running * need.memory + full.rate * need.paused_token_s
     assert held <= machine.kv_tokens * 1.000001
     assert full.running * need.computed / need.decoded <= size * 1.000001
     assert full.rate == pytest.approx(full.running / need.decoded / full.step_s)

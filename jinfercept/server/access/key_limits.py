@@ -80,12 +80,12 @@ class KeyLimits:
                 f"{in_progress} requests of this key are in progress, {rules.max_concurrent} may; got {number} more"
             )
             raise _limited(message, "concurrency_limit_exceeded", use.request_s / max(1, in_progress))
-        for what, bucket, least, limit in (
+        for limited, bucket, least, limit in (
             ("requests", use.requests, number, rules.requests_per_minute),
             ("tokens", use.tokens, 1, rules.tokens_per_minute),
         ):
             if limit is not None and (wait_s := bucket.wait_s(least, limit, now)):
-                raise _limited(f"this key may use {limit} {what} per minute", "rate_limit_exceeded", wait_s)
+                raise _limited(f"this key may use {limit} {limited} per minute", "rate_limit_exceeded", wait_s)
         use.requests.take(number)
 
     def began(self, tenant: str, submission: int, number: int, num_tokens: int) -> None:

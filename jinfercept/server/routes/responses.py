@@ -215,7 +215,7 @@ async def list_input_items(
 
 
 def _page(stored: StoredResponse, limit: int, order: str, after: str | None) -> Response:
-    items = [*stored.before, *stored.asked]
+    items = [*stored.before, *stored.inputs]
     if order == "desc":
         items.reverse()
     if after is not None:
