@@ -1,5 +1,6 @@
 """Shared set-up: deterministic property tests, one cache of compiled executables, the order of test files, shared models."""
 
+import functools
 import os
 import signal
 import sys
@@ -69,11 +70,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the slowest files first: two processes take them in this order, and end at about the same time."""
-    items.sort(key=lambda item: next((i for i, part in enumerate(SLOWEST_FIRST) if part in _file(item)), len(items)))
+    items.sort(key=lambda item: _place(item.path))
 
 
-def _file(item: pytest.Item) -> str:
-    return item.path.relative_to(Path(__file__).parent).as_posix()
+@functools.cache
+def _place(path: Path) -> int:
+    """Where the tests of a file come."""
+    file = path.relative_to(Path(__file__).parent).as_posix()
+    return next((place for place, part in enumerate(SLOWEST_FIRST) if part in file), len(SLOWEST_FIRST))
 
 
 @pytest.fixture(scope="session", autouse=True)
