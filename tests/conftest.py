@@ -1,6 +1,7 @@
 """Shared set-up: deterministic property tests, one cache of compiled executables, the order of test files, shared models."""
 
 import functools
+import gc
 import os
 import signal
 import sys
@@ -73,6 +74,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _place(item.path))
 
 
+def pytest_collection_finish() -> None:
+    """Spare collections of garbage what hundreds of modules consist of."""
+    gc.freeze()
+
+
 @functools.cache
 def _place(path: Path) -> int:
     """Where the tests of a file come."""
@@ -81,13 +87,19 @@ def _place(path: Path) -> int:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compile_nothing_behind() -> Iterator[None]:
-    """Engines that are idle for a moment leave what no step needs uncompiled."""
+def _repeat_nothing() -> Iterator[None]:
+    """What many tests need is made once: executables, of which none is compiled behind an engine, and clients' certificates."""
     executables = sys.modules.get("jinfercept.runner.executables")  # tests that import no JAX stay without
+    clients: Any = sys.modules.get("httpx2._transports.default")
     with pytest.MonkeyPatch.context() as patch:
         if executables is not None:
+            from tests.support.compiled_once import CompiledOnce
+
             patch.setattr(executables, "QUIET_S", 1e6)
             patch.setattr(executables, "LONGEST_WAIT_S", 1e6)
+            CompiledOnce(patch)
+        if clients is not None:
+            patch.setattr(clients, "create_ssl_context", functools.cache(clients.create_ssl_context))
         yield
 
 

@@ -39,7 +39,8 @@ def migrate(engine: Engine, name: str) -> None:
         config = Config()
         config.set_main_option("script_location", str(folder).replace("%", "%%"))
         config.attributes["connection"] = connection
-        revisions = {revision.revision for revision in ScriptDirectory.from_config(config).walk_revisions()}
+        scripts = ScriptDirectory.from_config(config)
+        revisions = {revision.revision for revision in scripts.walk_revisions()}
         heads = MigrationContext.configure(connection).get_current_heads()
         tables = inspect(connection).get_table_names()
         if connection.dialect.name == "sqlite" and tables and ServerRow.__tablename__ not in tables:
@@ -54,4 +55,5 @@ def migrate(engine: Engine, name: str) -> None:
                 got=f"{name}: revision {', '.join(heads)}",
                 fix="start that version or a newer one, or give another --state-url",
             )
-        command.upgrade(config, "head")
+        if set(heads) != set(scripts.get_heads()):
+            command.upgrade(config, "head")

@@ -1,10 +1,12 @@
 """A server for all tests of this folder, with a model whose output each test writes."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from jinfercept.state.database import StateDatabase
 from tests.support.chat_templates import QWEN
 from tests.support.gate import Gate, closed_gate
 from tests.support.live_server import Running, running
@@ -71,10 +73,24 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jinfercept.state.heartbeats.LOST_BEATS", 600)
 
 
+@pytest.fixture(scope="session")
+def _tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of SQLite's with empty tables."""
+    path = tmp_path_factory.mktemp("tables") / "state.db"
+    StateDatabase(str(path)).close()
+    return path
+
+
+@pytest.fixture
+def state_path(tmp_path: Path, _tables: Path) -> str:
+    """A database in a file, with empty tables."""
+    return str(shutil.copy(_tables, tmp_path / "state.db"))
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-def state_url(request: pytest.FixtureRequest, tmp_path: Path, _patient: None) -> str:
+def state_url(request: pytest.FixtureRequest, _patient: None) -> str:
     """URL of a database for stored state; tests share PostgreSQL's tables."""
     if request.param == "sqlite":
-        return str(tmp_path / "state.db")
+        return request.getfixturevalue("state_path")
     server: Postgres = request.getfixturevalue("postgres_server")
     return server.url

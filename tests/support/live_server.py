@@ -1,14 +1,17 @@
 """A server in a thread of the tests, on a model that writes what a script says, and clients for it."""
 
+import asyncio
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Unpack
 
 import httpx2
+import uvicorn.server
 from openai import OpenAI
 
 from jinfercept.chat.options import ChatOptions
@@ -24,6 +27,14 @@ from tests.support.scripted_model import Scripted
 
 MODEL = "scripted"
 END = "<|im_end|>"
+
+
+async def _sleep_briefly(delay_s: float) -> None:
+    await asyncio.sleep(min(delay_s, 0.005))
+
+
+# uvicorn looks ten times a second whether it has to end, and whether its connections have; hundreds of servers end here.
+uvicorn.server.asyncio = SimpleNamespace(**vars(asyncio) | {"sleep": _sleep_briefly})  # pyright: ignore
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -18,11 +17,13 @@ LONG: Any = {"max_output_tokens": 1900, "extra_body": {"ignore_eos": True}}
 
 
 @pytest.fixture(params=["memory", "postgresql", pytest.param("sqlite", marks=pytest.mark.slow)])
-def talking(request: pytest.FixtureRequest, scripted: Scripted, tmp_path: Path, _patient: None) -> Iterator[Running]:
+def talking(request: pytest.FixtureRequest, scripted: Scripted, _patient: None) -> Iterator[Running]:
     """A server without a database, and one with each kind."""
-    url = None if request.param == "memory" else str(tmp_path / "state.db")
+    url = None
     if request.param == "postgresql":
         url = request.getfixturevalue("postgres_server").url
+    elif request.param == "sqlite":
+        url = request.getfixturevalue("state_path")
     with running(scripted.llm, state_url=url, state_heartbeat=0.1, api_key=("mine", "yours")) as server:
         yield server
 

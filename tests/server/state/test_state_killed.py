@@ -4,7 +4,6 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -17,8 +16,8 @@ from tests.support.responses import ASKED, QUESTION, says
 from tests.support.scripted_model import Scripted
 
 
-def test_a_killed_server_has_stored_what_it_has_answered(scripted: Scripted, tmp_path: Path) -> None:
-    _kill(scripted, str(tmp_path / "state.db"))
+def test_a_killed_server_has_stored_what_it_has_answered(scripted: Scripted, state_path: str) -> None:
+    _kill(scripted, state_path)
 
 
 @pytest.mark.slow

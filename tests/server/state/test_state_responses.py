@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import openai
@@ -237,13 +236,12 @@ def locked(path: str, database: StateDatabase) -> Iterator[None]:
 
 
 def test_a_database_that_does_not_answer_is_503_by_name_and_what_is_not_stored_goes_on(
-    scripted: Scripted, tmp_path: Path
+    scripted: Scripted, state_path: str
 ) -> None:
     says(scripted, "23." + END)
-    path = str(tmp_path / "state.db")
-    with running(scripted.llm, state_url=path, state_timeout=0.3, state_heartbeat=0.1) as server:
+    with running(scripted.llm, state_url=state_path, state_timeout=0.3, state_heartbeat=0.1) as server:
         server.service.database._timeout_s = 60.0  # but while it is locked
-        with locked(path, server.service.database):
+        with locked(state_path, server.service.database):
             refused = server.http.post("/v1/responses", json={"input": QUESTION, "temperature": 0})
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "state_unavailable")
             assert refused.headers["retry-after"] == "1"
@@ -253,17 +251,16 @@ def test_a_database_that_does_not_answer_is_503_by_name_and_what_is_not_stored_g
 
 
 def test_a_response_ends_as_failed_if_its_end_cannot_be_stored_and_one_in_the_background_waits(
-    scripted: Scripted, gate: Gate, tmp_path: Path
+    scripted: Scripted, gate: Gate, state_path: str
 ) -> None:
     said = "It costs 23. " * 40
     says(scripted, said + END)
-    path = str(tmp_path / "state.db")
-    with running(scripted.llm, state_url=path, state_timeout=0.3, state_heartbeat=0.1) as server:
+    with running(scripted.llm, state_url=state_path, state_timeout=0.3, state_heartbeat=0.1) as server:
         server.service.database._timeout_s = 60.0  # but while it is locked
         events = iter(answer(server, stream=True))
         connected = next(events).response.id
         begun = answer(server, background=True)
-        with locked(path, server.service.database):
+        with locked(state_path, server.service.database):
             gate.open()
             last = list(events)[-1]
             assert (last.type, last.response.error.code) == ("response.failed", "state_unavailable")
