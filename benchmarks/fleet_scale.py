@@ -15,12 +15,12 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from random import Random
 
+from jinfercept.meter.turns import LIMITS
 from jinfercept.planner.cluster import ClusterReport, play_cluster
 from jinfercept.planner.routing_policy import by_price
 from jinfercept.planner.sessions import SYSTEM_TOKENS, draw_sessions
 from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica
 from jinfercept.sched.profile import load_profile
-from jinfercept.sim.run_stats import LIMITS
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.tables import TextTable, show
 from jinfercept.sim.workload import Script, Segment

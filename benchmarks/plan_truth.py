@@ -28,6 +28,7 @@ from jinfercept.fleet.ray_start import ray_running
 from jinfercept.fleet.replicas import ReplicaFacts
 from jinfercept.fleet.routes import RequestPlacer
 from jinfercept.fleet.routing import Router
+from jinfercept.meter.turns import LIMITS
 from jinfercept.models.blocks import Attend
 from jinfercept.models.dummy import random_params
 from jinfercept.models.load import read_config
@@ -40,7 +41,6 @@ from jinfercept.planner.simulated_replicas import FinishedTurn, SteppedReplica
 from jinfercept.planner.sizing import DRAIN, WARM_UP, ReplicaKind, profile_kind
 from jinfercept.server.options import ServerOptions
 from jinfercept.sim.plots import Bars
-from jinfercept.sim.run_stats import LIMITS
 from jinfercept.sim.tables import TextTable, check_least
 from jinfercept.sim.workload import Script, Segment
 from jinfercept.tokenizer.load import load_tokenizer

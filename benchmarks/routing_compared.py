@@ -12,11 +12,11 @@ from collections.abc import Callable
 from random import Random
 
 from benchmarks.routing_policies import ROUTING_POLICIES
+from jinfercept.meter.turns import LIMITS
 from jinfercept.planner.cluster import play_cluster
 from jinfercept.planner.sessions import SYSTEM_TOKENS, draw_sessions
 from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica
 from jinfercept.sched.profile import load_profile
-from jinfercept.sim.run_stats import LIMITS
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.tables import TextTable, show
 from jinfercept.sim.workload import Script, Segment

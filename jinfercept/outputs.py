@@ -34,6 +34,7 @@ class Interception:
         span: the returned tokens in the request's `token_ids`.
         duration_s: from the pause to the last result.
         context: where the context was when the request ran again; None if it never did.
+        delay_s: from the last result to the next token, or to the request's end before it; None without results.
     """
 
     calls: tuple[Call, ...]
@@ -41,6 +42,7 @@ class Interception:
     span: tuple[int, int] = (0, 0)
     duration_s: float = 0.0
     context: ContextUse | None = None
+    delay_s: float | None = None
     __repr__ = short_repr
 
 

@@ -16,6 +16,7 @@ from jinfercept.engine.engine import Engine
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
 from jinfercept.meter.request_log import Fold
+from jinfercept.meter.turns import LIMITS
 from jinfercept.request import Request
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
 from jinfercept.sched.estimator import Estimator
@@ -23,7 +24,7 @@ from jinfercept.sched.estimators import make_estimator
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
-from jinfercept.sim.run_stats import LIMITS, Report, RunStats
+from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scripted import Progress, ScriptedDispatcher, Writer, play
 from jinfercept.sim.simulation import Simulation
 from jinfercept.startup.start import EngineSetup

@@ -17,6 +17,7 @@ from jinfercept.cli.options import Maybe, ModelName, Several, Switch
 from jinfercept.cli.simulated_loads import POLICY_NAMES, check_policies, drawer
 from jinfercept.config import KVDTypeChoice
 from jinfercept.errors import ConfigError
+from jinfercept.meter.turns import LIMITS, LatencyLimits
 from jinfercept.planner.plan_report import LEGEND, plan_panels, plan_table, sizing_values, write_yaml
 from jinfercept.planner.published_sizes import MODELS
 from jinfercept.planner.sessions import SYSTEM_TOKENS
@@ -37,7 +38,6 @@ from jinfercept.sched.data_sheets import ACCELERATORS
 from jinfercept.sim.distributions import Like
 from jinfercept.sim.plots import check_drawing, draw
 from jinfercept.sim.reports import check_outputs, write_all, write_json
-from jinfercept.sim.run_stats import LIMITS, LatencyLimits
 from jinfercept.sim.tables import check_least, listed, numbers, show
 from jinfercept.sim.workload import Script, from_trace
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 COMPARED: Mapping[str, Callable[[Report], float | None]] = {
     "ms/token": latency_ms,
     "ttft s": lambda report: report["ttft_s"]["mean"],
+    "turn s": lambda report: report["turn_delay_s"]["mean"],
     "recomputed": lambda report: report["recomputed_tokens"],
     "copied out": lambda report: report["copied_out_tokens"],
     "copied in": lambda report: report["copied_in_tokens"],

@@ -19,6 +19,7 @@ from jinfercept.cli.simulated_loads import ORDER_NAMES, POLICY_NAMES, check_poli
 from jinfercept.cli.simulation_table import LEGEND, SESSION_LEGEND, curves, exit_status, table
 from jinfercept.config import CacheOptions, EngineOptions
 from jinfercept.errors import ConfigError
+from jinfercept.meter.turns import LIMITS, LatencyLimits
 from jinfercept.sched.orders import check_order_choice
 from jinfercept.sched.profile import load_profile
 from jinfercept.sim.agent_sessions import fitting, is_session_trace, load_sessions
@@ -27,7 +28,6 @@ from jinfercept.sim.distributions import Like
 from jinfercept.sim.plots import check_drawing, draw
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
 from jinfercept.sim.reports import check_outputs, write_all, write_csv, write_json
-from jinfercept.sim.run_stats import LIMITS, LatencyLimits
 from jinfercept.sim.simulation import STUDIED_ESTIMATORS, Simulation
 from jinfercept.sim.sweep import INTERRUPTED, Report, SimulatedLoad, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, numbers, show

@@ -21,6 +21,7 @@ _COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "p50": lambda report: report["normalized_latency_paper_ms_per_token"]["p50"],
     "p99": lambda report: report["normalized_latency_paper_ms_per_token"]["p99"],
     "ttft s": lambda report: report["ttft_s"]["mean"],
+    "turn s": lambda report: report["turn_delay_s"]["mean"],
     "done/s": lambda report: report["completed_per_s"],
     "good/s": lambda report: report["goodput_per_s"],
     "left": lambda report: report["unfinished"],
@@ -50,6 +51,7 @@ ms/token  latency over tokens: from arrival to the end without the time of calls
           requests, of several seeds the mean and the range
 p50, p99  the same, exceeded by half of the requests, and by one of a hundred
 ttft s    seconds from arrival to the first token, mean
+turn s    turn delay: the same, and from each return of calls to the next token, mean
 done/s    requests finished per second
 good/s    goodput: those of them that stayed within --first-token-limit and --per-token-limit
 left      requests that were not finished when the time was over

@@ -164,7 +164,7 @@ class AsyncCallQueue:
         waited_s, number = self._clock.now() - sequence.paused_s, len(session.interrupts)
         tokens, shown = self._read_queue(session, flight)
         span = (len(session.stream) - len(tokens), len(session.stream))
-        session.resumed = True
+        session.resumed_s = self._clock.now()
         session.interceptions[-1] = Interception(pause.calls, results, span, min(waited_s, max(0.0, lasted_s)))
         self._scheduler.resume(sequence, tokens)
         read = tuple(session.interrupts[number:])

@@ -246,8 +246,8 @@ class RequestLifecycle:
         if session.first_token_s is None:
             session.first_token_s = now
             self.first_tokens.append((sequence.id, now - sequence.arrival_s))
-        if session.resumed:
-            session.note_context()
+        if session.resumed_s is not None:
+            session.note_context(now)
         session.stream.append(token)
         shown = text.add(token) if text is not None else ""
         logprobs = None if report is None else session.note_logprobs(token, report)
@@ -326,8 +326,8 @@ class RequestLifecycle:
             return
         start = len(session.stream)
         shown = session.append_external(tokens)
-        waited_s = self._clock.now() - sequence.paused_s
-        session.resumed = True
+        session.resumed_s = self._clock.now()
+        waited_s = session.resumed_s - sequence.paused_s
         if session.transcript is not None:
             session.transcript.resumed(pause.calls, rendered)
         session.interceptions[-1] = Interception(

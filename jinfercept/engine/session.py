@@ -46,7 +46,7 @@ class Session:
         cancelled: asynchronous calls whose results are not in it, when the request has finished.
         client_calls: calls of the last turn that the client answers.
         first_token_s: when the first token was generated.
-        resumed: results were appended, and no token was generated since.
+        resumed_s: when results were appended, if no token was generated since.
     """
 
     request: Request
@@ -65,7 +65,7 @@ class Session:
     cancelled: list[Call] = field(default_factory=list)
     client_calls: tuple[Call, ...] = ()
     first_token_s: float | None = None
-    resumed: bool = False
+    resumed_s: float | None = None
 
     def open_readers(self, open_text: Callable[[Request], Text] | None) -> None:
         """Open what reads the request's tokens: a transcript, or a text and a detector; and its asynchronous calls.
@@ -156,11 +156,12 @@ class Session:
         self.logprobs += [None] * len(tokens)
         return self.text.inject(tokens) if self.text else ""
 
-    def note_context(self) -> None:
-        """Note the residency that the context had when the request resumed."""
-        if self.resumed:
-            self.resumed = False
-            self.interceptions[-1] = replace(self.interceptions[-1], context=ContextUse(*self.sequence.usage.residency))
+    def note_context(self, now: float) -> None:
+        """Note the residency that the context had when the request resumed, and when its next token came."""
+        if self.resumed_s is not None:
+            context = ContextUse(*self.sequence.usage.residency)
+            self.interceptions[-1] = replace(self.interceptions[-1], context=context, delay_s=now - self.resumed_s)
+            self.resumed_s = None
 
     def note_logprobs(self, token: int, report: TokenLogprobs) -> dict[int, Logprob]:
         """Add and return the report of the newest token."""
@@ -196,6 +197,8 @@ class Session:
             paused_s: seconds since it was intercepted, if it ended while it waited for calls.
         """
         request, sequence = self.request, self.sequence
+        if self.resumed_s is not None:
+            self.interceptions[-1] = replace(self.interceptions[-1], delay_s=now - self.resumed_s)
         reported = request.params.logprobs is not None
         completion = CompletionOutput(
             index=0,

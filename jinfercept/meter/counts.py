@@ -90,6 +90,8 @@ class EngineCounts:
         link_budget: tokens that the link could have carried one way during the steps.
         waste: see `meter.ledger`.
         tools: by label.
+        turns: that have ended, by whether they stayed within `meter.turns.LIMITS`.
+        turn_delay_s: seconds from a turn's submission (its request's arrival, its calls' return) to its first token.
     """
 
     prompt: int = 0
@@ -105,6 +107,8 @@ class EngineCounts:
     waste: WasteTotals = field(default_factory=WasteTotals)
     tools: dict[str, ToolCounts] = field(default_factory=dict)
     step_tokens: Histogram = field(default_factory=lambda: Histogram(_STEP_TOKENS))
+    turns: Counter[bool] = field(default_factory=Counter)
+    turn_delay_s: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_S))
     first_token_s: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_S))
     token_s: Histogram = field(default_factory=lambda: Histogram(_TOKEN_S))
     request_s: Histogram = field(default_factory=lambda: Histogram(_REQUEST_S))

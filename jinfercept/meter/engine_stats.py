@@ -17,6 +17,7 @@ from jinfercept.meter.ledger import Ledger
 from jinfercept.meter.prices import Prices
 from jinfercept.meter.request_log import Ended, LogEvent, Moved, Passed, Paused, Queued, RequestLog, Started, Stepped
 from jinfercept.meter.timelines import Timelines
+from jinfercept.meter.turns import LIMITS
 from jinfercept.outputs import RequestOutput
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import PolicyInputs
@@ -52,7 +53,7 @@ class Pages(NamedTuple):
 
 
 class PoolSample(NamedTuple):
-    """The pool at a second of the engine's clock, and token totals until then."""
+    """The pool at a second of the engine's clock, and totals until then: tokens, turns, seconds of their delays."""
 
     at_s: float
     pages: Pages
@@ -60,6 +61,9 @@ class PoolSample(NamedTuple):
     copied_out: int
     copied_in: int
     link_budget: float
+    turns: int
+    good_turns: int
+    turn_delay_s: float
 
 
 @dataclass(slots=True)
@@ -84,13 +88,23 @@ class DecisionEntry:
     freed_pages: int = 0
 
 
+class _OpenTurn(NamedTuple):
+    """A turn with a first token: its delay, when that token came, its new tokens, and those that its request had generated."""
+
+    delay_s: float
+    first_s: float
+    new: int
+    generated: int
+
+
 @dataclass(slots=True)
 class _Times:
-    """Of one request: when it first ran, its newest token since it last paused, and its last return."""
+    """Of one request: when it first ran, its newest token since it last paused, its last return, and its open turn."""
 
     started_s: float
     token_s: float | None = None
     returned: OpenInterception | None = None
+    turn: _OpenTurn | None = None
 
 
 @final
@@ -152,10 +166,12 @@ class EngineStats:
             case Paused(now, sequence):
                 self.interceptions.begin(sequence, now)
                 if (times := self._times.get(sequence.id)) is not None:
+                    self._end_turn(sequence, times)
                     times.token_s = None
             case Ended(_, sequence):
                 self.interceptions.leave(sequence)
                 if (times := self._times.pop(sequence.id, None)) is not None:
+                    self._end_turn(sequence, times)
                     self._over[sequence.id] = times
         if self.timelines.open and isinstance(event, Queued | Started | Paused | Ended):
             self.timelines.enter(event, self.interceptions.open.get(event.sequence.id))
@@ -225,7 +241,15 @@ class EngineStats:
         """The pool at this moment."""
         counts = self.counts
         return PoolSample(
-            self.now(), self.pages(), counts.generated, counts.copied_out, counts.copied_in, counts.link_budget
+            self.now(),
+            self.pages(),
+            counts.generated,
+            counts.copied_out,
+            counts.copied_in,
+            counts.link_budget,
+            counts.turns.total(),
+            counts.turns[True],
+            counts.turn_delay_s.total,
         )
 
     def pages(self) -> Pages:
@@ -266,13 +290,26 @@ class EngineStats:
 
     def _count_first(self, sequence: Sequence, times: _Times, now: float) -> None:
         """A sequence's first token, or its first after a pause."""
+        start, end = sequence.external_spans[-1]
+        submitted_s, new = None, end - start
+        if times.returned is not None and (submitted_s := times.returned.returned_s) is not None:
+            self.interceptions.counts(times.returned).resume_s.add(now - submitted_s)
         if not sequence.generated:
-            self.counts.first_token_s.add(now - sequence.arrival_s)
+            submitted_s, new = sequence.arrival_s, new - sum(sequence.usage.retained or ())
+            self.counts.first_token_s.add(now - submitted_s)
             self.counts.prompt += sequence.external_spans[0][1]
             self.counts.cached += sequence.usage.num_cached or 0
-        if times.returned is not None and times.returned.returned_s is not None:
-            self.interceptions.counts(times.returned).resume_s.add(now - times.returned.returned_s)
         times.returned = None
+        if submitted_s is not None:
+            times.turn = _OpenTurn(now - submitted_s, now, new, sequence.generated)
+
+    def _end_turn(self, sequence: Sequence, times: _Times) -> None:
+        """The turn that a sequence wrote has ended, if it wrote one."""
+        turn, times.turn = times.turn, None
+        if turn is not None:
+            self.counts.turn_delay_s.add(turn.delay_s)
+            rest_s = (turn.first_s if times.token_s is None else times.token_s) - turn.first_s
+            self.counts.turns[LIMITS.keeps(turn.delay_s, turn.new, rest_s, sequence.generated - turn.generated)] += 1
 
     def _finish(self, output: RequestOutput) -> None:
         completion, times, counts = output.outputs[0], output.metrics, self.counts

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from jinfercept.fleet.conversations import RoutingHint
 from jinfercept.fleet.replica_load import ReplicaState
+from jinfercept.meter.turns import LatencyLimits
 from jinfercept.planner.routing_policy import RoutingPolicy
 from jinfercept.planner.sessions import AgentSession, Turn, first_turn
 from jinfercept.planner.simulated_replicas import FinishedTurn, SimulatedReplica
-from jinfercept.sim.run_stats import LatencyLimits
 
 REPORT_S = 1.0
 """Seconds between two reports of a replica."""

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from jinfercept.config import KVDTypeChoice
 from jinfercept.errors import ConfigError, nearest
+from jinfercept.meter.turns import LatencyLimits
 from jinfercept.planner.cluster import ClusterReport, mean_report, play_cluster
 from jinfercept.planner.published_sizes import MODELS, PAPER_KV_TOKENS
 from jinfercept.planner.routing_policy import by_price
@@ -18,7 +19,6 @@ from jinfercept.planner.sessions import draw_sessions
 from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica
 from jinfercept.sched.data_sheets import ACCELERATORS
 from jinfercept.sched.profile import Profile, load_profile, roofline
-from jinfercept.sim.run_stats import LatencyLimits
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.workload import Script
 

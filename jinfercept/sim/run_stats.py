@@ -8,11 +8,12 @@ seconds of all steps, and `slowness` their ratio for each bucket: they say how f
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from jinfercept.meter.ledger import Ledger
 from jinfercept.meter.prices import Prices
 from jinfercept.meter.request_log import LogEvent, Passed, RequestLog, Stepped
+from jinfercept.meter.turns import LatencyLimits
 from jinfercept.request import Request
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.scheduler import Scheduler
@@ -22,24 +23,6 @@ from jinfercept.sim.session_clients import SessionClients, TurnRecord
 
 Report = dict[str, Any]
 """The numbers of a run, as JSON values."""
-
-
-class LatencyLimits(NamedTuple):
-    """What a request must stay within to count as goodput.
-
-    Attributes:
-        first_token_s: most seconds from its arrival to its first token.
-        per_token_s: most seconds per token from there on, calls not counted: the mean over its generated tokens.
-        new_token_s: seconds more to the first token for each token of a session's turn that is new.
-    """
-
-    first_token_s: float
-    per_token_s: float
-    new_token_s: float = 1e-4
-
-
-LIMITS = LatencyLimits(first_token_s=2.0, per_token_s=0.05)
-"""The limits unless others are given."""
 
 
 @final
@@ -111,7 +94,7 @@ class RunStats:
         """
         submitted = {request.id: (at_s, request) for at_s, request in requests}
         abandoned = {request.id for _, request in requests if not ever_returns(request)}
-        paper, strict, first, latency, alive_s, num_good = [], [], [], [], 0.0, 0
+        paper, strict, first, latency, turns, alive_s, num_good = [], [], [], [], [], 0.0, 0
         tenant_of = tenant_of or {}
         tenants: dict[str, list[float]] = {tenant: [] for tenant in tenant_of.values()}
         for output in (*played.outputs, *played.aborted):
@@ -130,6 +113,7 @@ class RunStats:
             paper.append(1e3 * served_s / tokens)
             strict.append(1e3 * served_s / generated)
             first.append((metrics.finished_s if metrics.first_token_s is None else metrics.first_token_s) - arrival_s)
+            turns += [first[-1], *(pause.delay_s for pause in completion.interceptions if pause.delay_s is not None)]
             tenants.setdefault(tenant_of.get(output.request_id, ""), []).append(first[-1])
             in_time = first[-1] <= self._limits.first_token_s
             in_time &= served_s - first[-1] <= self._limits.per_token_s * max(1, generated - 1)
@@ -140,6 +124,7 @@ class RunStats:
             "normalized_latency_paper_ms_per_token": _summary(paper),
             "normalized_latency_ms_per_token": _summary(strict),
             "ttft_s": _summary(first),
+            "turn_delay_s": _summary(turns),
             "latency_s": _summary(latency),
             "completed_per_s": len(played.outputs) / played.seconds if played.seconds else 0.0,
             "goodput_per_s": num_good / played.seconds if played.seconds else 0.0,

@@ -13,6 +13,7 @@ from jinfercept.hooks import Text
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
 from jinfercept.meter.request_log import RequestLog
+from jinfercept.meter.turns import LIMITS, LatencyLimits
 from jinfercept.request import Request
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ESTIMATORS, Estimator, OracleEstimator
@@ -27,7 +28,7 @@ from jinfercept.sched.speculation import SpeculationLimits
 from jinfercept.sim.arrivals import Arrival, RequestArrival
 from jinfercept.sim.first_token_gate import FirstTokenGate
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
-from jinfercept.sim.run_stats import LIMITS, LatencyLimits, Report, RunStats
+from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, WRONG_TOOLS
 from jinfercept.sim.scripted import (
     Progress,

@@ -11,11 +11,12 @@ from random import Random
 from statistics import fmean
 from typing import NamedTuple
 
+from jinfercept.meter.turns import LIMITS
 from jinfercept.sched.profile import load_profile
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.plots import CurvePanel, PlottedCurve
 from jinfercept.sim.reports import percentiles
-from jinfercept.sim.run_stats import LIMITS, Report
+from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun
 from jinfercept.sim.tables import TextTable, number_text

@@ -19,6 +19,7 @@ from jinfercept.meter.interceptions import UNKNOWN
 from jinfercept.meter.live_state import SHOWN, live_state
 from jinfercept.meter.request_log import RequestLog
 from jinfercept.meter.timelines import Timeline
+from jinfercept.meter.turns import LIMITS
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
@@ -138,6 +139,10 @@ def test_the_counts_are_the_sums_of_what_requests_say(name: str, depth: int) -> 
     [tool] = counts.tools.values()
     assert (tool.begun, tool.given_up, tool.duration_s.count, tool.resume_s.count) == (12, 0, 12, 12)
     assert dict(tool.results) == {"ok": 12}
+    assert counts.turns.total() == counts.turn_delay_s.count == 6 + 12
+    delays_s = [pause.delay_s or 0.0 for pause in pauses]
+    assert tool.resume_s.total == pytest.approx(sum(delays_s), abs=0.01 * 12)
+    assert counts.turn_delay_s.total == pytest.approx(counts.first_token_s.total + tool.resume_s.total)
     contexts = [pause.context for pause in pauses if pause.context]
     assert (tool.kept, tool.copied_in, tool.recomputed) == tuple(map(sum, zip(*contexts, strict=True)))
     assert tool.duration_s.total == pytest.approx(sum(pause.duration_s for pause in pauses), rel=0.05)
@@ -303,3 +308,10 @@ def test_a_histogram_counts_what_is_at_most_as_large_as_each_bound() -> None:
     values.add(2.0, times=3)
     assert values.cumulative == [(1.0, 2), (2.0, 6), (float("inf"), 7)]
     assert (values.count, values.total) == (7, 18.0)
+
+
+def test_a_turn_is_in_time_if_its_first_token_and_its_tokens_are() -> None:
+    assert LIMITS.keeps(1.9, 0, 0.4, 9)
+    assert LIMITS.keeps(2.9, 10_000, 0.4, 9)
+    assert not LIMITS.keeps(2.9, 5_000, 0.4, 9)
+    assert not LIMITS.keeps(1.9, 0, 0.5, 9)

@@ -9,6 +9,7 @@ import yaml
 from jinfercept.cli.main import main
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError
+from jinfercept.meter.turns import LatencyLimits
 from jinfercept.planner.sizing import (
     FleetLoad,
     Sizing,
@@ -19,7 +20,6 @@ from jinfercept.planner.sizing import (
     ranked,
     size_fleet,
 )
-from jinfercept.sim.run_stats import LatencyLimits
 from jinfercept.sim.workload import Script, Segment
 
 OPTIONS = {"policy": "copy_ahead", "max_model_len": 8192}

@@ -66,6 +66,13 @@ def families(look: SnapshotValue[Reading], model: str) -> Iterator[Metric]:
     yield make.counter(
         "jinfercept:refused_requests", "Answers of status 429, by the code of the error", refused, "code"
     )
+    text = "Seconds from the submission of a turn (arrival of a request, return of its calls) to its first token"
+    yield make.histogram("jinfercept:turn_delay_seconds", text, counts.turn_delay_s)
+    within = {"yes": counts.turns[True], "no": counts.turns[False]}
+    text = (
+        "Turns that have ended, by whether their delay and their seconds per token stayed within the limits of goodput"
+    )
+    yield make.counter("jinfercept:turns", text, within, "within_limits")
     yield from _tools(counts.tools, make)
     age_s = time.monotonic() - look.at_s
     yield make.gauge("jinfercept:reading_age_seconds", "Age of these numbers; they wait for the end of a step", age_s)
