@@ -152,7 +152,7 @@ class CallMarkup(Protocol):
         ...
 
     def mode(self, call: Call) -> CallMode:
-        """Says when a call runs."""
+        """When a call runs: the model waits for it, or goes on."""
         ...
 
     def interrupt(self, call: Call, result: Result, room: int) -> tuple[list[int], Result]:

@@ -149,7 +149,7 @@ class LLM:
 
     @property
     def profile(self) -> Profile:
-        """What steps and transfers cost."""
+        """The profile: costs of steps and transfers."""
         return self.engine.setup.machine.profile
 
     @property
@@ -164,7 +164,7 @@ class LLM:
 
     @property
     def counters(self) -> SchedulerCounters:
-        """What the scheduler has done since the start, as a copy."""
+        """Totals of the scheduler since the start, as a copy."""
         return self.engine.counters
 
     @property

@@ -77,7 +77,7 @@ class Logprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """What one request produced.
+    """The output of one request.
 
     Attributes:
         index: place among the request's outputs.

@@ -19,7 +19,7 @@ JSON_SPACE = r" |\n[ \t]{0,20}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """What the generated text must match, from its first token to its end. Names as in vLLM; exactly one is given.
+    """The form that the generated text must match, from its first token to its end. Names as in vLLM; exactly one is given.
 
     Tokens that tools return are no part of that text: a call may pause it anywhere, and it continues afterwards. So where the
     model is to call while it is constrained, what is given here has to allow the call's own text in the places meant for it, as

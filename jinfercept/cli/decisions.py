@@ -55,7 +55,7 @@ class Decisions:
 
 
 def tables(run_summary: Mapping[str, Any]) -> list[Table]:
-    """What was done, waste and durations of one run, from its summary."""
+    """Tables of one run's actions, waste and durations, from its summary."""
     done = _table("what was done", "action", "why")
     for row in run_summary["decisions"]:
         _add(done, {"action": row["action"], "why": row["why"]}, {k: v for k, v in row.items() if type(v) is int})

@@ -152,7 +152,7 @@ def _summary(profile: Profile) -> str:
 
 
 def _overflow_line(profile: Profile) -> str:
-    """What a context costs that is lost, and one that is swapped out and back, by its tokens."""
+    """A line with the cost of a context that is lost and of one that is swapped out and back, by its tokens."""
     chunk = profile.bucket_tokens[-1] if profile.bucket_tokens else profile.saturation
     prices = (
         f"{tokens:,}: {1e3 * profile.recompute_s(tokens, chunk):.1f} and {2e3 * profile.swap_s(tokens):.1f} ms"

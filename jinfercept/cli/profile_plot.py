@@ -14,7 +14,7 @@ WAYS = {"out": 1, "in": 1, "both": 2}
 
 
 def rows_of(step: dict[str, Any]) -> str:
-    """What the rows of a measured step do, in words."""
+    """Describes the rows of a measured step."""
     if step["depth"] is None:
         return "decode"
     return f"a chunk behind {step['depth']:,}" if step["depth"] else "a chunk"

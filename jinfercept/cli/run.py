@@ -116,7 +116,7 @@ class Run:
         return chat
 
     def _params(self, of_checkpoint: Mapping[str, Any] = MappingProxyType({})) -> "SamplingParams":
-        """Of the flags; what they leave out is of the checkpoint, or the command's own default."""
+        """The sampling parameters of the flags; others are the checkpoint's, or the command's defaults."""
         from jinfercept.sampling_params import SamplingParams
 
         defaults = {"temperature": 0.0, "max_tokens": 256 if self.prompt is not None else 1024}

@@ -34,7 +34,7 @@ class ServerFlags:
     """seconds of a request"""
 
     def servers(self, own: str | None, engine: EngineOptions) -> Servers:
-        """Those at URLs, or one of a model of its own, with these options."""
+        """The servers at URLs, or one of a model of its own, with these options."""
         return Servers(self.base_url, self.model, self.api_key, self.timeout, own, engine)
 
 

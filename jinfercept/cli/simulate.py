@@ -135,7 +135,7 @@ class Simulate:
 
     @property
     def _name(self) -> str:
-        """Of the workload."""
+        """The workload's name."""
         return self.workload if self.trace is None else Path(self.trace).name
 
     def _check(self) -> None:

@@ -252,7 +252,7 @@ def _short(text: str) -> str:
 
 
 def _summary(output: RequestOutput) -> str:
-    """One line about an answer: how it ended, its speed, and what was done with the context."""
+    """One line about an answer: how it ended, its speed, and the moves of its context."""
     completion, metrics = output.outputs[0], output.metrics
     parts = []
     if completion.finish_reason != "stop":

@@ -42,7 +42,7 @@ class Kernel(Protocol):
 
     @property
     def name(self) -> str:
-        """Of its variant: equal names have equal code."""
+        """The name of its variant: equal names have equal code."""
         ...
 
     def num_items(self, code: "Code") -> Any:

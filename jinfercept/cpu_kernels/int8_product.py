@@ -168,5 +168,5 @@ class _Int8Product:
                 totals[row][part].set(result if offsets is None else code.fma(offsets[part], total, result))
 
     def _parts(self, code: Code) -> Any:
-        """Of the rows; a part stays in a cache while the blocks change."""
+        """The number of parts of the rows; a part stays in a cache while the blocks change."""
         return code.builder.sdiv(code.builder.add(code.dim(0, 0), I64(PART_ROWS - 1)), I64(PART_ROWS))

@@ -117,5 +117,5 @@ def _emit(module: Any, machine: Any) -> bytes:
 
 @cache
 def num_threads() -> int:
-    """That compute a kernel: the cores that this process may use."""
+    """The threads that compute a kernel: the cores that this process may use."""
     return len(os.sched_getaffinity(0))

@@ -79,7 +79,7 @@ class Rounding:
         return [code.wide(x, I64(start), self.lanes, number) for start in range(0, self.group, self.lanes)]
 
     def _norm(self, code: Code, start: Any, groups: Any) -> Any:
-        """What the numbers of a row, which begins at `start`, are multiplied by: a vector of equal numbers."""
+        """The factor of the numbers of a row, which begins at `start`, as a vector of equal numbers."""
         b, sums = code.builder, zeros(code, self.group // self.lanes, self.lanes)
         with code.loop(I64(0), groups) as nth:
             for total, x in zip(sums, self._parts(code, 0, b.add(start, b.mul(nth, I64(self.group)))), strict=True):

@@ -3,7 +3,7 @@
 XLA has a pool of as many threads as the process has cores, and the caller is one more: with kernels in that pool, two threads
 would often share a core while another waits for what they do. So there is one helper less than cores. A helper looks for the
 next call for a moment, as the kernels of a step follow each other closely, and then sleeps. A call that comes while another has
-the helpers is computed by its caller alone. Nobody waits for a free helper, only for items that one has begun.
+the helpers is computed by its caller alone. A caller waits for items that a helper has begun, never for a free helper.
 
 Each thread takes the items of a run of neighbours, so that it reads memory in sequence, and then what is left of other runs.
 The pool is a piece of memory: a line of the cache for each number that several threads change.
@@ -104,7 +104,7 @@ def start(num_threads: int, serve: int) -> int:
 
 
 class _Cleared:
-    """In a process that was forked off, makes the pool as if no call had ever been."""
+    """Empties the pool in a process that was forked off."""
 
     def __init__(self, address: int, size: int) -> None:
         self.address, self.size = address, size

@@ -60,7 +60,7 @@ class ManyRows(ABC):
 
     @abstractmethod
     def columns(self, code: Code) -> Any:
-        """Of the weight, i64."""
+        """Columns of the weight, i64."""
 
     @abstractmethod
     def start(self, code: Code, block: Any) -> tuple[Any, Any]:
@@ -148,7 +148,7 @@ class ManyRows(ABC):
         return b.sdiv(b.mul(num_tiles, part), self._parts(code))
 
     def _parts(self, code: Code) -> Any:
-        """Of the rows; a part stays in a cache while the blocks change."""
+        """The number of parts of the rows; a part stays in a cache while the blocks change."""
         return code.builder.sdiv(code.builder.add(code.dim(0, 0), I64(PART_ROWS - 1)), I64(PART_ROWS))
 
 

@@ -59,7 +59,7 @@ class AsyncStream:
 
     @property
     def outputs(self) -> Mapping[str, RequestOutput]:
-        """Of the finished requests, by id."""
+        """The outputs of the finished requests, by id."""
         return self._received.outputs
 
     def __aiter__(self) -> Self:

@@ -51,7 +51,7 @@ class Engine:
         encode: text of a result to token ids; None without a tokenizer.
         seed: of requests that have none, each of which draws apart.
         check: assert the conservation of pages after every step.
-        request_log: told of every plan's result and of every step's events; the `Observer` of the scheduler too.
+        request_log: gets every plan's result and every step's events; the `Observer` of the scheduler too.
         retained: contexts of finished requests; with the default limits if not given.
 
     Attributes:
@@ -133,7 +133,7 @@ class Engine:
         return {tenant: waiting[tenant] + self.scheduler.num_waiting_of(tenant) for tenant in tenants}
 
     def work_of(self, request: Request) -> QueuedWork:
-        """What a request needs before its first token: of a retained context that it names, only the rest is computed."""
+        """The work of a request before its first token: of a retained context that it names, only the rest is computed."""
         num_tokens = len(request.prompt_token_ids)
         num_retained = min(num_tokens - 1, self._retained.held_tokens(request))
         return QueuedWork(request.tenant, request.weight, request.priority, num_tokens, num_tokens - num_retained)
@@ -146,7 +146,7 @@ class Engine:
             yield first_tokens.popleft()
 
     def load(self) -> EngineLoad:
-        """What a new request would wait behind, submitted ones included."""
+        """The load that a new request waits behind, submitted ones included."""
         arriving = [self.work_of(item) for item in tuple(self._arrivals) if isinstance(item, Request)]
         scheduler = self.scheduler
         return read_load(

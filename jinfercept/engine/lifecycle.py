@@ -36,7 +36,7 @@ from jinfercept.sched.speculation import kept
 log = logging.getLogger(__name__)
 
 MOST_FIRST_TOKENS = 4096
-"""First tokens that are kept for those who want to know."""
+"""Maximum first tokens that are kept."""
 
 
 @final

@@ -177,7 +177,7 @@ class Session:
         return score_failure(scores)
 
     def _sum_of_logprobs(self) -> float:
-        """Of the tokens that the model generated."""
+        """The sum over the tokens that the model generated."""
         generated = zip(self.stream, self.logprobs, strict=True)
         return sum(named[token].logprob for token, named in generated if named is not None)
 

@@ -131,7 +131,7 @@ class Stream:
 
     @property
     def outputs(self) -> Mapping[str, RequestOutput]:
-        """Of the finished requests, by id; complete even if an interrupt kept a `Finished` from being yielded."""
+        """The outputs of the finished requests, by id; complete even if an interrupt kept a `Finished` from being yielded."""
         return self._received.outputs
 
     def __iter__(self) -> Self:

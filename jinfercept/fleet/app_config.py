@@ -58,7 +58,7 @@ _ONE = ReplicaRange(1, 1)
 
 @dataclass(frozen=True)
 class FleetConfig:
-    """What a fleet serves.
+    """The model and the options of a fleet.
 
     Attributes:
         model: as on the command line.

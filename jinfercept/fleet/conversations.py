@@ -66,7 +66,7 @@ class KeyedPrefix(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RoutingHint:
-    """What a router reads about a request: keys and counts, no text. Small and picklable.
+    """Keys and counts of a request, by which a router chooses; no text. Small and picklable.
 
     Attributes:
         tenant: digest of the API key; "" without keys.
@@ -192,7 +192,7 @@ def _claude_session(body: Mapping[str, Any]) -> str:
 
 
 def _followed(path: str, body: Mapping[str, Any]) -> tuple[str, str]:
-    """What a body or a path names: "response" or "conversation", and its id; empty texts without one."""
+    """The object that a body or a path names: "response" or "conversation", and its id; empty texts without one."""
     if previous := _text(body.get("previous_response_id")):
         return "response", previous
     conversation = body.get("conversation")

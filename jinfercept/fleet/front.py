@@ -92,7 +92,7 @@ class FleetFront:
 
     @property
     def replicas(self) -> Replicas:
-        """They answer the requests; connected by `start`."""
+        """The replicas, which answer the requests; connected by `start`."""
         assert self._replicas is not None
         return self._replicas
 

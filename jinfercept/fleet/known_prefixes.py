@@ -30,7 +30,7 @@ class Holder:
 
 @final
 class KnownPrefix:
-    """What is known about a key.
+    """A key's tokens and replicas.
 
     Attributes:
         tokens: of the context that the key stands for.
@@ -113,7 +113,7 @@ class KnownPrefixes:
         return self._count
 
     def get(self, tenant: str, key: bytes) -> KnownPrefix | None:
-        """What is known about a key; None if nothing is. Leaves the order of use as it is."""
+        """The entry of a key; None if there is none. Leaves the order of use as it is."""
         table = self._tables.get(tenant)
         return None if table is None else table.get(key)
 
@@ -123,7 +123,7 @@ class KnownPrefixes:
         return [(place, table[prefix[0]]) for place, prefix in enumerate(prefixes) if prefix[0] in table]
 
     def touch(self, tenant: str, key: bytes, tokens: int) -> KnownPrefix:
-        """What is known about a key, which becomes the tenant's youngest; a new one if nothing was."""
+        """The entry of a key, which becomes the tenant's youngest; a new one if there was none."""
         table = self._tables.get(tenant)
         if table is None:
             table = self._tables[tenant] = {}

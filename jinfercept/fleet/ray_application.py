@@ -173,7 +173,7 @@ def _run(application: Any, name: str, route_prefix: str | None) -> None:
 
 
 def _cause(name: str) -> str:
-    """What a failed replica says, in one line."""
+    """The error of a failed replica, in one line."""
     application = serve.status().applications.get(name)
     lines = [
         line.strip()

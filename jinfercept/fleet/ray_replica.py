@@ -28,7 +28,7 @@ from jinfercept.state.database import StateDatabase
 
 
 class ReplicaSpec(NamedTuple):
-    """What a replica serves.
+    """The model and the options of a replica.
 
     Attributes:
         model: as on the command line.
@@ -111,11 +111,11 @@ class EngineReplica:
     # -- hooks of Ray Serve ----------------------------------------------------------------------------------------
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """What routers read about this replica."""
+        """The report of this replica, for routers."""
         return await self._app.report()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What the autoscaling policy reads: memory demanded, over the memory of the device's pool."""
+        """The number of the autoscaling policy: memory demanded, over the memory of the device's pool."""
         return {"memory_demand": await self._app.demand()}
 
     async def check_health(self) -> None:

@@ -112,7 +112,7 @@ class ReplicaApp:
         return ReplicaFacts(self.name, self._secret, llm.profile, llm.shape.buckets[-1], self.contexts.report(True))
 
     async def report(self) -> dict[str, Any]:
-        """What routers read about this replica, see `Routes`; `number` changes with every report."""
+        """The report of this replica, for routers, see `Routes`; `number` changes with every report."""
         self._numbers += 1
         service = self.service
         queue_s, demand = (await self._load.look()).seen

@@ -29,7 +29,7 @@ class RecomputePrices(Protocol):
 
 @dataclass(slots=True)
 class ReplicaState:
-    """What a replica reported.
+    """The latest report of a replica.
 
     Attributes:
         queue_s: seconds until it would begin with a request that arrives now.

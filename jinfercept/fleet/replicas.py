@@ -17,7 +17,7 @@ type Messages = Sequence[Mapping[str, Any]]
 
 
 class ReplicaFacts(NamedTuple):
-    """What a front needs to know of a replica when it starts.
+    """Facts of a replica that a front needs when it starts.
 
     Attributes:
         secret: of the fleet's keys.
@@ -64,5 +64,5 @@ class Replicas(Protocol):
         ...
 
     async def facts(self, ticket: Ticket) -> ReplicaFacts:
-        """What a front needs to know when it starts."""
+        """The facts that a front needs when it starts."""
         ...

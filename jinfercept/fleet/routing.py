@@ -269,7 +269,7 @@ class Router:
         return load
 
     def _find(self, hint: RoutingHint, by_name: Mapping[str, ReplicaState]) -> "_Holdings":
-        """What is held of a prompt, by replica: the longest prefix, the context that it follows, or the named session."""
+        """The held part of a prompt, by replica: the longest prefix, the context that it follows, or the named session."""
         tenant, by_holder, wide = hint.tenant, dict[Holder, _HeldPrompt](), list[tuple[KnownPrefix, int, Reason]]()
         most_holders = MOST_HOLDERS if len(by_name) > PRICED_REPLICAS else inf
 
@@ -339,7 +339,7 @@ _NOTHING_HELD = _HeldPrompt(0, None)
 
 
 class _Holdings(NamedTuple):
-    """What is known of a prompt.
+    """The replicas that hold parts of a prompt.
 
     Attributes:
         by_holder: what each replica holds.

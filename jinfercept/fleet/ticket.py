@@ -62,7 +62,7 @@ class Ticket:
             self.route = self._table.taken(self.hint, self._chosen, replica)
 
     def __reduce__(self) -> tuple[type["Contents"], tuple[str, tuple[bytes, ...]]]:
-        """What a replica gets."""
+        """Pickles the part that a replica gets."""
         hint = self.hint
         longest = hint.prefixes[0].key if hint.prefixes else None
         return Contents, (hint.tenant, tuple(key for key in (hint.named, longest) if key is not None))
@@ -70,7 +70,7 @@ class Ticket:
 
 @final
 class Contents:
-    """What a replica knows of a ticket.
+    """The part of a ticket that a replica gets.
 
     Args:
         keys: under which a follow-up will look for the context of this request.

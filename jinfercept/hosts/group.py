@@ -101,7 +101,7 @@ class HostGroup:
         self._end(message)
 
     def close(self) -> None:
-        """End in order: host 0 tells the others, and no end of a connection is an error any more."""
+        """End in order: host 0 ends the others, and no end of a connection is an error any more."""
         if not self._end_once():
             return
         for link in self._links.values():

@@ -310,7 +310,7 @@ def _refuse(link: HostLink, error: ConfigError) -> None:
 
 
 def _proof(token: str, role: bytes, message: bytes) -> bytes:
-    """What only a process can say that knows the token, about these bytes."""
+    """A proof about these bytes that only a process with the token can make."""
     return hmac.digest(token.encode(), role + message, "sha256")
 
 
@@ -321,7 +321,7 @@ def _wrong_token() -> ConfigError:
 
 
 def _differences(own: Mapping[str, str], other: Mapping[str, str], host_id: int) -> str:
-    """What two hosts run, where it differs."""
+    """The differences between the facts of two hosts."""
     names = [name for name in sorted(own.keys() | other.keys(), key=str) if own.get(name) != other.get(name)]
     return "; ".join(
         f"{name} {str(own.get(name))[:80]} on host 0, {str(other.get(name))[:80]} on host {host_id}" for name in names

@@ -19,7 +19,7 @@ MOST_BYTES = 1 << 30
 
 
 class Kind(IntEnum):
-    """What a frame says."""
+    """The kinds of frames."""
 
     CHALLENGE = 0
     HELLO = 1

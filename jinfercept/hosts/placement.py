@@ -40,7 +40,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a cluster's variables say; None: nothing."""
+    """The values of a cluster's variables; None: not set."""
 
     cluster: str = "no cluster"
     coordinator: str | None = None
@@ -109,7 +109,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def in_cluster(environment: Mapping[str, str], full_name: str) -> Found:
-    """What the variables of Slurm, of a LeaderWorkerSet or of a Kubernetes job or StatefulSet say of this process."""
+    """The place of this process by the variables of Slurm, of a LeaderWorkerSet or of a Kubernetes job or StatefulSet."""
     if "SLURM_PROCID" in environment:
         return _slurm(environment)
     if "LWS_LEADER_ADDRESS" in environment:

@@ -21,7 +21,7 @@ _RUN = asyncio.Handle._run.__code__  # pyright: ignore[reportPrivateUsage] # run
 
 
 class RunningCallback(NamedTuple):
-    """What a loop executes at a moment.
+    """The callback that a loop executes at a moment.
 
     Attributes:
         handle: of the callback, or of the step of a task; it is another one for every callback.
@@ -88,7 +88,7 @@ class EventLoopThread:
             self.call_soon(task.cancel)
 
     def running(self) -> RunningCallback | None:
-        """What the loop executes now; None while it waits."""
+        """The callback that the loop executes now; None while it waits."""
         innermost = frame = sys._current_frames().get(self._thread.ident or 0)
         while frame is not None:
             if frame.f_code is _RUN:

@@ -14,7 +14,7 @@ MOST_CHARS = 2**24
 
 @final
 class Placeholder(str):
-    """What a call that goes on returns at once; its result has the status "started"."""
+    """The value that a call that goes on returns at once; its result has the status "started"."""
 
 
 ToolValue = str | tuple[int, ...]
@@ -22,12 +22,12 @@ ToolValue = str | tuple[int, ...]
 
 
 class ToolFailed(Exception):
-    """What a tool raised, as text."""
+    """An exception of a tool, as text."""
 
 
 @final
 class ToolTimeout(ToolFailed, TimeoutError):
-    """What a tool raised that gave up in time."""
+    """An exception of a tool that gave up in time."""
 
 
 def plain_value(value: object) -> ToolValue:

@@ -99,7 +99,7 @@ class _OpenTurn(NamedTuple):
 
 @dataclass(slots=True)
 class _Times:
-    """Of one request: when it first ran, its newest token since it last paused, its last return, and its open turn."""
+    """Times of one request: when it first ran, its newest token since it last paused, its last return; and its open turn."""
 
     started_s: float
     token_s: float | None = None

@@ -43,7 +43,7 @@ class AttendJoined[KV](Attend[KV], Protocol):
     """Attention that also rotates queries and keys itself, and takes them as the joined product leaves them."""
 
     def joined(self, qkv: Float[Array, "T K G2 D"], rotation: Rotation, kv: KV, /) -> tuple[Float[Array, "T H D"], KV]:
-        """As a call with what `separate_heads` makes of `qkv`, queries and keys normed and rotated."""
+        """Attention for the heads that `separate_heads` makes of `qkv`, queries and keys normed and rotated."""
         ...
 
 

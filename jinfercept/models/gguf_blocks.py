@@ -104,7 +104,7 @@ def _five_bits(high: UInt8[np.ndarray, "R B 4"], low: UInt8[np.ndarray, "R B 16"
 
 
 def _scales_and_offsets(blocks: Blocks) -> tuple[Float32[np.ndarray, "R G"], Float32[np.ndarray, "R G"]]:
-    """Of 256 numbers with eight scales and eight minima of 6 bits, packed into 12 bytes."""
+    """Scales and offsets of 256 numbers with eight scales and eight minima of 6 bits, packed into 12 bytes."""
     low, middle, top = (blocks[..., start : start + 4] for start in (4, 8, 12))
     scales = np.concatenate([low & 63, (top & 15) | (low >> 2 & 48)], axis=-1)
     minima = np.concatenate([middle & 63, (top >> 4) | (middle >> 2 & 48)], axis=-1)

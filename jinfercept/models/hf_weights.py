@@ -121,7 +121,7 @@ class HFCheckpoint:
         return cls(config, names, shapes, placed, words, packed)._tied_as_stored()
 
     def _tied_as_stored(self) -> "HFCheckpoint":
-        """With embedding and head tied as the stored tensors allow."""
+        """The config with embedding and head tied as the stored tensors allow."""
         embedding, head = self.names.embed["embedding"], self.names.head["unembed"]
         if not self.config.tie_embeddings or head.name not in self.shapes:
             return self
@@ -179,7 +179,7 @@ class HFCheckpoint:
 
 
 def _stated_apart(directory: Path) -> Mapping[str, Any]:
-    """What AutoGPTQ's `quantize_config.json` or AutoAWQ's `quant_config.json` says, as `config.json` would; empty without."""
+    """The quantisation in AutoGPTQ's `quantize_config.json` or AutoAWQ's `quant_config.json`, as in `config.json`."""
     for file in (directory / "quantize_config.json", directory / "quant_config.json"):
         if file.is_file():
             stated = read_json(file)

@@ -71,7 +71,7 @@ class LlamaLayer(nnx.Module):
     def _attended[KV](
         self, y: Rows, positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
     ) -> tuple[Float[Array, "T H D"], KV]:
-        """What attention gives for the normed rows."""
+        """The result of attention for the normed rows."""
         eps, rope = self.config.norm_eps, self.config.rope
         if self.joined and isinstance(attend, AttendJoined):
             turn = rotation(positions, rope)

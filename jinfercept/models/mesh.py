@@ -41,7 +41,7 @@ class ModelMesh:
 
     @property
     def local_devices(self) -> tuple[Any, ...]:
-        """Those of this process, among several processes of JAX."""
+        """The devices of this process, among several processes of JAX."""
         return tuple(device for device in self.devices if device.process_index == jax.process_index())
 
     def sharding(self, spec: PartitionSpec = EVERYWHERE) -> Sharding:

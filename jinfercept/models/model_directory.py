@@ -12,7 +12,7 @@ _OPENED = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".gguf")
 
 
 def read_json(file: Path) -> Any:
-    """What a JSON file says. Raises `ModelError` for a damaged or an absurdly large one."""
+    """The value of a JSON file. Raises `ModelError` for a damaged or an absurdly large one."""
     try:
         if (size := file.stat().st_size) > _MAX_JSON_BYTES:
             raise ValueError(f"{size} bytes")

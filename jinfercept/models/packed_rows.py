@@ -52,7 +52,7 @@ class PackedRows(NamedTuple):
         scales: Shaped[np.ndarray, "R G"],
         offsets: Shaped[np.ndarray, "R G"] | None = None,
     ) -> Self:
-        """From numbers of 0 to 15, of type uint8."""
+        """Packs numbers of 0 to 15, of type uint8."""
         eight = np.ascontiguousarray(numbers).view("<u8")
         pairs = eight | eight >> np.uint64(12)  # bytes 0, 1, 4 and 5: a number, and above it the second after it
         low = pairs & np.uint64(0xFF) | (pairs & np.uint64(0xFF00)) << np.uint64(8)
@@ -60,7 +60,7 @@ class PackedRows(NamedTuple):
         return cls((low | high).astype("<u4"), scales, offsets)
 
     def changed(self, change: Callable[[Shaped[np.ndarray, "R _"]], Shaped[np.ndarray, "R _"]]) -> Self:
-        """With other rows, of every array alike."""
+        """A copy with other rows, of every array alike."""
         offsets = None if self.offsets is None else change(self.offsets)
         return self._replace(values=change(self.values), scales=change(self.scales), offsets=offsets)
 

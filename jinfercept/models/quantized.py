@@ -72,7 +72,7 @@ class QuantizedTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array that this stands for; inside `jax.shard_map`, of one device's part."""
+        """The shape of the array that this stands for; inside `jax.shard_map`, of one device's part."""
         *stacked, num_blocks, num_rows, width = self.values.shape
         depth = num_rows * (8 if self.values.dtype == jnp.uint32 else 1)
         inputs = (depth // prod(self.inputs), *self.inputs)

@@ -25,7 +25,7 @@ def rotate(x: Float[Array, "T H D"], positions: Int[Array, "T"], rope: RopeConfi
 
 
 def rotation(positions: Int[Array, "T"], rope: RopeConfig) -> Rotation:
-    """What `rotate` does, for attention that does it itself."""
+    """The rotation of `rotate`, for attention that rotates itself."""
     cos, sin = (wave[:, 0] for wave in _waves(positions, rope))
     return Rotation(cos, sin, rope.interleaved)
 

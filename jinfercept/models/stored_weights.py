@@ -42,7 +42,7 @@ class StoredWeight(NamedTuple):
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Of the weight as it is stored, all rows included that ours has."""
+        """The shape of the weight as it is stored, all rows included that ours has."""
         return self.place.shape(self.shape)
 
     @property
@@ -134,7 +134,7 @@ def _read(checkpoint: Checkpoint, tensor: str, wanted: slice) -> Rows:
 
 
 class _Placing(NamedTuple):
-    """What the executables that place a weight depend on."""
+    """The key of the executables that place a weight."""
 
     mesh: ModelMesh
     stored_spec: PartitionSpec
@@ -145,7 +145,7 @@ class _Placing(NamedTuple):
 
     @property
     def part_shape(self) -> tuple[int, ...]:
-        """Of one device's part."""
+        """The shape of one device's part."""
         return self.mesh.sharding(self.spec).shard_shape(self.shape)
 
 

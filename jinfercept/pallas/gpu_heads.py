@@ -52,7 +52,7 @@ def is_supported(q: DTypeLike, pages: DTypeLike, head_dim: int) -> bool:
 
 
 def compute_capability() -> int:
-    """Of the GPU that the code is lowered for: 80 for A100, 90 for H100.
+    """The compute capability of the GPU that the code is lowered for: 80 for A100, 90 for H100.
 
     Raises:
         ValueError: there is none.
@@ -70,7 +70,7 @@ def is_lowered_for_gpu() -> bool:
 
 
 def num_multiprocessors() -> int:
-    """Of the GPU that the code is lowered for; of an A100 where that is none, in interpret mode."""
+    """The multiprocessors of the GPU that the code is lowered for; of an A100 where that is none, in interpret mode."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     cores = getattr(jax.local_devices()[0], "core_count", None) if device is None else device.num_cores
     return cores or AMPERE_MULTIPROCESSORS

@@ -60,7 +60,7 @@ class WorkCut(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What the kernels read of a batch: four of its fields, and the schedules of decode rows and of chunks.
+    """The input of the kernels from a batch: four of its fields, and the schedules of decode rows and of chunks.
 
     Attributes:
         chunks: None for a batch of decode rows only.

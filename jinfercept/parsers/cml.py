@@ -159,7 +159,7 @@ class CMLParser:
         return self._reasoning if self._thinking else self._outside if self._kind is None else self._inside
 
     def _flush(self, frames: list[Frame]) -> None:
-        """What is held is no mark."""
+        """Releases the held text, which is no mark."""
         text, self._held = self._held, ""
         while text:
             text = text[self._take(text, frames) :]
@@ -223,7 +223,7 @@ class CMLParser:
                 self._kind = None
 
     def _problem(self) -> str:
-        """What is wrong with the delimiters and the id of the open call; empty if nothing is."""
+        """The problem with the delimiters or the id of the open call; empty if there is none."""
         if self._id is None:
             return f"no {self._delimiters.head} between its id and its code"
         if not self._id:

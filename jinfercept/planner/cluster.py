@@ -26,7 +26,7 @@ REPORT_S = 1.0
 
 
 class ClusterReport(NamedTuple):
-    """What a simulated fleet did.
+    """Measurements of a simulated fleet.
 
     Attributes:
         turns: that were sent within the counted seconds; the rest of the report is of them.

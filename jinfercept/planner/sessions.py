@@ -73,7 +73,7 @@ class Turn(NamedTuple):
         return Turn(self.session, self.number + 1, finished_s + segment.call_s, prompt_tokens)
 
     def hint(self) -> RoutingHint:
-        """What a router sees of it when the client sends no name: a key for the shared part, one for each turn so far."""
+        """The hint of a turn whose client sends no name: a key for the shared part, one for each turn so far."""
         session, segments = self.session, self.session.script.segments
         tokens = session.shared_tokens + session.script.prompt
         prefixes = [KeyedPrefix(_key(0, 0), session.shared_tokens)] if session.shared_tokens else []

@@ -56,7 +56,7 @@ class ReplicaKind(NamedTuple):
 
 
 class FleetLoad(NamedTuple):
-    """A load and what is asked of it.
+    """A load and the limits that it has to keep.
 
     Attributes:
         source: makes a draw of sessions' scripts from a random state.

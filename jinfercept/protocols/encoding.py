@@ -149,7 +149,7 @@ async def encode_long_event(data: Mapping[str, Any], name: str = "") -> bytes:
 
 
 class StreamFormat(NamedTuple):
-    """What a protocol sends besides the events of an answer.
+    """The parts of a protocol's stream besides the events of an answer.
 
     Attributes:
         keep_alive: sent while there are no events.

@@ -64,7 +64,7 @@ class ModelDrafter:
         return replace(plan, chunks=tuple(filled)), drafts
 
     def _first(self, chunk: Chunk) -> Chunk:
-        """What the first step has of a chunk."""
+        """The part of a chunk that the first step has."""
         tokens = chunk.tokens[:1] if chunk.awaits_drafts else chunk.tokens
         if self._unknown is not None and max(tokens) >= self._unknown:
             tokens = tuple(min(token, self._unknown - 1) for token in tokens)

@@ -45,7 +45,7 @@ def bounds(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]:
 
 
 def _by_best(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]:
-    """From a row's `NUM_BEST` largest logits, or by bisection where they do not suffice."""
+    """Bounds from a row's `NUM_BEST` largest logits, or by bisection where they do not suffice."""
     pairs = jax.lax.top_k(scaled, min(NUM_BEST, scaled.shape[-1]))
     others = (rows.top_k,) if num_devices() > 1 else ()  # XLA's partitioner fails at a barrier of these pairs alone
     best, *_ = jax.lax.optimization_barrier((*pairs, *others))  # or XLA sees that indices are unused, and sorts all
@@ -63,7 +63,7 @@ def _by_best(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]
 
 
 def _by_digits(scaled: Float[Array, "R V"], rows: SampleRows, bits: int, *, unroll: bool) -> Float[Array, "R"]:
-    """By sums over all logits: each pass over them settles so many bits of a bound. See `_largest`."""
+    """Bounds by sums over all logits: each pass over them settles so many bits of a bound. See `_largest`."""
     keys, top = _keys(scaled), jnp.max(scaled, axis=-1)
     wanted = jnp.clip(rows.top_k, 1, scaled.shape[-1]).astype(jnp.float32)
     least = jnp.full(len(scaled), -jnp.inf)

@@ -61,11 +61,11 @@ class StepTicket(NamedTuple):
 
 
 class Drafter(Protocol):
-    """What makes the drafts of plans, see `drafting.ModelDrafter`."""
+    """Makes the drafts of plans, see `drafting.ModelDrafter`."""
 
     @property
     def runner(self) -> "ModelRunner":
-        """Of the draft model."""
+        """The runner of the draft model."""
         ...
 
     def fill(self, plan: StepPlan, last_tokens: Int[Array, "slots"]) -> tuple[StepPlan, tuple[tuple[int, ...], ...]]:

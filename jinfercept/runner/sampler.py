@@ -118,7 +118,7 @@ class Sampler:
 
     @property
     def last_tokens(self) -> Int[Array, "slots"]:
-        """By slot, the token drawn last; the last slot is scratch."""
+        """The token drawn last, by slot; the last slot is scratch."""
         return self._last_tokens
 
     def reset(self) -> None:

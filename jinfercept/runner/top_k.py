@@ -16,7 +16,7 @@ def top_k(values: Float[Array, "R V"], k: int) -> tuple[Float[Array, "R k"], Int
 
 
 def top_k_of_blocks(values: Float[Array, "R V"], k: int) -> tuple[Float[Array, "R k"], Int[Array, "R k"]]:
-    """From the `k` blocks with the largest maxima, of equals the lowest first: `k` numbers come before those of any other.
+    """Top-k of the `k` blocks with the largest maxima, of equals the lowest first: `k` numbers come before those of any other.
 
     XLA sorts the whole row for `lax.top_k` of more than 16, and its kernel for fewer does not promise an order of equals.
     """

@@ -121,7 +121,7 @@ class _GuardedMover(Mover):
 
 @final
 class _MoveCheck:
-    """Says what is wrong with a move of one order; "" if nothing is."""
+    """The problem with a move of one order; "" if there is none."""
 
     def __init__(self, allowed: frozenset[Action]) -> None:
         self._allowed = allowed

@@ -239,7 +239,7 @@ class ServerOptions:
         return traces_choice(self.otlp_traces_endpoint, self.otlp_traces_texts, os.environ)
 
     def key_rules(self) -> dict[str, KeyRules]:
-        """What each API key may do, by its digest: those of flags, of the environment and of the file. Empty: no key is needed.
+        """Rules of each API key, by its digest: those of flags, of the environment and of the file. Empty: no key is needed.
 
         Raises:
             ConfigError: the file cannot be used.

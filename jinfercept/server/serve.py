@@ -37,7 +37,7 @@ _SHUTDOWN_S = 5
 
 
 class Drainable(Protocol):
-    """What stands behind an application, and ends before its server does."""
+    """The service behind an application, which ends before its server does."""
 
     draining: bool
     """Whether new requests are refused."""

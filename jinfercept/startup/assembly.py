@@ -60,7 +60,7 @@ class Machine:
 
     @property
     def executor(self) -> ModelRunner | LeadingRunner[ForwardTicket, StepTicket]:
-        """What executes an engine's plans."""
+        """The executor of an engine's plans."""
         return self.leader or self.runner
 
     def settings(self) -> AbstractContextManager[None]:

@@ -131,11 +131,11 @@ class EngineHost:
         return self._engine.num_waiting_by_tenant(tenants)
 
     def work_of(self, request: Request) -> QueuedWork:
-        """What a request needs before its first token."""
+        """The work of a request before its first token."""
         return self._engine.work_of(request)
 
     def load(self) -> EngineLoad:
-        """What a new request would wait behind now."""
+        """The load that a new request waits behind now."""
         return self._engine.load()
 
     def take_first_tokens(self) -> Iterator[tuple[str, float | None]]:
@@ -144,7 +144,7 @@ class EngineHost:
 
     @property
     def counters(self) -> SchedulerCounters:
-        """What the scheduler has done since the engine began, as a copy."""
+        """Totals of the scheduler since the engine began, as a copy."""
         return replace(self._engine.scheduler.counters)
 
     # -- another engine --------------------------------------------------------------------------------------------

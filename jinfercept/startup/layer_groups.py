@@ -99,7 +99,7 @@ def candidates(num_layers: int, transfer_parts: int = 1) -> tuple[int, ...]:
 
 
 def relative_costs(seconds: Mapping[int, Iterable[float]]) -> dict[int, float]:
-    """By candidate, the geometric mean of its seconds over the least such mean."""
+    """The geometric mean of each candidate's seconds over the least such mean."""
     means = {layers: geometric_mean(costs) for layers, costs in seconds.items()}
     return {layers: mean / min(means.values()) for layers, mean in means.items()}
 

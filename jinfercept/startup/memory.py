@@ -47,7 +47,7 @@ class FreeMemory(NamedTuple):
 
     @classmethod
     def on(cls, *devices: MemoryStats) -> Self:
-        """What is free there now: of GPUs, what JAX may still take on the fullest one."""
+        """The free memory now: of GPUs, the bytes that JAX may still take on the fullest one."""
         with suppress(Exception):  # not every backend keeps statistics
             stats = [device.memory_stats() or {} for device in devices]
             return cls(min(reported["bytes_limit"] - reported["bytes_in_use"] for reported in stats), shared=False)
@@ -99,14 +99,14 @@ class MemoryPlan:
         return replace(self, kv_tokens=kv_tokens, kv_bytes=kv_bytes, max_model_len=max_model_len)
 
     def _repeats(self) -> str:
-        """What repeated KV heads cost."""
+        """The cost of repeated KV heads."""
         if self.kv_repeats == 1:
             return ""
         spent = self.kv_bytes - self.kv_bytes // self.kv_repeats
         return f"; every KV head is stored {self.kv_repeats} times, which takes {_gib(spent)} of each pool"
 
     def _timed(self) -> str:
-        """What the compiler needs before the pages are there."""
+        """The compiler's memory before the pages are there."""
         if not self.timed_bytes:
             return ""
         return f"; kernels are timed before pages are allocated, on up to {_gib(self.timed_bytes)} for a product"

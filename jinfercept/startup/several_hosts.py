@@ -91,7 +91,7 @@ def disconnect() -> None:
 
 
 def model_facts(model: object, source: Path | None, read: str) -> dict[str, str]:
-    """What a model is, in a form that hosts can compare: its dimensions, and samples of its files.
+    """A model's dimensions and samples of its files, which hosts compare.
 
     Args:
         model: as `set_up` takes it.

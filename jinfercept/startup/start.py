@@ -118,7 +118,7 @@ class EngineSetup:
 
     @property
     def dtype(self) -> str:
-        """Of weights and activations."""
+        """The type of weights and activations."""
         return dtype_name(self.config.model.dtype)
 
     def changed(

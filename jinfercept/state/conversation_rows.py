@@ -38,7 +38,7 @@ class StoredConversation(NamedTuple):
 
 
 class ConversationTurn(NamedTuple):
-    """What a response needs that is generated in a conversation.
+    """The part of a conversation that a response in it needs.
 
     Attributes:
         bodies: documents of the conversation's items before the turn.

@@ -17,7 +17,7 @@ class BackgroundRuns(Protocol):
         ...
 
     def follow(self, start: int) -> AsyncGenerator[bytes]:
-        """Its events from number `start` on. Raises 400 if they are not stored."""
+        """The events from number `start` on. Raises 400 if they are not stored."""
         ...
 
 

@@ -18,7 +18,7 @@ _FORGET_S = 3600.0
 
 
 class Heartbeat(NamedTuple):
-    """What a server learns at a heartbeat.
+    """The news of a server's heartbeat.
 
     Attributes:
         open: ids of its responses that are open in the database.
@@ -77,7 +77,7 @@ def sweep(session: Session, server: ServerClock, limits: StateLimits) -> bool:
 
 
 def excess(sizes: Mapping[str, int], most: int, most_of_tenant: int | None) -> dict[str, int]:
-    """What each tenant has to give back, so that all fits: those that hold the most give back, down to an equal level.
+    """The bytes that each tenant gives back, so that all fits: those that hold the most give back, down to an equal level.
 
     Args:
         sizes: bytes, or responses, by tenant.

@@ -13,7 +13,7 @@ UNLIMITED = 2**63
 
 @final
 class _Holding:
-    """What one tenant holds.
+    """The entries of one tenant.
 
     Attributes:
         names: of its entries, oldest first.

@@ -20,7 +20,7 @@ class OrderCheckError(AssertionError):
 
 
 class OrderReport(NamedTuple):
-    """What a check has run.
+    """The runs of a check.
 
     Attributes:
         order: its name.
@@ -113,7 +113,7 @@ class WatchedOrder(Order):
 
 
 def _state_of(sequence: Sequence) -> dict[str, object]:
-    """What an order can see of a sequence."""
+    """The fields of a sequence that an order can see."""
     counts = (sequence.pending, sequence.generated, sequence.max_tokens, sequence.place.overtaken, sequence.priority)
     return {
         "state": sequence.state,

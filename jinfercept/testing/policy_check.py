@@ -24,7 +24,7 @@ MAX_STEPS = 4000
 
 
 class PolicyReport(NamedTuple):
-    """What a check has run.
+    """The runs of a check.
 
     Attributes:
         policy: its name.
@@ -149,7 +149,7 @@ def _raise(failures: list[BaseException]) -> None:
 
 
 def problems(run: ScenarioRun, scenario: Scenario) -> Iterator[str]:
-    """What is wrong with the requests of a scenario that has ended."""
+    """The problems of the requests of a scenario that has ended."""
     aborted = {number for _, number in scenario.aborts}
     for number, (_, script) in enumerate(scenario.arrivals):
         output = run.outputs.get(number)
@@ -162,7 +162,7 @@ def problems(run: ScenarioRun, scenario: Scenario) -> Iterator[str]:
 
 
 def _differences(number: int, generated: int, calls: int, output: RequestOutput) -> Iterator[str]:
-    """What is wrong with the tokens of a request that has ended."""
+    """The problems of the tokens of a request that has ended."""
     [completion] = output.outputs
     stream = list(completion.token_ids)
     returned = {index for pause in completion.interceptions for index in range(*pause.span)}

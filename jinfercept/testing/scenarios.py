@@ -42,7 +42,7 @@ FOLLOW_UP_TOKENS = 4
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is served, and on what. A sequence may be as long as the pool.
+    """The requests and the machine of a check. A sequence may be as long as the pool.
 
     Attributes:
         arrivals: the requests.
@@ -105,7 +105,7 @@ class Scenario:
 
     @property
     def limits(self) -> SchedulerLimits:
-        """Of the scheduler."""
+        """The limits of the scheduler."""
         chunk_tokens = None if self.whole_prompts else self.chunk_tokens
         return SchedulerLimits(self.buckets, MAX_SEQS, self.max_model_len, chunk_tokens, not self.whole_prompts)
 

@@ -102,7 +102,7 @@ class WatchedPolicy(Policy):
                     shared.update(run.pages)
 
     def states(self) -> "_States":
-        """What the policy can see of every sequence."""
+        """The fields of every sequence that the policy can see."""
         return [(sequence, _state_of(sequence)) for sequence in self._known.values()]
 
     def compare(self, before: "_States", method: str) -> None:
@@ -156,7 +156,7 @@ _STATE = ("state", "order", "tokens", "counts of tokens", "calls", "pages")
 
 
 def _state_of(sequence: Sequence) -> tuple[object, ...]:
-    """What a policy can see of a sequence, in the order of `_STATE`."""
+    """The fields of a sequence that a policy can see, in the order of `_STATE`."""
     return (
         sequence.state,
         sequence.order,

@@ -171,7 +171,7 @@ class _Loader:
             case PersonTable():
                 self._loaded.inbox.tools |= {table.name}
                 self._add_asked(
-                    table, place, partial(self._loaded.inbox.ask, table.name), late="nobody answered within"
+                    table, place, partial(self._loaded.inbox.ask, table.name), late="no person answered within"
                 )
             case McpTable():
                 self._add_server(table, place)

@@ -82,7 +82,7 @@ VALUES = {
 """Values of flags that both have, and the values here."""
 
 CALLS = {
-    "use_tqdm": Flag("no bar is drawn; on_event tells of progress", ()),
+    "use_tqdm": Flag("no bar is drawn; on_event gets the progress", ()),
     "lora_request": Flag("there are no adapters", ("None",)),
     "priority": Flag("prompts are served in their order", ("None",)),
     "tokenization_kwargs": Flag("a prompt is encoded as its tokenizer does", ("{}",)),
@@ -234,7 +234,7 @@ def no_such_attribute(name: str, names: Sequence[str]) -> NoSuchNameError:
 
 
 def _problem(name: str, flag: Flag, value: Any) -> dict[str, Any] | None:
-    """What a value asks for that is not done anyway, and the remedy; None if there is none."""
+    """The unsupported wish of a value, and the remedy; None if there is none."""
     accepted = ("False", "True") if flag.values is None else flag.values
     if value is None or not accepted or str(value) in accepted:
         return None

@@ -51,7 +51,7 @@ def test_a_declined_call_says_why(tmp_path: Path) -> None:
 def test_a_call_that_nobody_answers_says_so(tmp_path: Path) -> None:
     with tool_runner(tmp_path, PERSON + "timeout_s = 0.1") as runner:
         result = runner.ask("boss", question="May I?")
-        assert (result.status, result.text) == ("timeout", "error: TimeoutError: nobody answered within 0.1 s")
+        assert (result.status, result.text) == ("timeout", "error: TimeoutError: no person answered within 0.1 s")
         assert runner.loaded.inbox.pending() == []
 
 

@@ -123,7 +123,7 @@ class ChatAnswer:
         return choice
 
     def _finish_reason(self, completion: CompletionOutput) -> str:
-        """As in OpenAI and vLLM: `stop` instead of `tool_calls` if the body names the function to call."""
+        """The reason as in OpenAI and vLLM: `stop` instead of `tool_calls` if the body names the function to call."""
         named = isinstance(self._body.tool_choice, NamedTool)
         return "stop" if named and completion.finish_reason == "tool_calls" else completion.finish_reason
 

@@ -59,7 +59,7 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
 
 
 def truncated[T](messages: list[Message], make: Callable[[list[Message]], T]) -> T:
-    """What is made of a conversation, without the oldest messages if it is too long: of the longest end that fits.
+    """The request of a conversation, without the oldest messages if it is too long: of the longest end that fits.
 
     An end begins with a message of the user, behind the leading messages of the system. Raises the error of `make` if not even
     the last one fits.

@@ -195,7 +195,7 @@ def called_function(item: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def client_call_value(kind: str, arguments: str) -> Any:
-    """What the model wrote for a call, as the item of a type of `CLIENT_CALLS` has it."""
+    """The arguments of a call, as the item of a type of `CLIENT_CALLS` has them."""
     match kind:
         case "custom_tool_call":
             written = _object(arguments).get("input")
@@ -209,7 +209,7 @@ def client_call_value(kind: str, arguments: str) -> Any:
 
 
 def declared_text(tools: Sequence[Mapping[str, Any]]) -> str:
-    """What the model reads as the result of a search: the declarations of the stored tools that it has found."""
+    """The result of a search: the declarations of the stored tools that it has found."""
     declared = [_declaration(tool).model_dump(exclude_none=True) for tool in _flat(_TOOLS.validate_python(tools))]
     return "\n\n".join(map(_json, declared)) or "no tools found"
 

@@ -37,7 +37,7 @@ class TokenBucket:
 
 @dataclass(slots=True)
 class _Use:
-    """What a key uses."""
+    """The use of a key."""
 
     requests: TokenBucket
     tokens: TokenBucket

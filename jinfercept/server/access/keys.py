@@ -121,7 +121,7 @@ def isolation(key: str, cache_salt: str | None) -> str:
 
 
 class ChecksKeys(Protocol):
-    """What has API keys: the service of a server, or the front of a fleet."""
+    """The service of a server or the front of a fleet, which has API keys."""
 
     options: ServerOptions
 
@@ -156,7 +156,7 @@ async def _read(service: ChecksKeys, path: str) -> None:
 
 
 def _mark(path: str) -> tuple[int, int, int] | None:
-    """What differs when a file was written or replaced; None if it is not there."""
+    """A mark that differs when a file was written or replaced; None if it is not there."""
     try:
         stat = Path(path).stat()
     except OSError:

@@ -55,7 +55,7 @@ class CallSpan:
 
 
 def request_attributes(requests: Sequence[Request]) -> dict[str, Any]:
-    """Attributes of a root span about what is asked for."""
+    """Attributes of a root span about the requests' parameters."""
     params = requests[0].params
     values = {
         "temperature": params.temperature,
