@@ -91,6 +91,7 @@ def _repeat_nothing() -> Iterator[None]:
     """What many tests need is made once: executables, of which none is compiled behind an engine, and clients' certificates."""
     executables = sys.modules.get("jinfercept.runner.executables")  # tests that import no JAX stay without
     clients: Any = sys.modules.get("httpx2._transports.default")
+    commands: Any = getattr(sys.modules.get("tyro._docstrings"), "_ClassTokenization", None)
     with pytest.MonkeyPatch.context() as patch:
         if executables is not None:
             from tests.support.compiled_once import CompiledOnce
@@ -100,6 +101,8 @@ def _repeat_nothing() -> Iterator[None]:
             CompiledOnce(patch)
         if clients is not None:
             patch.setattr(clients, "create_ssl_context", functools.cache(clients.create_ssl_context))
+        if commands is not None:
+            patch.setattr(commands, "make", staticmethod(functools.cache(commands.make)))
         yield
 
 

@@ -11,26 +11,21 @@ from jinfercept.cli.main import main
 from jinfercept.fleet.ray_start import is_private
 
 
-def _python(code: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-
 def test_one_process_imports_no_ray() -> None:
     modules = (
         "jinfercept.cli.serve, jinfercept.server.serve, jinfercept.server.app, jinfercept.fleet.front, jinfercept.llm"
     )
     code = f"import sys, {modules}, jinfercept.fleet.fan_out, jinfercept.fleet.replica_app; print('ray' in sys.modules)"
-    done = _python(code)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "False\n", done.stderr
 
 
-def test_a_missing_ray_is_said_by_name() -> None:
-    command = "['serve', 'tests/golden/llama_gqa', '--port', '0', '--replicas', '2']"
-    done = _python(
-        f"import sys; sys.modules['ray'] = None; from jinfercept.cli.main import main; sys.exit(main({command}))"
-    )
-    assert done.returncode == 2
-    assert "pip install 'jinfercept[fleet]'" in done.stderr
+def test_a_missing_ray_is_said_by_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    for name in ("ray", "ray.serve"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(["serve", "tests/golden/llama_gqa", "--port", "0", "--replicas", "2"]) == 2
+    assert "pip install 'jinfercept[fleet]'" in capsys.readouterr().err
 
 
 def test_a_wrong_model_is_said_before_ray_starts(capsys: pytest.CaptureFixture[str]) -> None:
