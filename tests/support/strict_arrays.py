@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAliasType, get_args
 
+import jaxtyping
 import pytest
 from beartype import beartype
 from jaxtyping import AbstractArray, install_import_hook
@@ -22,6 +23,13 @@ ROOMS = ("cpu_kernels", "layouts", "models", "pallas", "runner")
 
 def check_shapes() -> None:
     """Check the shapes in annotations of functions of `ROOMS`, which nothing has imported yet."""
+    usual = jaxtyping.jaxtyped
+
+    def where_shapes_are(typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
+        wrap = usual(typechecker=typechecker)
+        return lambda decorated: wrap(decorated) if _is_checked(decorated) else decorated
+
+    jaxtyping.jaxtyped = where_shapes_are  # what is wrapped takes several times as long, whether it is checked or not
     install_import_hook(_modules(), f"{__name__}.checked")
 
 
@@ -43,11 +51,16 @@ def explicit() -> Iterator[None]:
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with the arrays among its arguments and results checked at every call."""
     hints = {name: hint for name, hint in function.__annotations__.items() if _has_shape(hint)}
-    if not hints or function.__name__ == "__init__":  # of dataclasses, which are trees of anything while JAX maps them
+    if not hints:
         return function
     function.__annotations__ = hints
     checking = cache(lambda: beartype(function))  # at the first call: it takes milliseconds
     return lambda *args, **kwargs: checking()(*args, **kwargs)
+
+
+def _is_checked(decorated: Any) -> bool:
+    """Whether something has shapes in its annotations. Not a dataclass: it is a tree of anything while JAX maps it."""
+    return not isinstance(decorated, type) and any(map(_has_shape, decorated.__annotations__.values()))
 
 
 def _modules() -> list[str]:
