@@ -30,7 +30,8 @@ from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.request import Request
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.scripted import Writer, make_request, random_tokens
+from jinfercept.sim.scripted import make_request, random_tokens
+from jinfercept.sim.session_clients import Writer
 from jinfercept.sim.workload import Script, Segment
 from jinfercept.startup.start import set_up
 

@@ -25,7 +25,8 @@ from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
 from jinfercept.sim.run_stats import Report, RunStats
-from jinfercept.sim.scripted import Progress, ScriptedDispatcher, Writer, play
+from jinfercept.sim.scripted import Progress, ScriptedDispatcher, drive, play
+from jinfercept.sim.session_clients import SessionClients, SessionLoad, Writer
 from jinfercept.sim.simulation import Simulation
 from jinfercept.startup.start import EngineSetup
 
@@ -75,7 +76,7 @@ class TimedRunner:
 def replay(
     setup: EngineSetup,
     policy: str,
-    requests: Sequence[tuple[float, Request]],
+    requests: Sequence[tuple[float, Request]] | SessionLoad,
     write: Writer,
     duration_s: float,
     progress: Progress = lambda now, end: None,
@@ -84,9 +85,9 @@ def replay(
     """Play requests in real time under a policy, on the weights and executables of an engine setup that serves nothing else.
 
     Args:
-        requests: greedy ones, with the second at which each arrives, in order.
-        write: the tokens that calls return.
-        duration_s: seconds of arrivals; unfinished requests are aborted after as many seconds again.
+        requests: greedy ones, with the second at which each arrives, in order; or sessions.
+        write: the tokens that calls return, and those of sessions.
+        duration_s: seconds of arrivals; unfinished requests are aborted after as many seconds again, of live sessions at once.
         progress: called a few times a second.
         records: files to write.
 
@@ -125,9 +126,16 @@ def replay(
     started_s = time.thread_time()
     try:
         with setup.machine.settings():
-            played = play(engine, dispatcher, clock, requests, 2 * duration_s, progress)
+            if isinstance(requests, SessionLoad):
+                clients = SessionClients(requests, write, started_s=clock.now())
+                lasted = drive(engine, dispatcher, clock, clients, most_s(requests, duration_s), progress)
+                report = accounts.session_report(clients, lasted, scheduler.counters, setup.memory_plan.kv_tokens)
+                streams = clients.streams
+            else:
+                played = play(engine, dispatcher, clock, requests, most_s(requests, duration_s), progress)
+                report = accounts.report(played, requests, scheduler.counters, setup.memory_plan.kv_tokens)
+                streams = {output.request_id: output.outputs[0].token_ids for output in played.outputs}
         host_s = (time.thread_time() - started_s - runner.seconds) / max(accounts.iterations, 1)
-        report = accounts.report(played, requests, scheduler.counters, setup.memory_plan.kv_tokens)
     finally:
         with setup.machine.settings():
             engine.close()
@@ -135,8 +143,12 @@ def replay(
         assert not len(scheduler.unfinished), "a request is left behind"
         for recording in recordings:
             recording.close()
-    streams = {output.request_id: output.outputs[0].token_ids for output in played.outputs}
     return Replayed({"policy": policy, "profile": profile.name, "host_s": host_s} | report, streams)
+
+
+def most_s(requests: Sequence[object] | SessionLoad, duration_s: float) -> float:
+    """Seconds after which a replay ends: those of arrivals and as many again, of live sessions only the first."""
+    return duration_s if isinstance(requests, SessionLoad) and requests.live else 2 * duration_s
 
 
 def resize_host(setup: EngineSetup, host_tokens: int) -> EngineSetup:

@@ -1,9 +1,9 @@
 """`jinfercept bench replay`: policies on the real engine in real time, beside their simulations."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rich.console import Console
@@ -16,13 +16,15 @@ from jinfercept.cli.simulated_loads import drawer, load
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.sched.policies import SETTINGS, check_choice
+from jinfercept.sim.agent_sessions import fitting, scaled_sessions
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
 from jinfercept.sim.reports import check_outputs, latency_ms, write_json
 from jinfercept.sim.run_stats import Report
-from jinfercept.sim.scripted import make_request, random_tokens, scaled
+from jinfercept.sim.scripted import check_scales, make_request, random_tokens, scaled
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.tables import check_least, listed, number_text, plain_table, show
+from jinfercept.sim.trace_files import load_sessions, trace_form
 from jinfercept.startup.progress import StartDisplay
 
 if TYPE_CHECKING:
@@ -66,7 +68,10 @@ class Replay:
 
     model: ModelName
     trace: Annotated[Maybe[str], SOURCE] = None
-    """scripts to draw from, a JSON line each (docs/studies.md), or paper: the mixed trace of InferCept's authors"""
+    """scripts or sessions of agents to draw from (docs/studies.md), or one that is here: paper, the mixed trace of InferCept's
+    authors, or agents, sessions of Claude Code"""
+    live: Maybe[int] = None
+    """sessions of agents at a time: one that ends is replaced by the next; instead of --rate"""
     workload: Annotated[str, SOURCE] = "mixed"
     """mixed, math, qa, ve, chat, image or tts"""
     policy: Annotated[Several, conf.arg(help=f"{', '.join(SETTINGS)} (default: copy_ahead)")] = ()
@@ -108,7 +113,7 @@ class Replay:
         with StartDisplay(notes=True) as display:
             setup = set_up(self.model, progress=display, **options)
         with closing(setup):
-            _check_lengths(arrivals, setup)
+            arrivals = _fitting(arrivals, setup)
             if self.host_tokens is not None:
                 setup = resize_host(setup, self.host_tokens)
             try:
@@ -135,8 +140,16 @@ class Replay:
         check_outputs((("--json", self.json), *outputs))
         return files
 
-    def _arrivals(self) -> list[Arrival]:
+    def _arrivals(self) -> list[Arrival] | SessionLoad:
         """Scaled. Raises `ConfigError` if there are none."""
+        if self.trace is not None and trace_form(self.trace) != "scripts":
+            duration_s = self.duration * self.scale_time
+            rate = self.rate / self.scale_time
+            check_scales(self.scale_tokens, self.scale_time)
+            sessions = scaled_sessions(load_sessions(self.trace), self.scale_tokens, self.scale_time)
+            return SessionLoad(sessions, self.seed, self.live or 0, 0.0 if self.live else rate, duration_s)
+        if self.live is not None:
+            raise ConfigError("--live is for sessions of agents", got="no trace of them", fix="name one with --trace")
         source = drawer(self.trace, self.workload, "trace", sys.maxsize)
         drawn = load(self.trace or self.workload, source, self.rate, self.duration, self.seed)
         assert not isinstance(drawn.arrivals, SessionLoad)
@@ -150,22 +163,25 @@ class Replay:
         self,
         setup: "EngineSetup",
         files: Mapping[str, RecordFiles],
-        arrivals: Sequence[Arrival],
+        arrivals: list[Arrival] | SessionLoad,
         console: Console,
         played: Played,
     ) -> None:
         """Replay policies one after another into `played`, and simulate each after its run."""
-        from jinfercept.bench.replay import at_speed_of, replay, simulation
+        from jinfercept.bench.replay import at_speed_of, most_s, replay, simulation
 
         duration_s = self.duration * self.scale_time
         write = random_tokens(setup.model.config.vocab_size, self.seed)
-        requests = [(at_s, make_request(number, script, write)) for number, (at_s, script) in enumerate(arrivals)]
+        requests = arrivals
+        if not isinstance(requests, SessionLoad):
+            requests = [(at_s, make_request(number, script, write)) for number, (at_s, script) in enumerate(requests)]
         with Progress(TextColumn("{task.description}"), BarColumn(), console=console, transient=True) as progress:
             for name, records in files.items():
                 run = replay(setup, name, requests, write, duration_s, _shown(progress, name), records)
                 played.runs[name] = run
                 if self.simulate:
                     simulated = simulation(setup, name, duration_s, run.report["host_s"])
+                    simulated = replace(simulated, drain_s=most_s(arrivals, duration_s) - duration_s)
                     played.simulated[name] = {
                         kind: played_again.run(arrivals, _shown(progress, f"{name}, {kind}"))
                         for kind, played_again in (
@@ -244,11 +260,16 @@ def _show_differences(runs: "Mapping[str, Replayed]", console: Console) -> bool:
     return any(other_tokens.values())
 
 
-def _check_lengths(arrivals: Sequence[Arrival], setup: "EngineSetup") -> None:
-    longest, most = max(arrival.script.context for arrival in arrivals), setup.memory_plan.max_model_len
+def _fitting(arrivals: list[Arrival] | SessionLoad, setup: "EngineSetup") -> list[Arrival] | SessionLoad:
+    """The requests, or the sessions that fit. Raises `ConfigError` if a request does not, or no session."""
+    most = setup.memory_plan.max_model_len
+    if isinstance(arrivals, SessionLoad):
+        return replace(arrivals, sessions=fitting(arrivals.sessions, most))
+    longest = max(arrival.script.context for arrival in arrivals)
     if longest >= most:
         raise ConfigError(
             "a request is too long for this engine",
             got=f"{longest} tokens",
             fix=f"below {most}: a smaller --scale-tokens, or more --kv-tokens",
         )
+    return arrivals

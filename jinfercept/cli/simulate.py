@@ -22,7 +22,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.meter.turns import LIMITS, LatencyLimits
 from jinfercept.sched.orders import check_order_choice
 from jinfercept.sched.profile import load_profile
-from jinfercept.sim.agent_sessions import fitting, is_session_trace, load_sessions
+from jinfercept.sim.agent_sessions import fitting
 from jinfercept.sim.arrivals import Arrival, RequestArrival
 from jinfercept.sim.distributions import Like
 from jinfercept.sim.plots import check_drawing, draw
@@ -31,6 +31,7 @@ from jinfercept.sim.reports import check_outputs, write_all, write_csv, write_js
 from jinfercept.sim.simulation import STUDIED_ESTIMATORS, Simulation
 from jinfercept.sim.sweep import INTERRUPTED, Report, SimulatedLoad, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, numbers, show
+from jinfercept.sim.trace_files import load_sessions, trace_form
 
 TABLE_NOTE = (
     "note: the contexts of the paper's table exceed its own window of 2,048 tokens (ve: 2,185 on average). "
@@ -49,8 +50,8 @@ class Simulate:
     """The command."""
 
     trace: Annotated[Maybe[str], SOURCE] = None
-    """scripts or sessions of agents to draw from, a JSON line each (docs/studies.md), or paper: the mixed trace of InferCept's
-    authors"""
+    """scripts or sessions of agents to draw from (docs/studies.md), or one that is here: paper, the mixed trace of InferCept's
+    authors, or agents, sessions of Claude Code"""
     workload: Annotated[str, SOURCE] = "mixed"
     """mixed, math, qa, ve, chat, image or tts; or your own as path.py:Class"""
     live: Several = ()
@@ -200,7 +201,7 @@ class Simulate:
 
     @property
     def _plays_sessions(self) -> bool:
-        return self.trace is not None and is_session_trace(self.trace)
+        return self.trace is not None and trace_form(self.trace) != "scripts"
 
     @property
     def _longest(self) -> int:

@@ -80,7 +80,7 @@ wall s    seconds that the simulation took"""
 def table(reports: Sequence[Report]) -> Table:
     """A row for each load, policy and order: means over seeds, for the delay or latency with its range; or what went wrong."""
     errors = ["error"] if any("error" in report for report in reports) else []
-    of_sessions = any("turn_delay_s" in report for report in reports)
+    of_sessions = any("session_delay_s" in report for report in reports)
     columns, main = (_SESSION_COLUMNS, "delay s") if of_sessions else (_COLUMNS, "ms/token")
     load = "load" if of_sessions else "rate"
     shown = plain_table((load, "policy", main, *columns, *errors), left=("policy", "error"))

@@ -1,13 +1,11 @@
 """Sessions of agents as a trace has them: turns whose prompts begin with the prompt before, and the pauses between them.
 
-Only counts and seconds: no text and no token ids. A file is JSON lines, a session each (docs/studies.md).
+Only counts and seconds: no text and no token ids. The compact form is JSON lines, a session each (docs/studies.md).
 """
 
-import json
+import os
 import reprlib
 from collections.abc import Mapping, Sequence
-from math import inf
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinfercept.errors import ConfigError
@@ -66,48 +64,6 @@ BLOCK_TOKENS = 64
 """Tokens of a block, in which the public traces of Claude Code count what prompts have in common."""
 
 
-def load_sessions(path: str | Path) -> list[ScriptedSession]:
-    """The sessions of a trace, each with its sub-agents, in the trace's order.
-
-    Raises:
-        ConfigError: the file cannot be read, or a line is no session.
-    """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("the trace cannot be read", got=f"{path} ({error})", fix="name a .jsonl file") from None
-    sessions: dict[str, ScriptedSession] = {}
-    parents: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            entry = _object(line, f"{path}, line {number}")
-            session = _session(entry, f"{path}, line {number}")
-            sessions[session.name] = session
-            if "parent" in entry:
-                parents[session.name] = entry["parent"]
-    if not sessions:
-        raise ConfigError("the trace has no sessions", got=path, fix="write one session a line")
-    for name, parent in parents.items():
-        if parent not in sessions:
-            raise ConfigError("a sub-agent's parent is missing", got=parent, fix="give the line of its session")
-        if parent in parents:
-            raise ConfigError("a sub-agent has sub-agents", got=parent, fix="name the session that starts them all")
-        sub = SubAgent(0, sessions[name])
-        sessions[parent] = sessions[parent]._replace(sub_agents=(*sessions[parent].sub_agents, sub))
-    return [session for name, session in sessions.items() if name not in parents]
-
-
-def is_session_trace(path: str | Path) -> bool:
-    """Whether the first line of a file is a session; False too for a file that cannot be read."""
-    try:
-        with Path(path).open(encoding="utf-8") as file:
-            line = next((line for line in file if line.strip()), "")
-        entry = json.loads(line)
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(entry, dict) and "calls" in entry
-
-
 def fitting(sessions: Sequence[ScriptedSession], max_model_len: int) -> list[ScriptedSession]:
     """The sessions whose contexts, with those of their sub-agents, have fewer than `max_model_len` tokens.
 
@@ -122,14 +78,52 @@ def fitting(sessions: Sequence[ScriptedSession], max_model_len: int) -> list[Scr
     return fit
 
 
-def _object(line: str, where: str) -> Mapping[str, Any]:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: not JSON", got=error, fix="write one JSON object a line") from None
-    if not isinstance(entry, dict):
-        raise ConfigError(f"{where}: no session", got=reprlib.repr(entry), fix="write one JSON object a line")
-    return entry
+def compact_sessions(entries: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> list[ScriptedSession]:
+    """Sessions from entries in the compact form, each with its sub-agents, in order.
+
+    Raises:
+        ConfigError: an entry is no session, or a parent is missing.
+    """
+    sessions: dict[str, ScriptedSession] = {}
+    parents: dict[str, str] = {}
+    for number, entry in enumerate(entries, 1):
+        session = _session(entry, f"{path}, line {number}")
+        sessions[session.name] = session
+        if "parent" in entry:
+            parents[session.name] = entry["parent"]
+    for name, parent in parents.items():
+        if parent not in sessions:
+            raise ConfigError("a sub-agent's parent is missing", got=parent, fix="give the line of its session")
+        if parent in parents:
+            raise ConfigError("a sub-agent has sub-agents", got=parent, fix="name the session that starts them all")
+        sub = SubAgent(0, sessions[name])
+        sessions[parent] = sessions[parent]._replace(sub_agents=(*sessions[parent].sub_agents, sub))
+    return [session for name, session in sessions.items() if name not in parents]
+
+
+def scaled_sessions(sessions: Sequence[ScriptedSession], tokens: float, seconds: float) -> list[ScriptedSession]:
+    """The same sessions for a smaller machine: numbers of tokens and pauses multiplied."""
+
+    def turn(value: ScriptedTurn) -> ScriptedTurn:
+        prompt, decode = max(1, round(value.prompt * tokens)), max(1, round(value.decode * tokens))
+        return value._replace(
+            prompt=prompt,
+            decode=decode,
+            kept=min(prompt - 1, int(value.kept * tokens)),
+            pause_s=value.pause_s * seconds,
+        )
+
+    return [
+        session._replace(
+            shared=int(session.shared * tokens),
+            turns=tuple(map(turn, session.turns)),
+            sub_agents=tuple(
+                SubAgent(sub.after_turn, scaled_sessions([sub.session], tokens, seconds)[0])
+                for sub in session.sub_agents
+            ),
+        )
+        for session in sessions
+    ]
 
 
 def _session(entry: Mapping[str, Any], where: str) -> ScriptedSession:
@@ -142,7 +136,7 @@ def _session(entry: Mapping[str, Any], where: str) -> ScriptedSession:
     turns = list[ScriptedTurn]()
     for number, call in enumerate(calls, 1):
         turns.append(_turn(call, turns[-1] if turns else None, f"{where}, call {number}"))
-    shared = sum(_number(entry.get(name, 0), name, where) for name in ("tools", "system"))
+    shared = sum(checked_number(entry.get(name, 0), name, where) for name in ("tools", "system"))
     return ScriptedSession(entry["id"], int(min(shared, turns[0].prompt - 1)), tuple(turns))
 
 
@@ -151,26 +145,27 @@ def _turn(call: object, last: ScriptedTurn | None, where: str) -> ScriptedTurn:
         fix = "write [in, out, kept, think_s, api_s, stop]"
         raise ConfigError(f"{where}: no call of a model", got=reprlib.repr(call), fix=fix)
     prompt, decode, kept = (
-        int(_number(value, name, where)) for value, name in zip(call, ("in", "out", "kept"), strict=False)
+        int(checked_number(value, name, where)) for value, name in zip(call, ("in", "out", "kept"), strict=False)
     )
-    pause_s = _number(call[3], "think_s", where)
+    pause_s = checked_number(call[3], "think_s", where)
     kept = kept_tokens(last, prompt, kept) if last is not None else 0
     return ScriptedTurn(max(1, prompt), max(1, decode), kept, pause_s, call[5] != "end_turn")
 
 
-def kept_tokens(last: ScriptedTurn, prompt: int, kept: int) -> int:
+def kept_tokens(last: ScriptedTurn, prompt: int, kept: int, block: int = BLOCK_TOKENS) -> int:
     """Tokens that a prompt has in common with the context before it, of which whole blocks of the last prompt were counted.
 
     Where all whole blocks are in common, so is what was generated behind them, if the new prompt is long enough for it.
     """
     context = last.prompt + last.decode
-    if kept + BLOCK_TOKENS > last.prompt and prompt > context:
+    if kept + block > last.prompt and prompt > context:
         return context
     return max(0, min(kept, last.prompt, prompt - 1))
 
 
-def _number(value: object, name: str, where: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MOST_TOKENS or value == inf:
-        fix = f"a number from 0 to {MOST_TOKENS:,}"
+def checked_number(value: object, name: str, where: str, most: float = MOST_TOKENS) -> float:
+    """A number from a trace, from 0 to `most`. Raises `ConfigError` for any other value."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
+        fix = f"a number from 0 to {most:,.0f}"
         raise ConfigError(f"{where}: {name} is no number", got=reprlib.repr(value), fix=fix)
     return value

@@ -26,10 +26,8 @@ from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.first_token_gate import FirstTokenGate
+from jinfercept.sim.session_clients import Writer
 from jinfercept.sim.workload import Script, Segment
-
-Writer = Callable[[int, int, int], tuple[int, ...]]
-"""Makes token ids of prompts and results, from a request's number, a place in it (0: the prompt) and a count."""
 
 SHOWN_EVERY_S = 0.1
 """Seconds between two calls of a `Progress`, by the wall clock."""
@@ -110,15 +108,20 @@ def _calls(script: Script, known_durations: bool) -> Iterator[tuple[int, list[Ca
             yield generated, [Call(name, f"{segment.call_s} {segment.returned}", expected_s=expected_s)]
 
 
+def check_scales(tokens: float, seconds: float) -> None:
+    """Raise `ConfigError` for a factor that is not above 0."""
+    for name, factor in (("--scale-tokens", tokens), ("--scale-time", seconds)):
+        if not 0 < factor < float("inf"):
+            raise ConfigError(f"{name} is out of range", got=factor, fix="a finite number above 0")
+
+
 def scaled(arrivals: Sequence[Arrival], tokens: float, seconds: float) -> list[Arrival]:
     """The same arrivals for a smaller machine: every number of tokens (at least 1) and every time multiplied.
 
     Raises:
         ConfigError: a factor is not above 0.
     """
-    for name, factor in (("--scale-tokens", tokens), ("--scale-time", seconds)):
-        if not 0 < factor < float("inf"):
-            raise ConfigError(f"{name} is out of range", got=factor, fix="a finite number above 0")
+    check_scales(tokens, seconds)
 
     def count(value: int) -> int:
         return max(1, round(value * tokens)) if value else 0

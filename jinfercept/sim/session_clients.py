@@ -6,7 +6,7 @@ that the client runs; another one is read by a person. Nothing tells the engine 
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
@@ -21,6 +21,9 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.sim.agent_sessions import ScriptedSession
 from jinfercept.sim.arrivals import arrival_times
 
+Writer = Callable[[int, int, int], tuple[int, ...]]
+"""Makes token ids of prompts and results, from a request's or a session's number, a place in it (0: the prompt) and a count."""
+
 FIRST_SESSIONS_S = 120.0
 """Seconds in which the first of a number of live sessions begin."""
 
@@ -30,7 +33,16 @@ TOOL = "tool"
 NEVER_S = 1e9
 """Seconds after which, to an oracle, a client returns that never does."""
 
-_SHARED_TOKEN = 1 << 40
+MOST_TURNS = 1 << 12
+"""Turns of a session of which each adds tokens of its own."""
+
+NUMBERS = 1 << 6
+"""Numbers of a session and its sub-agents; the next session begins behind them."""
+
+
+def session_tokens(number: int, place: int, count: int) -> tuple[int, ...]:
+    """A `Writer` for engines that compute nothing: what a turn adds is one token, of which no other turn has any."""
+    return (number % (1 << 18) * MOST_TURNS + place % MOST_TURNS,) * count
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,7 @@ class TurnRecord(NamedTuple):
     """A turn that was submitted.
 
     Attributes:
-        session: number of its session, from 0, in the order in which sessions begin.
+        session: number of its session: `NUMBERS` times its place among those that were drawn; of a sub-agent, one behind it.
         turn: its place there.
         submitted_s: second of the run at which the client sent it.
         first_token_s: second of its first token; None if it had none when the run ended.
@@ -116,23 +128,29 @@ class SessionClients:
 
     Args:
         load: their sessions.
+        write: makes the tokens that clients add to their prompts: for number 0 those that all share, for a session's number + 1
+            and a turn's place its own.
         known_durations: requests carry the seconds until the next turn, for an oracle estimator.
+        started_s: second of the engine's clock at which the run starts.
 
     Attributes:
         records: the turns that have ended, in the order of their ends.
+        streams: what was generated in those that were finished, by the id of their request.
         begun: sessions that have begun, sub-agents too.
         ended_sessions: those of them whose last turn was served.
     """
 
-    def __init__(self, load: SessionLoad, known_durations: bool = False) -> None:
-        self._load, self._known_durations = load, known_durations
+    def __init__(self, load: SessionLoad, write: Writer, known_durations: bool = False, started_s: float = 0.0) -> None:
+        self.started_s = started_s
+        self._load, self._write, self._known_durations = load, write, known_durations
         self._rng = Random(load.seed)
         self._bag: list[ScriptedSession] = []
         self._due: list[tuple[float, int, _Live]] = []
         self._sent: dict[str, tuple[float, _Live]] = {}
         self._open: dict[int, int] = {}  # unfinished sessions by the number of the one that began them
         self.records: list[TurnRecord] = []
-        self.begun = self.ended_sessions = self._count = 0
+        self.streams: dict[str, list[int]] = {}
+        self.begun = self.ended_sessions = self._count = self._drawn = 0
         if load.live:
             ramp_s = min(FIRST_SESSIONS_S, load.duration_s)
             times = sorted(self._rng.uniform(0.0, ramp_s) for _ in range(load.live))
@@ -149,7 +167,7 @@ class SessionClients:
     def due(self, now: float) -> Iterator[Request]:
         """The turns that are submitted until now."""
         while self._next_begin_s <= now:
-            self._begin(self._draw(), self._next_begin_s)
+            self._draw(self._next_begin_s)
             self._next_begin_s = next(self._times, inf)
         while self._due and self._due[0][0] <= now:
             at_s, _, live = heapq.heappop(self._due)
@@ -162,13 +180,14 @@ class SessionClients:
         at_s, live = self._sent.pop(output.request_id)
         script, metrics = live.script.turns[live.turn], output.metrics
         finished = output.outputs[0].finish_reason in ("stop", "length")
+        first_s, finished_s = metrics.first_token_s, metrics.finished_s - self.started_s
         self.records.append(
             TurnRecord(
                 live.number,
                 live.turn,
                 at_s,
-                metrics.first_token_s,
-                metrics.finished_s,
+                None if first_s is None else first_s - self.started_s,
+                finished_s,
                 finished,
                 script.prompt,
                 output.outputs[0].num_generated,
@@ -183,30 +202,32 @@ class SessionClients:
         if not finished:
             return
         live.tokens += output.outputs[0].token_ids
+        self.streams[output.request_id] = output.outputs[0].token_ids
         for sub in live.script.sub_agents:
             if sub.after_turn == live.turn:
-                self._begin(sub.session, metrics.finished_s, live.root)
+                number = live.number + 1 + live.script.sub_agents.index(sub)
+                self._begin(sub.session, finished_s, number, live.root)
         live.turn += 1
         if live.turn < len(live.script.turns):
-            self._push(metrics.finished_s + live.script.turns[live.turn].pause_s, live)
+            self._push(finished_s + live.script.turns[live.turn].pause_s, live)
             return
         self.ended_sessions += 1
         self._open[live.root] -= 1
         if not self._open[live.root]:
             del self._open[live.root]
-            if self._load.live and metrics.finished_s < self._load.duration_s:
-                self._begin(self._draw(), metrics.finished_s)
+            if self._load.live and finished_s < self._load.duration_s:
+                self._draw(finished_s)
 
-    def _draw(self) -> ScriptedSession:
+    def _draw(self, at_s: float) -> None:
+        """Begin the next session."""
         if not self._bag:
             self._bag = list(self._load.sessions)
             self._rng.shuffle(self._bag)
-        return self._bag.pop()
+        number, self._drawn = self._drawn * NUMBERS, self._drawn + 1
+        self._begin(self._bag.pop(), at_s, number, number)
 
-    def _begin(self, script: ScriptedSession, at_s: float, root: int | None = None) -> None:
-        number = self.begun
+    def _begin(self, script: ScriptedSession, at_s: float, number: int, root: int) -> None:
         self.begun += 1
-        root = number if root is None else root
         self._open[root] = self._open.get(root, 0) + 1
         self._push(at_s, _Live(number, script, root))
 
@@ -220,9 +241,8 @@ class SessionClients:
         if live.turn:
             del live.tokens[turn.kept :]
         else:
-            live.tokens = [_SHARED_TOKEN] * script.shared
-        self._count += 1
-        live.tokens += [self._count] * (turn.prompt - len(live.tokens))
+            live.tokens = list(self._write(0, 0, script.shared))
+        live.tokens += self._write(live.number + 1, live.turn, turn.prompt - len(live.tokens))
         last = live.turn + 1 == len(script.turns)
         expected_s = None
         if self._known_durations:

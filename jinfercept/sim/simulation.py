@@ -40,7 +40,7 @@ from jinfercept.sim.scripted import (
     play,
     sharing_tokens,
 )
-from jinfercept.sim.session_clients import SessionClients, SessionLoad
+from jinfercept.sim.session_clients import SessionClients, SessionLoad, session_tokens
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 
 STUDIED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | SCALED_ESTIMATORS
@@ -223,7 +223,7 @@ class Simulation:
         dispatcher = ScriptedDispatcher(clock, plain_tokens)
         opened = self.open_engine(clock, dispatcher, records=records)
         engine = opened.engine
-        clients = SessionClients(load, reads_durations(self.estimator))
+        clients = SessionClients(load, session_tokens, reads_durations(self.estimator))
         with nullcontext() if opened.recording is None else closing(opened.recording):
             lasted = drive(engine, dispatcher, clock, clients, self.most_s, progress, self.host_s)
         counters = engine.scheduler.counters

@@ -10,8 +10,8 @@ from tyro import conf
 from jinfercept.cli.options import Maybe, Several, Switch
 from jinfercept.cli.simulated_loads import check_policies
 from jinfercept.errors import ConfigError, nearest
-from jinfercept.sim.agent_sessions import load_sessions
 from jinfercept.sim.tables import check_least, listed
+from jinfercept.sim.trace_files import load_sessions
 from studies.agents.cells import CONTENDERS, MODELS, AgentCell, Contender, play
 from studies.agents.report import answer
 from studies.answer import StudyEffort

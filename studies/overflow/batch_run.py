@@ -13,7 +13,8 @@ from jinfercept.engine.protocols import Runner
 from jinfercept.meter.request_log import LogEvent, RequestLog, Stepped
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sim.scripted import ScriptedDispatcher, Writer, make_request, play
+from jinfercept.sim.scripted import ScriptedDispatcher, make_request, play
+from jinfercept.sim.session_clients import Writer
 from jinfercept.sim.workload import Script, Segment
 
 MOST_S = 1e7

@@ -10,9 +10,10 @@ from jinfercept.errors import ConfigError
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from jinfercept.sched.profile import PROFILES
-from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn, SubAgent, load_sessions
-from jinfercept.sim.session_clients import SessionClients, SessionLoad
+from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn, SubAgent, scaled_sessions
+from jinfercept.sim.session_clients import SessionClients, SessionLoad, session_tokens
 from jinfercept.sim.simulation import Simulation
+from jinfercept.sim.trace_files import load_sessions
 from tests.sim.test_simulation import PROFILE
 
 LINES = [
@@ -61,6 +62,79 @@ def test_a_line_is_a_session_with_its_sub_agents_and_what_its_prompts_have_in_co
     assert [turn.kept for turn in second.turns] == [0, 64, 64]  # the second one's history is shorter: it was compacted
 
 
+def test_a_trace_of_claude_code_is_read_with_failed_streams_and_sub_agents(tmp_path: Path) -> None:
+    def asked(t: float, blocks: list[int], **values: object) -> dict[str, object]:
+        return {
+            "t": t,
+            "type": "s",
+            "in": 64 * len(blocks) + 9,
+            "out": 5,
+            "hash_ids": [*blocks, -t],
+            "stop": "tool_use",
+        } | values
+
+    again = asked(4.0, [1, 2, 3], api_time=1.0, think_time=2.0, out=7)
+    subagent = {"t": 5.0, "type": "subagent", "requests": [asked(0.0, [8]), asked(3.0, [8, 9], think_time=1.5)]}
+    requests = [
+        asked(0.0, [1, 2], think_time=0.0),
+        again,
+        again | {"type": "n", "out": 4, "stop": "end_turn"},
+        subagent,
+    ]
+    requests.append(asked(9.0, [1, 2], think_time=3.0))
+    entry = {"id": "s", "block_size": 64, "tool_tokens": 20, "system_tokens": 10, "requests": requests}
+    (tmp_path / "s.json").write_text(json.dumps(entry, indent=1))
+    [read] = load_sessions(tmp_path)
+    assert read == load_sessions(tmp_path / "s.json")[0]
+    assert read.shared == 30
+    assert [(turn.prompt, turn.decode, turn.kept) for turn in read.turns] == [(137, 5, 0), (201, 4, 142), (137, 5, 128)]
+    assert [(turn.pause_s, turn.calls) for turn in read.turns] == [(0.0, True), (2.0, False), (3.0, True)]
+    [sub] = read.sub_agents
+    assert sub.after_turn == 1
+    assert [turn.kept for turn in sub.session.turns] == [0, 78]
+
+
+def test_conversations_of_mooncake_are_found_by_their_blocks(tmp_path: Path) -> None:
+    lines = [
+        {
+            "timestamp": 1000 * at_s,
+            "input_length": 512 * len(blocks) + 100,
+            "output_length": 50,
+            "hash_ids": [*blocks, 90 + at_s],
+        }
+        for at_s, blocks in ((0, [1, 2]), (1, [1, 3]), (5, [1, 2, 4]), (9, [1, 3, 5]), (12, [7]))
+    ]
+    sessions = load_sessions(trace(tmp_path, *lines))
+    assert [[turn.prompt for turn in read.turns] for read in sessions] == [[1124, 1636], [1124, 1636], [612]]
+    assert [read.shared for read in sessions] == [512, 512, 0]
+    assert sessions[0].turns[1] == ScriptedTurn(1636, 50, 1174, 5.0, True)
+
+
+def test_sessions_of_lmcache_are_read_from_texts_and_from_numbers(tmp_path: Path) -> None:
+    texts = [
+        {"timestamp": 1_000_000, "input": "a" * 400, "output": "b" * 40, "session_id": "x"},
+        {"timestamp": 2_000_000, "input": 300, "output": 20, "session_id": "y"},
+        {"timestamp": 4_500_000, "input": "a" * 400 + "b" * 40 + "c" * 80, "output": "d" * 8, "session_id": "x"},
+        {"timestamp": 9_000_000, "input": 350, "output": 20, "session_id": "y"},
+    ]
+    first, second = load_sessions(trace(tmp_path, *texts))
+    assert first.turns == (ScriptedTurn(100, 10, 0, 0.0, True), ScriptedTurn(130, 2, 110, 3.5, True))
+    assert second.turns[1] == ScriptedTurn(350, 20, 320, 7.0, True)
+
+
+def test_a_trace_of_no_form_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--trace", trace(tmp_path, {"model": "x", "tokens": 3})]) == 2
+    assert "is no trace that is read here; got keys model, tokens" in capsys.readouterr().err
+
+
+def test_the_trace_of_agents_ships_and_can_be_scaled() -> None:
+    sessions = load_sessions("agents")
+    assert len(sessions) == 36
+    small = scaled_sessions(sessions, 0.01, 0.1)
+    assert max(session.longest for session in small) < 4_100
+    assert all(turn.kept < turn.prompt for session in small for turn in session.turns)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -77,7 +151,7 @@ def test_a_line_that_is_no_session_is_refused(line: object, message: str, tmp_pa
 
 def test_a_turn_repeats_the_conversation_as_far_as_it_was_kept() -> None:
     turns = (ScriptedTurn(20, 4, 0, 0, True), ScriptedTurn(30, 4, 24, 1, False), ScriptedTurn(15, 2, 12, 1, False))
-    clients = SessionClients(SessionLoad([ScriptedSession("a", 8, turns)], seed=0, live=1))
+    clients = SessionClients(SessionLoad([ScriptedSession("a", 8, turns)], seed=0, live=1), session_tokens)
     prompts = [prompt_of_next(clients, 200.0 + number) for number in range(3)]
     assert [len(prompt) for prompt in prompts] == [20, 30, 15]
     assert len(set(prompts[0][:8])) == 1
@@ -124,7 +198,7 @@ def test_a_returning_turn_computes_only_what_is_new() -> None:
 
 def test_a_sub_agent_runs_beside_its_parent_and_ends_before_another_session_begins() -> None:
     parent = session(3.0, sub_agents=(SubAgent(0, session()),))
-    clients = SessionClients(SessionLoad([parent], seed=0, live=1, duration_s=900.0))
+    clients = SessionClients(SessionLoad([parent], seed=0, live=1, duration_s=900.0), session_tokens)
     prompt_of_next(clients, 200.0)
     prompt_of_next(clients, 200.0)
     assert clients.next_s == 203.0
@@ -136,8 +210,10 @@ def test_a_sub_agent_runs_beside_its_parent_and_ends_before_another_session_begi
 
 def test_the_pauses_of_tools_and_of_people_are_different_calls() -> None:
     turns = (ScriptedTurn(20, 4, 0, 0.0, False), ScriptedTurn(30, 4, 24, 9.0, True))
-    [read_by_person] = SessionClients(SessionLoad([ScriptedSession("a", 8, turns)], seed=0, live=1)).due(200.0)
-    [ends_in_call] = SessionClients(SessionLoad([session(1.0)], seed=0, live=1)).due(200.0)
+    [read_by_person] = SessionClients(
+        SessionLoad([ScriptedSession("a", 8, turns)], seed=0, live=1), session_tokens
+    ).due(200.0)
+    [ends_in_call] = SessionClients(SessionLoad([session(1.0)], seed=0, live=1), session_tokens).due(200.0)
     assert read_by_person.detector is None
     assert isinstance(ends_in_call.detector, ScriptedDetector)
     assert [calls[0].by_caller for calls in ends_in_call.detector.script.values()] == [True]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from jinfercept.sim.agent_sessions import load_sessions
 from jinfercept.sim.sweep import Report, SweepRun
+from jinfercept.sim.trace_files import load_sessions
 from studies.__main__ import main
 from studies.agents.cells import BASELINE, BOUNDS, CONTENDERS, OURS, AgentCell, AgentModel, play
 from studies.agents.command import FULL
