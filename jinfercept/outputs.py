@@ -1,6 +1,6 @@
 """What a finished request produced: texts, tokens, pauses and times. Frozen values."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -132,6 +132,7 @@ class RequestOutput:
     """A finished request, as users of vLLM know it.
 
     Attributes:
+        prompt_tokens: ids of the prompt, as the request had them.
         num_cached_tokens: prompt tokens whose KV was found, on the device or on the host, and not computed.
         retained: where the retained context was that the request extends, up to the first token that differs; None if there is
             none.
@@ -141,7 +142,7 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    prompt_token_ids: list[int]
+    prompt_tokens: Sequence[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int
     metrics: RequestMetrics = field(repr=False)
@@ -149,6 +150,11 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     retained: ContextUse | None = None
     __repr__ = short_repr
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """`prompt_tokens` as a new list, which takes milliseconds for a long prompt."""
+        return list(self.prompt_tokens)
 
     @property
     def interceptions(self) -> tuple[Interception, ...]:

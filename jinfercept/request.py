@@ -1,6 +1,6 @@
 """`Request`: a prompt and everything by which the engine serves it. Frozen."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jinfercept.calls import READER, Tool
@@ -34,7 +34,7 @@ class Request:
 
     Attributes:
         id: unique among the requests that are not finished.
-        prompt_token_ids: at least one.
+        prompt_token_ids: at least one; of a long prompt best an array of 32-bit numbers. Nothing may change them.
         params: how to sample.
         tools: tools that may be called, by name.
         detector: finds calls; None if the request never calls, or if its transcript finds them.
@@ -53,10 +53,11 @@ class Request:
         priority: requests with a smaller one are served first, whenever they arrived.
         tenant: the owner of the request; tenants share the engine fairly. "" is a tenant too, the only one without API keys.
         weight: of the tenant: while tenants compete, their shares of memory·time are as their weights.
+        ids_below: the prompt's ids, which a tokenizer made, are whole numbers from 0 to below this; None: they are to be checked.
     """
 
     id: str
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: Sequence[int]
     params: SamplingParams
     tools: Mapping[str, Tool] = field(default_factory=dict)
     detector: Detector | None = None
@@ -73,3 +74,4 @@ class Request:
     weight: float = 1.0
     markup: CallMarkup | None = None
     transcript: "Callable[[Request], Transcript] | None" = None
+    ids_below: int | None = None

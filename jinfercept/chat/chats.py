@@ -4,6 +4,7 @@ A turn with calls is a pause: the request keeps its tokens, reads the results as
 engine runs all of that; this file makes its requests.
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -145,9 +146,9 @@ def make_chats(
     requests = make_requests(
         ids,
         [
-            {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids.tolist()}
+            {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids}
             if prompt
-            else {"prompt": text, "prompt_token_ids": template.encode(text)}
+            else {"prompt": text, "prompt_token_ids": array("i", template.encode(text))}
             for prompt, text in zip(prompts, texts, strict=True)
         ],
         DEFAULT_PARAMS if params is None else params,
@@ -294,4 +295,5 @@ def _chat(
     )
     grammar = PerTurnGrammar(first, later) if first else None
     transcript = partial(ChatTranscript, turns, note=note)
-    return replace(request, tools=tools, grammar=grammar, transcript=transcript, render=renderer)
+    below = turns.tokenizer.ids_below
+    return replace(request, tools=tools, grammar=grammar, transcript=transcript, render=renderer, ids_below=below)

@@ -144,6 +144,9 @@ _UNREAD = frozenset(
 """Fields of an assistant's message that are compared in another way, or that no template reads."""
 
 
+_ENCODER = json.JSONEncoder(sort_keys=True, default=str)
+
+
 def digests(first: Any, messages: Sequence[Message]) -> list[bytes]:
     """Digests of a conversation up to each of its messages.
 
@@ -151,7 +154,17 @@ def digests(first: Any, messages: Sequence[Message]) -> list[bytes]:
         first: the digest of what stands before them, or JSON values.
     """
     digest = first if isinstance(first, bytes) else hashlib.sha256(_encoded(first)).digest()
-    return [digest := hashlib.sha256(digest + _encoded(_compared(message))).digest() for message in messages]
+    until = list[bytes]()
+    for message in messages:
+        role, content, calls, more = _compared(message)
+        whole = hashlib.sha256(digest)
+        if isinstance(content, str):
+            whole.update(_encoded([role, calls, more]))
+            whole.update(b"\0" + content.encode(errors="surrogatepass"))  # JSON has no such byte
+        else:
+            whole.update(_encoded([role, content, calls, more]))
+        until.append(digest := whole.digest())
+    return until
 
 
 def _compared(message: Message) -> list[Any]:
@@ -171,6 +184,6 @@ def _compared(message: Message) -> list[Any]:
 def _encoded(value: Any) -> bytes:
     """A value as bytes; of one that is nested too deeply, some that no other value has."""
     try:
-        return json.dumps(value, sort_keys=True, default=str).encode()
+        return _ENCODER.encode(value).encode()
     except RecursionError:
         return secrets.token_bytes()

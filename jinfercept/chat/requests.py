@@ -1,5 +1,6 @@
 """Makes requests of the arguments of `LLM.generate`, all of them checked before any request starts."""
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -93,7 +94,9 @@ def check_chars(given: Any, most: int) -> None:
                 got=f"more than {most} characters",
                 fix="send less text, or start the server with a larger --max-prompt-chars",
             )
-        if isinstance(value, Mapping):
+        if type(value) is str:  # almost always
+            continue
+        if isinstance(value, dict) or isinstance(value, Mapping):  # noqa: SIM101 # the first is quick
             left += value.keys()
             left += value.values()
         elif isinstance(value, list | tuple):
@@ -151,7 +154,7 @@ def _request(
             raise RequestError("a prompt is a text or has prompt_token_ids", got=shown(prompt), fix="give either")
         if tokenizer is None:
             raise RequestError("this model has no tokenizer", got=text[:80], fix="give prompt_token_ids")
-        token_ids = tokenizer.encode(text, add_special_tokens=True)
+        token_ids = array("i", tokenizer.encode(text, add_special_tokens=True))
     salt = parts.get("cache_salt", "")
     if not isinstance(salt, str):
         raise RequestError("cache_salt is a text", got=shown(salt), fix="give a string")
@@ -172,10 +175,14 @@ def _with_bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> Samp
     )
 
 
-def _whole_numbers(token_ids: Any) -> tuple[int, ...]:
-    """Token ids of any integer type, NumPy's included."""
+def _whole_numbers(token_ids: Any) -> Sequence[int]:
+    """Token ids of any integer type, NumPy's included; an array of a tokenizer's ids as it is."""
+    if isinstance(token_ids, array) and token_ids.typecode == "i":
+        return token_ids
     token_ids = plain(token_ids)
     try:
+        if isinstance(token_ids, list | tuple) and {*map(type, token_ids)} <= {int}:
+            return tuple(token_ids)
         if isinstance(token_ids, str | bytes) or any(isinstance(token, bool) for token in token_ids):
             raise TypeError
         return tuple(token.__index__() for token in token_ids)

@@ -246,10 +246,13 @@ class ChatTemplate:
         return marked
 
     @cached_property
+    def _escaped_marks(self) -> tuple[str, ...]:
+        """The mark as templates may escape it."""
+        return json.dumps(self._mark)[1:-1], repr(self._mark)[1:-1]
+
+    @cached_property
     def _marks(self) -> re.Pattern[str]:
-        """The mark, as it is and as templates may escape it."""
-        escaped = (json.dumps(self._mark), repr(self._mark))
-        return re.compile("|".join([self._mark, *(re.escape(quoted_mark[1:-1]) for quoted_mark in escaped)]))
+        return re.compile("|".join([self._mark, *map(re.escape, self._escaped_marks)]))
 
     def _unmarked(self, text: str) -> str:
         return self._marks.sub("", text) if self._is_marked else text
@@ -258,7 +261,7 @@ class ChatTemplate:
         """A text without its marks."""
         if not self._is_marked:
             return Rendered(marked)
-        pieces = self._marks.split(marked)
+        pieces = self._marks.split(marked) if any(escaped in marked for escaped in self._escaped_marks) else marked.split(self._mark)
         return Rendered("".join(pieces), tuple(accumulate(map(len, pieces[:-1]))))
 
     def between(self, calls: Sequence[Call]) -> tuple[str, str]:

@@ -264,7 +264,7 @@ def _summary(output: RequestOutput) -> str:
         if completion.num_generated > 1 and writing_s > 0:
             parts.append(f"{(completion.num_generated - 1) / writing_s:.1f} tokens/s")
         parts.append(f"{metrics.first_token_s - metrics.arrival_s:.2f} s to the first")
-    parts.append(f"{output.num_cached_tokens} of {len(output.prompt_token_ids)} prompt tokens kept")
+    parts.append(f"{output.num_cached_tokens} of {len(output.prompt_tokens)} prompt tokens kept")
     uses = [pause.context for pause in completion.interceptions if pause.context is not None]
     if uses:
         kept, copied, recomputed = (sum(use[place] for use in uses) for place in range(3))

@@ -23,7 +23,8 @@ def check_request(request: Request, vocab_size: int, max_model_len: int) -> None
             got=f"{len(prompt)} tokens",
             fix="shorten it, or raise max_model_len and kv_tokens",
         )
-    wrong = [token for token in prompt if not isinstance(token, int) or not 0 <= token < vocab_size]
+    known = request.ids_below is not None and request.ids_below <= vocab_size
+    wrong = [] if known else [token for token in prompt if not isinstance(token, int) or not 0 <= token < vocab_size]
     if wrong:
         raise RequestError(
             f"token ids are whole numbers from 0 to {vocab_size - 1}", got=wrong[0], fix="check the tokenizer"

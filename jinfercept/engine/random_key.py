@@ -21,7 +21,8 @@ def random_key(seed: int, prompt_token_ids: Sequence[int], index: int, number: i
     size = (seed.bit_length() + 8) // 8
     fields = array("q", (size, index, -1 if number is None else number)).tobytes()
     digest = blake2b(fields + seed.to_bytes(size, "little", signed=True), digest_size=8, person=b"jinfercept draw")
-    digest.update(array("I", prompt_token_ids).tobytes())
+    ids = prompt_token_ids if isinstance(prompt_token_ids, array) else array("i", prompt_token_ids)
+    digest.update(ids.tobytes())
     return int.from_bytes(digest.digest(), "little")
 
 

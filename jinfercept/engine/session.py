@@ -223,12 +223,11 @@ class Session:
             copied_in_tokens=sequence.usage.copied_in,
             preemptions=sequence.usage.preemptions,
         )
-        prompt = list(request.prompt_token_ids)
         scores = None if request.params.prompt_logprobs is None else self.prompt_logprobs
         return RequestOutput(
             request.id,
             request.prompt,
-            prompt,
+            request.prompt_token_ids,
             [completion],
             sequence.usage.num_cached or 0,
             metrics,

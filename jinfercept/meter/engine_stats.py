@@ -326,7 +326,7 @@ class EngineStats:
         counts.queued_s.add(own.started_s - times.arrival_s)
         counts.prefill_s.add(times.first_token_s - own.started_s)
         counts.decode_s.add(decode_s)
-        counts.request_prompt.add(len(output.prompt_token_ids))
+        counts.request_prompt.add(len(output.prompt_tokens))
         counts.request_generated.add(completion.num_generated)
         if completion.num_generated > 1:
             counts.mean_token_s.add(decode_s / (completion.num_generated - 1))

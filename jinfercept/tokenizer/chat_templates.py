@@ -6,6 +6,7 @@ seconds; but lists may grow and shrink, and what `map` makes is written as a lis
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -14,11 +15,15 @@ from typing import Any, cast
 from jinja2 import Template, TemplateError, ext, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Fields under which a message has its reasoning: templates read the first, those of gpt-oss the second."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+_LOOP_ATTRIBUTES = frozenset({"first", "index", "index0", "last", "length", "nextitem", "previtem"})
 _LIST_CHANGES = frozenset({"append", "extend", "insert", "pop"})
 
 
@@ -34,8 +39,8 @@ def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mappin
         jinja2.TemplateError: the source is no template, or the template refuses the messages.
         Exception: whatever else the template does wrong.
     """
-    plain = [_with_reasoning(message) for message in _json_copy(list(messages))]
-    return _compiled(source).render(_json_copy(variables) | {"messages": plain})
+    plain = [_with_reasoning(message) for message in _copied(list(messages))]
+    return _compiled(source).render(_copied(dict(variables)) | {"messages": plain})
 
 
 class _GenerationBlocks(ext.Extension):
@@ -80,6 +85,15 @@ def _refuse_private(name: object) -> None:
 class _Environment(ImmutableSandboxedEnvironment):
     """Lets templates change lists, as those of Kimi K2 do: all lists that they see are copies."""
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """What the sandbox returns, without the exception that it raises and catches for every key of a dict."""
+        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
+            fields = cast(dict[str, Any], obj)
+            return fields[attribute] if attribute in fields else self.undefined(obj=obj, name=attribute)
+        if type(obj) is LoopContext and attribute in _LOOP_ATTRIBUTES:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return (type(obj) is list and attr in _LIST_CHANGES) or super().is_safe_attribute(obj, attr, value)
 
@@ -109,8 +123,16 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as models saw it in training; Jinja's own filter escapes for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_as_list
+    given = None if separators is None else tuple(separators)
+    return _encoder(ensure_ascii, indent, given, sort_keys).encode(value)
+
+
+@lru_cache(maxsize=32)
+def _encoder(
+    ensure_ascii: bool, indent: int | str | None, separators: tuple[str, str] | None, sort_keys: bool
+) -> json.JSONEncoder:
+    return json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_as_list
     )
 
 
@@ -137,8 +159,19 @@ def _with_reasoning(message: Any) -> dict[str, Any]:
     return fields if reasoning is None else {"thinking": reasoning} | fields | {"reasoning_content": reasoning}
 
 
-def _json_copy(value: Any) -> Any:
-    """A copy in lists, dicts, texts and numbers, whose methods the sandbox knows. Raises `TypeError` for anything else."""
+def _copied(value: Any) -> Any:
+    """A copy in lists, dicts, texts and numbers, whose methods the sandbox knows: what JSON makes of the value. A text is
+    not copied. Raises `TypeError` for anything else.
+    """
+    kind = type(value)
+    if kind is str and (value.isascii() or _SURROGATE.search(value) is None):
+        return value
+    if kind is dict and {*map(type, value)} <= {str}:
+        return {_copied(key): _copied(item) for key, item in value.items()}
+    if kind is list or kind is tuple:
+        return [_copied(item) for item in value]
+    if kind is bool or kind is int or value is None:
+        return value
     return json.loads(json.dumps(value, default=_as_dict))
 
 

@@ -83,12 +83,17 @@ class SpecialTokenNames:
     def _marked_text(self, text: str, mark: str) -> str:
         if self._fold is not None and self._beginning.search(self._fold(text)):
             return mark + self._beginning.sub(rf"\1{mark}", text)
+        if self._added.search(text) is None:
+            return self._marked_ends(text, mark)
         pieces = self._cut.split(text) if self._words else [text]
         marked = [piece if place % 2 else self._marked_piece(piece, mark) for place, piece in enumerate(pieces)]
         return text if marked == pieces else "".join(marked)
 
     def _marked_piece(self, piece: str, mark: str) -> str:
-        """Marks within names and at ends that may be parts of one; blanks stay outside, where a template may strip them."""
+        return self._beginning.sub(rf"\1{mark}", self._marked_ends(piece, mark))
+
+    def _marked_ends(self, piece: str, mark: str) -> str:
+        """Marks at ends that may be parts of a name; blanks stay outside, where a template may strip them."""
         core = piece.strip()
         head = tail = ""
         if len(core) < self._longest and core in self._joined and re.search(r"\W", core):
@@ -99,8 +104,8 @@ class SpecialTokenNames:
             tail = mark if any(core[-size:] in self._tails for size in range(1, self._longest)) else tail
         if head or tail:
             start = piece.index(core)
-            piece = piece[:start] + head + core + tail + piece[start + len(core) :]
-        return self._beginning.sub(rf"\1{mark}", piece)
+            return piece[:start] + head + core + tail + piece[start + len(core) :]
+        return piece
 
     def own(self, text: str, breaks: Sequence[int]) -> list[tuple[int, int]] | None:
         """Spans of the special tokens' names that are the template's own in a rendered text; None if there are no others.

@@ -137,6 +137,11 @@ class Tokenizer:
         """Number of tokens. A model's output layer may be larger: it is often padded."""
         return self._backend.get_vocab_size()
 
+    @cached_property
+    def ids_below(self) -> int:
+        """One more than the highest id."""
+        return max(self._backend.get_vocab().values(), default=-1) + 1
+
     def chat_template(self, tools: bool = False) -> str:
         """The Jinja source of the model's chat template. Raises `ModelError` if it has none.
 

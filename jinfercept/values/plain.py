@@ -4,7 +4,7 @@ import json
 import math
 from typing import Any, NoReturn
 
-_PLAIN = (int, float, str, bool, type(None))
+_PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
 def plain(value: Any) -> Any:
@@ -14,7 +14,7 @@ def plain(value: Any) -> Any:
     if hasattr(value, "dtype") and callable(getattr(value, "tolist", None)):
         return value.tolist()
     if type(value) in (list, tuple):
-        return value if all(type(item) in _PLAIN for item in value) else type(value)(map(plain, value))
+        return value if _PLAIN.issuperset(map(type, value)) else type(value)(map(plain, value))
     return value
 
 

@@ -1,5 +1,6 @@
 """Short `repr`s of dataclasses that hold whole texts and token ids."""
 
+from array import array
 from dataclasses import MISSING, fields
 from reprlib import Repr
 from typing import Any
@@ -26,6 +27,8 @@ def short_repr(self: Any) -> str:
 def _value(name: str, value: Any) -> str:
     if isinstance(value, str):
         return _TEXT.repr(value)
+    if isinstance(value, array):
+        value = value.tolist()
     if not isinstance(value, list | tuple) or hasattr(value, "_fields"):
         return repr(value)
     if name in _LISTED:

@@ -71,7 +71,6 @@ class ChatAnswer:
         self._wants_server_calls = bool(body.jinfercept and body.jinfercept.wants_server_tools)
         self._are_async = bool(body.jinfercept and body.jinfercept.async_calls is not None)
         self._body, self._requests, self._tokenizer = body, requests, tokenizer
-        self._prompt = list(requests[0].prompt_token_ids)
         self._head = {"id": name, "object": "chat.completion", "created": int(time.time()), "model": model}
         details["id"] = name
         self.usage = UsageCount(requests, details)
@@ -187,7 +186,7 @@ class ChatAnswer:
         if choice.begun:
             return [chunk]
         choice.begun = True
-        prompt = {"prompt_token_ids": self._prompt} if self._body.return_token_ids else {}
+        prompt = {"prompt_token_ids": list(self._requests[0].prompt_token_ids)} if self._body.return_token_ids else {}
         return [self._chunk(choice, {"role": "assistant", "content": ""}, carry=False) | prompt, chunk]
 
     def _extension(

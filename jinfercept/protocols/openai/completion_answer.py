@@ -108,7 +108,7 @@ class CompletionAnswer:
         if body.prompt_logprobs is not None and reported is not None:
             report.scores = prompt_logprobs(reported)
         if body.echo and body.logprobs is not None and self._tokenizer is not None:
-            tokens = list(zip(output.prompt_token_ids, reported or [None] * len(output.prompt_token_ids), strict=True))
+            tokens = list(zip(output.prompt_tokens, reported or [None] * len(output.prompt_tokens), strict=True))
             report.echoed = completion_logprobs(tokens, body.logprobs, self._tokenizer)
             report.length = sum(len(self._tokenizer.token_text(token_id)) for token_id, _ in tokens)
         if len(output.outputs) > 1:
@@ -125,7 +125,7 @@ class CompletionAnswer:
         if self._only_echo:
             text, token_ids, reported = "", [], []
         if body.echo:
-            echo = self._echo(output.prompt, output.prompt_token_ids)
+            echo = self._echo(output.prompt, output.prompt_tokens)
         choice: dict[str, Any] = {
             "index": index,
             "text": echo + text,

@@ -79,7 +79,7 @@ def is_small(outputs: Iterable[RequestOutput], prompt: Sequence[int | None], ans
     """
     total = 0
     for output in outputs:
-        total += sum(num_reported(len(output.prompt_token_ids), best) for best in prompt)
+        total += sum(num_reported(len(output.prompt_tokens), best) for best in prompt)
         total += sum(num_reported(len(completion.token_ids), answer) for completion in output.outputs)
     return total <= SMALL_ENTRIES
 
