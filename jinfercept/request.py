@@ -53,7 +53,7 @@ class Request:
         priority: requests with a smaller one are served first, whenever they arrived.
         tenant: the owner of the request; tenants share the engine fairly. "" is a tenant too, the only one without API keys.
         weight: of the tenant: while tenants compete, their shares of memory·time are as their weights.
-        ids_below: the prompt's ids, which a tokenizer made, are whole numbers from 0 to below this; None: they are to be checked.
+        ids_below: the ids of the prompt, a tokenizer's, are whole numbers from 0 to below this; None: they are to be checked.
     """
 
     id: str

@@ -261,7 +261,11 @@ class ChatTemplate:
         """A text without its marks."""
         if not self._is_marked:
             return Rendered(marked)
-        pieces = self._marks.split(marked) if any(escaped in marked for escaped in self._escaped_marks) else marked.split(self._mark)
+        pieces = (
+            self._marks.split(marked)
+            if any(escaped in marked for escaped in self._escaped_marks)
+            else marked.split(self._mark)
+        )
         return Rendered("".join(pieces), tuple(accumulate(map(len, pieces[:-1]))))
 
     def between(self, calls: Sequence[Call]) -> tuple[str, str]:
@@ -316,7 +320,8 @@ class ChatTemplate:
     def behind_turn(self, messages: Sequence[Message], place: int, text: Rendered) -> Rendered | None:
         """The end of a turn and the text behind it, as the template writes them; None if they cannot be told from the turn.
 
-        Two marks tell them: one in place of what the turn says, one before what the next message does.
+        Two marks tell them: one in place of what the turn says, one before what the next message does. They are looked for in a
+        conversation that begins with the turn, and if its end is not that of the text, in the whole one.
 
         Args:
             place: of the turn, a message of the assistant before the last message.
@@ -325,14 +330,27 @@ class ChatTemplate:
         turn, following = checked_message(messages[place]), checked_message(messages[place + 1])
         if not isinstance(following["content"], str):
             return None
-        following = following | {"content": _NEXT + following["content"]}
+        after = [following | {"content": _NEXT + following["content"]}, *messages[place + 2 :]]
+        for before in (_STAND_IN, messages[:place]):
+            if (behind := self._behind(before, turn, after, text)) is not None:
+                return behind
+        return None
+
+    def _behind(
+        self, before: Sequence[Message], turn: dict[str, Any], after: Sequence[Message], text: Rendered
+    ) -> Rendered | None:
+        """As `behind_turn`, told from a conversation.
+
+        Args:
+            after: the messages behind the turn, of which the first begins with a mark.
+        """
         for marked in _marked_turns(turn):
             try:
-                whole = self.render([*messages[:place], marked, following, *messages[place + 2 :]])
+                whole = self.render([*before, marked, *after])
             except RequestError:
                 continue
-            before, next_mark, rest = whole.partition(_NEXT)
-            _, turn_mark, between = before.rpartition(_TURN)
+            until, next_mark, rest = whole.partition(_NEXT)
+            _, turn_mark, between = until.rpartition(_TURN)
             ends = [(at, end) for end in self._ends if (at := between.find(end)) >= 0]
             if turn_mark and next_mark and ends:
                 break
@@ -340,10 +358,10 @@ class ChatTemplate:
             return None
         at, end = min(ends)
         behind = between[at + len(end) :] + rest.replace(_NEXT, "")
-        moved = following["role"] == "user" and any(
+        moved = after[0]["role"] == "user" and any(
             json.dumps(tool["function"]["name"]) in between for tool in self._tools
         )
-        if moved or not text.endswith(behind):  # `moved`: the tools stand before the last message of the user
+        if moved or not text.endswith(end + behind):  # `moved`: the tools stand before the last message of the user
             return None
         start = len(text) - len(behind)
         return Rendered(end + behind, tuple(len(end) + at - start for at in text.breaks if at >= start))
