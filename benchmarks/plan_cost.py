@@ -34,25 +34,34 @@ TOOLS = ("calculator", "search", "person", "image")
 class Desk:
     """A scheduler whose plans are executed by nobody: every sampled token is a 0."""
 
-    def __init__(self, policy: str, running: int, intercepted: int, share: float) -> None:
+    def __init__(
+        self,
+        policy: str,
+        running: int,
+        intercepted: int,
+        share: float,
+        *,
+        context_tokens: int = CONTEXT_TOKENS,
+        page_size: int = PAGE_SIZE,
+    ) -> None:
         self.rng = random.Random(0)
         self.now = 0.0
-        total = (running + intercepted) * CONTEXT_TOKENS
-        device = int((running * 1.2 + intercepted * share) * CONTEXT_TOKENS)
-        self.kv = KVManager(device // PAGE_SIZE, 2 * total // PAGE_SIZE, PAGE_SIZE)
+        total = (running + intercepted) * context_tokens
+        device = int((running * 1.2 + intercepted * share) * context_tokens)
+        self.kv = KVManager(device // page_size, 2 * total // page_size, page_size)
         profile, estimator = PROFILES["paper-gptj-6b-a100"], HistoryEstimator()
         self.scheduler = Scheduler(
             self.kv,
-            PolicyInputs(profile, profile.saturation, PAGE_SIZE, estimator).make(policy),
+            PolicyInputs(profile, profile.saturation, page_size, estimator).make(policy),
             profile,
             estimator,
             buckets=(1, 8, 32, 128, 512, 2048),
             max_num_seqs=running + 8,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=context_tokens + MAX_MODEL_LEN,
             chunk_tokens=2048,
         )
         for number in range(running + intercepted):
-            tokens = [number] * CONTEXT_TOKENS
+            tokens = [number] * context_tokens
             sequence = Sequence(str(number), tokens, self.kv.open(), max_tokens=1 << 30)
             self.scheduler.add(sequence)
             while not sequence.generated:

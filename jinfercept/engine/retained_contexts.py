@@ -5,13 +5,11 @@ of the answer. So one order of eviction covers all paused contexts, and a retain
 retained contexts is shared fairly between tenants (`Quota`), and no tenant finds or drops a context of another tenant.
 """
 
-from bisect import bisect_left
-from collections import abc
-from itertools import takewhile
-from operator import eq
+from collections import Counter
 from typing import NamedTuple, final
 
 from jinfercept.engine.session import Session
+from jinfercept.kv.extent import TOKEN_BYTES, common_pages, token_bytes
 from jinfercept.request import Request
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import PendingCall, Sequence
@@ -24,18 +22,27 @@ MAX_AGE_S = 3600.0
 """Seconds after which a retained context is dropped."""
 
 
+class _Prompt(NamedTuple):
+    """The full pages of a prompt: its tenant, the name of their tree, how many tokens they have, and those of the last page."""
+
+    tenant: str
+    root: bytes
+    num_tokens: int
+    last_page: bytes
+
+
 class _Retained(NamedTuple):
     """A retained context.
 
     Attributes:
         sequence: the finished request's, intercepted.
-        prompt: the tenant, and the digest of the last full page of the prompt; None if the prompt has no full page.
-        session: the tenant, the root of the pages' chain, so that no two salts share a session, and the session's name.
+        prompt: its full pages; None if it has none.
+        session: the tenant, the name of the tree of the pages, so that no two salts share a session, and the session's name.
         ends_in_calls: whether the request's last turn ended in calls.
     """
 
     sequence: Sequence
-    prompt: tuple[str, bytes] | None
+    prompt: _Prompt | None
     session: tuple[str, bytes, str] | None
     ends_in_calls: bool
 
@@ -64,7 +71,8 @@ class RetainedContexts:
         self._quota = Quota(max_contexts, most_of_tenant=max_per_tenant)
         self._contexts: dict[str, _Retained] = {}  # by request id, oldest first
         self._by_session: dict[tuple[str, bytes, str], str] = {}
-        self._by_prompt: dict[tuple[str, bytes], dict[str, None]] = {}
+        self._by_prompt: dict[_Prompt, dict[str, None]] = {}
+        self._prompt_lengths: dict[tuple[str, bytes], Counter[int]] = {}  # of those prompts, by tenant and tree
         self._unchecked: list[str] = []  # request ids that this round of `expire` has not come to
 
     def __len__(self) -> int:
@@ -85,11 +93,13 @@ class RetainedContexts:
             PendingCall(follow_up.reader, (sequence.id, "returns", 0), follow_up.expected_s, sequence.tenant, "reader"),
         )
         self._scheduler.intercept(sequence, now, pending)
-        root, chain, tenant = sequence.context.root, sequence.context.chain, sequence.tenant
-        num_full = len(session.request.prompt_token_ids) // self._scheduler.kv.page_size
+        root, tenant, size = sequence.context.root, sequence.tenant, self._scheduler.kv.page_size
+        num_full = len(session.request.prompt_token_ids) // size * size
         retained = _Retained(
             sequence,
-            (tenant, chain[num_full - 1]) if 0 < num_full <= len(chain) else None,
+            _Prompt(tenant, root, num_full, token_bytes(sequence.tokens[num_full - size : num_full]))
+            if num_full
+            else None,
             (tenant, root, follow_up.session) if follow_up.session else None,
             bool(session.client_calls),
         )
@@ -98,6 +108,7 @@ class RetainedContexts:
             self._by_session[retained.session] = sequence.id
         if retained.prompt is not None:
             self._by_prompt.setdefault(retained.prompt, {})[sequence.id] = None
+            self._prompt_lengths.setdefault((tenant, root), Counter())[num_full] += 1
         self._contexts[sequence.id] = retained
         self._quota.add(tenant, sequence.id)
         while (name := self._quota.victim(tenant)) is not None:
@@ -174,12 +185,13 @@ class RetainedContexts:
                 context.root,
             ):
                 return retained, self._shared(retained.sequence, tokens)
-        digests = self._scheduler.kv.digests(context, tokens)
-        for digest in reversed(digests):
-            if alike := self._by_prompt.get((tenant, digest)):
-                candidates = [(self._shared(self._contexts[name].sequence, tokens, digests), name) for name in alike]
-                num_tokens, name = max(candidates)
-                return self._contexts[name], num_tokens
+        size = self._scheduler.kv.page_size
+        for length in sorted(self._prompt_lengths.get((tenant, context.root), ()), reverse=True):
+            page = token_bytes(tokens[length - size : length])
+            if length < len(tokens) and (alike := self._by_prompt.get(_Prompt(tenant, context.root, length, page))):
+                num_tokens, name = max((self._shared(self._contexts[name].sequence, tokens), name) for name in alike)
+                if num_tokens >= length:
+                    return self._contexts[name], num_tokens
         return None, 0
 
     def _session_of(self, request: Request, sequence: Sequence) -> str | None:
@@ -188,21 +200,9 @@ class RetainedContexts:
             return None
         return self._by_session.get((sequence.tenant, sequence.context.root, follow_up.session))
 
-    def _shared(self, retained: Sequence, tokens: list[int], digests: abc.Sequence[bytes] = ()) -> int:
-        """Leading tokens that a retained sequence and a new one share, without the new one's last, which must be computed.
-
-        Args:
-            retained: a sequence whose pages have the same root.
-            tokens: of the new sequence.
-            digests: of its full pages. A digest covers all tokens before it, so that a bisection finds the shared pages.
-        """
-        size, chain, end = self._scheduler.kv.page_size, retained.context.chain, len(tokens) - 1
-        num_pages = min(len(chain), len(digests), end // size)
-        alike = bisect_left(range(num_pages), True, key=lambda place: chain[place] != digests[place])
-        start = alike * size
-        if alike < num_pages:
-            end = start + size
-        return start + sum(1 for _ in takewhile(bool, map(eq, retained.tokens[start:end], tokens[start:end])))
+    def _shared(self, retained: Sequence, tokens: list[int]) -> int:
+        """Leading tokens that a retained sequence and a new one share, without the new one's last, which must be computed."""
+        return common_pages(token_bytes(retained.tokens), token_bytes(tokens[:-1]), 0, TOKEN_BYTES)
 
     def _forget(self, retained: _Retained) -> None:
         name = retained.sequence.id
@@ -215,3 +215,8 @@ class RetainedContexts:
             del names[name]
             if not names:
                 del self._by_prompt[retained.prompt]
+            lengths = self._prompt_lengths[retained.prompt[:2]]
+            lengths[retained.prompt.num_tokens] -= 1
+            lengths += Counter()  # without those that none has
+            if not lengths:
+                del self._prompt_lengths[retained.prompt[:2]]

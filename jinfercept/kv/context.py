@@ -1,9 +1,11 @@
-"""A request's KV as an ordered list of pages, and what can be asked of it in counts and runs of pages."""
+"""A request's KV as a path of extents, and what can be asked of it in counts and runs of pages."""
 
-from itertools import groupby
+from array import array
 from typing import NamedTuple
 
-from jinfercept.kv.page import Page, Residency
+from jinfercept.kv.extent import Extent
+from jinfercept.kv.page import Residency
+from jinfercept.kv.pool import Slots
 
 
 class ContextResidency(NamedTuple):
@@ -50,18 +52,23 @@ class PageRun(NamedTuple):
 class Context:
     """The pages of one sequence, first token first; mutable, written by the `KVManager` alone.
 
+    The pages are those of the extents from the root of a tree down to `last`, and behind them those of a private `tail`: the
+    page that is not full yet, pages whose last token is not accepted yet, and pages that another context computed, too.
+
     `held` says whether the references on its pages pin them (the sequence runs) or are evictable (it does not). `ready` is
     the number of leading tokens whose KV is on the device and readable now; it is valid only while the context is held.
-    `chain` holds the digests of the leading full pages whose tokens are accepted. `shared`: pages of other contexts are or
-    were among the pages.
+    `root` is the name of its tree, and `page_size` the tokens of a page. `shared`: pages of other contexts are or were among
+    the pages.
     """
 
-    __slots__ = ("chain", "held", "pages", "ready", "root", "shared")
+    __slots__ = ("held", "last", "page_size", "ready", "root", "shared", "tail")
 
-    def __init__(self, root: bytes) -> None:
+    def __init__(self, root: bytes, tree: Extent, page_size: int) -> None:
         self.root = root
-        self.pages: list[Page] = []
-        self.chain: list[bytes] = []
+        self.last = tree
+        self.page_size = page_size
+        self.tail = Extent()
+        self.tail.evictable_refs = 1
         self.held = False
         self.shared = False
         self.ready = 0
@@ -69,12 +76,23 @@ class Context:
     @property
     def num_pages(self) -> int:
         """Pages, wherever they are."""
-        return len(self.pages)
+        return self.tail.end
 
     @property
     def tail_first(self) -> range:
         """Indexes of all pages, last token first."""
-        return range(len(self.pages) - 1, -1, -1)
+        return range(self.tail.end - 1, -1, -1)
+
+    @property
+    def extents(self) -> list[Extent]:
+        """The extents of the pages, first token first."""
+        extents = [self.tail] if self.tail.num_pages else []
+        extent = self.last
+        while extent.parent is not None:
+            extents.append(extent)
+            extent = extent.parent
+        extents.reverse()
+        return extents
 
     def runs(self, pages: range | None = None) -> list[PageRun]:
         """The pages as runs of pages that are alike.
@@ -83,12 +101,28 @@ class Context:
             pages: indexes of some of them, one after the other, which also give the order of the runs; None: all, first
                 token first.
         """
-        first, last = bounds(range(len(self.pages)) if pages is None else pages)
+        first, last = bounds(range(self.tail.end) if pages is None else pages)
         runs = list[PageRun]()
-        for (residency, shared, evictable, in_flight), alike in groupby(self.pages[first:last], _kind):
-            filled = [page.host_filled if residency is Residency.HOST else page.filled for page in alike]
-            runs.append(PageRun(first, len(filled), residency, shared, evictable, in_flight, sum(filled)))
-            first += len(filled)
+        for extent in self.extents:
+            start, end = max(first, extent.start), min(last, extent.end)
+            if start >= end:
+                continue
+            alike = (
+                extent.residency,
+                extent.num_contexts > 1,
+                extent.is_evictable,
+                extent.fetching or extent.offloading,
+            )
+            num_pages, num_tokens = end - start, extent.num_tokens
+            if num_pages < extent.num_pages:
+                num_tokens = min(
+                    max(0, num_tokens - (start - extent.start) * self.page_size), num_pages * self.page_size
+                )
+            if runs and runs[-1][2:6] == alike:
+                before = runs.pop()
+                start, num_pages = before.start, before.num_pages + num_pages
+                num_tokens += before.num_tokens
+            runs.append(PageRun(start, num_pages, *alike, num_tokens))
         return runs if pages is None or pages.step > 0 else runs[::-1]
 
     def residency(self, num_tokens: int) -> ContextResidency:
@@ -98,28 +132,32 @@ class Context:
             num_tokens: leading tokens that were ever computed.
         """
         device = host = 0
-        for page in self.pages:
-            if page.device is not None:
-                device += page.filled
+        for extent in self.extents:
+            if extent.device is not None:
+                device += extent.filled
             else:
-                host += page.host_filled
+                host += extent.host_filled
         return ContextResidency(device, host, max(0, num_tokens - device - host))
 
     @property
     def is_lost(self) -> bool:
         """Whether every page is missing."""
-        return all(page.residency is Residency.MISSING for page in self.pages)
+        return all(extent.residency is Residency.MISSING for extent in self.extents)
 
     @property
     def own_tokens(self) -> int:
         """Tokens on the device that no other context refers to: C of the waste equations."""
-        return sum([page.filled for page in self.pages if page.refs + page.evictable_refs == 1])
+        return sum([extent.filled for extent in self.extents if extent.num_contexts == 1])
 
-    def slots(self, start: int, end: int) -> list[int]:
+    def slots(self, start: int, end: int) -> Slots:
         """The device slots of the pages `start … end - 1`, all of which have one."""
-        slots = [page.device for page in self.pages[start:end]]
-        assert None not in slots
-        return slots  # pyright: ignore[reportReturnType] # none is None
+        slots: Slots = array("i")
+        for extent in self.extents:
+            if extent.end > start and extent.start < end:
+                assert extent.device is not None
+                slots.extend(extent.device[max(0, start - extent.start) : end - extent.start])
+        assert len(slots) == max(0, end - start)
+        return slots
 
 
 def bounds(pages: range) -> tuple[int, int]:
@@ -127,8 +165,3 @@ def bounds(pages: range) -> tuple[int, int]:
     if not pages:
         return 0, 0
     return min(pages[0], pages[-1]), max(pages[0], pages[-1]) + 1
-
-
-def _kind(page: Page) -> tuple[Residency, bool, bool, bool]:
-    evictable = page.device is not None and not page.refs and not page.fetching
-    return page.residency, page.refs + page.evictable_refs > 1, evictable, page.fetching or page.offloading

@@ -1,17 +1,20 @@
 """The only way to pages: contexts and their references, device slots, copies between the memories.
 
 A caller asks in contexts and counts of pages. A running context holds references on its pages, a paused one evictable
-references. A policy's move names pages by a range of their indexes in the context.
+references. A policy's move names pages by a range of their indexes in the context. What is done costs as much as the extents
+that it changes, and the pages that it moves, but not as much as a context has pages.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from secrets import token_bytes
+from collections.abc import Iterator, Sequence
+from secrets import token_bytes as random_bytes
 from typing import final
+from weakref import WeakValueDictionary
 
-from jinfercept.kv.context import Context
-from jinfercept.kv.page import Occupancy, Page, PageCopy, Residency, chain_digest, root_digest
-from jinfercept.kv.store import PageStore
+from jinfercept.kv.context import Context, bounds
+from jinfercept.kv.extent import NEVER, Extent, common_pages, token_bytes
+from jinfercept.kv.page import Occupancy, PageCopy, Residency, root_digest
+from jinfercept.kv.store import ExtentStore
 
 
 @final
@@ -39,126 +42,277 @@ class KVManager:
     ) -> None:
         self.page_size = page_size
         self.most_moved_pages = most_moved_pages
-        self._store = PageStore(num_device_pages, num_host_pages, page_size, prefix_caching)
+        self._store = ExtentStore(num_device_pages, num_host_pages, page_size, prefix_caching)
+        self._trees: WeakValueDictionary[bytes, Extent] = WeakValueDictionary()
         self._identity = identity
 
     # -- contexts --------------------------------------------------------------------------------------------------
 
     def open(self, salt: str = "") -> Context:
         """A new, empty context. Contexts of different `salt` share no pages."""
-        return Context(root_digest(self._identity, self.page_size, salt))
+        root = root_digest(self._identity, self.page_size, salt)
+        return Context(root, self._tree(root), self.page_size)
+
+    def _tree(self, root: bytes) -> Extent:
+        tree = self._trees.get(root)
+        if tree is None:
+            tree = self._trees[root] = Extent()
+        return tree
 
     def refresh(self, context: Context, tokens: Sequence[int]) -> None:
-        """Share the indexed pages of other contexts: for missing pages, and for full pages of `tokens` beyond the last page.
+        """Share the pages of other contexts and of finished requests that have the same tokens, missing ones between them too.
 
         The page that ends with the last token is left out: the logits of that token have to be computed.
         """
         assert not context.held
-        num_full = (len(tokens) - 1) // self.page_size
-        self._extend_chain(context, tokens, num_full)
-        for index in range(num_full):
-            if index < len(context.pages) and context.pages[index].residency is not Residency.MISSING:
-                continue
-            page = self._store.find(context.chain[index])
-            if page is None:
-                if index >= len(context.pages):
-                    break
-                continue
-            if index < len(context.pages):
-                self._store.count(context.pages[index], evictable_refs=-1)
-                context.pages[index] = page
-            else:
-                context.pages.append(page)
-            self._store.count(page, evictable_refs=1)
+        self._publish(context)
+        size, page_bytes = self.page_size, self._store.page_bytes
+        start, num_full = context.tail.start, (len(tokens) - 1) // self.page_size
+        children = context.last.children
+        if num_full <= start or token_bytes(tokens[start * size : (start + 1) * size]) not in children:
+            return
+        wanted = token_bytes(tokens[start * size : num_full * size])
+        last, offset, present, alike = context.last, 0, 0, list[tuple[Extent, int]]()
+        while (child := last.children.get(wanted[offset : offset + page_bytes])) is not None:
+            num_pages = common_pages(child.tokens, wanted, offset, page_bytes)
+            alike.append((child, num_pages))
+            if child.residency is not Residency.MISSING:
+                present = len(alike)
+            last, offset = child, offset + num_pages * page_bytes
+            if num_pages < child.num_pages:
+                break
+        if present:
+            self._drop_tail(context)
+        for extent, num_pages in alike[:present]:
+            self._enter(context, self._store.part(extent, extent.start, extent.start + num_pages))
             context.shared = True
+        context.tail.start = context.last.end
 
-    def digests(self, context: Context, tokens: Sequence[int]) -> Sequence[bytes]:
-        """The chained digests of the full pages of these tokens, first page first, whether the pages exist or not.
+    def _enter(self, context: Context, extent: Extent) -> None:
+        """The context has the pages of an extent behind its last one, too."""
+        self._store.count(extent, int(context.held), int(not context.held))
+        context.last = extent
 
-        Args:
-            context: its chain is extended to these tokens.
-            tokens: of the context, all accepted.
-        """
-        self._extend_chain(context, tokens, len(tokens) // self.page_size)
-        return context.chain
+    def _drop_tail(self, context: Context) -> None:
+        """Give the pages of the tail back."""
+        tail = context.tail
+        tail.refs = tail.evictable_refs = 0
+        self._store.update(tail)
+        context.tail = tail = Extent(start=context.last.end)
+        tail.refs, tail.evictable_refs = int(context.held), int(not context.held)
 
     def hold(self, context: Context) -> None:
         """The sequence starts to run: turn its evictable references into references."""
         assert not context.held
+        self._publish(context)
+        if context.tail.num_pages and context.tail.residency is Residency.MISSING:
+            self._drop_tail(context)
         context.held = True
-        for page in context.pages:
-            self._store.count(page, refs=1, evictable_refs=-1)
+        context.tail.refs, context.tail.evictable_refs = 1, 0
+        use = self._store.next_use()
+        for extent in context.extents:
+            extent.last_use = use
+            self._store.count(extent, *((0, 0) if extent is context.tail else (1, -1)))
         context.ready = 0
         self.advance(context)
 
     def release(self, context: Context) -> None:
         """The sequence pauses: turn its references into evictable references. Pages for tokens that did not come are free."""
         self.trim(context)
+        self._give_unfilled_back(context)
         context.held = False
-        for page in context.pages:
-            self._store.count(page, refs=-1, evictable_refs=1)
+        context.tail.refs, context.tail.evictable_refs = 0, 1
+        use = self._store.next_use()
+        for extent in reversed(context.extents):
+            extent.last_use = use
+            self._store.count(extent, *((0, 0) if extent is context.tail else (-1, 1)))
+        self._publish(context)
+        if context.tail.num_pages > 1:
+            self._shorten_tail(context, 1)
+
+    def _shorten_tail(self, context: Context, num_pages: int) -> None:
+        """Give the last pages of a tail back, which have no host copy."""
+        tail = context.tail
+        assert tail.device is not None
+        self._store.give(tail.device[num_pages:])
+        del tail.device[num_pages:]
+        tail.num_pages, tail.filled = num_pages, min(tail.filled, num_pages * self.page_size)
+        if not num_pages:
+            tail.device = None
+        self._store.update(tail)
+
+    def _give_unfilled_back(self, context: Context) -> None:
+        """Give the slots back that the context was about to fill alone, with the tokens of a page that is not full."""
+        for extent in context.extents:
+            if extent is context.tail or extent.device is None or extent.refs > 1:
+                continue
+            num_filled = extent.filled // self.page_size
+            if num_filled < extent.num_pages:
+                rest = self._store.part(extent, extent.start + num_filled, extent.end)
+                assert rest.device is not None
+                self._store.give(rest.device)
+                rest.device, rest.filled = None, 0
+                self._store.changed(rest)
+                self._store.update(rest)
 
     def close(self, context: Context) -> None:
         """The sequence is finished: give its references back, children before parents."""
-        for page in reversed(context.pages):
-            if context.held:
-                self._store.count(page, refs=-1)
-            else:
-                self._store.count(page, evictable_refs=-1)
-        context.pages.clear()
-        context.held = False
+        if context.held:
+            self.trim(context)
+            self._give_unfilled_back(context)
+            context.held = False
+            for extent in context.extents:
+                if extent is not context.tail:
+                    self._store.count(extent, -1, 1)
+        self._publish(context)
+        self._drop_tail(context)
+        use, tree = self._store.next_use(), context.last
+        for extent in reversed(context.extents):
+            tree = extent.parent
+            extent.last_use = use
+            self._store.count(extent, evictable_refs=-1)
+        assert tree is not None
+        context.last, context.tail.start = tree, 0
 
     def forget(self, context: Context) -> None:
         """No other context gets the pages from now on; those that have some of them keep them."""
-        for page in context.pages:
-            self._store.forget(page)
+        for extent in context.extents[:1]:
+            if extent is not context.tail:
+                self._store.forget(extent)
 
     def isolate(self, context: Context) -> None:
         """Forget the pages and give them back: the context is empty, and shares no page from now on."""
         self.forget(context)
         self.close(context)
-        context.root, context.shared, context.ready = token_bytes(), False, 0
-        context.chain.clear()
+        context.root, context.shared, context.ready = random_bytes(), False, 0
+        context.last = Extent(shareable=False)
 
     def cut(self, context: Context, num_tokens: int) -> None:
         """Shorten a context to the pages whose tokens are all among the first `num_tokens`, and give the others back."""
         assert not context.held
-        size = self.page_size
-        num_retained = num_tokens // size
-        if num_retained < len(context.pages):
-            page = context.pages[num_retained]
-            if num_retained * size + max(page.filled, page.host_filled) <= num_tokens and page.digest is None:
-                num_retained += 1  # the private tail page, whose tokens all stay
-        for page in reversed(context.pages[num_retained:]):
-            self._store.count(page, evictable_refs=-1)
-        del context.pages[num_retained:]
-        del context.chain[num_tokens // size :]
+        self._publish(context)
+        tail, num_pages = context.tail, num_tokens // self.page_size
+        if tail.start * self.page_size + max(tail.filled, tail.host_filled) <= num_tokens:
+            return
+        self._drop_tail(context)
+        while (extent := context.last).end > num_pages:
+            if extent.start < num_pages:
+                self._store.part(extent, num_pages, extent.end)
+            assert extent.parent is not None
+            context.last = extent.parent
+            self._store.count(extent, evictable_refs=-1)
+            self._store.changed(context.last)
+        context.tail.start = context.last.end
 
     def commit(self, context: Context, tokens: Sequence[int]) -> None:
-        """Index the pages that are full, computed and accepted, so that other contexts can share them.
+        """Let other contexts share the pages that are full, computed and accepted.
 
         Args:
             tokens: every accepted token of the sequence.
         """
-        first, num_full = len(context.chain), len(tokens) // self.page_size
+        tail, size = context.tail, self.page_size
+        first, num_full = tail.start + len(tail.tokens) // self._store.page_bytes, len(tokens) // size
         if num_full <= first:  # almost always
             return
-        num_full = min(num_full, len(context.pages))
-        self._extend_chain(context, tokens, num_full)
-        for index in range(first, num_full):
-            self._index(context, index)
+        num_full = min(num_full, tail.start + max(tail.filled, tail.host_filled) // size)
+        if first < num_full:
+            tail.tokens += token_bytes(tokens[first * size : num_full * size])
+            self._publish(context)
+
+    def _publish(self, context: Context) -> None:
+        """Put the leading pages of the tail into the tree that are full, computed and accepted.
+
+        Where the tree has such pages, a context that does not run has these instead of its own. One that runs keeps its own
+        until it pauses, since the runner knows their slots.
+        """
+        store, tail = self._store, context.tail
+        while tail.tokens and not tail.fetching and not tail.offloading:
+            twin = context.last.children.get(tail.key(store.page_bytes))
+            if twin is None:
+                self._plant(context, len(tail.tokens) // store.page_bytes)
+                return
+            if context.held and twin.device is not None:
+                return
+            num_pages = common_pages(twin.tokens, bytes(tail.tokens), 0, store.page_bytes)
+            twin, own = store.part(twin, twin.start, twin.start + num_pages), self._split_tail(context, num_pages)
+            self._enter(context, twin)
+            context.shared = True
+            if twin.device is None and own.device is not None:
+                store.place(twin, own.device)
+                twin.filled, own.device = num_pages * self.page_size, None
+                if own.fresh != NEVER:
+                    store.freshen(twin, own.fresh)
+            if twin.host is None and own.host is not None:
+                twin.host, twin.host_filled, own.host = own.host, own.host_filled, None
+                store.update(twin)
+            store.update(own)
+
+    def _split_tail(self, context: Context, num_pages: int) -> Extent:
+        """The first pages of the tail, without references; the tail has the others."""
+        tail, size, page_bytes = context.tail, num_pages * self.page_size, num_pages * self._store.page_bytes
+        own = Extent(start=tail.start)
+        own.num_pages, own.tokens = num_pages, tail.tokens[:page_bytes]
+        del tail.tokens[:page_bytes]
+        if tail.device is not None:
+            own.device, own.filled = tail.device[:num_pages], size
+            del tail.device[:num_pages]
+            tail.filled -= size
+        if tail.host is not None:
+            own.host, own.host_filled = tail.host[:num_pages], size
+            del tail.host[:num_pages]
+            tail.host_filled -= size
+        own.fresh = tail.fresh if tail.fresh < tail.start + num_pages else NEVER
+        tail.start += num_pages
+        tail.num_pages -= num_pages
+        if not tail.num_pages:
+            tail.device = tail.host = None
+        self._store.update(tail)
+        return own
+
+    def _plant(self, context: Context, num_pages: int) -> None:
+        """Put so many pages of the tail into the tree, where no other context has such pages."""
+        store, last, own = self._store, context.last, self._split_tail(context, num_pages)
+        own.shareable = last.shareable
+        fresh = own.fresh
+        extends = (
+            last.parent is not None
+            and not last.children
+            and last.num_contexts == 1
+            and last.residency is own.residency is Residency.DIRTY
+            and not last.fetching
+            and last.filled == last.num_pages * self.page_size
+        )
+        if extends and last.device is not None and own.device is not None:
+            last.tokens += own.tokens
+            last.device.extend(own.device)
+            last.num_pages += num_pages
+            last.filled += own.filled
+            if fresh != NEVER:
+                store.freshen(last, fresh)
+            store.update(last)
+            return
+        last.add_child(own, store.page_bytes)
+        own.last_use = max(last.last_use, context.tail.last_use)
+        if fresh != NEVER:
+            store.freshen(own, fresh)
+        self._enter(context, own)
+        store.changed(own)
 
     # -- computing -------------------------------------------------------------------------------------------------
 
     def advance(self, context: Context) -> None:
         """Move `ready` forward over the pages that are readable now."""
-        size, pages = self.page_size, context.pages
-        while (index := context.ready // size) < len(pages):
-            page = pages[index]
-            end = index * size + page.filled
-            if page.device is None or page.fetching or end <= context.ready:
-                return
-            context.ready = end
+        size, ready = self.page_size, context.ready
+        for extent in context.extents:
+            if extent.end * size <= ready:
+                continue
+            end = extent.start * size + extent.filled
+            if extent.device is None or extent.fetching or end <= ready:
+                break
+            ready = end
+            if extent.filled < extent.num_pages * size:
+                break
+        context.ready = ready
 
     def gap_end(self, context: Context, limit: int) -> int:
         """End of the tokens to compute from `ready` on: the next page on the device or the host, or `limit`.
@@ -166,15 +320,14 @@ class KVManager:
         Args:
             limit: tokens of the sequence.
         """
-        size = self.page_size
-        index = context.ready // size
-        if index < len(context.pages):
-            page = context.pages[index]
-            if page.fetching or (page.device is None and page.host is not None):
+        size, index = self.page_size, context.ready // self.page_size
+        for extent in context.extents:
+            if extent.end <= index or extent.residency is Residency.MISSING:
+                continue
+            if extent.start > index:
+                return min(limit, extent.start * size)
+            if extent.fetching or extent.device is None:
                 return context.ready
-        while (index := index + 1) * size < limit:
-            if index < len(context.pages) and context.pages[index].residency is not Residency.MISSING:
-                return index * size
         return limit
 
     def computable(self, context: Context, limit: int) -> int:
@@ -185,8 +338,8 @@ class KVManager:
     def slots_needed(self, context: Context, num_tokens: int) -> int:
         """Device slots that the context lacks for so many tokens."""
         num_pages = (num_tokens - 1) // self.page_size + 1
-        lacking = sum(page.device is None for page in context.pages)
-        return lacking + max(0, num_pages - len(context.pages))
+        lacking = sum([extent.num_pages for extent in context.extents if extent.device is None])
+        return lacking + max(0, num_pages - context.num_pages)
 
     def pages_between(self, start: int, end: int) -> int:
         """Pages of the tokens `start … end - 1`."""
@@ -194,60 +347,81 @@ class KVManager:
 
     def free_slot(self) -> bool:
         """Whether a device slot is free; if none is, the least recently used page of finished prefixes gives up its own."""
-        return self._store.num_free > 0 or self._store.evict_cached()
+        return self._store.num_free > 0 or self._store.evict_cached(1) > 0
 
     def place(self, context: Context, start: int, end: int) -> int:
-        """Give the pages of the tokens `start … end - 1` of a held context the device slots that `free_slot` finds.
+        """Give the pages of the tokens `start … end - 1` of a held context device slots that are free or of finished prefixes.
 
         Returns:
             `end`, or the first of the tokens whose page has no slot.
         """
         assert context.held
-        size, pages = self.page_size, context.pages
-        for index in range(start // size, (end - 1) // size + 1) if start < end else ():
-            if index < len(pages) and pages[index].device is not None:
-                continue
-            if not self.free_slot():
-                return max(start, index * size)
-            if index == len(pages):
-                pages.append(Page())
-                pages[index].refs = 1
-            self._store.place(pages[index])
-        return end
+        if start >= end:
+            return end
+        size, store = self.page_size, self._store
+        first, last = start // size, (end - 1) // size + 1
+        if first < context.num_pages:
+            for extent in context.extents:
+                begin, wanted = max(first, extent.start), min(last, extent.end) - max(first, extent.start)
+                if wanted > 0 and extent.device is None:
+                    slots = store.take(wanted)
+                    if slots:
+                        store.place(store.part(extent, begin, begin + len(slots)), slots)
+                    if len(slots) < wanted:
+                        return max(start, (begin + len(slots)) * size)
+        lacking = last - context.num_pages
+        if lacking <= 0:
+            return end
+        tail, slots = context.tail, store.take(lacking)
+        if slots:
+            assert tail.device is not None or not tail.num_pages
+            if tail.host is not None:
+                store.drop_host(tail)  # it is too short as soon as the tail grows
+            if tail.device is None:
+                tail.device = slots
+            else:
+                tail.device.extend(slots)
+            tail.num_pages += len(slots)
+        return end if len(slots) == lacking else max(start, context.num_pages * size)
 
-    def append(self, context: Context, num_known: int) -> bool:
+    def append(self, context: Context, num_placed: int) -> bool:
         """Note that the plan computes the token at `ready`; False if that takes more than a count: `computed` does it.
 
         Args:
-            num_known: leading pages whose slots the runner knows.
+            num_placed: leading pages whose slots the runner knows.
         """
-        index, offset = divmod(context.ready, self.page_size)
-        if index >= len(context.pages) or num_known < len(context.pages):
+        tail, size = context.tail, self.page_size
+        filled = tail.filled
+        if (
+            context.ready != tail.start * size + filled
+            or num_placed < tail.start + tail.num_pages
+            or filled >= tail.num_pages * size
+            or tail.host is not None
+            or tail.device is None
+        ):
             return False
-        page = context.pages[index]
-        if page.filled != offset or page.device is None or page.host is not None:
-            return False
-        page.filled = offset + 1
+        tail.filled = filled + 1
         context.ready += 1
-        if page.filled == self.page_size:
-            self._store.fill(page)
-            self._index(context, index)
+        if tail.filled % size == 0:
+            self._store.freshen(tail, tail.start + filled // size)
         return True
 
     def computed(self, context: Context, start: int, end: int) -> None:
         """Note that the plan computes the tokens `start … end - 1`, and drop host copies that are now too short."""
         size = self.page_size
-        for index in range(start // size, (end - 1) // size + 1):
-            page = context.pages[index]
-            assert page.device is not None
-            filled = min(end - index * size, size)
-            if filled > page.filled:
-                page.filled = filled
-                if page.host is not None and page.host_filled < filled:
-                    self._store.drop_host(page)
-                if filled == size:
-                    self._store.fill(page)
-                    self._index(context, index)
+        for extent in context.extents:
+            first, last = extent.start * size, min(end, extent.end * size)
+            if last <= start or first >= end:
+                continue
+            assert extent.device is not None
+            filled, before = last - first, extent.filled
+            assert start <= first + before, "a hole within an extent"
+            if filled > before:
+                extent.filled = filled
+                if extent.host is not None:
+                    self._store.drop_host(extent)
+                if filled // size > before // size:
+                    self._store.freshen(extent, extent.start + before // size)
         if start <= context.ready:
             context.ready = max(context.ready, end)
         self.advance(context)
@@ -255,20 +429,20 @@ class KVManager:
     def trim(self, context: Context) -> int:
         """Give back the last pages of a held context that have a device slot and no token; returns how many pages are left."""
         assert context.held
-        pages = context.pages
-        while pages and pages[-1].device is not None and not pages[-1].filled:
-            self._store.count(pages.pop(), refs=-1)
-        return len(pages)
+        tail = context.tail
+        num_filled = -(-tail.filled // self.page_size)
+        if tail.device is not None and num_filled < tail.num_pages:
+            self._shorten_tail(context, num_filled)
+        return context.num_pages
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
     def num_fetchable(self, context: Context) -> int:
         """Pages of the context that can be fetched from the host now."""
-        pages = context.pages
-        return sum([page.device is None and page.host is not None and not page.offloading for page in pages])
+        return sum([extent.num_pages for extent in context.extents if extent.is_fetchable])
 
     def fetch(self, context: Context, most: int, pages: range | None = None) -> tuple[list[PageCopy], int]:
-        """Fetch up to `most` pages of a context to the device slots that `free_slot` finds.
+        """Fetch up to `most` pages of a context to slots that are free or of finished prefixes.
 
         They are readable from the next plan on.
 
@@ -279,20 +453,28 @@ class KVManager:
             The copies to make, and the tokens whose KV they move.
         """
         copies, num_tokens = list[PageCopy](), 0
-        for page in context.pages if pages is None else map(context.pages.__getitem__, pages):
-            if page.device is not None or not _is_fetchable(page):
-                continue
-            if len(copies) == most or not self.free_slot():
-                break
-            copies.append(self._store.fetch(page))
-            num_tokens += page.filled
+        if pages is None:
+            pages = range(context.num_pages)
+        for extent, start, end in _within(context, pages):
+            if extent.is_fetchable:
+                slots = self._store.take(min(end - start, most - len(copies)))
+                if not slots:
+                    break
+                if pages.step > 0:
+                    end = start + len(slots)
+                part = self._store.part(extent, end - len(slots), end)
+                num_tokens += part.host_filled
+                fetched = self._store.fetch(part, slots)
+                copies += fetched if pages.step > 0 else reversed(fetched)
         return copies, num_tokens
 
     def drop_fetchable(self, context: Context) -> None:
         """Drop what could be fetched from the host and what no other context refers to, so that it is recomputed."""
-        for page in context.pages:
-            if _is_fetchable(page) and page.refs + page.evictable_refs == 1:
-                self._store.drop_host(page)
+        for extent in context.extents:
+            if extent.is_fetchable and extent.num_contexts == 1:
+                self._store.drop_host(extent)
+        if context.tail.num_pages and context.tail.residency is Residency.MISSING:
+            self._drop_tail(context)
 
     def copy_out(self, context: Context, pages: range, most: int) -> tuple[list[PageCopy], int]:
         """Copy pages to the host in this order, until one cannot be copied or `most` are.
@@ -302,14 +484,22 @@ class KVManager:
         Returns:
             The copies to make, and the tokens whose KV they move.
         """
-        copies, num_tokens = list[PageCopy](), 0
-        for index in pages[:most]:
-            page = context.pages[index]
-            copy = self._store.offload(page)
-            if copy is None:
+        store, copies, num_tokens = self._store, list[PageCopy](), 0
+        for extent, start, end in _within(context, pages):
+            last, wanted = store.offloadable(extent), end - start
+            room = min(wanted, most - len(copies), store.num_host_free)
+            if pages.step > 0:
+                end = min(last, start + room)
+            else:
+                start = end - room if end <= last else end
+            if start >= end:
                 break
-            copies.append(copy)
-            num_tokens += page.filled
+            part = store.part(extent, start, end)
+            num_tokens += part.filled
+            copied = store.offload(part)
+            copies += copied if pages.step > 0 else reversed(copied)
+            if end - start < wanted:
+                break
         return copies, num_tokens
 
     def drop(self, context: Context, pages: range, *, device: bool, host: bool) -> int:
@@ -318,21 +508,21 @@ class KVManager:
         A page in use stays. So does one of several contexts that would be missing then: `evict_paused` takes such pages last.
         """
         freed = 0
-        for index in pages:
-            page = context.pages[index]
-            if page.evictable_refs > 1 and (host or page.host is None):
+        for extent, start, end in _within(context, pages):
+            if extent.evictable_refs > 1 and (host or extent.host is None):
                 continue
-            freed += device and self._store.drop_device(page)
-            if host and page.host is not None and not page.refs:
-                self._store.drop_host(page)
+            drops_device = device and extent.is_evictable
+            drops_host = host and extent.host is not None and not extent.refs
+            if drops_device or drops_host:
+                part = self._store.part(extent, start, end)
+                freed += self._store.drop_device(part) if drops_device else 0
+                if drops_host:
+                    self._store.drop_host(part)
         return freed
 
     def evict_paused(self, most: int = 1) -> int:
         """Free up to `most` device slots of the pages that were paused first; returns how many."""
-        freed = 0
-        while freed < most and self._store.evict_paused():
-            freed += 1
-        return freed
+        return self._store.evict_paused(most)
 
     # -- plans and pools -------------------------------------------------------------------------------------------
 
@@ -343,18 +533,18 @@ class KVManager:
     def take_dropped(self) -> tuple[int, ...]:
         """Host slots freed since the last call: the runner forgets their arrays."""
         dropped = tuple(self._store.dropped)
-        self._store.dropped.clear()
+        del self._store.dropped[:]
         return dropped
 
     @property
     def num_available(self) -> int:
-        """Device slots that `free_slot` can find."""
+        """Device slots that are free or hold a finished prefix."""
         return self._store.num_available
 
     @property
     def num_paused(self) -> int:
         """Device slots of paused contexts, which the policy evicts."""
-        return len(self._store.paused)
+        return self._store.paused.num_pages
 
     @property
     def num_host_free(self) -> int:
@@ -364,7 +554,7 @@ class KVManager:
     @property
     def has_host(self) -> bool:
         """Whether there are host slots at all."""
-        return self._store.occupancy().host_total > 0
+        return self._store.num_host > 0
 
     def occupancy(self) -> Occupancy:
         """Both pools by kind."""
@@ -378,25 +568,22 @@ class KVManager:
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
     def check(self, contexts: Sequence[Context]) -> None:
-        """Assert that pages, references, slots and digests agree; `contexts` are all open ones."""
-        refs: Counter[Page] = Counter()
-        evictable_refs: Counter[Page] = Counter()
+        """Assert that extents, references and slots agree; `contexts` are all open ones."""
+        refs: Counter[Extent] = Counter()
+        evictable_refs: Counter[Extent] = Counter()
         for context in contexts:
-            (refs if context.held else evictable_refs).update(context.pages)
+            (refs if context.held else evictable_refs).update(context.extents)
+            assert context.tail.start == context.last.end, "the tail is not behind the last extent"
+            assert context.held or context.tail.num_pages <= 1, "the tail of a paused context"
+            assert not context.tail.children
         self._store.check(refs, evictable_refs)
 
-    def _extend_chain(self, context: Context, tokens: Sequence[int], num_full: int) -> None:
-        size = self.page_size
-        for index in range(len(context.chain), num_full):
-            parent = context.chain[-1] if context.chain else context.root
-            context.chain.append(chain_digest(parent, tokens[index * size : (index + 1) * size]))
 
-    def _index(self, context: Context, index: int) -> None:
-        """Index a page if it is full, computed, and its tokens are accepted, that is, in the chain."""
-        page = context.pages[index]
-        if index < len(context.chain) and self.page_size in (page.filled, page.host_filled):
-            self._store.index(page, context.chain[index])
-
-
-def _is_fetchable(page: Page) -> bool:
-    return page.device is None and page.host is not None and not page.offloading
+def _within(context: Context, pages: range) -> Iterator[tuple[Extent, int, int]]:
+    """The extents of pages in their order, with the first and the last but one index of those pages that are theirs."""
+    first, last = bounds(pages)
+    extents = context.extents
+    for extent in extents if pages.step > 0 else reversed(extents):
+        start, end = max(first, extent.start), min(last, extent.end)
+        if start < end:
+            yield extent, start, end

@@ -1,6 +1,10 @@
 """The free slots of one memory, by number."""
 
+from array import array
 from collections.abc import Iterable
+
+Slots = array[int]
+"""Numbers of slots: an `array("i")`."""
 
 
 class SlotPool:
@@ -15,24 +19,27 @@ class SlotPool:
         self.size = size
         self._first = first
         self._untouched = first  # this slot and all above were never taken
-        self._returned: list[int] = []
+        self._returned: Slots = array("i")
 
     @property
     def num_free(self) -> int:
         """Free slots."""
         return self._first + self.size - self._untouched + len(self._returned)
 
-    def take(self) -> int:
-        """Take a free slot. There must be one."""
-        if self._returned:
-            return self._returned.pop()
-        assert self.num_free
-        self._untouched += 1
-        return self._untouched - 1
+    def take(self, most: int) -> Slots:
+        """Take up to so many free slots."""
+        from_returned = max(0, len(self._returned) - most)
+        slots = self._returned[from_returned:]
+        del self._returned[from_returned:]
+        rest = min(most - len(slots), self._first + self.size - self._untouched)
+        if rest:
+            slots.extend(range(self._untouched, self._untouched + rest))
+            self._untouched += rest
+        return slots
 
-    def give(self, slot: int) -> None:
-        """Free a slot."""
-        self._returned.append(slot)
+    def give(self, slots: Slots) -> None:
+        """Free slots."""
+        self._returned.extend(slots)
 
     def check(self, used: Iterable[int]) -> None:
         """Every slot is either free or used, once. Raises AssertionError otherwise."""

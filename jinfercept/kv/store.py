@@ -1,7 +1,7 @@
-"""The slots of every page, the lists of pages that may be evicted, and the copies in flight.
+"""The slots of every extent, the queues of extents that may be evicted, and the copies in flight.
 
     ======  ================================  ========================
-    kind    references to a page on a slot    eviction
+    kind    references to pages on slots      eviction
     ======  ================================  ========================
     used    of running contexts               never
     paused  evictable ones only               by the policy
@@ -15,17 +15,19 @@ All changes are made while a plan is built, between `begin` and the end of the p
 fetch, drop, offload, compute, scatter, which is what allows a device slot to be reused inside the plan that offloads it.
 """
 
-from collections import OrderedDict
+from array import array
 from collections.abc import Mapping
 from typing import final
 
-from jinfercept.kv.page import Occupancy, Page, PageCopy, Residency
-from jinfercept.kv.pool import SlotPool
+from jinfercept.kv.extent import NEVER, TOKEN_BYTES, Extent
+from jinfercept.kv.page import Occupancy, PageCopy, Residency
+from jinfercept.kv.pool import SlotPool, Slots
+from jinfercept.kv.queue import ExtentQueue
 
 
 @final
-class PageStore:
-    """The pages of one model on one device pool and one host pool.
+class ExtentStore:
+    """The extents of one model on one device pool and one host pool.
 
     Args:
         num_device_pages: usable device slots, numbered from 1 (0 is scratch).
@@ -34,27 +36,25 @@ class PageStore:
         prefix_caching: keep full pages without references until their slots are needed.
 
     Attributes:
-        paused: pages on the device of paused contexts only, in the order of pausing.
+        paused: on the device, of paused contexts only.
         dropped: free host slots whose arrays the runner still has.
     """
 
     def __init__(self, num_device_pages: int, num_host_pages: int, page_size: int, prefix_caching: bool) -> None:
-        self.page_size = page_size
+        self.page_size, self.page_bytes = page_size, page_size * TOKEN_BYTES
         self._prefix_caching = prefix_caching
         self._device = SlotPool(num_device_pages, first=1)
         self._host = SlotPool(num_host_pages)
-        self._by_digest: dict[bytes, Page] = {}
-        self.paused: OrderedDict[Page, None] = OrderedDict()
-        self._paused_clean: set[Page] = set()  # those of them that are clean
-        self._cached: OrderedDict[Page, None] = OrderedDict()  # on the device, of no context; least recently used first
-        # with a host copy on which no paused context depends
-        self._reclaimable: OrderedDict[Page, None] = OrderedDict()
-        self._fetching: list[Page] = []
-        self._filling: set[Page] = set()  # with references, and full only after this plan's compute
-        self._offloading: dict[int, Page] = {}  # by host slot
-        self.dropped: list[int] = []
-        self._late_drops: list[int] = []  # host slots that this plan still fills: free from the next plan on
-        self._late_slots: list[int] = []  # device slots, likewise
+        self.paused = ExtentQueue()
+        self._paused_clean = ExtentQueue()  # those of them that are clean
+        self._cached = ExtentQueue()  # on the device, of no context
+        self._reclaimable = ExtentQueue()  # with a host copy on which no paused context depends
+        self._moving: list[Extent] = []  # in flight
+        self._changed: list[Extent] = []  # perhaps alike with a neighbour now
+        self._uses = 0
+        self.dropped: Slots = array("i")
+        self._late_drops: Slots = array("i")  # host slots that this plan still fills: free from the next plan on
+        self._late_slots: Slots = array("i")  # device slots, likewise
 
     # -- numbers of slots ------------------------------------------------------------------------------------------
 
@@ -66,214 +66,326 @@ class PageStore:
     @property
     def num_available(self) -> int:
         """Device slots that are free or hold a finished prefix, which `evict_cached` frees."""
-        return self._device.num_free + len(self._cached)
+        return self._device.num_free + self._cached.num_pages
 
     @property
     def num_host_free(self) -> int:
         """Host slots that are free or hold a reclaimable copy."""
-        return self._host.num_free + len(self._reclaimable)
+        return self._host.num_free + self._reclaimable.num_pages
+
+    @property
+    def num_host(self) -> int:
+        """Host slots."""
+        return self._host.size
 
     def occupancy(self) -> Occupancy:
         """Both pools by kind."""
-        free, paused, cached, total = self.num_free, len(self.paused), len(self._cached), self._device.size
+        free, paused, cached, total = self.num_free, self.paused.num_pages, self._cached.num_pages, self._device.size
         host = self._host.size - self._host.num_free
         used = total - free - paused - cached
-        return Occupancy(free, used, paused, cached, total, len(self._paused_clean), host, self._host.size)
+        return Occupancy(free, used, paused, cached, total, self._paused_clean.num_pages, host, self._host.size)
 
     # -- a plan begins ---------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Start a plan: pages that the last one fetched are readable, pages that it offloaded can be fetched."""
-        for page in self._fetching:
-            page.fetching = False
-        self._fetching.clear()
-        self._filling.clear()
-        arrived = list(self._offloading.values())
-        self._offloading.clear()
-        for page in arrived:
-            page.offloading = False
-            self._update_lists(page)
-        for slot in self._late_drops:
-            self.dropped.append(slot)
-            self._host.give(slot)
-        self._late_drops.clear()
-        for slot in self._late_slots:
-            self._device.give(slot)
-        self._late_slots.clear()
+        moving, changed = self._moving, self._changed
+        self._moving, self._changed = [], []
+        for extent in moving:
+            arrived = extent.offloading
+            extent.fetching = extent.offloading = False
+            extent.fresh = NEVER
+            if arrived and extent.num_pages:
+                self.update(extent)
+        for extent in (*moving, *changed):
+            self._join(extent)
+        if self._late_drops:
+            self.dropped.extend(self._late_drops)
+            self._host.give(self._late_drops)
+            self._late_drops = array("i")
+        if self._late_slots:
+            self._device.give(self._late_slots)
+            self._late_slots = array("i")
 
-    # -- digests and references -----------------------------------------------------------------------------------
+    def _join(self, extent: Extent) -> None:
+        """Join an extent with its neighbours in the tree, as far as they are alike."""
+        if extent.parent is None or not extent.num_pages:
+            return
+        while (child := extent.joinable(self.page_size)) is not None:
+            self._absorb(extent, child)
+            extent = child
+        while extent.parent is not None and extent.parent.joinable(self.page_size) is extent:
+            self._absorb(extent.parent, extent)
 
-    def find(self, digest: bytes) -> Page | None:
-        """The indexed page of this digest."""
-        return self._by_digest.get(digest)
+    def _absorb(self, parent: Extent, child: Extent) -> None:
+        for queue in (self.paused, self._paused_clean, self._cached, self._reclaimable):
+            queue.put(parent, False)
+        parent.join(child, self.page_bytes)
+        self.update(child)
 
-    def index(self, page: Page, digest: bytes) -> None:
-        """Give a full page its digest, and index it unless another page has the same one."""
-        page.digest = digest
-        self._by_digest.setdefault(digest, page)
+    # -- the tree and its references ---------------------------------------------------------------------------------
 
-    def forget(self, page: Page) -> None:
-        """Take the page's digest from it and from the index: it is of use only to the contexts that have it."""
-        if page.digest is not None and self._by_digest.get(page.digest) is page:
-            del self._by_digest[page.digest]
-        page.digest = None
+    def next_use(self) -> int:
+        """The number of a use, for `Extent.last_use`."""
+        self._uses += 1
+        return self._uses
 
-    def count(self, page: Page, refs: int = 0, evictable_refs: int = 0) -> None:
-        """Add to the page's references; one that has none left is cached or freed."""
-        page.refs += refs
-        page.evictable_refs += evictable_refs
-        self._update_lists(page)
+    def part(self, extent: Extent, start: int, end: int) -> Extent:
+        """The extent of the pages `start … end - 1` of one, which is cut as needed."""
+        part = extent
+        if end < extent.end:
+            part = self._cut(extent, end)
+        if start > part.start:
+            self._cut(part, start)
+        return part
 
-    def place(self, page: Page) -> None:
-        """Give a page with references a free device slot. There must be one."""
-        assert page.refs
-        assert page.device is None
-        page.device, page.filled = self._device.take(), 0
-        self._update_lists(page)
+    def _cut(self, extent: Extent, index: int) -> Extent:
+        head = extent.cut(index - extent.start, self.page_size)
+        if extent.in_flight:
+            self._moving.append(head)
+        self._changed.append(head)
+        self.update(head)
+        self.update(extent)
+        return head
 
-    def fill(self, page: Page) -> None:
-        """Note that this plan's compute fills the page: it can be offloaded from the next plan on."""
-        self._filling.add(page)
+    def count(self, extent: Extent, refs: int = 0, evictable_refs: int = 0) -> None:
+        """Add to an extent's references; one that has none left is cached or freed."""
+        extent.refs += refs
+        extent.evictable_refs += evictable_refs
+        self.update(extent)
+
+    def changed(self, extent: Extent) -> None:
+        """An extent may be alike with a neighbour now: the next plan joins them."""
+        self._changed.append(extent)
+
+    def freshen(self, extent: Extent, index: int) -> None:
+        """Note that this plan's compute fills pages from `index` on: they can be offloaded from the next plan on."""
+        extent.fresh = min(extent.fresh, index)
+        self._moving.append(extent)
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
-    def fetch(self, page: Page) -> PageCopy:
-        """Copy a host page to a free device slot. There must be one. The page is readable from the next plan on."""
-        assert page.host is not None
-        assert not page.offloading
-        assert page.device is None
-        page.device, page.filled, page.fetching = self._device.take(), page.host_filled, True
-        self._fetching.append(page)
-        self._update_lists(page)
-        return PageCopy(page.device, page.host)
+    def take(self, most: int) -> Slots:
+        """Take up to so many device slots; those of finished prefixes go where too few are free."""
+        if self._device.num_free < most:
+            self.evict_cached(most - self._device.num_free)
+        return self._device.take(most)
 
-    def can_offload(self, page: Page) -> bool:
-        """Whether the page can be copied to the host: it is dirty, and no plan in flight changes it."""
-        changes = page.refs > 0 and (page.filled < self.page_size or page in self._filling)
-        return not changes and not page.fetching and page.residency is Residency.DIRTY
+    def give(self, slots: Slots) -> None:
+        """Free device slots of pages that no extent has any more."""
+        self._device.give(slots)
 
-    def offload(self, page: Page) -> PageCopy | None:
-        """Copy a page to the host; None if it cannot be (`can_offload`), or no host slot is free or reclaimable."""
-        if not self.can_offload(page) or not self.num_host_free:
-            return None
-        if not self._host.num_free:
-            self.drop_host(next(iter(self._reclaimable)))
-        assert page.device is not None
-        page.host, page.host_filled, page.offloading = self._host.take(), page.filled, True
-        self._offloading[page.host] = page
-        self._update_lists(page)
-        return PageCopy(page.device, page.host)
+    def place(self, extent: Extent, slots: Slots) -> None:
+        """Give an extent that is not on the device these slots, which hold nothing yet."""
+        assert extent.device is None
+        assert len(slots) == extent.num_pages
+        extent.device, extent.filled = slots, 0
+        self.changed(extent)
+        self.update(extent)
 
-    def drop_device(self, page: Page) -> bool:
-        """Free the device slot of a page; False if the page is used, being fetched, or not on the device."""
-        if page.refs or page.fetching or page.device is None:
-            return False
-        self._device.give(page.device)
-        page.device, page.filled = None, 0
-        self._update_lists(page)
-        return True
+    def fetch(self, extent: Extent, slots: Slots) -> list[PageCopy]:
+        """Copy host pages to these device slots. The pages are readable from the next plan on."""
+        assert extent.is_fetchable
+        assert extent.host is not None
+        self.place(extent, slots)
+        extent.filled, extent.fetching = extent.host_filled, True
+        self._moving.append(extent)
+        return list(map(PageCopy, slots, extent.host))
 
-    def drop_host(self, page: Page) -> None:
-        """Free the host copy of a page."""
-        self._free_host(page)
-        self._update_lists(page)
+    def offloadable(self, extent: Extent) -> int:
+        """The index behind the leading pages that can be copied to the host: dirty ones, which no plan in flight changes."""
+        is_tail = extent.parent is None
+        if (
+            extent.residency is not Residency.DIRTY
+            or extent.fetching
+            or (extent.refs if is_tail else extent.filled < extent.num_pages * self.page_size)
+        ):
+            return extent.start
+        return min(extent.end, max(extent.start, extent.fresh)) if extent.refs else extent.end
 
-    def evict_cached(self) -> bool:
-        """Free one device slot of the least recently used finished prefix; False if there is none."""
-        if not self._cached:
-            return False
-        return self.drop_device(next(iter(self._cached)))
+    def offload(self, extent: Extent) -> list[PageCopy]:
+        """Copy pages to the host that can be copied; as many host slots are free or reclaimable."""
+        assert extent.device is not None
+        assert self.offloadable(extent) == extent.end
+        while (lacking := extent.num_pages - self._host.num_free) > 0:
+            spare = self._reclaimable.first()
+            assert spare is not None
+            self.drop_host(self.part(spare, max(spare.start, spare.end - lacking), spare.end))
+        slots = self._host.take(extent.num_pages)
+        extent.host, extent.host_filled, extent.offloading = slots, extent.filled, True
+        self._moving.append(extent)
+        self.update(extent)
+        return list(map(PageCopy, extent.device, slots))
 
-    def evict_paused(self) -> bool:
-        """Free the device slot of the page that was paused first; False if no paused page can be evicted."""
-        return any(self.drop_device(page) for page in list(self.paused))
+    def drop_device(self, extent: Extent) -> int:
+        """Free the device slots of an extent; none if it is used, being fetched, or not on the device."""
+        if not extent.is_evictable:
+            return 0
+        assert extent.device is not None
+        self._device.give(extent.device)
+        extent.device, extent.filled = None, 0
+        self.changed(extent)
+        self.update(extent)
+        return extent.num_pages
+
+    def drop_host(self, extent: Extent) -> None:
+        """Free the host copies of an extent."""
+        self._free_host(extent)
+        self.changed(extent)
+        self.update(extent)
+
+    def evict_cached(self, most: int) -> int:
+        """Free up to `most` device slots of the least recently used finished prefixes, last pages first; returns how many."""
+        return self._evict(self._cached, most)
+
+    def evict_paused(self, most: int) -> int:
+        """Free up to `most` device slots of the extents that were paused first; returns how many."""
+        return self._evict(self.paused, most)
+
+    def _evict(self, queue: ExtentQueue, most: int) -> int:
+        freed = 0
+        while freed < most:
+            extent = next((extent for extent in queue if not extent.fetching), None)
+            if extent is None:
+                break
+            num_pages = min(extent.num_pages, most - freed)
+            freed += num_pages
+            self.drop_device(self.part(extent, extent.end - num_pages, extent.end))
+        return freed
 
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
-    def check(self, refs: Mapping[Page, int], evictable_refs: Mapping[Page, int]) -> None:
-        """Assert that counts, slots, lists and index agree with the references of the contexts."""
-        pages = {*refs, *evictable_refs, *self._cached, *self._reclaimable, *self._by_digest.values()}
-        for page in pages:
-            assert page.host is None or page.device is None or page.host_filled == page.filled, f"stale copy: {page}"
-            assert page.refs == refs.get(page, 0), f"references of {page}: {refs.get(page, 0)} contexts use it"
-            assert page.evictable_refs == evictable_refs.get(page, 0), f"evictable references of {page}"
-            assert page.refs + page.evictable_refs > 0 or page.digest, f"lost: {page}"
-            assert (page.device is None) == (page.filled == 0) or page.refs, f"an empty slot: {page}"
-            assert (page in self._cached) == (page.device is not None and not page.refs and not page.evictable_refs)
-            assert (page in self.paused) == (page.device is not None and not page.refs and page.evictable_refs > 0)
-            assert (page in self._paused_clean) == (page in self.paused and page.residency is Residency.CLEAN)
-            assert (page in self._reclaimable) == self._is_reclaimable(page), f"reclaimable or not: {page}"
-            indexed = page.digest is not None and self._by_digest.get(page.digest) is page
-            assert not indexed or page.residency is not Residency.MISSING, f"indexed and missing: {page}"
-        self._device.check([*(page.device for page in pages if page.device is not None), *self._late_slots])
-        self._host.check([*(page.host for page in pages if page.host is not None), *self._late_drops])
-        occupancy = self.occupancy()
-        used = sum(page.device is not None and page.refs > 0 for page in pages)
-        assert occupancy.used == used + len(self._late_slots)
-        assert sum(occupancy[:4]) == occupancy.total
+    def forget(self, top: Extent) -> None:
+        """Take an extent and all behind it out of the tree: only the contexts that have them have them from now on."""
+        root = top.parent
+        assert root is not None
+        del root.children[top.key(self.page_bytes)]
+        Extent(start=root.start, shareable=False).add_child(top, self.page_bytes)
+        below = [top]
+        while below:
+            extent = below.pop()
+            below += extent.children.values()
+            extent.shareable = False
+            self.update(extent)
 
     def clear(self) -> None:
         """Drop every finished prefix, on the device and on the host, since the weights changed or the arrays were lost."""
-        for page in [*self._cached, *self._reclaimable]:
-            if not page.refs and not page.evictable_refs:
-                self.drop_device(page)
-                if page.host is not None:
-                    self.drop_host(page)
+        for extent in [*self._cached, *self._reclaimable]:
+            if not extent.num_contexts and extent.num_pages:
+                self.drop_device(extent)
+                if extent.host is not None:
+                    self.drop_host(extent)
 
-    def _is_reclaimable(self, page: Page) -> bool:
-        if page.host is None or page.offloading:
+    def _is_reclaimable(self, extent: Extent) -> bool:
+        if extent.host is None or extent.offloading:
             return False
-        return page.device is not None if page.refs else not page.evictable_refs
+        return extent.device is not None if extent.refs else not extent.evictable_refs
 
-    def _is_cacheable(self, page: Page) -> bool:
-        full = self.page_size in (page.filled, page.host_filled)
-        return self._prefix_caching and full and page.digest is not None and self._by_digest.get(page.digest) is page
+    def update(self, extent: Extent) -> None:
+        """Update the queues after a change of the extent, and free it if it has no reference and is not worth caching."""
+        if not extent.refs and not extent.evictable_refs and not self._is_cacheable(extent):
+            self._free(extent)
+        on_device = extent.device is not None and not extent.refs and extent.num_pages > 0
+        is_paused = on_device and extent.evictable_refs > 0
+        self.paused.put(extent, is_paused)
+        self._paused_clean.put(extent, is_paused and extent.host is not None)
+        self._cached.put(extent, on_device and not is_paused)
+        self._reclaimable.put(extent, self._is_reclaimable(extent))
 
-    def _update_lists(self, page: Page) -> None:
-        """Update the lists after a change of the page, and free it if it has no reference and is not worth caching."""
-        if page.digest is not None and page.residency is Residency.MISSING and self._by_digest.get(page.digest) is page:
-            del self._by_digest[page.digest]
-        if not page.refs and not page.evictable_refs and not self._is_cacheable(page):
-            self._free(page)
-        here = None
-        if page.device is not None and not page.refs:
-            here = self.paused if page.evictable_refs else self._cached
-        for members in (self.paused, self._cached):
-            if members is here:
-                members.setdefault(page)
+    def _is_cacheable(self, extent: Extent) -> bool:
+        return (
+            self._prefix_caching
+            and extent.shareable
+            and extent.parent is not None
+            and (extent.host is not None or extent.filled == extent.num_pages * self.page_size > 0)
+        )
+
+    def _free(self, extent: Extent) -> None:
+        if extent.device is not None:
+            if extent.fetching:
+                extent.fetching = False
+                self._late_slots.extend(extent.device)
             else:
-                members.pop(page, None)
-        if here is self.paused and page.host is not None and page.host_filled == page.filled:
-            self._paused_clean.add(page)
-        else:
-            self._paused_clean.discard(page)
-        if self._is_reclaimable(page):
-            self._reclaimable.setdefault(page)
-        else:
-            self._reclaimable.pop(page, None)
+                self._device.give(extent.device)
+            extent.device, extent.filled = None, 0
+        if extent.host is not None:
+            self._free_host(extent)
+        self._remove(extent)
 
-    def _free(self, page: Page) -> None:
-        if page.device is not None:
-            if page.fetching:
-                page.fetching = False
-                self._fetching.remove(page)
-                self._late_slots.append(page.device)
-            else:
-                self._device.give(page.device)
-            page.device, page.filled = None, 0
-        if page.host is not None:
-            self._free_host(page)
-        if page.digest is not None and self._by_digest.get(page.digest) is page:
-            del self._by_digest[page.digest]
+    def _remove(self, extent: Extent) -> None:
+        """Take an extent without references and KV out of the tree, and its parents that are like it; not while others are
+        behind it, which are found through it."""
+        while extent.parent is not None and extent.num_pages and not extent.children:
+            parent = extent.parent
+            del parent.children[extent.key(self.page_bytes)]
+            extent.parent, extent.num_pages = None, 0
+            self._changed.append(parent)
+            if parent.num_contexts or parent.residency is not Residency.MISSING:
+                return
+            extent = parent
 
-    def _free_host(self, page: Page) -> None:
-        """Free the host slot: at once, or after this plan if this plan fills it."""
-        assert page.host is not None
-        if page.offloading:
-            page.offloading = False
-            del self._offloading[page.host]
-            self._late_drops.append(page.host)
+    def _free_host(self, extent: Extent) -> None:
+        """Free the host slots: at once, or after this plan if this plan fills them."""
+        assert extent.host is not None
+        if extent.offloading:
+            extent.offloading = False
+            self._late_drops.extend(extent.host)
         else:
-            self.dropped.append(page.host)
-            self._host.give(page.host)
-        page.host, page.host_filled = None, 0
+            self.dropped.extend(extent.host)
+            self._host.give(extent.host)
+        extent.host, extent.host_filled = None, 0
+
+    def check(self, refs: Mapping[Extent, int], evictable_refs: Mapping[Extent, int]) -> None:
+        """Assert that counts, slots, queues and trees agree with the references of the contexts."""
+        queues = (self.paused, self._paused_clean, self._cached, self._reclaimable)
+        extents = {*refs, *evictable_refs, *(extent for queue in queues for extent in queue)}
+        roots = {_root(extent) for extent in extents if extent.parent is not None}
+        below = list(roots)
+        while below:
+            extents |= set(children := below.pop().children.values())
+            below += children
+        for extent in extents:
+            assert extent.refs == refs.get(extent, 0), f"references of {extent}: {refs.get(extent, 0)} contexts use it"
+            assert extent.evictable_refs == evictable_refs.get(extent, 0), f"evictable references of {extent}"
+            self._check_extent(extent)
+        for queue in queues:
+            assert queue.num_pages == sum([extent.num_pages for extent in queue]), "pages of a queue"
+        self._device.check([*(slot for extent in extents for slot in extent.device or ()), *self._late_slots])
+        self._host.check([*(slot for extent in extents for slot in extent.host or ()), *self._late_drops])
+        occupancy = self.occupancy()
+        used = sum([extent.num_pages for extent in extents if extent.device is not None and extent.refs])
+        assert occupancy.used == used + len(self._late_slots)
+        assert sum(occupancy[:4]) == occupancy.total
+
+    def _check_extent(self, extent: Extent) -> None:
+        size, parent, residency = extent.num_pages * self.page_size, extent.parent, extent.residency
+        for slots in (extent.device, extent.host):
+            assert slots is None or len(slots) == extent.num_pages, f"slots and pages differ: {extent}"
+        assert residency is not Residency.CLEAN or extent.filled == extent.host_filled, f"stale copy: {extent}"
+        assert (extent.device is None) <= (extent.filled == 0), f"filled and not there: {extent}"
+        assert extent.filled <= size
+        paused = extent.device is not None and not extent.refs and extent.evictable_refs > 0 and extent.num_pages > 0
+        cached = extent.device is not None and not extent.num_contexts
+        assert (extent in self.paused) == paused, f"paused or not: {extent}"
+        assert (extent in self._paused_clean) == (paused and residency is Residency.CLEAN)
+        assert (extent in self._cached) == cached, f"cached or not: {extent}"
+        assert (extent in self._reclaimable) == self._is_reclaimable(extent), f"reclaimable or not: {extent}"
+        if parent is None:  # a tail
+            assert extent.num_contexts == 1 or not extent.num_pages
+            return
+        assert len(extent.tokens) == extent.num_pages * self.page_bytes > 0, f"tokens of {extent}"
+        assert parent.children[extent.key(self.page_bytes)] is extent, f"not a child of its parent: {extent}"
+        assert extent.start == parent.end, f"not behind its parent: {extent}"
+        assert extent.shareable == parent.shareable
+        assert not parent.num_pages or (extent.num_contexts <= parent.num_contexts), (
+            f"{parent} lacks contexts of {extent}"
+        )
+        assert extent.num_contexts or extent.children or residency is not Residency.MISSING, f"useless: {extent}"
+        assert extent.host is None or extent.host_filled == size, f"a short copy: {extent}"
+        assert extent.refs or extent.filled in (0, size), f"a page half filled that no sequence fills: {extent}"
+
+
+def _root(extent: Extent) -> Extent:
+    while extent.parent is not None:
+        extent = extent.parent
+    return extent

@@ -92,6 +92,7 @@ class ChunkPlanner:
         score = None if sequence.num_best is None else sequence.score(start, end)
         chunk = Chunk(row.slot, start, tokens, row.new_pages(sequence.context, num_pages), sample, score)
         self._kv.computed(sequence.context, start, end)
+        self._kv.commit(sequence.context, sequence.tokens)
         recomputed = max(0, min(end, sequence.max_computed) - start)
         sequence.max_computed = max(sequence.max_computed, end)
         if recomputed:

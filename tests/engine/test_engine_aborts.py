@@ -33,8 +33,8 @@ def aborted(engine: Engine, name: str) -> CompletionOutput:
 
 def assert_only_others_own_pages(engine: Engine) -> None:
     occupancy = engine.scheduler.kv.occupancy()
-    used_pages = {page for sequence in engine.scheduler.unfinished for page in sequence.context.pages if page.device}
-    assert occupancy.used + occupancy.paused == len(used_pages)
+    extents = {extent for sequence in engine.scheduler.unfinished for extent in sequence.context.extents}
+    assert occupancy.used + occupancy.paused == sum(len(extent.device or ()) for extent in extents)
 
 
 @DEPTHS

@@ -155,7 +155,7 @@ def test_while_nobody_is_served_the_policy_goes_on_copying() -> None:
     served(engine, ask("a", [1] * 40, follow_up=FollowUp("s")))
     settle(engine)
     kept = engine.scheduler.intercepted["a"]
-    assert all(page.host is not None for page in kept.context.pages)
+    assert all(run.residency.on_host for run in kept.context.runs())
 
 
 @pytest.mark.parametrize("name", ["copy_ahead", "lru_host"])

@@ -2,7 +2,7 @@
 
 from jinfercept.kv.context import Context
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.page import Occupancy, Page, Residency
+from jinfercept.kv.page import Occupancy, PageCopy, Residency
 
 SIZE = 4
 DIRTY, CLEAN, HOST, MISSING = Residency.DIRTY, Residency.CLEAN, Residency.HOST, Residency.MISSING
@@ -40,29 +40,47 @@ def adopted(manager: KVManager, tokens: list[int], salt: str = "") -> int:
     """Pages that a new context of these tokens would adopt."""
     context = manager.open(salt)
     manager.refresh(context, tokens)
-    number = len(context.pages)
+    number = context.num_pages
     manager.close(context)
     return number
 
 
-def swap_out(manager: KVManager, pages: list[Page]) -> None:
-    for page in pages:
-        assert manager._store.offload(page) is not None
-        assert manager._store.drop_device(page)
+def offload(manager: KVManager, context: Context, index: int) -> PageCopy | None:
+    """The copy to make of a page; None if it cannot be copied."""
+    copies, _ = manager.copy_out(context, range(index, index + 1), 1)
+    return copies[0] if copies else None
+
+
+def drop_device(manager: KVManager, context: Context, index: int) -> int:
+    return manager.drop(context, range(index, index + 1), device=True, host=False)
+
+
+def drop_host(manager: KVManager, context: Context, index: int) -> None:
+    manager.drop(context, range(index, index + 1), device=False, host=True)
+
+
+def swap_out(manager: KVManager, context: Context) -> None:
+    copies, _ = manager.copy_out(context, range(context.num_pages), 99)
+    assert len(copies) == context.num_pages
+    assert manager.drop(context, context.tail_first, device=True, host=False) == context.num_pages
     manager.begin_plan()
 
 
 def residencies(context: Context) -> list[Residency]:
-    return [page.residency for page in context.pages]
+    return [run.residency for run in context.runs() for _ in run.pages]
+
+
+def host_slots(context: Context) -> list[int]:
+    return [slot for extent in context.extents for slot in extent.host or ()]
 
 
 def test_full_pages_are_shared_and_the_tail_is_private() -> None:
     manager = make()
     one = run(manager, [1] * 10)
     two = run(manager, [1] * 10)
-    assert two.pages[:2] == one.pages[:2]
-    assert two.pages[2] is not one.pages[2]
-    assert [page.refs for page in one.pages] == [2, 2, 1]
+    assert two.slots(0, 2) == one.slots(0, 2)
+    assert two.slots(2, 3) != one.slots(2, 3)
+    assert [(run.pages, run.shared) for run in one.runs()] == [(range(2), True), (range(2, 3), False)]
     assert manager.occupancy() == Occupancy(free=6, used=4, paused=0, cached=0, total=10, host_total=10)
     manager.check([one, two])
 
@@ -102,14 +120,18 @@ def test_a_page_is_shared_only_once_its_tokens_are_accepted() -> None:
     assert adopted(manager, [1] * 9) == 2
 
 
-def test_two_who_computed_the_same_page_keep_their_own_and_one_is_freed_at_the_end() -> None:
+def test_two_who_computed_the_same_page_keep_their_own_while_they_run() -> None:
     manager = make()
     one, two = manager.open(), manager.open()
     for context in (one, two):
         manager.hold(context)
     for context in (one, two):
         compute(manager, context, [1] * 4)
-    assert one.pages[0] is not two.pages[0]
+    assert one.slots(0, 1) != two.slots(0, 1)
+    manager.check([one, two])
+    manager.release(two)
+    assert two.slots(0, 1) == one.slots(0, 1)
+    assert manager.occupancy().used == 1
     manager.check([one, two])
     manager.close(two)
     manager.close(one)
@@ -120,15 +142,16 @@ def test_residency_follows_the_two_places() -> None:
     manager = make()
     context = run(manager, [1] * 6)
     assert residencies(context) == [DIRTY, DIRTY]
-    assert manager._store.offload(context.pages[0]) is None, "a page in use is not copied"
+    assert offload(manager, context, 0) is None, "a page in use is not copied"
     manager.release(context)
-    copies = [manager._store.offload(page) for page in context.pages]
-    assert [copy and copy[:2] for copy in copies] == [(page.device, page.host) for page in context.pages]
+    copies, num_tokens = manager.copy_out(context, range(2), 99)
+    assert copies == list(map(PageCopy, context.slots(0, 2), host_slots(context)))
+    assert num_tokens == 6
     assert residencies(context) == [CLEAN, CLEAN]
-    assert manager._store.offload(context.pages[0]) is None, "it has a copy"
-    assert manager._store.drop_device(context.pages[0])
-    manager._store.drop_host(context.pages[1])
-    manager._store.drop_device(context.pages[1])
+    assert offload(manager, context, 0) is None, "it has a copy"
+    assert drop_device(manager, context, 0)
+    drop_host(manager, context, 1)
+    drop_device(manager, context, 1)
     assert residencies(context) == [HOST, MISSING]
     assert context.residency(6) == (0, 4, 2)
     manager.check([context])
@@ -138,11 +161,11 @@ def test_a_host_copy_goes_stale_when_the_tail_grows() -> None:
     manager = make()
     context = run(manager, [1] * 6)
     manager.release(context)
-    copy = manager._store.offload(context.pages[1])
+    copy = offload(manager, context, 1)
     assert copy is not None
     manager.begin_plan()
     run(manager, [1] * 7, context=context)
-    assert context.pages[1].residency is DIRTY
+    assert residencies(context)[1] is DIRTY
     assert manager.occupancy().host == 0
     assert manager.take_dropped() == (copy.host_slot,)
     manager.check([context])
@@ -152,30 +175,29 @@ def test_a_copy_that_is_dropped_by_the_plan_that_makes_it_lives_until_the_next_o
     manager = make(host_pages=1)
     context = run(manager, [1] * 4)
     manager.release(context)
-    copy = manager._store.offload(context.pages[0])
+    copy = offload(manager, context, 0)
     assert copy is not None
-    manager._store.drop_host(context.pages[0])
+    drop_host(manager, context, 0)
     assert manager.take_dropped() == ()
-    assert manager._store.offload(context.pages[0]) is None, "the host slot is still taken"
+    assert offload(manager, context, 0) is None, "the host slot is still taken"
     manager.begin_plan()
     assert manager.take_dropped() == (copy.host_slot,)
-    assert manager._store.offload(context.pages[0]) is not None
+    assert offload(manager, context, 0) is not None
 
 
 def test_what_is_copied_out_can_be_fetched_from_the_next_plan_on_and_read_from_the_one_after() -> None:
     manager = make()
     context = run(manager, [1] * 8)
     manager.release(context)
-    for page in context.pages:
-        manager._store.offload(page)
-        manager._store.drop_device(page)
+    manager.copy_out(context, range(2), 2)
+    manager.drop(context, range(2), device=True, host=False)
     manager.hold(context)
     assert manager.fetch(context, 9) == ([], 0)
     assert manager.gap_end(context, 8) == 0, "it waits for the page"
     manager.begin_plan()
     assert manager.num_fetchable(context) == 2
     copies, num_tokens = manager.fetch(context, 9)
-    assert [copy[:2] for copy in copies] == [(page.device, page.host) for page in context.pages]
+    assert copies == list(map(PageCopy, context.slots(0, 2), host_slots(context)))
     assert num_tokens == 8
     manager.advance(context)
     assert context.ready == 0
@@ -190,43 +212,43 @@ def test_a_page_on_its_way_in_stays() -> None:
     manager = make()
     context = run(manager, [1] * 4)
     manager.release(context)
-    swap_out(manager, context.pages)
+    swap_out(manager, context)
     manager.hold(context)
-    manager._store.fetch(context.pages[0])
+    manager.fetch(context, 1)
     manager.release(context)
-    assert not manager._store.drop_device(context.pages[0])
+    assert not drop_device(manager, context, 0)
     manager.begin_plan()
-    assert manager._store.drop_device(context.pages[0])
+    assert drop_device(manager, context, 0)
 
 
 def test_a_page_on_its_way_in_is_not_copied_out_of_a_slot_that_does_not_hold_it_yet() -> None:
     manager = make(host_pages=2)
     context = run(manager, [1] * 4)
     manager.release(context)
-    swap_out(manager, context.pages)
+    swap_out(manager, context)
     manager.hold(context)
-    manager._store.fetch(context.pages[0])
-    manager._store.drop_host(context.pages[0])  # as copies of others do, once it is spare
+    manager.fetch(context, 1)
     manager.release(context)
-    assert manager._store.offload(context.pages[0]) is None
+    drop_host(manager, context, 0)
+    assert offload(manager, context, 0) is None
     manager.begin_plan()
-    assert manager._store.offload(context.pages[0]) is not None
+    assert offload(manager, context, 0) is not None
 
 
 def test_spare_host_copies_go_before_copy_out_fails() -> None:
     manager = make(host_pages=2)
     done = run(manager, [1] * 8)
     manager.release(done)
-    swap_out(manager, done.pages)
+    swap_out(manager, done)
     other = run(manager, [2] * 12)
     manager.release(other)
     assert manager.num_host_free == 0
-    assert manager._store.offload(other.pages[0]) is None, "a paused context counts on both copies"
+    assert offload(manager, other, 0) is None, "a paused context counts on both copies"
     manager.close(done)
     assert manager.num_host_free == 2
-    assert manager._store.offload(other.pages[0]) is not None
-    assert manager._store.offload(other.pages[1]) is not None
-    assert manager._store.offload(other.pages[2]) is None
+    assert offload(manager, other, 0) is not None
+    assert offload(manager, other, 1) is not None
+    assert offload(manager, other, 2) is None
     manager.check([other])
 
 
@@ -235,49 +257,45 @@ def test_a_copy_that_is_still_being_made_is_not_spare() -> None:
     done, other = run(manager, [1] * 4), run(manager, [2] * 4)
     manager.release(done)
     manager.release(other)
-    assert manager._store.offload(done.pages[0]) is not None
+    assert offload(manager, done, 0) is not None
     manager.close(done)
-    assert manager._store.offload(other.pages[0]) is None
+    assert offload(manager, other, 0) is None
     manager.begin_plan()
-    assert manager._store.offload(other.pages[0]) is not None
+    assert offload(manager, other, 0) is not None
 
 
 def test_the_copy_of_a_page_in_use_is_spare() -> None:
     manager = make(host_pages=1)
     context = run(manager, [1] * 5)
     manager.release(context)
-    manager._store.offload(context.pages[0])
+    offload(manager, context, 0)
     manager.begin_plan()
     assert manager.num_host_free == 0
     manager.hold(context)
     assert manager.num_host_free == 1
-    assert context.pages[0].residency is CLEAN
+    assert residencies(context)[0] is CLEAN
 
 
 def test_finished_prefixes_go_least_recently_used_first_and_children_before_parents() -> None:
     manager = make()
-    pages = []
     for tokens in ([1] * 8, [2] * 8):
-        context = run(manager, tokens)
-        pages += context.pages
-        manager.close(context)
+        manager.close(run(manager, tokens))
     adopted(manager, [1] * 9)  # used again
-    lost: list[int] = []
-    while manager._store.evict_cached():
-        lost += [index for index, page in enumerate(pages) if page.device is None and index not in lost]
-    assert lost == [3, 2, 1, 0]
+    left = list[tuple[int, int]]()
+    while manager._store.evict_cached(1):
+        left.append((adopted(manager, [1] * 9), adopted(manager, [2] * 9)))
+        adopted(manager, [1] * 9)
+    assert left == [(2, 1), (2, 0), (1, 0), (0, 0)]
 
 
 def test_a_finished_prefix_with_a_host_copy_survives_on_the_host() -> None:
     manager = make()
     context = run(manager, [1] * 8)
     manager.release(context)
-    for page in context.pages:
-        manager._store.offload(page)
+    manager.copy_out(context, range(2), 2)
     manager.begin_plan()
     manager.close(context)
-    while manager._store.evict_cached():
-        pass
+    assert manager._store.evict_cached(9) == 2
     assert manager._store.num_free == 10
     assert adopted(manager, [1] * 9) == 2
     assert manager.occupancy().host == 2
@@ -296,11 +314,10 @@ def test_a_returning_context_adopts_what_others_have_computed_meanwhile() -> Non
     manager = make()
     context = run(manager, [1] * 8)
     manager.release(context)
-    for page in context.pages:
-        manager._store.drop_device(page)
+    manager.drop(context, range(2), device=True, host=False)
     other = run(manager, [1] * 6)
     manager.refresh(context, [1] * 9)
-    assert context.pages[0] is other.pages[0]
+    assert context.extents[0] is other.extents[0]
     assert residencies(context) == [DIRTY, MISSING]
     manager.check([context, other])
 
@@ -309,7 +326,7 @@ def test_a_hole_is_computed_alone() -> None:
     manager = make()
     context = run(manager, [1] * 12)
     manager.release(context)
-    manager._store.drop_device(context.pages[1])
+    drop_device(manager, context, 1)
     manager.hold(context)
     assert (context.ready, manager.gap_end(context, 12)) == (4, 8)
     manager.place(context, 4, 6)
@@ -338,7 +355,7 @@ def test_a_page_with_two_claimants_stays_for_the_second() -> None:
     one = run(manager, [1] * 9)
     two = run(manager, [1] * 9)
     manager.release(one)
-    assert not manager._store.drop_device(one.pages[0]), "the other one uses it"
+    assert not drop_device(manager, one, 0), "the other one uses it"
     manager.release(two)
     manager.close(one)
     assert residencies(two) == [DIRTY] * 3
@@ -349,7 +366,7 @@ def test_clearing_forgets_finished_prefixes_in_both_places_and_leaves_paused_con
     manager = make()
     context = run(manager, [1] * 8)
     manager.release(context)
-    manager._store.offload(context.pages[0])
+    offload(manager, context, 0)
     manager.begin_plan()
     manager.close(context)
     paused = run(manager, [2] * 9)
@@ -365,5 +382,5 @@ def test_no_host_pages_turn_the_host_tier_off() -> None:
     manager = make(host_pages=0)
     context = run(manager, [1] * 4)
     manager.release(context)
-    assert manager._store.offload(context.pages[0]) is None
+    assert offload(manager, context, 0) is None
     assert (manager.has_host, manager.num_host_free, manager.occupancy().host) == (False, 0, 0)

@@ -1,6 +1,6 @@
 """Any sequence of moves keeps the pages' books, and every readable page holds what its tokens say.
 
-The machine keeps both memories as the plans that it makes would leave them: a token's KV is the digest of the tokens up
+The machine keeps both memories as the plans that it makes would leave them: a token's KV are the tokens up
 to it, a plan is executed as fetch, drop, copy-out, compute, land, and whatever is read or stays readable is compared.
 """
 
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from jinfercept.kv.context import Context
+from jinfercept.kv.extent import token_bytes
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.page import Page, PageCopy, Residency, chain_digest, root_digest
+from jinfercept.kv.page import PageCopy
 
 MAX_SEQUENCES = 5
 MAX_TOKENS = 18
@@ -44,7 +45,7 @@ class Owner:
 
     def kv(self, position: int) -> bytes:
         """What the KV of the token at `position` is: it depends on all tokens up to it, and on the salt."""
-        return chain_digest(root_digest(self.salt), self.tokens[: position + 1])
+        return self.salt.encode() + token_bytes(self.tokens[: position + 1])
 
 
 class Computed(NamedTuple):
@@ -110,26 +111,28 @@ class ManagerMachine(RuleBasedStateMachine):
                 self.close(idle)
             elif what == "evict":
                 free = self.manager._store.num_free
-                freed = self.manager._store.evict_cached()
+                store = self.manager._store
+                freed = store.evict_cached(count) if which % 2 else store.evict_paused(count)
+                assert freed <= count
                 assert self.manager._store.num_free == free + freed
             elif what == "prefetch" and waiting:
-                copies, _ = self.manager.fetch(waiting.context, count, range(first, len(waiting.context.pages)))
+                copies, _ = self.manager.fetch(waiting.context, count, range(first, waiting.context.num_pages))
                 self.fetched += copies
             elif waiting:
-                for page in waiting.context.pages[::-1][first : first + count]:
-                    self.move(page, what)
+                num_pages = waiting.context.num_pages
+                pages = range(num_pages)[first : first + count]
+                self.move(waiting.context, pages if which % 2 else range(num_pages)[::-1][first : first + count], what)
 
-    def move(self, page: Page, action: str) -> None:
+    def move(self, context: Context, pages: range, action: str) -> None:
         if action in ("copy", "swap"):
-            copy = self.manager._store.offload(page)
-            assert copy is None or copy[:2] == (page.device, page.host)
-            self.copied += [copy] if copy else []
-        if action in ("drop", "swap", "lose"):
+            copies, _ = self.manager.copy_out(context, pages, len(pages))
+            assert len(copies) <= len(pages)
+            self.copied += copies
+        if action != "copy":
             free = self.manager._store.num_free
-            freed = self.manager._store.drop_device(page)
+            device, host = action != "drop host", action in ("lose", "drop host")
+            freed = self.manager.drop(context, pages, device=device, host=host)
             assert self.manager._store.num_free == free + freed
-        if action in ("lose", "drop host") and page.host is not None and not page.refs:
-            self.manager._store.drop_host(page)
 
     # -- a whole plan ----------------------------------------------------------------------------------------------
 
@@ -228,18 +231,21 @@ class ManagerMachine(RuleBasedStateMachine):
             end = manager.place(context, end, wanted)
         if start < end:
             manager.computed(context, start, end)
-            slots = [page.device or 0 for page in context.pages[: (end - 1) // self.size + 1]]
-            assert 0 not in slots, "a chunk reads a page that is not there"
-            self.chunks.append(Computed(owner, slots, start, end))
+            manager.commit(context, owner.accepted)
+            slots = context.slots(0, (end - 1) // self.size + 1)
+            self.chunks.append(Computed(owner, list(slots), start, end))
             owner.planned = True
 
     def slot_free(self, owner: Owner) -> bool:
         """Find a device slot: a finished prefix, pages of paused sequences, then those of the last one that runs go."""
         while not self.manager.free_slot():
-            for page in (page for paused in reversed(self.waiting()) for page in reversed(paused.context.pages)):
-                self.move(page, self.evict)
-                if self.manager._store.num_free:
-                    return True
+            for paused in reversed(self.waiting()):
+                for index in paused.context.tail_first:
+                    self.move(paused.context, range(index, index + 1), self.evict)
+                    if self.manager._store.num_free:
+                        return True
+            if self.manager.evict_paused(2):
+                return True
             idle = [other for other in self.held() if other is not owner and not other.planned]
             if not idle:
                 return False
@@ -287,18 +293,22 @@ class ManagerMachine(RuleBasedStateMachine):
         assert self.manager.occupancy().host == 0
 
     def look_at(self, owner: Owner) -> None:
-        for index, page in enumerate(owner.context.pages):
-            for slot, filled, memory in (
-                (page.device, page.filled, self.device),
-                (page.host, page.host_filled, self.host),
+        for extent in owner.context.extents:
+            for slots, filled, memory in (
+                (extent.device, extent.filled, self.device),
+                (extent.host, extent.host_filled, self.host),
             ):
-                for offset in range(filled if slot is not None else 0):
-                    expected = owner.kv(index * self.size + offset)
-                    assert memory[slot or 0].get(offset) == expected, f"page {index} of {owner.tokens}: {page}"
+                assert slots is not None or not filled
+                for offset in range(filled):
+                    kv = memory[slots[offset // self.size] if slots else 0].get(offset % self.size)
+                    position = extent.start * self.size + offset
+                    assert kv == owner.kv(position), f"token {position} of {owner.tokens}: {extent}"
+            named = len(extent.tokens) // 4
+            first = extent.start * self.size
+            assert extent.tokens == token_bytes(owner.accepted[first : first + named]), f"tokens of {extent}"
         if owner.context.held:
             num_readable = min(owner.context.ready, len(owner.tokens))
-            pages = owner.context.pages[: -(-num_readable // self.size)]
-            assert all(page.residency in (Residency.DIRTY, Residency.CLEAN) for page in pages)
+            assert len(owner.context.slots(0, -(-num_readable // self.size))) * self.size >= num_readable
 
 
 def explore(max_examples: int, steps: int) -> None:

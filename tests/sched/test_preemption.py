@@ -5,8 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jinfercept.kv.context import Context
-from jinfercept.kv.page import Page
+from jinfercept.kv.manager import KVManager
 from jinfercept.sched.policy import Action
 from jinfercept.sched.preemption import PreemptedSequences, cheaper, pages_per_copy
 from jinfercept.sched.profile import LLAMA_2_7B, Profile, roofline
@@ -56,13 +55,14 @@ def test_pages_leave_together_as_long_as_their_bytes_take_no_longer_than_the_cop
 
 
 def sequence(name: str, order: int, num_pages: int) -> Sequence:
-    context = Context(b"")
-    for slot in range(num_pages):
-        page = Page()
-        page.device, page.evictable_refs, page.filled = slot, 1, 16
-        context.pages.append(page)
-    context.ready = 16 * num_pages
-    made = Sequence(name, [], context, max_tokens=1)
+    kv = KVManager(num_pages, 0, 16)
+    tokens, context = [1] * 16 * num_pages, kv.open()
+    kv.hold(context)
+    kv.place(context, 0, len(tokens))
+    kv.computed(context, 0, len(tokens))
+    kv.commit(context, tokens)
+    kv.release(context)
+    made = Sequence(name, tokens, context, max_tokens=1)
     made.place.order = order
     return made
 

@@ -162,7 +162,7 @@ def test_a_hole_in_the_middle_is_recomputed_alone() -> None:
     bench.scheduler.resume(sequence, [1, 2])
     hole, rest = bench.steps(2)
     assert [(chunk.start, len(chunk.tokens), chunk.sample) for chunk in hole.chunks] == [(4, 4, None)]
-    assert [copy.device_slot for copy in hole.fetch] == [sequence.context.pages[2].device]
+    assert [copy.device_slot for copy in hole.fetch] == list(sequence.context.slots(2, 3))
     assert [(chunk.start, len(chunk.tokens)) for chunk in rest.chunks] == [(16, 3)]
     assert (sequence.usage.recomputed, sequence.usage.residency) == (4, (8, 4, 4))
     bench.drain()

@@ -72,7 +72,7 @@ class AnswersNames(Sound):
 class TakesPages(Sound):
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         for sequence in self.paused.values():
-            sequence.context.pages.clear()
+            sequence.context.tail.num_pages += 1
             mover.copy(sequence, "ahead")
 
 

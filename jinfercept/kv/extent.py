@@ -1,0 +1,233 @@
+"""Extents: runs of consecutive pages that are alike, in a tree by their tokens.
+
+A path from the root names a context's full pages, so that contexts with a common beginning have the same extents. Cutting an
+extent makes a new parent with the first pages: contexts and children that point at the old extent, now the rest, stay right.
+"""
+
+from array import array
+from collections.abc import Iterable
+
+from jinfercept.kv.page import Residency
+from jinfercept.kv.pool import Slots
+
+TOKEN_BYTES = 4
+NEVER = 1 << 60
+"""A page that no plan fills."""
+
+
+def token_bytes(tokens: Iterable[int]) -> bytes:
+    """Token ids as bytes that compare and hash as the ids do."""
+    return array("i", tokens).tobytes()
+
+
+def common_pages(one: bytes | bytearray, other: bytes, offset: int, page_bytes: int) -> int:
+    """Leading pages that tokens have in common with others.
+
+    Args:
+        offset: where the other tokens begin.
+        page_bytes: bytes of a page's tokens.
+    """
+    alike, differ = 0, min(len(one), len(other) - offset) // page_bytes + 1
+    end = differ - 1
+    with memoryview(one) as view:
+        if other.startswith(view[: end * page_bytes], offset):
+            return end
+        while differ - alike > 1:
+            middle = (alike + differ) // 2
+            part = view[alike * page_bytes : middle * page_bytes]
+            if other.startswith(part, offset + alike * page_bytes):
+                alike = middle
+            else:
+                differ = middle
+            part.release()
+    return alike
+
+
+class Extent:
+    """Consecutive pages with the same residency and the same contexts; mutable, written by the `ExtentStore` and the manager.
+
+    An extent in the tree has full pages of accepted tokens. One without tokens is the root of a tree, or the private tail of a
+    context: its last pages, of which nobody else knows.
+
+    Attributes:
+        parent: the extent before it; None for a root, a tail, and an extent that is gone.
+        children: those behind it, by the tokens of their first page.
+        start: index of the first page in a context.
+        num_pages: how many there are.
+        tokens: of the pages; of a tail, those of its leading pages that are full, computed and accepted.
+        device, host: the slots of all pages; None where they have none.
+        filled, host_filled: tokens whose KV is valid on the device, and on the host; the first ones.
+        refs: contexts of running sequences that have the pages; they may not be evicted.
+        evictable_refs: contexts of waiting and intercepted sequences that have them; they may be evicted.
+        fetching: the plan being built fetches the pages; they are readable from the next plan on.
+        offloading: the plan being built copies them to the host; they can be fetched from the next plan on.
+        fresh: index of the first page that the plan being built fills; it can be offloaded from the next plan on.
+        last_use: grows from use to use.
+        shareable: contexts that come find the extent; false under a root that was forgotten.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "children",
+        "device",
+        "evictable_refs",
+        "fetching",
+        "filled",
+        "fresh",
+        "host",
+        "host_filled",
+        "last_use",
+        "num_pages",
+        "offloading",
+        "parent",
+        "refs",
+        "shareable",
+        "start",
+        "tokens",
+    )
+
+    def __init__(self, parent: "Extent | None" = None, start: int = 0, *, shareable: bool = True) -> None:
+        self.parent = parent
+        self.children: dict[bytes, Extent] = {}
+        self.start = start
+        self.num_pages = 0
+        self.tokens = bytearray()
+        self.device: Slots | None = None
+        self.host: Slots | None = None
+        self.filled = self.host_filled = 0
+        self.refs = self.evictable_refs = 0
+        self.fetching = self.offloading = False
+        self.fresh = NEVER
+        self.last_use = 0
+        self.shareable = shareable
+
+    @property
+    def end(self) -> int:
+        """Index behind the last page."""
+        return self.start + self.num_pages
+
+    @property
+    def residency(self) -> Residency:
+        """Where the KV is; all else about it follows from this and the marks of the plan being built."""
+        if self.device is None:
+            return Residency.MISSING if self.host is None else Residency.HOST
+        return Residency.DIRTY if self.host is None else Residency.CLEAN
+
+    @property
+    def num_contexts(self) -> int:
+        """Contexts that have the pages."""
+        return self.refs + self.evictable_refs
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether the plan being built fetches, copies or fills pages."""
+        return self.fetching or self.offloading or self.fresh != NEVER
+
+    @property
+    def is_evictable(self) -> bool:
+        """Whether the device slots can be freed now."""
+        return self.device is not None and not self.refs and not self.fetching
+
+    @property
+    def is_fetchable(self) -> bool:
+        """Whether the pages can be fetched from the host now."""
+        return self.device is None and self.host is not None and not self.offloading
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose KV the pages hold, on the device if they are there, else on the host."""
+        return self.host_filled if self.device is None else self.filled
+
+    def add_child(self, child: "Extent", page_bytes: int) -> None:
+        """Put an extent behind this one."""
+        child.parent = self
+        self.children[bytes(child.tokens[:page_bytes])] = child
+
+    def key(self, page_bytes: int) -> bytes:
+        """The tokens of the first page."""
+        return bytes(self.tokens[:page_bytes])
+
+    def cut(self, num_pages: int, page_size: int) -> "Extent":
+        """Leave the first pages to a new parent, which is returned; this extent has the others."""
+        assert 0 < num_pages < self.num_pages
+        before, page_bytes = self.parent, page_size * TOKEN_BYTES
+        head = Extent(before, self.start, shareable=self.shareable)
+        head.num_pages = num_pages
+        head.refs, head.evictable_refs, head.last_use = self.refs, self.evictable_refs, self.last_use
+        head.fetching, head.offloading, head.fresh = self.fetching, self.offloading, self.fresh
+        if head.fresh >= self.start + num_pages:
+            head.fresh = NEVER
+        size = num_pages * page_size
+        head.tokens, self.tokens = _cut_bytes(self.tokens, num_pages * page_bytes)
+        if self.device is not None:
+            head.device, self.device = _cut_slots(self.device, num_pages)
+            head.filled = min(self.filled, size)
+            self.filled -= head.filled
+        if self.host is not None:
+            head.host, self.host = _cut_slots(self.host, num_pages)
+            head.host_filled = size
+            self.host_filled -= size
+        self.start += num_pages
+        self.num_pages -= num_pages
+        assert before is not None
+        before.add_child(head, page_bytes)
+        head.add_child(self, page_bytes)
+        return head
+
+    def joinable(self, page_size: int) -> "Extent | None":
+        """The only child, if this extent's pages and that one's are alike in everything."""
+        if len(self.children) != 1 or not self.num_pages or self.in_flight:
+            return None
+        child = next(iter(self.children.values()))
+        alike = (
+            self.refs == child.refs
+            and self.evictable_refs == child.evictable_refs
+            and (self.device is None) == (child.device is None)
+            and (self.host is None) == (child.host is None)
+            and not child.in_flight
+            and (self.device is None or self.filled == self.num_pages * page_size)
+            and (self.refs + self.evictable_refs > 0 or self.last_use == child.last_use)
+        )
+        return child if alike else None
+
+    def join(self, child: "Extent", page_bytes: int) -> None:
+        """Hand all pages to the only child, which is alike; this extent is gone."""
+        before = self.parent
+        assert before is not None
+        self.tokens += child.tokens
+        if self.device is not None and child.device is not None:
+            self.device.extend(child.device)
+        if self.host is not None and child.host is not None:
+            self.host.extend(child.host)
+        child.tokens, child.device, child.host = self.tokens, self.device, self.host
+        child.filled += self.filled
+        child.host_filled += self.host_filled
+        child.start = self.start
+        child.num_pages += self.num_pages
+        child.last_use = max(child.last_use, self.last_use)
+        before.add_child(child, page_bytes)
+        self.parent, self.num_pages, self.children = None, 0, {}
+        self.tokens, self.device, self.host = bytearray(), None, None
+
+    def __repr__(self) -> str:
+        return (
+            f"Extent({self.start}+{self.num_pages} {self.residency.value} filled={self.filled},{self.host_filled} "
+            f"refs={self.refs},{self.evictable_refs} fetching={self.fetching} offloading={self.offloading})"
+        )
+
+
+def _cut_bytes(tokens: bytearray, end: int) -> tuple[bytearray, bytearray]:
+    """Both parts of a buffer, of which the larger one is not copied."""
+    if end < len(tokens) // 2:
+        head = tokens[:end]
+        del tokens[:end]
+        return head, tokens
+    rest = tokens[end:]
+    del tokens[end:]
+    return tokens, rest
+
+
+def _cut_slots(slots: Slots, end: int) -> tuple[Slots, Slots]:
+    rest = slots[end:]
+    del slots[end:]
+    return slots, rest
