@@ -13,6 +13,7 @@ import json
 import socket
 import threading
 import time
+from array import array
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +27,7 @@ from rich.table import Table
 from jinfercept.hosts.link import HostLink, Kind
 from jinfercept.hosts.wire import decode_masks, decode_plan, encode_masks, encode_plan
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.plan import FROM_DEVICE, Chunk, Masks, Sample, StepPlan
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, Masks, NewPages, Sample, StepPlan
 from jinfercept.sched.sampling_options import draw_options
 
 CONTEXT, PREFILL, VOCAB, EXCEPTIONS = 4000, 2048, 128_256, 8
@@ -49,7 +50,7 @@ def decoding(batch: int, params: SamplingParams) -> tuple[Chunk, ...]:
             slot,
             CONTEXT + slot,
             (FROM_DEVICE,),
-            () if slot % 16 else ((CONTEXT // 16, 70_000 + slot),),
+            () if slot % 16 else NewPages(CONTEXT // 16, array("i", [70_000 + slot])),
             Sample(params.temperature, seed, CONTEXT + slot + 1, options),
         )
         for slot, seed in enumerate(seeds)
@@ -70,7 +71,7 @@ def steps(batch: int) -> Mapping[str, Step]:
     """The steps to time, by name."""
     greedy = decoding(batch, SamplingParams(temperature=0))
     prompt = tuple(np.random.default_rng(2).integers(0, VOCAB, PREFILL).tolist())
-    pages = tuple((index, 80_000 + index) for index in range(PREFILL // 16))
+    pages = NewPages(0, array("i", range(80_000, 80_000 + PREFILL // 16)))
     chunk = Chunk(batch, 0, prompt, pages, Sample(0.0, 1, PREFILL))
     return {
         "greedy": Step(StepPlan(1, batch, greedy), {}),

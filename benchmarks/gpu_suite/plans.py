@@ -13,7 +13,7 @@ from jinfercept.layouts.pages import KVPages
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, NewPages, Sample, StepPlan
 from jinfercept.sched.sampling_options import TokenHistory, draw_options
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -38,7 +38,7 @@ def step(
     decoding, prefill = [(context - 1, (FROM_DEVICE,))] * rows, [(0, (1,) * chunk)] * bool(chunk)
     for slot, (start, tokens) in enumerate(decoding + prefill):
         num_pages = -(-(start + len(tokens)) // shape.page_size)
-        new_pages = tuple((index, FIRST_PAGE + used + index) for index in range(num_pages))
+        new_pages = NewPages(0, range(FIRST_PAGE + used, FIRST_PAGE + used + num_pages))
         used += num_pages
         length = start + len(tokens)
         history = TokenHistory((1,) * length, ((0, length),)) if options and options.remembered else None

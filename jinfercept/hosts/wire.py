@@ -5,6 +5,7 @@ and nothing else. Of a request's sampling parameters these are the numbers of a 
 its slot also the biases, the allowed tokens and the bad words, which the device keeps from then on.
 """
 
+from array import array
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from operator import attrgetter
@@ -15,10 +16,10 @@ from msgpack import packb, unpackb
 
 from jinfercept.kv.page import PageCopy
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.plan import Chunk, Masks, Sample, Score, StepPlan
+from jinfercept.sched.plan import Chunk, Masks, NewPages, Sample, Score, StepPlan
 from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
 
-VERSION = 4
+VERSION = 5
 """Changes with the form; processes of different versions refuse each other at the start."""
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -36,7 +37,7 @@ def encode_plan(plan: StepPlan) -> bytes:
         for chunk in plan.chunks
     ]
     fields = (plan.number, plan.bucket, chunks, plan.offload, plan.fetch, plan.drop)
-    return packb(fields, default=_draw_numbers)  # pyright: ignore[reportReturnType] # bytes, without autoreset
+    return packb(fields, default=_plain)  # pyright: ignore[reportReturnType] # bytes, without autoreset
 
 
 def decode_plan(body: bytes) -> StepPlan:
@@ -86,8 +87,10 @@ def _entering(chunk: Chunk, sample: Sample) -> tuple[object, ...]:
     return (*chunk[:4], (*sample[:5], (sample.history, slot), sample.forced), *chunk[5:])
 
 
-def _draw_numbers(options: object) -> tuple[object, ...]:
-    """The part of a request's options that every draw reads."""
+def _plain(options: object) -> object:
+    """Slots as bytes; of a request's options the part that every draw reads."""
+    if isinstance(options, array):
+        return options.tobytes()
     if not isinstance(options, DrawOptions):
         raise TypeError(f"a plan has no {type(options).__name__}")
     return (options.remembered, *_draw_values(options.params))
@@ -95,6 +98,9 @@ def _draw_numbers(options: object) -> tuple[object, ...]:
 
 def _chunk(fields: tuple[Any, ...]) -> Chunk:
     slot, start, tokens, new_pages, sample, score, num_drafts = fields
+    if new_pages:
+        first, slots = new_pages
+        new_pages = NewPages(first, array("i", slots))
     return Chunk(slot, start, tokens, new_pages, sample and _sample(*sample), score and Score(*score), num_drafts)
 
 

@@ -58,10 +58,10 @@ class Context:
     `held` says whether the references on its pages pin them (the sequence runs) or are evictable (it does not). `ready` is
     the number of leading tokens whose KV is on the device and readable now; it is valid only while the context is held.
     `root` is the name of its tree, and `page_size` the tokens of a page. `shared`: pages of other contexts are or were among
-    the pages.
+    the pages. `uncommitted` is the least number of accepted tokens with which one more page may be full.
     """
 
-    __slots__ = ("held", "last", "page_size", "ready", "root", "shared", "tail")
+    __slots__ = ("held", "last", "page_size", "ready", "root", "shared", "tail", "uncommitted")
 
     def __init__(self, root: bytes, tree: Extent, page_size: int) -> None:
         self.root = root
@@ -72,6 +72,7 @@ class Context:
         self.held = False
         self.shared = False
         self.ready = 0
+        self.uncommitted = 0
 
     @property
     def num_pages(self) -> int:

@@ -100,6 +100,7 @@ class KVManager:
         self._store.update(tail)
         context.tail = tail = Extent(start=context.last.end)
         tail.refs, tail.evictable_refs = int(context.held), int(not context.held)
+        context.uncommitted = 0
 
     def hold(self, context: Context) -> None:
         """The sequence starts to run: turn its evictable references into references."""
@@ -172,7 +173,7 @@ class KVManager:
             extent.last_use = use
             self._store.count(extent, evictable_refs=-1)
         assert tree is not None
-        context.last, context.tail.start = tree, 0
+        context.last, context.tail.start, context.uncommitted = tree, 0, 0
 
     def forget(self, context: Context) -> None:
         """No other context gets the pages from now on; those that have some of them keep them."""
@@ -203,6 +204,7 @@ class KVManager:
             self._store.count(extent, evictable_refs=-1)
             self._store.changed(context.last)
         context.tail.start = context.last.end
+        context.uncommitted = 0
 
     def commit(self, context: Context, tokens: Sequence[int]) -> None:
         """Let other contexts share the pages that are full, computed and accepted.
@@ -210,14 +212,15 @@ class KVManager:
         Args:
             tokens: every accepted token of the sequence.
         """
-        tail, size = context.tail, self.page_size
-        first, num_full = tail.start + len(tail.tokens) // self._store.page_bytes, len(tokens) // size
-        if num_full <= first:  # almost always
+        if len(tokens) < context.uncommitted:  # almost always
             return
-        num_full = min(num_full, tail.start + max(tail.filled, tail.host_filled) // size)
+        tail, size = context.tail, self.page_size
+        first = tail.start + len(tail.tokens) // self._store.page_bytes
+        num_full = min(len(tokens) // size, tail.start + max(tail.filled, tail.host_filled) // size)
         if first < num_full:
             tail.tokens += token_bytes(tokens[first * size : num_full * size])
             self._publish(context)
+        context.uncommitted = (max(first, num_full) + 1) * size
 
     def _publish(self, context: Context) -> None:
         """Put the leading pages of the tail into the tree that are full, computed and accepted.

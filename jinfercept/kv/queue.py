@@ -22,29 +22,29 @@ class ExtentQueue:
 
     Attributes:
         num_pages: of all members.
+        places: of the members.
     """
 
     def __init__(self) -> None:
         self.num_pages = 0
         self._order: list[tuple[_Place, Extent]] = []
-        self._places: dict[Extent, _Place] = {}
+        self.places: dict[Extent, _Place] = {}
 
-    def put(self, extent: Extent, is_member: bool) -> None:
-        """Make an extent a member or not, as it is now."""
-        before = self._places.get(extent)
-        if before is None and not is_member:
-            return
-        now = _Place(extent.last_use, -extent.start, id(extent), extent.num_pages) if is_member else None
-        if before == now:
-            return
-        if before is not None:
-            del self._order[bisect_left(self._order, (before,))]
-            self.num_pages -= before.num_pages
-            del self._places[extent]
-        if now is not None:
-            insort(self._order, (now, extent))
-            self._places[extent] = now
-            self.num_pages += now.num_pages
+    def put(self, extent: Extent) -> None:
+        """Add an extent, or sort it in anew as it is now."""
+        place = _Place(extent.last_use, -extent.start, id(extent), extent.num_pages)
+        if self.places.get(extent) != place:
+            self.discard(extent)
+            insort(self._order, (place, extent))
+            self.places[extent] = place
+            self.num_pages += place.num_pages
+
+    def discard(self, extent: Extent) -> None:
+        """Remove an extent if it is a member."""
+        place = self.places.pop(extent, None)
+        if place is not None:
+            del self._order[bisect_left(self._order, (place,))]
+            self.num_pages -= place.num_pages
 
     def first(self) -> Extent | None:
         """The first member."""
@@ -53,6 +53,3 @@ class ExtentQueue:
     def __iter__(self) -> Iterator[Extent]:
         """The members in order, which must not change meanwhile."""
         return (extent for _, extent in self._order)
-
-    def __contains__(self, extent: Extent) -> bool:
-        return extent in self._places

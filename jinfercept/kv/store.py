@@ -119,7 +119,7 @@ class ExtentStore:
 
     def _absorb(self, parent: Extent, child: Extent) -> None:
         for queue in (self.paused, self._paused_clean, self._cached, self._reclaimable):
-            queue.put(parent, False)
+            queue.discard(parent)
         parent.join(child, self.page_bytes)
         self.update(child)
 
@@ -287,10 +287,16 @@ class ExtentStore:
             self._free(extent)
         on_device = extent.device is not None and not extent.refs and extent.num_pages > 0
         is_paused = on_device and extent.evictable_refs > 0
-        self.paused.put(extent, is_paused)
-        self._paused_clean.put(extent, is_paused and extent.host is not None)
-        self._cached.put(extent, on_device and not is_paused)
-        self._reclaimable.put(extent, self._is_reclaimable(extent))
+        for queue, is_member in (
+            (self.paused, is_paused),
+            (self._paused_clean, is_paused and extent.host is not None),
+            (self._cached, on_device and not is_paused),
+            (self._reclaimable, extent.host is not None and self._is_reclaimable(extent)),
+        ):
+            if is_member:
+                queue.put(extent)
+            elif extent in queue.places:
+                queue.discard(extent)
 
     def _is_cacheable(self, extent: Extent) -> bool:
         return (
@@ -366,10 +372,10 @@ class ExtentStore:
         assert extent.filled <= size
         paused = extent.device is not None and not extent.refs and extent.evictable_refs > 0 and extent.num_pages > 0
         cached = extent.device is not None and not extent.num_contexts
-        assert (extent in self.paused) == paused, f"paused or not: {extent}"
-        assert (extent in self._paused_clean) == (paused and residency is Residency.CLEAN)
-        assert (extent in self._cached) == cached, f"cached or not: {extent}"
-        assert (extent in self._reclaimable) == self._is_reclaimable(extent), f"reclaimable or not: {extent}"
+        assert (extent in self.paused.places) == paused, f"paused or not: {extent}"
+        assert (extent in self._paused_clean.places) == (paused and residency is Residency.CLEAN)
+        assert (extent in self._cached.places) == cached, f"cached or not: {extent}"
+        assert (extent in self._reclaimable.places) == self._is_reclaimable(extent), f"reclaimable or not: {extent}"
         if parent is None:  # a tail
             assert extent.num_contexts == 1 or not extent.num_pages
             return

@@ -37,8 +37,9 @@ class PackedShape(NamedTuple):
 def enter(chunks: tuple[Chunk, ...], tables: Int32[np.ndarray, "slots P"]) -> None:
     """Write the chunks' new pages into the page tables."""
     for chunk in chunks:
-        for index, page in chunk.new_pages:
-            tables[chunk.slot, index] = page
+        if chunk.new_pages:
+            first, slots = chunk.new_pages
+            tables[chunk.slot, first : first + len(slots)] = slots
 
 
 def pack(

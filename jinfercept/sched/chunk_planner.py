@@ -46,7 +46,7 @@ class ChunkPlanner:
             or sequence.max_computed > start
             or start + 1 >= self._max_model_len
             or sequence.generated + sequence.pending >= sequence.max_tokens
-            or not self._kv.append(context, len(sequence.row.table))
+            or not self._kv.append(context, sequence.row.num_pages)
         ):
             return False
         tokens = (sequence.tokens[start],) if start < num_tokens else (FROM_DEVICE,)

@@ -1,6 +1,6 @@
 """A complete, printable description of one iteration. Made by the scheduler, executed by a runner, priced by a simulator."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -59,6 +59,18 @@ class Score(NamedTuple):
     num_best: int
 
 
+class NewPages(NamedTuple):
+    """Consecutive entries of a page table.
+
+    Attributes:
+        first: index of the first one.
+        slots: the device slots.
+    """
+
+    first: int
+    slots: Sequence[int]
+
+
 class Chunk(NamedTuple):
     """Consecutive query tokens of one sequence. Decoding is a chunk of one, or of one and drafts of the tokens after it.
 
@@ -66,7 +78,7 @@ class Chunk(NamedTuple):
         slot: the sequence's slot in the runner's page tables.
         start: position of the first token.
         tokens: token ids, or `(FROM_DEVICE,)`.
-        new_pages: (index in the page table, device slot) pairs that the runner does not know yet.
+        new_pages: entries of the page table that the runner does not know yet.
         sample: how to draw the next token from the last one's logits; None: nothing is drawn.
         score: tokens of the prompt to score; None: none.
         num_drafts: the last so many tokens are drafts, all of them known or all `FROM_DRAFT_MODEL`. The token at each draft's
@@ -77,7 +89,7 @@ class Chunk(NamedTuple):
     slot: int
     start: int
     tokens: tuple[int, ...]
-    new_pages: tuple[tuple[int, int], ...]
+    new_pages: NewPages | tuple[()]
     sample: Sample | None
     score: Score | None = None
     num_drafts: int = 0

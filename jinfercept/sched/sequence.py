@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from jinfercept.kv.context import Context, ContextResidency
 from jinfercept.sched.draft_state import DraftState
-from jinfercept.sched.plan import Sample, Score
+from jinfercept.sched.plan import NewPages, Sample, Score
 from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
 
 
@@ -88,32 +88,32 @@ class RunnerRow:
 
     Attributes:
         slot: number of the row; None while the sequence does not run.
-        table: device slots of its leading pages, as far as the runner knows them.
+        num_pages: its leading pages whose device slots the runner knows.
         has_history: the device has its token history.
     """
 
-    __slots__ = ("has_history", "slot", "table")
+    __slots__ = ("has_history", "num_pages", "slot")
 
     def __init__(self) -> None:
         self.slot: int | None = None
-        self.table: list[int] = []
+        self.num_pages = 0
         self.has_history = False
 
     def begin(self, slot: int) -> None:
         """The sequence runs in this row, of which the runner knows nothing yet."""
-        self.slot, self.has_history = slot, False
-        self.table.clear()
+        self.slot, self.num_pages, self.has_history = slot, 0, False
 
-    def new_pages(self, context: Context, num_pages: int) -> tuple[tuple[int, int], ...]:
+    def new_pages(self, context: Context, num_pages: int) -> NewPages | tuple[()]:
         """Entries of the page table, up to so many, that the runner does not know yet; it knows them now."""
-        first = len(self.table)
-        slots = context.slots(first, num_pages)
-        self.table += slots
-        return tuple(enumerate(slots, first))
+        first = self.num_pages
+        if first >= num_pages:
+            return ()
+        self.num_pages = num_pages
+        return NewPages(first, context.slots(first, num_pages))
 
     def cut(self, num_pages: int) -> None:
         """The context has only so many pages left."""
-        del self.table[num_pages:]
+        self.num_pages = min(self.num_pages, num_pages)
 
 
 _NOWHERE = ContextResidency(0, 0, 0)

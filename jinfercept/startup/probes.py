@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from jinfercept.runner.shape import RunnerShape
-from jinfercept.sched.plan import Chunk, Sample, StepPlan
+from jinfercept.sched.plan import Chunk, NewPages, Sample, StepPlan
 
 Row = tuple[int, int]
 """First position and number of a row's query tokens."""
@@ -25,7 +25,7 @@ def probe(shape: RunnerShape, bucket: int, rows: list[Row]) -> StepPlan:
     for slot, (start, num_tokens) in enumerate(rows):
         end = start + num_tokens
         num_pages = -(-end // shape.page_size)
-        new_pages = tuple((index, 1 + (used + index) % shape.num_pages) for index in range(num_pages))
+        new_pages = NewPages(0, [1 + (used + index) % shape.num_pages for index in range(num_pages)])
         used += num_pages
         chunks.append(Chunk(slot, start, (0,) * num_tokens, new_pages, Sample(0.0, 0, end)))
     return StepPlan(0, bucket, tuple(chunks))

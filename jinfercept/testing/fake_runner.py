@@ -115,7 +115,7 @@ class FakeRunner:
         return ticket
 
     def _draft(self, chunk: Chunk) -> tuple[int, ...]:
-        table, context = self.tables.get(chunk.slot, {}) | dict(chunk.new_pages), list[int]()
+        table, context = self.tables.get(chunk.slot, {}) | _entries(chunk), list[int]()
         for position in range(chunk.start):
             context.append(self.device[table[position // self.page_size]][position % self.page_size][1])
         context.append(chunk.tokens[0])
@@ -134,7 +134,7 @@ class FakeRunner:
         assert len({chunk.slot for chunk in plan.chunks}) == len(plan.chunks)
         for chunk in plan.chunks:
             table = self.tables.setdefault(chunk.slot, {})
-            table.update(chunk.new_pages)
+            table.update(_entries(chunk))
             for position in range(chunk.start, chunk.start + len(chunk.tokens)):
                 if position % self.page_size == 0:  # a page begins anew
                     self.device[table[position // self.page_size]] = {}
@@ -181,3 +181,8 @@ def uninterrupted(
             return context[len(prompt) :]
         if generated in script:
             context += script[generated][: max_model_len - len(context) - 1]
+
+
+def _entries(chunk: Chunk) -> dict[int, int]:
+    """The entries of the page table that come with a chunk."""
+    return dict(enumerate(chunk.new_pages.slots, chunk.new_pages.first)) if chunk.new_pages else {}

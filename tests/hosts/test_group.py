@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from array import array
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 
@@ -14,12 +15,12 @@ from jinfercept.hosts.following import follow
 from jinfercept.hosts.group import HostGroup
 from jinfercept.hosts.leading import LeadingRunner
 from jinfercept.hosts.link import HostLink, Kind
-from jinfercept.sched.plan import Chunk, Masks, Sample, StepPlan, StepResult
+from jinfercept.sched.plan import Chunk, Masks, NewPages, Sample, StepPlan, StepResult
 from tests.support.engine_requests import DEPTHS, request, serve
 from tests.support.fake_engine import POLICIES, VOCAB, FakeRunner, run_all
 from tests.support.hosts import groups, linked
 
-PLAN = StepPlan(0, 4, (Chunk(0, 0, (1, 2), ((0, 1),), Sample(0.0, 0, 2)),))
+PLAN = StepPlan(0, 4, (Chunk(0, 0, (1, 2), NewPages(0, array("i", [1])), Sample(0.0, 0, 2)),))
 
 
 class Ends:

@@ -1,5 +1,6 @@
 """Plans and masks survive the wire: a runner packs the same arrays for what arrives as for what was sent."""
 
+from array import array
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from jinfercept.kv.page import PageCopy
 from jinfercept.runner.packing_samples import pack_samples, sampled_rows
 from jinfercept.runner.packing_slots import pack_slot
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, Score, StepPlan
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, NewPages, Sample, Score, StepPlan
 from jinfercept.sched.sampling_options import TokenHistory, draw_options
 
 VOCAB = 64
@@ -51,7 +52,8 @@ chunks = st.builds(
     slot=st.integers(0, 255),
     start=numbers,
     tokens=st.just((FROM_DEVICE,)) | st.lists(ids, min_size=1, max_size=9).map(tuple),
-    new_pages=st.lists(st.tuples(numbers, numbers), max_size=3).map(tuple),
+    new_pages=st.just(())
+    | st.builds(NewPages, numbers, st.lists(numbers, min_size=1).map(lambda slots: array("i", slots))),
     sample=st.none() | samples(),
     score=st.none() | st.builds(Score, numbers, some_ids, st.integers(0, 20)),
     num_drafts=st.integers(0, 1),

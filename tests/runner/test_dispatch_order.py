@@ -19,18 +19,18 @@ from jinfercept.runner.executables import Executables
 from jinfercept.runner.page_arrays import CPU_TRANSFERS
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
-from jinfercept.sched.plan import Chunk, Sample, StepPlan
+from jinfercept.sched.plan import Chunk, NewPages, Sample, StepPlan
 from tests.support.tiny_model import GOLDEN
 
 LOADED = load(GOLDEN / "llama_gqa", dtype="float32")
 MODEL = Model(LOADED.model.config, joined=False)  # no kernel of a CPU rotates
 LAYERS = MODEL.config.num_layers
 SHAPE = RunnerShape(num_pages=24, page_size=4, max_num_seqs=1, max_model_len=16, buckets=(4,), layers_per_step=1)
-FIRST = StepPlan(0, 4, (Chunk(0, 0, (1, 2, 3, 4), ((0, 1),), None),), offload=(PageCopy(1, 0),))
+FIRST = StepPlan(0, 4, (Chunk(0, 0, (1, 2, 3, 4), NewPages(0, [1]), None),), offload=(PageCopy(1, 0),))
 BOTH_WAYS = StepPlan(
     1,
     4,
-    (Chunk(0, 4, (5, 6), ((1, 2),), Sample(0.0, 0, 6)),),
+    (Chunk(0, 4, (5, 6), NewPages(1, [2]), Sample(0.0, 0, 6)),),
     offload=(PageCopy(1, 1),),
     fetch=(PageCopy(3, 0),),
     drop=(0,),
@@ -106,7 +106,7 @@ def test_steps_of_decode_rows_only_have_executables_of_their_own_where_attention
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("jinfercept.runner.steps.cut_for", lambda *_, **__: WorkCut(1, 8, 16, 16))
-    decode = StepPlan(1, 4, (Chunk(0, 4, (5,), ((1, 2),), Sample(0.0, 0, 5)),))
+    decode = StepPlan(1, 4, (Chunk(0, 4, (5,), NewPages(1, [2]), Sample(0.0, 0, 5)),))
     mixed, alone = dispatched(1, FIRST, decode)
     assert [name for name in mixed if "embed" in name or "layers" in name] == ["embed 4", *["layers 4 1"] * LAYERS]
     assert alone == ["upload 1", "decode embed 4", *["decode layers 4 1"] * LAYERS, *SAMPLING]

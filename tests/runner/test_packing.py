@@ -12,7 +12,7 @@ from jinfercept.pallas.work_schedule import WorkCut
 from jinfercept.runner.packing import PackedShape, enter, in_place, pack, unpack
 from jinfercept.runner.packing_samples import pack_samples, sampled_rows, unpack_samples
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, NewPages, Sample
 from jinfercept.sched.sampling_options import draw_options
 
 PAGE_SIZE, PAGES, SLOTS = 4, 10, 8
@@ -29,7 +29,7 @@ def plans(draw: st.DrawFn) -> tuple[Chunk, ...]:
         start = draw(st.integers(0, PAGES * PAGE_SIZE - length))
         known = tuple(range(100 * slot, 100 * slot + length))
         tokens = (FROM_DEVICE,) if length == 1 and draw(st.booleans()) else known
-        pages = tuple((index, 1 + PAGES * slot + index) for index in range(-(-(start + length) // PAGE_SIZE)))
+        pages = NewPages(0, range(1 + PAGES * slot, 1 + PAGES * slot + -(-(start + length) // PAGE_SIZE)))
         sample = Sample(draw(st.sampled_from([0.0, 0.7])), draw(st.integers(0, 2**64 - 1)), start + length)
         chunks.append(Chunk(slot, start, tokens, pages, sample if draw(st.booleans()) else None))
     return tuple(chunks)
@@ -47,13 +47,14 @@ def test_every_token_knows_its_place(chunks: tuple[Chunk, ...]) -> None:
     for row, chunk in enumerate(chunks):
         assert batch.query_starts[row] == used
         assert batch.context_lens[row] == chunk.start + len(chunk.tokens)
-        for index, page in chunk.new_pages:
+        assert chunk.new_pages
+        for index, page in enumerate(chunk.new_pages.slots):
             assert batch.page_tables[row, index] == page
         for offset, token in enumerate(chunk.tokens):
             position = chunk.start + offset
             assert batch.tokens[used] == (1000 + chunk.slot if token == FROM_DEVICE else token)
             assert batch.positions[used] == position
-            page = dict(chunk.new_pages)[position // PAGE_SIZE]
+            page = chunk.new_pages.slots[position // PAGE_SIZE]
             assert batch.write_index[used] == page * PAGE_SIZE + position % PAGE_SIZE
             used += 1
     assert np.all(batch.query_starts[len(chunks) :] == used)

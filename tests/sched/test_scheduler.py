@@ -1,10 +1,12 @@
 """Who runs, who waits and what moves, plan by plan, on a runner that checks where every token's KV is."""
 
+from array import array
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.kv.page import PageCopy
-from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, NewPages, Sample, StepPlan
 from jinfercept.sched.policy import Policy, discard, improved_discard, preserve, swap
 from jinfercept.sched.sequence import State
 from tests.support.fake_engine import VOCAB
@@ -196,7 +198,14 @@ def test_the_same_events_make_the_same_plans() -> None:
 
 
 def test_a_printed_plan_is_the_whole_plan() -> None:
-    nouns = {"StepPlan": StepPlan, "Chunk": Chunk, "Sample": Sample, "PageCopy": PageCopy}
+    nouns = {
+        "StepPlan": StepPlan,
+        "Chunk": Chunk,
+        "Sample": Sample,
+        "PageCopy": PageCopy,
+        "NewPages": NewPages,
+        "array": array,
+    }
     plans = workload(swap(), 1)
     assert {bool(plan.fetch) for plan in plans} == {bool(plan.offload) for plan in plans} == {True, False}
     assert [eval(repr(plan), nouns) for plan in plans] == plans

@@ -176,7 +176,9 @@ def test_the_timed_steps_decode_alone_together_and_beside_a_chunk() -> None:
     assert [[len(chunk.tokens) for chunk in plan.chunks] for plan in plans] == [[1], [1] * 8, [1] * 7 + [25]]
     assert shape.num_pages == 8 + 8
     for plan in plans:
-        assert all(1 <= page <= shape.num_pages for chunk in plan.chunks for _, page in chunk.new_pages)
+        assert all(
+            1 <= page <= shape.num_pages for chunk in plan.chunks if chunk.new_pages for page in chunk.new_pages.slots
+        )
 
 
 # -- between starts ----------------------------------------------------------------------------------------------------

@@ -51,7 +51,8 @@ class PricedRunner:
         for chunk in plan.chunks:
             end = chunk.start + len(chunk.tokens)
             assert end <= self.shape.max_model_len
-            self.tables |= {(chunk.slot, index): slot for index, slot in chunk.new_pages}
+            first, slots = chunk.new_pages or (0, ())
+            self.tables |= {(chunk.slot, index): slot for index, slot in enumerate(slots, first)}
             for index in range(-(-end // self.shape.page_size)):
                 assert 1 <= self.tables[chunk.slot, index] <= self.shape.num_pages
             context += end
