@@ -2,9 +2,9 @@
 
     python benchmarks/long_contexts.py [--policy copy_ahead] [--tokens 200000] [--json FILE]
 
-Nothing is computed: every sampled token is a 0. `pause + return` is the median of what the pages cost: release, refresh, hold and
-the first chunk's start. `plan` is `Scheduler.plan()` with 64 running and 400 paused contexts of 100,000 tokens, while some pause
-and as many return. `bytes per page` are Python's for the pages of one context, its token ids not counted.
+Nothing is computed: every sampled token is a 0. `pause + return` is the median of what the pages cost: release, refresh, hold
+and the first chunk's start. `plan` is `Scheduler.plan()` with 64 running and 400 paused contexts of 100,000 tokens, while some
+pause and as many return. `bytes per page` are Python's for the pages of one context, its token ids not counted.
 """
 
 import argparse
