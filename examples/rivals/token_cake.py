@@ -32,6 +32,7 @@ class PredictiveUpload(HostTier):
         self.predicted_s: dict[str, float] = {}  # of tools
         self.back_s: dict[str, float] = {}  # when paused contexts are expected back
         self.offloaded: set[str] = set()
+        self.uploaded: set[str] = set()  # since they paused
 
     def pause(self, sequence: Sequence, now: float) -> None:
         super().pause(sequence, now)
@@ -47,6 +48,7 @@ class PredictiveUpload(HostTier):
         super().resume(sequence, now)
         self.back_s.pop(sequence.id, None)
         self.offloaded.discard(sequence.id)
+        self.uploaded.discard(sequence.id)
 
     def returned(self, sequence: Sequence, seconds: float) -> None:
         for call in sequence.calls:
@@ -60,13 +62,15 @@ class PredictiveUpload(HostTier):
 
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         super().moves(budget, now, mover)
-        due = [sequence for sequence in self.paused.values() if self._is_due(sequence, now) and host_tokens(sequence)]
+        due = [other for other in self.paused.values() if other.id not in self.uploaded and self._is_due(other, now)]
         for sequence in sorted(due, key=lambda sequence: self.back_s[sequence.id]):
-            others = self.lost_first(self.paused.values(), now)
-            offloaded = [other for other in others if other.id in self.offloaded and not self._is_due(other, now)]
-            self.make_room(sequence, offloaded, mover)
-            if not mover.fetch(sequence, "predicted to return"):
-                return
+            if host_tokens(sequence):
+                others = self.lost_first(self.paused.values(), now)
+                offloaded = [other for other in others if other.id in self.offloaded and not self._is_due(other, now)]
+                self.make_room(sequence, offloaded, mover)
+                if not mover.fetch(sequence, "predicted to return"):
+                    return
+            self.uploaded.add(sequence.id)
 
     def _is_due(self, sequence: Sequence, now: float) -> bool:
         """Whether an intercepted sequence is so close to its predicted return that its upload has to begin."""
