@@ -22,9 +22,10 @@ LEAD_S = 0.1
 
 
 class PredictiveUpload(HostTier):
-    """Loses contexts whose calls are predicted to last first, the one expected back last first, and uploads them in time.
+    """Loses contexts whose calls are predicted to last before the others, each by recency, and uploads them in time.
 
-    An offloaded context keeps its pages on the device until their slots are needed. The others are lost by recency.
+    An offloaded context keeps its pages on the device until their slots are needed. One that was uploaded and does not return
+    is given up after as long again as was predicted.
     """
 
     def __init__(self, known: PolicyInputs) -> None:
@@ -56,9 +57,8 @@ class PredictiveUpload(HostTier):
             self.predicted_s[call.name] = before_s + SMOOTHING * (seconds - before_s)
 
     def rank(self, sequence: Sequence, now: float) -> Rank:
-        if sequence.id in self.offloaded and not self._is_due(sequence, now):
-            return (0.0, -self.back_s[sequence.id])
-        return (1.0, sequence.paused_s)
+        gives_way = sequence.id in self.offloaded and not self._is_due(sequence, now)
+        return (float(not gives_way), sequence.paused_s)
 
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         super().moves(budget, now, mover)
@@ -77,7 +77,8 @@ class PredictiveUpload(HostTier):
         back_s = self.back_s.get(sequence.id)
         if back_s is None or sequence.state is not State.INTERCEPTED:
             return False
-        return now >= back_s - self.known.cost.swap_s(len(sequence.tokens)) - LEAD_S
+        begins_s = back_s - self.known.cost.swap_s(len(sequence.tokens)) - LEAD_S
+        return begins_s <= now < 2.0 * back_s - sequence.paused_s
 
     def _prediction_s(self, call: PendingCall) -> float:
         """Of a hint and the durations so far, their mean."""
