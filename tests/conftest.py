@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from jinfercept.llm import LLM
+    from tests.support.postgres import Postgres
     from tests.support.scripted_model import Make
 
 from jinfercept.models.embedded import cache_directory
@@ -46,6 +47,7 @@ SLOWEST_FIRST = (
     "bench/",
     "engine/",
     "server/",
+    "state/",
 )
 """Parts of the paths of files of tests, in the order in which processes begin them; the others follow."""
 
@@ -147,6 +149,15 @@ def make_scripted() -> "Iterator[Make]":
 
     with scripted_llm() as make:
         yield make
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> "Iterator[Postgres]":
+    """A PostgreSQL without tables of ours; the tests that use it are skipped where there is none."""
+    from tests.support.postgres import postgres
+
+    with postgres() as server:
+        yield server
 
 
 @pytest.fixture

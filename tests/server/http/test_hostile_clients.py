@@ -50,7 +50,7 @@ GARBAGE = (
 
 
 @pytest.fixture(scope="module")
-def impatient(_running: Running) -> Iterator[Running]:
+def impatient(shared_server: Running) -> Iterator[Running]:
     """A second server on the same model, with short timeouts."""
     limits = {
         "max_body_size": 100_000,
@@ -59,7 +59,7 @@ def impatient(_running: Running) -> Iterator[Running]:
         "timeout_keep_alive": 1,
         "write_timeout": 0.3,
     }
-    with running(_running.llm, **limits) as server:
+    with running(shared_server.llm, **limits) as server:
         yield server
         server.wait_idle()
 

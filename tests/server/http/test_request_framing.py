@@ -46,10 +46,10 @@ class Answer:
 
 
 @pytest.fixture(scope="module")
-def keyed(_running: Running) -> Iterator[Running]:
+def keyed(shared_server: Running) -> Iterator[Running]:
     """A second server on the same model, with a key."""
     with running(
-        _running.llm,
+        shared_server.llm,
         api_key=("one",),
         max_body_size=200_000,
         header_timeout=2.0,

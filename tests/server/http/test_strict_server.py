@@ -31,18 +31,18 @@ def test_what_is_no_http_is_answered_as_everything_else(strict: Running) -> None
 
 
 @pytest.fixture(scope="module")
-def strict(_running: Running) -> Iterator[Running]:
+def strict(shared_server: Running) -> Iterator[Running]:
     """A second server on the same model, with small limits and two keys."""
     limits: dict[str, Any] = {"max_body_size": 2000, "timeout_keep_alive": 1, "max_queue_len": 16}
     origins = ("https://a.example",)
-    with running(_running.llm, api_key=("one", "two"), allowed_origins=origins, **limits) as server:
+    with running(shared_server.llm, api_key=("one", "two"), allowed_origins=origins, **limits) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def impatient(_running: Running) -> Iterator[Running]:
+def impatient(shared_server: Running) -> Iterator[Running]:
     """One that ends connections which dawdle at once."""
-    with running(_running.llm, api_key=("one",), header_timeout=0.3, body_timeout=0.3) as server:
+    with running(shared_server.llm, api_key=("one",), header_timeout=0.3, body_timeout=0.3) as server:
         yield server
 
 

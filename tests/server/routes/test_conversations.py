@@ -17,7 +17,7 @@ LONG: Any = {"max_output_tokens": 1900, "extra_body": {"ignore_eos": True}}
 
 
 @pytest.fixture(params=["memory", "postgresql", pytest.param("sqlite", marks=pytest.mark.slow)])
-def talking(request: pytest.FixtureRequest, scripted: Scripted, _patient: None) -> Iterator[Running]:
+def talking(request: pytest.FixtureRequest, scripted: Scripted, patient: None) -> Iterator[Running]:
     """A server without a database, and one with each kind."""
     url = None
     if request.param == "postgresql":
