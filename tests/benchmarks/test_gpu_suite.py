@@ -8,16 +8,13 @@ import tarfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.gpu_aims import AIMS, Figure
-from benchmarks.gpu_predictions import predicted_table, predictions
+from benchmarks.gpu_aims import AIMS
 from benchmarks.gpu_report import DETAILS
 from benchmarks.gpu_suite import kept
 from benchmarks.gpu_suite.child import part
@@ -28,13 +25,13 @@ from benchmarks.gpu_suite.steps import pool_tokens
 from benchmarks.gpu_suite.suite import environment
 from benchmarks.gpu_suite.suite import main as suite
 from benchmarks.gpu_suite.timing import timed
-from benchmarks.gpu_suite.trace import Event, copies, gaps, operations, plane_events, until_first_kernel_s
+from tests.benchmarks.test_gpu_report import report_file
 
 PROJECT = Path(__file__).parents[2]
 PEER = "torch_peer"  # the only part that needs torch, and has no JAX
 COPIED = "uploads"  # runs from a copy of the tree
 ALONE = "smoke"  # in a process of its own, as the suite runs every part
-HERE = ("overlap", "tokens", "decode", "kernels", "policies")
+HERE = ("tokens", "decode", "policies")
 OTHERS = [name for name in PARTS if name not in (ALONE, *HERE, COPIED, PEER)]
 """Other uses of the same modules; `.ci/run` runs them."""
 
@@ -63,23 +60,15 @@ def rows(out: Path) -> dict[str, list[Row]]:
         return run_tiny([ALONE], out) | {name: list(part(name)(TINY)) for name in HERE}
 
 
-def report_file(folder: Path, parts: dict[str, list[Row]], **changes: Any) -> str:
-    found = {name: {"status": "done", "device": "Test GPU", "rows": rows} for name, rows in parts.items()}
-    report = {"version": 1, "date": "2026-01-02T03:04:05+00:00", "tiny": False, "parts": found}
-    machine = {"commit": "0123456789abcdef"}
-    path = folder / "report.json"
-    path.write_text(json.dumps(report | {"machine": machine} | changes))
-    return str(path)
-
-
-def figures(number: int, parts: dict[str, list[Row]]) -> list[Figure]:
-    return AIMS[number].figures(parts)
-
-
-def test_every_part_runs_at_tiny_shapes(rows: dict[str, list[Row]]) -> None:
+def test_parts_run_at_tiny_shapes(rows: dict[str, list[Row]]) -> None:
     assert all(rows.values())
-    failed = [(name, row) for name, found in rows.items() for row in found if "error" in row and "check" not in row]
-    assert {(name, row["implementation"]) for name, row in failed} == {("kernels", "cudnn")}  # needs a GPU, and says so
+    assert failures(rows) == set()
+
+
+def failures(rows: dict[str, list[Row]]) -> set[tuple[str, str]]:
+    """What could not be measured, by part."""
+    measured = [(name, row) for name, part_rows in rows.items() for row in part_rows if "check" not in row]
+    return {(name, row["implementation"]) for name, row in measured if "error" in row}
 
 
 @pytest.mark.slow
@@ -89,6 +78,9 @@ def test_the_other_parts_run_at_tiny_shapes(tmp_path: Path) -> None:
     assert all(row["ok"] for row in rows["memcheck"])
     assert {row["graphs"] for row in rows["launches"] if row["step"] == "operation"} == {False}
     check_transfers(rows["transfers"], TINY.transfer_ways)
+    check_transfers(rows["overlap"], TINY.overlap_ways)
+    assert all(row["embed_s"] > 0 for row in rows["overlap"])
+    assert failures(rows) == {("kernels", "cudnn")}  # needs a GPU, and says so
 
 
 def test_the_checks_of_a_change_run_the_other_parts() -> None:
@@ -128,11 +120,6 @@ def check_transfers(rows: Sequence[Row], ways: Sequence[TransferWay]) -> None:
     assert list(kinds) == [(*way, direction) for way in ways for direction in ("none", "out", "in", "both")]
     assert all(row["bytes_per_s"] > 0 for row in measured if row["way"] != "none")
     assert len({row["link_bytes_per_s"] for row in measured if row["way"] == "in"}) == 1  # of one large array
-
-
-def test_a_step_is_measured_beside_transfers_in_all_directions(rows: dict[str, list[Row]]) -> None:
-    check_transfers(rows["overlap"], TINY.overlap_ways)
-    assert all(row["embed_s"] > 0 for row in rows["overlap"])
 
 
 def test_the_time_of_every_operation_stands_beside_a_decode_step(rows: dict[str, list[Row]]) -> None:
@@ -341,150 +328,6 @@ def test_a_runner_has_the_same_pool_in_every_part_unless_memory_is_short() -> No
     assert 0 < pool_tokens(FULL, LLAMA_3_8B, small) < FULL.pool_tokens
 
 
-# -- traces ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_streams_of_a_gpu_are_read_with_operations_and_the_bytes_of_copies() -> None:
-    copied = {"memcpy_details": "kind_src:pinned kind_dst:device size:2097152 dest:0 async:1", "context_id": 3}
-    stream = traced_line("Stream #20(MemcpyH2D)", "MemcpyH2D", copied)
-    plane = SimpleNamespace(
-        name="/device:GPU:0", lines=[stream, traced_line("XLA Ops", "fusion", {"hlo_op": "fusion"})]
-    )
-    assert plane_events(plane) == [Event("Stream #20(MemcpyH2D)", "MemcpyH2D", 5.0, 12.0, "", 2097152)]
-    host = SimpleNamespace(name="/host:CPU", lines=[traced_line("Worker", "dot", {"hlo_op": "dot.3"}), stream])
-    assert plane_events(host) == [Event("Worker", "dot", 5.0, 12.0, "dot.3")]
-
-
-def traced_line(line: str, name: str, stats: dict[str, Any]) -> SimpleNamespace:
-    event = SimpleNamespace(name=name, start_ns=5.0, duration_ns=7.0, stats=list(stats.items()))
-    return SimpleNamespace(name=line, events=[event])
-
-
-def test_idle_time_is_what_no_kernel_of_any_stream_covers() -> None:
-    found = gaps([(0.0, 4e9), (6e9, 10e9), (1e9, 5e9), (9e9, 10e9)])
-    assert found == {"idle_share": 0.1, "busy_s": 9.0, "largest_gap_s": 1.0}
-
-
-def test_operations_have_the_shapes_of_their_programs_and_the_time_of_a_step() -> None:
-    program = """
-  %gemm_fusion_dot.3 = bf16[64,6144]{1,0} fusion(%a, %b), kind=kCustom
-  ROOT %custom-call.5 = (bf16[64,4096]{1,0}, s8[4194304]{0}) custom-call(%c), custom_call_target="__cublas$gemm"
-"""
-    kernels = [
-        Event("Stream #1", "nvjet_tst", 0.0, 3e9, "custom-call.5"),
-        Event("Stream #1", "gemm_fusion_dot_3", 3e9, 4e9, "gemm_fusion_dot.3"),
-        Event("Stream #1", "nvjet_tst", 4e9, 9e9, "custom-call.5"),
-    ]
-    first, second = operations(kernels, [program], 2)
-    assert (first["kernel"], first["shape"], first["calls"]) == ("nvjet_tst", "custom-call bf16[64,4096]", 1.0)
-    assert (first["gpu_s"], second["gpu_s"]) == (4.0, 0.5)
-    assert second["shape"] == "fusion bf16[64,6144]"
-
-
-def test_the_first_kernel_counts_from_the_fetch_and_not_from_the_upload_before_it() -> None:
-    def step(start: float) -> list[Event]:
-        uploaded, *pages = (
-            Event("Stream #2", "MemcpyH2D", start + at, start + at + 1e9, num_bytes=size)
-            for at, size in ((0.0, 640), (1e9, 4096), (2e9, 4096))
-        )
-        kernels = [
-            Event("Stream #1", "embed", start + 1.5e9, start + 1.6e9),
-            Event("Stream #1", "layers", start + 4e9, start + 5e9),
-        ]
-        return [uploaded, pages[0], kernels[0], pages[1], kernels[1]]
-
-    events = [event for number in range(3) for event in step(10e9 * number)]
-    assert until_first_kernel_s(events, 3, 4096) == 0.5
-    assert until_first_kernel_s(events, 3, 8192) is None
-
-
-# -- the report --------------------------------------------------------------------------------------------------------
-
-
-def attention(implementation: str, rows: int, chunk: int, context: int, seconds: float, **more: Any) -> Row:
-    case = {"heads": "16/16 × 256", "rows": rows, "chunk": chunk, "context": context}
-    return case | {"implementation": implementation, "seconds": seconds, "copy_share": 0.9, "matmul_share": 0.4} | more
-
-
-def test_decode_counts_by_its_worst_case_and_only_ours() -> None:
-    good = [attention("triton", 64, 1, 2048, 1.0), attention("cudnn", 64, 1, 2048, 0.5, copy_share=0.1)]
-    [figure] = figures(2, {"kernels": good})
-    assert figure.met
-    [figure] = figures(2, {"kernels": [*good, attention("triton", 32, 1, 8192, 1.0, copy_share=0.6)]})
-    assert not figure.met
-    assert "60% at least (32 × 8,192" in figure.reached
-    assert figures(2, {"kernels": [attention("triton", 1, 1, 8192, 1.0)]}) == []
-
-
-def test_chunks_are_held_against_the_best_peer_that_worked() -> None:
-    kernels = [attention("triton", 1, 512, 512, 1.0), attention("cudnn", 1, 512, 512, 2.0)]
-    assert figures(3, {"kernels": kernels})[0].met
-    faster = [attention("torch", 1, 512, 512, 0.7)]
-    [figure] = figures(3, {"kernels": kernels, "torch_peer": faster})
-    assert not figure.met
-    assert "0.70 × torch" in figure.reached
-    assert figures(3, {"kernels": kernels[:1], "torch_peer": [{"error": "refused"}]}) == []
-
-
-def test_transfers_count_only_where_they_use_the_link() -> None:
-    row = {"way": "out", "transfer_parts": 1, "staging_pages": 16, "share": 1.0, "bytes_per_s": 4e10}
-    idle, full = row | {"link_share": 0.4, "slowdown": 0.0}, row | {"link_share": 0.9, "slowdown": 0.04}
-    assert [figure.met for figure in figures(1, {"transfers": [idle]})] == [False]
-    assert [figure.met for figure in figures(1, {"transfers": [idle, full]})] == [True]
-    slow = full | {"transfer_parts": 4, "slowdown": 0.2}
-    assert [figure.met for figure in figures(1, {"overlap": [idle, full], "transfers": [slow]})] == [True, False]
-
-
-def test_policies_are_held_against_the_best_of_the_others() -> None:
-    def row(policy: str, latency: float, unfinished: int = 0) -> Row:
-        return {
-            "policy": policy,
-            "model": "m",
-            "unfinished": unfinished,
-            "normalized_latency_paper_ms_per_token": {"mean": latency},
-        }
-
-    others = [row("swap", 30.0), row("min_waste", 12.0)]
-    [figure] = figures(6, {"policies": [row("copy_ahead", 11.0), *others]})
-    assert figure.met
-    assert "11.0 ms/token, 0 unfinished; min_waste 12.0, 2 others" in figure.reached
-    assert not figures(6, {"policies": [row("copy_ahead", 13.0), *others]})[0].met
-    assert not figures(6, {"policies": [row("copy_ahead", 11.0, unfinished=1), *others]})[0].met
-    assert figures(6, {"policies": others}) == []
-
-
-def test_figures_say_on_what_and_when_they_were_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"model": "m", "depth": 1, "batch": 64, "context": 1, "by_wall": 0.01, "step_s": 1.0}
-    idle = [row | {"idle_share": 0.02}, row]  # the second one has no trace
-    assert main(["gpu-report", report_file(tmp_path, {"idle": idle})]) == 0
-    shown = capsys.readouterr().out
-    assert "2.0% of a trace, 1.0% by the wall clock | yes | Test GPU, 2026-01-02 |" in shown
-    assert shown.count("not measured") == len(AIMS) - 1
-
-
-def test_measured_steps_stand_beside_predicted_ones(tmp_path: Path) -> None:
-    step = {"gpu": "h100", "model": "m", "library": "cuBLAS", "rows": 64, "context": 1000, "default_buckets": False}
-    guesses = {"seconds": 0.009, "ratio": 1.2, "pessimistic": {"seconds": 0.012, "ratio": 1.6}}
-    bill = {"commit": "c0ffee", "date": "2026-01-01", "steps": [step | guesses]}
-    (tmp_path / "before.json").write_text(json.dumps(bill))
-    row = {"model": "m", "step": "decode", "batch": 64, "context": 1000, "layers_per_step": 4, "sampling": "greedy"}
-    rows = [row | {"seconds": 0.0108, "times": 1.4}, row | {"batch": 1, "seconds": 0.006, "times": 1.2}]
-    rows.append(rows[0] | {"sampling": "drawn"})
-    table = predicted_table("NVIDIA H100 80GB HBM3", {"decode": rows}, predictions(tmp_path))
-    assert "for H100, before.json of commit c0ffee" in table[0]
-    assert table[-2] == "| m, 64 × 1,000 | 4 | 10.80 ms | 9.00 ms | 1.20 | 12.00 ms | 0.90 | 1.40 | 1.20 | 1.60 |"
-    assert table[-1] == "| m, 1 × 1,000 | 4 | 6.00 ms |  |  |  |  | 1.20 |  |  |"
-    assert "no table" in predicted_table("GPU", {"decode": rows}, predictions(tmp_path / "none"))[0]
-
-
-def test_copies_count_as_hidden_where_kernels_run_at_the_same_time() -> None:
-    kernels = [Event("Stream #1", "layers", 0.0, 10.0), Event("Stream #1", "head", 10.0, 12.0)]
-    moved = [Event("Stream #2", "MemcpyD2H", 8.0, 16.0), Event("Stream #3", "MemcpyH2D", 20.0, 21.0)]
-    out, into = copies([*kernels, *moved])
-    assert (out["copy"], out["count"], out["hidden_share"], out["lines"]) == ("MemcpyD2H", 1, 0.5, ["Stream #2"])
-    assert into["hidden_share"] == 0.0
-
-
 def test_tiny_runs_give_no_figures_and_can_be_drawn(
     tmp_path: Path, rows: dict[str, list[Row]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -494,10 +337,3 @@ def test_tiny_runs_give_no_figures_and_can_be_drawn(
     assert shown.count("not measured") == len(AIMS)
     assert "gives no figure" in shown
     assert picture.stat().st_size > 10_000
-
-
-def test_other_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "other.json"
-    path.write_text("[]")
-    assert main(["gpu-report", str(path)]) == 2
-    assert "not a file of the GPU suite" in capsys.readouterr().err

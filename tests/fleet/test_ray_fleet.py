@@ -28,7 +28,6 @@ FLAGS: dict[str, Any] = {
     "max_num_batched_tokens": 32,
     "swap_space": 0.001,
     "profile": "paper-gptj-6b-a100",
-    "lazy": True,
     "served_model_name": "tiny",
     "drain_timeout": 5,
 }

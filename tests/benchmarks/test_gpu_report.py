@@ -1,0 +1,108 @@
+"""The report of the GPU suite: aims are met by what was measured on a GPU, and by nothing else."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.gpu_aims import AIMS, Figure
+from benchmarks.gpu_predictions import predicted_table, predictions
+from benchmarks.gpu_suite.sizes import Row
+
+
+def report_file(folder: Path, parts: dict[str, list[Row]], **changes: Any) -> str:
+    found = {name: {"status": "done", "device": "Test GPU", "rows": rows} for name, rows in parts.items()}
+    report = {"version": 1, "date": "2026-01-02T03:04:05+00:00", "tiny": False, "parts": found}
+    machine = {"commit": "0123456789abcdef"}
+    path = folder / "report.json"
+    path.write_text(json.dumps(report | {"machine": machine} | changes))
+    return str(path)
+
+
+def figures(number: int, parts: dict[str, list[Row]]) -> list[Figure]:
+    return AIMS[number].figures(parts)
+
+
+def attention(implementation: str, rows: int, chunk: int, context: int, seconds: float, **more: Any) -> Row:
+    case = {"heads": "16/16 × 256", "rows": rows, "chunk": chunk, "context": context}
+    return case | {"implementation": implementation, "seconds": seconds, "copy_share": 0.9, "matmul_share": 0.4} | more
+
+
+def test_decode_counts_by_its_worst_case_and_only_ours() -> None:
+    good = [attention("triton", 64, 1, 2048, 1.0), attention("cudnn", 64, 1, 2048, 0.5, copy_share=0.1)]
+    [figure] = figures(2, {"kernels": good})
+    assert figure.met
+    [figure] = figures(2, {"kernels": [*good, attention("triton", 32, 1, 8192, 1.0, copy_share=0.6)]})
+    assert not figure.met
+    assert "60% at least (32 × 8,192" in figure.reached
+    assert figures(2, {"kernels": [attention("triton", 1, 1, 8192, 1.0)]}) == []
+
+
+def test_chunks_are_held_against_the_best_peer_that_worked() -> None:
+    kernels = [attention("triton", 1, 512, 512, 1.0), attention("cudnn", 1, 512, 512, 2.0)]
+    assert figures(3, {"kernels": kernels})[0].met
+    faster = [attention("torch", 1, 512, 512, 0.7)]
+    [figure] = figures(3, {"kernels": kernels, "torch_peer": faster})
+    assert not figure.met
+    assert "0.70 × torch" in figure.reached
+    assert figures(3, {"kernels": kernels[:1], "torch_peer": [{"error": "refused"}]}) == []
+
+
+def test_transfers_count_only_where_they_use_the_link() -> None:
+    row = {"way": "out", "transfer_parts": 1, "staging_pages": 16, "share": 1.0, "bytes_per_s": 4e10}
+    idle, full = row | {"link_share": 0.4, "slowdown": 0.0}, row | {"link_share": 0.9, "slowdown": 0.04}
+    assert [figure.met for figure in figures(1, {"transfers": [idle]})] == [False]
+    assert [figure.met for figure in figures(1, {"transfers": [idle, full]})] == [True]
+    slow = full | {"transfer_parts": 4, "slowdown": 0.2}
+    assert [figure.met for figure in figures(1, {"overlap": [idle, full], "transfers": [slow]})] == [True, False]
+
+
+def test_policies_are_held_against_the_best_of_the_others() -> None:
+    def row(policy: str, latency: float, unfinished: int = 0) -> Row:
+        return {
+            "policy": policy,
+            "model": "m",
+            "unfinished": unfinished,
+            "normalized_latency_paper_ms_per_token": {"mean": latency},
+        }
+
+    others = [row("swap", 30.0), row("min_waste", 12.0)]
+    [figure] = figures(6, {"policies": [row("copy_ahead", 11.0), *others]})
+    assert figure.met
+    assert "11.0 ms/token, 0 unfinished; min_waste 12.0, 2 others" in figure.reached
+    assert not figures(6, {"policies": [row("copy_ahead", 13.0), *others]})[0].met
+    assert not figures(6, {"policies": [row("copy_ahead", 11.0, unfinished=1), *others]})[0].met
+    assert figures(6, {"policies": others}) == []
+
+
+def test_figures_say_on_what_and_when_they_were_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"model": "m", "depth": 1, "batch": 64, "context": 1, "by_wall": 0.01, "step_s": 1.0}
+    idle = [row | {"idle_share": 0.02}, row]  # the second one has no trace
+    assert main(["gpu-report", report_file(tmp_path, {"idle": idle})]) == 0
+    shown = capsys.readouterr().out
+    assert "2.0% of a trace, 1.0% by the wall clock | yes | Test GPU, 2026-01-02 |" in shown
+    assert shown.count("not measured") == len(AIMS) - 1
+
+
+def test_measured_steps_stand_beside_predicted_ones(tmp_path: Path) -> None:
+    step = {"gpu": "h100", "model": "m", "library": "cuBLAS", "rows": 64, "context": 1000, "default_buckets": False}
+    guesses = {"seconds": 0.009, "ratio": 1.2, "pessimistic": {"seconds": 0.012, "ratio": 1.6}}
+    bill = {"commit": "c0ffee", "date": "2026-01-01", "steps": [step | guesses]}
+    (tmp_path / "before.json").write_text(json.dumps(bill))
+    row = {"model": "m", "step": "decode", "batch": 64, "context": 1000, "layers_per_step": 4, "sampling": "greedy"}
+    rows = [row | {"seconds": 0.0108, "times": 1.4}, row | {"batch": 1, "seconds": 0.006, "times": 1.2}]
+    rows.append(rows[0] | {"sampling": "drawn"})
+    table = predicted_table("NVIDIA H100 80GB HBM3", {"decode": rows}, predictions(tmp_path))
+    assert "for H100, before.json of commit c0ffee" in table[0]
+    assert table[-2] == "| m, 64 × 1,000 | 4 | 10.80 ms | 9.00 ms | 1.20 | 12.00 ms | 0.90 | 1.40 | 1.20 | 1.60 |"
+    assert table[-1] == "| m, 1 × 1,000 | 4 | 6.00 ms |  |  |  |  | 1.20 |  |  |"
+    assert "no table" in predicted_table("GPU", {"decode": rows}, predictions(tmp_path / "none"))[0]
+
+
+def test_other_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "other.json"
+    path.write_text("[]")
+    assert main(["gpu-report", str(path)]) == 2
+    assert "not a file of the GPU suite" in capsys.readouterr().err

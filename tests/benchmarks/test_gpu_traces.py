@@ -1,0 +1,68 @@
+"""What the GPU suite reads in the traces of a profiler."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks.gpu_suite.trace import Event, copies, gaps, operations, plane_events, until_first_kernel_s
+
+
+def test_the_streams_of_a_gpu_are_read_with_operations_and_the_bytes_of_copies() -> None:
+    copied = {"memcpy_details": "kind_src:pinned kind_dst:device size:2097152 dest:0 async:1", "context_id": 3}
+    stream = traced_line("Stream #20(MemcpyH2D)", "MemcpyH2D", copied)
+    plane = SimpleNamespace(
+        name="/device:GPU:0", lines=[stream, traced_line("XLA Ops", "fusion", {"hlo_op": "fusion"})]
+    )
+    assert plane_events(plane) == [Event("Stream #20(MemcpyH2D)", "MemcpyH2D", 5.0, 12.0, "", 2097152)]
+    host = SimpleNamespace(name="/host:CPU", lines=[traced_line("Worker", "dot", {"hlo_op": "dot.3"}), stream])
+    assert plane_events(host) == [Event("Worker", "dot", 5.0, 12.0, "dot.3")]
+
+
+def traced_line(line: str, name: str, stats: dict[str, Any]) -> SimpleNamespace:
+    event = SimpleNamespace(name=name, start_ns=5.0, duration_ns=7.0, stats=list(stats.items()))
+    return SimpleNamespace(name=line, events=[event])
+
+
+def test_idle_time_is_what_no_kernel_of_any_stream_covers() -> None:
+    found = gaps([(0.0, 4e9), (6e9, 10e9), (1e9, 5e9), (9e9, 10e9)])
+    assert found == {"idle_share": 0.1, "busy_s": 9.0, "largest_gap_s": 1.0}
+
+
+def test_operations_have_the_shapes_of_their_programs_and_the_time_of_a_step() -> None:
+    program = """
+  %gemm_fusion_dot.3 = bf16[64,6144]{1,0} fusion(%a, %b), kind=kCustom
+  ROOT %custom-call.5 = (bf16[64,4096]{1,0}, s8[4194304]{0}) custom-call(%c), custom_call_target="__cublas$gemm"
+"""
+    kernels = [
+        Event("Stream #1", "nvjet_tst", 0.0, 3e9, "custom-call.5"),
+        Event("Stream #1", "gemm_fusion_dot_3", 3e9, 4e9, "gemm_fusion_dot.3"),
+        Event("Stream #1", "nvjet_tst", 4e9, 9e9, "custom-call.5"),
+    ]
+    first, second = operations(kernels, [program], 2)
+    assert (first["kernel"], first["shape"], first["calls"]) == ("nvjet_tst", "custom-call bf16[64,4096]", 1.0)
+    assert (first["gpu_s"], second["gpu_s"]) == (4.0, 0.5)
+    assert second["shape"] == "fusion bf16[64,6144]"
+
+
+def test_the_first_kernel_counts_from_the_fetch_and_not_from_the_upload_before_it() -> None:
+    def step(start: float) -> list[Event]:
+        uploaded, *pages = (
+            Event("Stream #2", "MemcpyH2D", start + at, start + at + 1e9, num_bytes=size)
+            for at, size in ((0.0, 640), (1e9, 4096), (2e9, 4096))
+        )
+        kernels = [
+            Event("Stream #1", "embed", start + 1.5e9, start + 1.6e9),
+            Event("Stream #1", "layers", start + 4e9, start + 5e9),
+        ]
+        return [uploaded, pages[0], kernels[0], pages[1], kernels[1]]
+
+    events = [event for number in range(3) for event in step(10e9 * number)]
+    assert until_first_kernel_s(events, 3, 4096) == 0.5
+    assert until_first_kernel_s(events, 3, 8192) is None
+
+
+def test_copies_count_as_hidden_where_kernels_run_at_the_same_time() -> None:
+    kernels = [Event("Stream #1", "layers", 0.0, 10.0), Event("Stream #1", "head", 10.0, 12.0)]
+    moved = [Event("Stream #2", "MemcpyD2H", 8.0, 16.0), Event("Stream #3", "MemcpyH2D", 20.0, 21.0)]
+    out, into = copies([*kernels, *moved])
+    assert (out["copy"], out["count"], out["hidden_share"], out["lines"]) == ("MemcpyD2H", 1, 0.5, ["Stream #2"])
+    assert into["hidden_share"] == 0.0
