@@ -20,7 +20,7 @@ PEERS: Mapping[str, tuple[str, ...]] = {
     "vllm": ("vllm", "transformers"),
     "llama_cpp": ("llama_cpp", "numpy"),
 }
-"""Engines that a script here measures, and the packages that it needs."""
+"""Engines that a script in a clone's `benchmarks/peers` measures, and the packages that it needs."""
 
 
 class Peer(NamedTuple):
@@ -49,12 +49,12 @@ def script_peer(text: str) -> Peer:
     """An engine given as `NAME` or `NAME=PYTHON`: one of `PEERS`, in this interpreter or in that one.
 
     Raises:
-        ConfigError: there is no such engine, or the interpreter lacks one of its packages.
+        ConfigError: there is no such engine, this is no clone, or the interpreter lacks one of the engine's packages.
     """
     name, _, python = text.partition("=")
     if name not in PEERS:
         raise ConfigError("no such --peer", got=name, fix=f"use one of {', '.join(PEERS)}, or --peer-command")
-    python = python or sys.executable
+    script, python = _script(name), python or sys.executable
     try:
         tried = subprocess.run([python, "-c", f"import {', '.join(PEERS[name])}"], capture_output=True, text=True)
     except OSError as error:
@@ -67,7 +67,16 @@ def script_peer(text: str) -> Peer:
             got=_last_line(tried.stderr),
             fix=f"give --peer {name}=PYTHON, an interpreter that has {' and '.join(PEERS[name])}",
         )
-    return Peer(name, (python, str(Path(__file__).with_name(f"throughput_{name}.py"))))
+    return Peer(name, (python, str(script)))
+
+
+def _script(name: str) -> Path:
+    """The script that measures an engine. Raises `ConfigError` outside a clone."""
+    for folder in (Path(), Path(__file__).parents[2]):
+        if (script := folder / "benchmarks" / "peers" / f"throughput_{name}.py").is_file():
+            return script.absolute()
+    fix = "run it in the folder of a clone of the repository, or use --peer-command"
+    raise ConfigError(f"--peer {name} needs its script", got=f"no {script}", fix=fix)
 
 
 def command_peer(text: str) -> Peer:

@@ -46,7 +46,7 @@ class Throughput:
     new_tokens: int = 32
     """tokens that each generates"""
     peer: Annotated[Repeated, conf.arg(metavar="NAME[=PYTHON]")] = ()
-    """measure transformers, vllm or llama_cpp too, with an interpreter that has it (default: this one)"""
+    """in a clone: measure transformers, vllm or llama_cpp too, with an interpreter that has it (default: this one)"""
     peer_command: Annotated[Repeated, conf.arg(metavar="NAME=COMMAND")] = ()
     """another engine: reads the work as JSON, prints its cells as JSON"""
     json: Maybe[str] = None

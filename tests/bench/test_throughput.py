@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from jinfercept.bench import throughput_peers
 from jinfercept.bench.peer_script import decode_rate
 from jinfercept.bench.throughput import ThroughputWork, measure
-from jinfercept.bench.throughput_peers import command_peer, measure_peer
+from jinfercept.bench.throughput_peers import command_peer, measure_peer, script_peer
 from jinfercept.cli.main import main
 from jinfercept.config import LLMOptions
 from jinfercept.errors import ConfigError
@@ -105,3 +106,12 @@ def test_what_is_missing_is_said_before_anything_is_measured(
 ) -> None:
     assert main(["bench", "throughput", MODEL, *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_outside_a_clone_a_peer_that_needs_a_script_says_where_it_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(throughput_peers, "__file__", str(tmp_path / "site" / "jinfercept" / "bench" / "peers.py"))
+    with pytest.raises(ConfigError, match="in the folder of a clone"):
+        script_peer("vllm")

@@ -3,11 +3,13 @@
 See `peer_script`.
 """
 
+import sys
 import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[2] / "jinfercept" / "bench"))
 peer_script: Any = import_module("peer_script")
 
 

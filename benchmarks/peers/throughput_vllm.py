@@ -4,12 +4,14 @@ A GGUF file gives the architecture only: the weights are random, of the dtype of
 """
 
 import os
+import sys
 import tempfile
 import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[2] / "jinfercept" / "bench"))
 peer_script: Any = import_module("peer_script")
 
 
