@@ -11,8 +11,10 @@ from jinfercept.bench.replay import at_speed_of, different, replay, resize_host,
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.request import Request
+from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.scripted import make_request, random_tokens
+from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.workload import Script, Segment
 from jinfercept.startup.start import EngineSetup
 from tests.support.tiny_model import GOLDEN, tiny_setup
@@ -47,6 +49,23 @@ def test_every_policy_gives_the_same_tokens_and_the_simulators_keys(setup: Engin
         assert len(run.streams) == 16
         assert 0 < run.report["host_s"] < 0.1
         assert run.report["step_s"]["measured"] < run.report["simulated_s"]
+
+
+def test_turns_of_sessions_give_the_same_tokens_and_the_simulators_keys(setup: EngineSetup) -> None:
+    turns = (
+        ScriptedTurn(16, 4, 0, 0.0, True),
+        ScriptedTurn(26, 4, 20, 0.1, False),
+        ScriptedTurn(30, 3, 12, 0.05, True),
+    )
+    load = SessionLoad([ScriptedSession("a", 5, turns)], seed=0, rate=20.0, duration_s=0.3)
+    runs = [replay(setup, policy, load, WRITE, 10.0) for policy in ("discard", "copy_ahead")]
+    simulated = simulation(setup, "copy_ahead", 10.0, runs[1].report["host_s"]).run(load)
+    for run in runs:
+        assert run.report.keys() == simulated.keys()
+        assert run.report["finished_sessions"] == run.report["sessions"] == simulated["sessions"] > 1
+        assert 0 < run.report["turn_delay_s"]["mean"] < 10
+    assert len(runs[0].streams) == 3 * simulated["sessions"]
+    assert different(*(run.streams for run in runs)) == []
 
 
 def test_what_a_replay_recomputes_is_what_the_simulator_says(setup: EngineSetup) -> None:
