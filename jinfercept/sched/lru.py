@@ -54,11 +54,12 @@ class LeastRecentlyUsed(Policy):
     def victims(self, now: float) -> Iterator[Move]:
         action = Action.SWAP if self._writes_through else Action.DROP
         for sequence in list(self._resident.values()):
-            for run in reversed(sequence.context.runs()):
-                if run.residency.on_device:
-                    yield Move(sequence, run.pages[::-1], action, "least recently used")
-            if not any(run.residency.on_device for run in sequence.context.runs()):
+            resident = [run for run in reversed(sequence.context.runs()) if run.residency.on_device]
+            if not resident:
                 self._resident.pop(sequence.id, None)
+            for run in resident:
+                if run.evictable:
+                    yield Move(sequence, run.pages[::-1], action, "least recently used")
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
         return longest_paused(list(self._hosted.values()), sequence)

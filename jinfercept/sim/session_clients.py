@@ -40,9 +40,13 @@ NUMBERS = 1 << 6
 """Numbers of a session and its sub-agents; the next session begins behind them."""
 
 
+TOKENS = 1 << 30
+"""Tokens of `session_tokens` are below it."""
+
+
 def session_tokens(number: int, place: int, count: int) -> tuple[int, ...]:
     """A `Writer` for engines that compute nothing: what a turn adds is one token, of which no other turn has any."""
-    return (number % (1 << 18) * MOST_TURNS + place % MOST_TURNS,) * count
+    return ((number * MOST_TURNS + place % MOST_TURNS) % TOKENS,) * count
 
 
 @dataclass(frozen=True)
@@ -253,5 +257,6 @@ class SessionClients:
             tuple(live.tokens),
             SamplingParams(temperature=0.0, max_tokens=turn.decode, ignore_eos=True),
             detector=ScriptedDetector(calls) if calls else None,
+            ids_below=TOKENS if self._write is session_tokens else None,
             follow_up=FollowUp(f"session {live.number}" if self._load.named else "", expected_s),
         )
