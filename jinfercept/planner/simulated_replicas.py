@@ -20,7 +20,7 @@ from jinfercept.sched.sequence import Sequence
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.simulator import VirtualClock
 
-_SHARED_TOKEN = 1 << 50
+_SHARED_TOKEN = 1 << 30
 
 
 class FinishedTurn(NamedTuple):

@@ -32,7 +32,7 @@ from jinfercept.sim.workload import Script, Segment
 SHOWN_EVERY_S = 0.1
 """Seconds between two calls of a `Progress`, by the wall clock."""
 
-_SHARED_TOKEN = 1 << 40
+_SHARED_TOKEN = 1 << 30
 """Tokens that requests share are from here on; those that are a request's number are below."""
 
 Progress = Callable[[float, float], None]
@@ -46,7 +46,7 @@ def plain_tokens(number: int, place: int, count: int) -> tuple[int, ...]:
 
 def sharing_tokens(kind: str, share: float) -> Writer:
     """`plain_tokens`, but a share of every prompt, at its start, is tokens of its kind: instructions that requests share."""
-    common = _SHARED_TOKEN + zlib.crc32(kind.encode())
+    common = _SHARED_TOKEN + zlib.crc32(kind.encode()) % _SHARED_TOKEN
 
     def write(number: int, place: int, count: int) -> tuple[int, ...]:
         num_common = 0 if place else round(share * count)

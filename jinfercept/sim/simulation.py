@@ -265,7 +265,7 @@ class Simulation:
             clock,
             threading.Event(),
             depth=self.depth,
-            vocab_size=1 << 60,
+            vocab_size=1 << 31,
             open_text=open_text,
             request_log=world.log,
         )
