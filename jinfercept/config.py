@@ -161,7 +161,8 @@ class SchedulingOptions:
     )
     order: str = option(
         "fcfs",
-        "which waiting request starts next: fcfs; memory_time: the one predicted to hold the least memory the shortest; or "
+        "which request is computed next: fcfs; missing_work: the one that lacks the least work, unless another has waited "
+        "long for its own; memory_time: the one predicted to hold the least memory the shortest; or "
         "your own as path.py:Class",
     )
     profile: str | None = option(

@@ -4,6 +4,9 @@ Waiting sequences are new, or their calls have returned, or they were preempted.
 is the default and needs no order. Under an `Order` they start by ascending keys, with two exceptions that the scheduler makes
 itself: a smaller `priority` goes before every key, and a sequence that was overtaken `patience` times goes before every key of
 its priority. While tenants compete, the order applies within each tenant. Running sequences are never preempted by an order.
+
+While one tenant is served, running sequences that lack more than one token get their chunks in the same order: one whose prompt
+is being computed keeps its pages and its slot while sequences with smaller keys start and are computed before it.
 """
 
 from abc import abstractmethod
@@ -16,8 +19,9 @@ class Order(Protocol):
     """Ranks waiting sequences. A class of your own inherits from it, or has all of its members.
 
     It relies on this: the calls come from one thread, in the order in which things happen; `now` never falls; a sequence has a
-    key before it starts. It reads sequences and writes to none, and blocks on nothing. A key is asked for once when a sequence
-    begins to wait, and then again for `ranking.REFRESHED` waiting sequences per plan, in turn, so that a plan costs the same
+    key before it starts. It reads sequences and writes to none, and blocks on nothing. A key is asked for in every plan for a
+    running sequence that lacks more than one token; for a waiting one when it begins to wait, and then again for
+    `ranking.REFRESHED` waiting sequences per plan, in turn, so that a plan costs the same
     whether ten or ten thousand wait: it may depend on time, but slowly.
 
     Attributes:

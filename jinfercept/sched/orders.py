@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.guards import GuardedOrder
 from jinfercept.sched.memory_time import MemoryTime
+from jinfercept.sched.missing_work import MissingWork
 from jinfercept.sched.order import Order
 from jinfercept.sched.plugins import build_plugin, check_name, is_place, label
 from jinfercept.sched.policies import PolicyInputs
@@ -14,7 +15,11 @@ type OrderChoice = str | Order | type[Order] | Callable[[PolicyInputs], Order] |
 """A name of `ORDERS`; a place, `path.py:Class` or `package.module:Class`; a class or a function, called once for every engine,
 with the `PolicyInputs` if it requires an argument; or an order, for one engine."""
 
-ORDERS: Mapping[str, Callable[[PolicyInputs], Order | None]] = {"fcfs": lambda inputs: None, "memory_time": MemoryTime}
+ORDERS: Mapping[str, Callable[[PolicyInputs], Order | None]] = {
+    "fcfs": lambda inputs: None,
+    "memory_time": MemoryTime,
+    "missing_work": MissingWork,
+}
 """The orders by the name that selects them. First come first served, by original arrival, is None: the queues keep it."""
 
 
@@ -28,7 +33,11 @@ def make_order(choice: OrderChoice, inputs: PolicyInputs) -> Order | None:
         check_name("order", choice, ORDERS)
         return ORDERS[choice](inputs)
     made = build_plugin("order", choice, Order, inputs)
-    return made if type(made) is MemoryTime else GuardedOrder(made, choice if isinstance(choice, str) else label(made))
+    return (
+        made
+        if type(made) in (MemoryTime, MissingWork)
+        else GuardedOrder(made, choice if isinstance(choice, str) else label(made))
+    )
 
 
 def check_order_choice(choice: OrderChoice) -> None:

@@ -124,6 +124,16 @@ class Queues:
             for sequence in self._ranking.due(self.waiting):
                 self._rerank(sequence, self._ranking.rank(sequence, now))
 
+    def rank_of(self, sequence: Sequence, now: float) -> Rank:
+        """The rank of a running sequence among those that wait."""
+        assert self._ranking is not None
+        return self._ranking.rank(sequence, now)
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether an order ranks the sequences."""
+        return self._ranking is not None
+
     def _rerank(self, sequence: Sequence, rank: Rank) -> None:
         queues = (self.waiting, self._tenant_queue(sequence).waiting)
         for queue in queues:

@@ -22,6 +22,7 @@ from jinfercept.sched.plan_builder import PlanBuilder, PlannedStep, SchedulerCou
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.preemption import PreemptedSequences, Preemption
 from jinfercept.sched.queues import Queues
+from jinfercept.sched.ranking import Rank
 from jinfercept.sched.sequence import CallDuration, Pause, PendingCall, Sequence, State
 from jinfercept.sched.speculation import NO_DRAFTS, Speculation, SpeculationLimits
 from jinfercept.sched.step_budget import StepBudget
@@ -260,7 +261,9 @@ class Scheduler:
             self._admit_all(builder)
         elif builder.tenants_compete:
             self._admit_entitled(builder)
-        if not self._whole_prompts or not builder.chunks:
+        if self._queues.is_ranked and not self._whole_prompts and not builder.tenants_compete:
+            self._run_ranked(builder)
+        elif not self._whole_prompts or not builder.chunks:
             self._run_all(builder)
         if self.waiting and not self._whole_prompts:
             self._admit_all(builder)
@@ -293,6 +296,22 @@ class Scheduler:
             if not self._chunks.decode(builder, sequence):
                 self._chunks.run(builder, sequence, builder.query_tokens - (len(self.running) - index))
 
+    def _run_ranked(self, builder: PlanBuilder) -> None:
+        """Plan running sequences' next tokens; then, by rank, chunks of those that lack more, and starts of waiting ones."""
+        lacking = list[tuple[Rank, Sequence]]()
+        for sequence in list(self.running):
+            if sequence.state is not State.RUNNING or self._chunks.decode(builder, sequence):
+                continue  # another one has preempted it, or it is planned
+            if sequence.context.ready < sequence.length - 1:
+                lacking.append((self._queues.rank_of(sequence, builder.now), sequence))
+            else:
+                self._chunks.run(builder, sequence, builder.query_tokens)
+        lacking.sort()
+        for rank, sequence in lacking:
+            self._admit_all(builder, rank)
+            if sequence.state is State.RUNNING and builder.query_tokens > 0:
+                self._chunks.run(builder, sequence, builder.query_tokens)
+
     def _run_fairly(self, builder: PlanBuilder) -> None:
         """As `_run_all`, for several tenants: in the order of service, with prompts by their tenant's use.
 
@@ -317,11 +336,15 @@ class Scheduler:
             if not self._chunks.decode(builder, sequence):
                 self._chunks.run(builder, sequence, min(shares[sequence.id], builder.query_tokens - spared))
 
-    def _admit_all(self, builder: PlanBuilder) -> None:
-        """Start waiting sequences in order while query tokens are left; the first that has no room holds back the rest."""
+    def _admit_all(self, builder: PlanBuilder, before: Rank | None = None) -> None:
+        """Start waiting sequences in order while query tokens are left; the first that has no room holds back the rest.
+
+        Args:
+            before: only those that rank before it; None: all.
+        """
         while self.waiting and self._queues.has_slot and builder.query_tokens > 0 and not builder.stalled:
             sequence = self._fair.next_waiting() if builder.tenants_compete else self._next_waiting(builder.now)
-            if sequence is None:
+            if sequence is None or (before is not None and sequence.place.rank >= before):
                 return
             if self._whole_prompts and builder.chunks:
                 missing = sequence.context.residency(sequence.length).missing

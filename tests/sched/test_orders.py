@@ -15,6 +15,7 @@ from jinfercept.kv.context import PageRun
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.guards import GuardedOrder
 from jinfercept.sched.memory_time import MemoryTime, TurnForecast, TurnHistory
+from jinfercept.sched.missing_work import LONGER, MissingWork
 from jinfercept.sched.order import Order
 from jinfercept.sched.orders import check_order_choice, make_order
 from jinfercept.sched.policies import PolicyInputs
@@ -24,7 +25,8 @@ from jinfercept.sched.ranking import REFRESHED
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.workload import Script, Segment
-from tests.support.scheduler_bench import SchedulerBench, names
+from tests.support.fake_engine import AffineCost
+from tests.support.scheduler_bench import SIZE, CopyEverything, SchedulerBench, names
 from tests.support.scheduler_scenarios import Scenario, ScenarioRun, hangs, scenarios
 
 PROFILE = load_profile("paper-gptj-6b-a100")
@@ -129,6 +131,44 @@ def test_a_plan_asks_for_few_keys_however_many_wait() -> None:
     assert max(later) <= REFRESHED
 
 
+# -- missing work ------------------------------------------------------------------------------------------------------
+
+
+def test_a_return_with_its_kv_passes_a_new_prompt_that_is_being_computed() -> None:
+    slow = KNOWN._replace(cost=AffineCost(per_query_s=1.0), saturation=SIZE, page_size=SIZE)
+    bench = SchedulerBench(preserve(), buckets=(4,), order=MissingWork(slow))
+    paused = bench.paused("paused", 12)
+    new = bench.add("new", 40)
+    bench.step()
+    assert new.state is State.RUNNING
+    bench.scheduler.resume(paused, [1, 2])
+    plan = bench.step()
+    assert paused.row.slot in [chunk.slot for chunk in plan.chunks]
+    assert new.state is State.RUNNING
+    assert new.preemptions == 0
+    bench.drain()
+
+
+def test_missing_work_is_what_is_computed_at_its_place_and_what_is_fetched() -> None:
+    bench = SchedulerBench(CopyEverything(), order=Counting())
+    order = MissingWork(KNOWN._replace(page_size=bench.kv.page_size))
+    paused = bench.paused("paused", 12)
+    assert order.missing_s(bench.add("longer", 30)) > order.missing_s(bench.add("new", 12)) > 0.0
+    bench.scheduler.resume(paused, [1, 2])
+    returned_s = order.missing_s(paused)
+    bench.kv.drop(paused.context, range(2), device=True, host=True)
+    assert returned_s < order.missing_s(paused)
+
+
+def test_a_request_with_much_missing_work_goes_first_once_it_has_waited_long_for_it() -> None:
+    bench = SchedulerBench(preserve(), max_num_seqs=1)
+    order = MissingWork(KNOWN)
+    long, early, late = (bench.add(name, length) for name, length in (("long", 40), ("early", 8), ("late", 8)))
+    waits_s = LONGER * (order.missing_s(long) - order.missing_s(early))
+    first = order.key(long, 0.0)
+    assert order.key(early, 0.9 * waits_s) < first < order.key(late, 1.1 * waits_s)
+
+
 # -- starvation --------------------------------------------------------------------------------------------------------
 
 
@@ -220,6 +260,7 @@ def test_a_request_that_will_call_holds_more_than_one_that_ends() -> None:
 
 
 OWN = """
+from jinfercept.sched.missing_work import LONGER, MissingWork
 from jinfercept.sched.order import Order
 
 
@@ -251,7 +292,10 @@ def own(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("place", "says"),
     [
-        ("fifo", r"no such order; got fifo; fix: one of fcfs, memory_time; or your own, as path.py:Class"),
+        (
+            "fifo",
+            r"no such order; got fifo; fix: one of fcfs, memory_time, missing_work; or your own, as path.py:Class",
+        ),
         ("{own}:Nothing", r"an order has the methods of Order; got the class .*; fix: add key\(self, sequence, now\)"),
         ("{own}:Restless", r"has a patience that is no number of overtakings; got -1; fix: a whole number, at least 0"),
     ],

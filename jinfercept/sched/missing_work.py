@@ -1,0 +1,59 @@
+"""The order by missing work: a request that lacks little for its next token goes before one that lacks much and has not waited
+long for it.
+
+Agents return with contexts of 100,000 tokens and 300 new ones. Where the KV is still there, a turn takes milliseconds of the
+device; a new conversation, or one whose KV is gone, takes seconds. First come first served, the first wait for the others.
+"""
+
+from typing import final
+
+from jinfercept.kv.page import Residency
+from jinfercept.sched.order import Order
+from jinfercept.sched.policies import PolicyInputs
+from jinfercept.sched.position_price import PositionPrice
+from jinfercept.sched.sequence import Sequence
+
+LONGER = 30.0
+"""A request may be overtaken by requests that come within so many times the seconds of its missing work."""
+
+
+@final
+class MissingWork(Order):
+    """Ascending `since + LONGER · missing`: when the request began to wait, and the seconds of the work that it lacks: those of
+    computing what is at neither place, at its positions, and of fetching what is on the host.
+
+    So of two requests with equal work the first goes first, and no request is overtaken by one that comes later than `LONGER`
+    times its missing work: starvation is bounded in seconds. What is evicted while a request waits is missing work, too.
+
+    Args:
+        known: prices, and the tokens of a full step.
+    """
+
+    patience = 1 << 40  # the keys bound what a sequence is overtaken by
+
+    def __init__(self, known: PolicyInputs) -> None:
+        self._cost, self._price = known.cost, PositionPrice(known.cost, known.saturation)
+        self._page_size = known.page_size
+        self._since_s: dict[str, float] = {}  # of sequences in a turn: when they were asked for first
+
+    def key(self, sequence: Sequence, now: float) -> float:
+        """Seconds; see the class."""
+        return self._since_s.setdefault(sequence.id, now) + LONGER * self.missing_s(sequence)
+
+    def intercepted(self, sequence: Sequence) -> None:
+        self._since_s.pop(sequence.id, None)
+
+    def finished(self, sequence: Sequence) -> None:
+        self._since_s.pop(sequence.id, None)
+
+    def missing_s(self, sequence: Sequence) -> float:
+        """Seconds of the work that a sequence lacks for its next token."""
+        length, end, host_tokens, seconds = sequence.length, 0, 0, 0.0
+        for run in sequence.context.runs():
+            start, end = run.start * self._page_size, min(length, (run.start + run.num_pages) * self._page_size)
+            if run.residency is Residency.MISSING:
+                seconds += self._price.between_s(start, end)
+            elif run.residency is Residency.HOST:
+                host_tokens += run.num_tokens
+        seconds += self._price.between_s(end, length) if end < length else 0.0
+        return seconds + self._cost.swap_s(host_tokens)
