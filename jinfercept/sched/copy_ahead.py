@@ -1,8 +1,15 @@
 """Ours: copy paused contexts to the host while the link is idle, keep the device copy, evict pages only on demand.
 
 A page with a host copy is clean: dropping it is free and instant. So paused contexts fill memory that would be idle, and give
-it up at once when a sequence needs it. The context that takes the most seconds of holding per return is copied and dropped
+it up at once when a sequence needs it. The context that takes the most seconds of holding per return is copied and evicted
 first: one that is expected back late, or that may never come back.
+
+Where the host is full, some pages are lost. Those go that are worth least by equation (6): the seconds of computing them again,
+for each second that they are kept. Attention makes later tokens dearer, and the KV of a tail stays valid while its head is
+computed again. So contexts lose their heads first, wherever they are, down to where their next tokens are worth as much as
+those of contexts that are expected later; where computing costs the same everywhere, tails go first, which leaves prefixes to
+share. A context that runs needs no host copy, nor does one that is expected soon and is on the device still: these copies give
+way before any page is lost.
 
 A new request does not displace a context that is expected back before it could be moved out and in again twice: where memory is
 short, it would only make the link move that context while others wait for the link. Host copies that the link would bring
@@ -10,17 +17,21 @@ too late are recomputed (`Policy.recomputes_late`).
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import final
 
+from jinfercept.kv.context import PageRun
 from jinfercept.kv.page import Residency
-from jinfercept.sched.estimator import Estimator, seconds_per_return
+from jinfercept.sched.cost import CostModel
+from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.expected import LastExpectedFirst
+from jinfercept.sched.least_worth import LeastWorth, PageBlock
 from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
+from jinfercept.sched.position_price import PositionPrice
 from jinfercept.sched.sequence import Sequence, State
+from jinfercept.sched.waste import recompute_worth
 
-LATER = 2.0
-"""A host copy gives way to another one if its sequence is expected back after so many times the seconds of the other."""
 HELD_SWAPS = 4.0
 """A context is held against new requests if it is expected within so many times the seconds of moving it one way. Measured:
 from 1 to 8 differ by 3 % in latency, and without it latency is 1.3 times as high (13B at 8 requests per second)."""
@@ -29,92 +40,120 @@ LATE = 8.0
 SOONEST = 64
 """Contexts that a plan looks at to hold them."""
 REFUSALS = 3
-"""Refused copies after which a plan stops trying: the link is used up, or the host is full of contexts expected sooner."""
+"""Refused copies after which a plan stops trying: the link is used up."""
+RESERVE = 16
+"""One in so many device pages is kept clean where the host is full, so that evictions need not wait for the link."""
+BLOCK_TOKENS = 1024
+"""Tokens that a context loses before the worth of its next ones is compared again."""
+SOON_S = 1e-3
+"""Seconds within which a context is needed that waits to run."""
 
 
 @final
 class CopyAhead(Policy):
     """Spend the free link budget on copies of paused contexts; evict on demand.
 
-    A plan reads the contexts that it moves and a few estimates, not all paused contexts: its cost does not grow with them.
-
     Args:
         estimator: expected seconds until an interception ends.
-        swap_s: T_swap, seconds to move the KV of so many tokens one way.
+        cost: prices transfers and computing.
+        chunk_tokens: tokens of a step that recomputes.
+        page_size: tokens per page.
     """
 
     recomputes_late = True
 
-    def __init__(self, estimator: Estimator, swap_s: Callable[[int], float]) -> None:
-        self._estimator = estimator
-        self._swap_s = swap_s
+    def __init__(self, estimator: Estimator, cost: CostModel, chunk_tokens: int, page_size: int) -> None:
+        self._swap_s, self._price = cost.swap_s, PositionPrice(cost, chunk_tokens)
+        self._page_size, self._block = page_size, max(1, BLOCK_TOKENS // page_size)
         self._paused = LastExpectedFirst(estimator)
-        self._clean = LastExpectedFirst(estimator)  # may have pages on the device that have a host copy
-        self._dirty = LastExpectedFirst(estimator)  # may have pages there that have none
-        self._copied = LastExpectedFirst(estimator)  # may have pages with a host copy
-        self._groups = (self._paused, self._clean, self._dirty, self._copied)
+        self._dirty = LastExpectedFirst(estimator)  # may have pages on the device that have no host copy
+        self._spared = math.inf  # worth from which host pages do not give way to the copy that is to be made
 
     def pause(self, sequence: Sequence, now: float) -> None:
-        for group in (self._paused, self._clean, self._dirty):
-            group.add(sequence, now)
-        if any(run.residency.on_host for run in sequence.context.runs()):
-            self._copied.add(sequence, now)
+        self._paused.add(sequence, now)
+        self._dirty.add(sequence, now)
 
     def wait(self, sequence: Sequence) -> None:
-        for group in self._groups:
+        for group in (self._paused, self._dirty):
             if sequence in group:
                 group.add(sequence, 0.0)
 
     def resume(self, sequence: Sequence, now: float) -> None:
-        for group in self._groups:
-            group.discard(sequence)
+        self._paused.discard(sequence)
+        self._dirty.discard(sequence)
 
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
-        """Copies, longest expected remaining first."""
-        if not self._paused:  # as mostly: the other groups have no other members
+        """Copies, longest expected remaining first, tail first: into free host slots, and for the reserve of clean pages."""
+        if not self._paused:  # as mostly: the other group has no other members
             return
-        for group in self._groups:
-            group.refresh(now)
-        if budget.link_tokens <= 0:
-            return
-        refused = 0
-        for sequence in self._dirty:
-            if sequence not in self._clean:
-                self._clean.add(sequence, now)
-            self._note_copy(sequence, now)
-            if mover.copy(sequence, "copy ahead"):
-                self._dirty.discard(sequence)
+        self._paused.refresh(now)
+        self._dirty.refresh(now)
+        pools = budget.pools
+        room = max(pools.host_total - pools.host, pools.total // RESERVE - pools.paused_clean)
+        self._spared, refused = -math.inf, 0
+        for sequence in self._dirty if budget.link_tokens > 0 else ():
+            for run in reversed(sequence.context.runs()):
+                if run.residency is not Residency.DIRTY or not run.evictable:
+                    continue
+                pages = run.pages[::-1][: max(0, room)]
+                room -= run.num_pages
+                if not pages or not mover.copy(sequence, "copy ahead", pages):
+                    refused += 1
+                    break
             else:
-                refused += 1
-            if refused == REFUSALS:
-                return
+                self._dirty.discard(sequence)
+            if room <= 0 or refused == REFUSALS:
+                break
+        self._spared = math.inf
 
     def victims(self, now: float) -> Iterator[Move]:
-        """Clean pages, of the sequence expected back last first, tail first; then dirty ones in the same order."""
-        for group, wanted, why in ((self._clean, Residency.CLEAN, "clean"), (self._dirty, Residency.DIRTY, "dirty")):
-            for sequence in group:
-                for run in reversed(sequence.context.runs()):
-                    if run.residency is wanted and run.evictable:
-                        self._note_copy(sequence, now)
-                        yield Move(sequence, run.pages[::-1], Action.SWAP, why)
-                group.discard(sequence)
+        """Pages of the sequence expected back last, tail first, if they are clean or can be copied now; for each that cannot
+        be, pages that are worth least."""
+        least: LeastWorth | None = None
+        for sequence in self._paused:
+            context = sequence.context
+            runs = [run for run in reversed(context.runs()) if run.evictable and not (run.shared or run.in_flight)]
+            for run in runs:
+                if run.residency is Residency.CLEAN:
+                    yield Move(sequence, run.pages[::-1], Action.DROP, "clean")
+            for pages in [pages for run in runs if run.residency is Residency.DIRTY for pages in self._blocks(run)]:
+                least = least or LeastWorth(self._paused, partial(self._cheapest, now=now, on_device=True))
+                block = least.first()
+                self._spared = math.inf if block is None else block.worth
+                yield Move(sequence, pages, Action.OFFLOAD, "a slot is needed")
+                if block is not None and any(run.evictable for run in context.runs(pages)):
+                    yield from self._lose(least, block)
+        while least is not None and (block := least.first()) is not None:
+            yield from self._lose(least, block)
+
+    def _blocks(self, run: PageRun) -> Iterator[range]:
+        """The pages of a run, tail first, in ranges of `BLOCK_TOKENS`."""
+        pages = run.pages[::-1]
+        return (pages[start : start + self._block] for start in range(0, len(pages), self._block))
+
+    def _lose(self, least: LeastWorth, block: PageBlock) -> Iterator[Move]:
+        """Drop a block from the device, the first of its order."""
+        yield Move(block.sequence, block.pages, Action.DROP, "worth least")
+        if any(run.residency.on_device for run in block.sequence.context.runs(block.pages)):
+            least.skip()
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
-        """Host copies of contexts that are expected back much later than the sequence, last first.
-
-        Contexts expected back at nearly the same time never replace each other's copies, since their estimates often change
-        places.
-        """
-        soon_s = LATER * self._remaining_s(sequence, now)
-        for other in self._copied:
-            if other is sequence or self._remaining_s(other, now) <= soon_s:
-                return
-            for run in reversed(other.context.runs()):
-                if run.residency.on_host:
-                    if run.residency.on_device and other not in self._dirty:
-                        self._dirty.add(other, now)
-                    yield Move(other, run.pages[::-1], Action.UNCOPY, "the host is full")
-            self._copied.discard(other)
+        """Copies of contexts that are on the device and expected back before the sequence, soonest first; then pages that are
+        worth less than those that would be lost on the device. Nothing gives way to copies ahead."""
+        if self._spared < 0.0:
+            return
+        for other in reversed(list(self._paused)):
+            if other is sequence:
+                break
+            for run in other.context.runs():
+                if run.residency is Residency.CLEAN and not run.shared:
+                    self._dirty.add(other, now)
+                    yield Move(other, run.pages, Action.UNCOPY, "on the device still")
+        least = LeastWorth(self._paused, partial(self._cheapest, now=now, on_device=False))
+        while (block := least.first()) is not None and block.worth < self._spared:
+            yield Move(block.sequence, block.pages, Action.UNCOPY, "worth least")
+            if any(run.residency.on_host for run in block.sequence.context.runs(block.pages)):
+                least.skip()
 
     def held_pages(self, most: int, now: float) -> int:
         num_pages = 0
@@ -126,12 +165,19 @@ class CopyAhead(Policy):
                     return most
         return num_pages
 
-    def _note_copy(self, sequence: Sequence, now: float) -> None:
-        if sequence not in self._copied:
-            self._copied.add(sequence, now)
-
-    def _remaining_s(self, sequence: Sequence, now: float) -> float:
-        """Seconds until the sequence is expected back; 0 if it waits to run."""
-        if sequence.state is not State.INTERCEPTED:
-            return 0.0
-        return seconds_per_return(self._estimator, sequence, now - sequence.paused_s)
+    def _cheapest(self, sequence: Sequence, now: float, *, on_device: bool) -> PageBlock | None:
+        """The pages of a paused sequence that are worth least of those on the device, or of those only on the host."""
+        runs = [
+            run
+            for run in sequence.context.runs()
+            if not (run.shared or run.in_flight) and (run.evictable if on_device else run.residency is Residency.HOST)
+        ]
+        if not runs or sequence not in self._paused:
+            return None
+        wait_s = SOON_S
+        if sequence.state is State.INTERCEPTED:
+            wait_s = max(SOON_S, self._paused.expected_s(sequence) - now)
+        head, tail = runs[0].pages, runs[-1].pages[::-1]
+        head_s, tail_s = (self._price.token_s(pages[0] * self._page_size) for pages in (head, tail))
+        token_s, pages = (head_s, head) if head_s < tail_s else (tail_s, tail)
+        return PageBlock(recompute_worth(token_s, wait_s), sequence, pages[: self._block])

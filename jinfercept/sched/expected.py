@@ -53,6 +53,10 @@ class LastExpectedFirst:
         """The members in order, as of now: members may be added and discarded during the iteration."""
         return (sequence for _, sequence in list(self._sorted))
 
+    def expected_s(self, sequence: Sequence) -> float:
+        """When the seconds of holding end that a return of a member takes, if it is intercepted."""
+        return -self._ranks[sequence.id].key
+
     def soonest(self, most: int) -> Iterator[tuple[float, Sequence]]:
         """The `most` intercepted members whose returns take the fewest seconds of holding, and the times at which these end;
         the earliest first."""

@@ -20,7 +20,7 @@ from jinfercept.sched.sequence import PendingCall, Sequence
 
 _ALLOWED = {
     "moves": frozenset(Action),
-    "victims": frozenset({Action.DROP, Action.SWAP, Action.LOSE}),
+    "victims": frozenset({Action.DROP, Action.SWAP, Action.OFFLOAD, Action.LOSE}),
     "host_victims": frozenset({Action.UNCOPY, Action.LOSE}),
 }
 

@@ -98,7 +98,9 @@ SETTINGS: dict[str, PolicyEntry] = {
     "min_waste": PolicyEntry(_min_waste),
     "lru": PolicyEntry(lambda inputs: LeastRecentlyUsed(writes_through=False)),
     "lru_host": PolicyEntry(lambda inputs: LeastRecentlyUsed(writes_through=True)),
-    "copy_ahead": PolicyEntry(lambda inputs: CopyAhead(inputs.estimator, inputs.cost.swap_s)),
+    "copy_ahead": PolicyEntry(
+        lambda inputs: CopyAhead(inputs.estimator, inputs.cost, inputs.saturation, inputs.page_size)
+    ),
 }
 """The policies by name. The paper's ablation is discard, improved_discard, chunked_discard, budgeted_swap, heuristic_preserve
 and min_waste, in this order."""

@@ -20,6 +20,7 @@ class Action(Enum):
     COPY = "copy"
     DROP = "drop from the device"
     SWAP = "copy, then drop from the device"
+    OFFLOAD = "copy, then drop from the device what has a copy"
     LOSE = "drop from both places"
     UNCOPY = "drop from the host"
     FETCH = "bring to the device"
@@ -143,7 +144,7 @@ class Policy(Protocol):
 
     @abstractmethod
     def victims(self, now: float) -> Iterator[Move]:
-        """Evictions from the device (`DROP`, `SWAP` or `LOSE`), in order, while a slot is needed.
+        """Evictions from the device (`DROP`, `SWAP`, `OFFLOAD` or `LOSE`), in order, while a slot is needed.
 
         Must offer every page of every paused sequence in the end, and none twice; pages that contexts share may be left out:
         the scheduler takes their slots last. The iterator is read as far as slots are needed, perhaps at several times while

@@ -90,14 +90,14 @@ class Transfers:
         """Execute a move of pages of one run; returns the device slots that are free now."""
         pages, action = move.pages, move.action
         if run.residency is not Residency.DIRTY or not (
-            action is Action.COPY or (action is Action.SWAP and run.evictable)
+            action is Action.COPY or (action in (Action.SWAP, Action.OFFLOAD) and run.evictable)
         ):
             return self._drop(move, run) if action is not Action.COPY else 0
         num_copied = self._offload(builder, move, run)
         freed = 0
-        if action is Action.SWAP:
+        if action in (Action.SWAP, Action.OFFLOAD):
             freed = self._drop(move._replace(pages=pages[:num_copied]), run, copied=True)
-            if num_copied < len(pages) and not self._is_full(builder):
+            if action is Action.SWAP and num_copied < len(pages) and not self._is_full(builder):
                 freed += self._drop(move._replace(pages=pages[num_copied:]), run)
         elif num_copied:
             self._observe(move._replace(pages=pages[:num_copied]), run, copied=True, freed=0)

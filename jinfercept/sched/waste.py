@@ -1,4 +1,5 @@
-"""What an interception wastes under each way of treating its context: InferCept's equations (1) to (5), one function each.
+"""What an interception wastes under each way of treating its context: InferCept's equations (1) to (5), one function each, and
+ours (6), which compares pages of different contexts.
 
 Waste is device memory held without use, times the time it is held. The KV bytes of a token cancel inside one model, so
 everything here is in token·seconds. Pure functions: no queue, no clock, no profile; what a step or a transfer costs arrives
@@ -81,6 +82,16 @@ def chunked_discard_waste(context: int, others: int, chunk: int, forward_s: Call
     full, rest = divmod(context, chunk)
     growth_s = full * _growth_s(chunk, forward_s) + _growth_s(rest, forward_s)
     return forward_s(context) * context / 2 + growth_s * others
+
+
+def recompute_worth(recompute_s: float, per_return_s: float) -> float:
+    """Equation (6), what a page is worth: `t(p) / T_ret`, seconds of recomputing that keeping it saves for each second.
+
+    Args:
+        recompute_s: t(p), seconds of computing it again at its position p, the tokens before it being there.
+        per_return_s: T_ret, expected seconds of keeping it for each return of its sequence, above 0.
+    """
+    return recompute_s / per_return_s
 
 
 def choice(waste: Waste) -> HoldOrDrop:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from jinfercept.sched.orders import ORDERS
 from jinfercept.sched.profile import PROFILES
 from jinfercept.sim.agent_sessions import ScriptedSession, fitting
 from jinfercept.sim.arrivals import Arrival
@@ -73,14 +72,16 @@ class Contender(NamedTuple):
 
 
 _RIVALS = "examples.rivals"
-_ORDERS = {order: "" if order == "fcfs" else f"+{order}" for order in ORDERS}
-"""What a contender's title ends in, by order."""
 BASELINE = Contender("lru_host", "lru_host")
 BOUNDS = tuple(
-    Contender(f"belady{suffix}", f"{_RIVALS}.belady:Belady", "oracle", order) for order, suffix in _ORDERS.items()
+    Contender(title, f"{_RIVALS}.belady:Belady", "oracle", order)
+    for title, order in (("belady", "fcfs"), ("belady+memory_time", "memory_time"))
 )
 """The best of them is the bound that memory allows."""
-OURS = tuple(Contender(f"copy_ahead{suffix}", "copy_ahead", "history", order) for order, suffix in _ORDERS.items())
+OURS = (
+    Contender("copy_ahead", "copy_ahead", "history"),
+    Contender("copy_ahead+memory_time", "copy_ahead", "history", "memory_time"),
+)
 RIVALS = (
     BASELINE,
     Contender("lru", "lru"),

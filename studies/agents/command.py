@@ -32,8 +32,8 @@ FULL_SEEDS = 5
 class StudyAgents:
     """The command."""
 
-    trace: str = "agents"
-    """sessions of agents, a JSON line each (docs/studies.md); agents: those that ship with the package"""
+    trace: str
+    """sessions of agents, a JSON line each (docs/studies.md)"""
     full: Switch = False
     """all cells of the grid, an hour and five seeds each: hours; else two cells, a quarter of an hour of one seed"""
     contender: Annotated[Several, conf.arg(help=f"{', '.join(it.title for it in CONTENDERS)} (default: all)")] = ()

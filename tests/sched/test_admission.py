@@ -11,9 +11,17 @@ from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.policy import Budget, Move, Mover, Policy
 from jinfercept.sched.scheduler import MOST_TURNED_AWAY_S
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
+from tests.support.fake_engine import AffineCost
 from tests.support.scheduler_bench import SIZE, CopyEverything, SchedulerBench
 
 CALL = PendingCall("tool", 0)
+
+
+class EqualSwaps(AffineCost):
+    """Moving any context takes as long as moving a token."""
+
+    def swap_s(self, num_tokens: int) -> float:
+        return 1 / self.link_tokens_per_s
 
 
 def holding(swap_s: float, call_s: float = 2.0) -> CopyAhead:
@@ -21,7 +29,7 @@ def holding(swap_s: float, call_s: float = 2.0) -> CopyAhead:
     estimator = HistoryEstimator()
     for _ in range(20):
         estimator.observe(CALL, call_s)
-    return CopyAhead(estimator, lambda num_tokens: swap_s)
+    return CopyAhead(estimator, EqualSwaps(link_tokens_per_s=1 / swap_s), 16, SIZE)
 
 
 def paused(bench: SchedulerBench, num_tokens: int) -> Sequence:
