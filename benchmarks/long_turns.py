@@ -79,9 +79,7 @@ TEMPLATE = r"""
 {%- endif %}{{ 'END\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ 'STARTassistant\n' }}{% endif %}"""
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 class Step(NamedTuple):
@@ -194,7 +192,9 @@ def llama3_like(source: str) -> Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=16_000, initial_alphabet=alphabet, show_progress=False)  # pyright: ignore
     backend.train_from_iterator([source], trainer)
-    backend.add_special_tokens(["<|begin_of_text|>", *(f"<|reserved_special_token_{number}|>" for number in range(250))])
+    backend.add_special_tokens(
+        ["<|begin_of_text|>", *(f"<|reserved_special_token_{number}|>" for number in range(250))]
+    )
     return with_template(backend, "<|start_header_id|>", "<|eot_id|>")
 
 
@@ -306,7 +306,9 @@ def stages() -> Iterator[dict[str, float]]:
         yield spent
 
 
-def measure(tokenizer: Tokenizer, protocol: str, work: Work, repeats: int) -> Iterator[tuple[str, dict[str, float], int]]:
+def measure(
+    tokenizer: Tokenizer, protocol: str, work: Work, repeats: int
+) -> Iterator[tuple[str, dict[str, float], int]]:
     """The least milliseconds of every stage, in each way, and the number of tokens."""
     door = Door(tokenizer)
     door.turn(protocol, work._replace(steps=work.steps[:3]))  # what is compiled or computed once
