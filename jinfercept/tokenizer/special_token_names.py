@@ -13,7 +13,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
-
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id", "id", "type", "function", "name", "arguments")
 """Fields of messages."""
 
