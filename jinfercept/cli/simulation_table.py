@@ -42,6 +42,7 @@ _SESSION_COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "good/s": lambda report: report["good_turns_per_s"],
     "ms/token": latency_ms,
     "left": lambda report: report["unfinished"],
+    "lost": lambda report: report["lost_tokens"],
     **{name: _COLUMNS[name] for name in ("recomp.", "out", "in", "waste", "wall s")},
 }
 
@@ -70,7 +71,8 @@ turns/s   turns finished per second
 good/s    those of them within the limits: --first-token-limit and a second more for each 10,000 new tokens, --per-token-limit
 ms/token  from a turn's submission to its end, over generated tokens
 left      turns that were not finished when the time was over
-recomp.   tokens that were computed again
+lost      tokens that sessions had sent or read before, or that all share, and that were in no memory when they returned
+recomp.   tokens that were computed again while the engine knew them as a context's: after evictions and preemptions
 out, in   tokens copied to host memory and back
 waste     share of the device's KV pool, over time, that was held without being used
 wall s    seconds that the simulation took"""

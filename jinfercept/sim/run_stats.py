@@ -174,6 +174,7 @@ class RunStats:
             "turns_per_s": len(served) / seconds if seconds else 0.0,
             "good_turns_per_s": num_good / seconds if seconds else 0.0,
             "cached_share": sum(record.cached for record in records) / (sum(record.prompt for record in records) or 1),
+            "lost_tokens": sum(record.lost for record in records),
             "normalized_latency_paper_ms_per_token": _summary(per_token),
             "normalized_latency_ms_per_token": _summary(per_token),
             "ttft_s": _summary(record.delay_s for record in records),

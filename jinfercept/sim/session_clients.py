@@ -110,6 +110,11 @@ class TurnRecord(NamedTuple):
     person: bool
 
     @property
+    def lost(self) -> int:
+        """Tokens that the session had sent or read before, or that all share, and that were computed for the turn."""
+        return max(0, self.prompt - self.new - self.cached) if self.first_token_s is not None else 0
+
+    @property
     def delay_s(self) -> float:
         """Turn delay: seconds from the submission to the first token, or to the run's end."""
         return (self.finished_s if self.first_token_s is None else self.first_token_s) - self.submitted_s
