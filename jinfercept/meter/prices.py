@@ -31,6 +31,7 @@ class Prices:
         self._free_transfers = free_transfers
         self._page_s = 0.0 if free_transfers else cost.swap_s(page_size) - cost.copies_s(page_size)
         self._synchronous = synchronous
+        self._priced: tuple[StepPlan | None, float] = None, 0.0
 
     def __call__(self, plan: StepPlan) -> Price:
         compute_s = self._compute_s(plan)
@@ -53,7 +54,9 @@ class Prices:
         return self._cost.step_s(query_tokens, 0) - self._cost.step_s(query_tokens - recomputed, 0)
 
     def _compute_s(self, plan: StepPlan) -> float:
-        return self._cost.plan_s(plan) if plan.chunks else 0.0
+        if plan is not self._priced[0]:  # the runner, the ledger and the report price one plan after another
+            self._priced = plan, self._cost.plan_s(plan) if plan.chunks else 0.0
+        return self._priced[1]
 
     def _stall_s(self, plan: StepPlan, compute_s: float) -> float:
         moved = len(plan.offload) + len(plan.fetch)
