@@ -65,6 +65,9 @@ class Breaks:
     def held_pages(self, most: int, now: float) -> int:
         return 0
 
+    def admits(self, sequence: Sequence, now: float) -> bool:
+        return True
+
 
 class TakesTooFew(Breaks):
     def resume(self, sequence: Sequence) -> None: ...  # pyright: ignore[reportIncompatibleMethodOverride]
