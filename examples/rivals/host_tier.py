@@ -103,15 +103,13 @@ class HostTier(Policy):
             yield Move(other, other.context.tail_first, Action.UNCOPY, "the host is full")
 
     def make_room(self, sequence: Sequence, others: Iterable[Sequence], mover: Mover) -> None:
-        """Evict pages of others, in this order, as far as bringing back the sequence's host pages lacks slots."""
+        """Drop pages of others that the host has too, in this order, as far as bringing back the sequence lacks slots."""
         lacking = host_tokens(sequence) // self.known.page_size + 1 - self.pools.free - self.pools.cached
         for other in others:
-            for run in other.context.runs():
-                if lacking <= 0:
-                    return
-                if run.evictable:
-                    pages = run.pages[:lacking]
-                    mover.swap(other, "room for one that returns", pages)
+            for run in other.context.runs() if lacking > 0 else ():
+                if run.evictable and run.residency is Residency.CLEAN:
+                    pages = run.pages[: max(0, lacking)]
+                    mover.drop(other, "room for one that returns", pages)
                     lacking -= len(pages)
 
     def lost_first(self, sequences: Iterable[Sequence], now: float) -> list[Sequence]:

@@ -22,9 +22,10 @@ LEAD_S = 0.1
 
 
 class PredictiveUpload(HostTier):
-    """Loses contexts whose calls are predicted to last first, the one expected back last first, and uploads them in time.
+    """Loses contexts whose calls are predicted to last before the others, each by recency, and uploads them in time.
 
-    An offloaded context keeps its pages on the device until their slots are needed. The others are lost by recency.
+    An offloaded context keeps its pages on the device until their slots are needed. One that was uploaded and does not return
+    is given up after as long again as was predicted.
     """
 
     def __init__(self, known: PolicyInputs) -> None:
@@ -32,6 +33,7 @@ class PredictiveUpload(HostTier):
         self.predicted_s: dict[str, float] = {}  # of tools
         self.back_s: dict[str, float] = {}  # when paused contexts are expected back
         self.offloaded: set[str] = set()
+        self.uploaded: set[str] = set()  # since they paused
 
     def pause(self, sequence: Sequence, now: float) -> None:
         super().pause(sequence, now)
@@ -47,6 +49,7 @@ class PredictiveUpload(HostTier):
         super().resume(sequence, now)
         self.back_s.pop(sequence.id, None)
         self.offloaded.discard(sequence.id)
+        self.uploaded.discard(sequence.id)
 
     def returned(self, sequence: Sequence, seconds: float) -> None:
         for call in sequence.calls:
@@ -54,26 +57,28 @@ class PredictiveUpload(HostTier):
             self.predicted_s[call.name] = before_s + SMOOTHING * (seconds - before_s)
 
     def rank(self, sequence: Sequence, now: float) -> Rank:
-        if sequence.id in self.offloaded and not self._is_due(sequence, now):
-            return (0.0, -self.back_s[sequence.id])
-        return (1.0, sequence.paused_s)
+        gives_way = sequence.id in self.offloaded and not self._is_due(sequence, now)
+        return (float(not gives_way), sequence.paused_s)
 
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         super().moves(budget, now, mover)
-        due = [sequence for sequence in self.paused.values() if self._is_due(sequence, now) and host_tokens(sequence)]
+        due = [other for other in self.paused.values() if other.id not in self.uploaded and self._is_due(other, now)]
         for sequence in sorted(due, key=lambda sequence: self.back_s[sequence.id]):
-            others = self.lost_first(self.paused.values(), now)
-            offloaded = [other for other in others if other.id in self.offloaded and not self._is_due(other, now)]
-            self.make_room(sequence, offloaded, mover)
-            if not mover.fetch(sequence, "predicted to return"):
-                return
+            if host_tokens(sequence):
+                others = self.lost_first(self.paused.values(), now)
+                offloaded = [other for other in others if other.id in self.offloaded and not self._is_due(other, now)]
+                self.make_room(sequence, offloaded, mover)
+                if not mover.fetch(sequence, "predicted to return"):
+                    return
+            self.uploaded.add(sequence.id)
 
     def _is_due(self, sequence: Sequence, now: float) -> bool:
         """Whether an intercepted sequence is so close to its predicted return that its upload has to begin."""
         back_s = self.back_s.get(sequence.id)
         if back_s is None or sequence.state is not State.INTERCEPTED:
             return False
-        return now >= back_s - self.known.cost.swap_s(len(sequence.tokens)) - LEAD_S
+        begins_s = back_s - self.known.cost.swap_s(len(sequence.tokens)) - LEAD_S
+        return begins_s <= now < 2.0 * back_s - sequence.paused_s
 
     def _prediction_s(self, call: PendingCall) -> float:
         """Of a hint and the durations so far, their mean."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from jinfercept.sched.orders import ORDERS
 from jinfercept.sched.profile import PROFILES
 from jinfercept.sim.agent_sessions import ScriptedSession, fitting
 from jinfercept.sim.arrivals import Arrival
@@ -72,20 +73,20 @@ class Contender(NamedTuple):
 
 
 _RIVALS = "examples.rivals"
+_PROGRAM_ORDER = f"{_RIVALS}.continuum:ProgramOrder"
+_ORDERS = {order: "" if order == "fcfs" else f"+{order}" for order in ORDERS}
+"""What a contender's title ends in, by order."""
 BASELINE = Contender("lru_host", "lru_host")
 BOUNDS = tuple(
-    Contender(title, f"{_RIVALS}.belady:Belady", "oracle", order)
-    for title, order in (("belady", "fcfs"), ("belady+memory_time", "memory_time"))
+    Contender(f"belady{suffix}", f"{_RIVALS}.belady:Belady", "oracle", order)
+    for order, suffix in (_ORDERS | {_PROGRAM_ORDER: "+programs"}).items()
 )
 """The best of them is the bound that memory allows."""
-OURS = (
-    Contender("copy_ahead", "copy_ahead", "history"),
-    Contender("copy_ahead+memory_time", "copy_ahead", "history", "memory_time"),
-)
+OURS = tuple(Contender(f"copy_ahead{suffix}", "copy_ahead", "history", order) for order, suffix in _ORDERS.items())
 RIVALS = (
     BASELINE,
     Contender("lru", "lru"),
-    Contender("continuum", f"{_RIVALS}.continuum:TimeToLive", order=f"{_RIVALS}.continuum:ProgramOrder"),
+    Contender("continuum", f"{_RIVALS}.continuum:TimeToLive", order=_PROGRAM_ORDER),
     Contender("thunder_agent", f"{_RIVALS}.thunder_agent:ProgramPausing"),
     Contender("saga", f"{_RIVALS}.saga:WorkflowLRU"),
     Contender("token_cake", f"{_RIVALS}.token_cake:PredictiveUpload"),

@@ -10,20 +10,15 @@ from tyro import conf
 from jinfercept.cli.options import Maybe, Several, Switch
 from jinfercept.cli.simulated_loads import check_policies
 from jinfercept.errors import ConfigError, nearest
-from jinfercept.sim.tables import check_least, listed
+from jinfercept.sim.tables import check_least, listed, numbers
 from jinfercept.sim.trace_files import load_sessions
 from studies.agents.cells import CONTENDERS, MODELS, AgentCell, Contender, play
 from studies.agents.report import answer
 from studies.answer import StudyEffort
 from studies.output_folder import output_folder
 
-SHORT = [AgentCell(MODELS[0], device, host) for device, host in ((0.3, 1.0), (0.2, 1.0))]
-FULL = [
-    AgentCell(model, device, host)
-    for model in MODELS
-    for device in (0.1, 0.2, 0.3, 0.5, 1.0)
-    for host in (0.0, 0.5, 1.0, 2.0, 4.0)
-]
+SHORT_DEVICES, SHORT_HOSTS = (0.15, 0.3), (1.0,)
+DEVICES, HOSTS = (0.1, 0.2, 0.3, 0.5, 1.0), (0.0, 0.5, 1.0, 2.0, 4.0)
 SHORT_S, FULL_S = 900.0, 3600.0
 FULL_SEEDS = 5
 
@@ -32,10 +27,16 @@ FULL_SEEDS = 5
 class StudyAgents:
     """The command."""
 
-    trace: str
-    """sessions of agents, a JSON line each (docs/studies.md)"""
+    trace: str = "agents"
+    """sessions of agents, a JSON line each (docs/studies.md); agents: those that ship with the package"""
     full: Switch = False
     """all cells of the grid, an hour and five seeds each: hours; else two cells, a quarter of an hour of one seed"""
+    model: Several = ()
+    """parts of the models' titles (default: 8B; with --full all)"""
+    device: Several = ()
+    """device pools over the contexts of the live sessions (default: 0.15,0.3; with --full 0.1,0.2,0.3,0.5,1)"""
+    host: Several = ()
+    """host pools over the device pool (default: 1; with --full 0,0.5,1,2,4)"""
     contender: Annotated[Several, conf.arg(help=f"{', '.join(it.title for it in CONTENDERS)} (default: all)")] = ()
     policy: Several = ()
     """policies to compare too, by name or as package.module:Class"""
@@ -57,7 +58,7 @@ class StudyAgents:
             ConfigError: the options make no sense, or a run failed.
         """
         check_least("--jobs", self.jobs, 1)
-        contenders = self._contenders()
+        contenders, cells = self._contenders(), self.cells()
         sessions = load_sessions(self.trace)
         files = (f"agents.{suffix}" for suffix in ("md", "png", "csv"))
         folder = None if self.out is None else output_folder(self.out, files)
@@ -65,7 +66,7 @@ class StudyAgents:
         num_seeds = self.seeds or (FULL_SEEDS if self.full else 1)
         duration_s = self.duration or (FULL_S if self.full else SHORT_S)
         try:
-            agent_map = play(effort, sessions, FULL if self.full else SHORT, contenders, num_seeds, duration_s)
+            agent_map = play(effort, sessions, cells, contenders, num_seeds, duration_s)
         except KeyboardInterrupt:
             return 130
         study = answer(agent_map)
@@ -73,6 +74,20 @@ class StudyAgents:
         if folder is not None:
             print(f"\nwritten: {', '.join(map(str, study.write(folder, 'agents')))}")
         return 0
+
+    def cells(self) -> list[AgentCell]:
+        """The cells to play. Raises `ConfigError` for a pool that is no number above 0, or a model that there is not."""
+        models = MODELS if self.full else MODELS[:1]
+        if self.model:
+            models = [model for model in MODELS if any(part in model.title for part in listed(self.model))]
+        if not models:
+            titles = "; ".join(model.title for model in MODELS)
+            raise ConfigError("no such model", got=", ".join(self.model), fix=f"a part of one of {titles}")
+        devices = numbers("--device", self.device, float) or (DEVICES if self.full else SHORT_DEVICES)
+        hosts = numbers("--host", self.host, float) or (HOSTS if self.full else SHORT_HOSTS)
+        check_least("--device", min(devices), 0.01)
+        check_least("--host", min(hosts), 0.0)
+        return [AgentCell(model, device, host) for model in models for device in devices for host in hosts]
 
     def _contenders(self) -> list[Contender]:
         by_title = {contender.title: contender for contender in CONTENDERS}

@@ -11,7 +11,7 @@ from jinfercept.sim.sweep import Report, SweepRun
 from jinfercept.sim.trace_files import load_sessions
 from studies.__main__ import main
 from studies.agents.cells import BASELINE, BOUNDS, CONTENDERS, OURS, AgentCell, AgentModel, play
-from studies.agents.command import FULL
+from studies.agents.command import StudyAgents
 from studies.agents.report import answer
 from studies.answer import StudyEffort
 
@@ -50,9 +50,12 @@ def test_a_map_has_a_row_for_each_contender_and_its_ratios(trace: Path, monkeypa
     assert f"{own / bound:.2f} × Bélády's" in page
 
 
-def test_the_grid_has_every_pool_of_every_model() -> None:
-    assert len(FULL) == 3 * 5 * 5
-    assert {cell.live for cell in FULL} == {4, 8, 13, 19, 38}
+def test_the_grid_has_every_pool_of_every_model_and_cells_are_chosen_by_their_parts() -> None:
+    grid = StudyAgents(full=True).cells()
+    assert len(grid) == 3 * 5 * 5
+    assert {cell.live for cell in grid} == {4, 8, 13, 19, 38}
+    chosen = StudyAgents(model=("70B",), device=("0.1,0.5",), host=("2",)).cells()
+    assert [str(cell) for cell in chosen] == [f"70B, 8 × A100, device {device} ×, host 2 ×" for device in (0.1, 0.5)]
 
 
 def test_a_contender_that_does_not_exist_is_refused_before_anything_runs(
