@@ -47,7 +47,7 @@ class Belady(HostTier):
         self._copying_ahead = True
         for sequence in lost_first:
             num_pages = 0 if self._is_over(sequence, now) else device_pages(sequence)
-            if left <= 0 or num_pages and not mover.copy(sequence, "copy ahead"):
+            if left <= 0 or (num_pages and not mover.copy(sequence, "copy ahead")):
                 break
             left -= num_pages
         self._copying_ahead = False
