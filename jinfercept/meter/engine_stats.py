@@ -88,7 +88,7 @@ class DecisionEntry:
     freed_pages: int = 0
 
 
-class _OpenTurn(NamedTuple):
+class _WrittenTurn(NamedTuple):
     """A turn with a first token: its delay, when that token came, its new tokens, and those that its request had generated."""
 
     delay_s: float
@@ -104,7 +104,7 @@ class _Times:
     started_s: float
     token_s: float | None = None
     returned: OpenInterception | None = None
-    turn: _OpenTurn | None = None
+    turn: _WrittenTurn | None = None
 
 
 @final
@@ -301,7 +301,7 @@ class EngineStats:
             self.counts.cached += sequence.usage.num_cached or 0
         times.returned = None
         if submitted_s is not None:
-            times.turn = _OpenTurn(now - submitted_s, now, new, sequence.generated)
+            times.turn = _WrittenTurn(now - submitted_s, now, new, sequence.generated)
 
     def _end_turn(self, sequence: Sequence, times: _Times) -> None:
         """The turn that a sequence wrote has ended, if it wrote one."""
