@@ -3,7 +3,7 @@
 Stored items are dicts, with the same form for input and output.
 """
 
-import uuid
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -54,7 +54,7 @@ _PREFIXES = {
 
 def new_item(kind: str, status: str = "completed", **fields: Any) -> Item:
     """An item with a new id."""
-    return {"id": f"{_PREFIXES[kind]}_{uuid.uuid4().hex}", "type": kind, "status": status, **fields}
+    return {"id": f"{_PREFIXES[kind]}_{secrets.token_hex(16)}", "type": kind, "status": status, **fields}
 
 
 def server_call(name: str, note: dict[str, Any]) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def _call_fields(
     item: FunctionCallItem | CustomToolCallItem | LocalShellCallItem | ToolSearchCallItem,
 ) -> dict[str, Any]:
     """Fields of calls of all types that the client runs."""
-    call_id = item.call_id or item.id or f"call_{uuid.uuid4().hex}"
+    call_id = item.call_id or item.id or f"call_{secrets.token_hex(16)}"
     fields: dict[str, Any] = {"call_id": call_id, "status": item.status or "completed"}
     if isinstance(item, FunctionCallItem | CustomToolCallItem) and item.namespace is not None:
         fields["namespace"] = item.namespace
