@@ -149,19 +149,21 @@ def _request(
     text, token_ids = parts.get("prompt"), parts.get("prompt_token_ids")
     if text is not None and not isinstance(text, str):
         raise RequestError("a prompt's text is a string", got=shown(text), fix="give text or prompt_token_ids")
+    below = None
     if token_ids is None:
         if text is None:
             raise RequestError("a prompt is a text or has prompt_token_ids", got=shown(prompt), fix="give either")
         if tokenizer is None:
             raise RequestError("this model has no tokenizer", got=text[:80], fix="give prompt_token_ids")
-        token_ids = array("i", tokenizer.encode(text, add_special_tokens=True))
+        token_ids, below = array("i", tokenizer.encode(text, add_special_tokens=True)), tokenizer.ids_below
     salt = parts.get("cache_salt", "")
     if not isinstance(salt, str):
         raise RequestError("cache_salt is a text", got=shown(salt), fix="give a string")
     grammar = grammars.compile(structured) if grammars is not None and structured is not None else None
     if params.bad_words:
         params = _with_bad_words(params, tokenizer)
-    return Request(request_id, _whole_numbers(token_ids), params, tools, detector, salt, text, grammar)
+    ids = _whole_numbers(token_ids)
+    return Request(request_id, ids, params, tools, detector, salt, text, grammar, ids_below=below)
 
 
 def _with_bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:

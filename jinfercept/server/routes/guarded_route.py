@@ -20,9 +20,9 @@ from jinfercept.server.service import BODY_BYTES, Service, service_of
 _SMALL_BYTES = 2**14
 """Largest body that is parsed on the event loop, which takes less than a millisecond."""
 _SHAPES = bytes.maketrans(b"123456789E", b"000000000e")
-"""Translates all digits to 0, and E to e."""
-_LARGE_NUMBERS = (b"0e000", b"0e+000", b"0" * 200)
-"""Parts, translated, of every number that is so large that it is read as infinite, which JSON does not have."""
+"""Makes all digits 0, and E an e."""
+_EXPONENTS = (b"0e000", b"0e+000")
+_MOST_DIGITS = 200
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
@@ -85,8 +85,7 @@ def parsed(body: bytes, model: TypeAdapter[Any] | None) -> Any:
     """A JSON body as a model. Raises `ApiError`: 400 for what is no JSON, or does not fit the model."""
     try:
         data = from_json(body, allow_inf_nan=False)
-        shapes = body.translate(_SHAPES)
-        if any(part in shapes for part in _LARGE_NUMBERS):
+        if _has_large_number(body):
             encode(data)
     except ValueError as error:
         surrogate = " (half of a surrogate pair is no text)" if "hex escape" in str(error) else ""
@@ -95,3 +94,18 @@ def parsed(body: bytes, model: TypeAdapter[Any] | None) -> Any:
         return data if model is None else model.validate_python(data)
     except ValidationError as error:
         raise invalid_body(error.errors(include_url=False)) from None
+
+
+def _has_large_number(body: bytes) -> bool:
+    """Whether a JSON text has perhaps a number that is read as infinite, which JSON does not have."""
+    shapes = body.translate(_SHAPES)
+    if b"0" * _MOST_DIGITS in shapes:
+        return True
+    for exponent in _EXPONENTS:
+        at = shapes.find(exponent)
+        while at >= 0:
+            before = shapes[max(0, at - 2 * _MOST_DIGITS) : at].rstrip(b"0.")
+            if not before or before[-1:] in b":,[- \t\r\n":  # else it is within a word, as in the name of a commit
+                return True
+            at = shapes.find(exponent, at + 1)
+    return False
