@@ -160,7 +160,7 @@ class SchedulingOptions:
         "history", "how the duration of a call is predicted: elapsed, history, or your own as path.py:Class"
     )
     order: str = option(
-        "fcfs",
+        "missing_work",
         "which request is computed next: fcfs; missing_work: the one that lacks the least work, unless another has waited "
         "long for its own; memory_time: the one predicted to hold the least memory the shortest; or "
         "your own as path.py:Class",

@@ -54,7 +54,7 @@ UNNEEDED = {
     "--runner": Flag("a server generates", ("auto", "generate")),
     "--task": Flag("a server generates", ("auto", "generate")),
     "--convert": Flag("a server generates", ("auto", "none")),
-    "--scheduling-policy": Flag("requests are served by priority, then by arrival", ("fcfs", "priority")),
+    "--scheduling-policy": Flag("requests are served by priority, then by --order", ("fcfs", "priority")),
     "--chat-template-content-format": Flag("the parts of a text are joined", ("auto", "string")),
     "--response-role": Flag("answers are the assistant's", ("assistant",)),
 }

@@ -122,7 +122,7 @@ def test_draws_are_the_same_under_another_order_of_waiting_requests(small: LLM, 
     small.restart(policy="copy_ahead", order=MemoryTime, max_chunk_tokens=3)
     outputs = workload().run(small, delay_s=0.003)
     assert streams(outputs) == streams(reference)
-    small.restart(order="fcfs", max_chunk_tokens=None)
+    small.restart(order="missing_work", max_chunk_tokens=None)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
