@@ -28,6 +28,8 @@ TRACED = tuple(f"jinfercept.{room}" for room in ("cpu_kernels", "layouts", "mode
 """Rooms whose modules tracing runs through."""
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), Enum, type, np.dtype, jax.ShapeDtypeStruct)
 _PLACES = (jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding.PartitionSpec)
+_Name = tuple[str, str, str]
+"""Of a module, of it again or of one of its classes, and of a member."""
 
 
 class _Unknown(Exception):
@@ -39,7 +41,8 @@ class CompiledOnce:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._made = OrderedDict[Hashable, tuple[jax.stages.Compiled, Any]]()
-        self._lock, self._usual, add = threading.Lock(), dict(_contents()), Executables.add
+        self._lock, self._usual, add = threading.Lock(), dict[_Name, Any](), Executables.add
+        self._changes: dict[_Name, Any] | None = None
 
         def adds(run: Executables, key: Hashable, function: Any, *arguments: Any, donate: Any = ()) -> None:
             add(run, key, function, *arguments, donate=donate)
@@ -48,6 +51,9 @@ class CompiledOnce:
             pending[whole] = functools.partial(_Lowered, self, pending[whole], function, shapes, donate)
 
         patch.setattr(Executables, "add", adds)
+        self._replaced()
+        for method in ("setattr", "delattr", "undo"):
+            patch.setattr(pytest.MonkeyPatch, method, self._noting(getattr(pytest.MonkeyPatch, method)))
 
     def compiled(self, made_of: Hashable, kept: Any, compile: Callable[[], jax.stages.Compiled]) -> jax.stages.Compiled:
         """The executable, compiled now if there is none.
@@ -56,7 +62,7 @@ class CompiledOnce:
             made_of: all that it is made of.
             kept: objects whose identity stands in `made_of`.
         """
-        changes = {name: value for name, value in _contents() if self._usual.get(name, self) is not value}
+        changes = self._replaced()
         key = (made_of, trace_context(), tuple((name, id(value)) for name, value in changes.items()))
         with self._lock:
             if (made := self._made.get(key)) is not None:
@@ -71,6 +77,27 @@ class CompiledOnce:
             if len(self._made) > MOST:
                 self._made.popitem(last=False)
         return compiled
+
+    def _noting(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of patches, after which modules are looked through again."""
+
+        @functools.wraps(method)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self._changes = None
+
+        return called
+
+    def _replaced(self) -> dict[_Name, Any]:
+        """What differs in the traced modules from what was there first."""
+        changes = self._changes
+        if changes is None:
+            contents = _contents()
+            changes = {name: value for name, value in contents if self._usual.setdefault(name, value) is not value}
+            self._changes = changes
+        return changes
 
 
 class _Lowered:
@@ -89,7 +116,7 @@ class _Lowered:
         return self._once.compiled(made_of, function, lambda: self._lower().compile(dict(compiler_options)))
 
 
-def _contents() -> list[tuple[tuple[str, str, str], Any]]:
+def _contents() -> list[tuple[_Name, Any]]:
     """What the modules of `TRACED`, and their classes, consist of."""
     contents = []
     for name, module in list(sys.modules.items()):
@@ -101,7 +128,7 @@ def _contents() -> list[tuple[tuple[str, str, str], Any]]:
     return contents
 
 
-def _members(owner: ModuleType | type, module: str) -> list[tuple[tuple[str, str, str], Any]]:
+def _members(owner: ModuleType | type, module: str) -> list[tuple[_Name, Any]]:
     return [((module, owner.__name__, name), value) for name, value in vars(owner).items() if name[:2] != "__"]
 
 
@@ -124,10 +151,11 @@ def _value(value: Any) -> Hashable:
     if isinstance(value, Mapping):
         return type(value), *((key, _value(part)) for key, part in value.items())
     if dataclasses.is_dataclass(value):
-        return type(value), *(_value(getattr(value, field.name)) for field in dataclasses.fields(value))
+        compared = [field.name for field in dataclasses.fields(value) if field.compare]
+        return type(value), *(_value(getattr(value, name)) for name in compared)
     if type(value).__module__.startswith(("jinfercept.", "tests.")) and hasattr(value, "__dict__"):
         return type(value), *((name, _value(part)) for name, part in vars(value).items())
-    raise _Unknown
+    raise _Unknown(value)
 
 
 def _shape(leaf: Any) -> Any:

@@ -1,0 +1,32 @@
+"""Engines that are alike share executables in tests, but not what a test has replaced."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jinfercept.runner import filters
+from jinfercept.runner.executables import Executables
+
+
+def by_bits(factor: int, x: jax.Array) -> jax.Array:
+    return factor * filters.BITS * x
+
+
+def executable(factor: int = 1) -> jax.stages.Compiled:
+    run = Executables()
+    run.add("product", lambda x: by_bits(factor, x), jnp.ones(4))
+    run.compile()
+    return run._compiled["product"]
+
+
+def test_the_same_function_of_the_same_shapes_is_compiled_once() -> None:
+    assert executable() is executable()
+    assert executable(2) is not executable()
+
+
+def test_what_a_test_replaces_is_traced_again_and_only_while_it_is_replaced() -> None:
+    before = executable()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(filters, "BITS", filters.BITS + 1)
+        assert executable()(jnp.ones(4))[0] == before(jnp.ones(4))[0] + 1
+    assert executable() is before
