@@ -51,14 +51,15 @@ SLOWEST_FIRST = (
 )
 """Parts of the paths of files of tests, in the order in which processes begin them; the others follow."""
 
-settings.register_profile(
-    "fixed",
-    max_examples=30,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+for profile, max_examples in (("fixed", 15), ("thorough", 500)):
+    settings.register_profile(
+        profile,
+        max_examples=max_examples,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.load_profile("fixed")
 
 

@@ -196,10 +196,11 @@ def test_weights_that_lie_on_a_users_mesh_are_served_where_they_are() -> None:
         assert pointers(llm.engine.setup.machine.runner.params) == pointers(params)
         assert serve_everything(llm, "copy_ahead", 1).tokens == reference("llama_gqa").tokens
         assert str(llm.memory_plan).startswith("memory plan: on each of 2 devices ")
+        before = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
         llm.update_weights(jax.tree.map(lambda leaf: np.zeros(leaf.shape), loaded.params))
         assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == [0] * 8
         llm.update_weights(loaded.params)
-        assert serve_everything(llm, "copy_ahead", 0).tokens == reference("llama_gqa").tokens
+        assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == before != [0] * 8
     with pytest.raises(ConfigError, match=r"cut along one axis of a mesh; got .'data': 2, 'model': 2"):
         LLM(Model(config), params=params, mesh=jax.make_mesh((2, 2), ("data", "model")), **SIZES)
 

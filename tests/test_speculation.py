@@ -89,7 +89,7 @@ def chances(tokens: tuple[int, ...], most: int) -> dict[int, float]:
 def test_drawn_tokens_have_the_distribution_of_the_model(llm: LLM) -> None:
     """Four tokens of requests without seeds: chi-square of what was drawn against the model's own probabilities."""
     llm.restart(policy="copy_ahead", pipeline_depth=0, speculative_config=DRAFTS, seed=5)
-    check_distribution(llm, 1500)
+    check_distribution(llm, 800)
 
 
 def check_distribution(llm: LLM, number: int) -> None:
@@ -97,7 +97,7 @@ def check_distribution(llm: LLM, number: int) -> None:
     most = 3
     params = SamplingParams(temperature=1.0, top_k=most, max_tokens=4, ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": PROMPT}] * number, params)
-    assert llm.counters.accepted.total() > 200
+    assert llm.counters.accepted.total() > number / 8
     seen = Counter(tuple(stream) for stream in streams(outputs))
     expected: dict[tuple[int, ...], float] = {(): number}
     for _ in range(4):

@@ -1,5 +1,6 @@
 """Machines of data sheets with models of published sizes, and a load for each: the same share of what it carries on paper."""
 
+from functools import cache
 from random import Random
 from typing import NamedTuple
 
@@ -110,6 +111,7 @@ def longer(script: Script, times: int = LONGER) -> Script:
     return Script(script.kind, script.prompt * times, tuple(segments))
 
 
+@cache
 def mixed_demand(shared_prefix: float = 0.0) -> Demand:
     """The mean demand of the mix, with longer contexts."""
     rng = Random(0)

@@ -10,15 +10,7 @@ from benchmarks.__main__ import main
 from benchmarks.gpu_aims import AIMS, Figure
 from benchmarks.gpu_predictions import predicted_table, predictions
 from benchmarks.gpu_suite.sizes import Row
-
-
-def report_file(folder: Path, parts: dict[str, list[Row]], **changes: Any) -> str:
-    found = {name: {"status": "done", "device": "Test GPU", "rows": rows} for name, rows in parts.items()}
-    report = {"version": 1, "date": "2026-01-02T03:04:05+00:00", "tiny": False, "parts": found}
-    machine = {"commit": "0123456789abcdef"}
-    path = folder / "report.json"
-    path.write_text(json.dumps(report | {"machine": machine} | changes))
-    return str(path)
+from tests.support.gpu_reports import report_file
 
 
 def figures(number: int, parts: dict[str, list[Row]]) -> list[Figure]:

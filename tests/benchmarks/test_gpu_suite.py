@@ -25,7 +25,7 @@ from benchmarks.gpu_suite.steps import pool_tokens
 from benchmarks.gpu_suite.suite import environment
 from benchmarks.gpu_suite.suite import main as suite
 from benchmarks.gpu_suite.timing import timed
-from tests.benchmarks.test_gpu_report import report_file
+from tests.support.gpu_reports import report_file
 
 PROJECT = Path(__file__).parents[2]
 PEER = "torch_peer"  # the only part that needs torch, and has no JAX

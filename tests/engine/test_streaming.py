@@ -1,14 +1,9 @@
-"""Streams, in threads and in event loops: what they yield, and that nobody who leaves leaves anything behind."""
+"""Streams in threads: what they yield, and that a client that leaves leaves nothing behind."""
 
-import asyncio
 import gc
 import logging
-import random
 import signal
 import threading
-import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -23,52 +18,11 @@ from tests.support.chat_templates import QWEN
 from tests.support.engine_state import engine_state
 from tests.support.gate import Gate, closed_gate
 from tests.support.scripted_model import Make
-from tests.support.tiny_model import tiny_llm
+from tests.support.streams import LONG, PARAMS, prompt, settle, tokens_of
 
-PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-LONG = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
 CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "lamp"}}\n</tool_call>'
 READ = "<|im_end|>\n<|im_start|>user\n<tool_response>\n23\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
 MESSAGES = [{"role": "user", "content": "How much is a lamp?"}]
-
-
-@pytest.fixture(scope="module")
-def _tiny() -> Iterator[LLM]:
-    with tiny_llm(kv_tokens=512, max_model_len=128) as llm:
-        yield llm
-
-
-@pytest.fixture
-def llm(_tiny: LLM) -> Iterator[LLM]:
-    _tiny.restart()
-    yield _tiny
-    settle(_tiny)
-
-
-@pytest.fixture
-def gated(llm: LLM) -> Iterator[LLM]:
-    """The same; long requests do not end by themselves."""
-    with closed_gate(llm, after=4):
-        yield llm
-        settle(llm)
-
-
-def prompt(number: int) -> dict[str, Any]:
-    return {"prompt_token_ids": [number % 100 + 1, 2, 3, number // 100 + 1]}
-
-
-def settle(llm: LLM) -> None:
-    """Nothing runs any more, and no page is held."""
-    deadline = time.monotonic() + 60
-    while engine_state(llm).num_unfinished:
-        assert time.monotonic() < deadline, "a request was left running"
-        time.sleep(0.001)
-    pages = engine_state(llm).pages
-    assert (pages.used, pages.claimed_dirty + pages.claimed_clean) == (0, 0)
-
-
-def tokens_of(events: list[Any]) -> list[int]:
-    return [event.token_id for event in events if isinstance(event, Token)]
 
 
 def price(item: str) -> str:
@@ -255,133 +209,6 @@ def test_refused_requests_leave_nothing_behind(llm: LLM) -> None:
     with pytest.raises(RequestError, match="options of a chat"):
         llm.stream(prompt(1), PARAMS, max_rounds=1)
     assert not engine_state(llm).has_work
-
-
-# -- in an event loop --------------------------------------------------------------------------------------------------
-
-
-def test_many_async_streams_are_served_together(llm: LLM) -> None:
-    prompts = [prompt(i) for i in range(40)]
-    expected = [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS)]
-
-    async def read(single: dict[str, Any]) -> list[int]:
-        return tokens_of([event async for event in llm.astream(single, PARAMS)])
-
-    async def all_of_them() -> list[list[int]]:
-        with closed_gate(llm, after=4) as gate:
-            tasks = [asyncio.create_task(read(single)) for single in prompts]
-            asyncio.get_running_loop().call_soon(gate.open)  # once all have asked
-            return await asyncio.gather(*tasks)
-
-    before = llm.counters.plans
-    assert asyncio.run(all_of_them()) == expected
-    assert llm.counters.plans - before < 40 * 12 / 2
-
-
-def test_agenerate_is_generate(llm: LLM) -> None:
-    expected = llm.generate([prompt(1), prompt(2)], PARAMS)
-    outputs = asyncio.run(llm.agenerate([prompt(1), prompt(2)], PARAMS))
-    assert [output.outputs[0].token_ids for output in outputs] == [single.outputs[0].token_ids for single in expected]
-
-
-@pytest.mark.parametrize("where", ["waiting", "elsewhere", "whole"])
-def test_a_cancelled_task_gives_its_request_up(llm: LLM, where: str) -> None:
-    begun, over = threading.Event(), threading.Event()
-
-    def hang(argument: str) -> str:
-        begun.set()
-        over.wait(60)
-        return ""
-
-    async def listen() -> None:
-        tools, detector = [Tool(hang, name="hang")], ScriptedDetector({2: [Call("hang", "")]})
-        if where == "whole":
-            await llm.agenerate(prompt(1), LONG, tools=tools, detector=detector)
-        stream = llm.astream(prompt(1), LONG, tools=tools, detector=detector)
-        async for _ in stream:
-            if where == "elsewhere":
-                await asyncio.sleep(60)
-
-    async def cancel() -> None:
-        task = asyncio.create_task(listen())
-        while not begun.is_set():
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        while engine_state(llm).num_unfinished:
-            await asyncio.sleep(0.001)
-
-    asyncio.run(cancel())
-    over.set()
-
-
-def test_waiting_with_a_timeout_loses_nothing(llm: LLM) -> None:
-    def nap(argument: str) -> list[int]:
-        time.sleep(0.2)
-        return [5]
-
-    async def listen() -> list[Any]:
-        stream = llm.astream(
-            prompt(1), PARAMS, tools=[Tool(nap, name="nap")], detector=ScriptedDetector({2: [Call("nap", "")]})
-        )
-        events: list[Any] = []
-        while not (events and isinstance(events[-1], Finished)):
-            try:
-                events.append(await asyncio.wait_for(anext(stream), 0.05))
-            except TimeoutError:
-                continue
-        return events
-
-    events = asyncio.run(listen())
-    assert len(tokens_of(events)) == 12
-
-
-def test_a_loop_that_ends_gives_its_requests_up(gated: LLM) -> None:
-    async def begin() -> Any:
-        stream = gated.astream(prompt(1), LONG)
-        await anext(stream)
-        return stream
-
-    stream = asyncio.run(begin())
-    settle(gated)
-    del stream
-
-
-@pytest.mark.parametrize("number", [24, pytest.param(2000, marks=pytest.mark.slow)])
-def test_clients_that_come_and_go_lose_nothing_and_leave_nothing(llm: LLM, number: int) -> None:
-    rng = random.Random(number)
-    expected = [output.outputs[0].token_ids for output in llm.generate([prompt(i) for i in range(100)], PARAMS)]
-
-    async def client(index: int, rng: random.Random) -> None:
-        await asyncio.sleep(rng.random() * number / 500)
-        tool = Tool(lambda _: time.sleep(0.01) or [5], name="tool")
-        detector = ScriptedDetector({rng.randrange(1, 20): [Call("tool", "")]}) if rng.random() < 0.5 else None
-        stays, seen = rng.random() < 0.6, list[int]()
-        params = PARAMS if stays else LONG
-        async for event in llm.astream(prompt(index), params, tools=[tool] if detector else (), detector=detector):
-            if isinstance(event, Token):
-                seen.append(event.token_id)
-            if not stays and rng.random() < 0.1:
-                return
-        assert len(seen) == params.max_tokens
-        assert detector is not None or seen[:12] == expected[index % 100]
-
-    async def all_of_them() -> None:
-        tasks = [asyncio.create_task(client(i % 100, random.Random(i))) for i in range(number)]
-        for task in rng.sample(tasks, number // 5):
-            asyncio.get_running_loop().call_later(rng.random() * number / 400, task.cancel)
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [result for result in results if isinstance(result, Exception)] == []
-
-    whole: list[RequestOutput] = []
-    beside = threading.Thread(target=lambda: whole.extend(llm.generate([prompt(i) for i in range(8)], PARAMS)))
-    beside.start()
-    asyncio.run(all_of_them())
-    beside.join(60)
-    assert [output.outputs[0].token_ids for output in whole] == expected[:8]
-    settle(llm)
 
 
 # -- when the engine fails ---------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def test_every_sample_knows_its_options_and_those_without_have_none() -> None:
     asked, plain = Sample(1.0, 3, 9, options, held=True), Sample(0.5, 4, 9)
     chunks = tuple(Chunk(slot, 8, (1,), (), sample) for slot, sample in enumerate((plain, asked)))
     rows = unpack_samples(jnp.asarray(pack_samples(sampled_rows(chunks), 3, SLOTS)))
-    assert rows.remembered.tolist() == rows.held.tolist() == [0, 1, 0]
+    assert rows.remembered.tolist() == rows.ends_forbidden.tolist() == [0, 1, 0]
     assert rows.top_k.tolist() == [0, 7, 0]
     assert rows.top_p.tolist() == [1.0, 0.5, 1.0]
     assert rows.min_p.tolist() == [0.0, 0.25, 0.0]

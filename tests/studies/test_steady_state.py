@@ -16,10 +16,8 @@ from studies.questions.steady_state import (
 )
 
 SCRIPT = Script("qa", 100, (Segment(10, 2.0, 30), Segment(20, None, 0)))
-NEED = mixed_demand()
 machines = st.sampled_from(DEPLOYMENTS)
 shares = st.sampled_from([0.0, 0.5, 0.9])
-NEEDS = {share: mixed_demand(share) for share in (0.0, 0.5, 0.9)}
 
 
 def test_the_demand_of_a_request_by_hand() -> None:
@@ -43,14 +41,14 @@ def test_a_shared_prefix_is_read_but_neither_computed_nor_dropped() -> None:
 
 @given(machines, shares)
 def test_nothing_beats_free_pauses(machine: Deployment, share: float) -> None:
-    paper = paper_rates(machine.profile, NEEDS[share], machine.kv_tokens, machine.profile.saturation)
+    paper = paper_rates(machine.profile, mixed_demand(share), machine.kv_tokens, machine.profile.saturation)
     assert 0 < max(paper.kept, paper.dropped, paper.swapped) <= paper.free * 1.000001
     assert paper.most_gain >= 0.999999
 
 
 @given(machines, shares, st.floats(0.1, 4.0))
 def test_closed_forms_bound_the_gains_of_every_machine(machine: Deployment, share: float, size: float) -> None:
-    need, kv_tokens, step = NEEDS[share], size * machine.kv_tokens + 50_000, machine.profile.saturation
+    need, kv_tokens, step = mixed_demand(share), size * machine.kv_tokens + 50_000, machine.profile.saturation
     paper = paper_rates(machine.profile, need, kv_tokens, step)
     kept = steady_state(machine.profile, need, kv_tokens, step, keeps=True)
     assert paper.free / kept.rate <= most_over_keeping(need, kept.step_s) * 1.01, "steps are priced by whole tokens"
@@ -60,19 +58,23 @@ def test_closed_forms_bound_the_gains_of_every_machine(machine: Deployment, shar
 @given(machines, shares, st.floats(0.1, 1.0))
 def test_fewer_bytes_per_token_carry_no_less(machine: Deployment, share: float, times: float) -> None:
     small = with_kv_bytes(machine.profile, times)
-    before = steady_state(machine.profile, NEEDS[share], machine.kv_tokens, machine.profile.saturation, keeps=True)
-    after = steady_state(small, NEEDS[share], small.tables["derived"]["kv_tokens"], small.saturation, keeps=True)
+    before = steady_state(
+        machine.profile, mixed_demand(share), machine.kv_tokens, machine.profile.saturation, keeps=True
+    )
+    after = steady_state(small, mixed_demand(share), small.tables["derived"]["kv_tokens"], small.saturation, keeps=True)
     assert after.rate >= before.rate * 0.999
 
 
 @given(machines)
 def test_a_pool_without_end_leaves_nothing_to_win(machine: Deployment) -> None:
-    assert paper_rates(machine.profile, NEED, 1e12, machine.profile.saturation).most_gain == pytest.approx(1.0)
+    assert paper_rates(machine.profile, mixed_demand(0.0), 1e12, machine.profile.saturation).most_gain == pytest.approx(
+        1.0
+    )
 
 
 @given(machines, shares)
 def test_memory_and_steps_hold_what_runs(machine: Deployment, share: float) -> None:
-    need, size = NEEDS[share], machine.profile.saturation
+    need, size = mixed_demand(share), machine.profile.saturation
     full = steady_state(machine.profile, need, machine.kv_tokens, size, keeps=True)
     held = need.common + full.running * need.memory + full.rate * need.paused_token_s
     assert held <= machine.kv_tokens * 1.000001

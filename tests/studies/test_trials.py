@@ -19,7 +19,6 @@ from studies.questions.combinations import runs as combination_runs
 from studies.questions.machines import DEPLOYMENTS, mixed_demand, mixed_load
 from studies.questions.optimisations import gain
 
-NEED = mixed_demand()
 PROFILE = DEPLOYMENTS[0].profile
 
 
@@ -38,7 +37,7 @@ def test_a_wrong_profile_is_wrong_in_one_thing() -> None:
 
 
 def test_trials_of_a_deployment_share_arrivals_and_prices() -> None:
-    asked = runs(NEED, 0, quick=True)
+    asked = runs(mixed_demand(0.0), 0, quick=True)
     [label] = {trial.deployment for trial in asked}
     assert len({id(run.load) for run in asked.values()}) == 1
     assert len({run.simulation.profile for run in asked.values()}) == 1
@@ -50,7 +49,7 @@ def test_trials_of_a_deployment_share_arrivals_and_prices() -> None:
 def test_every_deployment_holds_the_longest_request() -> None:
     longest = max(script.context for _, script in mixed_load(5.0, 100.0, 0).arrivals)
     for deployment in DEPLOYMENTS:
-        simulation = deployment.simulation("copy_ahead", 10.0, NEED)
+        simulation = deployment.simulation("copy_ahead", 10.0, mixed_demand(0.0))
         assert longest < simulation.max_model_len <= deployment.kv_tokens
 
 

@@ -1,0 +1,29 @@
+"""Requests of tests of streams, and what is left of them."""
+
+import time
+from typing import Any
+
+from jinfercept import LLM, SamplingParams
+from jinfercept.events import Token
+from tests.support.engine_state import engine_state
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+
+
+def prompt(number: int) -> dict[str, Any]:
+    return {"prompt_token_ids": [number % 100 + 1, 2, 3, number // 100 + 1]}
+
+
+def settle(llm: LLM) -> None:
+    """Nothing runs any more, and no page is held."""
+    deadline = time.monotonic() + 60
+    while engine_state(llm).num_unfinished:
+        assert time.monotonic() < deadline, "a request was left running"
+        time.sleep(0.001)
+    pages = engine_state(llm).pages
+    assert (pages.used, pages.claimed_dirty + pages.claimed_clean) == (0, 0)
+
+
+def tokens_of(events: list[Any]) -> list[int]:
+    return [event.token_id for event in events if isinstance(event, Token)]
