@@ -143,7 +143,8 @@ def _value(value: Any) -> Hashable:
     if isinstance(value, FunctionType):
         cells = value.__closure__ or ()
         try:
-            return value.__code__, _value([cell.cell_contents for cell in cells]), _value(value.__defaults__)
+            defaults = value.__defaults__, value.__kwdefaults__ or {}
+            return value.__code__, _value([cell.cell_contents for cell in cells]), _value(defaults)
         except _Unknown:
             return value
     if isinstance(value, (list, tuple)):
