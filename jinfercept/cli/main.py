@@ -12,7 +12,7 @@ A JAX serving engine for language models that call out while they write.
 Studies of it run from a clone of its repository: python -m studies."""
 COMMANDS: Mapping[str, Entry] = {
     "demo": Entry("jinfercept.cli.demo:Demo", "SmolLM2 answers word problems with tools, under every policy"),
-    "run": Entry("jinfercept.cli.run:Run", "generate from a prompt, or chat, with tools if you like"),
+    "run": Entry("jinfercept.cli.run:RunModel", "generate from a prompt, or chat, with tools if you like"),
     "serve": Entry("jinfercept.cli.serve:Serve", "answer OpenAI's clients over HTTP", vllm_flags=True),
     "deploy": Entry("jinfercept.cli.deploy:Deploy", "answer OpenAI's clients with replicas on a Ray cluster"),
     "info": Entry("jinfercept.cli.info:Info", "shape of a model, and the memory that it needs"),

@@ -59,7 +59,7 @@ class SamplingFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunModel:
     """The command."""
 
     model: ModelName

@@ -105,7 +105,7 @@ class Router:
         """
         by_name = self._index(replicas)
         holdings = self._find(hint, by_name)
-        prompt = _Prompt(
+        prompt = _RoutedPrompt(
             self._ratios.corrected(hint.tenant, hint.prompt_tokens) + holdings.before_tokens, self._recompute
         )
         choice = self._stay(holdings, prompt, by_name, now)
@@ -198,7 +198,7 @@ class Router:
     # -- prices ----------------------------------------------------------------------------------------------------
 
     def _stay(
-        self, holdings: "_Holdings", prompt: "_Prompt", by_name: Mapping[str, ReplicaState], now: float
+        self, holdings: "_Holdings", prompt: "_RoutedPrompt", by_name: Mapping[str, ReplicaState], now: float
     ) -> "tuple[ReplicaLoad, float] | None":
         """The cheapest replica that holds the conversation; None if another one could be cheaper, were its queue empty."""
         best, best_s, elsewhere = None, inf, holdings.wide_tokens
@@ -215,7 +215,7 @@ class Router:
     def _cheapest(
         self,
         holdings: "_Holdings",
-        prompt: "_Prompt",
+        prompt: "_RoutedPrompt",
         candidates: Sequence[ReplicaState],
         num_replicas: int,
         now: float,
@@ -369,7 +369,7 @@ class _Holdings(NamedTuple):
         return "spread" if self.by_holder or self.wide else "load"
 
 
-class _Prompt:
+class _RoutedPrompt:
     """A prompt's tokens and the seconds to recompute them."""
 
     __slots__ = ("_all_s", "_recompute", "most_held", "num_tokens")

@@ -30,7 +30,7 @@ OUT_OF_RANGE = 2**30
 """First index of padding, in pages or in tokens: no pool has as many. Scatters drop such indices, which must be distinct."""
 
 
-class Part(NamedTuple):
+class VectorPart(NamedTuple):
     """Part of a vector of int32 numbers that a kernel reads where it lies: XLA would copy a slice before the kernel.
 
     Attributes:
@@ -49,12 +49,12 @@ class Part(NamedTuple):
 
 
 type Ints = Any
-"""Whole numbers that a kernel reads: an array of JAX or numpy, or a `Part`."""
+"""Whole numbers that a kernel reads: an array of JAX or numpy, or a `VectorPart`."""
 
 
 def as_array(ints: Ints) -> Int[Array, "..."]:
     """The numbers as an array."""
-    return ints.array() if isinstance(ints, Part) else jnp.asarray(ints)
+    return ints.array() if isinstance(ints, VectorPart) else jnp.asarray(ints)
 
 
 class Batch(NamedTuple):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array
 
-from jinfercept.layouts.pages import Ints, Part
+from jinfercept.layouts.pages import Ints, VectorPart
 
 EVERYWHERE = pl.BlockSpec(memory_space=pl.ANY)
 
@@ -16,7 +16,7 @@ def with_ints(arrays: tuple[Array, ...], *ints: Ints) -> tuple[list[Array], list
     """A kernel's operands and their places: arrays, then whole numbers, which kernels see in one dimension."""
     operands, specs = list(arrays), [EVERYWHERE] * len(arrays)
     for numbers in ints:
-        if isinstance(numbers, Part):
+        if isinstance(numbers, VectorPart):
             operands.append(numbers.vector)
             specs.append(pl.BlockSpec((pl.Element(prod(numbers.shape)),), partial(_place, numbers.first)))
         else:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Int32
 
-from jinfercept.layouts.pages import OUT_OF_RANGE, Batch, Part
+from jinfercept.layouts.pages import OUT_OF_RANGE, Batch, VectorPart
 from jinfercept.pallas.work_schedule import Work, WorkCut, WorkSchedule, schedules
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
 
@@ -121,7 +121,7 @@ def _batch(packed: Int[Array, "packed"], shape: PackedShape) -> Batch:
 _BATCH_PARTS = 8
 
 
-class _Place(NamedTuple):
+class _RowPlace(NamedTuple):
     """Where a part of the vector lies, and its shape."""
 
     first: int
@@ -130,7 +130,7 @@ class _Place(NamedTuple):
 
 
 @lru_cache
-def _places(shape: PackedShape) -> tuple[_Place, ...]:
+def _places(shape: PackedShape) -> tuple[_RowPlace, ...]:
     """The parts of the vector: those of the batch, then the schedules field by field."""
     num_tokens, num_rows, pages_per_row, cut, decode_only, _ = shape
     shapes = [*((num_tokens,),) * 4, (num_rows + 1,), (num_rows,), (num_rows, pages_per_row), (1,)]
@@ -138,8 +138,8 @@ def _places(shape: PackedShape) -> tuple[_Place, ...]:
     if cut is not None:
         shapes += chain.from_iterable(cut.shapes(num_tokens, num_rows, decode_only=decode_only))
     ends = list(accumulate(map(prod, shapes)))
-    return tuple(map(_Place, [0, *ends], ends, shapes))
+    return tuple(map(_RowPlace, [0, *ends], ends, shapes))
 
 
-def _parts(vector: Int[Array, "packed"], shape: PackedShape) -> list[Part]:
-    return [Part(vector, place.first, place.shape) for place in _places(shape)]
+def _parts(vector: Int[Array, "packed"], shape: PackedShape) -> list[VectorPart]:
+    return [VectorPart(vector, place.first, place.shape) for place in _places(shape)]

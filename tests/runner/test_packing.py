@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jinfercept.layouts.pages import OUT_OF_RANGE, Part, as_array
+from jinfercept.layouts.pages import OUT_OF_RANGE, VectorPart, as_array
 from jinfercept.pallas.attention import prepare
 from jinfercept.pallas.work_schedule import WorkCut
 from jinfercept.runner.packing import PackedShape, enter, in_place, pack, unpack
@@ -79,7 +79,7 @@ def test_kernels_read_in_place_what_the_batch_says_and_its_schedules(
     plain = unpack(jnp.asarray(pack(chunks, tables, PAGE_SIZE, SHAPE)), jnp.arange(SLOTS), SHAPE)
     want = prepare(plain, shape.cut, decode_only=decode_only)
     batch = in_place(jnp.asarray(pack(chunks, tables, PAGE_SIZE, shape)), shape)
-    read = jax.tree.map(as_array, batch.work, is_leaf=lambda part: isinstance(part, Part))
+    read = jax.tree.map(as_array, batch.work, is_leaf=lambda part: isinstance(part, VectorPart))
     assert (read.chunks is None) == decode_only
     flat = jax.tree.map(np.ravel, (read, batch._replace(work=None, tokens=None)))  # `num_decode` lies as one number
     jax.tree.map(
