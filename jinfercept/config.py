@@ -88,6 +88,16 @@ class CacheOptions:
     )
     page_size: int = option(16, "tokens per page", "--block-size")
     swap_space: float = option(4.0, "GiB of host memory for copies of pages; 0 turns the host tier off")
+    kv_disk: str | None = option(
+        None,
+        "folder of a disk of this machine in which contexts survive a restart; it is created, and used by one server at a time",
+    )
+    kv_disk_space: float | None = option(
+        None, "GiB that the contexts in `kv_disk` may take; default: half of what is free there"
+    )
+    kv_disk_writes: float | None = option(
+        None, "GiB that may be written to `kv_disk` per day, since drives wear; default: the size of its file system"
+    )
     enable_prefix_caching: bool = option(True, "keep full pages of finished requests until their slots are wanted")
 
 
@@ -272,6 +282,9 @@ class LLMOptions(RestartOptions, total=False):
     kv_tokens: int | None
     gpu_memory_utilization: float
     kv_cache_dtype: KVDTypeChoice
+    kv_disk: str | None
+    kv_disk_space: float | None
+    kv_disk_writes: float | None
     page_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -328,6 +341,8 @@ class EngineConfig:
             ("page_size", cache.page_size, 1),
             ("kv_tokens", cache.kv_tokens, cache.page_size),
             ("swap_space", cache.swap_space, 0),
+            ("kv_disk_space", cache.kv_disk_space, 0),
+            ("kv_disk_writes", cache.kv_disk_writes, 0),
             ("max_model_len", self.model.max_model_len, 2),
             ("tensor_parallel_size", self.model.tensor_parallel_size, 1),
             ("max_num_seqs", scheduling.max_num_seqs, 1),
@@ -358,12 +373,27 @@ class EngineConfig:
                 fix="leave one of them out",
             )
         assert scheduling.speculation
+        self._check_disk()
         if advanced.staging_pages not in (None, 1, 2, 4, 8, 16, 32):
             raise ConfigError("staging_pages is a power of two", got=advanced.staging_pages, fix="1, 2, 4, 8, 16 or 32")
         if advanced.transfer == "kernel" and not advanced.pinned_memory:
             raise ConfigError("kernels copy to pinned memory", got="pinned_memory=False", fix="leave it on")
         if advanced.pipeline_depth not in (0, 1):
             raise ConfigError("pipeline_depth is 0 or 1", got=advanced.pipeline_depth, fix="choose one of them")
+
+    def _check_disk(self) -> None:
+        cache = self.cache
+        if cache.kv_disk is None:
+            return
+        for does_not_fit, got, fix in (
+            (not cache.swap_space, "swap_space=0", "some swap_space: pages pass through the host's memory"),
+            (not cache.enable_prefix_caching, "enable_prefix_caching=False", "prefix caching"),
+            (self.advanced.transfer == "kernel", "transfer=kernel", "transfer=arrays"),
+            (self.scheduling.speculation.model is not None, "a draft model", "n-grams, or no drafts"),
+            (self.hosts.num_hosts or self.hosts.coordinator, "several hosts", "one host"),
+        ):
+            if does_not_fit:
+                raise ConfigError("kv_disk does not work with this", got=got, fix=fix)
 
 
 GROUPS: dict[str, type] = get_type_hints(EngineConfig)

@@ -14,6 +14,7 @@ from jinfercept.chat.options import ChatArguments, VllmArguments, check_generate
 from jinfercept.chat.request_maker import RequestMaker
 from jinfercept.chat.requests import Prompt
 from jinfercept.config import EngineConfig, LLMOptions, RestartOptions
+from jinfercept.disk.counters import DiskState
 from jinfercept.engine.async_streaming import AsyncStream, aserve
 from jinfercept.engine.streaming import Stream, serve
 from jinfercept.errors import ConfigError, ModelError
@@ -151,6 +152,12 @@ class LLM:
     def profile(self) -> Profile:
         """The profile: costs of steps and transfers."""
         return self.engine.setup.machine.profile
+
+    @property
+    def disk(self) -> DiskState | None:
+        """What `kv_disk` holds and has done; None without that option."""
+        disk = self.engine.setup.machine.disk
+        return None if disk is None else disk.store.state()
 
     @property
     def shape(self) -> RunnerShape:

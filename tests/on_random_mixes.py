@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -51,8 +52,9 @@ ENGINES: dict[str, dict[str, Any]] = {
     "two devices": {"kv_tokens": 112, "page_size": 4, "tensor_parallel_size": 2, "devices": "0,1"},
     "large pages": {"kv_tokens": 128, "page_size": 16, "layers_per_step": 1, "devices": "2"},
     "int8": {"kv_tokens": 112, "page_size": 4, "kv_cache_dtype": "int8", "devices": "3"},
+    "disk": {"kv_tokens": 112, "page_size": 4, "devices": "4,5", "tensor_parallel_size": 2, "kv_disk": "a folder"},
 }
-"""Little more than the longest sequence."""
+"""Little more than the longest sequence. The one with a disk starts over between two turns."""
 COUNTED = (
     *("evictions", "copies back", "preemptions", "interceptions", "drafts accepted", "drafts refused", "updates"),
     *("outputs of several", "drawn tokens", "constrained tokens", "constrained tokens with drafts"),
@@ -71,7 +73,14 @@ class Mixes:
             dtype: ends.enter_context(LLM(tiny_setup(**ROOMY | {"kv_cache_dtype": dtype})))
             for dtype in dict.fromkeys(ENGINES[name].get("kv_cache_dtype", "auto") for name in names)
         }
-        self.tight = {name: ends.enter_context(LLM(tiny_setup(**TIGHT | ENGINES[name]))) for name in names}
+        folder = ends.enter_context(TemporaryDirectory())
+        disk = {"kv_disk": folder, "kv_disk_space": 0.001}
+        self.tight = {
+            name: ends.enter_context(
+                LLM(tiny_setup(**TIGHT | ENGINES[name] | (disk if "kv_disk" in ENGINES[name] else {})))
+            )
+            for name in names
+        }
         first = next(iter(self.roomy.values()))
         whole = untied(first.model.config, separate(first.engine.setup.machine.runner.params))  # pyright: ignore[reportArgumentType]
         embed, layers, head = jax.tree.map(np.asarray, whole)
@@ -97,9 +106,9 @@ class Mixes:
                 policy=policy,
                 pipeline_depth=rng.randrange(2),
                 max_chunk_tokens=rng.choice([None, 3, 7]),
-                swap_space=rng.choice([0, 0.0002, 0.001]),
+                swap_space=rng.choice([0.0002 if "kv_disk" in ENGINES[name] else 0, 0.0002, 0.001]),
                 preemption=rng.choice(["policy", "auto", "recompute", "swap"]),
-                enable_prefix_caching=rng.random() < 0.8,
+                enable_prefix_caching=rng.random() < 0.8 or "kv_disk" in ENGINES[name],
                 speculative_config=DRAFTS if rng.random() < 0.8 else None,
             )
             self.counts[name] += 1
@@ -125,6 +134,8 @@ class Mixes:
                 self._compare(asked, request, output, dtype, expected, key)
                 if request.follow_up is not None and output.outputs[0].finish_reason in ("stop", "length"):
                     again.append((asked, _next_turn(llm, request, output)))
+        if llm.disk is not None:
+            llm.restart()
         turns = serve(llm.engine.thread, [request for _, request in again])
         for (asked, request), output in zip(again, turns, strict=True):
             self.counts["follow-ups on retained contexts"] += output.retained is not None
@@ -183,6 +194,8 @@ class Mixes:
         self.counts["copies back"] += counters.copied_in
         self.counts["preemptions"] += counters.preemptions
         self.counts["interceptions"] += counters.interceptions
+        if llm.disk is not None:
+            self.counts["bytes from disk"] = llm.disk.counters.read_bytes
         self.counts["drafts accepted"] += counters.accepted.total()
         self.counts["drafts refused"] += counters.drafted - counters.accepted.total()
         llm.engine.check_pages()
@@ -339,5 +352,5 @@ def test_mixes_for_as_long_as_wanted(make_mixes: Callable[..., Mixes]) -> None:
         mixes.run(seed, Random(seed).randrange(1, 60))
         seed += 1
     print(f"mixes before {seed}: {mixes}")
-    assert seconds < 60 or all(mixes.counts[name] for name in COUNTED)
+    assert seconds < 60 or all(mixes.counts[name] for name in (*COUNTED, "bytes from disk"))
     assert mixes.ties <= 2 + mixes.outputs / 1000

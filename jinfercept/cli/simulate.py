@@ -84,6 +84,8 @@ class Simulate:
     """device pool"""
     host_tokens: int = 300_000
     """host pool"""
+    disk_tokens: int = 0
+    """disk tier, for traces of sessions"""
     max_num_seqs: int = 1024
     """sequences that run at once"""
     max_model_len: Maybe[int] = None
@@ -152,6 +154,7 @@ class Simulate:
                 raise ConfigError(f"{flag} is too large", got=count, fix=f"at most {MOST:,}")
         for flag, least in (
             ("--host-tokens", self.host_tokens),
+            ("--disk-tokens", self.disk_tokens),
             ("--warm-up", self.warm_up),
             ("--first-token-limit", self.first_token_limit),
             ("--per-token-limit", self.per_token_limit),
@@ -219,6 +222,7 @@ class Simulate:
             self.duration,
             kv_tokens=self.kv_tokens,
             host_tokens=self.host_tokens,
+            disk_tokens=self.disk_tokens,
             max_num_seqs=self.max_num_seqs,
             max_model_len=self._longest,
             prefix_caching=self._plays_sessions,

@@ -16,32 +16,32 @@ FILE_BLOCKS = (4 << 30) // BLOCK_BYTES
 _NO_PREALLOCATION = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-class Run(NamedTuple):
+class BlockRun(NamedTuple):
     """Consecutive blocks."""
 
     start: int
     size: int
 
 
-Runs = tuple[Run, ...]
+BlockRuns = tuple[BlockRun, ...]
 """The blocks of a record, in the order of its bytes."""
 Buffers = Sequence[memoryview]
 """The bytes of one page, in pieces."""
 
 
-def cut(runs: Runs, first: int, count: int) -> Runs:
+def cut(runs: BlockRuns, first: int, count: int) -> BlockRuns:
     """The blocks `first … first + count - 1` of these."""
-    part: list[Run] = []
+    part: list[BlockRun] = []
     for run in runs:
         if first < run.size and count:
-            piece = Run(run.start + first, min(count, run.size - first))
+            piece = BlockRun(run.start + first, min(count, run.size - first))
             part.append(piece)
             count -= piece.size
         first = max(0, first - run.size)
     return tuple(part)
 
 
-def _file_numbers(run: Run) -> range:
+def _file_numbers(run: BlockRun) -> range:
     return range(run.start // FILE_BLOCKS, (sum(run) - 1) // FILE_BLOCKS + 1)
 
 
@@ -51,15 +51,15 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = self.num_free = num_blocks
-        self._free = [Run(0, num_blocks)] if num_blocks else []
+        self._free = [BlockRun(0, num_blocks)] if num_blocks else []
 
-    def take(self, count: int) -> Runs:
+    def take(self, count: int) -> BlockRuns:
         """So many free blocks, of which there are enough: one run if there is such a run, else the first ones."""
         assert count <= self.num_free
         whole = next((run for run in self._free if run.size >= count), None)
-        taken: list[Run] = []
+        taken: list[BlockRun] = []
         for run in [whole] if whole is not None else [*self._free]:
-            piece = Run(run.start, min(count, run.size))
+            piece = BlockRun(run.start, min(count, run.size))
             taken.append(piece)
             self._remove(piece)
             count -= piece.size
@@ -67,23 +67,23 @@ class BlockPool:
                 break
         return tuple(taken)
 
-    def give(self, runs: Runs) -> None:
+    def give(self, runs: BlockRuns) -> None:
         """Free blocks that were taken."""
         for run in runs:
             start, end = run.start, min(run.start + run.size, self.num_blocks)
             if start >= end:
                 continue
             self.num_free += end - start
-            index = bisect_left(self._free, Run(start, 0))
+            index = bisect_left(self._free, BlockRun(start, 0))
             if index < len(self._free) and self._free[index].start == end:
                 end += self._free.pop(index).size
             if index and sum(self._free[index - 1]) == start:
                 start = self._free.pop(index - 1).start
-            insort(self._free, Run(start, end - start))
+            insort(self._free, BlockRun(start, end - start))
 
-    def reserve(self, runs: Runs) -> bool:
+    def reserve(self, runs: BlockRuns) -> bool:
         """Take these blocks; False if one of them is not free, and then none is taken."""
-        taken: list[Run] = []
+        taken: list[BlockRun] = []
         for run in runs:
             if not self._remove(run):
                 self.give(tuple(taken))
@@ -95,16 +95,16 @@ class BlockPool:
         """Do without the blocks from number `num_blocks` on, all of which are free."""
         for run in [run for run in self._free if sum(run) > num_blocks]:
             start = max(run.start, num_blocks)
-            self._remove(Run(start, sum(run) - start))
+            self._remove(BlockRun(start, sum(run) - start))
         self.num_blocks = num_blocks
 
-    def _remove(self, run: Run) -> bool:
+    def _remove(self, run: BlockRun) -> bool:
         """Take one run of free blocks; False if it is not free."""
-        index = bisect_left(self._free, Run(run.start + 1, 0)) - 1
+        index = bisect_left(self._free, BlockRun(run.start + 1, 0)) - 1
         if index < 0 or run.size < 1 or sum(self._free[index]) < sum(run):
             return False
         around = self._free.pop(index)
-        for rest in (Run(sum(run), sum(around) - sum(run)), Run(around.start, run.start - around.start)):
+        for rest in (BlockRun(sum(run), sum(around) - sum(run)), BlockRun(around.start, run.start - around.start)):
             if rest.size:
                 self._free.insert(index, rest)
         self.num_free -= run.size
@@ -136,7 +136,7 @@ class BlockFiles:
             if path.stat().st_size > num_bytes:
                 os.ftruncate(self._files[number], num_bytes)
 
-    def have(self, runs: Runs) -> bool:
+    def have(self, runs: BlockRuns) -> bool:
         """Whether the files have these blocks."""
         for run in runs:
             for number in _file_numbers(run):
@@ -145,7 +145,7 @@ class BlockFiles:
                     return False
         return True
 
-    def prepare(self, runs: Runs) -> int | None:
+    def prepare(self, runs: BlockRuns) -> int | None:
         """Preallocate the files of these blocks. Returns the first block for which there is no room; None: all have room."""
         for number in sorted({number for run in runs for number in _file_numbers(run)}):
             file = self._files.get(number)
@@ -159,7 +159,7 @@ class BlockFiles:
                     return number * FILE_BLOCKS + num_bytes // BLOCK_BYTES
         return None
 
-    def read(self, runs: Runs, into: Buffers) -> None:
+    def read(self, runs: BlockRuns, into: Buffers) -> None:
         """Fill the buffers from these blocks. Raises `OSError`, also if a file is shorter than its blocks."""
         for file, offset, view in self._spans(runs, into):
             while view:
@@ -168,7 +168,7 @@ class BlockFiles:
                     raise OSError(errno.EIO, "a data file is shorter than its blocks")
                 view, offset = view[num_bytes:], offset + num_bytes
 
-    def write(self, runs: Runs, data: Buffers) -> None:
+    def write(self, runs: BlockRuns, data: Buffers) -> None:
         """Write the buffers to these blocks, which are prepared. Raises `OSError`."""
         for file, offset, view in self._spans(runs, data):
             while view:
@@ -204,7 +204,7 @@ class BlockFiles:
             os.ftruncate(file, self._bytes(number))
         self._files[number] = file
 
-    def _spans(self, runs: Iterable[Run], buffers: Buffers) -> Iterator[tuple[int, int, memoryview]]:
+    def _spans(self, runs: Iterable[BlockRun], buffers: Buffers) -> Iterator[tuple[int, int, memoryview]]:
         """Pieces of the buffers that are consecutive in a file: the file, the offset in it, and the piece."""
         ranges = iter(runs)
         offset = end = 0

@@ -30,3 +30,19 @@ class DiskOccupancy(NamedTuple):
     used_bytes: int
     total_bytes: int
     num_records: int
+
+
+class DiskState(NamedTuple):
+    """What metrics show of a store.
+
+    Attributes:
+        counters: a copy.
+        occupancy: how full it is.
+        writes_left_bytes: that may be written now.
+        works: whether contexts are still stored.
+    """
+
+    counters: DiskCounters
+    occupancy: DiskOccupancy
+    writes_left_bytes: float
+    works: bool

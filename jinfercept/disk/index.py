@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-from jinfercept.disk.blocks import Run
-from jinfercept.disk.record import Extent, Record, Root
+from jinfercept.disk.blocks import BlockRun
+from jinfercept.disk.record import Record, RecordData, Root
 
 FORMAT = 1
 """Of the index and the files. What another one wrote is not read."""
@@ -41,7 +41,7 @@ _INSERT = f"INSERT INTO records ({_COLUMNS}, used) VALUES ({'?, ' * (_COLUMNS.co
 _UPDATE = f"UPDATE records SET {_COLUMNS.replace(',', ' = ?,')} = ? WHERE id = ?"
 
 
-class Row(NamedTuple):
+class IndexRow(NamedTuple):
     """A record as the index has it, its seal unbroken.
 
     Attributes:
@@ -55,7 +55,7 @@ class Row(NamedTuple):
     name: bytes
     root: Root
     tokens: bytes
-    extent: Extent
+    extent: RecordData
     used: float
 
 
@@ -82,7 +82,7 @@ class Index:
             self._connection.close()
             raise
 
-    def rows(self) -> Iterable[Row]:
+    def rows(self) -> Iterable[IndexRow]:
         """Every row whose seal is unbroken."""
         for values in self._connection.execute(f"SELECT id, {_COLUMNS}, used FROM records"):
             row = _read(values)
@@ -181,18 +181,18 @@ def _values(record: Record) -> tuple[Any, ...]:
     return (None if parent is None else parent.id, *about, record.tokens, *where, _seal(*about, *where))
 
 
-def _read(values: tuple[Any, ...]) -> Row | None:
+def _read(values: tuple[Any, ...]) -> IndexRow | None:
     """The row of these columns; None if its seal is broken."""
     row, parent, name, digest, token_bytes, kv_bytes, tokens, blocks, checksums, stamp, first, seal, used_s = values
     try:
         if _seal(name, digest, token_bytes, kv_bytes, blocks, checksums, stamp, first) != seal:
             return None
         numbers = array("Q", blocks)
-        runs = tuple(Run(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True))
-        extent = Extent(runs, array("I", checksums), stamp, first)
+        runs = tuple(BlockRun(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True))
+        extent = RecordData(runs, array("I", checksums), stamp, first)
         if not isinstance(tokens, bytes) or token_bytes < 1:
             return None
-        return Row(row, parent, name, Root(digest, token_bytes, kv_bytes), tokens, extent, float(used_s))
+        return IndexRow(row, parent, name, Root(digest, token_bytes, kv_bytes), tokens, extent, float(used_s))
     except (TypeError, ValueError):  # values of other types than were written
         return None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, final
 
 from jinfercept.disk.blocks import BlockFiles, Buffers, cut
-from jinfercept.disk.record import Extent, Record, Root
+from jinfercept.disk.record import Record, RecordData, Root
 
 _NUM_READERS = 8
 _NUM_WRITERS = 2
@@ -16,11 +16,11 @@ _GROUP_BYTES = 4 << 20
 """Bytes that a thread reads or writes before the next one has its turn."""
 
 
-class Part(NamedTuple):
+class RecordPages(NamedTuple):
     """Leading pages of one record."""
 
     record: Record
-    extent: Extent
+    extent: RecordData
     num_pages: int
 
 
@@ -34,9 +34,9 @@ class StoredPrefix:
     """
 
     num_pages: int
-    parts: tuple[Part, ...]
+    parts: tuple[RecordPages, ...]
 
-    def locate(self, first: int, count: int) -> Iterator[tuple[Part, int]]:
+    def locate(self, first: int, count: int) -> Iterator[tuple[RecordPages, int]]:
         """The part of each of so many pages, and the page's number in it."""
         for part in self.parts:
             within = range(first, min(part.num_pages, first + count))
@@ -62,7 +62,7 @@ class PageIO:
         self.readers = ThreadPoolExecutor(_NUM_READERS, "kv-disk-read")
         self.writers = ThreadPoolExecutor(_NUM_WRITERS, "kv-disk-write")
 
-    def read(self, pages: Sequence[tuple[Part, int]], into: Sequence[Buffers]) -> list[int]:
+    def read(self, pages: Sequence[tuple[RecordPages, int]], into: Sequence[Buffers]) -> list[int]:
         """Fill buffers with these pages; returns the numbers of pages that are wrong, one at least if any is."""
 
         def read_group(start: int, end: int) -> int | None:
@@ -79,7 +79,7 @@ class PageIO:
         groups = _groups(len(pages), into)
         return [number for number in self.readers.map(read_group, *zip(*groups, strict=True)) if number is not None]
 
-    def write(self, root: Root, extent: Extent, pages: Sequence[Buffers]) -> None:
+    def write(self, root: Root, extent: RecordData, pages: Sequence[Buffers]) -> None:
         """Write pages to the blocks of an extent, and note their checksums in it. Raises `OSError`."""
 
         def write_group(start: int, end: int) -> None:

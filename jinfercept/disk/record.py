@@ -9,7 +9,7 @@ import zlib
 from array import array
 from typing import Any, NamedTuple, final
 
-from jinfercept.disk.blocks import BLOCK_BYTES, Buffers, Runs, cut
+from jinfercept.disk.blocks import BLOCK_BYTES, BlockRuns, Buffers, cut
 
 
 class Root(NamedTuple):
@@ -31,7 +31,7 @@ class Root(NamedTuple):
         return -(-self.kv_bytes // BLOCK_BYTES)
 
 
-class Extent(NamedTuple):
+class RecordData(NamedTuple):
     """Where a run of pages lies, and how to know that it is whole.
 
     Attributes:
@@ -41,15 +41,15 @@ class Extent(NamedTuple):
         first: number of its first page in that write.
     """
 
-    runs: Runs
+    runs: BlockRuns
     checksums: "array[int]"
     stamp: bytes
     first: int
 
-    def part(self, first: int, count: int, page_blocks: int) -> "Extent":
+    def part(self, first: int, count: int, page_blocks: int) -> "RecordData":
         """Of so many pages."""
         runs = cut(self.runs, first * page_blocks, count * page_blocks)
-        return Extent(runs, self.checksums[first : first + count], self.stamp, self.first + first)
+        return RecordData(runs, self.checksums[first : first + count], self.stamp, self.first + first)
 
     def checksum(self, page: int, data: Buffers) -> int:
         """Of the bytes of one of its pages: a CRC of the write's stamp, the page's number in that, and these."""
@@ -77,7 +77,7 @@ class Record:
 
     __slots__ = ("children", "extent", "id", "is_gone", "parent", "pins", "root", "state", "tokens")
 
-    def __init__(self, root: Root, parent: "Record | None", tokens: bytes, extent: Extent, state: Any) -> None:
+    def __init__(self, root: Root, parent: "Record | None", tokens: bytes, extent: RecordData, state: Any) -> None:
         self.root, self.parent, self.tokens, self.extent, self.state = root, parent, tokens, extent, state
         self.id = self.pins = 0
         self.children: dict[bytes, Record] = {}
@@ -104,7 +104,7 @@ class Record:
             self.parent.children[self.first_page] = self
 
 
-NOTHING = Extent((), array("I"), b"", 0)
+NOTHING = RecordData((), array("I"), b"", 0)
 """The extent of a root."""
 
 
@@ -113,7 +113,7 @@ def root_record(root: Root) -> Record:
     return Record(root, None, b"", NOTHING, hashlib.sha256(root.digest))
 
 
-def continued(parent: Record, tokens: bytes, extent: Extent) -> Record:
+def continued(parent: Record, tokens: bytes, extent: RecordData) -> Record:
     """A record that continues another, not yet attached to it."""
     state = parent.state.copy()
     state.update(tokens)

@@ -12,18 +12,19 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_bytes
 from typing import final
 
-from jinfercept.disk.blocks import BLOCK_BYTES, BlockPool, Buffers, Runs
-from jinfercept.disk.counters import DiskCounters, DiskOccupancy
+from jinfercept.disk.blocks import BLOCK_BYTES, BlockPool, BlockRuns, Buffers
+from jinfercept.disk.counters import DiskCounters, DiskOccupancy, DiskState
 from jinfercept.disk.folder import INDEX_NAME, Folder
 from jinfercept.disk.index import Index, is_damage
-from jinfercept.disk.page_io import PageIO, Part, StoredPrefix
-from jinfercept.disk.record import Extent, Match, Record, Root, continued, split
+from jinfercept.disk.page_io import PageIO, RecordPages, StoredPrefix
+from jinfercept.disk.record import Match, Record, RecordData, Root
 from jinfercept.disk.speed import MEASURED_BYTES, DiskSpeed, measure_speed
-from jinfercept.disk.tree import Tree
+from jinfercept.disk.tree import Tree, continue_match
 from jinfercept.disk.write_budget import DRIVE_WRITES_PER_DAY, WriteBudget
 from jinfercept.errors import ConfigError
 
@@ -97,6 +98,11 @@ class DiskStore:
                 self._index.remember("speed", speed)
                 return speed
 
+    def state(self) -> DiskState:
+        """What metrics show."""
+        self.budget.advance(self._clock())
+        return DiskState(replace(self.counters), self.occupancy(), self.budget.left, not self.problem)
+
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def num_stored(self, root: Root, tokens: bytes) -> int:
@@ -109,7 +115,7 @@ class DiskStore:
         with self._lock:
             found = self._tree.match(root, tokens)
             self._tree.use(found.path, self._clock())
-            parts = [Part(record, record.extent, record.num_pages) for record in found.path[1:]]
+            parts = [RecordPages(record, record.extent, record.num_pages) for record in found.path[1:]]
             if parts:
                 parts[-1] = parts[-1]._replace(num_pages=found.last_pages)
             _pin(found.path, 1)
@@ -204,7 +210,7 @@ class DiskStore:
             runs = self._take(len(pages) * root.page_blocks)
             if runs is None:
                 return False
-            extent = Extent(runs, array("I", bytes(4 * len(pages))), token_bytes(16), 0)
+            extent = RecordData(runs, array("I", bytes(4 * len(pages))), token_bytes(16), 0)
             try:
                 self._io.write(root, extent, pages)
                 self.counters.written_bytes += len(pages) * root.kv_bytes
@@ -217,7 +223,7 @@ class DiskStore:
             with self._lock:
                 _pin(found.path, -1)
 
-    def _take(self, count: int) -> Runs | None:
+    def _take(self, count: int) -> BlockRuns | None:
         """Free blocks with room on the disk, if need be those of the least used records; None if there are not as many."""
         while True:
             with self._lock:
@@ -245,28 +251,19 @@ class DiskStore:
                 full_at * BLOCK_BYTES / 2**30,
             )
 
-    def _commit(self, found: Match, tokens: bytes, extent: Extent) -> bool:
+    def _commit(self, found: Match, tokens: bytes, extent: RecordData) -> bool:
         """Enter a record whose data is written into the index, then into the tree; False if what it continues is gone."""
-        last, now_s = found.path[-1], self._clock()
-        halves = split(last, found.last_pages) if found.last_pages < last.num_pages else None
-        parent = last if halves is None else halves.head
-        record = continued(parent, tokens[found.num_pages * last.root.token_bytes :], extent)
-        heads = [found.path[0]] if not found.path[0].id else []
-        heads += [] if halves is None else [halves.head]
+        insertion, now_s = continue_match(found, tokens, extent), self._clock()
         with self._lock:
             times = self._tree.take_times()
-        self._index.write([*heads, record], [] if halves is None else [halves.rest], times, now_s)
+        self._index.write(insertion.added, insertion.changed, times, now_s)
         with self._lock:
-            if any(ancestor.is_gone for ancestor in found.path):
-                self._gone.append(record)
-                return False
-            if halves is not None:
-                halves.apply()
-            record.attach()
-            for added in (*heads, record):
-                self._tree.add(added)
-            self._tree.use((*found.path[:-1], parent, record), now_s)
-            return True
+            is_cut_off = any(ancestor.is_gone for ancestor in found.path)
+            if is_cut_off:
+                self._gone.append(insertion.record)
+            else:
+                self._tree.insert(insertion, now_s)
+        return not is_cut_off
 
     def _settle(self) -> None:
         """Delete the rows of records that are gone, then free the blocks of those that are not read."""
@@ -330,7 +327,7 @@ class DiskStore:
         try:
             self._io.files.open()
 
-            def claim(root: Root, extent: Extent, num_pages: int) -> bool:
+            def claim(root: Root, extent: RecordData, num_pages: int) -> bool:
                 fits = sum(run.size for run in extent.runs) == num_pages * root.page_blocks
                 return fits and self._io.files.have(extent.runs) and self._pool.reserve(extent.runs)
 

@@ -5,10 +5,47 @@ In that order a record comes before what it continues, so that the first one is 
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import final
+from typing import NamedTuple, final
 
-from jinfercept.disk.index import Row
-from jinfercept.disk.record import Extent, Match, Record, Root, continued, match, root_record
+from jinfercept.disk.index import IndexRow
+from jinfercept.disk.record import Match, Record, RecordData, Root, Split, continued, match, root_record, split
+
+
+class Insertion(NamedTuple):
+    """A record that continues what is stored, before it is in the tree.
+
+    Attributes:
+        record: the record.
+        heads: others that are new: its root, and the head of a record that is cut where it branches off.
+        halves: of that record; None: none is cut.
+        path: from the root to the record's parent.
+    """
+
+    record: Record
+    heads: tuple[Record, ...]
+    halves: Split | None
+    path: tuple[Record, ...]
+
+    @property
+    def added(self) -> tuple[Record, ...]:
+        """Records that are new to the index, each after its parent."""
+        return *self.heads, self.record
+
+    @property
+    def changed(self) -> tuple[Record, ...]:
+        """Records of which the index has another version."""
+        return () if self.halves is None else (self.halves.rest,)
+
+
+def continue_match(found: Match, tokens: bytes, extent: RecordData) -> Insertion:
+    """A record for the pages of these tokens that a match lacks."""
+    last = found.path[-1]
+    halves = split(last, found.last_pages) if found.last_pages < last.num_pages else None
+    parent = last if halves is None else halves.head
+    record = continued(parent, tokens[found.num_pages * last.root.token_bytes :], extent)
+    roots = () if found.path[0].id else (found.path[0],)
+    heads = roots if halves is None else (*roots, halves.head)
+    return Insertion(record, heads, halves, (*found.path[:-1], parent))
 
 
 @final
@@ -29,7 +66,7 @@ class Tree:
         """All records but the roots, in the order of their last use."""
         return self._order.keys()
 
-    def load(self, rows: Iterable[Row], claim: Callable[[Root, Extent, int], bool]) -> list[int]:
+    def load(self, rows: Iterable[IndexRow], claim: Callable[[Root, RecordData, int], bool]) -> list[int]:
         """Fill an empty tree with the rows that are named after their tokens and continue each other.
 
         Args:
@@ -38,13 +75,13 @@ class Tree:
         Returns:
             The rows that are of no use.
         """
-        by_parent: dict[int | None, list[Row]] = {}
+        by_parent: dict[int | None, list[IndexRow]] = {}
         useless: set[int] = set()
         for row in rows:
             by_parent.setdefault(row.parent, []).append(row)
             useless.add(row.id)
         used: dict[Record, float] = {}
-        waiting: list[tuple[Record, Sequence[Row]]] = []
+        waiting: list[tuple[Record, Sequence[IndexRow]]] = []
         for row in by_parent.get(None, ()):
             record = root_record(row.root)
             children = by_parent.get(row.id, ())
@@ -84,12 +121,17 @@ class Tree:
                 self._order.move_to_end(record)
                 self.used[record.id] = now_s
 
-    def add(self, record: Record) -> None:
-        """Take in a record that is attached to its parent, or a root."""
-        if record.parent is None:
-            self._roots[record.root] = record
-        else:
-            self._order[record] = None
+    def insert(self, insertion: Insertion, now_s: float) -> None:
+        """Take in a record that is used now."""
+        if insertion.halves is not None:
+            insertion.halves.apply()
+        insertion.record.attach()
+        for record in insertion.added:
+            if record.parent is None:
+                self._roots[record.root] = record
+            else:
+                self._order[record] = None
+        self.use((*insertion.path, insertion.record), now_s)
 
     def remove(self, record: Record) -> list[Record]:
         """Take out a record and all that continues it; returns these."""

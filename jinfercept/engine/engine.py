@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from jinfercept.engine.admission import check_request
 from jinfercept.engine.clock import Clock
+from jinfercept.engine.disk_contexts import CLOSE_S, DiskContexts
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.protocols import CallDispatcher, Runner
 from jinfercept.engine.retained_contexts import RetainedContexts
@@ -53,9 +54,10 @@ class Engine:
         check: assert the conservation of pages after every step.
         request_log: gets every plan's result and every step's events; the `Observer` of the scheduler too.
         retained: contexts of finished requests; with the default limits if not given.
+        disk: contexts on disk; None: there is no such tier.
 
     Attributes:
-        scheduler, wake, request_log: as given.
+        scheduler, wake, request_log, disk: as given.
         failure: exception of a failed step from which the engine could not recover; None while it can serve.
     """
 
@@ -76,11 +78,13 @@ class Engine:
         check: bool = False,
         request_log: RequestLog | None = None,
         retained: RetainedContexts | None = None,
+        disk: DiskContexts | None = None,
     ) -> None:
         self.failure: BaseException | None = None
         self.scheduler = scheduler
         self.wake = wake
         self.request_log = request_log
+        self.disk = disk
         self._runner = runner
         self._dispatcher = dispatcher
         self._clock = clock
@@ -124,8 +128,8 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the waiting queue, and arrivals that the next step takes in."""
-        return len(self._arrivals) + len(self.scheduler.waiting)
+        """Sequences in the waiting queue, arrivals that the next step takes in, and requests that wait for the disk."""
+        return len(self._arrivals) + len(self.scheduler.waiting) + len(self.disk or ())
 
     def num_waiting_by_tenant(self, tenants: Iterable[str]) -> dict[str, int]:
         """Waiting requests of each of these tenants; 0 for a tenant that has none."""
@@ -174,12 +178,12 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether any request is not finished."""
-        return bool(self._requests or self._arrivals)
+        return bool(self._requests or self._arrivals or self.disk)
 
     @property
     def quiescent(self) -> bool:
         """Whether the last plan was empty and no request finished since: without new requests a step would move nothing."""
-        return self._quiescent_at == self._requests.num_finished
+        return self._quiescent_at == self._requests.num_finished and (self.disk is None or self.disk.is_settled)
 
     def step(self) -> list[Event]:
         """One iteration. Returns its events in order; waits only if there is nothing to do before a call returns."""
@@ -199,11 +203,13 @@ class Engine:
                     planned = planned.with_drafts(self._runner.drafts(forward))
                 masks = self._masks(planned, events)
                 self._in_flight.append((planned, self._runner.sample(forward, masks)))
+            if self.disk is not None:
+                self.disk.write_behind(has_moved=bool(planned.plan.offload))
             if planned.has_drafts:
                 self._collect_all(events)
             elif self._in_flight and (len(self._in_flight) > self._depth or not has_work):
                 self._collect(events)
-            elif not has_work and not events and self._requests:
+            elif not has_work and not events and (self._requests or self._awaits_disk):
                 self._idle()
         except BaseException as error:  # an interrupt too may leave pages that were planned and never computed
             self.failure = error
@@ -213,7 +219,7 @@ class Engine:
                 raise
             log.exception("a step failed; all requests in the engine are lost")
         if self._check:
-            self.scheduler.kv.check([sequence.context for sequence in self.scheduler.unfinished])
+            self.check_pages()
         if self.request_log is not None:
             self.request_log.passed(events)
         return events
@@ -221,10 +227,17 @@ class Engine:
     def close(self) -> None:
         """Abort every request, and wait for the plans in flight."""
         self._requests.close()
-        self._retained.clear(self._clock.now())
         self._arrivals.clear()
         while self._in_flight:
             self._runner.collect(self._in_flight.popleft()[1])
+        if self.disk is not None:
+            self._save(self.disk)
+        self._retained.clear(self._clock.now())
+
+    def check_pages(self) -> None:
+        """Assert that no page is lost or owned twice."""
+        contexts = [sequence.context for sequence in self.scheduler.unfinished]
+        self.scheduler.kv.check([*contexts, *(() if self.disk is None else self.disk.contexts)])
 
     # -- the parts of a step ---------------------------------------------------------------------------------------
 
@@ -232,10 +245,14 @@ class Engine:
         """Take in the arrivals and the results of calls."""
         while self._arrivals:
             item = self._arrivals.popleft()
-            if isinstance(item, Request):
-                self._requests.open(item, events)
-            else:
+            if not isinstance(item, Request):
+                if self.disk is not None:
+                    self.disk.give_up(item, lambda request: self._requests.open(request, events))
                 self._requests.abort(item, events)
+            elif self.disk is None or not self.disk.begin(item):
+                self._requests.open(item, events)
+        if self.disk is not None:
+            self.disk.arrived(lambda request: self._requests.open(request, events))
         for request_id, results in self._dispatcher.poll():
             self._requests.resume(request_id, results, events)
         if returned := self._dispatcher.poll_started():
@@ -266,16 +283,40 @@ class Engine:
     def _fail(self, error: BaseException, events: list[Event]) -> None:
         """Recover from a failed step: end every request with the error, and forget all KV."""
         self._in_flight.clear()
+        if self.disk is not None:
+            self.disk.give_up_all(lambda request: self._requests.open(request, events))
         self._requests.end_all("error", error, events)
         self._retained.clear(self._clock.now())
         self.scheduler.kv.drop_prefixes()
         self.scheduler.kv.take_dropped()
         self._runner.reset()
 
+    @property
+    def _awaits_disk(self) -> bool:
+        return self.disk is not None and not self.disk.is_settled
+
+    def _save(self, disk: DiskContexts) -> None:
+        """Copy retained contexts to the host and to the disk, as far as the policy and time allow."""
+        deadline_s = self._clock.now() + CLOSE_S
+        disk.forget_waiting()
+        while self.failure is None and (now := self._clock.now()) < deadline_s:
+            planned = self.scheduler.plan(now)
+            if planned.plan:
+                self._runner.collect(self._runner.sample(self._runner.forward(planned.plan), {}))
+            disk.write_behind(has_moved=bool(planned.plan.offload))
+            if not planned.plan:
+                if disk.is_settled:
+                    break
+                self._clock.wait(self.wake, self._idle_s(None))
+        disk.close()
+
     def _idle(self) -> None:
-        """Wait until a call returns or a request arrives."""
+        """Wait until a call returns, a request arrives, or the disk has read or written."""
         assert not self.scheduler.running or not self.has_work, "requests run and nothing can be planned"
         assert not self.scheduler.waiting or self.scheduler.turns_away, "requests wait and nothing can be planned"
-        deadline = self._dispatcher.next_s()
-        timeout_s = MAX_IDLE_S if deadline is None else max(0.0, min(MAX_IDLE_S, deadline - self._clock.now()))
-        self._clock.wait(self.wake, timeout_s)
+        self._clock.wait(self.wake, self._idle_s(self._dispatcher.next_s()))
+
+    def _idle_s(self, deadline_s: float | None) -> float:
+        """Seconds until a deadline or the disk, at most `MAX_IDLE_S`."""
+        times = [deadline_s, None if self.disk is None else self.disk.next_s()]
+        return max(0.0, min([MAX_IDLE_S, *(at_s - self._clock.now() for at_s in times if at_s is not None)]))

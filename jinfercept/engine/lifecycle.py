@@ -101,8 +101,8 @@ class RequestLifecycle:
         if self._reserved.setdefault(request_id, mark) is not mark:  # atomic: two threads may submit one id
             raise RequestError("a request of this id is not finished", got=request_id, fix="use another id")
 
-    def open(self, request: Request, events: list[Event]) -> None:
-        """Queue a request, on a retained context if it follows one."""
+    def open(self, request: Request, events: list[Event]) -> Sequence | None:
+        """Queue a request, on a retained context if it follows one; returns its sequence, None if it has ended."""
         self._retained.drop(request.id, self._clock.now())  # one of the same name
         params = request.params
         stop = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self._eos_token_ids)
@@ -131,6 +131,8 @@ class RequestLifecycle:
             self.constraints.begin_turn(session)
         except BaseException as error:
             self._fail_by_own_code(session, error, events)
+            return None
+        return sequence
 
     def abort(self, request_id: str, events: list[Event]) -> None:
         """End a request in whatever state it is; an id that is not open is ignored."""

@@ -301,6 +301,72 @@ class KVManager:
         self._enter(context, own)
         store.changed(own)
 
+    # -- pages on disk ---------------------------------------------------------------------------------------------
+
+    def adopt(self, context: Context, tokens: Sequence[int], num_pages: int) -> list[int | None]:
+        """Lengthen a context that does not run by full pages that come to the host from elsewhere.
+
+        Args:
+            context: without a tail. Pages of other contexts that it lacks are shared instead.
+            tokens: of the context and the new pages, at least.
+            num_pages: new pages.
+
+        Returns:
+            The host slot of every new page; None for a shared one. They are fewer where the host has no more room. The runner
+            forgets the slots of `take_dropped` before it gets the copies.
+        """
+        assert not context.held
+        assert not context.tail.num_pages
+        store, slots, first, size = self._store, list[int | None](), context.num_pages, self.page_size
+        wanted, offset = token_bytes(tokens[first * size : (first + num_pages) * size]), 0
+        while len(slots) < num_pages:
+            twin, most = self._twin(context, wanted, offset)
+            taken = None
+            if twin is None or twin.residency is Residency.MISSING:
+                taken = store.take_host(most)
+                twin, _ = self._twin(context, wanted, offset)  # to free slots may have cut it
+                if not taken:
+                    break
+                most = len(taken)
+            if twin is None:
+                twin = Extent(start=context.last.end, shareable=context.last.shareable)
+                twin.num_pages, twin.last_use = most, store.next_use()
+                twin.tokens += wanted[offset : offset + most * store.page_bytes]
+                context.last.add_child(twin, store.page_bytes)
+            elif most < twin.num_pages:
+                twin = store.part(twin, twin.start, twin.start + most)
+            self._enter(context, twin)
+            if taken is None:
+                context.shared = True
+            else:
+                store.adopt(twin, taken)
+            slots += [None] * most if taken is None else taken
+            offset += most * store.page_bytes
+            context.tail.start = context.last.end
+        return slots
+
+    def _twin(self, context: Context, wanted: bytes, offset: int) -> tuple[Extent | None, int]:
+        """The extent behind a context's last one that has the wanted tokens, and how many of its pages have; None, and the
+        number of all wanted pages, where there is none."""
+        page_bytes = self._store.page_bytes
+        twin = context.last.children.get(wanted[offset : offset + page_bytes])
+        if twin is None:
+            return None, (len(wanted) - offset) // page_bytes
+        return twin, common_pages(twin.tokens, wanted, offset, page_bytes)
+
+    def host_copies(self, context: Context, first: int, most: int) -> list[int]:
+        """The host slots of consecutive full pages from number `first` on, as long as each has a copy that has arrived."""
+        slots: list[int] = []
+        for extent in context.extents:
+            if extent is context.tail or len(slots) == most:
+                break
+            if extent.end <= first:
+                continue
+            if extent.host is None or extent.offloading:
+                break
+            slots += extent.host[max(0, first - extent.start) :][: most - len(slots)]
+        return slots
+
     # -- computing -------------------------------------------------------------------------------------------------
 
     def advance(self, context: Context) -> None:

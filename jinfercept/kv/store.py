@@ -207,15 +207,24 @@ class ExtentStore:
         """Copy pages to the host that can be copied; as many host slots are free or reclaimable."""
         assert extent.device is not None
         assert self.offloadable(extent) == extent.end
-        while (lacking := extent.num_pages - self._host.num_free) > 0:
-            spare = self._reclaimable.first()
-            assert spare is not None
-            self.drop_host(self.part(spare, max(spare.start, spare.end - lacking), spare.end))
-        slots = self._host.take(extent.num_pages)
+        slots = self.take_host(extent.num_pages)
         extent.host, extent.host_filled, extent.offloading = slots, extent.filled, True
         self._moving.append(extent)
         self.update(extent)
         return list(map(PageCopy, extent.device, slots))
+
+    def take_host(self, most: int) -> Slots:
+        """Take up to so many host slots; those of reclaimable copies go where too few are free."""
+        while (lacking := most - self._host.num_free) > 0 and (spare := self._reclaimable.first()) is not None:
+            self.drop_host(self.part(spare, max(spare.start, spare.end - lacking), spare.end))
+        return self._host.take(most)
+
+    def adopt(self, extent: Extent, slots: Slots) -> None:
+        """Give an extent that is nowhere host copies that come from elsewhere."""
+        assert extent.residency is Residency.MISSING
+        extent.host, extent.host_filled = slots, extent.num_pages * self.page_size
+        self.changed(extent)
+        self.update(extent)
 
     def drop_device(self, extent: Extent) -> int:
         """Free the device slots of an extent; none if it is used, being fetched, or not on the device."""

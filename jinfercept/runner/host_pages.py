@@ -62,11 +62,11 @@ class HostSlots:
         """Every array once."""
         return list({id(page.array): page.array for page in self._pages.values()}.values())
 
-    def add(self, slots: Sequence[int], size: int) -> HostArray:
-        """An array of `size` pages for these slots, without data yet. The slots hold no page."""
+    def add(self, slots: Sequence[int | None], size: int) -> HostArray:
+        """An array of `size` pages for these slots, without data yet. The slots hold no page; None: a page is of no use."""
+        array = HostArray(size, {index: slot for index, slot in enumerate(slots) if slot is not None})
         assert len(slots) <= size
-        assert not self._pages.keys() & set(slots)
-        array = HostArray(size, dict(enumerate(slots)))
+        assert not self._pages.keys() & set(array.slots.values())
         self._pages |= {slot: HostPage(array, index) for index, slot in array.slots.items()}
         return array
 

@@ -10,6 +10,7 @@ part brings up to two arrays with unused pages; of pages that return singly, eve
 device has no memory beside the others follow the compute, one transfer after the other. Unmeasured on a GPU.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -190,6 +191,7 @@ class KVArrays:
         moved_pages: pages for which the device has memory beside the pool while they are on their way.
 
     Attributes:
+        staging_pages: as given.
         shapes: of every layer's pages.
         layers: these arrays; () while there is no pool.
         commons: the common parts of the step's uploads, which have the slots that `begin` returned.
@@ -212,7 +214,7 @@ class KVArrays:
     ) -> None:
         shape = kv_shape(num_pages + 1, page_size, num_kv_heads, head_dim, dtype)
         self.parts = tuple(parts)
-        self._staging = staging_pages
+        self.staging_pages = staging_pages
         self._sizes = transfer_sizes(next(iter(home.device_set)).platform, staging_pages)
         self.common_shape = CommonShape(num_rows, self._sizes[0])
         self._zeros = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=home)
@@ -240,7 +242,7 @@ class KVArrays:
         """Add the transfers' executables, which `offload` and `scatter` call."""
         self._run = run
         for first, end in {end - first: (first, end) for first, end in self.parts}.values():
-            add_transfers(run, self.shapes[first:end], self._sizes, self._staging, self.common_shape.num_rows)
+            add_transfers(run, self.shapes[first:end], self._sizes, self.staging_pages, self.common_shape.num_rows)
 
     def close(self) -> None:
         """Free everything, on the device and on the host."""
@@ -276,7 +278,7 @@ class KVArrays:
             selected.append(_padded(dict(enumerate(indices)), into.size))
         self._offloads, gathered = [], list[Int32[np.ndarray, "k"]]()
         for size, pieces in self._joined(self._pieces(offload)) if offload else ():
-            pages = min(size, self._staging)
+            pages = min(size, self.staging_pages)
             arrays = [self.host.add([copy.host_slot for copy in piece], pages) for piece in pieces]
             self._offloads.append((size, arrays))
             placed = _numbered([dict(enumerate(copy.device_slot for copy in piece)) for piece in pieces], pages)
@@ -287,6 +289,25 @@ class KVArrays:
             moved = accumulate([size for size, _ in self._fetches], initial=len(offload))
             self._early = max(1, sum([pages <= self._moved_pages for pages in list(moved)[1:]]))
         return [*gathered, *[slots for _, _, slots in fetches], *selected]
+
+    @property
+    def page_bytes(self) -> int:
+        """Of a page, over all layers and devices."""
+        return len(self.shapes) * math.prod(self.shapes[0].shape[1:]) * self.shapes[0].dtype.itemsize
+
+    def blank_copies(self, num_pages: int) -> list[Num[np.ndarray, "k l B 2 K W"]]:
+        """Arrays for copies of up to `staging_pages` pages, one for each part of the layers, with anything in them."""
+        size, layer = 1 << (num_pages - 1).bit_length(), self.shapes[0]
+        return [np.empty((size, end - first, *layer.shape[1:]), layer.dtype) for first, end in self.parts]
+
+    def to_host(self, arrays: Sequence[Num[np.ndarray, "k l B 2 K W"]]) -> list[HostPages]:
+        """Such arrays in the memory of host copies. From any thread."""
+        return jax.device_put(list(arrays), self._on_host) if self._pinned else cast(list[HostPages], list(arrays))
+
+    def adopt(self, arrays: list[HostPages], slots: Sequence[int | None]) -> None:
+        """Take arrays of `to_host` as the copies of these slots' pages; None: the page is of no use."""
+        if any(slot is not None for slot in slots):
+            self.host.add(slots, arrays[0].shape[0]).parts = arrays
 
     def fetch(self, part: int) -> None:
         """Dispatch the copies of one part to the device."""
@@ -311,7 +332,7 @@ class KVArrays:
             arrays = (
                 move([parts[part] for parts in fetched], self._on_device) if late else [*islice(arrived, len(fetched))]
             )
-            arrays += [self._blank[end - first]] * (size // min(size, self._staging) - len(arrays))
+            arrays += [self._blank[end - first]] * (size // min(size, self.staging_pages) - len(arrays))
             scatter = self._run["scatter", size, end - first]
             written = scatter(self.layers[first:end], *self._slots(len(self._offloads) + index), tuple(arrays))
             self.layers = (*self.layers[:first], *written, *self.layers[end:])
@@ -345,25 +366,25 @@ class KVArrays:
             by_array.setdefault(id(array), (array, {}))[1][index] = copy.device_slot
         scatters: list[tuple[int, list[Fetched], Int32[np.ndarray, "slots"]]] = []
         for size, group in self._joined([(wanted[0].size, wanted) for wanted in by_array.values()]):
-            slots = _numbered([slots for _, slots in group], min(size, self._staging))
+            slots = _numbered([slots for _, slots in group], min(size, self.staging_pages))
             scatters.append((size, [array.parts for array, _ in group], _padded(slots, size)))
         return scatters
 
     def _pieces(self, offload: Sequence[PageCopy]) -> list[tuple[int, Sequence[PageCopy]]]:
         """The pages of the arrays that leave, each with its size: no array has pages of two contexts."""
-        sizes, pieces = [size for size in self._sizes if size <= self._staging], []
+        sizes, pieces = [size for size in self._sizes if size <= self.staging_pages], []
         for _, of_context in groupby(offload, attrgetter("context")):
             pages = list(of_context)
-            cover = _cover(len(pages), sizes, self._staging)
+            cover = _cover(len(pages), sizes, self.staging_pages)
             pieces += [(size, pages[start : start + size]) for start, size in cover]
         return pieces
 
     def _joined[A](self, arrays: Sequence[tuple[int, A]]) -> list[tuple[int, list[A]]]:
         """The arrays of every transfer, with its size: smaller ones alone, those of full size together."""
-        full = [array for size, array in arrays if size == self._staging]
-        joined = [(size, [array]) for size, array in arrays if size < self._staging]
-        for start, size in _cover(len(full) * self._staging, self._sizes, self._staging):
-            joined.append((size, full[start // self._staging : (start + size) // self._staging]))
+        full = [array for size, array in arrays if size == self.staging_pages]
+        joined = [(size, [array]) for size, array in arrays if size < self.staging_pages]
+        for start, size in _cover(len(full) * self.staging_pages, self._sizes, self.staging_pages):
+            joined.append((size, full[start // self.staging_pages : (start + size) // self.staging_pages]))
         return joined
 
 

@@ -1,7 +1,7 @@
 """Data sheets of accelerators, and the share of them that programs reach: the input of rooflines. We measured nothing here.
 
 GPUs: NVIDIA's data sheets of each, dense operations. TPUs: Google Cloud's pages "TPU v5e" and "TPU v6e"
-(docs.cloud.google.com/tpu/docs/v5e and v6e).
+(docs.cloud.google.com/tpu/docs/v5e and v6e). Disk: Samsung's data sheet of the PM9A3 (NVMe, PCIe 4, 3.84 TB).
 """
 
 from typing import NamedTuple
@@ -35,6 +35,18 @@ PCIE_3 = Link(13e9, 20e9)  # scaled from generation 4
 PCIE_4 = Link(26e9, 40e9)  # both ways: scaled from generation 5
 PCIE_5 = Link(53e9, 83e9)
 PCIE_5_X8 = Link(26.5e9, 41.5e9)
+
+
+class Drive(NamedTuple):
+    """A disk of the host: bytes per second of large transfers, and seconds until a read begins."""
+
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+    latency_s: float
+
+
+NVME = Drive(6.9e9, 4.1e9, 100e-6)
+"""The drive that rooflines have."""
 
 ACCELERATORS: dict[str, Accelerator] = {
     "A100-40GB": Accelerator(312e12, 1.555e12, 40e9, PCIE_4, 300e9),

@@ -18,6 +18,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.sched.data_sheets import (
     ACCELERATORS,
     COLLECTIVE_S,
+    NVME,
     REACHED_BANDWIDTH,
     REACHED_FLOPS,
     REACHED_PEER_BANDWIDTH,
@@ -58,6 +59,9 @@ class Profile:
         copy_s: c0 of `T_swap = copies · (c0 + bytes / bandwidth)`: seconds of a copy over the link beside those of its bytes.
         copy_tokens: tokens of KV that a copy carries at most, below 1 where several copies carry a token; 0: one copy carries
             all that a step moves one way.
+        disk_read_tokens_per_s, disk_write_tokens_per_s: KV tokens per second from the disk tier to the host and back; 0: there
+            is no such tier.
+        disk_latency_s: seconds until the first of them is read.
         bucket_tokens: query tokens of the executables, ascending; empty: the line gives the price of a step of any size.
         bucket_s: seconds of each executable, full, without its contexts.
         draft_share: seconds of a draft model's step, by those of a whole step for as many rows, which has one in it; 0:
@@ -82,6 +86,9 @@ class Profile:
     per_pair_s: float = 0.0
     copy_s: float = 0.0
     copy_tokens: float = 0.0
+    disk_read_tokens_per_s: float = 0.0
+    disk_write_tokens_per_s: float = 0.0
+    disk_latency_s: float = 0.0
     bucket_tokens: tuple[int, ...] = ()
     bucket_s: tuple[float, ...] = ()
     draft_share: float = 0.0
@@ -162,6 +169,12 @@ class Profile:
             return 0.0
         rate = min(self.link_out_tokens_per_s, self.link_in_tokens_per_s, self.link_both_tokens_per_s)
         return num_tokens / rate + self.copies_s(num_tokens) if rate else math.inf
+
+    def disk_s(self, num_tokens: int) -> float:
+        """Seconds to read the KV of so many tokens from the disk tier into the host's memory, behind nothing."""
+        if not self.disk_read_tokens_per_s:
+            return math.inf
+        return self.disk_latency_s + num_tokens / self.disk_read_tokens_per_s
 
     def copies_s(self, num_tokens: int) -> float:
         """The part of `swap_s` that grows with the number of copies and not with their bytes: `copies · c0`."""
@@ -325,6 +338,9 @@ def roofline(model: ProfiledModel, accelerator: str, num_devices: int = 1, *, at
         link_in_tokens_per_s=one_way,
         link_both_tokens_per_s=sheet.link.both_ways_bytes_per_s * num_devices / token_bytes,
         kv_bytes_per_token=token_bytes,
+        disk_read_tokens_per_s=NVME.read_bytes_per_s / token_bytes,
+        disk_write_tokens_per_s=NVME.write_bytes_per_s / token_bytes,
+        disk_latency_s=NVME.latency_s,
         tables={
             "derived": {
                 "accelerator": accelerator,

@@ -6,6 +6,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from jinfercept.engine.disk_contexts import DiskContexts
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.protocols import CallDispatcher
 from jinfercept.errors import ConfigError
@@ -26,6 +27,7 @@ from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.speculation import SpeculationLimits
 from jinfercept.sim.arrivals import Arrival, RequestArrival
+from jinfercept.sim.disk import SimulatedDisk
 from jinfercept.sim.first_token_gate import FirstTokenGate
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
 from jinfercept.sim.run_stats import Report, RunStats
@@ -69,6 +71,7 @@ class Simulation:
         duration_s: seconds of arrivals.
         drain_s: seconds that requests have after them to finish; None: as long again.
         kv_tokens, host_tokens: tokens of the two pools.
+        disk_tokens: tokens of the disk tier; 0: there is none.
         page_size: tokens per page.
         max_num_seqs: sequences that run at once.
         max_model_len: tokens per sequence, and of the largest step where prefill is not chunked: the limit that vLLM of the
@@ -105,6 +108,7 @@ class Simulation:
     drain_s: float | None = None
     kv_tokens: int = 53_000
     host_tokens: int = 300_000
+    disk_tokens: int = 0
     page_size: int = 16
     max_num_seqs: int = 1024
     max_model_len: int = 2560
@@ -139,6 +143,11 @@ class Simulation:
             )
         if not 0.0 <= self.shared_prefix <= 1.0:
             raise ConfigError("shared_prefix is no share", got=self.shared_prefix, fix="from 0 to 1")
+        if self.disk_tokens and not (self.profile.disk_read_tokens_per_s and self.profile.disk_write_tokens_per_s):
+            fix = "one from a data sheet, or one that was measured with kv_disk"
+            raise ConfigError("this profile has no disk", got=self.profile.name, fix=fix)
+        if self.disk_tokens and not (self.host_tokens and self.prefix_caching):
+            raise ConfigError("a disk needs a host tier and prefix caching", got="one is off", fix="turn both on")
         self.chunks()
 
     def chunks(self) -> bool:
@@ -257,6 +266,10 @@ class Simulation:
         )
         world = self._scheduler(kv, clock, records)
         prices = Prices(self.profile, self.page_size, synchronous=world.synchronous, free_transfers=free_pause)
+        disk = None
+        if self.disk_tokens:
+            pages = SimulatedDisk(self.profile, self.disk_tokens // self.page_size, self.page_size, clock)
+            disk = DiskContexts(world.scheduler, pages, self.believed or self.profile, world.buckets[-1])
         accounts = RunStats(world.log, world.scheduler, prices, world.buckets[-1], self.limits)
         engine = Engine(
             world.scheduler,
@@ -268,6 +281,7 @@ class Simulation:
             vocab_size=1 << 31,
             open_text=open_text,
             request_log=world.log,
+            disk=disk,
         )
         return SimulatedEngine(engine, accounts, world.buckets, world.recording)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from jinfercept.config import EngineConfig
 from jinfercept.engine.clock import RealClock
+from jinfercept.engine.disk_contexts import DiskContexts
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.text_stream import TextStream
 from jinfercept.errors import ConfigError, shown
@@ -21,6 +22,8 @@ from jinfercept.meter.request_log import Fold, RequestLog
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.protocol import ModelDimensions
 from jinfercept.request import Request
+from jinfercept.runner.disk_pages import DiskPages
+from jinfercept.runner.page_arrays import KVArrays
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
@@ -31,6 +34,7 @@ from jinfercept.sched.orders import OrderChoice, check_order_choice
 from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.speculation import SpeculationLimits
+from jinfercept.startup.disk_tier import DiskTier
 from jinfercept.startup.memory import MemoryPlan
 from jinfercept.startup.several_hosts import disconnect
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -48,6 +52,7 @@ class Machine:
         runner: of this process.
         draft_model: name of the model that drafts for the runner's; None: there is none.
         leader: the same, on host 0 of several: what it executes, all hosts execute.
+        disk: contexts on disk; None: there is no such tier.
     """
 
     model_config: ModelDimensions
@@ -57,6 +62,7 @@ class Machine:
     profile: Profile
     draft_model: str | None = None
     leader: LeadingRunner[ForwardTicket, StepTicket] | None = None
+    disk: DiskTier | None = None
 
     @property
     def executor(self) -> ModelRunner | LeadingRunner[ForwardTicket, StepTicket]:
@@ -72,6 +78,8 @@ class Machine:
         self.executor.close()
         if self.leader is not None:
             disconnect()
+        if self.disk is not None:
+            self.disk.store.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +168,11 @@ def assemble(
     scheduler = build.build(kv, log, estimator)
     wake = threading.Event()
     dispatcher = Dispatcher(wake.set)
+    disk = None
+    if machine.disk is not None and isinstance(machine.runner.kv, KVArrays):
+        store, identity = machine.disk
+        pages = DiskPages(store, machine.runner.kv, identity, page_size, machine.settings, wake.set)
+        disk = DiskContexts(scheduler, pages, machine.profile, shape.buckets[-1])
     engine = Engine(
         scheduler,
         machine.executor,
@@ -174,6 +187,7 @@ def assemble(
         seed=config.model.seed,
         check=config.advanced.check_pages,
         request_log=log,
+        disk=disk,
     )
     return Assembled(engine, dispatcher, meter)
 

@@ -23,6 +23,7 @@ from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice
 from jinfercept.startup.assembly import Assembled, Recorder
+from jinfercept.startup.disk_tier import identity_of
 from jinfercept.startup.start import EngineSetup
 
 
@@ -113,8 +114,7 @@ class EngineHost:
 
     def check_pages(self) -> None:
         """Assert between two steps that no page is lost or owned twice. Raises `AssertionError`."""
-        scheduler = self._engine.scheduler
-        self.thread.ask(lambda: scheduler.kv.check([sequence.context for sequence in scheduler.unfinished])).result()
+        self.thread.ask(self._engine.check_pages).result()
 
     @property
     def failure(self) -> str | None:
@@ -176,6 +176,9 @@ class EngineHost:
         with self._using_jax():
             weights = replacement_params(self.setup.model, params, runner.params)
             setup = self.setup.changed()
+            if (disk := setup.machine.disk) is not None:
+                identity = identity_of(setup.machine.model_config, weights, setup.config)
+                setup = replace(setup, machine=replace(setup.machine, disk=disk._replace(identity=identity)))
             parts = setup.assemble()
             with interrupts_held_back():
                 self._end()

@@ -14,6 +14,7 @@ from typing import Any, Self
 from jax.sharding import Mesh
 
 from jinfercept.config import ALIASES, OPTIONS, EngineConfig, RestartOptions
+from jinfercept.disk.store import DiskStore
 from jinfercept.engine.process_end import ending_at_exit
 from jinfercept.errors import ConfigError, ModelError, shown
 from jinfercept.hosts.group import HostGroup
@@ -36,6 +37,7 @@ from jinfercept.startup.backend import prepare_backend, start_backend
 from jinfercept.startup.chosen_tokenizer import TokenizerChoice, as_tokenizer
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.startup.devices import choose_devices, on_devices
+from jinfercept.startup.disk_tier import DiskTier, identity_of, open_store, priced
 from jinfercept.startup.draft_model import add_drafter, load_draft_model
 from jinfercept.startup.generation_config import sampling_defaults
 from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights, most_at_once
@@ -214,10 +216,16 @@ def set_up(
     with ending_at_exit(), nullcontext() if group is None else group.failing():
         start_backend(config.advanced.attention)
         devices = choose_devices(config.model, mesh, across_hosts=group is not None)
-        with own_settings(devices.local_devices[0]):
-            return _set_up_here(
-                model, params, read, own, profile, effort, config, flags, group, devices, lazy, progress
-            )
+        store = open_store(config.cache)
+        try:
+            with own_settings(devices.local_devices[0]):
+                return _set_up_here(
+                    model, params, read, own, profile, effort, config, flags, group, devices, lazy, progress, store
+                )
+        except BaseException:
+            if store is not None:
+                store.close()
+            raise
 
 
 def _set_up_here(
@@ -233,6 +241,7 @@ def _set_up_here(
     devices: ModelMesh,
     lazy: bool,
     progress: Progress,
+    store: DiskStore | None,
 ) -> EngineSetup:
     """Load, compile and measure, on one host of several or on the only one. Arguments as `set_up`'s, checked.
 
@@ -295,8 +304,12 @@ def _set_up_here(
         grouping=str(grouping),
     )
     log.info("%s", times)
+    disk = None
+    if store is not None:
+        disk = DiskTier(store, identity_of(loaded.model.config, runner.params, config))
+        profile = priced(profile, store, memory_plan.token_bytes(shape.page_size))
     machine = Machine(
-        loaded.model.config, tokenizer, runner, shape, profile, config.scheduling.speculation.model, leader
+        loaded.model.config, tokenizer, runner, shape, profile, config.scheduling.speculation.model, leader, disk
     )
     name = str(model) if isinstance(model, str | Path) else loaded.model.config.family
     return EngineSetup(loaded.model, machine, flags, config, own, memory_plan, times, defaults, name)

@@ -384,3 +384,30 @@ def test_no_host_pages_turn_the_host_tier_off() -> None:
     manager.release(context)
     assert offload(manager, context, 0) is None
     assert (manager.has_host, manager.num_host_free, manager.occupancy().host) == (False, 0, 0)
+
+
+def test_pages_that_come_to_the_host_from_elsewhere_are_shared_and_fetched() -> None:
+    manager, tokens = make(host_pages=4), list(range(22))
+    finish(manager, tokens[:9])
+    context = manager.open()
+    slots = manager.adopt(context, tokens, 5)
+    assert slots[:2] == [None, None]
+    assert manager.host_copies(context, 2, 9) == slots[2:]
+    assert [(run.num_pages, run.residency) for run in context.runs()] == [(2, DIRTY), (3, HOST)]
+    follower = manager.open()
+    manager.refresh(follower, tokens)
+    assert follower.num_pages == 5
+    manager.hold(follower)
+    assert [copy.host_slot for copy in manager.fetch(follower, 9)[0]] == slots[2:]
+    manager.check([context, follower])
+
+
+def test_pages_from_elsewhere_are_as_many_as_the_host_has_room_for() -> None:
+    manager = make(host_pages=4)
+    contexts = [manager.open() for _ in range(2)]
+    assert len(manager.adopt(contexts[0], list(range(20)), 3)) == 3
+    assert len(manager.adopt(contexts[1], list(range(50, 70)), 3)) == 1
+    manager.close(contexts[0])
+    assert len(manager.adopt(contexts[1], list(range(50, 70)), 3)) == 3
+    assert len(manager.take_dropped()) == 3
+    manager.check(contexts[1:])

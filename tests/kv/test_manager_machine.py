@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from jinfercept.kv.context import Context
 from jinfercept.kv.extent import token_bytes
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.page import PageCopy
+from jinfercept.kv.page import PageCopy, Residency
 
 MAX_SEQUENCES = 5
 MAX_TOKENS = 18
@@ -91,6 +91,33 @@ class ManagerMachine(RuleBasedStateMachine):
         if twin and (other := self.some(self.owners, which)):
             salt, tokens = salt or other.salt, other.accepted + tokens[:2]
         self.owners.append(Owner(salt, tokens[: self.max_tokens], self.manager.open(salt)))
+
+    @rule(which=small, count=st.integers(1, 5))
+    def read(self, which: int, count: int) -> None:
+        """Pages of a sequence's tokens come to the host from a disk, for another sequence, before a plan is drafted."""
+        twin = self.some(self.owners, which)
+        if twin is None or len(self.owners) == MAX_SEQUENCES or self.fetched or self.copied or self.chunks:
+            return
+        manager, context, size = self.manager, self.manager.open(twin.salt), self.size
+        owner = Owner(twin.salt, twin.accepted, context)
+        manager.refresh(context, owner.tokens)
+        missing = [run.start for run in context.runs() if run.residency is Residency.MISSING]
+        first = min([context.num_pages, *missing])
+        manager.cut(context, first * size)
+        count = min(count, (len(owner.tokens) - 1) // size - first)
+        slots = manager.adopt(context, owner.tokens, count)
+        assert context.num_pages == first + len(slots)
+        for slot in manager.take_dropped():
+            del self.host[slot]
+        for index, slot in enumerate(slots, first):
+            if slot is not None:
+                assert slot not in self.host
+                self.host[slot] = {offset: owner.kv(index * size + offset) for offset in range(size)}
+        copies = manager.host_copies(context, first, count)
+        assert len(copies) <= len(slots)
+        for index, slot in enumerate(copies, first):
+            assert self.host[slot][size - 1] == owner.kv((index + 1) * size - 1)
+        self.owners.append(owner)
 
     # -- while a plan is drafted -----------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric
 
+from jinfercept.disk.counters import DiskState
 from jinfercept.engine.state import EngineState
 from jinfercept.meter.counts import EngineCounts, ToolCounts
 from jinfercept.server.observe.engine_snapshot import SnapshotValue
@@ -34,6 +35,7 @@ class Reading(NamedTuple):
         prefix_caching: whether the prefix cache is on.
         pending_calls: asynchronous calls that run.
         refused: answers of status 429, by the code of their error.
+        disk: of `kv_disk`; None without it.
     """
 
     state: EngineState
@@ -45,6 +47,7 @@ class Reading(NamedTuple):
     prefix_caching: bool
     pending_calls: int
     refused: Mapping[str, int]
+    disk: DiskState | None
 
 
 def families(look: SnapshotValue[Reading], model: str) -> Iterator[Metric]:
@@ -59,6 +62,8 @@ def families(look: SnapshotValue[Reading], model: str) -> Iterator[Metric]:
     yield from _vllm_requests(counts, make)
     yield from _pool(reading, make)
     yield from _link(reading, make)
+    if reading.disk is not None:
+        yield from _disk(reading.disk, make)
     yield make.counter("jinfercept:steps", "Steps by token bucket; 0: transfers only", counts.steps, "bucket")
     yield make.counter("jinfercept:step_seconds", "Seconds of steps by token bucket", counts.step_s, "bucket")
     yield make.gauge("jinfercept:pending_calls", "Asynchronous calls that run", reading.pending_calls)
@@ -189,6 +194,22 @@ def _link(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
         "action",
         "why",
     )
+
+
+def _disk(disk: DiskState, make: MetricFamilies) -> Iterator[Metric]:
+    """Contexts in the folder of `kv_disk`."""
+    counters, used = disk.counters, disk.occupancy
+    yield make.gauge("jinfercept:disk_up", "1 while contexts are stored, 0 after a failure", int(disk.works))
+    space = {"used": used.used_bytes, "free": used.total_bytes - used.used_bytes}
+    yield make.gauge("jinfercept:disk_space_bytes", "Space of contexts on disk", space, "kind")
+    moved = {"read": counters.read_bytes, "written": counters.written_bytes, "refused": counters.refused_bytes}
+    text = "Bytes of contexts by what became of them; refused: they were not written, to spare the drive"
+    yield make.counter("jinfercept:disk_bytes", text, moved, "what")
+    text = "Bytes that may be written to the drive now"
+    yield make.gauge("jinfercept:disk_writes_left_bytes", text, disk.writes_left_bytes)
+    lost = {"evicted": counters.evicted_pages, "damaged": counters.damaged_pages}
+    yield make.counter("jinfercept:disk_lost_pages", "Pages that are no longer on disk, by the reason", lost, "why")
+    yield make.counter("jinfercept:disk_failures", "Writes of contexts that failed", counters.failures)
 
 
 def _tools(tools: Mapping[str, ToolCounts], make: MetricFamilies) -> Iterator[Metric]:

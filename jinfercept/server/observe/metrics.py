@@ -87,4 +87,5 @@ def read(service: Service, state: EngineState) -> Reading:
         prefix_caching=llm.config.cache.enable_prefix_caching,
         pending_calls=service.pending_calls.total,
         refused=dict(service.refused),
+        disk=llm.disk,
     )

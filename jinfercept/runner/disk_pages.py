@@ -1,0 +1,231 @@
+"""Moves pages between the host copies of a runner and the files of a store, in threads of its own.
+
+JAX's arrays do not change: a copy that is being written stays as it is, whatever becomes of its host slot meanwhile.
+"""
+
+import hashlib
+import logging
+import threading
+from array import array
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import NamedTuple, final
+
+import numpy as np
+
+from jinfercept.disk.page_io import StoredPrefix
+from jinfercept.disk.record import Root
+from jinfercept.disk.store import DiskStore
+from jinfercept.runner.host_pages import HostPages
+from jinfercept.runner.page_arrays import KVArrays
+
+PIECE_BYTES = 64 << 20
+"""Bytes that are read before the scheduler may use them, and of a write."""
+_MOST_PIECES = 2
+"""Pieces that have been read and not been taken; reading waits for these."""
+_TOKEN_BYTES = 4
+
+log = logging.getLogger(__name__)
+
+
+class ReadPiece(NamedTuple):
+    """Pages that were read.
+
+    Attributes:
+        key: of the read.
+        num_pages: pages, which follow on those of the piece before.
+        is_last: nothing more comes.
+        arrays: host copies of so many pages each.
+    """
+
+    key: str
+    num_pages: int
+    is_last: bool
+    arrays: tuple[tuple[int, list[HostPages]], ...]
+
+
+@final
+class DiskPages:
+    """A `PageDisk` (`engine.disk_contexts`) of one runner.
+
+    Args:
+        store: the files.
+        kv: the runner's pages.
+        identity: digest of all that KV depends on beside the tokens, their isolation and the page size.
+        page_size: tokens per page.
+        settings: a context with the settings of JAX for other threads.
+        wake: called when something was read or written.
+
+    Attributes:
+        piece_pages: pages of a read's piece, and of a write.
+    """
+
+    def __init__(
+        self,
+        store: DiskStore,
+        kv: KVArrays,
+        identity: bytes,
+        page_size: int,
+        settings: Callable[[], AbstractContextManager[None]],
+        wake: Callable[[], None],
+    ) -> None:
+        self._store, self._kv, self._identity, self._page_size = store, kv, identity, page_size
+        self._settings, self._wake = settings, wake
+        self.piece_pages = max(1, PIECE_BYTES // kv.page_bytes)
+        self._reading = ThreadPoolExecutor(2, "disk-pages-read")
+        self._writing = ThreadPoolExecutor(1, "disk-pages-write")
+        self._pieces: deque[ReadPiece] = deque()
+        self._stored: deque[tuple[Hashable, int]] = deque()
+        self._room = threading.Semaphore(_MOST_PIECES)
+        self._wanted: set[str] = set()
+        self._num_writes = 0
+
+    def num_stored(self, root: bytes, tokens: Sequence[int]) -> int:
+        """Leading pages of these tokens that are stored."""
+        return self._store.num_stored(self._root(root), _token_bytes(tokens))
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def read(self, key: str, root: bytes, tokens: Sequence[int], first: int, num_pages: int) -> None:
+        """Begin to read pages of these tokens."""
+        self._wanted.add(key)
+        self._reading.submit(self._read, key, self._root(root), _token_bytes(tokens), first, num_pages)
+
+    def cancel(self, key: str) -> None:
+        """What is still to be read is not wanted any more."""
+        self._wanted.discard(key)
+
+    def poll_read(self) -> list[ReadPiece]:
+        """The pieces that were read since the last call."""
+        pieces: list[ReadPiece] = []
+        while self._pieces:
+            piece = self._pieces.popleft()
+            self._room.release()
+            if piece.key in self._wanted:
+                pieces.append(piece)
+        return pieces
+
+    def place(self, piece: ReadPiece, slots: Sequence[int | None], dropped: Sequence[int]) -> None:
+        """Make the pages of a piece the copies of host slots.
+
+        Args:
+            slots: of its leading pages; None: the page is of no use.
+            dropped: slots whose copies are to be forgotten before.
+        """
+        self._kv.host.drop(dropped)
+        first = 0
+        for count, arrays in piece.arrays:
+            self._kv.adopt(arrays, slots[first : first + count])
+            first += count
+
+    def _read(self, key: str, root: Root, tokens: bytes, first: int, num_pages: int) -> None:
+        """Read pieces until one is not whole. Whatever happens, a last piece arrives."""
+        prefix = self._store.find(root, tokens)
+        end = min(prefix.num_pages, first + num_pages)
+        try:
+            with self._settings():
+                while first < end and key in self._wanted:
+                    piece = self._read_piece(key, prefix, first, min(end, first + self.piece_pages), end)
+                    first = end if piece.is_last else first + piece.num_pages
+                    self._arrive(piece)
+        except Exception:  # such as of memory
+            log.exception("pages could not be read from disk")
+            first = -1
+        finally:
+            self._store.release(prefix)
+            if first != end:
+                self._arrive(ReadPiece(key, 0, True, ()))
+
+    def _read_piece(self, key: str, prefix: StoredPrefix, first: int, end: int, last: int) -> ReadPiece:
+        self._room.acquire()
+        most, copies, buffers = self._kv.staging_pages, list[list[np.ndarray]](), list[list[memoryview]]()
+        for start in range(first, end, most):
+            count = min(most, end - start)
+            copies.append(self._kv.blank_copies(count))
+            buffers += [[_bytes(part[index]) for part in copies[-1]] for index in range(count)]
+        num_right = self._store.read(prefix, first, buffers)
+        right = [min(most, num_right - start) for start in range(0, num_right, most)]
+        arrays = tuple((count, self._kv.to_host(parts)) for count, parts in zip(right, copies, strict=False))
+        return ReadPiece(key, num_right, num_right < end - first or end == last, arrays)
+
+    def _arrive(self, piece: ReadPiece) -> None:
+        self._pieces.append(piece)
+        self._wake()
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    @property
+    def num_writes(self) -> int:
+        """Writes and counts that `poll_stored` has not returned yet."""
+        return self._num_writes
+
+    def count(self, key: Hashable, root: bytes, tokens: Sequence[int]) -> None:
+        """Begin to count the leading pages of these tokens that are stored."""
+        self._num_writes += 1
+        self._writing.submit(self._write, key, self._root(root), _token_bytes(tokens), 0, ())
+
+    def write(self, key: Hashable, root: bytes, tokens: Sequence[int], first: int, slots: Sequence[int]) -> None:
+        """Begin to store the copies of host slots as pages of these tokens.
+
+        Args:
+            key: of the answer.
+            tokens: of the pages and all before them.
+            first: number of the first page; the pages before it are stored.
+            slots: of the pages.
+        """
+        self._num_writes += 1
+        pages = [(tuple(page.array.parts), page.position) for page in map(self._kv.host.__getitem__, slots)]
+        self._writing.submit(self._write, key, self._root(root), _token_bytes(tokens), first, pages)
+
+    def poll_stored(self) -> list[tuple[Hashable, int]]:
+        """How many leading pages are stored, for every count and write that has ended since the last call."""
+        stored = [self._stored.popleft() for _ in range(len(self._stored))]
+        self._num_writes -= len(stored)
+        return stored
+
+    def next_s(self) -> None:
+        """When something has been read or written next is not known: `wake` tells."""
+
+    def close(self, longest_s: float) -> None:
+        """Wait for the writes, for so long at most, and end."""
+        self._wanted.clear()
+        self._room.release(1 << 20)
+        ended = threading.Event()
+        self._writing.submit(ended.set)
+        if not ended.wait(longest_s):
+            log.warning("contexts are not all on disk: the disk took more than %s s", longest_s)
+        self._reading.shutdown(cancel_futures=True)
+        self._writing.shutdown(cancel_futures=True)
+
+    def _write(
+        self, key: Hashable, root: Root, tokens: bytes, first: int, pages: Sequence[tuple[Sequence[HostPages], int]]
+    ) -> None:
+        num_stored = 0
+        try:
+            with self._settings():
+                if pages:
+                    on_host = {id(part): np.asarray(part) for parts, _ in pages for part in parts}
+                    data = [[_bytes(on_host[id(part)][position]) for part in parts] for parts, position in pages]
+                    num_stored = first + self._store.write(root, tokens, first, data)
+                else:
+                    num_stored = self._store.num_stored(root, tokens)
+        except Exception:
+            log.exception("pages could not be written to disk")
+        finally:
+            self._stored.append((key, num_stored))
+            self._wake()
+
+    def _root(self, root: bytes) -> Root:
+        digest = hashlib.sha256(self._identity + root).digest()
+        return Root(digest, self._page_size * _TOKEN_BYTES, self._kv.page_bytes)
+
+
+def _bytes(page: np.ndarray) -> memoryview:
+    return page.reshape(-1).view(np.uint8).data
+
+
+def _token_bytes(tokens: Sequence[int]) -> bytes:
+    """Token ids as the names of records have them, four bytes each."""
+    return (tokens if isinstance(tokens, array) else array("i", tokens)).tobytes()
