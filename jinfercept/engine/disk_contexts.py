@@ -20,17 +20,6 @@ CLOSE_S = 20.0
 """Seconds that the end of an engine waits for what is still to be written."""
 
 
-class ReadPages(Protocol):
-    """Pages that were read, see `runner.disk_pages.ReadPiece`."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def num_pages(self) -> int: ...
-    @property
-    def is_last(self) -> bool: ...
-
-
 class PageDisk(Protocol):
     """Reads and writes pages in the background; `runner.disk_pages.DiskPages` says what its methods do. No method waits."""
 
