@@ -38,7 +38,8 @@ class LeastRecentlyUsed(Policy):
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         """Write through: paused contexts in the order of pausing, then the pages of running ones as they fill."""
         for sequence in list(self._dirty.values()):
-            if not mover.copy(sequence, "write-through"):
+            runs = [run for run in sequence.context.runs() if run.evictable]  # the others' contexts write them
+            if not all(mover.copy(sequence, "write-through", run.pages) for run in runs):
                 return  # the link or the host is full
             del self._dirty[sequence.id]
         for sequence in list(self._running.values()):
