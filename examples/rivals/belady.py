@@ -31,10 +31,6 @@ class Belady(HostTier):
         """When a paused sequence is wanted again."""
         return sequence.paused_s + max((call.expected_s or 0.0 for call in sequence.awaited), default=0.0)
 
-    def _is_over(self, sequence: Sequence, now: float) -> bool:
-        """Whether the sequence's session never returns."""
-        return self.back_s(sequence) - now > NEVER_S
-
     def rank(self, sequence: Sequence, now: float) -> Rank:
         return (-self.back_s(sequence),)
 
@@ -46,8 +42,7 @@ class Belady(HostTier):
         left = AHEAD * self.pools.total
         self._copying_ahead = True
         for sequence in lost_first:
-            num_pages = 0 if self._is_over(sequence, now) else device_pages(sequence)
-            if left <= 0 or (num_pages and not mover.copy(sequence, "copy ahead")):
+            if left <= 0 or ((num_pages := device_pages(sequence)) and not mover.copy(sequence, "copy ahead")):
                 break
             left -= num_pages
         self._copying_ahead = False
@@ -62,12 +57,8 @@ class Belady(HostTier):
                 return
 
     def victims(self, now: float) -> Iterator[Move]:
-        lost_first = [sequence for sequence in self.lost_first(self.paused.values(), now) if device_pages(sequence)]
-        for sequence in lost_first:
-            action = Action.LOSE if self._is_over(sequence, now) else Action.OFFLOAD
-            yield Move(sequence, range(sequence.context.num_pages), action, "wanted last")
-        for sequence in lost_first:
-            if not self._is_over(sequence, now):  # the link is used up
+        for sequence in self.lost_first(self.paused.values(), now):
+            if device_pages(sequence):
                 yield Move(sequence, range(sequence.context.num_pages), Action.SWAP, "wanted last")
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
@@ -82,5 +73,5 @@ class Belady(HostTier):
         for other in lost_first:
             if other is sequence or other.state is not State.INTERCEPTED:
                 return
-            if not self._copying_ahead or self._is_over(other, now):
+            if not self._copying_ahead or self.back_s(other) - now > NEVER_S:
                 yield Move(other, range(other.context.num_pages), Action.UNCOPY, "wanted later")

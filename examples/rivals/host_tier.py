@@ -77,7 +77,8 @@ class HostTier(Policy):
         self.plan(now)
         self.pools = budget.pools
         for sequence in list(self._dirty.values()):
-            if not mover.copy(sequence, "write-through"):
+            runs = [run for run in sequence.context.runs() if run.evictable]  # the others' contexts write them
+            if not all(mover.copy(sequence, "write-through", run.pages) for run in runs):
                 return  # the link or the host is full
             del self._dirty[sequence.id]
         for sequence in list(self._running.values()):
