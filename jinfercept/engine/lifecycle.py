@@ -109,7 +109,7 @@ class RequestLifecycle:
         leader = self._sessions.get(request.leader) if request.leader else None
         sequence = Sequence(
             request.id,
-            list(request.prompt_token_ids),
+            request.prompt_token_ids,
             self._scheduler.kv.open(request.cache_salt),
             max_tokens=self._scheduler.max_model_len if params.max_tokens is None else params.max_tokens,
             temperature=params.temperature,

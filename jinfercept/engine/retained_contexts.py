@@ -5,6 +5,7 @@ of the answer. So one order of eviction covers all paused contexts, and a retain
 retained contexts is shared fairly between tenants (`Quota`), and no tenant finds or drops a context of another tenant.
 """
 
+from array import array
 from collections import Counter
 from typing import NamedTuple, final
 
@@ -200,7 +201,7 @@ class RetainedContexts:
             return None
         return self._by_session.get((sequence.tenant, sequence.context.root, follow_up.session))
 
-    def _shared(self, retained: Sequence, tokens: list[int]) -> int:
+    def _shared(self, retained: Sequence, tokens: array[int]) -> int:
         """Leading tokens that a retained sequence and a new one share, without the new one's last, which must be computed."""
         return common_pages(token_bytes(retained.tokens), token_bytes(tokens[:-1]), 0, TOKEN_BYTES)
 

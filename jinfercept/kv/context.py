@@ -102,28 +102,28 @@ class Context:
             pages: indexes of some of them, one after the other, which also give the order of the runs; None: all, first
                 token first.
         """
-        first, last = bounds(range(self.tail.end) if pages is None else pages)
-        runs = list[PageRun]()
+        first, last = (0, self.tail.end) if pages is None else bounds(pages)
+        runs, size, before = list[PageRun](), self.page_size, None
         for extent in self.extents:
-            start, end = max(first, extent.start), min(last, extent.end)
-            if start >= end:
+            start, end = extent.start, extent.start + extent.num_pages
+            if end <= first or start >= last:
                 continue
+            num_pages, num_tokens = extent.num_pages, extent.filled if extent.device is not None else extent.host_filled
+            if start < first or end > last:
+                skipped = max(first - start, 0)
+                start, num_pages = start + skipped, min(end, last) - start - skipped
+                num_tokens = min(max(0, num_tokens - skipped * size), num_pages * size)
             alike = (
                 extent.residency,
-                extent.num_contexts > 1,
+                extent.refs + extent.evictable_refs > 1,
                 extent.is_evictable,
                 extent.fetching or extent.offloading,
             )
-            num_pages, num_tokens = end - start, extent.num_tokens
-            if num_pages < extent.num_pages:
-                num_tokens = min(
-                    max(0, num_tokens - (start - extent.start) * self.page_size), num_pages * self.page_size
-                )
-            if runs and runs[-1][2:6] == alike:
-                before = runs.pop()
-                start, num_pages = before.start, before.num_pages + num_pages
-                num_tokens += before.num_tokens
+            if alike == before:
+                run = runs.pop()
+                start, num_pages, num_tokens = run.start, run.num_pages + num_pages, run.num_tokens + num_tokens
             runs.append(PageRun(start, num_pages, *alike, num_tokens))
+            before = alike
         return runs if pages is None or pages.step > 0 else runs[::-1]
 
     def residency(self, num_tokens: int) -> ContextResidency:

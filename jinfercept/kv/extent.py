@@ -17,7 +17,7 @@ NEVER = 1 << 60
 
 def token_bytes(tokens: Iterable[int]) -> bytes:
     """Token ids as bytes that compare and hash as the ids do."""
-    return array("i", tokens).tobytes()
+    return (tokens if isinstance(tokens, array) and tokens.typecode == "i" else array("i", tokens)).tobytes()
 
 
 def common_pages(one: bytes | bytearray, other: bytes, offset: int, page_bytes: int) -> int:

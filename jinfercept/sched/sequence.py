@@ -1,6 +1,7 @@
 """A request as the scheduler has it: token ids, a state, a context."""
 
-from collections.abc import Hashable
+from array import array
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
@@ -195,7 +196,7 @@ class Sequence:
     def __init__(
         self,
         sequence_id: str,
-        tokens: list[int],
+        tokens: Iterable[int],
         context: Context,
         *,
         max_tokens: int,
@@ -213,6 +214,7 @@ class Sequence:
         """A waiting sequence.
 
         Args:
+            tokens: of the prompt.
             context: empty.
             max_tokens: tokens to generate at most.
             random_key: 64 bits, which the random numbers of its draws depend on.
@@ -225,7 +227,7 @@ class Sequence:
             session: of its request; "" for none.
         """
         self.id = sequence_id
-        self.tokens = tokens
+        self.tokens = array("i", tokens)
         self.context = context
         self.max_tokens = max_tokens
         self.temperature = temperature
@@ -234,7 +236,7 @@ class Sequence:
         self.options = options
         self.num_best = num_best
         self.leader = leader
-        self.external_spans = [(0, len(tokens))]
+        self.external_spans = [(0, len(self.tokens))]
         self.priority = priority
         self.tenant = tenant
         self.weight = weight

@@ -100,7 +100,7 @@ def test_host_pages_that_the_link_would_bring_too_late_are_recomputed(link_token
     back = paused(bench, 38)
     bench.steps(12)
     assert bench.kv.drop(back.context, back.context.tail_first, device=True, host=False) == back.context.num_pages
-    tokens = list(back.tokens)
+    tokens = back.tokens[:]
     bench.scheduler.resume(back, [1], (CallDuration(12.0),))
     bench.steps(12)
     assert (back.usage.recomputed > 0, back.usage.copied_in > 0) == (
