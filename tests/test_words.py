@@ -11,6 +11,8 @@ RETIRED = {
     "Counts": "EngineCounts",
     "Endpoints": "CallDispatcher",
     "Observers": "RequestLog",
+    "Page": "PageExtent",
+    "PageStore": "ExtentStore",
     "RunTotals": "MeanRun",
     "Stored": "StoredWeight, PackedNumbers",
 }

@@ -23,7 +23,7 @@ MAX_AGE_S = 3600.0
 """Seconds after which a retained context is dropped."""
 
 
-class _Prompt(NamedTuple):
+class _PromptPages(NamedTuple):
     """The full pages of a prompt: its tenant, the name of their tree, how many tokens they have, and those of the last page."""
 
     tenant: str
@@ -43,7 +43,7 @@ class _Retained(NamedTuple):
     """
 
     sequence: Sequence
-    prompt: _Prompt | None
+    prompt: _PromptPages | None
     session: tuple[str, bytes, str] | None
     ends_in_calls: bool
 
@@ -72,7 +72,7 @@ class RetainedContexts:
         self._quota = Quota(max_contexts, most_of_tenant=max_per_tenant)
         self._contexts: dict[str, _Retained] = {}  # by request id, oldest first
         self._by_session: dict[tuple[str, bytes, str], str] = {}
-        self._by_prompt: dict[_Prompt, dict[str, None]] = {}
+        self._by_prompt: dict[_PromptPages, dict[str, None]] = {}
         self._prompt_lengths: dict[tuple[str, bytes], Counter[int]] = {}  # of those prompts, by tenant and tree
         self._unchecked: list[str] = []  # request ids that this round of `expire` has not come to
 
@@ -98,7 +98,7 @@ class RetainedContexts:
         num_full = len(session.request.prompt_token_ids) // size * size
         retained = _Retained(
             sequence,
-            _Prompt(tenant, root, num_full, token_bytes(sequence.tokens[num_full - size : num_full]))
+            _PromptPages(tenant, root, num_full, token_bytes(sequence.tokens[num_full - size : num_full]))
             if num_full
             else None,
             (tenant, root, follow_up.session) if follow_up.session else None,
@@ -189,7 +189,9 @@ class RetainedContexts:
         size = self._scheduler.kv.page_size
         for length in sorted(self._prompt_lengths.get((tenant, context.root), ()), reverse=True):
             page = token_bytes(tokens[length - size : length])
-            if length < len(tokens) and (alike := self._by_prompt.get(_Prompt(tenant, context.root, length, page))):
+            if length < len(tokens) and (
+                alike := self._by_prompt.get(_PromptPages(tenant, context.root, length, page))
+            ):
                 num_tokens, name = max((self._shared(self._contexts[name].sequence, tokens), name) for name in alike)
                 if num_tokens >= length:
                     return self._contexts[name], num_tokens

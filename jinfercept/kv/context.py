@@ -3,7 +3,7 @@
 from array import array
 from typing import NamedTuple
 
-from jinfercept.kv.extent import Extent
+from jinfercept.kv.extent import PageExtent
 from jinfercept.kv.page import Residency
 from jinfercept.kv.pool import Slots
 
@@ -63,11 +63,11 @@ class Context:
 
     __slots__ = ("held", "last", "page_size", "ready", "root", "shared", "tail", "uncommitted")
 
-    def __init__(self, root: bytes, tree: Extent, page_size: int) -> None:
+    def __init__(self, root: bytes, tree: PageExtent, page_size: int) -> None:
         self.root = root
         self.last = tree
         self.page_size = page_size
-        self.tail = Extent()
+        self.tail = PageExtent()
         self.tail.evictable_refs = 1
         self.held = False
         self.shared = False
@@ -85,7 +85,7 @@ class Context:
         return range(self.tail.end - 1, -1, -1)
 
     @property
-    def extents(self) -> list[Extent]:
+    def extents(self) -> list[PageExtent]:
         """The extents of the pages, first token first."""
         extents = [self.tail] if self.tail.num_pages else []
         extent = self.last

@@ -43,7 +43,7 @@ def common_pages(one: bytes | bytearray, other: bytes, offset: int, page_bytes: 
     return alike
 
 
-class Extent:
+class PageExtent:
     """Consecutive pages with the same residency and the same contexts; mutable, written by the `ExtentStore` and the manager.
 
     An extent in the tree has full pages of accepted tokens. One without tokens is the root of a tree, or the private tail of a
@@ -86,9 +86,9 @@ class Extent:
         "tokens",
     )
 
-    def __init__(self, parent: "Extent | None" = None, start: int = 0, *, shareable: bool = True) -> None:
+    def __init__(self, parent: "PageExtent | None" = None, start: int = 0, *, shareable: bool = True) -> None:
         self.parent = parent
-        self.children: dict[bytes, Extent] = {}
+        self.children: dict[bytes, PageExtent] = {}
         self.start = start
         self.num_pages = 0
         self.tokens = bytearray()
@@ -138,7 +138,7 @@ class Extent:
         """Tokens whose KV the pages hold, on the device if they are there, else on the host."""
         return self.host_filled if self.device is None else self.filled
 
-    def add_child(self, child: "Extent", page_bytes: int) -> None:
+    def add_child(self, child: "PageExtent", page_bytes: int) -> None:
         """Put an extent behind this one."""
         child.parent = self
         self.children[bytes(child.tokens[:page_bytes])] = child
@@ -147,11 +147,11 @@ class Extent:
         """The tokens of the first page."""
         return bytes(self.tokens[:page_bytes])
 
-    def cut(self, num_pages: int, page_size: int) -> "Extent":
+    def cut(self, num_pages: int, page_size: int) -> "PageExtent":
         """Leave the first pages to a new parent, which is returned; this extent has the others."""
         assert 0 < num_pages < self.num_pages
         before, page_bytes = self.parent, page_size * TOKEN_BYTES
-        head = Extent(before, self.start, shareable=self.shareable)
+        head = PageExtent(before, self.start, shareable=self.shareable)
         head.num_pages = num_pages
         head.refs, head.evictable_refs, head.last_use = self.refs, self.evictable_refs, self.last_use
         head.fetching, head.offloading, head.fresh = self.fetching, self.offloading, self.fresh
@@ -174,7 +174,7 @@ class Extent:
         head.add_child(self, page_bytes)
         return head
 
-    def joinable(self, page_size: int) -> "Extent | None":
+    def joinable(self, page_size: int) -> "PageExtent | None":
         """The only child, if this extent's pages and that one's are alike in everything."""
         if len(self.children) != 1 or not self.num_pages or self.in_flight:
             return None
@@ -190,7 +190,7 @@ class Extent:
         )
         return child if alike else None
 
-    def join(self, child: "Extent", page_bytes: int) -> None:
+    def join(self, child: "PageExtent", page_bytes: int) -> None:
         """Hand all pages to the only child, which is alike; this extent is gone."""
         before = self.parent
         assert before is not None
@@ -211,7 +211,7 @@ class Extent:
 
     def __repr__(self) -> str:
         return (
-            f"Extent({self.start}+{self.num_pages} {self.residency.value} filled={self.filled},{self.host_filled} "
+            f"PageExtent({self.start}+{self.num_pages} {self.residency.value} filled={self.filled},{self.host_filled} "
             f"refs={self.refs},{self.evictable_refs} fetching={self.fetching} offloading={self.offloading})"
         )
 

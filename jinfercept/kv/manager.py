@@ -12,7 +12,7 @@ from typing import final
 from weakref import WeakValueDictionary
 
 from jinfercept.kv.context import Context, bounds
-from jinfercept.kv.extent import NEVER, Extent, common_pages, token_bytes
+from jinfercept.kv.extent import NEVER, PageExtent, common_pages, token_bytes
 from jinfercept.kv.page import Occupancy, PageCopy, Residency, root_digest
 from jinfercept.kv.store import ExtentStore
 
@@ -43,7 +43,7 @@ class KVManager:
         self.page_size = page_size
         self.most_moved_pages = most_moved_pages
         self._store = ExtentStore(num_device_pages, num_host_pages, page_size, prefix_caching)
-        self._trees: WeakValueDictionary[bytes, Extent] = WeakValueDictionary()
+        self._trees: WeakValueDictionary[bytes, PageExtent] = WeakValueDictionary()
         self._identity = identity
 
     # -- contexts --------------------------------------------------------------------------------------------------
@@ -53,10 +53,10 @@ class KVManager:
         root = root_digest(self._identity, self.page_size, salt)
         return Context(root, self._tree(root), self.page_size)
 
-    def _tree(self, root: bytes) -> Extent:
+    def _tree(self, root: bytes) -> PageExtent:
         tree = self._trees.get(root)
         if tree is None:
-            tree = self._trees[root] = Extent()
+            tree = self._trees[root] = PageExtent()
         return tree
 
     def refresh(self, context: Context, tokens: Sequence[int]) -> None:
@@ -72,7 +72,7 @@ class KVManager:
         if num_full <= start or token_bytes(tokens[start * size : (start + 1) * size]) not in children:
             return
         wanted = token_bytes(tokens[start * size : num_full * size])
-        last, offset, present, alike = context.last, 0, 0, list[tuple[Extent, int]]()
+        last, offset, present, alike = context.last, 0, 0, list[tuple[PageExtent, int]]()
         while (child := last.children.get(wanted[offset : offset + page_bytes])) is not None:
             num_pages = common_pages(child.tokens, wanted, offset, page_bytes)
             alike.append((child, num_pages))
@@ -88,7 +88,7 @@ class KVManager:
             context.shared = True
         context.tail.start = context.last.end
 
-    def _enter(self, context: Context, extent: Extent) -> None:
+    def _enter(self, context: Context, extent: PageExtent) -> None:
         """The context has the pages of an extent behind its last one, too."""
         self._store.count(extent, int(context.held), int(not context.held))
         context.last = extent
@@ -98,7 +98,7 @@ class KVManager:
         tail = context.tail
         tail.refs = tail.evictable_refs = 0
         self._store.update(tail)
-        context.tail = tail = Extent(start=context.last.end)
+        context.tail = tail = PageExtent(start=context.last.end)
         tail.refs, tail.evictable_refs = int(context.held), int(not context.held)
         context.uncommitted = 0
 
@@ -186,7 +186,7 @@ class KVManager:
         self.forget(context)
         self.close(context)
         context.root, context.shared, context.ready = random_bytes(), False, 0
-        context.last = Extent(shareable=False)
+        context.last = PageExtent(shareable=False)
 
     def cut(self, context: Context, num_tokens: int) -> None:
         """Shorten a context to the pages whose tokens are all among the first `num_tokens`, and give the others back."""
@@ -250,10 +250,10 @@ class KVManager:
                 store.update(twin)
             store.update(own)
 
-    def _split_tail(self, context: Context, num_pages: int) -> Extent:
+    def _split_tail(self, context: Context, num_pages: int) -> PageExtent:
         """The first pages of the tail, without references; the tail has the others."""
         tail, size, page_bytes = context.tail, num_pages * self.page_size, num_pages * self._store.page_bytes
-        own = Extent(start=tail.start)
+        own = PageExtent(start=tail.start)
         own.num_pages, own.tokens = num_pages, tail.tokens[:page_bytes]
         del tail.tokens[:page_bytes]
         if tail.device is not None:
@@ -638,8 +638,8 @@ class KVManager:
 
     def check(self, contexts: Sequence[Context]) -> None:
         """Assert that extents, references and slots agree; `contexts` are all open ones."""
-        refs: Counter[Extent] = Counter()
-        evictable_refs: Counter[Extent] = Counter()
+        refs: Counter[PageExtent] = Counter()
+        evictable_refs: Counter[PageExtent] = Counter()
         for context in contexts:
             (refs if context.held else evictable_refs).update(context.extents)
             assert context.tail.start == context.last.end, "the tail is not behind the last extent"
@@ -648,7 +648,7 @@ class KVManager:
         self._store.check(refs, evictable_refs)
 
 
-def _within(context: Context, pages: range) -> Iterator[tuple[Extent, int, int]]:
+def _within(context: Context, pages: range) -> Iterator[tuple[PageExtent, int, int]]:
     """The extents of pages in their order, with the first and the last but one index of those pages that are theirs."""
     first, last = bounds(pages)
     extents = context.extents

@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Mapping
 from typing import final
 
-from jinfercept.kv.extent import NEVER, TOKEN_BYTES, Extent
+from jinfercept.kv.extent import NEVER, TOKEN_BYTES, PageExtent
 from jinfercept.kv.page import Occupancy, PageCopy, Residency
 from jinfercept.kv.pool import SlotPool, Slots
 from jinfercept.kv.queue import ExtentQueue
@@ -49,8 +49,8 @@ class ExtentStore:
         self._paused_clean = ExtentQueue()  # those of them that are clean
         self._cached = ExtentQueue()  # on the device, of no context
         self._reclaimable = ExtentQueue()  # with a host copy on which no paused context depends
-        self._moving: list[Extent] = []  # in flight
-        self._changed: list[Extent] = []  # perhaps alike with a neighbour now
+        self._moving: list[PageExtent] = []  # in flight
+        self._changed: list[PageExtent] = []  # perhaps alike with a neighbour now
         self._uses = 0
         self.dropped: Slots = array("i")
         self._late_drops: Slots = array("i")  # host slots that this plan still fills: free from the next plan on
@@ -107,7 +107,7 @@ class ExtentStore:
             self._device.give(self._late_slots)
             self._late_slots = array("i")
 
-    def _join(self, extent: Extent) -> None:
+    def _join(self, extent: PageExtent) -> None:
         """Join an extent with its neighbours in the tree, as far as they are alike."""
         if extent.parent is None or not extent.num_pages:
             return
@@ -117,7 +117,7 @@ class ExtentStore:
         while extent.parent is not None and extent.parent.joinable(self.page_size) is extent:
             self._absorb(extent.parent, extent)
 
-    def _absorb(self, parent: Extent, child: Extent) -> None:
+    def _absorb(self, parent: PageExtent, child: PageExtent) -> None:
         for queue in (self.paused, self._paused_clean, self._cached, self._reclaimable):
             queue.discard(parent)
         parent.join(child, self.page_bytes)
@@ -126,11 +126,11 @@ class ExtentStore:
     # -- the tree and its references ---------------------------------------------------------------------------------
 
     def next_use(self) -> int:
-        """The number of a use, for `Extent.last_use`."""
+        """The number of a use, for `PageExtent.last_use`."""
         self._uses += 1
         return self._uses
 
-    def part(self, extent: Extent, start: int, end: int) -> Extent:
+    def part(self, extent: PageExtent, start: int, end: int) -> PageExtent:
         """The extent of the pages `start … end - 1` of one, which is cut as needed."""
         part = extent
         if end < extent.end:
@@ -139,7 +139,7 @@ class ExtentStore:
             self._cut(part, start)
         return part
 
-    def _cut(self, extent: Extent, index: int) -> Extent:
+    def _cut(self, extent: PageExtent, index: int) -> PageExtent:
         head = extent.cut(index - extent.start, self.page_size)
         if extent.in_flight:
             self._moving.append(head)
@@ -148,17 +148,17 @@ class ExtentStore:
         self.update(extent)
         return head
 
-    def count(self, extent: Extent, refs: int = 0, evictable_refs: int = 0) -> None:
+    def count(self, extent: PageExtent, refs: int = 0, evictable_refs: int = 0) -> None:
         """Add to an extent's references; one that has none left is cached or freed."""
         extent.refs += refs
         extent.evictable_refs += evictable_refs
         self.update(extent)
 
-    def changed(self, extent: Extent) -> None:
+    def changed(self, extent: PageExtent) -> None:
         """An extent may be alike with a neighbour now: the next plan joins them."""
         self._changed.append(extent)
 
-    def freshen(self, extent: Extent, index: int) -> None:
+    def freshen(self, extent: PageExtent, index: int) -> None:
         """Note that this plan's compute fills pages from `index` on: they can be offloaded from the next plan on."""
         extent.fresh = min(extent.fresh, index)
         self._moving.append(extent)
@@ -175,7 +175,7 @@ class ExtentStore:
         """Free device slots of pages that no extent has any more."""
         self._device.give(slots)
 
-    def place(self, extent: Extent, slots: Slots) -> None:
+    def place(self, extent: PageExtent, slots: Slots) -> None:
         """Give an extent that is not on the device these slots, which hold nothing yet."""
         assert extent.device is None
         assert len(slots) == extent.num_pages
@@ -183,7 +183,7 @@ class ExtentStore:
         self.changed(extent)
         self.update(extent)
 
-    def fetch(self, extent: Extent, slots: Slots) -> list[PageCopy]:
+    def fetch(self, extent: PageExtent, slots: Slots) -> list[PageCopy]:
         """Copy host pages to these device slots. The pages are readable from the next plan on."""
         assert extent.is_fetchable
         assert extent.host is not None
@@ -192,7 +192,7 @@ class ExtentStore:
         self._moving.append(extent)
         return list(map(PageCopy, slots, extent.host))
 
-    def offloadable(self, extent: Extent) -> int:
+    def offloadable(self, extent: PageExtent) -> int:
         """The index behind the leading pages that can be copied to the host: dirty ones, which no plan in flight changes."""
         is_tail = extent.parent is None
         if (
@@ -203,7 +203,7 @@ class ExtentStore:
             return extent.start
         return min(extent.end, max(extent.start, extent.fresh)) if extent.refs else extent.end
 
-    def offload(self, extent: Extent) -> list[PageCopy]:
+    def offload(self, extent: PageExtent) -> list[PageCopy]:
         """Copy pages to the host that can be copied; as many host slots are free or reclaimable."""
         assert extent.device is not None
         assert self.offloadable(extent) == extent.end
@@ -219,14 +219,14 @@ class ExtentStore:
             self.drop_host(self.part(spare, max(spare.start, spare.end - lacking), spare.end))
         return self._host.take(most)
 
-    def adopt(self, extent: Extent, slots: Slots) -> None:
+    def adopt(self, extent: PageExtent, slots: Slots) -> None:
         """Give an extent that is nowhere host copies that come from elsewhere."""
         assert extent.residency is Residency.MISSING
         extent.host, extent.host_filled = slots, extent.num_pages * self.page_size
         self.changed(extent)
         self.update(extent)
 
-    def drop_device(self, extent: Extent) -> int:
+    def drop_device(self, extent: PageExtent) -> int:
         """Free the device slots of an extent; none if it is used, being fetched, or not on the device."""
         if not extent.is_evictable:
             return 0
@@ -237,7 +237,7 @@ class ExtentStore:
         self.update(extent)
         return extent.num_pages
 
-    def drop_host(self, extent: Extent) -> None:
+    def drop_host(self, extent: PageExtent) -> None:
         """Free the host copies of an extent."""
         self._free_host(extent)
         self.changed(extent)
@@ -264,12 +264,12 @@ class ExtentStore:
 
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
-    def forget(self, top: Extent) -> None:
+    def forget(self, top: PageExtent) -> None:
         """Take an extent and all behind it out of the tree: only the contexts that have them have them from now on."""
         root = top.parent
         assert root is not None
         del root.children[top.key(self.page_bytes)]
-        Extent(start=root.start, shareable=False).add_child(top, self.page_bytes)
+        PageExtent(start=root.start, shareable=False).add_child(top, self.page_bytes)
         below = [top]
         while below:
             extent = below.pop()
@@ -285,12 +285,12 @@ class ExtentStore:
                 if extent.host is not None:
                     self.drop_host(extent)
 
-    def _is_reclaimable(self, extent: Extent) -> bool:
+    def _is_reclaimable(self, extent: PageExtent) -> bool:
         if extent.host is None or extent.offloading:
             return False
         return extent.device is not None if extent.refs else not extent.evictable_refs
 
-    def update(self, extent: Extent) -> None:
+    def update(self, extent: PageExtent) -> None:
         """Update the queues after a change of the extent, and free it if it has no reference and is not worth caching."""
         if not extent.refs and not extent.evictable_refs and not self._is_cacheable(extent):
             self._free(extent)
@@ -307,7 +307,7 @@ class ExtentStore:
             elif extent in queue.places:
                 queue.discard(extent)
 
-    def _is_cacheable(self, extent: Extent) -> bool:
+    def _is_cacheable(self, extent: PageExtent) -> bool:
         return (
             self._prefix_caching
             and extent.shareable
@@ -315,7 +315,7 @@ class ExtentStore:
             and (extent.host is not None or extent.filled == extent.num_pages * self.page_size > 0)
         )
 
-    def _free(self, extent: Extent) -> None:
+    def _free(self, extent: PageExtent) -> None:
         if extent.device is not None:
             if extent.fetching:
                 extent.fetching = False
@@ -327,7 +327,7 @@ class ExtentStore:
             self._free_host(extent)
         self._remove(extent)
 
-    def _remove(self, extent: Extent) -> None:
+    def _remove(self, extent: PageExtent) -> None:
         """Take an extent without references and KV out of the tree, and its parents that are like it; not while others are
         behind it, which are found through it."""
         while extent.parent is not None and extent.num_pages and not extent.children:
@@ -339,7 +339,7 @@ class ExtentStore:
                 return
             extent = parent
 
-    def _free_host(self, extent: Extent) -> None:
+    def _free_host(self, extent: PageExtent) -> None:
         """Free the host slots: at once, or after this plan if this plan fills them."""
         assert extent.host is not None
         if extent.offloading:
@@ -350,7 +350,7 @@ class ExtentStore:
             self._host.give(extent.host)
         extent.host, extent.host_filled = None, 0
 
-    def check(self, refs: Mapping[Extent, int], evictable_refs: Mapping[Extent, int]) -> None:
+    def check(self, refs: Mapping[PageExtent, int], evictable_refs: Mapping[PageExtent, int]) -> None:
         """Assert that counts, slots, queues and trees agree with the references of the contexts."""
         queues = (self.paused, self._paused_clean, self._cached, self._reclaimable)
         extents = {*refs, *evictable_refs, *(extent for queue in queues for extent in queue)}
@@ -372,7 +372,7 @@ class ExtentStore:
         assert occupancy.used == used + len(self._late_slots)
         assert sum(occupancy[:4]) == occupancy.total
 
-    def _check_extent(self, extent: Extent) -> None:
+    def _check_extent(self, extent: PageExtent) -> None:
         size, parent, residency = extent.num_pages * self.page_size, extent.parent, extent.residency
         for slots in (extent.device, extent.host):
             assert slots is None or len(slots) == extent.num_pages, f"slots and pages differ: {extent}"
@@ -400,7 +400,7 @@ class ExtentStore:
         assert extent.refs or extent.filled in (0, size), f"a page half filled that no sequence fills: {extent}"
 
 
-def _root(extent: Extent) -> Extent:
+def _root(extent: PageExtent) -> PageExtent:
     while extent.parent is not None:
         extent = extent.parent
     return extent
