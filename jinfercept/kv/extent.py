@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable
 
 from jinfercept.kv.page import Residency
-from jinfercept.kv.pool import Slots
+from jinfercept.kv.pool import SlotPool, Slots
 
 TOKEN_BYTES = 4
 NEVER = 1 << 60
@@ -208,6 +208,25 @@ class PageExtent:
         before.add_child(child, page_bytes)
         self.parent, self.num_pages, self.children = None, 0, {}
         self.tokens, self.device, self.host = bytearray(), None, None
+
+    def hand_over(self, child: "PageExtent", num_kept: int, page_size: int, pool: SlotPool) -> None:
+        """Give all but the first pages to the only child, which is not on the device, and their device slots back."""
+        assert self.device is not None
+        num_pages, size = self.num_pages - num_kept, num_kept * page_size
+        pool.give(self.device[num_kept:])
+        del self.device[num_kept:]
+        self.filled = size
+        if self.host is not None and child.host is not None:
+            child.host[:0] = self.host[num_kept:]
+            del self.host[num_kept:]
+            child.host_filled += self.host_filled - size
+            self.host_filled = size
+        child.tokens[:0] = self.tokens[size * TOKEN_BYTES :]
+        del self.tokens[size * TOKEN_BYTES :]
+        self.num_pages = num_kept
+        child.num_pages += num_pages
+        child.start -= num_pages
+        self.children = {child.key(page_size * TOKEN_BYTES): child}
 
     def __repr__(self) -> str:
         return (

@@ -582,7 +582,10 @@ class KVManager:
                 continue
             drops_device = device and extent.is_evictable
             drops_host = host and extent.host is not None and not extent.refs
-            if drops_device or drops_host:
+            is_end = extent.start < start < end == extent.end
+            if is_end and drops_device and not drops_host and self._store.recede(extent, start):
+                freed += end - start
+            elif drops_device or drops_host:
                 part = self._store.part(extent, start, end)
                 freed += self._store.drop_device(part) if drops_device else 0
                 if drops_host:

@@ -237,6 +237,26 @@ class ExtentStore:
         self.update(extent)
         return extent.num_pages
 
+    def recede(self, extent: PageExtent, index: int) -> bool:
+        """Free the device slots of the pages from `index` on, which go to the extent behind, if that is alike without them.
+
+        This is what a context that is evicted from its end does most; it saves cutting and joining.
+        """
+        if len(extent.children) != 1 or not extent.is_evictable or extent.in_flight:
+            return False
+        behind = next(iter(extent.children.values()))
+        if (
+            behind.device is not None
+            or (behind.host is None) != (extent.host is None)
+            or behind.in_flight
+            or (behind.refs, behind.evictable_refs) != (extent.refs, extent.evictable_refs)
+        ):
+            return False
+        extent.hand_over(behind, index - extent.start, self.page_size, self._device)
+        self.update(extent)
+        self.update(behind)
+        return True
+
     def drop_host(self, extent: PageExtent) -> None:
         """Free the host copies of an extent."""
         self._free_host(extent)

@@ -93,15 +93,21 @@ class Transfers:
             action is Action.COPY or (action in (Action.SWAP, Action.OFFLOAD) and run.evictable)
         ):
             return self._drop(move, run) if action is not Action.COPY else 0
+        if action is Action.COPY:
+            self.copy(builder, move, run)
+            return 0
         num_copied = self._offload(builder, move, run)
-        freed = 0
-        if action in (Action.SWAP, Action.OFFLOAD):
-            freed = self._drop(move._replace(pages=pages[:num_copied]), run, copied=True)
-            if action is Action.SWAP and num_copied < len(pages) and not self._is_full(builder):
-                freed += self._drop(move._replace(pages=pages[num_copied:]), run)
-        elif num_copied:
-            self._observe(move._replace(pages=pages[:num_copied]), run, copied=True, freed=0)
+        freed = self._drop(move._replace(pages=pages[:num_copied]), run, copied=True)
+        if action is Action.SWAP and num_copied < len(pages) and not self._is_full(builder):
+            freed += self._drop(move._replace(pages=pages[num_copied:]), run)
         return freed
+
+    def copy(self, builder: PlanBuilder, move: Move, run: PageRun) -> int:
+        """Copy pages of one run to the host, as many of the first ones as possible; returns how many."""
+        num_copied = self._offload(builder, move, run) if self.room(builder) else 0
+        if num_copied:
+            self._observe(move._replace(pages=move.pages[:num_copied]), run, copied=True, freed=0)
+        return num_copied
 
     def _drop(self, move: Move, run: PageRun, *, copied: bool = False) -> int:
         action, context = move.action, move.sequence.context
@@ -181,8 +187,7 @@ class PlanMover(Mover):
         for run in context.runs(pages):
             if run.residency is Residency.DIRTY:
                 wanted = run.pages[:: -1 if pages is not None and pages.step < 0 else 1]
-                self._transfers.move(self._builder, Move(sequence, wanted, Action.COPY, why))
-                if any(not left.residency.on_host for left in context.runs(wanted)):
+                if self._transfers.copy(self._builder, Move(sequence, wanted, Action.COPY, why), run) < len(wanted):
                     return False
         return True
 
