@@ -61,7 +61,7 @@ class Context:
     the pages. `uncommitted` is the least number of accepted tokens with which one more page may be full.
     """
 
-    __slots__ = ("held", "last", "page_size", "ready", "root", "shared", "tail", "uncommitted")
+    __slots__ = ("_runs", "_versions", "held", "last", "page_size", "ready", "root", "shared", "tail", "uncommitted")
 
     def __init__(self, root: bytes, tree: PageExtent, page_size: int) -> None:
         self.root = root
@@ -73,6 +73,8 @@ class Context:
         self.shared = False
         self.ready = 0
         self.uncommitted = 0
+        self._runs: list[PageRun] = []  # of a paused context, while its extents have these versions
+        self._versions: list[tuple[PageExtent, int]] = []
 
     @property
     def num_pages(self) -> int:
@@ -102,9 +104,29 @@ class Context:
             pages: indexes of some of them, one after the other, which also give the order of the runs; None: all, first
                 token first.
         """
-        first, last = (0, self.tail.end) if pages is None else bounds(pages)
+        if pages is None:
+            if not self.held and self._is_as_before():
+                return self._runs
+            extents = self.extents
+            self._runs = self._runs_of(extents, 0, self.tail.end)
+            self._versions = [(extent, extent.version) for extent in extents]
+            return self._runs
+        runs = self._runs_of(self.extents, *bounds(pages))
+        return runs if pages.step > 0 else runs[::-1]
+
+    def _is_as_before(self) -> bool:
+        """Whether the extents are those of `_runs`, and none has changed."""
+        extent: PageExtent | None = self.tail if self.tail.num_pages else self.last
+        for before, version in reversed(self._versions):
+            if before is not extent or before.version != version:
+                return False
+            extent = self.last if before is self.tail else before.parent
+        return extent is not None and extent.parent is None and extent is not self.tail
+
+    def _runs_of(self, extents: list[PageExtent], first: int, last: int) -> list[PageRun]:
+        """The runs of the pages `first … last - 1`."""
         runs, size, before = list[PageRun](), self.page_size, None
-        for extent in self.extents:
+        for extent in extents:
             start, end = extent.start, extent.start + extent.num_pages
             if end <= first or start >= last:
                 continue
@@ -124,7 +146,7 @@ class Context:
                 start, num_pages, num_tokens = run.start, run.num_pages + num_pages, run.num_tokens + num_tokens
             runs.append(PageRun(start, num_pages, *alike, num_tokens))
             before = alike
-        return runs if pages is None or pages.step > 0 else runs[::-1]
+        return runs
 
     def residency(self, num_tokens: int) -> ContextResidency:
         """The tokens by place.

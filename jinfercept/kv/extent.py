@@ -63,6 +63,7 @@ class PageExtent:
         offloading: the plan being built copies them to the host; they can be fetched from the next plan on.
         fresh: index of the first page that the plan being built fills; it can be offloaded from the next plan on.
         last_use: grows from use to use.
+        version: grows with every change.
         shareable: contexts that come find the extent; false under a root that was forgotten.
     """
 
@@ -84,6 +85,7 @@ class PageExtent:
         "shareable",
         "start",
         "tokens",
+        "version",
     )
 
     def __init__(self, parent: "PageExtent | None" = None, start: int = 0, *, shareable: bool = True) -> None:
@@ -98,7 +100,7 @@ class PageExtent:
         self.refs = self.evictable_refs = 0
         self.fetching = self.offloading = False
         self.fresh = NEVER
-        self.last_use = 0
+        self.last_use = self.version = 0
         self.shareable = shareable
 
     @property

@@ -487,6 +487,7 @@ class KVManager:
             assert start <= first + before, "a hole within an extent"
             if filled > before:
                 extent.filled = filled
+                extent.version += 1
                 if extent.host is not None:
                     self._store.drop_host(extent)
                 if filled // size > before // size:

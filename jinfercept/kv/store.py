@@ -95,6 +95,7 @@ class ExtentStore:
             arrived = extent.offloading
             extent.fetching = extent.offloading = False
             extent.fresh = NEVER
+            extent.version += 1
             if arrived and extent.num_pages:
                 self.update(extent)
         for extent in (*moving, *changed):
@@ -312,6 +313,7 @@ class ExtentStore:
 
     def update(self, extent: PageExtent) -> None:
         """Update the queues after a change of the extent, and free it if it has no reference and is not worth caching."""
+        extent.version += 1
         if not extent.refs and not extent.evictable_refs and not self._is_cacheable(extent):
             self._free(extent)
         on_device = extent.device is not None and not extent.refs and extent.num_pages > 0
@@ -374,6 +376,7 @@ class ExtentStore:
         """Assert that counts, slots, queues and trees agree with the references of the contexts."""
         queues = (self.paused, self._paused_clean, self._cached, self._reclaimable)
         extents = {*refs, *evictable_refs, *(extent for queue in queues for extent in queue)}
+        extents |= {extent for extent in self._moving if extent.parent is not None}
         roots = {_root(extent) for extent in extents if extent.parent is not None}
         below = list(roots)
         while below:

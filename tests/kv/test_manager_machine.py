@@ -299,6 +299,8 @@ class ManagerMachine(RuleBasedStateMachine):
     def the_books_agree(self) -> None:
         if hasattr(self, "manager"):
             self.manager.check([owner.context for owner in self.owners])
+            for context in (owner.context for owner in self.owners):
+                assert context.runs() == context._runs_of(context.extents, 0, context.num_pages)
             free, used, claimed, cached, total, *_ = self.manager.occupancy()
             assert free + used + claimed + cached == total
             assert min(free, used, claimed, cached) >= 0

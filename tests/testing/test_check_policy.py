@@ -72,7 +72,8 @@ class AnswersNames(Sound):
 class TakesPages(Sound):
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         for sequence in self.paused.values():
-            sequence.context.tail.num_pages += 1
+            tail = sequence.context.tail
+            tail.num_pages, tail.version = tail.num_pages + 1, tail.version + 1
             mover.copy(sequence, "ahead")
 
 
