@@ -329,7 +329,7 @@ class KVManager:
                     break
                 most = len(taken)
             if twin is None:
-                twin = Extent(start=context.last.end, shareable=context.last.shareable)
+                twin = PageExtent(start=context.last.end, shareable=context.last.shareable)
                 twin.num_pages, twin.last_use = most, store.next_use()
                 twin.tokens += wanted[offset : offset + most * store.page_bytes]
                 context.last.add_child(twin, store.page_bytes)
@@ -345,7 +345,7 @@ class KVManager:
             context.tail.start = context.last.end
         return slots
 
-    def _twin(self, context: Context, wanted: bytes, offset: int) -> tuple[Extent | None, int]:
+    def _twin(self, context: Context, wanted: bytes, offset: int) -> tuple[PageExtent | None, int]:
         """The extent behind a context's last one that has the wanted tokens, and how many of its pages have; None, and the
         number of all wanted pages, where there is none."""
         page_bytes = self._store.page_bytes
