@@ -294,7 +294,7 @@ def test_metrics_have_a_label_for_the_replica(fleet: LocalFleet) -> None:
 def test_a_replica_reports_what_it_holds_and_a_new_front_learns_it(fleet: LocalFleet) -> None:
     first = fleet.chat("A conversation that outlives its front.")
     answer = first.json()["choices"][0]["message"]["content"]
-    until(lambda: any(app.held.report(everything=True) for app in fleet.replicas.apps.values()))
+    until(lambda: any(app.contexts.report(everything=True) for app in fleet.replicas.apps.values()))
     asyncio.run(fleet.front.start())
     again = fleet.chat("A conversation that outlives its front.", answer, "Go on.")
     assert again.headers["x-jinfercept-replica"] == first.headers["x-jinfercept-replica"]
