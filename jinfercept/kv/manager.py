@@ -12,9 +12,10 @@ from typing import final
 from weakref import WeakValueDictionary
 
 from jinfercept.kv.context import Context, bounds
-from jinfercept.kv.extent import NEVER, PageExtent, common_pages, token_bytes
+from jinfercept.kv.extent import PageExtent, common_pages, token_bytes
 from jinfercept.kv.page import Occupancy, PageCopy, Residency, root_digest
 from jinfercept.kv.store import ExtentStore
+from jinfercept.kv.tails import ContextTails
 
 
 @final
@@ -43,6 +44,7 @@ class KVManager:
         self.page_size = page_size
         self.most_moved_pages = most_moved_pages
         self._store = ExtentStore(num_device_pages, num_host_pages, page_size, prefix_caching)
+        self._tails = ContextTails(self._store)
         self._trees: WeakValueDictionary[bytes, PageExtent] = WeakValueDictionary()
         self._identity = identity
 
@@ -65,7 +67,7 @@ class KVManager:
         The page that ends with the last token is left out: the logits of that token have to be computed.
         """
         assert not context.held
-        self._publish(context)
+        self._tails.publish(context)
         size, page_bytes = self.page_size, self._store.page_bytes
         start, num_full = context.tail.start, (len(tokens) - 1) // self.page_size
         children = context.last.children
@@ -82,32 +84,18 @@ class KVManager:
             if num_pages < child.num_pages:
                 break
         if present:
-            self._drop_tail(context)
+            self._tails.drop(context)
         for extent, num_pages in alike[:present]:
-            self._enter(context, self._store.part(extent, extent.start, extent.start + num_pages))
+            self._tails.enter(context, self._store.part(extent, extent.start, extent.start + num_pages))
             context.shared = True
         context.tail.start = context.last.end
-
-    def _enter(self, context: Context, extent: PageExtent) -> None:
-        """The context has the pages of an extent behind its last one, too."""
-        self._store.count(extent, int(context.held), int(not context.held))
-        context.last = extent
-
-    def _drop_tail(self, context: Context) -> None:
-        """Give the pages of the tail back."""
-        tail = context.tail
-        tail.refs = tail.evictable_refs = 0
-        self._store.update(tail)
-        context.tail = tail = PageExtent(start=context.last.end)
-        tail.refs, tail.evictable_refs = int(context.held), int(not context.held)
-        context.uncommitted = 0
 
     def hold(self, context: Context) -> None:
         """The sequence starts to run: turn its evictable references into references."""
         assert not context.held
-        self._publish(context)
+        self._tails.publish(context)
         if context.tail.num_pages and context.tail.residency is Residency.MISSING:
-            self._drop_tail(context)
+            self._tails.drop(context)
         context.held = True
         context.tail.refs, context.tail.evictable_refs = 1, 0
         use = self._store.next_use()
@@ -120,53 +108,28 @@ class KVManager:
     def release(self, context: Context) -> None:
         """The sequence pauses: turn its references into evictable references. Pages for tokens that did not come are free."""
         self.trim(context)
-        self._give_unfilled_back(context)
+        self._tails.give_unfilled_back(context)
         context.held = False
         context.tail.refs, context.tail.evictable_refs = 0, 1
         use = self._store.next_use()
         for extent in reversed(context.extents):
             extent.last_use = use
             self._store.count(extent, *((0, 0) if extent is context.tail else (-1, 1)))
-        self._publish(context)
+        self._tails.publish(context)
         if context.tail.num_pages > 1:
-            self._shorten_tail(context, 1)
-
-    def _shorten_tail(self, context: Context, num_pages: int) -> None:
-        """Give the last pages of a tail back, which have no host copy."""
-        tail = context.tail
-        assert tail.device is not None
-        self._store.give(tail.device[num_pages:])
-        del tail.device[num_pages:]
-        tail.num_pages, tail.filled = num_pages, min(tail.filled, num_pages * self.page_size)
-        if not num_pages:
-            tail.device = None
-        self._store.update(tail)
-
-    def _give_unfilled_back(self, context: Context) -> None:
-        """Give the slots back that the context was about to fill alone, with the tokens of a page that is not full."""
-        for extent in context.extents:
-            if extent is context.tail or extent.device is None or extent.refs > 1:
-                continue
-            num_filled = extent.filled // self.page_size
-            if num_filled < extent.num_pages:
-                rest = self._store.part(extent, extent.start + num_filled, extent.end)
-                assert rest.device is not None
-                self._store.give(rest.device)
-                rest.device, rest.filled = None, 0
-                self._store.changed(rest)
-                self._store.update(rest)
+            self._tails.shorten(context, 1)
 
     def close(self, context: Context) -> None:
         """The sequence is finished: give its references back, children before parents."""
         if context.held:
             self.trim(context)
-            self._give_unfilled_back(context)
+            self._tails.give_unfilled_back(context)
             context.held = False
             for extent in context.extents:
                 if extent is not context.tail:
                     self._store.count(extent, -1, 1)
-        self._publish(context)
-        self._drop_tail(context)
+        self._tails.publish(context)
+        self._tails.drop(context)
         use, tree = self._store.next_use(), context.last
         for extent in reversed(context.extents):
             tree = extent.parent
@@ -191,11 +154,11 @@ class KVManager:
     def cut(self, context: Context, num_tokens: int) -> None:
         """Shorten a context to the pages whose tokens are all among the first `num_tokens`, and give the others back."""
         assert not context.held
-        self._publish(context)
+        self._tails.publish(context)
         tail, num_pages = context.tail, num_tokens // self.page_size
         if tail.start * self.page_size + max(tail.filled, tail.host_filled) <= num_tokens:
             return
-        self._drop_tail(context)
+        self._tails.drop(context)
         while (extent := context.last).end > num_pages:
             if extent.start < num_pages:
                 self._store.part(extent, num_pages, extent.end)
@@ -219,87 +182,8 @@ class KVManager:
         num_full = min(len(tokens) // size, tail.start + max(tail.filled, tail.host_filled) // size)
         if first < num_full:
             tail.tokens += token_bytes(tokens[first * size : num_full * size])
-            self._publish(context)
+            self._tails.publish(context)
         context.uncommitted = (max(first, num_full) + 1) * size
-
-    def _publish(self, context: Context) -> None:
-        """Put the leading pages of the tail into the tree that are full, computed and accepted.
-
-        Where the tree has such pages, a context that does not run has these instead of its own. One that runs keeps its own
-        until it pauses, since the runner knows their slots.
-        """
-        store, tail = self._store, context.tail
-        while tail.tokens and not tail.fetching and not tail.offloading:
-            twin = context.last.children.get(tail.key(store.page_bytes))
-            if twin is None:
-                self._plant(context, len(tail.tokens) // store.page_bytes)
-                return
-            if context.held and twin.device is not None:
-                return
-            num_pages = common_pages(twin.tokens, bytes(tail.tokens), 0, store.page_bytes)
-            twin, own = store.part(twin, twin.start, twin.start + num_pages), self._split_tail(context, num_pages)
-            self._enter(context, twin)
-            context.shared = True
-            if twin.device is None and own.device is not None:
-                store.place(twin, own.device)
-                twin.filled, own.device = num_pages * self.page_size, None
-                if own.fresh != NEVER:
-                    store.freshen(twin, own.fresh)
-            if twin.host is None and own.host is not None:
-                twin.host, twin.host_filled, own.host = own.host, own.host_filled, None
-                store.update(twin)
-            store.update(own)
-
-    def _split_tail(self, context: Context, num_pages: int) -> PageExtent:
-        """The first pages of the tail, without references; the tail has the others."""
-        tail, size, page_bytes = context.tail, num_pages * self.page_size, num_pages * self._store.page_bytes
-        own = PageExtent(start=tail.start)
-        own.num_pages, own.tokens = num_pages, tail.tokens[:page_bytes]
-        del tail.tokens[:page_bytes]
-        if tail.device is not None:
-            own.device, own.filled = tail.device[:num_pages], size
-            del tail.device[:num_pages]
-            tail.filled -= size
-        if tail.host is not None:
-            own.host, own.host_filled = tail.host[:num_pages], size
-            del tail.host[:num_pages]
-            tail.host_filled -= size
-        own.fresh = tail.fresh if tail.fresh < tail.start + num_pages else NEVER
-        tail.start += num_pages
-        tail.num_pages -= num_pages
-        if not tail.num_pages:
-            tail.device = tail.host = None
-        self._store.update(tail)
-        return own
-
-    def _plant(self, context: Context, num_pages: int) -> None:
-        """Put so many pages of the tail into the tree, where no other context has such pages."""
-        store, last, own = self._store, context.last, self._split_tail(context, num_pages)
-        own.shareable = last.shareable
-        fresh = own.fresh
-        extends = (
-            last.parent is not None
-            and not last.children
-            and last.num_contexts == 1
-            and last.residency is own.residency is Residency.DIRTY
-            and not last.fetching
-            and last.filled == last.num_pages * self.page_size
-        )
-        if extends and last.device is not None and own.device is not None:
-            last.tokens += own.tokens
-            last.device.extend(own.device)
-            last.num_pages += num_pages
-            last.filled += own.filled
-            if fresh != NEVER:
-                store.freshen(last, fresh)
-            store.update(last)
-            return
-        last.add_child(own, store.page_bytes)
-        own.last_use = max(last.last_use, context.tail.last_use)
-        if fresh != NEVER:
-            store.freshen(own, fresh)
-        self._enter(context, own)
-        store.changed(own)
 
     # -- pages on disk ---------------------------------------------------------------------------------------------
 
@@ -335,7 +219,7 @@ class KVManager:
                 context.last.add_child(twin, store.page_bytes)
             elif most < twin.num_pages:
                 twin = store.part(twin, twin.start, twin.start + most)
-            self._enter(context, twin)
+            self._tails.enter(context, twin)
             if taken is None:
                 context.shared = True
             else:
@@ -502,7 +386,7 @@ class KVManager:
         tail = context.tail
         num_filled = -(-tail.filled // self.page_size)
         if tail.device is not None and num_filled < tail.num_pages:
-            self._shorten_tail(context, num_filled)
+            self._tails.shorten(context, num_filled)
         return context.num_pages
 
     # -- moving ----------------------------------------------------------------------------------------------------
@@ -544,7 +428,7 @@ class KVManager:
             if extent.is_fetchable and extent.num_contexts == 1:
                 self._store.drop_host(extent)
         if context.tail.num_pages and context.tail.residency is Residency.MISSING:
-            self._drop_tail(context)
+            self._tails.drop(context)
 
     def copy_out(self, context: Context, pages: range, most: int) -> tuple[list[PageCopy], int]:
         """Copy pages to the host in this order, until one cannot be copied or `most` are.

@@ -1,0 +1,138 @@
+"""The tails of contexts: how their pages enter the tree of extents, where contexts share them, and how they are given back."""
+
+from typing import final
+
+from jinfercept.kv.context import Context
+from jinfercept.kv.extent import NEVER, PageExtent, common_pages
+from jinfercept.kv.page import Residency
+from jinfercept.kv.store import ExtentStore
+
+
+@final
+class ContextTails:
+    """Moves pages between the tails of contexts and the tree.
+
+    Args:
+        store: of the extents.
+    """
+
+    def __init__(self, store: ExtentStore) -> None:
+        self._store, self._page_size = store, store.page_size
+
+    def enter(self, context: Context, extent: PageExtent) -> None:
+        """The context has the pages of an extent behind its last one, too."""
+        self._store.count(extent, int(context.held), int(not context.held))
+        context.last = extent
+
+    def drop(self, context: Context) -> None:
+        """Give the pages of the tail back."""
+        tail = context.tail
+        tail.refs = tail.evictable_refs = 0
+        self._store.update(tail)
+        context.tail = tail = PageExtent(start=context.last.end)
+        tail.refs, tail.evictable_refs = int(context.held), int(not context.held)
+        context.uncommitted = 0
+
+    def shorten(self, context: Context, num_pages: int) -> None:
+        """Give the last pages of a tail back, which have no host copy."""
+        tail = context.tail
+        assert tail.device is not None
+        self._store.give(tail.device[num_pages:])
+        del tail.device[num_pages:]
+        tail.num_pages, tail.filled = num_pages, min(tail.filled, num_pages * self._page_size)
+        if not num_pages:
+            tail.device = None
+        self._store.update(tail)
+
+    def give_unfilled_back(self, context: Context) -> None:
+        """Give the slots back that the context was about to fill alone, with the tokens of a page that is not full."""
+        for extent in context.extents:
+            if extent is context.tail or extent.device is None or extent.refs > 1:
+                continue
+            num_filled = extent.filled // self._page_size
+            if num_filled < extent.num_pages:
+                rest = self._store.part(extent, extent.start + num_filled, extent.end)
+                assert rest.device is not None
+                self._store.give(rest.device)
+                rest.device, rest.filled = None, 0
+                self._store.changed(rest)
+                self._store.update(rest)
+
+    def publish(self, context: Context) -> None:
+        """Put the leading pages of the tail into the tree that are full, computed and accepted.
+
+        Where the tree has such pages, a context that does not run has these instead of its own. One that runs keeps its own
+        until it pauses, since the runner knows their slots.
+        """
+        store, tail = self._store, context.tail
+        while tail.tokens and not tail.fetching and not tail.offloading:
+            twin = context.last.children.get(tail.key(store.page_bytes))
+            if twin is None:
+                self._plant(context, len(tail.tokens) // store.page_bytes)
+                return
+            if context.held and twin.device is not None:
+                return
+            num_pages = common_pages(twin.tokens, bytes(tail.tokens), 0, store.page_bytes)
+            twin, own = store.part(twin, twin.start, twin.start + num_pages), self._split(context, num_pages)
+            self.enter(context, twin)
+            context.shared = True
+            if twin.device is None and own.device is not None:
+                store.place(twin, own.device)
+                twin.filled, own.device = num_pages * self._page_size, None
+                if own.fresh != NEVER:
+                    store.freshen(twin, own.fresh)
+            if twin.host is None and own.host is not None:
+                twin.host, twin.host_filled, own.host = own.host, own.host_filled, None
+                store.update(twin)
+            store.update(own)
+
+    def _split(self, context: Context, num_pages: int) -> PageExtent:
+        """The first pages of the tail, without references; the tail has the others."""
+        tail, size, page_bytes = context.tail, num_pages * self._page_size, num_pages * self._store.page_bytes
+        own = PageExtent(start=tail.start)
+        own.num_pages, own.tokens = num_pages, tail.tokens[:page_bytes]
+        del tail.tokens[:page_bytes]
+        if tail.device is not None:
+            own.device, own.filled = tail.device[:num_pages], size
+            del tail.device[:num_pages]
+            tail.filled -= size
+        if tail.host is not None:
+            own.host, own.host_filled = tail.host[:num_pages], size
+            del tail.host[:num_pages]
+            tail.host_filled -= size
+        own.fresh = tail.fresh if tail.fresh < tail.start + num_pages else NEVER
+        tail.start += num_pages
+        tail.num_pages -= num_pages
+        if not tail.num_pages:
+            tail.device = tail.host = None
+        self._store.update(tail)
+        return own
+
+    def _plant(self, context: Context, num_pages: int) -> None:
+        """Put so many pages of the tail into the tree, where no other context has such pages."""
+        store, last, own = self._store, context.last, self._split(context, num_pages)
+        own.shareable = last.shareable
+        fresh = own.fresh
+        extends = (
+            last.parent is not None
+            and not last.children
+            and last.num_contexts == 1
+            and last.residency is own.residency is Residency.DIRTY
+            and not last.fetching
+            and last.filled == last.num_pages * self._page_size
+        )
+        if extends and last.device is not None and own.device is not None:
+            last.tokens += own.tokens
+            last.device.extend(own.device)
+            last.num_pages += num_pages
+            last.filled += own.filled
+            if fresh != NEVER:
+                store.freshen(last, fresh)
+            store.update(last)
+            return
+        last.add_child(own, store.page_bytes)
+        own.last_use = max(last.last_use, context.tail.last_use)
+        if fresh != NEVER:
+            store.freshen(own, fresh)
+        self.enter(context, own)
+        store.changed(own)
