@@ -23,11 +23,12 @@ from jinfercept.meter.turns import LIMITS, LatencyLimits
 from jinfercept.sched.orders import check_order_choice
 from jinfercept.sched.profile import load_profile
 from jinfercept.sim.agent_sessions import fitting
-from jinfercept.sim.arrivals import Arrival, RequestArrival
+from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.distributions import Like
 from jinfercept.sim.plots import check_drawing, draw
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
 from jinfercept.sim.reports import check_outputs, write_all, write_csv, write_json
+from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import STUDIED_ESTIMATORS, Simulation
 from jinfercept.sim.sweep import INTERRUPTED, Report, SimulatedLoad, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, numbers, show
@@ -186,7 +187,7 @@ class Simulate:
         check_outputs(output for run in runs for output in zip(_RECORD_FLAGS, run.records, strict=True))
         return runs
 
-    def _loads(self) -> Sequence[SimulatedLoad[Arrival | RequestArrival]]:
+    def _loads(self) -> Sequence[SimulatedLoad[Sequence[Arrival] | SessionLoad]]:
         seeds = numbers("--seed", self.seed or ("0",), int)
         rates = numbers("--rate", self.rate or ("3.5",), float)
         if not self._plays_sessions:

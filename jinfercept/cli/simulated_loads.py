@@ -57,7 +57,7 @@ def load(
     duration: float,
     seed: int,
     burstiness: float = 1.0,
-) -> SimulatedLoad[Arrival]:
+) -> SimulatedLoad[Sequence[Arrival]]:
     """Arrivals from a source. Raises `ConfigError` if rate, duration or burstiness are out of range."""
     rng = Random(seed)
     return SimulatedLoad(workload, rate, seed, arrivals(source(rng), rate, duration, rng, burstiness))
@@ -70,7 +70,7 @@ def session_loads(
     rates: Sequence[float],
     seeds: Sequence[int],
     duration: float,
-) -> list[SimulatedLoad[Arrival]]:
+) -> list[SimulatedLoad[SessionLoad]]:
     """Loads of sessions, by numbers of live ones or, without any, by rates."""
     loads = [SessionLoad(sessions, seed, count, 0.0, duration) for count in live for seed in seeds]
     loads = loads or [SessionLoad(sessions, seed, 0, rate, duration) for rate in rates for seed in seeds]

@@ -40,7 +40,7 @@ class SimulatedLoad[A](NamedTuple):
     workload: str
     rate: float
     seed: int
-    arrivals: Sequence[A] | SessionLoad
+    arrivals: A
 
     @property
     def text(self) -> str:
@@ -54,7 +54,7 @@ class SweepRun:
     """One simulation under one load."""
 
     simulation: Simulation
-    load: SimulatedLoad[Arrival | RequestArrival]
+    load: SimulatedLoad[Sequence[Arrival | RequestArrival] | SessionLoad]
     records: RecordFiles = NO_RECORDS
 
     @property

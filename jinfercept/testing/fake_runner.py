@@ -168,7 +168,7 @@ def copying_token(context: list[int], words: Sequence[int] | None = None) -> int
 
 
 def uninterrupted(
-    prompt: tuple[int, ...], params: SamplingParams, script: Mapping[int, list[int]], max_model_len: int
+    prompt: Sequence[int], params: SamplingParams, script: Mapping[int, list[int]], max_model_len: int
 ) -> list[int]:
     """The stream that the fake model writes without a pause: `script` gives returned tokens by generated count."""
     if len(prompt) >= max_model_len:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from jinfercept.sched.orders import ORDERS
 from jinfercept.sched.profile import PROFILES
 from jinfercept.sim.agent_sessions import ScriptedSession, fitting
-from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import Simulation
@@ -184,7 +183,9 @@ def _trials(
                 yield cell, contender, seed
 
 
-def _load(sessions: Sequence[ScriptedSession], cell: AgentCell, seed: int, duration_s: float) -> SimulatedLoad[Arrival]:
+def _load(
+    sessions: Sequence[ScriptedSession], cell: AgentCell, seed: int, duration_s: float
+) -> SimulatedLoad[SessionLoad]:
     load = SessionLoad(fitting(sessions, cell.model.kv_tokens), seed, cell.live, duration_s=duration_s, named=True)
     return SimulatedLoad("agents", 0.0, seed, load)
 

@@ -28,13 +28,13 @@ def draw_loaded(rng: Random) -> CallScript:
     return mix.draw(rng)
 
 
-def call_loads(rates: Sequence[float], duration_s: float, seed: int) -> list[SimulatedLoad[CallArrival]]:
+def call_loads(rates: Sequence[float], duration_s: float, seed: int) -> list[SimulatedLoad[Sequence[CallArrival]]]:
     """The same requests at the same times in each `CallMode`, for each rate. The workload's name is the mode.
 
     Raises:
         ConfigError: a rate or `duration_s` is out of range.
     """
-    loads: list[SimulatedLoad[CallArrival]] = []
+    loads: list[SimulatedLoad[Sequence[CallArrival]]] = []
     for rate in rates:
         rng = Random(seed)
         drawn = [CallArrival(at_s, draw_loaded(rng)) for at_s in arrival_times(rate, duration_s, rng)]

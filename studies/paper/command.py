@@ -217,7 +217,9 @@ def _wide(base: Simulation) -> Simulation:
 Source = Callable[[Random], Callable[[], Script]]
 
 
-def _kinds(trace: str | None, mixed: Source, rate: float, duration: float, seed: int) -> list[SimulatedLoad[Arrival]]:
+def _kinds(
+    trace: str | None, mixed: Source, rate: float, duration: float, seed: int
+) -> list[SimulatedLoad[Sequence[Arrival]]]:
     """Each kind alone, as often as brings the tokens per second that the mix brings at `rate`."""
     sources: dict[str, Source] = {}
     if trace is None:

@@ -1,7 +1,7 @@
 """Requests of a crowd: several tools, durations of a chosen spread, and clients that leave while a call of theirs runs."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from random import Random
 from statistics import NormalDist, fmean
@@ -35,7 +35,7 @@ class Crowd(NamedTuple):
     returning: float
     spread: float
 
-    def load(self, duration_s: float, seed: int) -> SimulatedLoad[Arrival]:
+    def load(self, duration_s: float, seed: int) -> SimulatedLoad[Sequence[Arrival]]:
         """The arrivals of `duration_s` seconds; the same ones for the same seed."""
         rng = Random(seed)
         rate = self.decoded_per_s / _mean_decoded(self.returning)

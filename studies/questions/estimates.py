@@ -100,7 +100,7 @@ def ask(effort: StudyEffort) -> StudyAnswer:
     )
 
 
-def _load(rate: float, duration_s: float, seed: int) -> SimulatedLoad[Arrival]:
+def _load(rate: float, duration_s: float, seed: int) -> SimulatedLoad[Sequence[Arrival]]:
     rng = Random(seed)
     return SimulatedLoad("mixed", rate, seed, arrivals(lambda: draw("mixed", rng), rate, duration_s, rng))
 

@@ -42,7 +42,7 @@ def _held_tokens(script: Script) -> float:
 
 def kind_load(
     kind: str, share: float, profile: Profile, kv_tokens: int, duration_s: float, seed: int
-) -> SimulatedLoad[Arrival]:
+) -> SimulatedLoad[Sequence[Arrival]]:
     """Poisson arrivals of requests of a kind at a share of `full_rate`."""
     rng, rate = Random(seed), round(share * full_rate(kind, profile, kv_tokens), 3)
     return SimulatedLoad(kind, rate, seed, arrivals(lambda: draw(kind, rng), rate, duration_s, rng))

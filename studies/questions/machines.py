@@ -1,5 +1,6 @@
 """Machines of data sheets with models of published sizes, and a load for each: the same share of what it carries on paper."""
 
+from collections.abc import Sequence
 from functools import cache
 from random import Random
 from typing import NamedTuple
@@ -118,7 +119,7 @@ def mixed_demand(shared_prefix: float = 0.0) -> Demand:
     return demand([longer(draw("mixed", rng)) for _ in range(SAMPLES)], shared_prefix)
 
 
-def mixed_load(rate: float, duration_s: float, seed: int) -> SimulatedLoad[Arrival]:
+def mixed_load(rate: float, duration_s: float, seed: int) -> SimulatedLoad[Sequence[Arrival]]:
     """Poisson arrivals of the mix, with longer contexts."""
     rng = Random(seed)
     drawn = arrivals(lambda: longer(draw("mixed", rng)), rate, duration_s, rng)

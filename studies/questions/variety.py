@@ -71,7 +71,7 @@ class VarietyLoad(NamedTuple):
         parts = [self.arrivals, f"{calling:.0%} call"] + [f"{leaving:.0%} never return"] * (leaving > 0)
         return ", ".join(parts + [f"{self.num_tools} tools"] * (self.num_tools != NUM_TOOLS))
 
-    def load(self, duration_s: float, seed: int) -> SimulatedLoad[Arrival]:
+    def load(self, duration_s: float, seed: int) -> SimulatedLoad[Sequence[Arrival]]:
         """The arrivals of `duration_s` seconds and their requests.
 
         With the same seed and number of tools, the n-th requests of two scenarios have the same tokens and tools, but for the

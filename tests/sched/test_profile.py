@@ -216,6 +216,9 @@ def test_every_named_profile_goes_by_its_name() -> None:
         "roofline-llama-3-70b-4xa100",
         "roofline-llama-3-70b-8xa100",
         "roofline-llama-3-70b-4xh100",
+        "roofline-llama-3-8b-h100-attention",
+        "roofline-llama-3-70b-8xa100-attention",
+        "roofline-qwen2.5-32b-fp8-h100-attention",
         "roofline-yarn-llama-2-7b-64k-a100-40gb",
     ]
     assert all(load_profile(name).name == name for name in PROFILES)

@@ -1,6 +1,7 @@
 """Sessions of agents: how traces are read, and what their clients send and measure."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -163,7 +164,7 @@ def test_a_turn_repeats_the_conversation_as_far_as_it_was_kept() -> None:
     assert clients.ended_sessions == 1
 
 
-def prompt_of_next(clients: SessionClients, now: float) -> tuple[int, ...]:
+def prompt_of_next(clients: SessionClients, now: float) -> Sequence[int]:
     """The next turn's prompt, after an answer of zeros."""
     [request] = clients.due(now)
     metrics = RequestMetrics(now, now, now, 0.0, 0, 0, 0, 0)

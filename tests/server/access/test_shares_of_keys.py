@@ -55,9 +55,8 @@ def test_events_for_which_there_is_no_room_are_not_kept(
     served: Running, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says(scripted, "It costs 23. " * 30 + END)
-    monkeypatch.setattr(
-        served.service.responses, "_events", Quota(9, 2_000, pinned=served.service.responses.open.__contains__)
-    )
+    responses = served.service.responses
+    monkeypatch.setattr(responses.background, "_events", Quota(9, 2_000, pinned=responses.open.__contains__))
     whole = answer(served, background=True, stream=True)
     name = next(iter(whole)).response.id
     with pytest.raises(openai.APIError, match="no room to keep events"):
@@ -65,7 +64,7 @@ def test_events_for_which_there_is_no_room_are_not_kept(
     until(lambda: served.client.responses.retrieve(name).status == "completed")
     with pytest.raises(openai.BadRequestError, match="events were not kept"):
         served.client.responses.retrieve(name, stream=True)
-    assert not served.service.responses._events.is_over("")
+    assert not responses.background._events.is_over("")
 
 
 def _is_stored(client: OpenAI, name: str) -> bool:

@@ -5,6 +5,7 @@ from collections import Counter
 
 from prometheus_client.metrics_core import Metric
 
+from jinfercept.disk.counters import DiskCounters, DiskOccupancy, DiskState
 from jinfercept.engine.state import EngineState
 from jinfercept.fleet.fan_out import front_metrics
 from jinfercept.fleet.routes import Totals
@@ -34,7 +35,8 @@ def all_metrics() -> list[Metric]:
     )
     pages = Pages(*[1] * len(Pages._fields))
     state = EngineState(counts, SchedulerCounters(), pages, 1, 1, 0, 0, 0, 0, has_work=False, quiescent=True)
-    reading = Reading(state, 16, 1, 1, 1, 1, True, 0, {})
+    disk = DiskState(DiskCounters(), DiskOccupancy(1, 2, 1), 1.0, works=True)
+    reading = Reading(state, 16, 1, 1, 1, 1, True, 0, {}, disk)
     return list(families(SnapshotValue(reading, 0.0), "model"))
 
 
