@@ -6,6 +6,7 @@ import secrets
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 from jinfercept.calls import Call
@@ -43,10 +44,10 @@ def checked_message(message: object) -> dict[str, Any]:
     Raises:
         RequestError: it is no message.
     """
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+    if not isinstance(message, dict | Mapping) or not isinstance(message.get("role"), str):
         raise RequestError("a message has a role", got=shown(message), fix='{"role": "user", "content": "…"}')
     content = message.get("content")
-    if isinstance(content, Sequence) and not isinstance(content, str):
+    if not isinstance(content, str) and isinstance(content, Sequence):
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
         content = "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else parts
     if not isinstance(content, str | None):
@@ -56,9 +57,10 @@ def checked_message(message: object) -> dict[str, Any]:
     if thought := message.get("reasoning_content") or message.get("reasoning"):
         checked |= {"reasoning_content": thought, "reasoning": thought}  # templates read the one, some the other
     calls = checked.pop("tool_calls", None) or ()
-    if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
-        raise RequestError("a message's tool_calls are a list", got=shown(calls), fix="leave them out, or give calls")
     if calls:
+        if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
+            fix = "leave them out, or give calls"
+            raise RequestError("a message's tool_calls are a list", got=shown(calls), fix=fix)
         checked["tool_calls"] = [_checked_call(call) for call in calls]
     return checked
 
@@ -159,7 +161,7 @@ def digests(first: Any, messages: Sequence[Message]) -> list[bytes]:
         role, content, calls, more = _compared(message)
         whole = hashlib.sha256(digest)
         if isinstance(content, str):
-            whole.update(_encoded([role, calls, more]))
+            whole.update(_encoded([role, calls, more]) if calls or more else _of_role(role))
             whole.update(b"\0" + content.encode(errors="surrogatepass"))  # JSON has no such byte
         else:
             whole.update(_encoded([role, content, calls, more]))
@@ -179,6 +181,11 @@ def _compared(message: Message) -> list[Any]:
     unread = _UNREAD if checked["role"] == "assistant" else {"role", "content"}
     more = {key: value for key, value in checked.items() if key not in unread and value is not None}
     return [checked["role"], content, written, more]
+
+
+@lru_cache(maxsize=16)
+def _of_role(role: str) -> bytes:
+    return _encoded([role, [], {}])
 
 
 def _encoded(value: Any) -> bytes:

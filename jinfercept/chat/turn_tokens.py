@@ -20,7 +20,7 @@ from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.tenants.quota import Quota
 from jinfercept.tokenizer.segments import SegmentTokens
 
-MOST, MOST_BYTES, MAX_AGE_S = 4096, 2**26, 3600.0
+MOST, MOST_BYTES, MAX_AGE_S = 4096, 2**28, 3600.0
 _CLOSINGS = tuple({form.closing for form in REASONING_FORMATS.values()})
 
 

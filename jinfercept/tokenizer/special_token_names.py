@@ -13,6 +13,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
+_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "id", "type", "function", "name", "arguments")
+"""Fields of messages."""
+
 
 @final
 class SpecialTokenNames:
@@ -41,6 +44,7 @@ class SpecialTokenNames:
         parts = {(name[:at], name[at:]) for name in self._names for at in range(1, len(name))}
         self._heads = frozenset(tail for _, tail in parts if re.search(r"\W", tail))
         self._tails = frozenset(head for head, _ in parts if re.search(r"\W", head))
+        self._harmless = frozenset(field for field in _FIELDS if self.marked(field, "|") is field)
 
     def but(self, names: frozenset[str]) -> "SpecialTokenNames":
         """These names without `names`."""
@@ -59,7 +63,8 @@ class SpecialTokenNames:
         if isinstance(given, str):
             return self._marked_text(given, mark) if self._looked_at(given) else given
         if isinstance(given, dict) or isinstance(given, Mapping):  # noqa: SIM101 # the first is quick
-            keys, values = self._marked_all(given, mark), self._marked_all(given.values(), mark)
+            keys = None if self._harmless.issuperset(given) else self._marked_all(given, mark)
+            values = self._marked_all(given.values(), mark)
             if keys is None and values is None:
                 return given
             return dict(zip(keys or given, values or given.values(), strict=True))

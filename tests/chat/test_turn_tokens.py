@@ -1,11 +1,13 @@
 """The tokens of chats that have ended: who finds them, how long, and how many there may be."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.chat.turn_tokens import TurnTokens
+from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.chat_templates import MISTRAL, QWEN, QWEN3
 from tests.support.price_chat import PRICE, QUESTION
 from tests.support.scripted_model import byte_tokenizer
@@ -150,3 +152,47 @@ def test_a_turn_that_cannot_be_continued_costs_one_rendering_more(monkeypatch: p
     monkeypatch.setattr(ChatTemplate, "behind_turn", lambda _, __, place, ___: tried.append(place))
     assert not ask(turns, messages).before
     assert len(tried) == 1
+
+
+def test_a_prompt_that_is_made_of_text_is_encoded_where_it_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, encoded = TurnTokens(), list[str]()
+    encode = Tokenizer.encode_segments
+
+    def recorded(tokenizer: Tokenizer, segments: Sequence[str]) -> list[list[int]]:
+        encoded.extend(segments)
+        return encode(tokenizer, segments)
+
+    monkeypatch.setattr(Tokenizer, "encode_segments", recorded)
+    ask(turns)
+    encoded.clear()
+    assert list(ask(turns, AGAIN).token_ids) == TEMPLATE.encode(TEMPLATE.render(AGAIN))
+    assert encoded == [f"<|im_end|>\n<|im_start|>{turn}" for turn in ("assistant\n23.", "user\nWhy?")]
+    ask(turns, AGAIN, tenant="other")
+    assert len(encoded) > 4
+
+
+def test_the_end_of_a_turn_is_found_without_the_conversation_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, messages, rendered = TurnTokens(), [*QUESTION, SAID] * 5 + list(QUESTION), list[int]()
+    answered(turns, messages)
+    again = [*messages, *AGAIN[1:]]
+    text, render = TEMPLATE.render(again), ChatTemplate.render
+
+    def recorded(template: ChatTemplate, given: Any, add_generation_prompt: bool = True) -> Any:
+        rendered.append(len(given))
+        return render(template, given, add_generation_prompt)
+
+    monkeypatch.setattr(ChatTemplate, "render", recorded)
+    assert turns.prompt(TEMPLATE, again, text, TENANT, SALT).before
+    assert rendered == [3]
+
+
+def test_a_turn_that_a_template_writes_by_its_place_is_found_in_the_whole_conversation() -> None:
+    numbered = QWEN.replace("{{- message.content }}", "{{- (loop.index ~ ': ' ~ message.content) }}")
+    template, turns = ChatTemplate(TOKENIZER, [PRICE], numbered, {}, [END]), TurnTokens()
+    messages: Any = [*QUESTION, SAID, *QUESTION]
+    prompt = turns.prompt(template, messages, template.render(messages), TENANT, SALT)
+    turns.remember(TENANT, prompt, WRITTEN, [SAID])
+    again = [*messages, *AGAIN[1:]]
+    text = turns.prompt(template, again, template.render(again), TENANT, SALT)
+    assert text.before
+    assert text.text.endswith("<|im_end|>\n<|im_start|>user\n5: Why?<|im_end|>\n<|im_start|>assistant\n")

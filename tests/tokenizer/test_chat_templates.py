@@ -1,5 +1,6 @@
 """What the renderer writes is what transformers writes, and what templates may not do."""
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -160,3 +161,24 @@ def test_messages_are_objects() -> None:
     message: Any = "Hi"
     with pytest.raises(TypeError, match="'Hi'"):
         render("", [message], {})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "\ud83d\ude00",
+        ("a", 1.5),
+        {1: True, "b": None},
+        MappingProxyType({"a": [MappingProxyType({})]}),
+        [[StrEnum("E", "a").a]],
+    ],
+)
+def test_a_template_sees_what_json_makes_of_a_value(content: Any) -> None:
+    seen = render("{{ messages[0].content | tojson }}", [{"role": "user", "content": content}], {})
+    assert json.loads(seen) == json.loads(json.dumps(content, default=dict))
+
+
+def test_a_field_with_the_name_of_a_method_is_no_attribute() -> None:
+    message = {"role": "user", "content": "Hi", "items": 3}
+    assert render("{{ messages[0].items is callable }} {{ messages[0]['items'] }}", [message], {}) == "True 3"
+    assert render("{{ messages[0].name is defined }}{{ messages[0].role }}", [message], {}) == "Falseuser"

@@ -148,7 +148,7 @@ def _messages(body: CountTokensBody, deferred: dict[str, InputTool]) -> list[Mes
         deferred: as of `_user_messages`.
     """
     system = body.system if isinstance(body.system, str) else _joined(_lasting(body.system or ()))
-    messages = [_message("system", content=system)] if system else []
+    messages: list[dict[str, Any]] = [_message("system", content=system)] if system else []
     names: dict[str, str] = {}
     for role, blocks in _turns(body.messages):
         if role == "assistant":
@@ -162,7 +162,7 @@ def _messages(body: CountTokensBody, deferred: dict[str, InputTool]) -> list[Mes
     if len(messages) > MAX_MESSAGES:
         limit = f"a conversation has at most {MAX_MESSAGES} messages, results of calls counted"
         raise ApiError.bad(f"{limit}; got {len(messages)}", "messages")
-    return [Message.model_construct(**fields) for fields in with_leading_system([*map(dict, messages)])]
+    return [Message.model_construct(**fields) for fields in with_leading_system(messages)]
 
 
 def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[ContentBlock]]]:
@@ -187,8 +187,8 @@ def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[ContentBloc
 
 def _user_messages(
     blocks: Sequence[ContentBlock], names: Mapping[str, str], deferred: dict[str, InputTool]
-) -> Iterator[Message]:
-    """Messages of a user's turn.
+) -> Iterator[dict[str, Any]]:
+    """The fields of the messages of a user's turn.
 
     Args:
         names: of the tools that were called, by the ids of calls.
@@ -223,8 +223,8 @@ def _result_text(block: ToolResultBlock, deferred: dict[str, InputTool]) -> str:
     return f"error: {text}" if block.is_error else text
 
 
-def _assistant_message(blocks: Sequence[ContentBlock], names: dict[str, str]) -> Message:
-    """A turn of the model, whose blocks are pieces of one text.
+def _assistant_message(blocks: Sequence[ContentBlock], names: dict[str, str]) -> dict[str, Any]:
+    """The fields of the message of a turn of the model, whose blocks are pieces of one text.
 
     Args:
         names: of the tools that were called, by the ids of calls; added to.
@@ -261,5 +261,5 @@ def _lasting(system: Sequence[TextBlock]) -> list[TextBlock]:
     return [block for block in system if not block.text.startswith(_BILLING)]
 
 
-def _message(role: str, **fields: Any) -> Message:
-    return Message.model_construct(role=role, **fields)
+def _message(role: str, **fields: Any) -> dict[str, Any]:
+    return {"role": role, **fields}

@@ -77,11 +77,12 @@ class _JsonRequest(Request):
         body = await self.body()
         self.scope[BODY_BYTES] = len(body)
         if len(body) <= _SMALL_BYTES:
-            return _parsed(body, self._model)
-        return await self._service.prepare(self, lambda: _parsed(body, self._model))
+            return parsed(body, self._model)
+        return await self._service.prepare(self, lambda: parsed(body, self._model))
 
 
-def _parsed(body: bytes, model: TypeAdapter[Any] | None) -> Any:
+def parsed(body: bytes, model: TypeAdapter[Any] | None) -> Any:
+    """A JSON body as a model. Raises `ApiError`: 400 for what is no JSON, or does not fit the model."""
     try:
         data = from_json(body, allow_inf_nan=False)
         if _has_large_number(body):
