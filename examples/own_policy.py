@@ -20,8 +20,8 @@ from jinfercept.sim.workload import draw
 class LastBackFirst(Policy):
     """Evicts the context that is expected back last, tail first, to the host as far as the link has time."""
 
-    def __init__(self, known: PolicyInputs) -> None:
-        self.estimator = known.estimator
+    def __init__(self, inputs: PolicyInputs) -> None:
+        self.estimator = inputs.estimator
         self.paused: dict[str, Sequence] = {}
 
     def pause(self, sequence: Sequence, now: float) -> None:

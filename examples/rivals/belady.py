@@ -23,8 +23,8 @@ LEAD = 2.0
 class Belady(HostTier):
     """Loses the context that is wanted last first, its first tokens first: they cost least to compute again."""
 
-    def __init__(self, known: PolicyInputs) -> None:
-        super().__init__(known)
+    def __init__(self, inputs: PolicyInputs) -> None:
+        super().__init__(inputs)
         self._copying_ahead = False
 
     def back_s(self, sequence: Sequence) -> float:
@@ -50,7 +50,7 @@ class Belady(HostTier):
             tokens = host_tokens(sequence)
             if not tokens or sequence.state is not State.INTERCEPTED:
                 continue
-            if self.back_s(sequence) - now > LEAD * self.known.cost.swap_s(tokens):
+            if self.back_s(sequence) - now > LEAD * self.inputs.cost.swap_s(tokens):
                 continue
             self.make_room(sequence, lost_first[: lost_first.index(sequence)], mover)
             if not mover.fetch(sequence, "wanted next"):

@@ -28,8 +28,8 @@ class TimeToLive(HostTier):
     A pinned context does not give way to a request that would start, as long as any sequence runs.
     """
 
-    def __init__(self, known: PolicyInputs) -> None:
-        super().__init__(known)
+    def __init__(self, inputs: PolicyInputs) -> None:
+        super().__init__(inputs)
         self.until_s: dict[str, float] = {}
         self.durations: dict[str, list[float]] = {}  # sorted, by tool
         self.all_durations: list[float] = []
@@ -61,8 +61,8 @@ class TimeToLive(HostTier):
         tools = [call.name for call in sequence.awaited if call.kind != "reader"]
         if not tools:
             return 0.0
-        tokens, cost = len(sequence.tokens), self.known.cost
-        reload_s = cost.recompute_s(tokens, self.known.saturation)
+        tokens, cost = len(sequence.tokens), self.inputs.cost
+        reload_s = cost.recompute_s(tokens, self.inputs.saturation)
         if self.pools.host_total:
             reload_s = min(reload_s, cost.swap_s(tokens))
         benefit_s = reload_s + (sum(self.waits) / len(self.waits) if self.waits else 0.0)
@@ -96,7 +96,7 @@ class TimeToLive(HostTier):
 
     def _pages(self, sequence: Sequence) -> int:
         """Pages of a sequence with its next token, and one more."""
-        return sequence.length // self.known.page_size + 2
+        return sequence.length // self.inputs.page_size + 2
 
 
 class ProgramOrder(Order):

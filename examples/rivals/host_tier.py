@@ -22,7 +22,7 @@ class HostTier(Policy):
     Contexts that wait to run are lost after all of these, the one that is served last first.
 
     Args:
-        known: prices of the machine, and the estimator of durations.
+        inputs: prices of the machine, and the estimator of durations.
 
     Attributes:
         paused: sequences that wait for calls or to run, by id.
@@ -30,8 +30,8 @@ class HostTier(Policy):
         now: of the last plan.
     """
 
-    def __init__(self, known: PolicyInputs) -> None:
-        self.known = known
+    def __init__(self, inputs: PolicyInputs) -> None:
+        self.inputs = inputs
         self.paused: dict[str, Sequence] = {}
         self.pools = Occupancy(0, 0, 0, 0, 0)
         self.now = 0.0
@@ -105,7 +105,7 @@ class HostTier(Policy):
 
     def make_room(self, sequence: Sequence, others: Iterable[Sequence], mover: Mover) -> None:
         """Drop pages of others that the host has too, in this order, as far as bringing back the sequence lacks slots."""
-        lacking = host_tokens(sequence) // self.known.page_size + 1 - self.pools.free - self.pools.cached
+        lacking = host_tokens(sequence) // self.inputs.page_size + 1 - self.pools.free - self.pools.cached
         for other in others:
             for run in other.context.runs() if lacking > 0 else ():
                 if run.evictable and run.residency is Residency.CLEAN:

@@ -29,8 +29,8 @@ _SIGMAS = NormalDist().inv_cdf(PERCENTILE)
 class WorkflowLRU(HostTier):
     """Loses the context of greatest eviction score whose time to live is over; protected ones afterwards."""
 
-    def __init__(self, known: PolicyInputs) -> None:
-        super().__init__(known)
+    def __init__(self, inputs: PolicyInputs) -> None:
+        super().__init__(inputs)
         self.until_s: dict[str, float] = {}
         self.turns: dict[str, int] = {}  # of each session
         self.paused_after = [0] * (MOST_TURNS + 1)  # sessions that have paused after so many turns

@@ -58,8 +58,8 @@ class ProgramPausing(HostTier):
     second where others are to be resumed: the published scheduler has this as an option.
     """
 
-    def __init__(self, known: PolicyInputs) -> None:
-        super().__init__(known)
+    def __init__(self, inputs: PolicyInputs) -> None:
+        super().__init__(inputs)
         self.programs: dict[str, Program] = {}
         self._checked_s = -1.0
 
@@ -87,9 +87,9 @@ class ProgramPausing(HostTier):
 
     def admits(self, sequence: Sequence, now: float) -> bool:
         self.plan(now)
-        known = self.programs.get(sequence.session)
+        earlier = self.programs.get(sequence.session)
         program = self._program(sequence)
-        if known is None and self._left() < 0:  # it begins where there is no room for it
+        if earlier is None and self._left() < 0:  # it begins where there is no room for it
             program.paused_s = now
         if now > self._checked_s:
             self._check(now)
@@ -111,7 +111,7 @@ class ProgramPausing(HostTier):
         for name in [name for name, program in self.programs.items() if program.sequence.state is State.FINISHED]:
             del self.programs[name]
         for program in self._paused():
-            needed = min(program.tokens, self.pools.total * self.known.page_size)
+            needed = min(program.tokens, self.pools.total * self.inputs.page_size)
             waited = program.phase is not Phase.ACTS and now - (program.paused_s or now) > LONGEST_S
             if needed <= self._left_decayed(now) or waited:
                 program.paused_s = None
@@ -129,7 +129,7 @@ class ProgramPausing(HostTier):
     def _left(self) -> int:
         """Tokens of the device beside the active programs that are not marked. Endless before the first plan."""
         active = [program.tokens for program in self.programs.values() if self._is_active(program)]
-        total = self.pools.total * self.known.page_size
+        total = self.pools.total * self.inputs.page_size
         return total - sum(active) if total else 1 << 60
 
     def _left_decayed(self, now: float) -> float:

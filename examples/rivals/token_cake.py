@@ -28,8 +28,8 @@ class PredictiveUpload(HostTier):
     is given up after as long again as was predicted.
     """
 
-    def __init__(self, known: PolicyInputs) -> None:
-        super().__init__(known)
+    def __init__(self, inputs: PolicyInputs) -> None:
+        super().__init__(inputs)
         self.predicted_s: dict[str, float] = {}  # of tools
         self.back_s: dict[str, float] = {}  # when paused contexts are expected back
         self.offloaded: set[str] = set()
@@ -41,7 +41,7 @@ class PredictiveUpload(HostTier):
             seconds = max(map(self._prediction_s, sequence.awaited), default=UNKNOWN_S)
             self.back_s[sequence.id] = sequence.paused_s + seconds
             used = 1.0 - self.pools.free / max(1, self.pools.total)
-            moved_s = 2.0 * self.known.cost.swap_s(len(sequence.tokens))
+            moved_s = 2.0 * self.inputs.cost.swap_s(len(sequence.tokens))
             if used >= SHORT and seconds - moved_s > MARGIN * moved_s:
                 self.offloaded.add(sequence.id)
 
@@ -77,7 +77,7 @@ class PredictiveUpload(HostTier):
         back_s = self.back_s.get(sequence.id)
         if back_s is None or sequence.state is not State.INTERCEPTED:
             return False
-        begins_s = back_s - self.known.cost.swap_s(len(sequence.tokens)) - LEAD_S
+        begins_s = back_s - self.inputs.cost.swap_s(len(sequence.tokens)) - LEAD_S
         return begins_s <= now < 2.0 * back_s - sequence.paused_s
 
     def _prediction_s(self, call: PendingCall) -> float:

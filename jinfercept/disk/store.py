@@ -113,13 +113,13 @@ class DiskStore:
     def find(self, root: Root, tokens: bytes) -> StoredPrefix:
         """The longest stored prefix of these tokens, to be read and then released."""
         with self._lock:
-            found = self._tree.match(root, tokens)
-            self._tree.use(found.path, self._clock())
-            parts = [RecordPages(record, record.extent, record.num_pages) for record in found.path[1:]]
+            match = self._tree.match(root, tokens)
+            self._tree.use(match.path, self._clock())
+            parts = [RecordPages(record, record.extent, record.num_pages) for record in match.path[1:]]
             if parts:
-                parts[-1] = parts[-1]._replace(num_pages=found.last_pages)
-            _pin(found.path, 1)
-        return StoredPrefix(found.num_pages, tuple(parts))
+                parts[-1] = parts[-1]._replace(num_pages=match.last_pages)
+            _pin(match.path, 1)
+        return StoredPrefix(match.num_pages, tuple(parts))
 
     def read(self, prefix: StoredPrefix, first: int, into: Sequence[Buffers]) -> int:
         """Fill buffers with the pages of a prefix, in several threads; waits for them.
@@ -204,8 +204,8 @@ class DiskStore:
             return False
         self._remember_budget()
         with self._lock:
-            found = self._tree.match(root, tokens)
-            _pin(found.path, 1)
+            match = self._tree.match(root, tokens)
+            _pin(match.path, 1)
         try:
             runs = self._take(len(pages) * root.page_blocks)
             if runs is None:
@@ -214,14 +214,14 @@ class DiskStore:
             try:
                 self._io.write(root, extent, pages)
                 self.counters.written_bytes += len(pages) * root.kv_bytes
-                return self._commit(found, tokens, extent)
+                return self._commit(match, tokens, extent)
             except BaseException:
                 with self._lock:
                     self._pool.give(runs)
                 raise
         finally:
             with self._lock:
-                _pin(found.path, -1)
+                _pin(match.path, -1)
 
     def _take(self, count: int) -> BlockRuns | None:
         """Free blocks with room on the disk, if need be those of the least used records; None if there are not as many."""
@@ -251,14 +251,14 @@ class DiskStore:
                 full_at * BLOCK_BYTES / 2**30,
             )
 
-    def _commit(self, found: Match, tokens: bytes, extent: RecordData) -> bool:
+    def _commit(self, match: Match, tokens: bytes, extent: RecordData) -> bool:
         """Enter a record whose data is written into the index, then into the tree; False if what it continues is gone."""
-        insertion, now_s = continue_match(found, tokens, extent), self._clock()
+        insertion, now_s = continue_match(match, tokens, extent), self._clock()
         with self._lock:
             times = self._tree.take_times()
         self._index.write(insertion.added, insertion.changed, times, now_s)
         with self._lock:
-            is_cut_off = any(ancestor.is_gone for ancestor in found.path)
+            is_cut_off = any(ancestor.is_gone for ancestor in match.path)
             if is_cut_off:
                 self._gone.append(insertion.record)
             else:

@@ -37,15 +37,15 @@ class Insertion(NamedTuple):
         return () if self.halves is None else (self.halves.rest,)
 
 
-def continue_match(found: Match, tokens: bytes, extent: RecordData) -> Insertion:
+def continue_match(match: Match, tokens: bytes, extent: RecordData) -> Insertion:
     """A record for the pages of these tokens that a match lacks."""
-    last = found.path[-1]
-    halves = split(last, found.last_pages) if found.last_pages < last.num_pages else None
+    last = match.path[-1]
+    halves = split(last, match.last_pages) if match.last_pages < last.num_pages else None
     parent = last if halves is None else halves.head
-    record = continued(parent, tokens[found.num_pages * last.root.token_bytes :], extent)
-    roots = () if found.path[0].id else (found.path[0],)
+    record = continued(parent, tokens[match.num_pages * last.root.token_bytes :], extent)
+    roots = () if match.path[0].id else (match.path[0],)
     heads = roots if halves is None else (*roots, halves.head)
-    return Insertion(record, heads, halves, (*found.path[:-1], parent))
+    return Insertion(record, heads, halves, (*match.path[:-1], parent))
 
 
 @final

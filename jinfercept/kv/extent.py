@@ -20,22 +20,22 @@ def token_bytes(tokens: Iterable[int]) -> bytes:
     return (tokens if isinstance(tokens, array) and tokens.typecode == "i" else array("i", tokens)).tobytes()
 
 
-def common_pages(one: bytes | bytearray, other: bytes, offset: int, page_bytes: int) -> int:
+def common_pages(tokens: bytes | bytearray, others: bytes, offset: int, page_bytes: int) -> int:
     """Leading pages that tokens have in common with others.
 
     Args:
         offset: where the other tokens begin.
         page_bytes: bytes of a page's tokens.
     """
-    alike, differ = 0, min(len(one), len(other) - offset) // page_bytes + 1
+    alike, differ = 0, min(len(tokens), len(others) - offset) // page_bytes + 1
     end = differ - 1
-    with memoryview(one) as view:
-        if other.startswith(view[: end * page_bytes], offset):
+    with memoryview(tokens) as view:
+        if others.startswith(view[: end * page_bytes], offset):
             return end
         while differ - alike > 1:
             middle = (alike + differ) // 2
             part = view[alike * page_bytes : middle * page_bytes]
-            if other.startswith(part, offset + alike * page_bytes):
+            if others.startswith(part, offset + alike * page_bytes):
                 alike = middle
             else:
                 differ = middle
@@ -47,7 +47,7 @@ class PageExtent:
     """Consecutive pages with the same residency and the same contexts; mutable, written by the `ExtentStore` and the manager.
 
     An extent in the tree has full pages of accepted tokens. One without tokens is the root of a tree, or the private tail of a
-    context: its last pages, of which nobody else knows.
+    context: its last pages, which no other context has.
 
     Attributes:
         parent: the extent before it; None for a root, a tail, and an extent that is gone.

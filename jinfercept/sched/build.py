@@ -61,7 +61,7 @@ class SchedulerLimits(NamedTuple):
 class SchedulerBuild:
     """A scheduler that is not built yet: what its policy knows, the policy, the order of waiting requests, and the limits."""
 
-    known: PolicyInputs
+    inputs: PolicyInputs
     policy: Policy
     order: Order | None
     limits: SchedulerLimits
@@ -78,8 +78,8 @@ class SchedulerBuild:
         return Scheduler(
             kv,
             self.policy,
-            self.known.cost,
-            estimator or self.known.estimator,
+            self.inputs.cost,
+            estimator or self.inputs.estimator,
             buckets=limits.buckets,
             max_num_seqs=limits.max_num_seqs,
             max_model_len=limits.max_model_len,

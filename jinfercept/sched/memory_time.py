@@ -121,12 +121,12 @@ class MemoryTime(Order):
     as long again. Tokens that calls return are not predicted. Memory is bounded by `MOST_GROUPS`.
 
     Args:
-        known: prices and saturation point.
+        inputs: prices and saturation point.
     """
 
-    def __init__(self, known: PolicyInputs) -> None:
-        self._known = known
-        self._step_s = known.forward_s(known.saturation)
+    def __init__(self, inputs: PolicyInputs) -> None:
+        self._inputs = inputs
+        self._step_s = inputs.forward_s(inputs.saturation)
         self._turns: dict[str, _OpenTurn] = {}  # of unfinished sequences that have waited in their turn
         self._histories: dict[TurnGroup, TurnHistory] = {}
         self._all = TurnHistory()
@@ -169,9 +169,9 @@ class MemoryTime(Order):
         """Token·seconds until the whole context is on the device, where it grows from what is there now."""
         context = sequence.length
         device, host, missing = sequence.context.residency(context)
-        seconds = missing / self._known.saturation * self._step_s
+        seconds = missing / self._inputs.saturation * self._step_s
         if host:
-            seconds += self._known.cost.swap_s(host)
+            seconds += self._inputs.cost.swap_s(host)
         return seconds * (device + context) / 2
 
     def _later(self, group: TurnGroup, context: float) -> float:
@@ -192,6 +192,6 @@ class MemoryTime(Order):
 
     def _pause(self, history: TurnHistory, context: float) -> float:
         """Token·seconds that a pause costs, handled in the cheapest way."""
-        cost, tokens = self._known.cost, round(context)
-        swap_s, recompute_s = 2.0 * cost.swap_s(tokens), cost.recompute_s(tokens, self._known.saturation)
+        cost, tokens = self._inputs.cost, round(context)
+        swap_s, recompute_s = 2.0 * cost.swap_s(tokens), cost.recompute_s(tokens, self._inputs.saturation)
         return tokens * min(history.pause_s, swap_s, recompute_s / 2)

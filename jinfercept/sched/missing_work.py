@@ -26,14 +26,14 @@ class MissingWork(Order):
     times its missing work: starvation is bounded in seconds. What is evicted while a request waits is missing work, too.
 
     Args:
-        known: prices, and the tokens of a full step.
+        inputs: prices, and the tokens of a full step.
     """
 
     patience = 1 << 40  # the keys bound what a sequence is overtaken by
 
-    def __init__(self, known: PolicyInputs) -> None:
-        self._cost, self._price = known.cost, PositionPrice(known.cost, known.saturation)
-        self._page_size = known.page_size
+    def __init__(self, inputs: PolicyInputs) -> None:
+        self._cost, self._price = inputs.cost, PositionPrice(inputs.cost, inputs.saturation)
+        self._page_size = inputs.page_size
         self._since_s: dict[str, float] = {}  # of sequences in a turn: when they were asked for first
 
     def key(self, sequence: Sequence, now: float) -> float:
