@@ -310,7 +310,7 @@ class Simulation:
             log_estimator = self._estimator()
             run = {"policy": self.policy_name, "estimator": self.estimator_name, "profile": self.profile.name}
             run |= {"kv_tokens": self.kv_tokens, "host_tokens": self.host_tokens, "page_size": self.page_size}
-            recording = Recording(records, clock.now, kv, build.known, log_estimator, synchronous=synchronous, run=run)
+            recording = Recording(records, clock.now, kv, build.inputs, log_estimator, synchronous=synchronous, run=run)
         log = RequestLog(clock.now)
         if recording is not None:
             log.tell(recording.fold)

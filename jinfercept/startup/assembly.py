@@ -160,10 +160,10 @@ def assemble(
     )
     clock = RealClock()
     log = RequestLog(clock.now)
-    meter = EngineStats(log, kv, build.known, synchronous=build.policy.synchronous)
-    estimator = build.known.estimator
+    meter = EngineStats(log, kv, build.inputs, synchronous=build.policy.synchronous)
+    estimator = build.inputs.estimator
     if record is not None:
-        fold, estimator = _recorded(record, kv, build.known)
+        fold, estimator = _recorded(record, kv, build.inputs)
         log.tell(fold)
     scheduler = build.build(kv, log, estimator)
     wake = threading.Event()

@@ -19,7 +19,7 @@ def test_the_saturation_point_is_the_largest_bucket_up_to_the_profiles_or_the_sm
     buckets: tuple[int, ...], saturation: int
 ) -> None:
     build = plan_scheduler(PROFILE, ElapsedEstimator(), "min_waste", SchedulerLimits(buckets, 4, 64), 4)
-    assert build.known.saturation == saturation
+    assert build.inputs.saturation == saturation
 
 
 def test_prefill_is_chunked_as_the_policy_was_published_where_the_largest_step_holds_the_longest_sequence() -> None:

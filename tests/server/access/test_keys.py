@@ -101,9 +101,9 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def two_keys(_running: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def two_keys(shared_server: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     path = written(tmp_path_factory.mktemp("keys"), FILE)
-    with running(_running.llm, api_key=("hostile", "polite"), api_key_file=path, max_queue_len=96) as server:
+    with running(shared_server.llm, api_key=("hostile", "polite"), api_key_file=path, max_queue_len=96) as server:
         yield server
         server.wait_idle()
 

