@@ -92,7 +92,7 @@ class Step(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A conversation: what the agent is told, and its steps."""
+    """A conversation: its system message, and the steps of the agent."""
 
     system: str
     steps: Sequence[Step]

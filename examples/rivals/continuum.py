@@ -86,10 +86,12 @@ class TimeToLive(HostTier):
     def admits(self, sequence: Sequence, now: float) -> bool:
         """Whether the device has slots for the sequence beside the running ones and the pinned contexts."""
         self.plan(now)
-        held = sequence.id in self.paused and device_pages(sequence)
+        own = sequence.id in self.paused and device_pages(sequence)
         pinned = sum([device_pages(other) for other in self.paused.values() if self._is_pinned(other, now)])
-        running = sum([self._pages(other) for other in self._running.values() if other.state is State.RUNNING])
-        return self._pages(sequence) - held + running + pinned <= self.pools.total or not pinned
+        running = sum(
+            [self._pages(other) for other in self.write_through.running.values() if other.state is State.RUNNING]
+        )
+        return self._pages(sequence) - own + running + pinned <= self.pools.total or not pinned
 
     def _is_pinned(self, sequence: Sequence, now: float) -> bool:
         return sequence.state is State.INTERCEPTED and self.until_s[sequence.id] > now

@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 
 from jinfercept.kv.page import Occupancy, Residency
+from jinfercept.sched.lru import WriteThrough
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence, State
@@ -28,6 +29,7 @@ class HostTier(Policy):
         paused: sequences that wait for calls or to run, by id.
         pools: of the last plan.
         now: of the last plan.
+        write_through: makes the host copies.
     """
 
     def __init__(self, inputs: PolicyInputs) -> None:
@@ -35,9 +37,7 @@ class HostTier(Policy):
         self.paused: dict[str, Sequence] = {}
         self.pools = Occupancy(0, 0, 0, 0, 0)
         self.now = 0.0
-        self._dirty: dict[str, Sequence] = {}
-        self._running: dict[str, Sequence] = {}
-        self._written: dict[str, int] = {}  # leading pages of a running sequence that need no copy any more
+        self.write_through = WriteThrough()
         self._returned: list[
             tuple[Sequence, float]
         ] = []  # since the last plan, with the seconds at which they had paused
@@ -52,15 +52,16 @@ class HostTier(Policy):
         return
 
     def pause(self, sequence: Sequence, now: float) -> None:
-        self._leave(sequence)
-        self.paused[sequence.id] = self._dirty[sequence.id] = sequence
+        self.write_through.pause(sequence)
+        self.paused.pop(sequence.id, None)
+        self.paused[sequence.id] = sequence
 
     def wait(self, sequence: Sequence) -> None:
         self._returned.append((sequence, sequence.paused_s))
 
     def resume(self, sequence: Sequence, now: float) -> None:
-        self._leave(sequence)
-        self._running[sequence.id] = sequence
+        self.paused.pop(sequence.id, None)
+        self.write_through.resume(sequence)
 
     def plan(self, now: float) -> None:
         """A plan begins, or goes on: note what has returned since the last one."""
@@ -76,20 +77,7 @@ class HostTier(Policy):
         """Write through: paused contexts in the order of pausing, then the pages of running ones as they fill."""
         self.plan(now)
         self.pools = budget.pools
-        for sequence in list(self._dirty.values()):
-            runs = [run for run in sequence.context.runs() if run.evictable]  # the others' contexts write them
-            if not all(mover.copy(sequence, "write-through", run.pages) for run in runs):
-                return  # the link or the host is full
-            del self._dirty[sequence.id]
-        for sequence in list(self._running.values()):
-            if sequence.state is not State.RUNNING:
-                self._leave(sequence)
-                continue
-            pages = range(self._written.get(sequence.id, 0), sequence.context.num_pages - 1)
-            if pages:
-                mover.copy(sequence, "write-through", pages)  # the last ones may not be full yet
-                unwritten = [run.start for run in sequence.context.runs(pages) if not run.residency.on_host]
-                self._written[sequence.id] = unwritten[0] if unwritten else pages.stop
+        self.write_through.moves(mover)
 
     def victims(self, now: float) -> Iterator[Move]:
         for sequence in self.lost_first(self.paused.values(), now):
@@ -121,10 +109,6 @@ class HostTier(Policy):
         if sequence.state is State.INTERCEPTED:
             return (0.0, *self.rank(sequence, now))
         return (1.0, *(-value for value in sequence.place.rank), -sequence.order)
-
-    def _leave(self, sequence: Sequence) -> None:
-        for group in (self.paused, self._dirty, self._running, self._written):
-            group.pop(sequence.id, None)
 
 
 def device_pages(sequence: Sequence) -> int:

@@ -25,7 +25,7 @@ class PredictiveUpload(HostTier):
     """Loses contexts whose calls are predicted to last before the others, each by recency, and uploads them in time.
 
     An offloaded context keeps its pages on the device until their slots are needed. One that was uploaded and does not return
-    is given up after as long again as was predicted.
+    may be evicted first once its call has lasted twice the predicted seconds.
     """
 
     def __init__(self, inputs: PolicyInputs) -> None:

@@ -31,7 +31,7 @@ from jinfercept.errors import ConfigError
 log = logging.getLogger(__name__)
 
 RECORD_BYTES = 256 << 20
-"""Most bytes of a record: what is lost at once by a kill, or given up at once for another record."""
+"""Most bytes of a record: a kill loses at most the record being written, and an eviction frees whole records."""
 _SHARE = 32
 """A record takes at most this part of the space."""
 

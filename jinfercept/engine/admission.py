@@ -23,8 +23,10 @@ def check_request(request: Request, vocab_size: int, max_model_len: int) -> None
             got=f"{len(prompt)} tokens",
             fix="shorten it, or raise max_model_len and kv_tokens",
         )
-    known = request.ids_below is not None and request.ids_below <= vocab_size
-    wrong = [] if known else [token for token in prompt if not isinstance(token, int) or not 0 <= token < vocab_size]
+    are_valid = request.ids_below is not None and request.ids_below <= vocab_size
+    wrong = (
+        [] if are_valid else [token for token in prompt if not isinstance(token, int) or not 0 <= token < vocab_size]
+    )
     if wrong:
         raise RequestError(
             f"token ids are whole numbers from 0 to {vocab_size - 1}", got=wrong[0], fix="check the tokenizer"

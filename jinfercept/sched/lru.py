@@ -8,41 +8,36 @@ from jinfercept.sched.sequence import Sequence, State
 
 
 @final
-class LeastRecentlyUsed(Policy):
-    """Keep, and evict by recency; recomputation is chunked like any prefill.
+class WriteThrough:
+    """Copies every full page and every paused context to the host, as the link allows.
 
-    Args:
-        writes_through: copy every full page and every paused context to the host as the link allows, so that most evictions
-            cost a copy back instead of a recomputation (hierarchical caches, offloading connectors).
+    Attributes:
+        running: sequences that run, by id; one that has ended leaves at the next plan.
     """
 
-    def __init__(self, writes_through: bool) -> None:
-        self._writes_through = writes_through
-        self._resident: dict[str, Sequence] = {}  # paused, perhaps with pages on the device; longest paused first
-        self._dirty: dict[str, Sequence] = {}
-        self._hosted: dict[str, Sequence] = {}  # paused, longest paused first
-        self._running: dict[str, Sequence] = {}
+    def __init__(self) -> None:
+        self._dirty: dict[str, Sequence] = {}  # paused, longest paused first
+        self.running: dict[str, Sequence] = {}
         self._written: dict[str, int] = {}  # leading pages of a running sequence that need no copy any more
 
-    def pause(self, sequence: Sequence, now: float) -> None:
+    def pause(self, sequence: Sequence) -> None:
+        """The sequence has paused: the rest of its context is to be copied."""
         self._leave(sequence)
-        self._resident[sequence.id] = sequence
-        if self._writes_through:
-            self._dirty[sequence.id] = self._hosted[sequence.id] = sequence
+        self._dirty[sequence.id] = sequence
 
-    def resume(self, sequence: Sequence, now: float) -> None:
+    def resume(self, sequence: Sequence) -> None:
+        """The sequence runs: its pages are to be copied as they fill."""
         self._leave(sequence)
-        if self._writes_through:
-            self._running[sequence.id] = sequence
+        self.running[sequence.id] = sequence
 
-    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
-        """Write through: paused contexts in the order of pausing, then the pages of running ones as they fill."""
+    def moves(self, mover: Mover) -> None:
+        """Copy paused contexts in the order of pausing, then the pages of running ones as they fill."""
         for sequence in list(self._dirty.values()):
-            runs = [run for run in sequence.context.runs() if run.evictable]  # the others' contexts write them
+            runs = [run for run in sequence.context.runs() if run.evictable]  # running contexts copy what they share
             if not all(mover.copy(sequence, "write-through", run.pages) for run in runs):
                 return  # the link or the host is full
             del self._dirty[sequence.id]
-        for sequence in list(self._running.values()):
+        for sequence in list(self.running.values()):
             if sequence.state is not State.RUNNING:
                 self._leave(sequence)
                 continue
@@ -52,8 +47,43 @@ class LeastRecentlyUsed(Policy):
                 unwritten = [run.start for run in sequence.context.runs(pages) if not run.residency.on_host]
                 self._written[sequence.id] = unwritten[0] if unwritten else pages.stop
 
+    def _leave(self, sequence: Sequence) -> None:
+        for group in (self._dirty, self.running, self._written):
+            group.pop(sequence.id, None)
+
+
+@final
+class LeastRecentlyUsed(Policy):
+    """Keep, and evict by recency; recomputation is chunked like any prefill.
+
+    Args:
+        writes_through: copy every full page and every paused context to the host as the link allows, so that most evictions
+            cost a copy back instead of a recomputation (hierarchical caches, offloading connectors).
+    """
+
+    def __init__(self, writes_through: bool) -> None:
+        self._write_through = WriteThrough() if writes_through else None
+        self._resident: dict[str, Sequence] = {}  # paused, perhaps with pages on the device; longest paused first
+        self._hosted: dict[str, Sequence] = {}  # paused, longest paused first
+
+    def pause(self, sequence: Sequence, now: float) -> None:
+        self._leave(sequence)
+        self._resident[sequence.id] = sequence
+        if self._write_through is not None:
+            self._write_through.pause(sequence)
+            self._hosted[sequence.id] = sequence
+
+    def resume(self, sequence: Sequence, now: float) -> None:
+        self._leave(sequence)
+        if self._write_through is not None:
+            self._write_through.resume(sequence)
+
+    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
+        if self._write_through is not None:
+            self._write_through.moves(mover)
+
     def victims(self, now: float) -> Iterator[Move]:
-        action = Action.SWAP if self._writes_through else Action.DROP
+        action = Action.SWAP if self._write_through is not None else Action.DROP
         for sequence in list(self._resident.values()):
             resident = [run for run in reversed(sequence.context.runs()) if run.residency.on_device]
             if not resident:
@@ -66,5 +96,5 @@ class LeastRecentlyUsed(Policy):
         return longest_paused(list(self._hosted.values()), sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        for group in (self._resident, self._dirty, self._hosted, self._running, self._written):
-            group.pop(sequence.id, None)
+        self._resident.pop(sequence.id, None)
+        self._hosted.pop(sequence.id, None)

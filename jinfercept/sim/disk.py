@@ -65,8 +65,8 @@ class SimulatedDisk:
 
     def read(self, key: str, root: bytes, tokens: Sequence[int], first: int, num_pages: int) -> None:
         """Begin to read pages of these tokens."""
-        found = self._tree.match(self._root(root), _token_bytes(tokens))
-        self._tree.use(found.path, self._clock.now())
+        match = self._tree.match(self._root(root), _token_bytes(tokens))
+        self._tree.use(match.path, self._clock.now())
         self._read_free_s = max(self._read_free_s, self._clock.now()) + self._profile.disk_latency_s
         for start in range(0, num_pages, self.piece_pages):
             size = min(self.piece_pages, num_pages - start)
@@ -113,22 +113,22 @@ class SimulatedDisk:
         """Nothing: what is simulated has ended."""
 
     def _store(self, write: _Write) -> tuple[Hashable, int]:
-        found = self._tree.match(write.root, write.tokens)
-        num_new = write.first + write.num_pages - found.num_pages
-        if write.num_pages and found.num_pages >= write.first and num_new > 0:
+        match = self._tree.match(write.root, write.tokens)
+        num_new = write.first + write.num_pages - match.num_pages
+        if write.num_pages and match.num_pages >= write.first and num_new > 0:
             while self._num_free < num_new and (record := self._tree.least_used()) is not None:
                 self._num_free += sum([gone.num_pages for gone in self._tree.remove(record)])
-            found = self._tree.match(write.root, write.tokens)
-            num_new = write.first + write.num_pages - found.num_pages
-            if found.num_pages >= write.first and num_new <= self._num_free:
-                insertion = continue_match(found, write.tokens, RecordData((), array("I", bytes(4 * num_new)), b"", 0))
+            match = self._tree.match(write.root, write.tokens)
+            num_new = write.first + write.num_pages - match.num_pages
+            if match.num_pages >= write.first and num_new <= self._num_free:
+                insertion = continue_match(match, write.tokens, RecordData((), array("I", bytes(4 * num_new)), b"", 0))
                 for record in insertion.added:
                     record.id = next(self._ids)
                 self._tree.insert(insertion, self._clock.now())
                 self._tree.take_times()
                 self._num_free -= num_new
                 return write.key, write.first + write.num_pages
-        return write.key, found.num_pages
+        return write.key, match.num_pages
 
     def _root(self, root: bytes) -> Root:
         return Root(root, self._page_size * _TOKEN_BYTES, 1)

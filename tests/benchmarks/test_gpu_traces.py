@@ -23,8 +23,8 @@ def traced_line(line: str, name: str, stats: dict[str, Any]) -> SimpleNamespace:
 
 
 def test_idle_time_is_what_no_kernel_of_any_stream_covers() -> None:
-    found = gaps([(0.0, 4e9), (6e9, 10e9), (1e9, 5e9), (9e9, 10e9)])
-    assert found == {"idle_share": 0.1, "busy_s": 9.0, "largest_gap_s": 1.0}
+    measured = gaps([(0.0, 4e9), (6e9, 10e9), (1e9, 5e9), (9e9, 10e9)])
+    assert measured == {"idle_share": 0.1, "busy_s": 9.0, "largest_gap_s": 1.0}
 
 
 def test_operations_have_the_shapes_of_their_programs_and_the_time_of_a_step() -> None:

@@ -76,8 +76,8 @@ def test_a_pool_without_end_leaves_nothing_to_win(machine: Deployment) -> None:
 def test_memory_and_steps_hold_what_runs(machine: Deployment, share: float) -> None:
     need, size = mixed_demand(share), machine.profile.saturation
     full = steady_state(machine.profile, need, machine.kv_tokens, size, keeps=True)
-    held = need.common + full.running * need.memory + full.rate * need.paused_token_s
-    assert held <= machine.kv_tokens * 1.000001
+    occupied_tokens = need.common + full.running * need.memory + full.rate * need.paused_token_s
+    assert occupied_tokens <= machine.kv_tokens * 1.000001
     assert full.running * need.computed / need.decoded <= size * 1.000001
     assert full.rate == pytest.approx(full.running / need.decoded / full.step_s)
 

@@ -37,12 +37,12 @@ def test_a_wrong_profile_is_wrong_in_one_thing() -> None:
 
 
 def test_trials_of_a_deployment_share_arrivals_and_prices() -> None:
-    asked = runs(mixed_demand(0.0), 0, quick=True)
-    [label] = {trial.deployment for trial in asked}
-    assert len({id(run.load) for run in asked.values()}) == 1
-    assert len({run.simulation.profile for run in asked.values()}) == 1
-    assert asked[Trial(label, step_variant(512), "copy_ahead")].simulation.buckets == tuple(range(1, 513))
-    assert asked[Trial(label, TRUE, "copy_ahead")].simulation.believed is None
+    trial_runs = runs(mixed_demand(0.0), 0, quick=True)
+    [label] = {trial.deployment for trial in trial_runs}
+    assert len({id(run.load) for run in trial_runs.values()}) == 1
+    assert len({run.simulation.profile for run in trial_runs.values()}) == 1
+    assert trial_runs[Trial(label, step_variant(512), "copy_ahead")].simulation.buckets == tuple(range(1, 513))
+    assert trial_runs[Trial(label, TRUE, "copy_ahead")].simulation.believed is None
     assert label in BELIEVED_INSTEAD
 
 
