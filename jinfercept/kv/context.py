@@ -59,22 +59,50 @@ class Context:
     the number of leading tokens whose KV is on the device and readable now; it is valid only while the context is held.
     `root` is the name of its tree, and `page_size` the tokens of a page. `shared`: pages of other contexts are or were among
     the pages. `uncommitted` is the least number of accepted tokens with which one more page may be full.
+
+    Its extents and runs are kept until one of the extents changes.
     """
 
-    __slots__ = ("_runs", "_versions", "held", "last", "page_size", "ready", "root", "shared", "tail", "uncommitted")
+    __slots__ = (
+        "_extents",
+        "_own_evictable",
+        "_runs",
+        "held",
+        "last",
+        "page_size",
+        "ready",
+        "root",
+        "shared",
+        "tail",
+        "uncommitted",
+    )
 
     def __init__(self, root: bytes, tree: PageExtent, page_size: int) -> None:
         self.root = root
-        self.last = tree
         self.page_size = page_size
-        self.tail = PageExtent()
-        self.tail.evictable_refs = 1
         self.held = False
         self.shared = False
         self.ready = 0
         self.uncommitted = 0
-        self._runs: list[PageRun] = []  # of a paused context, while its extents have these versions
-        self._versions: list[tuple[PageExtent, int]] = []
+        self.begin(tree)
+
+    def begin(self, last: PageExtent) -> None:
+        """Let the pages be those down to this extent, and behind them an empty tail."""
+        self.last = last
+        self.tail = PageExtent(start=last.end)
+        self.tail.refs, self.tail.evictable_refs = int(self.held), int(not self.held)
+        self.tail.contexts.add(self)
+        self.forget_extents()
+
+    def forget_extents(self) -> None:
+        """Find the extents anew, and the runs."""
+        self._extents: list[PageExtent] | None = None
+        self.forget_runs()
+
+    def forget_runs(self) -> None:
+        """Find the runs anew: what they show of an extent has changed."""
+        self._runs: list[PageRun] | None = None
+        self._own_evictable: list[PageRun] | None = None
 
     @property
     def num_pages(self) -> int:
@@ -88,40 +116,56 @@ class Context:
 
     @property
     def extents(self) -> list[PageExtent]:
-        """The extents of the pages, first token first."""
-        extents = [self.tail] if self.tail.num_pages else []
-        extent = self.last
-        while extent.parent is not None:
-            extents.append(extent)
-            extent = extent.parent
-        extents.reverse()
+        """The extents of the pages, first token first; not to be changed."""
+        extents = self._extents
+        if extents is None:
+            extents = [self.tail] if self.tail.num_pages else []
+            extent = self.last
+            while extent.parent is not None:
+                extents.append(extent)
+                extent = extent.parent
+            extents.reverse()
+            self._extents = extents
         return extents
 
     def runs(self, pages: range | None = None) -> list[PageRun]:
-        """The pages as runs of pages that are alike.
+        """The pages as runs of pages that are alike; not to be changed.
 
         Args:
             pages: indexes of some of them, one after the other, which also give the order of the runs; None: all, first
                 token first.
         """
+        runs = self._runs
+        if runs is None:
+            runs = self._runs = self._runs_of(self.extents, 0, self.tail.end)
         if pages is None:
-            if not self.held and self._is_as_before():
-                return self._runs
-            extents = self.extents
-            self._runs = self._runs_of(extents, 0, self.tail.end)
-            self._versions = [(extent, extent.version) for extent in extents]
-            return self._runs
-        runs = self._runs_of(self.extents, *bounds(pages))
+            return runs
+        runs = self._clipped(runs, *bounds(pages))
         return runs if pages.step > 0 else runs[::-1]
 
-    def _is_as_before(self) -> bool:
-        """Whether the extents are those of `_runs`, and none has changed."""
-        extent: PageExtent | None = self.tail if self.tail.num_pages else self.last
-        for before, version in reversed(self._versions):
-            if before is not extent or before.version != version:
-                return False
-            extent = self.last if before is self.tail else before.parent
-        return extent is not None and extent.parent is None and extent is not self.tail
+    @property
+    def own_evictable(self) -> list[PageRun]:
+        """The runs on the device that can be freed, that no other context has and that no plan copies; not to be changed."""
+        runs = self._own_evictable
+        if runs is None:
+            runs = [run for run in self.runs() if run.evictable and not (run.shared or run.in_flight)]
+            self._own_evictable = runs
+        return runs
+
+    def _clipped(self, runs: list[PageRun], first: int, last: int) -> list[PageRun]:
+        """What the runs have of the pages `first … last - 1`."""
+        clipped = list[PageRun]()
+        for run in runs:
+            start, end = max(first, run.start), min(last, run.start + run.num_pages)
+            if start >= end:
+                continue
+            if end - start < run.num_pages:
+                if run.num_tokens not in (0, run.num_pages * self.page_size):
+                    return self._runs_of(self.extents, first, last)
+                num_tokens = (end - start) * self.page_size if run.num_tokens else 0
+                run = PageRun(start, end - start, *run[2:6], num_tokens)
+            clipped.append(run)
+        return clipped
 
     def _runs_of(self, extents: list[PageExtent], first: int, last: int) -> list[PageRun]:
         """The runs of the pages `first … last - 1`."""

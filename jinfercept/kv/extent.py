@@ -6,9 +6,13 @@ extent makes a new parent with the first pages: contexts and children that point
 
 from array import array
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from jinfercept.kv.page import Residency
 from jinfercept.kv.pool import SlotPool, Slots
+
+if TYPE_CHECKING:
+    from jinfercept.kv.context import Context
 
 TOKEN_BYTES = 4
 NEVER = 1 << 60
@@ -63,13 +67,14 @@ class PageExtent:
         offloading: the plan being built copies them to the host; they can be fetched from the next plan on.
         fresh: index of the first page that the plan being built fills; it can be offloaded from the next plan on.
         last_use: grows from use to use.
-        version: grows with every change.
+        contexts: those that have the pages, which keep their runs until the extent changes (`changed`).
         shareable: contexts that come find the extent; false under a root that was forgotten.
     """
 
     __slots__ = (
         "__weakref__",
         "children",
+        "contexts",
         "device",
         "evictable_refs",
         "fetching",
@@ -85,7 +90,6 @@ class PageExtent:
         "shareable",
         "start",
         "tokens",
-        "version",
     )
 
     def __init__(self, parent: "PageExtent | None" = None, start: int = 0, *, shareable: bool = True) -> None:
@@ -100,7 +104,8 @@ class PageExtent:
         self.refs = self.evictable_refs = 0
         self.fetching = self.offloading = False
         self.fresh = NEVER
-        self.last_use = self.version = 0
+        self.last_use = 0
+        self.contexts: set[Context] = set()
         self.shareable = shareable
 
     @property
@@ -140,6 +145,16 @@ class PageExtent:
         """Tokens whose KV the pages hold, on the device if they are there, else on the host."""
         return self.host_filled if self.device is None else self.filled
 
+    def changed(self) -> None:
+        """The contexts that have the pages find their runs anew."""
+        for context in self.contexts:
+            context.forget_runs()
+
+    def reshaped(self) -> None:
+        """The contexts that have the pages find their extents anew."""
+        for context in self.contexts:
+            context.forget_extents()
+
     def add_child(self, child: "PageExtent", page_bytes: int) -> None:
         """Put an extent behind this one."""
         child.parent = self
@@ -156,6 +171,7 @@ class PageExtent:
         head = PageExtent(before, self.start, shareable=self.shareable)
         head.num_pages = num_pages
         head.refs, head.evictable_refs, head.last_use = self.refs, self.evictable_refs, self.last_use
+        head.contexts = self.contexts.copy()
         head.fetching, head.offloading, head.fresh = self.fetching, self.offloading, self.fresh
         if head.fresh >= self.start + num_pages:
             head.fresh = NEVER
@@ -174,6 +190,7 @@ class PageExtent:
         assert before is not None
         before.add_child(head, page_bytes)
         head.add_child(self, page_bytes)
+        self.reshaped()
         return head
 
     def joinable(self, page_size: int) -> "PageExtent | None":
@@ -210,6 +227,8 @@ class PageExtent:
         before.add_child(child, page_bytes)
         self.parent, self.num_pages, self.children = None, 0, {}
         self.tokens, self.device, self.host = bytearray(), None, None
+        self.contexts = set()
+        child.reshaped()
 
     def hand_over(self, child: "PageExtent", num_kept: int, page_size: int, pool: SlotPool) -> None:
         """Give all but the first pages to the only child, which is not on the device, and their device slots back."""

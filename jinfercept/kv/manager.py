@@ -98,6 +98,7 @@ class KVManager:
             self._tails.drop(context)
         context.held = True
         context.tail.refs, context.tail.evictable_refs = 1, 0
+        context.forget_runs()
         use = self._store.next_use()
         for extent in context.extents:
             extent.last_use = use
@@ -111,6 +112,7 @@ class KVManager:
         self._tails.give_unfilled_back(context)
         context.held = False
         context.tail.refs, context.tail.evictable_refs = 0, 1
+        context.forget_runs()
         use = self._store.next_use()
         for extent in reversed(context.extents):
             extent.last_use = use
@@ -134,9 +136,11 @@ class KVManager:
         for extent in reversed(context.extents):
             tree = extent.parent
             extent.last_use = use
+            extent.contexts.discard(context)
             self._store.count(extent, evictable_refs=-1)
         assert tree is not None
-        context.last, context.tail.start, context.uncommitted = tree, 0, 0
+        context.begin(tree)
+        context.uncommitted = 0
 
     def forget(self, context: Context) -> None:
         """No other context gets the pages from now on; those that have some of them keep them."""
@@ -149,7 +153,7 @@ class KVManager:
         self.forget(context)
         self.close(context)
         context.root, context.shared, context.ready = random_bytes(), False, 0
-        context.last = PageExtent(shareable=False)
+        context.begin(PageExtent(shareable=False))
 
     def cut(self, context: Context, num_tokens: int) -> None:
         """Shorten a context to the pages whose tokens are all among the first `num_tokens`, and give the others back."""
@@ -164,6 +168,8 @@ class KVManager:
                 self._store.part(extent, num_pages, extent.end)
             assert extent.parent is not None
             context.last = extent.parent
+            context.forget_extents()
+            extent.contexts.discard(context)
             self._store.count(extent, evictable_refs=-1)
             self._store.changed(context.last)
         context.tail.start = context.last.end
@@ -335,6 +341,7 @@ class KVManager:
             else:
                 tail.device.extend(slots)
             tail.num_pages += len(slots)
+            context.forget_extents()
         return end if len(slots) == lacking else max(start, context.num_pages * size)
 
     def append(self, context: Context, num_placed: int) -> bool:
@@ -355,6 +362,7 @@ class KVManager:
             return False
         tail.filled = filled + 1
         context.ready += 1
+        context.forget_runs()
         if tail.filled % size == 0:
             self._store.freshen(tail, tail.start + filled // size)
         return True
@@ -371,7 +379,7 @@ class KVManager:
             assert start <= first + before, "a hole within an extent"
             if filled > before:
                 extent.filled = filled
-                extent.version += 1
+                extent.changed()
                 if extent.host is not None:
                     self._store.drop_host(extent)
                 if filled // size > before // size:
@@ -530,6 +538,7 @@ class KVManager:
         evictable_refs: Counter[PageExtent] = Counter()
         for context in contexts:
             (refs if context.held else evictable_refs).update(context.extents)
+            assert all(context in extent.contexts for extent in context.extents), "an extent does not know its context"
             assert context.tail.start == context.last.end, "the tail is not behind the last extent"
             assert context.held or context.tail.num_pages <= 1, "the tail of a paused context"
             assert not context.tail.children

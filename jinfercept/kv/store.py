@@ -95,7 +95,7 @@ class ExtentStore:
             arrived = extent.offloading
             extent.fetching = extent.offloading = False
             extent.fresh = NEVER
-            extent.version += 1
+            extent.changed()
             if arrived and extent.num_pages:
                 self.update(extent)
         for extent in (*moving, *changed):
@@ -151,9 +151,12 @@ class ExtentStore:
 
     def count(self, extent: PageExtent, refs: int = 0, evictable_refs: int = 0) -> None:
         """Add to an extent's references; one that has none left is cached or freed."""
+        num_contexts, is_used = extent.num_contexts, extent.refs > 0
         extent.refs += refs
         extent.evictable_refs += evictable_refs
-        self.update(extent)
+        if min(num_contexts, 2) != min(extent.num_contexts, 2) or is_used != (extent.refs > 0):
+            extent.changed()
+        self._sort(extent)
 
     def changed(self, extent: PageExtent) -> None:
         """An extent may be alike with a neighbour now: the next plan joins them."""
@@ -312,8 +315,12 @@ class ExtentStore:
         return extent.device is not None if extent.refs else not extent.evictable_refs
 
     def update(self, extent: PageExtent) -> None:
+        """Update what depends on an extent that has changed."""
+        extent.changed()
+        self._sort(extent)
+
+    def _sort(self, extent: PageExtent) -> None:
         """Update the queues after a change of the extent, and free it if it has no reference and is not worth caching."""
-        extent.version += 1
         if not extent.refs and not extent.evictable_refs and not self._is_cacheable(extent):
             self._free(extent)
         on_device = extent.device is not None and not extent.refs and extent.num_pages > 0
@@ -385,6 +392,7 @@ class ExtentStore:
         for extent in extents:
             assert extent.refs == refs.get(extent, 0), f"references of {extent}: {refs.get(extent, 0)} contexts use it"
             assert extent.evictable_refs == evictable_refs.get(extent, 0), f"evictable references of {extent}"
+            assert len(extent.contexts) in (extent.num_contexts, int(extent.parent is None)), f"contexts of {extent}"
             self._check_extent(extent)
         for queue in queues:
             assert queue.num_pages == sum([extent.num_pages for extent in queue]), "pages of a queue"

@@ -21,16 +21,17 @@ class ContextTails:
 
     def enter(self, context: Context, extent: PageExtent) -> None:
         """The context has the pages of an extent behind its last one, too."""
+        extent.contexts.add(context)
         self._store.count(extent, int(context.held), int(not context.held))
         context.last = extent
+        context.forget_extents()
 
     def drop(self, context: Context) -> None:
         """Give the pages of the tail back."""
         tail = context.tail
         tail.refs = tail.evictable_refs = 0
         self._store.update(tail)
-        context.tail = tail = PageExtent(start=context.last.end)
-        tail.refs, tail.evictable_refs = int(context.held), int(not context.held)
+        context.begin(context.last)
         context.uncommitted = 0
 
     def shorten(self, context: Context, num_pages: int) -> None:
@@ -43,6 +44,7 @@ class ContextTails:
         if not num_pages:
             tail.device = None
         self._store.update(tail)
+        context.forget_extents()
 
     def give_unfilled_back(self, context: Context) -> None:
         """Give the slots back that the context was about to fill alone, with the tokens of a page that is not full."""
@@ -106,6 +108,7 @@ class ContextTails:
         if not tail.num_pages:
             tail.device = tail.host = None
         self._store.update(tail)
+        context.forget_extents()
         return own
 
     def _plant(self, context: Context, num_pages: int) -> None:

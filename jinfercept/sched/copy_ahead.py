@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import final
 
-from jinfercept.kv.context import PageRun
+from jinfercept.kv.context import Context, PageRun
 from jinfercept.kv.page import Residency
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.estimator import Estimator
@@ -112,7 +112,7 @@ class CopyAhead(Policy):
         least: LeastWorth | None = None
         for sequence in self._paused:
             context = sequence.context
-            runs = [run for run in reversed(context.runs()) if run.evictable and not (run.shared or run.in_flight)]
+            runs = context.own_evictable[::-1]
             for run in runs:
                 if run.residency is Residency.CLEAN:
                     yield Move(sequence, run.pages[::-1], Action.DROP, "clean")
@@ -167,11 +167,7 @@ class CopyAhead(Policy):
 
     def _cheapest(self, sequence: Sequence, now: float, *, on_device: bool) -> PageBlock | None:
         """The pages of a paused sequence that are worth least of those on the device, or of those only on the host."""
-        runs = [
-            run
-            for run in sequence.context.runs()
-            if not (run.shared or run.in_flight) and (run.evictable if on_device else run.residency is Residency.HOST)
-        ]
+        runs = sequence.context.own_evictable if on_device else _own_hosted(sequence.context)
         if not runs or sequence not in self._paused:
             return None
         wait_s = SOON_S
@@ -181,3 +177,8 @@ class CopyAhead(Policy):
         head_s, tail_s = (self._price.token_s(pages[0] * self._page_size) for pages in (head, tail))
         token_s, pages = (head_s, head) if head_s < tail_s else (tail_s, tail)
         return PageBlock(recompute_worth(token_s, wait_s), sequence, pages[: self._block])
+
+
+def _own_hosted(context: Context) -> list[PageRun]:
+    """The runs only on the host that no other context has and that no plan copies."""
+    return [run for run in context.runs() if run.residency is Residency.HOST and not (run.shared or run.in_flight)]

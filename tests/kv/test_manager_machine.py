@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from jinfercept.kv.context import Context
+from jinfercept.kv.context import Context, bounds
 from jinfercept.kv.extent import token_bytes
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import PageCopy, Residency
@@ -300,7 +300,10 @@ class ManagerMachine(RuleBasedStateMachine):
         if hasattr(self, "manager"):
             self.manager.check([owner.context for owner in self.owners])
             for context in (owner.context for owner in self.owners):
-                assert context.runs() == context._runs_of(context.extents, 0, context.num_pages)
+                runs, extents, middle = context.runs(), context.extents, range(1, context.num_pages - 1)
+                assert context.runs(middle) == context._runs_of(extents, *bounds(middle))
+                context.forget_extents()
+                assert (context.runs(), context.extents) == (runs, extents), "a change was not noticed"
             free, used, claimed, cached, total, *_ = self.manager.occupancy()
             assert free + used + claimed + cached == total
             assert min(free, used, claimed, cached) >= 0
