@@ -137,7 +137,7 @@ class Context:
         """
         runs = self._runs
         if runs is None:
-            runs = self._runs = self._runs_of(self.extents, 0, self.tail.end)
+            runs = self._runs = self._all_runs()
         if pages is None:
             return runs
         runs = self._clipped(runs, *bounds(pages))
@@ -160,36 +160,36 @@ class Context:
             if start >= end:
                 continue
             if end - start < run.num_pages:
-                if run.num_tokens not in (0, run.num_pages * self.page_size):
-                    return self._runs_of(self.extents, first, last)
                 num_tokens = (end - start) * self.page_size if run.num_tokens else 0
+                if 0 < run.num_tokens < run.num_pages * self.page_size:
+                    num_tokens = self._num_tokens(start, end)
                 run = PageRun(start, end - start, *run[2:6], num_tokens)
             clipped.append(run)
         return clipped
 
-    def _runs_of(self, extents: list[PageExtent], first: int, last: int) -> list[PageRun]:
-        """The runs of the pages `first … last - 1`."""
-        runs, size, before = list[PageRun](), self.page_size, None
-        for extent in extents:
-            start, end = extent.start, extent.start + extent.num_pages
-            if end <= first or start >= last:
-                continue
-            num_pages, num_tokens = extent.num_pages, extent.filled if extent.device is not None else extent.host_filled
-            if start < first or end > last:
-                skipped = max(first - start, 0)
-                start, num_pages = start + skipped, min(end, last) - start - skipped
-                num_tokens = min(max(0, num_tokens - skipped * size), num_pages * size)
-            alike = (
-                extent.residency,
-                extent.refs + extent.evictable_refs > 1,
-                extent.is_evictable,
-                extent.fetching or extent.offloading,
-            )
-            if alike == before:
-                run = runs.pop()
-                start, num_pages, num_tokens = run.start, run.num_pages + num_pages, run.num_tokens + num_tokens
+    def _num_tokens(self, first: int, last: int) -> int:
+        """Tokens whose KV the pages `first … last - 1` hold."""
+        size, num_tokens = self.page_size, 0
+        for extent in self.extents:
+            start, end = max(first, extent.start), min(last, extent.end)
+            if start < end:
+                rest = extent.num_tokens - (start - extent.start) * size
+                num_tokens += min(max(0, rest), (end - start) * size)
+        return num_tokens
+
+    def _all_runs(self) -> list[PageRun]:
+        runs, alike = list[PageRun](), None
+        start = num_pages = num_tokens = 0
+        for extent in self.extents:
+            marks = extent.marks or extent.mark()
+            if marks != alike:
+                if alike is not None:
+                    runs.append(PageRun(start, num_pages, *alike, num_tokens))
+                alike, start, num_pages, num_tokens = marks, extent.start, 0, 0
+            num_pages += extent.num_pages
+            num_tokens += extent.host_filled if extent.device is None else extent.filled
+        if alike is not None:
             runs.append(PageRun(start, num_pages, *alike, num_tokens))
-            before = alike
         return runs
 
     def residency(self, num_tokens: int) -> ContextResidency:

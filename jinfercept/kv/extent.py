@@ -19,6 +19,10 @@ NEVER = 1 << 60
 """A page that no plan fills."""
 
 
+ExtentMarks = tuple[Residency, bool, bool, bool]
+"""What the pages of an extent have in common: `residency`, `shared`, `evictable` and `in_flight` of a `kv.context.PageRun`."""
+
+
 def token_bytes(tokens: Iterable[int]) -> bytes:
     """Token ids as bytes that compare and hash as the ids do."""
     return (tokens if isinstance(tokens, array) and tokens.typecode == "i" else array("i", tokens)).tobytes()
@@ -68,6 +72,7 @@ class PageExtent:
         fresh: index of the first page that the plan being built fills; it can be offloaded from the next plan on.
         last_use: grows from use to use.
         contexts: those that have the pages, which keep their runs until the extent changes (`changed`).
+        marks: what `mark` has made of it since then; None: nothing.
         shareable: contexts that come find the extent; false under a root that was forgotten.
     """
 
@@ -83,6 +88,7 @@ class PageExtent:
         "host",
         "host_filled",
         "last_use",
+        "marks",
         "num_pages",
         "offloading",
         "parent",
@@ -106,6 +112,7 @@ class PageExtent:
         self.fresh = NEVER
         self.last_use = 0
         self.contexts: set[Context] = set()
+        self.marks: ExtentMarks | None = None
         self.shareable = shareable
 
     @property
@@ -145,8 +152,15 @@ class PageExtent:
         """Tokens whose KV the pages hold, on the device if they are there, else on the host."""
         return self.host_filled if self.device is None else self.filled
 
+    def mark(self) -> ExtentMarks:
+        """What all pages have in common."""
+        is_in_flight = self.fetching or self.offloading
+        self.marks = marks = (self.residency, self.num_contexts > 1, self.is_evictable, is_in_flight)
+        return marks
+
     def changed(self) -> None:
         """The contexts that have the pages find their runs anew."""
+        self.marks = None
         for context in self.contexts:
             context.forget_runs()
 

@@ -98,7 +98,7 @@ class KVManager:
             self._tails.drop(context)
         context.held = True
         context.tail.refs, context.tail.evictable_refs = 1, 0
-        context.forget_runs()
+        context.tail.changed()
         use = self._store.next_use()
         for extent in context.extents:
             extent.last_use = use
@@ -112,7 +112,7 @@ class KVManager:
         self._tails.give_unfilled_back(context)
         context.held = False
         context.tail.refs, context.tail.evictable_refs = 0, 1
-        context.forget_runs()
+        context.tail.changed()
         use = self._store.next_use()
         for extent in reversed(context.extents):
             extent.last_use = use
@@ -341,6 +341,7 @@ class KVManager:
             else:
                 tail.device.extend(slots)
             tail.num_pages += len(slots)
+            tail.changed()
             context.forget_extents()
         return end if len(slots) == lacking else max(start, context.num_pages * size)
 

@@ -4,6 +4,7 @@ The machine keeps both memories as the plans that it makes would leave them: a t
 to it, a plan is executed as fetch, drop, copy-out, compute, land, and whatever is read or stays readable is compared.
 """
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from jinfercept.kv.context import Context, bounds
+from jinfercept.kv.context import Context
 from jinfercept.kv.extent import token_bytes
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import PageCopy, Residency
@@ -46,6 +47,18 @@ class Owner:
     def kv(self, position: int) -> bytes:
         """What the KV of the token at `position` is: it depends on all tokens up to it, and on the salt."""
         return self.salt.encode() + token_bytes(self.tokens[: position + 1])
+
+
+def check_runs(context: Context, pages: range) -> None:
+    """The runs of these pages show what their extents have."""
+    runs, size, marks, num_tokens = context.runs(pages), context.page_size, dict[int, object](), 0
+    for extent in context.extents:
+        for index in range(max(extent.start, pages.start), min(extent.end, pages.stop)):
+            marks[index] = extent.mark()
+            num_tokens += max(0, min(size, extent.num_tokens - (index - extent.start) * size))
+    assert {index: run[2:6] for run in runs for index in run.pages} == marks
+    assert sum(run.num_tokens for run in runs) == num_tokens
+    assert all(before[2:6] != after[2:6] for before, after in pairwise(runs))
 
 
 class Computed(NamedTuple):
@@ -301,7 +314,8 @@ class ManagerMachine(RuleBasedStateMachine):
             self.manager.check([owner.context for owner in self.owners])
             for context in (owner.context for owner in self.owners):
                 runs, extents, middle = context.runs(), context.extents, range(1, context.num_pages - 1)
-                assert context.runs(middle) == context._runs_of(extents, *bounds(middle))
+                for pages in (range(context.num_pages), middle):
+                    check_runs(context, pages)
                 context.forget_extents()
                 assert (context.runs(), context.extents) == (runs, extents), "a change was not noticed"
             free, used, claimed, cached, total, *_ = self.manager.occupancy()
