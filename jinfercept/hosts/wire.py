@@ -6,7 +6,7 @@ its slot also the biases, the allowed tokens and the bad words, which the device
 """
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from msgpack import packb, unpackb
 
-from jinfercept.kv.page import PageCopy
+from jinfercept.kv.page import PageCopies, PageCopy
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Chunk, Masks, NewPages, Sample, Score, StepPlan
 from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
 
-VERSION = 5
+VERSION = 6
 """Changes with the form; processes of different versions refuse each other at the start."""
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -36,7 +36,7 @@ def encode_plan(plan: StepPlan) -> bytes:
         chunk if chunk.sample is None or chunk.sample.history is None else _entering(chunk, chunk.sample)
         for chunk in plan.chunks
     ]
-    fields = (plan.number, plan.bucket, chunks, plan.offload, plan.fetch, plan.drop)
+    fields = (plan.number, plan.bucket, chunks, _columns(plan.offload), _columns(plan.fetch), plan.drop)
     return packb(fields, default=_plain)  # pyright: ignore[reportReturnType] # bytes, without autoreset
 
 
@@ -128,8 +128,15 @@ def _known_options(numbers: tuple[Any, ...]) -> DrawOptions:
     return _options(numbers, {}, ())
 
 
-def _copies(pairs: Iterable[tuple[int, int]]) -> tuple[PageCopy, ...]:
-    return tuple(PageCopy(*pair) for pair in pairs)
+def _columns(copies: Sequence[PageCopy]) -> tuple[bytes, bytes, bytes] | tuple[()]:
+    if not copies:
+        return ()
+    columns = PageCopies.of(copies)
+    return columns.device.tobytes(), columns.host.tobytes(), columns.contexts.tobytes()
+
+
+def _copies(columns: tuple[bytes, bytes, bytes] | tuple[()]) -> Sequence[PageCopy]:
+    return PageCopies.from_columns(*columns) if columns else ()
 
 
 # -- masks -------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from jinfercept.kv.context import Context, bounds
 from jinfercept.kv.extent import PageExtent, common_pages, token_bytes
-from jinfercept.kv.page import Occupancy, PageCopy, Residency, root_digest
+from jinfercept.kv.page import Occupancy, PageCopies, Residency, root_digest
 from jinfercept.kv.store import ExtentStore
 from jinfercept.kv.tails import ContextTails
 
@@ -404,7 +404,7 @@ class KVManager:
         """Pages of the context that can be fetched from the host now."""
         return sum([extent.num_pages for extent in context.extents if extent.is_fetchable])
 
-    def fetch(self, context: Context, most: int, pages: range | None = None) -> tuple[list[PageCopy], int]:
+    def fetch(self, context: Context, most: int, pages: range | None = None) -> tuple[PageCopies, int]:
         """Fetch up to `most` pages of a context to slots that are free or of finished prefixes.
 
         They are readable from the next plan on.
@@ -415,7 +415,7 @@ class KVManager:
         Returns:
             The copies to make, and the tokens whose KV they move.
         """
-        copies, num_tokens = list[PageCopy](), 0
+        copies, num_tokens = PageCopies(), 0
         if pages is None:
             pages = range(context.num_pages)
         for extent, start, end in _within(context, pages):
@@ -427,8 +427,9 @@ class KVManager:
                     end = start + len(slots)
                 part = self._store.part(extent, end - len(slots), end)
                 num_tokens += part.host_filled
-                fetched = self._store.fetch(part, slots)
-                copies += fetched if pages.step > 0 else reversed(fetched)
+                self._store.fetch(part, slots)
+                assert part.host is not None
+                copies.add(slots[:: pages.step], part.host[:: pages.step])
         return copies, num_tokens
 
     def drop_fetchable(self, context: Context) -> None:
@@ -439,7 +440,7 @@ class KVManager:
         if context.tail.num_pages and context.tail.residency is Residency.MISSING:
             self._tails.drop(context)
 
-    def copy_out(self, context: Context, pages: range, most: int) -> tuple[list[PageCopy], int]:
+    def copy_out(self, context: Context, pages: range, most: int) -> tuple[PageCopies, int]:
         """Copy pages to the host in this order, until one cannot be copied or `most` are.
 
         A page can be copied if it is dirty, no plan in flight changes it, and `num_host_free` is not 0.
@@ -447,7 +448,7 @@ class KVManager:
         Returns:
             The copies to make, and the tokens whose KV they move.
         """
-        store, copies, num_tokens = self._store, list[PageCopy](), 0
+        store, copies, num_tokens = self._store, PageCopies(), 0
         for extent, start, end in _within(context, pages):
             last, wanted = store.offloadable(extent), end - start
             room = min(wanted, most - len(copies), store.num_host_free)
@@ -459,8 +460,10 @@ class KVManager:
                 break
             part = store.part(extent, start, end)
             num_tokens += part.filled
-            copied = store.offload(part)
-            copies += copied if pages.step > 0 else reversed(copied)
+            store.offload(part)
+            assert part.device is not None
+            assert part.host is not None
+            copies.add(part.device[:: pages.step], part.host[:: pages.step])
             if end - start < wanted:
                 break
         return copies, num_tokens

@@ -9,8 +9,10 @@ not there      HOST                  MISSING
 """
 
 import hashlib
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Self, final, overload
 
 
 class Residency(Enum):
@@ -43,6 +45,69 @@ class PageCopy(NamedTuple):
     device_slot: int
     host_slot: int
     context: int = 0
+
+
+@final
+class PageCopies(Sequence[PageCopy]):
+    """Pages to copy between the memories, all in one direction, in order: a sequence of `PageCopy`s that has three columns.
+
+    It grows while a plan is made, and a finished plan's is not changed.
+
+    Attributes:
+        device, host, contexts: of each copy, an `array("i")`.
+    """
+
+    __slots__ = ("contexts", "device", "host")
+
+    def __init__(self, copies: Iterable[PageCopy] = ()) -> None:
+        self.device, self.host, self.contexts = array("i"), array("i"), array("i")
+        for copy in copies:
+            self.device.append(copy.device_slot)
+            self.host.append(copy.host_slot)
+            self.contexts.append(copy.context)
+
+    @classmethod
+    def of(cls, copies: Sequence[PageCopy]) -> Self:
+        """The same copies in columns."""
+        return copies if isinstance(copies, cls) else cls(copies)
+
+    @classmethod
+    def from_columns(cls, device: bytes, host: bytes, contexts: bytes) -> Self:
+        """Copies from the bytes of their columns."""
+        copies = cls()
+        for column, values in zip((copies.device, copies.host, copies.contexts), (device, host, contexts), strict=True):
+            column.frombytes(values)
+        return copies
+
+    def add(self, device: "array[int]", host: "array[int]", context: int = 0) -> None:
+        """Append copies of pages of one context, in the order of their slots."""
+        self.device.extend(device)
+        self.host.extend(host)
+        self.contexts.extend(array("i", (context,)) * len(device))
+
+    def __len__(self) -> int:
+        return len(self.device)
+
+    def __iter__(self) -> Iterator[PageCopy]:
+        return map(PageCopy, self.device, self.host, self.contexts)
+
+    @overload
+    def __getitem__(self, index: int) -> PageCopy: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[PageCopy, ...]: ...
+    def __getitem__(self, index: int | slice) -> PageCopy | tuple[PageCopy, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        return PageCopy(self.device[index], self.host[index], self.contexts[index])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
 
 
 class Occupancy(NamedTuple):

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import final
 
 from jinfercept.kv.extent import NEVER, TOKEN_BYTES, PageExtent
-from jinfercept.kv.page import Occupancy, PageCopy, Residency
+from jinfercept.kv.page import Occupancy, Residency
 from jinfercept.kv.pool import SlotPool, Slots
 from jinfercept.kv.queue import ExtentQueue
 
@@ -187,14 +187,13 @@ class ExtentStore:
         self.changed(extent)
         self.update(extent)
 
-    def fetch(self, extent: PageExtent, slots: Slots) -> list[PageCopy]:
+    def fetch(self, extent: PageExtent, slots: Slots) -> None:
         """Copy host pages to these device slots. The pages are readable from the next plan on."""
         assert extent.is_fetchable
         assert extent.host is not None
         self.place(extent, slots)
         extent.filled, extent.fetching = extent.host_filled, True
         self._moving.append(extent)
-        return list(map(PageCopy, slots, extent.host))
 
     def offloadable(self, extent: PageExtent) -> int:
         """The index behind the leading pages that can be copied to the host: dirty ones, which no plan in flight changes."""
@@ -207,7 +206,7 @@ class ExtentStore:
             return extent.start
         return min(extent.end, max(extent.start, extent.fresh)) if extent.refs else extent.end
 
-    def offload(self, extent: PageExtent) -> list[PageCopy]:
+    def offload(self, extent: PageExtent) -> None:
         """Copy pages to the host that can be copied; as many host slots are free or reclaimable."""
         assert extent.device is not None
         assert self.offloadable(extent) == extent.end
@@ -215,7 +214,6 @@ class ExtentStore:
         extent.host, extent.host_filled, extent.offloading = slots, extent.filled, True
         self._moving.append(extent)
         self.update(extent)
-        return list(map(PageCopy, extent.device, slots))
 
     def take_host(self, most: int) -> Slots:
         """Take up to so many host slots; those of reclaimable copies go where too few are free."""

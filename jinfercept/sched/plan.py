@@ -122,8 +122,8 @@ class StepPlan:
     number: int
     bucket: int
     chunks: tuple[Chunk, ...] = ()
-    offload: tuple[PageCopy, ...] = ()
-    fetch: tuple[PageCopy, ...] = ()
+    offload: Sequence[PageCopy] = ()
+    fetch: Sequence[PageCopy] = ()
     drop: tuple[int, ...] = ()
 
     @property

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, final
 
-from jinfercept.kv.page import PageCopy
+from jinfercept.kv.page import PageCopies
 from jinfercept.sched.plan import FROM_DRAFT_MODEL, Chunk, StepPlan
 from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence
@@ -67,8 +67,8 @@ class PlanBuilder:
     query_tokens: int
     stalled: bool = False
     chunks: list[tuple[Sequence, Chunk]] = field(default_factory=list)
-    offload: list[PageCopy] = field(default_factory=list)
-    fetch: list[PageCopy] = field(default_factory=list)
+    offload: PageCopies = field(default_factory=PageCopies)
+    fetch: PageCopies = field(default_factory=PageCopies)
     recomputing: list[Sequence] = field(default_factory=list)
     recomputed: int = 0
     victims: MoveOrder = field(default_factory=MoveOrder)
@@ -76,11 +76,11 @@ class PlanBuilder:
     drafted: int = 0
     offloading: Sequence | None = None
 
-    def add_offload(self, sequence: Sequence, copies: list[PageCopy]) -> None:
+    def add_offload(self, sequence: Sequence, copies: PageCopies) -> None:
         """Offload pages of a sequence; pages of one sequence in a row are of one context."""
         if copies:
-            number = (self.offload[-1].context if self.offload else 0) + (sequence is not self.offloading)
-            self.offload += [copy._replace(context=number) for copy in copies]
+            number = (self.offload.contexts[-1] if self.offload else 0) + (sequence is not self.offloading)
+            self.offload.add(copies.device, copies.host, number)
             self.offloading = sequence
 
     def build(self, number: int, bucket: int, drop: tuple[int, ...]) -> "PlannedStep":
@@ -97,8 +97,8 @@ class PlanBuilder:
             number=number,
             bucket=bucket,
             chunks=tuple([chunk for _, chunk in self.chunks]),
-            offload=tuple(self.offload),
-            fetch=tuple(self.fetch),
+            offload=self.offload or (),
+            fetch=self.fetch or (),
             drop=drop,
         )
         sampled, place = list[Row](), 0

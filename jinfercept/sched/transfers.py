@@ -51,7 +51,7 @@ class Transfers:
             pages: indexes of some pages of a sequence that is paused; None: all of one that runs.
         """
         copies, num_tokens = self._kv.fetch(sequence.context, min(most, self.room(builder)), pages)
-        builder.fetch += copies
+        builder.fetch.add(copies.device, copies.host)
         builder.link_tokens -= len(copies) * self._kv.page_size
         self._counters.copy_in(sequence, num_tokens)
         return len(copies)

@@ -2,7 +2,7 @@
 
 from jinfercept.kv.context import Context
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.page import Occupancy, PageCopy, Residency
+from jinfercept.kv.page import Occupancy, PageCopies, PageCopy, Residency
 
 SIZE = 4
 DIRTY, CLEAN, HOST, MISSING = Residency.DIRTY, Residency.CLEAN, Residency.HOST, Residency.MISSING
@@ -192,7 +192,7 @@ def test_what_is_copied_out_can_be_fetched_from_the_next_plan_on_and_read_from_t
     manager.copy_out(context, range(2), 2)
     manager.drop(context, range(2), device=True, host=False)
     manager.hold(context)
-    assert manager.fetch(context, 9) == ([], 0)
+    assert manager.fetch(context, 9) == (PageCopies(), 0)
     assert manager.gap_end(context, 8) == 0, "it waits for the page"
     manager.begin_plan()
     assert manager.num_fetchable(context) == 2
