@@ -265,7 +265,7 @@ def one_program(
 
 def main() -> None:
     order = json.load(sys.stdin)
-    dumped = {"xla_dump_emitter_re": ".*"} if "pages" in order or order.get("read_ptx") else {}
+    dumped = {"xla_dump_emitter_re": "ptx"} if "pages" in order or order.get("read_ptx") else {}
     num_devices = order.get("num_devices", 1)
     compiler = KernelCompiler(order["gpu"], order["generation"], _facts, SOURCE, dumped, num_devices)
     with redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
