@@ -58,7 +58,7 @@ def test_every_policy_gives_the_tokens_of_a_run_without_drafts(llm: LLM, drafts:
     assert not llm.counters.drafted
     counter = CompileCounter()
     accepted = refused = 0
-    for number, policy in enumerate(("discard", "swap", "lru_host", "min_waste", "copy_ahead")):
+    for number, policy in enumerate(("discard", "lru_host", "copy_ahead")):
         llm.restart(
             policy=policy,
             pipeline_depth=number % 2,
@@ -78,7 +78,7 @@ def test_every_policy_gives_the_tokens_of_a_run_without_drafts(llm: LLM, drafts:
 
 def test_drawn_tokens_have_the_distribution_of_the_model(llm: LLM, drafts: dict[str, Any]) -> None:
     llm.restart(policy="copy_ahead", pipeline_depth=0, speculative_config=drafts, seed=5)
-    check_distribution(llm, 800)
+    check_distribution(llm, 400)
 
 
 def test_drafts_of_the_same_model_are_accepted_at_any_temperature_and_it_is_priced(llm: LLM) -> None:

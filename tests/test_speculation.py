@@ -89,7 +89,7 @@ def chances(tokens: tuple[int, ...], most: int) -> dict[int, float]:
 def test_drawn_tokens_have_the_distribution_of_the_model(llm: LLM) -> None:
     """Four tokens of requests without seeds: chi-square of what was drawn against the model's own probabilities."""
     llm.restart(policy="copy_ahead", pipeline_depth=0, speculative_config=DRAFTS, seed=5)
-    check_distribution(llm, 800)
+    check_distribution(llm, 400)
 
 
 def check_distribution(llm: LLM, number: int) -> None:

@@ -198,7 +198,7 @@ def _refuses(port: int, method: str) -> bool:
         return code.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_a_killed_replica_is_an_error_by_name_then_replaced_and_its_stored_responses_outlive_it(fleet: Fleet) -> None:
+def test_a_killed_replica_is_an_error_by_name_and_its_stored_responses_outlive_it(fleet: Fleet) -> None:
     session = {"x-session-id": "killed"}
     body = {"input": "Hi", "max_output_tokens": 4, "temperature": 0}
     made = fleet.http.post("/v1/responses", json=body, headers=session)
@@ -226,7 +226,14 @@ def test_a_killed_replica_is_an_error_by_name_then_replaced_and_its_stored_respo
     assert shown.json()["output"] == made.json()["output"]
     follow = {"input": "Go on.", "previous_response_id": made.json()["id"], "max_output_tokens": 4}
     assert fleet.http.post("/v1/responses", json=follow).status_code == 200
-    _until(lambda: len(fleet.replicas()) == 2 and fleet.http.get("/health").json()["replicas"] == 2, 120)
+
+
+@pytest.mark.slow
+def test_a_killed_replica_is_replaced(fleet: Fleet) -> None:
+    killed = fleet.replicas()[0]
+    killed.kill()
+    _until(lambda: killed not in fleet.replicas() and len(fleet.replicas()) == 2, 120)
+    _until(lambda: fleet.http.get("/health").json()["replicas"] == 2, 120)
     assert fleet.chat("And now both.").status_code == 200
 
 

@@ -229,7 +229,7 @@ def test_a_postgresql_that_crashes_or_hangs_is_503_until_it_answers_again(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     before = set(threading.enumerate())
-    database = StateDatabase(postgres_server.url, timeout_s=1.5)
+    database = StateDatabase(postgres_server.url, timeout_s=0.5)
     read = text("SELECT 1")
 
     async def tried() -> None:

@@ -102,7 +102,7 @@ def test_an_answer_that_is_cut_off_has_the_calls_so_far_and_no_half_tag_streamed
     create: Any = served.client.chat.completions.create
     options = {"model": MODEL, "messages": QUESTION, "tools": [PRICE], "temperature": 0}
     seen = set[tuple[int, bool]]()
-    for length in range(1, len(written), 7):
+    for length in range(1, len(written), 13):
         [choice] = create(**options, max_tokens=length).choices
         said = choice.message.content or ""
         calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]

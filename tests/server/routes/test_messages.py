@@ -147,7 +147,7 @@ def test_arguments_with_a_number_that_json_does_not_have_are_none(
     assert (call.name, call.input) == ("price", {})
 
 
-@pytest.mark.parametrize("arguments", ['"lamp"', '["lamp"]', "[]", "7", "true", '{"item": ["lamp"]}', "{}", "null"])
+@pytest.mark.parametrize("arguments", ['"lamp"', '["lamp"]', "7", '{"item": ["lamp"]}', "null"])
 def test_arguments_that_are_no_object_are_an_empty_one_streamed_or_not(
     served: Running, scripted: Scripted, arguments: str
 ) -> None:
