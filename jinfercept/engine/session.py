@@ -138,7 +138,7 @@ class Session:
             events += pieces
         elif self.watch is not None:
             calls = tuple(self.watch.feed(len(self.stream) - 1, token, self.text.last_raw if self.text else ""))
-            if not all(isinstance(call, Call) for call in calls):
+            if calls and not all(isinstance(call, Call) for call in calls):
                 raise TypeError(f"a detector returns calls, not {calls!r}")
         if calls and any(call.by_caller for call in calls):
             self.client_calls, calls = tuple(call for call in calls if call.by_caller), ()

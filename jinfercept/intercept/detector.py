@@ -109,5 +109,5 @@ class _ScriptedWatch:
 
     def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
         self._count += 1
-        calls = self._script.get(self._count, ())
-        return tuple(replace(call, span=(index, index + 1)) for call in calls)
+        calls = self._script.get(self._count)
+        return tuple([replace(call, span=(index, index + 1)) for call in calls]) if calls else ()

@@ -66,6 +66,7 @@ class Context:
     __slots__ = (
         "_extents",
         "_own_evictable",
+        "_own_hosted",
         "_runs",
         "held",
         "last",
@@ -103,6 +104,7 @@ class Context:
         """Find the runs anew: what they show of an extent has changed."""
         self._runs: list[PageRun] | None = None
         self._own_evictable: list[PageRun] | None = None
+        self._own_hosted: list[PageRun] | None = None
 
     @property
     def num_pages(self) -> int:
@@ -128,6 +130,19 @@ class Context:
             self._extents = extents
         return extents
 
+    def parts(self, first: int, last: int) -> list[tuple[PageExtent, int, int]]:
+        """The extents of the pages `first … last - 1`; with each the first of those pages that it has, and the one behind."""
+        parts = list[tuple[PageExtent, int, int]]()
+        for extent in reversed(self.extents):  # most callers are at the end
+            start = extent.start
+            if start < last:
+                end = start + extent.num_pages
+                if end <= first:
+                    break
+                parts.append((extent, start if start > first else first, end if end < last else last))
+        parts.reverse()
+        return parts
+
     def runs(self, pages: range | None = None) -> list[PageRun]:
         """The pages as runs of pages that are alike; not to be changed.
 
@@ -152,14 +167,25 @@ class Context:
             self._own_evictable = runs
         return runs
 
+    @property
+    def own_hosted(self) -> list[PageRun]:
+        """The runs only on the host that no other context has and that no plan copies; not to be changed."""
+        runs = self._own_hosted
+        if runs is None:
+            is_hosted = Residency.HOST
+            runs = [run for run in self.runs() if run.residency is is_hosted and not (run.shared or run.in_flight)]
+            self._own_hosted = runs
+        return runs
+
     def _clipped(self, runs: list[PageRun], first: int, last: int) -> list[PageRun]:
         """What the runs have of the pages `first … last - 1`."""
         clipped = list[PageRun]()
         for run in runs:
-            start, end = max(first, run.start), min(last, run.start + run.num_pages)
-            if start >= end:
+            start, end = run.start, run.start + run.num_pages
+            if end <= first or start >= last:
                 continue
-            if end - start < run.num_pages:
+            if start < first or end > last:
+                start, end = max(first, start), min(last, end)
                 num_tokens = (end - start) * self.page_size if run.num_tokens else 0
                 if 0 < run.num_tokens < run.num_pages * self.page_size:
                     num_tokens = self._num_tokens(start, end)
@@ -170,11 +196,9 @@ class Context:
     def _num_tokens(self, first: int, last: int) -> int:
         """Tokens whose KV the pages `first … last - 1` hold."""
         size, num_tokens = self.page_size, 0
-        for extent in self.extents:
-            start, end = max(first, extent.start), min(last, extent.end)
-            if start < end:
-                rest = extent.num_tokens - (start - extent.start) * size
-                num_tokens += min(max(0, rest), (end - start) * size)
+        for extent, start, end in self.parts(first, last):
+            rest = extent.num_tokens - (start - extent.start) * size
+            num_tokens += min(max(0, rest), (end - start) * size)
         return num_tokens
 
     def _all_runs(self) -> list[PageRun]:
@@ -219,10 +243,9 @@ class Context:
     def slots(self, start: int, end: int) -> Slots:
         """The device slots of the pages `start … end - 1`, all of which have one."""
         slots: Slots = array("i")
-        for extent in self.extents:
-            if extent.end > start and extent.start < end:
-                assert extent.device is not None
-                slots.extend(extent.device[max(0, start - extent.start) : end - extent.start])
+        for extent, first, last in self.parts(start, end):
+            assert extent.device is not None
+            slots.extend(extent.device[first - extent.start : last - extent.start])
         assert len(slots) == max(0, end - start)
         return slots
 

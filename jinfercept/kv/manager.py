@@ -262,9 +262,7 @@ class KVManager:
     def advance(self, context: Context) -> None:
         """Move `ready` forward over the pages that are readable now."""
         size, ready = self.page_size, context.ready
-        for extent in context.extents:
-            if extent.end * size <= ready:
-                continue
+        for extent, _, _ in context.parts(ready // size, context.num_pages):
             end = extent.start * size + extent.filled
             if extent.device is None or extent.fetching or end <= ready:
                 break
@@ -280,8 +278,8 @@ class KVManager:
             limit: tokens of the sequence.
         """
         size, index = self.page_size, context.ready // self.page_size
-        for extent in context.extents:
-            if extent.end <= index or extent.residency is Residency.MISSING:
+        for extent, _, _ in context.parts(index, context.num_pages):
+            if extent.device is None and extent.host is None:
                 continue
             if extent.start > index:
                 return min(limit, extent.start * size)
@@ -320,13 +318,12 @@ class KVManager:
         size, store = self.page_size, self._store
         first, last = start // size, (end - 1) // size + 1
         if first < context.num_pages:
-            for extent in context.extents:
-                begin, wanted = max(first, extent.start), min(last, extent.end) - max(first, extent.start)
-                if wanted > 0 and extent.device is None:
-                    slots = store.take(wanted)
+            for extent, begin, stop in context.parts(first, last):
+                if extent.device is None:
+                    slots = store.take(stop - begin)
                     if slots:
                         store.place(store.part(extent, begin, begin + len(slots)), slots)
-                    if len(slots) < wanted:
+                    if len(slots) < stop - begin:
                         return max(start, (begin + len(slots)) * size)
         lacking = last - context.num_pages
         if lacking <= 0:
@@ -371,12 +368,10 @@ class KVManager:
     def computed(self, context: Context, start: int, end: int) -> None:
         """Note that the plan computes the tokens `start … end - 1`, and drop host copies that are now too short."""
         size = self.page_size
-        for extent in context.extents:
-            first, last = extent.start * size, min(end, extent.end * size)
-            if last <= start or first >= end:
-                continue
+        for extent, _, stop in context.parts(start // size, (end - 1) // size + 1):
             assert extent.device is not None
-            filled, before = last - first, extent.filled
+            first = extent.start * size
+            filled, before = min(end, stop * size) - first, extent.filled
             assert start <= first + before, "a hole within an extent"
             if filled > before:
                 extent.filled = filled
@@ -552,8 +547,8 @@ class KVManager:
 def _within(context: Context, pages: range) -> Iterator[tuple[PageExtent, int, int]]:
     """The extents of pages in their order, with the first and the last but one index of those pages that are theirs."""
     first, last = bounds(pages)
-    extents = context.extents
-    for extent in extents if pages.step > 0 else reversed(extents):
-        start, end = max(first, extent.start), min(last, extent.end)
+    parts = context.parts(first, last)
+    for extent, _, _ in parts if pages.step > 0 else reversed(parts):
+        start, end = max(first, extent.start), min(last, extent.end)  # to free slots for one may have cut another
         if start < end:
             yield extent, start, end

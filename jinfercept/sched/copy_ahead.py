@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import final
 
-from jinfercept.kv.context import Context, PageRun
+from jinfercept.kv.context import PageRun
 from jinfercept.kv.page import Residency
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.estimator import Estimator
@@ -112,6 +112,8 @@ class CopyAhead(Policy):
         least: LeastWorth | None = None
         for sequence in self._paused:
             context = sequence.context
+            if not context.own_evictable:  # as mostly
+                continue
             runs = context.own_evictable[::-1]
             for run in runs:
                 if run.residency is Residency.CLEAN:
@@ -167,18 +169,13 @@ class CopyAhead(Policy):
 
     def _cheapest(self, sequence: Sequence, now: float, *, on_device: bool) -> PageBlock | None:
         """The pages of a paused sequence that are worth least of those on the device, or of those only on the host."""
-        runs = sequence.context.own_evictable if on_device else _own_hosted(sequence.context)
+        runs = sequence.context.own_evictable if on_device else sequence.context.own_hosted
         if not runs or sequence not in self._paused:
             return None
         wait_s = SOON_S
         if sequence.state is State.INTERCEPTED:
             wait_s = max(SOON_S, self._paused.expected_s(sequence) - now)
-        head, tail = runs[0].pages, runs[-1].pages[::-1]
-        head_s, tail_s = (self._price.token_s(pages[0] * self._page_size) for pages in (head, tail))
+        head, tail, size = runs[0].pages, runs[-1].pages[::-1], self._page_size
+        head_s, tail_s = self._price.token_s(head[0] * size), self._price.token_s(tail[0] * size)
         token_s, pages = (head_s, head) if head_s < tail_s else (tail_s, tail)
         return PageBlock(recompute_worth(token_s, wait_s), sequence, pages[: self._block])
-
-
-def _own_hosted(context: Context) -> list[PageRun]:
-    """The runs only on the host that no other context has and that no plan copies."""
-    return [run for run in context.runs() if run.residency is Residency.HOST and not (run.shared or run.in_flight)]

@@ -30,8 +30,8 @@ class LeastWorth:
 
     def __init__(self, sequences: Iterable[Sequence], block_of: Callable[[Sequence], PageBlock | None]) -> None:
         self._sequences, self._block_of = list(sequences), block_of
-        blocks = ((block_of(sequence), number) for number, sequence in enumerate(self._sequences))
-        self._heap = [(block.worth, number) for block, number in blocks if block is not None]
+        blocks = map(block_of, self._sequences)
+        self._heap = [(block.worth, number) for number, block in enumerate(blocks) if block is not None]
         heapq.heapify(self._heap)
 
     def first(self) -> PageBlock | None:

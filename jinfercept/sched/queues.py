@@ -135,6 +135,8 @@ class Queues:
         return self._ranking is not None
 
     def _rerank(self, sequence: Sequence, rank: Rank) -> None:
+        if rank == sequence.place.rank:
+            return
         queues = (self.waiting, self._tenant_queue(sequence).waiting)
         for queue in queues:
             del queue[bisect_left(queue, sequence.place.rank, key=_RANK)]

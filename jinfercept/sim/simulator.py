@@ -60,9 +60,12 @@ class PricedRunner:
         drawn = list[int]()
         for chunk in plan.chunks:
             if chunk.sample is not None:
-                drawn += [self._verified(max(0, draft)) for draft in chunk.drafts]
+                if chunk.num_drafts:
+                    drawn += [self._verified(max(0, draft)) for draft in chunk.drafts]
                 drawn.append(chunk.sample.forced or 0)
-        drafts = tuple([(0,) * chunk.num_drafts for chunk in plan.chunks if chunk.awaits_drafts])
+        drafts = ()
+        if plan.awaits_drafts:
+            drafts = tuple([(0,) * chunk.num_drafts for chunk in plan.chunks if chunk.awaits_drafts])
         return PricedStep(tuple(drawn), now, self._free_s, drafts)
 
     def drafts(self, forward: PricedStep) -> tuple[tuple[int, ...], ...]:
