@@ -61,8 +61,8 @@ COUNTED = (
     *("asynchronous results", "calls by stop strings", "calls by tokens", "follow-ups on retained contexts"),
     *("streams", "clients that left", "reports", "scores", "stop strings"),
 )
-SEEDS = (0, 1, 2)
-"""Of the mixes in an ordinary run."""
+SEEDS = (1, 4)
+"""Of the mixes in an ordinary run, in each of which all happens that is counted."""
 
 
 class Mixes:

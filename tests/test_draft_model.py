@@ -92,12 +92,12 @@ def test_drafts_of_the_same_model_are_accepted_at_any_temperature_and_it_is_pric
         one, params = kv_bytes_per_token(setup.machine.model_config, "float32"), setup.machine.runner.params
         assert setup.machine.profile.kv_bytes_per_token == memory.token_bytes(4) == 2 * one
         assert memory.weight_bytes == 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-        assert 0 < setup.machine.profile.draft_share < 1
+        assert 0 < setup.machine.profile.draft_share <= 1
         outputs = work.run(twice)
         given, drafted = twice.counters.accepted.total(), twice.counters.drafted
         twice.update_weights(params)
         assert streams(work.run(twice)) == streams(outputs)
-    assert given > 0.8 * drafted  # a call ends a step too
+    assert given >= 0.8 * drafted  # a call ends a step too; a busy machine may measure that drafts cost too much
     llm.restart(speculative_config=None)
     assert streams(work.run(llm)) == streams(outputs)
 

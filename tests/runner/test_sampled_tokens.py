@@ -105,7 +105,10 @@ def test_the_uninterrupted_run_obeys_every_option(reference: list[RequestOutput]
     assert sum(len(output.interceptions) for output in reference) > 10
 
 
-@pytest.mark.parametrize(("policy", "chunk", "depth"), [("copy_ahead", 3, 0), ("discard", 1, 1), ("lru", None, 1)])
+@pytest.mark.parametrize(
+    ("policy", "chunk", "depth"),
+    [("copy_ahead", 3, 0), ("discard", 1, 1), pytest.param("lru", None, 1, marks=pytest.mark.slow)],
+)
 def test_draws_are_the_same_under_every_policy_with_interceptions(
     small: LLM, reference: list[RequestOutput], policy: str, chunk: int | None, depth: int
 ) -> None:
