@@ -1,21 +1,26 @@
-"""Contexts on disk: what a new request needs of them is read before it is queued, and paused contexts are written behind.
+"""Contexts on disk: what waiting sequences lack is read before they start, and paused contexts are written behind.
 
-Pages are read into the host's memory where that takes less time than to recompute them, and are then as any prefix on the host.
+Pages are read into the host's memory where that takes less time than to recompute them, and are then as any pages on the host.
 Full pages of paused contexts are written as soon as the host has copies of them: a disk never takes a device's link or a step.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, final
 
 from jinfercept.kv.context import Context
 from jinfercept.kv.page import Residency
-from jinfercept.request import Request
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Sequence as RequestSequence
+from jinfercept.sched.sequence import State
+from jinfercept.sched.waste import return_s
 
-_LOOKS = 8
-"""Paused contexts that a step looks at."""
+_LOOKS = 16
+"""Paused contexts that a step looks at to write them."""
 _MOST_WRITES = 2
+_WRITTEN_PIECES = 4
+"""Pieces of one write."""
+MOST_READ_AHEAD = 2
+"""Waiting sequences, the first of their order, whose pages are read before they start."""
 CLOSE_S = 20.0
 """Seconds that the end of an engine waits for what is still to be written."""
 
@@ -28,13 +33,13 @@ class PageDisk(Protocol):
     @property
     def num_writes(self) -> int: ...
     def num_stored(self, root: bytes, tokens: Sequence[int]) -> int: ...
-    def read(self, key: str, root: bytes, tokens: Sequence[int], first: int, num_pages: int) -> None: ...
-    def cancel(self, key: str) -> None: ...
+    def read(self, key: int, root: bytes, tokens: Sequence[int], first: int, num_pages: int) -> None: ...
+    def cancel(self, key: int) -> None: ...
     def poll_read(self) -> Sequence[Any]: ...
     def place(self, piece: Any, slots: Sequence[int | None], dropped: Sequence[int]) -> None: ...
-    def count(self, key: Hashable, root: bytes, tokens: Sequence[int]) -> None: ...
-    def write(self, key: Hashable, root: bytes, tokens: Sequence[int], first: int, slots: Sequence[int]) -> None: ...
-    def poll_stored(self) -> list[tuple[Hashable, int]]: ...
+    def count(self, key: Context, root: bytes, tokens: Sequence[int]) -> None: ...
+    def write(self, key: Context, root: bytes, tokens: Sequence[int], first: int, slots: Sequence[int]) -> None: ...
+    def poll_stored(self) -> list[tuple[Context, int]]: ...
     def next_s(self) -> float | None: ...
     def close(self, longest_s: float) -> None: ...
 
@@ -47,11 +52,27 @@ class ReadPrice(Protocol):
     def recompute_s(self, num_tokens: int, chunk_tokens: int) -> float: ...
 
 
-class _Awaiting(NamedTuple):
-    """A request whose pages are being read, and a context that has those that have arrived."""
+class _Gap(NamedTuple):
+    """Pages of a context that are on disk and in no memory: `first … end - 1`."""
 
-    request: Request
-    context: Context
+    first: int
+    end: int
+
+
+class _Read:
+    """Gaps of a waiting sequence that are read one after the other.
+
+    Attributes:
+        context: shares the pages of the sequence that are in a memory, and those that have arrived.
+        gaps: still to be read; the first of them is being read.
+        num_left: pages of the first one that have not arrived.
+    """
+
+    __slots__ = ("context", "gaps", "num_left", "sequence")
+
+    def __init__(self, sequence: RequestSequence, context: Context, gaps: list[_Gap]) -> None:
+        self.sequence, self.context, self.gaps = sequence, context, gaps
+        self.num_left = 0
 
 
 @final
@@ -59,7 +80,7 @@ class DiskContexts:
     """The contexts of one scheduler that are on disk. Used by the engine's thread.
 
     Args:
-        scheduler: has the paused contexts.
+        scheduler: has the waiting sequences and the paused contexts.
         disk: has the pages.
         price: of reading and of recomputing.
         chunk_tokens: of a step that recomputes.
@@ -71,10 +92,12 @@ class DiskContexts:
     def __init__(self, scheduler: Scheduler, disk: PageDisk, price: ReadPrice, chunk_tokens: int) -> None:
         self._scheduler, self._kv, self._disk = scheduler, scheduler.kv, disk
         self._price, self._chunk_tokens = price, chunk_tokens
-        self._awaiting: dict[str, _Awaiting] = {}
-        self._stored: dict[
-            Context, int | None
-        ] = {}  # leading pages of paused contexts; None: they are being counted or written
+        self._reads: dict[int, _Read] = {}
+        self._ready: list[_Read] = []  # of sequences that wait to start; other sequences take none of their pages
+        self._next_key = 0
+        self._looked_at: set[RequestSequence] = set()  # of the first waiting ones
+        self._busy: set[Context] = set()  # paused contexts that are being counted or written
+        self._counted: set[Context] = set()  # paused contexts whose stored pages are counted
         self._refused: dict[Context, int] = {}  # pages up to which a write was tried in vain
         self._round: list[RequestSequence] = []
         self._num_idle = 0  # contexts since the last one of which something was written
@@ -83,91 +106,123 @@ class DiskContexts:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Requests that wait for the disk."""
-        return len(self._awaiting)
+        """Waiting sequences whose pages are being read."""
+        return len(self._reads)
 
-    def begin(self, request: Request) -> bool:
-        """Read what a new request needs; False if nothing is to be read, and the request can be opened now."""
-        if request.params.prompt_logprobs is not None:
-            return False
-        tokens, size = request.prompt_token_ids, self._kv.page_size
-        num_full = (len(tokens) - 1) // size
-        context = self._kv.open(request.cache_salt)
-        num_stored = min(num_full, self._disk.num_stored(context.root, tokens))
-        if num_stored:
-            self._kv.refresh(context, tokens)
-        missing = [run.start for run in context.runs() if run.residency is Residency.MISSING]
-        num_known = min([context.num_pages, *missing])
-        self._kv.cut(context, num_known * size)
-        if num_stored <= num_known or not self._is_worth(num_known * size, num_stored * size):
-            self._kv.close(context)
-            return False
-        self._awaiting[request.id] = _Awaiting(request, context)
-        self._disk.read(request.id, context.root, tokens, num_known, num_stored - num_known)
-        return True
-
-    def arrived(self, open_request: Callable[[Request], RequestSequence | None]) -> None:
-        """Give the host the pages that were read, and open the requests that wait for no more.
-
-        Args:
-            open_request: queues a request; returns its sequence, None if it has ended already.
-        """
+    def read_ahead(self, now: float) -> None:
+        """Give the host the pages that were read, and begin to read what the first waiting sequences lack."""
+        for key, read in list(self._reads.items()):
+            if read.sequence.state is not State.WAITING:
+                self._end(key)
         for piece in self._disk.poll_read():
-            awaiting = self._awaiting.get(piece.key)
-            if awaiting is None:  # the host had no room for the piece before
-                continue
-            slots = self._kv.adopt(awaiting.context, awaiting.request.prompt_token_ids, piece.num_pages)
-            self._disk.place(piece, slots, self._kv.take_dropped())
-            self.read_tokens += self._kv.page_size * len(slots)
-            if piece.is_last or len(slots) < piece.num_pages:
-                self.give_up(piece.key, open_request)
-
-    def give_up(self, request_id: str, open_request: Callable[[Request], RequestSequence | None]) -> None:
-        """Open a request with the pages that have been read, if it waits for any."""
-        if request_id not in self._awaiting:
-            return
-        self._disk.cancel(request_id)
-        request, context = self._awaiting.pop(request_id)
-        sequence = open_request(request)
-        if sequence is not None and not sequence.context.held:
-            self._kv.refresh(sequence.context, sequence.tokens)
-            num_tokens = sequence.context.num_pages * self._kv.page_size
-            sequence.max_computed = max(sequence.max_computed, min(num_tokens, len(sequence.tokens) - 1))
-        self._kv.close(context)
-
-    def give_up_all(self, open_request: Callable[[Request], RequestSequence | None]) -> None:
-        """Open every request that waits."""
-        for request_id in list(self._awaiting):
-            self.give_up(request_id, open_request)
+            if (read := self._reads.get(piece.key)) is not None:
+                self._arrive(piece, read, now)
+        first = self._scheduler.waiting[:MOST_READ_AHEAD]
+        for read in self._ready[:]:
+            if read.sequence not in first:
+                self._ready.remove(read)
+                self._kv.close(read.context)
+        self._looked_at.intersection_update(first)
+        for sequence in first:
+            if sequence not in self._looked_at and not (sequence.waits_for_leader or sequence.pending):
+                self._looked_at.add(sequence)
+                self._begin(sequence)
 
     def next_s(self) -> float | None:
         """When the disk has read or written next, in seconds of the engine's clock; None if it wakes the engine."""
         return self._disk.next_s()
 
-    def forget_waiting(self) -> None:
-        """Drop the requests that wait, and what was read for them."""
-        for request_id, (_, context) in self._awaiting.items():
-            self._disk.cancel(request_id)
-            self._kv.close(context)
-        self._awaiting.clear()
+    def end_reads(self) -> None:
+        """Let the sequences start with the pages that have been read."""
+        for key in list(self._reads):
+            self._end(key)
+        for read in self._ready:
+            self._kv.close(read.context)
+        self._ready.clear()
 
     @property
     def contexts(self) -> list[Context]:
-        """Those of requests that wait."""
-        return [awaiting.context for awaiting in self._awaiting.values()]
+        """Those that share the pages that have been read."""
+        return [read.context for read in (*self._reads.values(), *self._ready)]
 
-    def _is_worth(self, start: int, end: int) -> bool:
-        """Whether to read the KV of the tokens `start … end - 1` takes less time than to recompute it."""
-        price, chunk = self._price, self._chunk_tokens
-        recompute_s = price.recompute_s(end, chunk) - price.recompute_s(start, chunk)
-        return price.disk_s(end - start) + price.swap_s(end - start) < recompute_s
+    def _begin(self, sequence: RequestSequence) -> None:
+        """Begin to read what a sequence lacks, where that is worth it."""
+        if sequence.wants_scores:
+            return
+        tokens, kv = sequence.tokens, self._kv
+        num_stored = min((len(tokens) - 1) // kv.page_size, self._disk.num_stored(sequence.context.root, tokens))
+        if not num_stored:
+            return
+        context = kv.open_beside(sequence.context)
+        kv.refresh(context, tokens)
+        gaps = [gap for gap in self._gaps(context, num_stored) if self._is_worth(gap)]
+        if not gaps:
+            kv.close(context)
+            return
+        sequence.reads_disk = True
+        self._read_next(_Read(sequence, context, gaps))
+
+    def _gaps(self, context: Context, num_stored: int) -> Iterator[_Gap]:
+        for run in context.runs():
+            if run.residency is Residency.MISSING and run.start < num_stored:
+                yield _Gap(run.start, min(run.start + run.num_pages, num_stored))
+        if context.num_pages < num_stored:
+            yield _Gap(context.num_pages, num_stored)
+
+    def _read_next(self, read: _Read) -> None:
+        """Begin to read the first gap."""
+        self._next_key += 1
+        self._reads[self._next_key] = read
+        first, end = read.gaps[0]
+        kv, sequence, read.num_left = self._kv, read.sequence, end - first
+        kv.refresh(read.context, sequence.tokens)
+        kv.cut(read.context, first * kv.page_size)
+        if read.context.num_pages < first:
+            self._end(self._next_key)
+        else:
+            self._disk.read(self._next_key, sequence.context.root, sequence.tokens, first, end - first)
+
+    def _arrive(self, piece: Any, read: _Read, now: float) -> None:
+        kv = self._kv
+        if kv.num_host_free < piece.num_pages:
+            self._scheduler.free_host(read.sequence, read.num_left, now)
+        slots = kv.adopt(read.context, read.sequence.tokens, piece.num_pages)
+        self._disk.place(piece, slots, kv.take_dropped())
+        self.read_tokens += kv.page_size * len(slots)
+        read.num_left -= len(slots)
+        if len(slots) < piece.num_pages or (piece.is_last and (read.num_left or len(read.gaps) == 1)):
+            self._end(piece.key)
+        elif piece.is_last:
+            del self._reads[piece.key]
+            del read.gaps[0]
+            self._read_next(read)
+
+    def _end(self, key: int) -> None:
+        """Let a sequence start with the pages that have been read."""
+        self._disk.cancel(key)
+        read = self._reads.pop(key)
+        sequence = read.sequence
+        sequence.reads_disk = False
+        if sequence.state is State.WAITING:
+            self._kv.refresh(sequence.context, sequence.tokens)
+            num_tokens = sequence.context.num_pages * self._kv.page_size
+            sequence.max_computed = max(sequence.max_computed, min(num_tokens, len(sequence.tokens) - 1))
+        self._ready.append(read)
+
+    def _is_worth(self, gap: _Gap) -> bool:
+        """Whether to read pages takes less time than to recompute them."""
+        price, chunk, size = self._price, self._chunk_tokens, self._kv.page_size
+        recompute_s = price.recompute_s(gap.end * size, chunk) - price.recompute_s(gap.first * size, chunk)
+        num_tokens = (gap.end - gap.first) * size
+        return return_s(recompute_s, price.disk_s(num_tokens), price.swap_s(num_tokens)) < recompute_s
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
     @property
     def is_settled(self) -> bool:
         """Whether no request waits, and nothing of paused contexts is to be written."""
-        return not self._awaiting and not self._disk.num_writes and self._num_idle >= len(self._scheduler.intercepted)
+        num_paused = len(self._scheduler.intercepted) + len(self._scheduler.waiting)
+        return not self._reads and not self._disk.num_writes and self._num_idle >= num_paused
 
     def write_behind(self, *, has_moved: bool) -> None:
         """Begin to write pages of paused contexts, the next ones in turn.
@@ -178,19 +233,21 @@ class DiskContexts:
         if has_moved:
             self._num_idle = 0
         for context, num_stored in self._disk.poll_stored():
-            if context in self._stored:
-                self._stored[context] = num_stored  # pyright: ignore[reportArgumentType] # its key is a context
-                self._num_idle = 0
+            self._busy.discard(context)
+            context.num_stored = num_stored
+            self._num_idle = 0
         for _ in range(_LOOKS):
-            if self._disk.num_writes >= _MOST_WRITES or not self._scheduler.intercepted:
+            if self._disk.num_writes >= _MOST_WRITES:
                 return
             if not self._round:
-                self._round = list(self._scheduler.intercepted.values())
+                self._round = [*self._scheduler.intercepted.values(), *self._scheduler.waiting]
+                if not self._round:
+                    return
                 paused = {sequence.context for sequence in self._round}
-                self._stored = {context: stored for context, stored in self._stored.items() if context in paused}
+                self._counted &= paused
                 self._refused = {context: tried for context, tried in self._refused.items() if context in paused}
             sequence = self._round.pop()
-            if sequence.id in self._scheduler.intercepted:
+            if sequence.state in (State.INTERCEPTED, State.WAITING):
                 self._num_idle += 1
                 self._write(sequence)
 
@@ -201,16 +258,19 @@ class DiskContexts:
     def _write(self, sequence: RequestSequence) -> None:
         context, size = sequence.context, self._kv.page_size
         num_full = len(sequence.tokens) // size
-        if context not in self._stored:
-            self._stored[context] = None
+        if context in self._busy:
+            return
+        if context not in self._counted:
+            self._busy.add(context)
+            self._counted.add(context)
             self._disk.count(context, context.root, sequence.tokens[: num_full * size])
             return
-        first = self._stored[context]
-        if first is None or first >= num_full:
+        first = context.num_stored
+        if first >= num_full:
             return
-        slots = self._kv.host_copies(context, first, self._disk.piece_pages)
+        slots = self._kv.host_copies(context, first, _WRITTEN_PIECES * self._disk.piece_pages)
         end = first + len(slots)
         if slots and self._refused.get(context) != end:
-            self._stored[context] = None
+            self._busy.add(context)
             self._refused[context] = end
             self._disk.write(context, context.root, sequence.tokens[: end * size], first, slots)

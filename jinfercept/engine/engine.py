@@ -128,8 +128,8 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the waiting queue, arrivals that the next step takes in, and requests that wait for the disk."""
-        return len(self._arrivals) + len(self.scheduler.waiting) + len(self.disk or ())
+        """Sequences in the waiting queue, and arrivals that the next step takes in."""
+        return len(self._arrivals) + len(self.scheduler.waiting)
 
     def num_waiting_by_tenant(self, tenants: Iterable[str]) -> dict[str, int]:
         """Waiting requests of each of these tenants; 0 for a tenant that has none."""
@@ -178,7 +178,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether any request is not finished."""
-        return bool(self._requests or self._arrivals or self.disk)
+        return bool(self._requests or self._arrivals)
 
     @property
     def quiescent(self) -> bool:
@@ -194,6 +194,8 @@ class Engine:
             self._poll(events)
             now = self._clock.now()
             self._retained.expire(now)
+            if self.disk is not None:
+                self.disk.read_ahead(now)
             planned = self.scheduler.plan(now)
             has_work = bool(planned.plan)
             self._quiescent_at = None if has_work else self._requests.num_finished
@@ -246,13 +248,9 @@ class Engine:
         while self._arrivals:
             item = self._arrivals.popleft()
             if not isinstance(item, Request):
-                if self.disk is not None:
-                    self.disk.give_up(item, lambda request: self._requests.open(request, events))
                 self._requests.abort(item, events)
-            elif self.disk is None or not self.disk.begin(item):
+            else:
                 self._requests.open(item, events)
-        if self.disk is not None:
-            self.disk.arrived(lambda request: self._requests.open(request, events))
         for request_id, results in self._dispatcher.poll():
             self._requests.resume(request_id, results, events)
         if returned := self._dispatcher.poll_started():
@@ -284,7 +282,7 @@ class Engine:
         """Recover from a failed step: end every request with the error, and forget all KV."""
         self._in_flight.clear()
         if self.disk is not None:
-            self.disk.give_up_all(lambda request: self._requests.open(request, events))
+            self.disk.end_reads()
         self._requests.end_all("error", error, events)
         self._retained.clear(self._clock.now())
         self.scheduler.kv.drop_prefixes()
@@ -298,7 +296,7 @@ class Engine:
     def _save(self, disk: DiskContexts) -> None:
         """Copy retained contexts to the host and to the disk, as far as the policy and time allow."""
         deadline_s = self._clock.now() + CLOSE_S
-        disk.forget_waiting()
+        disk.end_reads()
         while self.failure is None and (now := self._clock.now()) < deadline_s:
             planned = self.scheduler.plan(now)
             if planned.plan:
@@ -313,7 +311,9 @@ class Engine:
     def _idle(self) -> None:
         """Wait until a call returns, a request arrives, or the disk has read or written."""
         assert not self.scheduler.running or not self.has_work, "requests run and nothing can be planned"
-        assert not self.scheduler.waiting or self.scheduler.turns_away, "requests wait and nothing can be planned"
+        assert not self.scheduler.waiting or self.disk or self.scheduler.turns_away, (
+            "requests wait and nothing can be planned"
+        )
         self._clock.wait(self.wake, self._idle_s(self._dispatcher.next_s()))
 
     def _idle_s(self, deadline_s: float | None) -> float:

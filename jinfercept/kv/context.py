@@ -59,6 +59,7 @@ class Context:
     the number of leading tokens whose KV is on the device and readable now; it is valid only while the context is held.
     `root` is the name of its tree, and `page_size` the tokens of a page. `shared`: pages of other contexts are or were among
     the pages. `uncommitted` is the least number of accepted tokens with which one more page may be full.
+    `num_stored` is the number of leading pages that a disk had when it was last asked; written by the disk tier.
 
     Its extents and runs are kept until one of the extents changes.
     """
@@ -70,6 +71,7 @@ class Context:
         "_runs",
         "held",
         "last",
+        "num_stored",
         "page_size",
         "ready",
         "root",
@@ -85,6 +87,7 @@ class Context:
         self.shared = False
         self.ready = 0
         self.uncommitted = 0
+        self.num_stored = 0
         self.begin(tree)
 
     def begin(self, last: PageExtent) -> None:

@@ -55,6 +55,10 @@ class KVManager:
         root = root_digest(self._identity, self.page_size, salt)
         return Context(root, self._tree(root), self.page_size)
 
+    def open_beside(self, other: Context) -> Context:
+        """A new, empty context that may share the pages of another one."""
+        return Context(other.root, self._tree(other.root), self.page_size)
+
     def _tree(self, root: bytes) -> PageExtent:
         tree = self._trees.get(root)
         if tree is None:
@@ -174,6 +178,7 @@ class KVManager:
             self._store.changed(context.last)
         context.tail.start = context.last.end
         context.uncommitted = 0
+        context.num_stored = min(context.num_stored, num_pages)
 
     def commit(self, context: Context, tokens: Sequence[int]) -> None:
         """Let other contexts share the pages that are full, computed and accepted.

@@ -8,7 +8,7 @@ import logging
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import NamedTuple, final
@@ -18,6 +18,7 @@ import numpy as np
 from jinfercept.disk.page_io import StoredPrefix
 from jinfercept.disk.record import Root
 from jinfercept.disk.store import DiskStore
+from jinfercept.kv.context import Context
 from jinfercept.runner.host_pages import HostPages
 from jinfercept.runner.page_arrays import KVArrays
 
@@ -40,7 +41,7 @@ class ReadPiece(NamedTuple):
         arrays: host copies of so many pages each.
     """
 
-    key: str
+    key: int
     num_pages: int
     is_last: bool
     arrays: tuple[tuple[int, list[HostPages]], ...]
@@ -77,9 +78,9 @@ class DiskPages:
         self._reading = ThreadPoolExecutor(2, "disk-pages-read")
         self._writing = ThreadPoolExecutor(1, "disk-pages-write")
         self._pieces: deque[ReadPiece] = deque()
-        self._stored: deque[tuple[Hashable, int]] = deque()
+        self._stored: deque[tuple[Context, int]] = deque()
         self._room = threading.Semaphore(_MOST_PIECES)
-        self._wanted: set[str] = set()
+        self._wanted: set[int] = set()
         self._num_writes = 0
 
     def num_stored(self, root: bytes, tokens: Sequence[int]) -> int:
@@ -88,12 +89,12 @@ class DiskPages:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def read(self, key: str, root: bytes, tokens: Sequence[int], first: int, num_pages: int) -> None:
+    def read(self, key: int, root: bytes, tokens: Sequence[int], first: int, num_pages: int) -> None:
         """Begin to read pages of these tokens."""
         self._wanted.add(key)
         self._reading.submit(self._read, key, self._root(root), _token_bytes(tokens), first, num_pages)
 
-    def cancel(self, key: str) -> None:
+    def cancel(self, key: int) -> None:
         """What is still to be read is not wanted any more."""
         self._wanted.discard(key)
 
@@ -120,7 +121,7 @@ class DiskPages:
             self._kv.adopt(arrays, slots[first : first + count])
             first += count
 
-    def _read(self, key: str, root: Root, tokens: bytes, first: int, num_pages: int) -> None:
+    def _read(self, key: int, root: Root, tokens: bytes, first: int, num_pages: int) -> None:
         """Read pieces until one is not whole. Whatever happens, a last piece arrives."""
         prefix = self._store.find(root, tokens)
         end = min(prefix.num_pages, first + num_pages)
@@ -138,7 +139,7 @@ class DiskPages:
             if first != end:
                 self._arrive(ReadPiece(key, 0, True, ()))
 
-    def _read_piece(self, key: str, prefix: StoredPrefix, first: int, end: int, last: int) -> ReadPiece:
+    def _read_piece(self, key: int, prefix: StoredPrefix, first: int, end: int, last: int) -> ReadPiece:
         self._room.acquire()
         most, copies, buffers = self._kv.staging_pages, list[list[np.ndarray]](), list[list[memoryview]]()
         for start in range(first, end, most):
@@ -161,12 +162,12 @@ class DiskPages:
         """Writes and counts that `poll_stored` has not returned yet."""
         return self._num_writes
 
-    def count(self, key: Hashable, root: bytes, tokens: Sequence[int]) -> None:
+    def count(self, key: Context, root: bytes, tokens: Sequence[int]) -> None:
         """Begin to count the leading pages of these tokens that are stored."""
         self._num_writes += 1
         self._writing.submit(self._write, key, self._root(root), _token_bytes(tokens), 0, ())
 
-    def write(self, key: Hashable, root: bytes, tokens: Sequence[int], first: int, slots: Sequence[int]) -> None:
+    def write(self, key: Context, root: bytes, tokens: Sequence[int], first: int, slots: Sequence[int]) -> None:
         """Begin to store the copies of host slots as pages of these tokens.
 
         Args:
@@ -179,7 +180,7 @@ class DiskPages:
         pages = [(tuple(page.array.parts), page.position) for page in map(self._kv.host.__getitem__, slots)]
         self._writing.submit(self._write, key, self._root(root), _token_bytes(tokens), first, pages)
 
-    def poll_stored(self) -> list[tuple[Hashable, int]]:
+    def poll_stored(self) -> list[tuple[Context, int]]:
         """How many leading pages are stored, for every count and write that has ended since the last call."""
         stored = [self._stored.popleft() for _ in range(len(self._stored))]
         self._num_writes -= len(stored)
@@ -200,7 +201,7 @@ class DiskPages:
         self._writing.shutdown(cancel_futures=True)
 
     def _write(
-        self, key: Hashable, root: Root, tokens: bytes, first: int, pages: Sequence[tuple[Sequence[HostPages], int]]
+        self, key: Context, root: Root, tokens: bytes, first: int, pages: Sequence[tuple[Sequence[HostPages], int]]
     ) -> None:
         num_stored = 0
         try:

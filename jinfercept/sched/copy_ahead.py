@@ -30,7 +30,7 @@ from jinfercept.sched.least_worth import LeastWorth, PageBlock
 from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.position_price import PositionPrice
 from jinfercept.sched.sequence import Sequence, State
-from jinfercept.sched.waste import recompute_worth
+from jinfercept.sched.waste import recompute_worth, return_s
 
 HELD_SWAPS = 4.0
 """A context is held against new requests if it is expected within so many times the seconds of moving it one way. Measured:
@@ -45,6 +45,8 @@ RESERVE = 16
 """One in so many device pages is kept clean where the host is full, so that evictions need not wait for the link."""
 BLOCK_TOKENS = 1024
 """Tokens that a context loses before the worth of its next ones is compared again."""
+FAR = 1 << 20
+"""Tokens of a transfer that takes as long as its bytes do."""
 SOON_S = 1e-3
 """Seconds within which a context is needed that waits to run."""
 
@@ -64,6 +66,7 @@ class CopyAhead(Policy):
 
     def __init__(self, estimator: Estimator, cost: CostModel, chunk_tokens: int, page_size: int) -> None:
         self._swap_s, self._price = cost.swap_s, PositionPrice(cost, chunk_tokens)
+        self._disk_token_s, self._swap_token_s = cost.disk_s(FAR) / FAR, cost.swap_s(FAR) / FAR
         self._page_size, self._block = page_size, max(1, BLOCK_TOKENS // page_size)
         self._paused = LastExpectedFirst(estimator)
         self._dirty = LastExpectedFirst(estimator)  # may have pages on the device that have no host copy
@@ -167,6 +170,12 @@ class CopyAhead(Policy):
                     return most
         return num_pages
 
+    def _token_s(self, sequence: Sequence, page: int) -> float:
+        """Seconds that the return of a token of a lost page takes."""
+        recompute_s = self._price.token_s(page * self._page_size)
+        is_stored = page < sequence.context.num_stored
+        return return_s(recompute_s, self._disk_token_s, self._swap_token_s) if is_stored else recompute_s
+
     def _cheapest(self, sequence: Sequence, now: float, *, on_device: bool) -> PageBlock | None:
         """The pages of a paused sequence that are worth least of those on the device, or of those only on the host."""
         runs = sequence.context.own_evictable if on_device else sequence.context.own_hosted
@@ -175,7 +184,7 @@ class CopyAhead(Policy):
         wait_s = SOON_S
         if sequence.state is State.INTERCEPTED:
             wait_s = max(SOON_S, self._paused.expected_s(sequence) - now)
-        head, tail, size = runs[0].pages, runs[-1].pages[::-1], self._page_size
-        head_s, tail_s = self._price.token_s(head[0] * size), self._price.token_s(tail[0] * size)
+        head, tail = runs[0].pages, runs[-1].pages[::-1]
+        head_s, tail_s = (self._token_s(sequence, pages[0]) for pages in (head, tail))
         token_s, pages = (head_s, head) if head_s < tail_s else (tail_s, tail)
         return PageBlock(recompute_worth(token_s, wait_s), sequence, pages[: self._block])

@@ -31,3 +31,7 @@ class CostModel(Protocol):
     def recompute_s(self, num_tokens: int, chunk_tokens: int) -> float:
         """T_recompute: seconds of steps that recompute a context of so many tokens, in chunks of at most `chunk_tokens`."""
         ...
+
+    def disk_s(self, num_tokens: int) -> float:
+        """T_disk: seconds to read the KV of so many tokens from the disk tier into the host's memory; infinite without one."""
+        ...

@@ -286,7 +286,7 @@ class FairShare:
         return [
             (tenant, queue, head)
             for tenant, queue in self._queues.by_tenant.items()
-            if (head := next((waiting for waiting in queue.waiting if not waiting.waits_for_leader), None)) is not None
+            if (head := next((waiting for waiting in queue.waiting if waiting.may_start), None)) is not None
         ]
 
     def _start_rank(self, tenant: str, queue: TenantQueue, head: Sequence) -> tuple[int, bool, float, int]:

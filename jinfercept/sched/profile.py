@@ -171,7 +171,7 @@ class Profile:
         return num_tokens / rate + self.copies_s(num_tokens) if rate else math.inf
 
     def disk_s(self, num_tokens: int) -> float:
-        """Seconds to read the KV of so many tokens from the disk tier into the host's memory, behind nothing."""
+        """T_disk: seconds to read the KV of so many tokens from the disk tier into the host's memory, behind nothing."""
         if not self.disk_read_tokens_per_s:
             return math.inf
         return self.disk_latency_s + num_tokens / self.disk_read_tokens_per_s

@@ -18,7 +18,7 @@ from jinfercept.sched.fairness import FairShare
 from jinfercept.sched.load import RunMeans
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.order import Order
-from jinfercept.sched.plan_builder import PlanBuilder, PlannedStep, SchedulerCounters
+from jinfercept.sched.plan_builder import MoveOrder, PlanBuilder, PlannedStep, SchedulerCounters
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.preemption import PreemptedSequences, Preemption
 from jinfercept.sched.queues import Queues
@@ -77,7 +77,7 @@ class Scheduler:
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
         beyond_short = 0 if whole_prompts else buckets[-1] - self._budget.short_bucket(max_num_seqs)
         self._fair = FairShare(queues, self._budget, beyond_short)
-        transfers = Transfers(kv, policy, self.counters, observer)
+        self._transfers = transfers = Transfers(kv, policy, self.counters, observer)
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=kv.has_host)
         self._eviction = Eviction(kv, self._queues, self._fair, policy, transfers, self.counters, preempted)
         recomputes_late = policy.recomputes_late and preemption == "policy"  # a forced way is not to be mended
@@ -241,6 +241,10 @@ class Scheduler:
         """The sequences that run, wait or are intercepted."""
         return [*self.running, *self.waiting, *self.intercepted.values()]
 
+    def free_host(self, sequence: Sequence, num_pages: int, now: float) -> None:
+        """Free host slots for so many pages of a waiting sequence, as far as the policy lets copies go. Between two plans."""
+        self._transfers.free_host(MoveOrder(self._policy.host_victims(sequence, now)), num_pages)
+
     # -- the plan --------------------------------------------------------------------------------------------------
 
     @property
@@ -356,8 +360,8 @@ class Scheduler:
             self._chunks.run(builder, sequence, most)
 
     def _next_waiting(self, now: float) -> Sequence | None:
-        """The first waiting sequence that waits for no leader and that the policy lets start."""
-        ready = [sequence for sequence in self.waiting if not sequence.waits_for_leader]
+        """The first waiting sequence that may start and that the policy lets start."""
+        ready = [sequence for sequence in self.waiting if sequence.may_start]
         admitted = next((sequence for sequence in ready if self._policy.admits(sequence, now)), None)
         if admitted is not None or self.running or not ready:
             self._turned_away_s = None

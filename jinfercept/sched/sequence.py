@@ -156,7 +156,7 @@ class Sequence:
     `external_spans` are the ranges of tokens that the model did not generate: the prompt first, then results of calls.
     `session` names the chain of requests that it belongs to: by its request, else that of the retained context that it extends,
     else its own id. `may_draft` says whether its tokens may be drafted: what a draw depends on is known to the host, or to be
-    had for a draft.
+    had for a draft. `reads_disk` says that pages of it are being read from a disk; written by the disk tier.
 
     The parts: `context` has the pages (`KVManager`), `place` is in the queues, `row` is the runner's, `pause` has the calls,
     `usage` counts, `drafting` has the drafts of its next tokens (`Speculation`). `state` is written by `Queues`.
@@ -182,6 +182,7 @@ class Sequence:
         "planned",
         "priority",
         "random_key",
+        "reads_disk",
         "row",
         "scored",
         "session",
@@ -245,6 +246,7 @@ class Sequence:
         self.drafting: DraftState | None = None
         self.may_draft = options is None or not (options.remembered or options.params.forced_output_ids)
         self.state = State.WAITING
+        self.reads_disk = False
         self.pending = 0
         self.planned = False  # has a chunk in the plan being made
         self.generated = 0
@@ -301,6 +303,11 @@ class Sequence:
         ):
             self.leader = leader = None
         return leader is not None
+
+    @property
+    def may_start(self) -> bool:
+        """Whether it waits neither for its leader nor for a disk."""
+        return not self.reads_disk and not self.waits_for_leader
 
     def void_pending(self) -> None:
         """Void the samples in flight."""

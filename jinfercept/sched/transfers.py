@@ -158,13 +158,17 @@ class Transfers:
         if builder.host_victims is None or builder.host_victims.sequence is not sequence:
             moves = self._policy.host_victims(sequence, builder.now)
             builder.host_victims = HostVictims(sequence, MoveOrder(moves))
-        for move in builder.host_victims.order:
+        self.free_host(builder.host_victims.order, wanted)
+
+    def free_host(self, victims: MoveOrder, wanted: int) -> None:
+        """Free host slots by a policy's order, until so many are free."""
+        for move in victims:
             for run in move.sequence.context.runs(move.pages):
-                if not run.shared and not run.in_flight and run.residency.on_host:
+                if not run.shared and not run.in_flight and run.residency.on_host and move.action is not Action.COPY:
                     pages = run.pages[:: move.pages.step][: wanted - self._kv.num_host_free]
-                    self._move_alike(builder, move._replace(pages=pages), run)
+                    self._drop(move._replace(pages=pages), run)
                     if self._kv.num_host_free >= wanted:
-                        builder.host_victims.order.put_back(move)
+                        victims.put_back(move)
                         return
 
 

@@ -1,5 +1,5 @@
 """What an interception wastes under each way of treating its context: InferCept's equations (1) to (5), one function each, and
-ours (6), which compares pages of different contexts.
+ours (6) and (7), which compare pages of different contexts, in memory and on disk.
 
 Waste is device memory held without use, times the time it is held. The KV bytes of a token cancel inside one model, so
 everything here is in token·seconds. Pure functions: no queue, no clock, no profile; what a step or a transfer costs arrives
@@ -92,6 +92,19 @@ def recompute_worth(recompute_s: float, per_return_s: float) -> float:
         per_return_s: T_ret, expected seconds of keeping it for each return of its sequence, above 0.
     """
     return recompute_s / per_return_s
+
+
+def return_s(recompute_s: float, disk_s: float, swap_s: float) -> float:
+    """Equation (7), what the return of pages takes that are on disk and in no memory: `min(T_recompute, T_disk + T_swap)`.
+
+    It takes the place of t(p) in equation (6) for these pages.
+
+    Args:
+        recompute_s: T_recompute, seconds of computing them again.
+        disk_s: T_disk, seconds of reading them into the host's memory.
+        swap_s: T_swap, seconds of moving them from there to the device.
+    """
+    return min(recompute_s, disk_s + swap_s)
 
 
 def choice(waste: Waste) -> HoldOrDrop:

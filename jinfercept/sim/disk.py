@@ -2,12 +2,13 @@
 
 from array import array
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple, final
 
 from jinfercept.disk.record import RecordData, Root
 from jinfercept.disk.tree import Tree, continue_match
+from jinfercept.kv.context import Context
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.simulator import VirtualClock
 
@@ -19,7 +20,7 @@ class SimulatedPiece(NamedTuple):
     """Pages that were read, see `runner.disk_pages.ReadPiece`, and when."""
 
     at_s: float
-    key: str
+    key: int
     num_pages: int
     is_last: bool
 
@@ -28,7 +29,7 @@ class _Write(NamedTuple):
     """Pages that are written by some time."""
 
     at_s: float
-    key: Hashable
+    key: Context
     root: Root
     tokens: bytes
     first: int
@@ -63,7 +64,7 @@ class SimulatedDisk:
         """Leading pages of these tokens that are stored."""
         return self._tree.match(self._root(root), _token_bytes(tokens)).num_pages
 
-    def read(self, key: str, root: bytes, tokens: Sequence[int], first: int, num_pages: int) -> None:
+    def read(self, key: int, root: bytes, tokens: Sequence[int], first: int, num_pages: int) -> None:
         """Begin to read pages of these tokens."""
         match = self._tree.match(self._root(root), _token_bytes(tokens))
         self._tree.use(match.path, self._clock.now())
@@ -73,7 +74,7 @@ class SimulatedDisk:
             self._read_free_s += size * self._page_size / self._profile.disk_read_tokens_per_s
             self._pieces.append(SimulatedPiece(self._read_free_s, key, size, start + size == num_pages))
 
-    def cancel(self, key: str) -> None:
+    def cancel(self, key: int) -> None:
         """What is still to be read is not wanted any more."""
         self._pieces = deque(piece for piece in self._pieces if piece.key != key)
 
@@ -87,19 +88,19 @@ class SimulatedDisk:
     def place(self, piece: SimulatedPiece, slots: Sequence[int | None], dropped: Sequence[int]) -> None:
         """Nothing: there is no data."""
 
-    def count(self, key: Hashable, root: bytes, tokens: Sequence[int]) -> None:
+    def count(self, key: Context, root: bytes, tokens: Sequence[int]) -> None:
         """Count the leading pages of these tokens that are stored."""
         self._writes.append(_Write(self._clock.now(), key, self._root(root), _token_bytes(tokens), 0, 0))
 
-    def write(self, key: Hashable, root: bytes, tokens: Sequence[int], first: int, slots: Sequence[int]) -> None:
+    def write(self, key: Context, root: bytes, tokens: Sequence[int], first: int, slots: Sequence[int]) -> None:
         """Begin to store pages of these tokens."""
         seconds = len(slots) * self._page_size / self._profile.disk_write_tokens_per_s
         self._write_free_s = max(self._write_free_s, self._clock.now()) + seconds
         self._writes.append(_Write(self._write_free_s, key, self._root(root), _token_bytes(tokens), first, len(slots)))
 
-    def poll_stored(self) -> list[tuple[Hashable, int]]:
+    def poll_stored(self) -> list[tuple[Context, int]]:
         """How many leading pages are stored, for every count and write that has ended since the last call."""
-        now, stored = self._clock.now(), list[tuple[Hashable, int]]()
+        now, stored = self._clock.now(), list[tuple[Context, int]]()
         while self._writes and self._writes[0].at_s <= now:
             stored.append(self._store(self._writes.popleft()))
         return stored
@@ -112,7 +113,7 @@ class SimulatedDisk:
     def close(self, longest_s: float) -> None:
         """Nothing: what is simulated has ended."""
 
-    def _store(self, write: _Write) -> tuple[Hashable, int]:
+    def _store(self, write: _Write) -> tuple[Context, int]:
         match = self._tree.match(write.root, write.tokens)
         num_new = write.first + write.num_pages - match.num_pages
         if write.num_pages and match.num_pages >= write.first and num_new > 0:

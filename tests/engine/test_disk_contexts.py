@@ -6,12 +6,14 @@ import pytest
 
 from jinfercept.engine.engine import Engine
 from jinfercept.errors import ConfigError
-from jinfercept.events import Finished
-from jinfercept.request import FollowUp
+from jinfercept.events import Event, Finished
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import FollowUp, Request
 from jinfercept.sched.profile import load_profile
-from jinfercept.sim.scripted import ScriptedDispatcher, plain_tokens
+from jinfercept.sim.scripted import ScriptedDispatcher, make_request, plain_tokens
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.simulator import VirtualClock
+from jinfercept.sim.workload import Script, Segment
 from tests.support.retained_contexts import ask, served, settle
 
 H100 = load_profile("roofline-llama-3-8b-h100-attention")
@@ -46,6 +48,55 @@ def test_a_prefix_on_disk_is_read_where_that_takes_less_time(read_tokens_per_s: 
     [output] = served(engine, ask("again", [*PROMPT, 7, 8]))
     assert output.num_cached_tokens == num_cached
     engine.check_pages()
+
+
+@pytest.mark.parametrize("lost", [range(75), range(50, 75), range(30, 60)])
+def test_a_request_whose_call_returns_reads_the_pages_that_it_has_lost_and_no_others(lost: range) -> None:
+    engine = simulated()
+    script = Script("math", 1200, (Segment(5, 100.0, 40), Segment(5, None, 0)))
+    engine.submit(make_request(7, script, plain_tokens))
+    while not engine.scheduler.intercepted:
+        engine.step()
+    [sequence] = engine.scheduler.intercepted.values()
+    while sequence.context.num_stored < 75:
+        engine.step()
+    engine.scheduler.kv.drop(sequence.context, lost, device=True, host=True)
+    [output] = [event.output for event in run(engine) if isinstance(event, Finished)]
+    assert engine.disk is not None
+    assert engine.disk.read_tokens == 16 * len(lost)
+    assert output.metrics.recomputed_tokens < 16
+    engine.check_pages()
+
+
+def run(engine: Engine) -> list[Event]:
+    events: list[Event] = []
+    while engine.has_work:
+        events += engine.step()
+        engine.check_pages()
+    return events
+
+
+def test_a_full_host_gives_up_pages_of_contexts_that_are_expected_later_for_those_that_are_read() -> None:
+    engine = simulated()
+    forgets(engine)
+    kv = engine.scheduler.kv
+    scripts = [Script("math", 1590, (Segment(1, 1e5, 0), Segment(1, None, 0))) for _ in range(2)]
+    for number, script in enumerate(scripts):
+        engine.submit(make_request(number, script, plain_tokens))
+    while len(engine.scheduler.intercepted) < 2 or kv.num_host_free >= 20:
+        engine.step()
+    [output] = served_beside(engine, ask("again", [*PROMPT, 7, 8]))
+    assert output.num_cached_tokens == 320
+    engine.check_pages()
+
+
+def served_beside(engine: Engine, request: Request) -> list[RequestOutput]:
+    """The outputs of a step in which a request ends."""
+    engine.submit(request)
+    while True:
+        ended = [event.output for event in engine.step() if isinstance(event, Finished)]
+        if ended:
+            return ended
 
 
 def test_a_host_without_room_takes_the_leading_pages() -> None:

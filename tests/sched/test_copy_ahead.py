@@ -62,6 +62,17 @@ def test_a_full_host_gives_up_what_is_worth_least_for_what_is_worth_more() -> No
     assert not missing(soon)
 
 
+def test_contexts_lose_what_a_disk_has_before_what_is_to_be_computed_again() -> None:
+    estimator = OracleEstimator()
+    bench = SchedulerBench(CopyAhead(estimator, QuadraticCost(), SIZE, SIZE), num_pages=40, num_host_pages=0)
+    soon = paused(bench, estimator, "soon", 60, 1000.0)
+    late = paused(bench, estimator, "late", 60, 2000.0)
+    soon.context.num_stored = 15
+    bench.prefilled("new", 60)
+    assert missing(soon)
+    assert not missing(late)
+
+
 def test_the_price_of_parts_of_a_context_adds_up_to_that_of_the_whole() -> None:
     price, cost = PositionPrice(QuadraticCost(), SIZE), QuadraticCost()
     assert abs(sum(price.between_s(start, start + 2) for start in range(0, 40, 2)) - cost.recompute_s(40, SIZE)) < 1e-9

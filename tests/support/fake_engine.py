@@ -45,6 +45,7 @@ class AffineCost:
     fixed_s: float = 0.010
     per_query_s: float = 50e-6
     link_tokens_per_s: float = 20_000.0
+    disk_tokens_per_s: float = 1_000.0
 
     def step_s(self, query_tokens: int, context_tokens: int) -> float:
         return self.fixed_s + self.per_query_s * query_tokens
@@ -60,6 +61,9 @@ class AffineCost:
 
     def copies_s(self, num_tokens: int) -> float:
         return 0.0
+
+    def disk_s(self, num_tokens: int) -> float:
+        return num_tokens / self.disk_tokens_per_s
 
     def recompute_s(self, num_tokens: int, chunk_tokens: int) -> float:
         return -(-num_tokens // chunk_tokens) * self.fixed_s + self.per_query_s * num_tokens
