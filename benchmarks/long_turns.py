@@ -50,10 +50,10 @@ from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.profile import PROFILES
 from jinfercept.sched.scheduler import Scheduler
+from jinfercept.server.http.json_body import BodyReader
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.routes.chat_completions import make_chat
 from jinfercept.server.routes.engine_requests import RequestHints
-from jinfercept.server.routes.guarded_route import parsed
 from jinfercept.server.server_tools import ServerTools
 from jinfercept.server.service import Service
 from jinfercept.state.tool_history import ToolHistory
@@ -168,12 +168,12 @@ def of_responses(body: ResponsesBody) -> ChatBody:
     return response_chat_body(body, messages_of(items, body.instructions), ClientTools(body.tools or (), items))
 
 
-PROTOCOLS: dict[str, tuple[Callable[[Work], dict[str, Any]], TypeAdapter[Any], Callable[[Any], ChatBody]]] = {
-    "chat": (chat_json, TypeAdapter(ChatBody), of_chat),
-    "responses": (responses_json, TypeAdapter(ResponsesBody), of_responses),
-    "messages": (messages_json, TypeAdapter(MessagesBody), anthropic_chat_body),
+PROTOCOLS: dict[str, tuple[Callable[[Work], dict[str, Any]], TypeAdapter[Any], str, Callable[[Any], ChatBody]]] = {
+    "chat": (chat_json, TypeAdapter(ChatBody), "messages", of_chat),
+    "responses": (responses_json, TypeAdapter(ResponsesBody), "input", of_responses),
+    "messages": (messages_json, TypeAdapter(MessagesBody), "messages", anthropic_chat_body),
 }
-"""Each protocol's body of a conversation, its schema, and what makes a chat of it."""
+"""Each protocol's body of a conversation, its schema, the field of its list, and what makes a chat of it."""
 
 
 def smollm2(source: str) -> Tokenizer:
@@ -236,7 +236,11 @@ class Door:
         service.chat_options = lambda **more: Service.chat_options(service, **more)
         service.check_chars = lambda texts, param: Service.check_chars(service, texts, param)
         self.service = cast(Service, service)
-        self.scheduler = None
+        self.bodies = BodyReader()
+
+    def forget(self) -> None:
+        self.maker.forget_chats()
+        self.bodies = BodyReader()
 
     def queue(self, request: Request) -> None:
         """As an engine queues it."""
@@ -255,12 +259,12 @@ class Door:
 
     def turn(self, protocol: str, work: Work) -> tuple[dict[str, float], Request]:
         """Processor milliseconds by stage, and the request."""
-        make_json, schema, convert = PROTOCOLS[protocol]
+        make_json, schema, field, convert = PROTOCOLS[protocol]
         body = json.dumps(make_json(work)).encode()
         gc.collect()
         with stages() as spent:
             started = time.process_time()
-            read = parsed(body, schema)
+            read = self.bodies.read(body, schema, field, HINTS.tenant)
             spent["read"] = time.process_time() - started
             [request] = make_chat(self.service, convert(read), HINTS, "request")
             total = time.process_time() - started
@@ -316,7 +320,7 @@ def measure(
     for way in ("whole", "again", "continued"):
         runs, tokens = list[dict[str, float]](), 0
         for repeat in range(repeats if way != "whole" else min(repeats, 2)):
-            door.maker.forget_chats()
+            door.forget()
             if way != "whole":
                 _, earlier = door.turn(protocol, work._replace(steps=before))
                 if way == "continued":

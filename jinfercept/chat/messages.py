@@ -11,6 +11,7 @@ from typing import Any
 
 from jinfercept.calls import Call
 from jinfercept.errors import RequestError, shown
+from jinfercept.values.known import KnownObject, derived
 
 Message = Mapping[str, Any]
 """OpenAI-style: `role`, `content`, and `tool_calls` or `tool_call_id`.
@@ -44,6 +45,10 @@ def checked_message(message: object) -> dict[str, Any]:
     Raises:
         RequestError: it is no message.
     """
+    return derived(message, "checked", _checked_message)
+
+
+def _checked_message(message: object) -> dict[str, Any]:
     if not isinstance(message, dict | Mapping) or not isinstance(message.get("role"), str):
         raise RequestError("a message has a role", got=shown(message), fix='{"role": "user", "content": "…"}')
     content = message.get("content")
@@ -62,7 +67,7 @@ def checked_message(message: object) -> dict[str, Any]:
             fix = "leave them out, or give calls"
             raise RequestError("a message's tool_calls are a list", got=shown(calls), fix=fix)
         checked["tool_calls"] = [_checked_call(call) for call in calls]
-    return checked
+    return KnownObject(checked) if type(message) is KnownObject else checked
 
 
 def one_call_a_turn(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -87,12 +92,12 @@ def one_call_a_turn(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def with_arguments(messages: list[dict[str, Any]], form: ArgumentForm) -> list[dict[str, Any]]:
     """The messages with the arguments of their calls in a form."""
-    return [
-        {**message, "tool_calls": [_call_in_form(call, form) for call in calls]}
-        if (calls := message.get("tool_calls"))
-        else message
-        for message in messages
-    ]
+
+    def in_form(message: dict[str, Any]) -> dict[str, Any]:
+        written = {**message, "tool_calls": [_call_in_form(call, form) for call in message["tool_calls"]]}
+        return KnownObject(written) if type(message) is KnownObject else written
+
+    return [derived(message, form, in_form) if message.get("tool_calls") else message for message in messages]
 
 
 def _checked_call(call: object) -> dict[str, Any]:
@@ -158,15 +163,17 @@ def digests(first: Any, messages: Sequence[Message]) -> list[bytes]:
     digest = first if isinstance(first, bytes) else hashlib.sha256(_encoded(first)).digest()
     until = list[bytes]()
     for message in messages:
-        role, content, calls, more = _compared(message)
-        whole = hashlib.sha256(digest)
-        if isinstance(content, str):
-            whole.update(_encoded([role, calls, more]) if calls or more else _of_role(role))
-            whole.update(b"\0" + content.encode(errors="surrogatepass"))  # JSON has no such byte
-        else:
-            whole.update(_encoded([role, content, calls, more]))
-        until.append(digest := whole.digest())
+        until.append(digest := hashlib.sha256(digest + derived(message, "digest", _digest)).digest())
     return until
+
+
+def _digest(message: Message) -> bytes:
+    """The digest of a message by itself."""
+    role, content, calls, more = _compared(message)
+    if not isinstance(content, str):
+        return hashlib.sha256(_encoded([role, content, calls, more])).digest()
+    head = _encoded([role, calls, more]) if calls or more else _of_role(role)
+    return hashlib.sha256(head + b"\0" + content.encode(errors="surrogatepass")).digest()  # JSON has no such byte
 
 
 def _compared(message: Message) -> list[Any]:

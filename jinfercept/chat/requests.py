@@ -1,5 +1,6 @@
 """Makes requests of the arguments of `LLM.generate`, all of them checked before any request starts."""
 
+import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from jinfercept.intercept.detector import StopStringDetector
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
+from jinfercept.values.known import KnownObject, derived
 from jinfercept.values.plain import plain
 
 
@@ -84,16 +86,23 @@ def check_chars(given: Any, most: int) -> None:
     Args:
         given: a text, or lists and dicts of texts and other values; any other value counts as one character.
     """
+    if _num_chars(given, most) > most:
+        raise PromptLengthError(
+            "the prompt is too long for the context of the model",
+            got=f"more than {most} characters",
+            fix="send less text, or start the server with a larger --max-prompt-chars",
+        )
+
+
+def _num_chars(given: Any, most: float = math.inf) -> int:
+    """As `check_chars` counts them; counting ends beyond `most`."""
     count, left = 0, [given]
-    while left:
+    while left and count <= most:
         value = left.pop()
+        if type(value) is KnownObject:
+            count += derived(value, "chars", lambda fields: _num_chars(dict(fields)))
+            continue
         count += len(value) or 1 if isinstance(value, str) else 1
-        if count > most:
-            raise PromptLengthError(
-                "the prompt is too long for the context of the model",
-                got=f"more than {most} characters",
-                fix="send less text, or start the server with a larger --max-prompt-chars",
-            )
         if type(value) is str:  # almost always
             continue
         if isinstance(value, dict) or isinstance(value, Mapping):  # noqa: SIM101 # the first is quick
@@ -101,6 +110,7 @@ def check_chars(given: Any, most: int) -> None:
             left += value.values()
         elif isinstance(value, list | tuple):
             left += value
+    return count
 
 
 def _prompts(prompts: Any) -> list[Any]:

@@ -219,16 +219,15 @@ class ChatTemplate:
         """Messages with marks. An assistant's content keeps the tags of reasoning, for the template to find, and of calls."""
         names = self.tokenizer.special_token_names
         if names.but(_REASONING) is names and not any(message.get(WRITTEN_CALLS) for message in messages):
-            return self._given(messages)
-        return [
-            self._given(message)
-            | (
-                {"content": self._given(message["content"], _REASONING) + message.get(WRITTEN_CALLS, "")}
-                if message["role"] == "assistant"
-                else {}
-            )
-            for message in messages
-        ]
+            return [*map(self._given, messages)]
+        given = list[dict[str, Any]]()
+        for message in messages:
+            marked = self._given(message)
+            if message["role"] == "assistant":
+                content = self._given(message["content"], _REASONING) + message.get(WRITTEN_CALLS, "")
+                marked = marked if content is marked["content"] else marked | {"content": content}
+            given.append(marked)
+        return given
 
     def _given[T](self, value: T, but: frozenset[str] = frozenset()) -> T:
         return value if self._special_tokens_in_text else self._with_marks(value, but)

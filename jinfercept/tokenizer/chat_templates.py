@@ -8,6 +8,7 @@ seconds; but lists may grow and shrink, and what `map` makes is written as a lis
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, cast
@@ -18,6 +19,8 @@ from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from jinfercept.values.known import KnownObject, derived
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Fields under which a message has its reasoning: templates read the first, those of gpt-oss the second."""
@@ -39,8 +42,17 @@ def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mappin
         jinja2.TemplateError: the source is no template, or the template refuses the messages.
         Exception: whatever else the template does wrong.
     """
-    plain = [_with_reasoning(message) for message in _copied(list(messages))]
-    return _compiled(source).render(_copied(dict(variables)) | {"messages": plain})
+    given = _copied(dict(variables))
+    if not any(name in source for name in _LIST_CHANGES):
+        with suppress(SecurityError):  # raised to a template that makes up the name of such a method
+            shared = [derived(message, "plain", _plain) for message in messages]
+            return _compiled(source, changes_lists=False).render(given | {"messages": shared})
+    return _compiled(source).render(given | {"messages": [*map(_plain, messages)]})
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a message as templates read it."""
+    return _with_reasoning(_copied(dict(message) if isinstance(message, KnownObject) else message))
 
 
 class _GenerationBlocks(ext.Extension):
@@ -83,7 +95,9 @@ def _refuse_private(name: object) -> None:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Lets templates change lists, as those of Kimi K2 do: all lists that they see are copies."""
+    """Lets templates change lists, as those of Kimi K2 do: all lists that they see are copies then."""
+
+    changes_lists = True
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """What the sandbox returns, without the exception that it raises and catches for every key of a dict."""
@@ -95,11 +109,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        return (type(obj) is list and attr in _LIST_CHANGES) or super().is_safe_attribute(obj, attr, value)
+        changes_list = self.changes_lists and type(obj) is list and attr in _LIST_CHANGES
+        return changes_list or super().is_safe_attribute(obj, attr, value)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment(changes_lists: bool) -> ImmutableSandboxedEnvironment:
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, ext.loopcontrols])
+    environment.changes_lists = changes_lists
     environment.filters["tojson"] = _to_json
     environment.globals |= {
         "dict": _Dict(),
@@ -111,8 +127,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 @lru_cache(maxsize=32)
-def _compiled(source: str) -> Template:
-    return _environment().from_string(source)
+def _compiled(source: str, changes_lists: bool = True) -> Template:
+    return _environment(changes_lists).from_string(source)
 
 
 def _to_json(

@@ -13,6 +13,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
+from jinfercept.values.known import KnownObject, derived
+
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id", "id", "type", "function", "name", "arguments")
 """Fields of messages."""
 
@@ -62,6 +64,9 @@ class SpecialTokenNames:
         """
         if isinstance(given, str):
             return self._marked_text(given, mark) if self._looked_at(given) else given
+        if type(given) is KnownObject:
+            needs_none = derived(given, self, lambda fields: self.marked(fields := dict(given), mark) is fields)
+            return given if needs_none else self.marked(dict(given), mark)
         if isinstance(given, dict) or isinstance(given, Mapping):  # noqa: SIM101 # the first is quick
             keys = None if self._harmless.issuperset(given) else self._marked_all(given, mark)
             values = self._marked_all(given.values(), mark)

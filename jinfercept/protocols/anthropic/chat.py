@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from jinfercept.chat.system_messages import with_leading_system
 from jinfercept.protocols.anthropic.schemas import (
@@ -16,8 +17,10 @@ from jinfercept.protocols.anthropic.schemas import (
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
+    text_block,
 )
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.chat_schemas import (
@@ -52,6 +55,21 @@ _PLACES: dict[str, tuple[type[Any], ...]] = {
     "system": (TextBlock,),
 }
 """Kinds of blocks by the roles of messages that may have them."""
+
+
+class _Turn(NamedTuple):
+    """A turn as messages of a chat.
+
+    Attributes:
+        calls: names of the tools that it calls, by the ids of calls.
+        results: the ids of calls whose results it has, with the names of their tools.
+        is_constant: whether the same turn with the same names is always converted to this.
+    """
+
+    messages: list[Message]
+    calls: Mapping[str, str] = MappingProxyType({})
+    results: tuple[tuple[str, str | None], ...] = ()
+    is_constant: bool = True
 
 
 def check_message_fields(body: CountTokensBody) -> None:
@@ -145,72 +163,102 @@ def _messages(body: CountTokensBody, deferred: dict[str, InputTool]) -> list[Mes
     """The messages of a chat. A turn with results becomes one message for each, and one for each text beside them.
 
     Args:
-        deferred: as of `_user_messages`.
+        deferred: as of `_user_turn`.
     """
     system = body.system if isinstance(body.system, str) else _joined(_lasting(body.system or ()))
-    messages: list[dict[str, Any]] = [_message("system", content=system)] if system else []
+    messages = [_message("system", content=system)] if system else []
     names: dict[str, str] = {}
-    for role, blocks in _turns(body.messages):
-        if role == "assistant":
-            messages.append(_assistant_message(blocks, names))
-        elif role == "system":
-            messages.append(
-                _message("system", content=_joined(block for block in blocks if isinstance(block, TextBlock)))
-            )
-        else:
-            messages += _user_messages(blocks, names, deferred)
+    for role, given in _turns(body.messages):
+        turn = _converted(role, given, names, deferred)
+        names |= turn.calls
+        messages += turn.messages
     if len(messages) > MAX_MESSAGES:
         limit = f"a conversation has at most {MAX_MESSAGES} messages, results of calls counted"
         raise ApiError.bad(f"{limit}; got {len(messages)}", "messages")
-    return [Message.model_construct(**fields) for fields in with_leading_system(messages)]
+    if any(message.role == "system" for message in messages[1:]):
+        return [_message(**fields) for fields in with_leading_system([*map(dict, messages)])]
+    return messages
 
 
-def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[ContentBlock]]]:
+def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[InputMessage]]]:
     """Messages by role; those of one role in a row are one turn, but for the system's.
 
     Raises:
         ApiError: 400, for a block that belongs into a message of another role.
     """
-    turns: list[tuple[str, list[ContentBlock]]] = []
+    turns: list[tuple[str, list[InputMessage]]] = []
     for number, message in enumerate(messages):
-        blocks = message.content if isinstance(message.content, list) else [_text_block(message.content)]
-        for place, block in enumerate(blocks):
+        for place, block in enumerate(() if "turn" in message.derived else message.blocks):
             if not isinstance(block, _PLACES[message.role]):
                 field = f"messages[{number}].content[{place}]"
                 raise ApiError.bad(f"a message of role {message.role} has no {block.type} blocks", field)
         if turns and turns[-1][0] == message.role != "system":
-            turns[-1][1].extend(blocks)
+            turns[-1][1].append(message)
         else:
-            turns.append((message.role, list(blocks)))
+            turns.append((message.role, [message]))
     return turns
 
 
-def _user_messages(
-    blocks: Sequence[ContentBlock], names: Mapping[str, str], deferred: dict[str, InputTool]
-) -> Iterator[dict[str, Any]]:
-    """The fields of the messages of a user's turn.
+def _converted(
+    role: str, given: Sequence[InputMessage], names: Mapping[str, str], deferred: dict[str, InputTool]
+) -> _Turn:
+    """A turn as messages of a chat: the same objects, if it is one message that was converted before with the same names.
+
+    Args:
+        names, deferred: as of `_user_turn`.
+    """
+    single = given[0] if len(given) == 1 else None
+    if (
+        single
+        and (turn := single.derived.get("turn"))
+        and all(names.get(call_id) == name for call_id, name in turn.results)
+    ):
+        return turn
+    blocks = [block for message in given for block in message.blocks]
+    if role == "assistant":
+        turn = _assistant_turn(blocks)
+    elif role == "system":
+        text = _joined(block for block in blocks if isinstance(block, TextBlock))
+        turn = _Turn([_message("system", content=text)])
+    else:
+        turn = _user_turn(blocks, names, deferred)
+    if single and turn.is_constant:
+        single.derived["turn"] = turn
+    return turn
+
+
+def _user_turn(blocks: Sequence[ContentBlock], names: Mapping[str, str], deferred: dict[str, InputTool]) -> _Turn:
+    """The messages of a user's turn.
 
     Args:
         names: of the tools that were called, by the ids of calls.
         deferred: tools that the prompt declares where a result first refers to them, by name; those are removed.
     """
+    messages: list[Message] = []
+    results: list[tuple[str, str | None]] = []
     texts: list[TextBlock] = []
+    refers = False
     for block in blocks:
         if isinstance(block, TextBlock):
             texts.append(block)
         elif isinstance(block, ToolResultBlock):
             if texts:
-                yield _message("user", content=_joined(texts))
+                messages.append(_message("user", content=_joined(texts)))
                 texts = []
-            text = _result_text(block, deferred)
-            yield _message("tool", tool_call_id=block.tool_use_id, name=names.get(block.tool_use_id), content=text)
+            name, text = names.get(block.tool_use_id), _result_text(block, deferred)
+            results.append((block.tool_use_id, name))
+            refers |= not isinstance(block.content, str | None) and any(
+                isinstance(part, ToolReferenceBlock) for part in block.content
+            )
+            messages.append(_message("tool", tool_call_id=block.tool_use_id, name=name, content=text))
     if texts or not blocks:
-        yield _message("user", content=_joined(texts))
+        messages.append(_message("user", content=_joined(texts)))
+    return _Turn(messages, results=tuple(results), is_constant=not refers)
 
 
 def _result_text(block: ToolResultBlock, deferred: dict[str, InputTool]) -> str:
     texts: list[str] = []
-    for part in [_text_block(block.content)] if isinstance(block.content, str) else block.content or ():
+    for part in [text_block(block.content)] if isinstance(block.content, str) else block.content or ():
         if isinstance(part, TextBlock):
             texts.append(part.text)
         elif isinstance(part, OtherResultBlock):
@@ -223,21 +271,17 @@ def _result_text(block: ToolResultBlock, deferred: dict[str, InputTool]) -> str:
     return f"error: {text}" if block.is_error else text
 
 
-def _assistant_message(blocks: Sequence[ContentBlock], names: dict[str, str]) -> dict[str, Any]:
-    """The fields of the message of a turn of the model, whose blocks are pieces of one text.
-
-    Args:
-        names: of the tools that were called, by the ids of calls; added to.
-    """
+def _assistant_turn(blocks: Sequence[ContentBlock]) -> _Turn:
+    """The message of a turn of the model, whose blocks are pieces of one text."""
     calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
-    names |= {call.id: call.name for call in calls}
     thoughts = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
-    return _message(
+    message = _message(
         "assistant",
         content="".join(block.text for block in blocks if isinstance(block, TextBlock)),
         reasoning_content=thoughts or None,
         tool_calls=[_called(call) for call in calls] or None,
     )
+    return _Turn([message], {call.id: call.name for call in calls})
 
 
 def _called(call: ToolUseBlock) -> ToolCall:
@@ -245,10 +289,6 @@ def _called(call: ToolUseBlock) -> ToolCall:
     return ToolCall.model_construct(
         id=call.id, type="function", function=CalledFunction.model_construct(name=call.name, arguments=arguments)
     )
-
-
-def _text_block(text: str) -> TextBlock:
-    return TextBlock.model_construct(type="text", text=text)
 
 
 def _joined(blocks: Iterable[TextBlock]) -> str:
@@ -261,5 +301,5 @@ def _lasting(system: Sequence[TextBlock]) -> list[TextBlock]:
     return [block for block in system if not block.text.startswith(_BILLING)]
 
 
-def _message(role: str, **fields: Any) -> dict[str, Any]:
-    return {"role": role, **fields}
+def _message(role: str, **fields: Any) -> Message:
+    return Message.model_construct(role=role, **fields)

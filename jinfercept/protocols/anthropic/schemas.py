@@ -34,6 +34,11 @@ class TextBlock(_MarkedPart):
     text: Text
 
 
+def text_block(text: str) -> TextBlock:
+    """A text as a block."""
+    return TextBlock.model_construct(type="text", text=text)
+
+
 class ThinkingBlock(Body):
     """Reasoning of an earlier answer. Its signature is not checked."""
 
@@ -143,6 +148,11 @@ class InputMessage(Body):
 
     role: Literal["user", "assistant", "system"]
     content: Text | Annotated[list[ContentBlock], Field(max_length=_MAX_BLOCKS), FIRST_ERROR]
+
+    @property
+    def blocks(self) -> list[ContentBlock]:
+        """The blocks of the content; a text is one."""
+        return self.content if isinstance(self.content, list) else [text_block(self.content)]
 
 
 def _own_kind(value: Any) -> Any:

@@ -1,10 +1,12 @@
 """Schemas of `/v1/chat/completions`: the body and the answer."""
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from jinfercept.protocols.schemas import FIRST_ERROR, Body, SamplingBody, Text, TokenId, Usage
+from jinfercept.values.known import KnownObject
 
 MAX_MESSAGES = 16384
 MAX_TOOLS = 512
@@ -52,12 +54,13 @@ class Message(Body):
     tool_calls: Annotated[list[ToolCall], Field(max_length=1024), FIRST_ERROR] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
-    def as_read(self) -> dict[str, Any]:
+    @cached_property
+    def as_read(self) -> KnownObject:
         """The message for a chat template: `developer` becomes `system`, missing fields are left out."""
         message = self.model_dump(exclude_none=True)
         if isinstance(self.content, list):
             message["content"] = [{"type": "text", "text": text} for text in self.texts]
-        return message | {"role": "system"} if self.role == "developer" else message
+        return KnownObject(message | {"role": "system"} if self.role == "developer" else message)
 
     @property
     def texts(self) -> list[str]:

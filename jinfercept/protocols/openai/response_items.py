@@ -27,6 +27,7 @@ from jinfercept.protocols.openai.response_schemas import (
 )
 from jinfercept.protocols.openai.response_tool_schemas import InputTool
 from jinfercept.protocols.openai.response_tools import CLIENT_CALLS
+from jinfercept.values.known import KnownObject
 
 Item = dict[str, Any]
 """A stored item: `id`, `type`, `status`, and the fields of its type."""
@@ -54,7 +55,11 @@ _PREFIXES = {
 
 def new_item(kind: str, status: str = "completed", **fields: Any) -> Item:
     """An item with a new id."""
-    return {"id": f"{_PREFIXES[kind]}_{secrets.token_hex(16)}", "type": kind, "status": status, **fields}
+    return {"id": _new_id(kind), "type": kind, "status": status, **fields}
+
+
+def _new_id(kind: str) -> str:
+    return f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"
 
 
 def server_call(name: str, note: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +123,8 @@ def read_items(
             call_id = call_ids.get(item["call_id"])
             if call_id is None and (check_calls or not item["call_id"]):
                 raise ApiError.bad(f"there is no call {item['call_id']!r} before its output", f"input[{index}].call_id")
-            item = item | {"call_id": call_id or item["call_id"]}
+            if call_id != item["call_id"]:
+                item = item | {"call_id": call_id or item["call_id"]}
         items.append(item)
     return items
 
@@ -144,6 +150,15 @@ def _call_ids(item: Item) -> dict[str, str]:
 
 
 def _stored(item: InputItem) -> Item:
+    if isinstance(item, McpCallItem | ToolSearchOutputItem | AdditionalToolsItem | ItemReference | OtherItem):
+        return _converted(item)
+    if (before := item.derived.get("stored")) is None:
+        stored = item.derived["stored"] = KnownObject(_converted(item))
+        return stored
+    return before if item.id is not None else KnownObject(before | {"id": _new_id(item.type)}, before.derived)
+
+
+def _converted(item: InputItem) -> Item:
     fields: dict[str, Any]
     match item:
         case MessageItem():

@@ -3,12 +3,14 @@
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
 from itertools import groupby
+from operator import is_not
 from typing import Any, final
 
 from jinfercept.chat.futures import placeholder
 from jinfercept.protocols.openai.chat_schemas import CalledFunction, Message, ToolCall
 from jinfercept.protocols.openai.response_items import CALL_OUTPUTS, Item, joined
 from jinfercept.protocols.openai.response_tools import CLIENT_CALLS, called_function, declared_text
+from jinfercept.values.known import KnownObject, derived
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message]:
@@ -34,6 +36,49 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
 
 
 @final
+class _Turn:
+    """A turn of the assistant.
+
+    Attributes:
+        items: that it consists of.
+        texts: of the fields of its message.
+        calls: the id, the name and the arguments of each.
+    """
+
+    role = "assistant"
+
+    def __init__(self, item: Item) -> None:
+        self.round: int = _note(item).get("round", 0)  # of its last calls
+        self.items: list[Item] = []
+        self.texts: dict[str, list[str]] = defaultdict(list)
+        self.calls: list[tuple[str, str, str]] = []
+
+    def message(self) -> Message:
+        """The turn as a message: the same object if an earlier turn had the same items, each of them a `KnownObject`."""
+        first, *others = [item.derived if isinstance(item, KnownObject) else None for item in self.items]
+        if first is None or None in others:
+            return self._message()
+        before, message = first.get("turn", ((), None))
+        if message is None or len(before) != len(others) or any(map(is_not, before, others)):
+            message = self._message()
+            first["turn"] = others, message
+        return message
+
+    def _message(self) -> Message:
+        fields: dict[str, Any] = {field: "".join(texts) for field, texts in self.texts.items()}
+        if self.calls:
+            fields["tool_calls"] = [
+                ToolCall.model_construct(
+                    id=call_id,
+                    type="function",
+                    function=CalledFunction.model_construct(name=name, arguments=arguments),
+                )
+                for call_id, name, arguments in self.calls
+            ]
+        return Message.model_construct(role="assistant", **fields)
+
+
+@final
 class _Messages:
     """The messages of the items that were added.
 
@@ -43,13 +88,11 @@ class _Messages:
 
     def __init__(self, instructions: str | None, answered: Container[str]) -> None:
         self._answered = answered
-        self._messages = list[Message]()
+        self._messages = list[Message | _Turn]()
         if instructions is not None:
             self._messages.append(Message.model_construct(role="system", content=instructions))
-        self._turns: list[tuple[Message, dict[str, list[str]]]] = []  # of the assistant, and the texts of their fields
         self._names: dict[str, str] = {}  # of the functions that were called, by the ids of calls
-        self._turn: Message | None = None  # the last of these, if an item may belong to it
-        self._round = 0  # of the calls of that turn
+        self._turn: _Turn | None = None  # the last one, if an item may belong to it
         self._has_results = False  # of calls of that turn
 
     def add(self, message: Message) -> None:
@@ -59,21 +102,16 @@ class _Messages:
 
     def whole(self) -> list[Message]:
         """All messages, each text joined once."""
-        for turn, fields in self._turns:
-            for field, texts in fields.items():
-                setattr(turn, field, "".join(texts))
-        return self._messages
+        return [message.message() if isinstance(message, _Turn) else message for message in self._messages]
 
     def add_item(self, item: Item) -> None:
         """Add an item. A result of the server's own call stands behind the turn, which may have further calls."""
         match item["type"]:
             case kind if kind in CALL_OUTPUTS:
-                call_id = item["call_id"]
-                content = declared_text(item["tools"]) if kind == "tool_search_output" else item["output"]
-                fields = {"tool_call_id": call_id, "name": self._names.get(call_id), "content": content}
-                self.add(Message.model_construct(role="tool", **fields))
+                name = self._names.get(item["call_id"])
+                self.add(derived(item, ("message", name), lambda item: _client_result(item, name)))
             case "message" if item["role"] != "assistant":
-                self.add(Message.model_construct(role=item["role"], content=joined(item["content"])))
+                self.add(derived(item, "message", _given))
             case "message" | "reasoning":
                 self._add_text(item)
             case kind if kind in CLIENT_CALLS:
@@ -94,32 +132,40 @@ class _Messages:
         if item["type"] == "reasoning" and not text:
             return
         turn = self._turn
-        if turn is None or self._has_results or (turn.tool_calls is None and self._has_text(field)):
-            self._begin_turn(item)
-        self._turns[-1][1][field].append(text)
+        if turn is None or self._has_results or (not turn.calls and not {"content", field}.isdisjoint(turn.texts)):
+            turn = self._begin_turn(item)  # content stands behind reasoning
+        turn.items.append(item)
+        turn.texts[field].append(text)
 
     def _add_call(self, item: Item, call_id: str, name: str, arguments: str) -> None:
         """Add a call behind the text of its turn, or behind calls of the same round."""
-        turn = self._turn
-        if turn is None or (turn.tool_calls and self._round != _note(item).get("round", 0)):
+        turn, number = self._turn, _note(item).get("round", 0)
+        if turn is None or (turn.calls and turn.round != number):
             turn = self._begin_turn(item)
-        self._round = _note(item).get("round", 0)
-        function = CalledFunction.model_construct(name=name, arguments=arguments)
-        call = ToolCall.model_construct(id=call_id, type="function", function=function)
-        turn.tool_calls = turn.tool_calls or []
-        turn.tool_calls.append(call)
+        turn.round = number
+        turn.items.append(item)
+        turn.calls.append((call_id, name, arguments))
 
-    def _begin_turn(self, item: Item) -> Message:
-        self._round = _note(item).get("round", 0)
+    def _begin_turn(self, item: Item) -> _Turn:
         self._has_results = False
-        self._turn = Message.model_construct(role="assistant")
+        self._turn = _Turn(item)
         self._messages.append(self._turn)
-        self._turns.append((self._turn, defaultdict(list)))
         return self._turn
 
-    def _has_text(self, field: str) -> bool:
-        """Whether the turn has text in a field, or in one that stands behind it: content stands behind reasoning."""
-        return not {"content", field}.isdisjoint(self._turns[-1][1])
+
+def _given(item: Item) -> Message:
+    """A message that is not the assistant's."""
+    return Message.model_construct(role=item["role"], content=joined(item["content"]))
+
+
+def _client_result(item: Item, name: str | None) -> Message:
+    """A message with the result of a call that the client ran.
+
+    Args:
+        name: of the function that was called.
+    """
+    content = declared_text(item["tools"]) if item["type"] == "tool_search_output" else item["output"]
+    return Message.model_construct(role="tool", tool_call_id=item["call_id"], name=name, content=content)
 
 
 def _result(item: Item, text: str) -> Message:

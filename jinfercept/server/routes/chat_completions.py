@@ -100,7 +100,7 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
         parallel_tool_calls=body.parallel_tool_calls is not False,
         max_rounds=_max_rounds(service, body),
     )
-    messages = [message.as_read() for message in body.messages]
+    messages = [message.as_read for message in body.messages]
     check_conversation(service, messages, [tool.declaration for tool in tools], body.chat_template_kwargs)
     try:
         messages = service.tool_history.restored(hints.salt, messages)
@@ -157,7 +157,7 @@ def recorder(service: Service, body: ChatBody, hints: RequestHints) -> Remember:
 
     def remember(turns: Sequence[Message]) -> None:
         if not hints.release:
-            messages = [message.as_read() for message in body.messages]
+            messages = [message.as_read for message in body.messages]
             service.tool_history.remember(hints.tenant, hints.salt, messages, turns, _client_tools(body))
 
     return remember

@@ -4,25 +4,20 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi.routing import APIRoute
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import from_json
+from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from jinfercept.protocols.anthropic.dialect import authorizations
-from jinfercept.protocols.encoding import encode
-from jinfercept.protocols.errors import ApiError, invalid_body
+from jinfercept.protocols.errors import ApiError
 from jinfercept.server.http.access_log import DETAILS
+from jinfercept.server.http.json_body import LISTS, parsed
 from jinfercept.server.http.request_body import read_body
 from jinfercept.server.observe.tracing.current import TRACE
-from jinfercept.server.service import BODY_BYTES, Service, service_of
+from jinfercept.server.service import BODY_BYTES, Service, service_of, tenant_of
 
 _SMALL_BYTES = 2**14
 """Largest body that is parsed on the event loop, which takes less than a millisecond."""
-_SHAPES = bytes.maketrans(b"123456789E", b"000000000e")
-"""Makes all digits 0, and E an e."""
-_EXPONENTS = (b"0e000", b"0e+000")
-_MOST_DIGITS = 200
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
@@ -39,6 +34,7 @@ class GuardedRoute(APIRoute):
         handler = super().get_route_handler()
         kind: Any = self.body_field and self.body_field.field_info.annotation
         model = TypeAdapter[Any](kind) if kind else None
+        listed = next((name for name in LISTS if name in getattr(kind, "model_fields", ())), None)
         operation = _OPERATIONS.get(self.path)
 
         async def handle(request: Request) -> Response:
@@ -50,7 +46,7 @@ class GuardedRoute(APIRoute):
             if service.tracing is not None and operation is not None and request.method == "POST":
                 details, headers = request.scope[DETAILS], request.scope["headers"]
                 TRACE.set(service.tracing.begin(operation, self.path, headers, details))
-            return await handler(_JsonRequest(request, service, model))
+            return await handler(_JsonRequest(request, service, model, listed))
 
         return handle
 
@@ -58,9 +54,9 @@ class GuardedRoute(APIRoute):
 class _JsonRequest(Request):
     """A request with a strict JSON body: no NaN, no lone surrogates, bounded nesting."""
 
-    def __init__(self, request: Request, service: Service, model: TypeAdapter[Any] | None) -> None:
+    def __init__(self, request: Request, service: Service, model: TypeAdapter[Any] | None, listed: str | None) -> None:
         super().__init__(request.scope, request.receive)
-        self._service, self._model = service, model
+        self._service, self._model, self._listed = service, model, listed
         self._max_bytes, self._timeout_s = service.options.max_body_size, service.options.body_timeout
         self._read: bytes | None = None
 
@@ -78,34 +74,5 @@ class _JsonRequest(Request):
         self.scope[BODY_BYTES] = len(body)
         if len(body) <= _SMALL_BYTES:
             return parsed(body, self._model)
-        return await self._service.prepare(self, lambda: parsed(body, self._model))
-
-
-def parsed(body: bytes, model: TypeAdapter[Any] | None) -> Any:
-    """A JSON body as a model. Raises `ApiError`: 400 for what is no JSON, or does not fit the model."""
-    try:
-        data = from_json(body, allow_inf_nan=False)
-        if _has_large_number(body):
-            encode(data)
-    except ValueError as error:
-        surrogate = " (half of a surrogate pair is no text)" if "hex escape" in str(error) else ""
-        raise ApiError.bad(f"the body is not JSON: {error}{surrogate}", code="invalid_json") from None
-    try:
-        return data if model is None else model.validate_python(data)
-    except ValidationError as error:
-        raise invalid_body(error.errors(include_url=False)) from None
-
-
-def _has_large_number(body: bytes) -> bool:
-    """Whether a JSON text has perhaps a number that is read as infinite, which JSON does not have."""
-    shapes = body.translate(_SHAPES)
-    if b"0" * _MOST_DIGITS in shapes:
-        return True
-    for exponent in _EXPONENTS:
-        at = shapes.find(exponent)
-        while at >= 0:
-            before = shapes[max(0, at - 2 * _MOST_DIGITS) : at].rstrip(b"0.")
-            if not before or before[-1:] in b":,[- \t\r\n":  # else it is within a word, as in the name of a commit
-                return True
-            at = shapes.find(exponent, at + 1)
-    return False
+        given = body, self._model, self._listed, tenant_of(self)
+        return await self._service.prepare(self, lambda: self._service.bodies.read(*given))

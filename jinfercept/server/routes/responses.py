@@ -124,7 +124,8 @@ async def _begun(
         requests, tool_calls = _make_chat(service, body, messages, tools, hints, name)
         response = _new_response(name, model, body, service.llm.get_default_sampling_params())
         body_bytes = request.scope.get(BODY_BYTES, 0)
-        return requests, tools, tool_calls, StoredResponse(tenant, response, previous, own_items, body_bytes=body_bytes)
+        inputs = [*map(dict, own_items)]  # which the store keeps without what was computed of them
+        return requests, tools, tool_calls, StoredResponse(tenant, response, previous, inputs, body_bytes=body_bytes)
 
     num_bytes = _CHARS_PER_TOKEN * _num_tokens(previous)
     requests, tools, tool_calls, stored = await service.prepare(request, make, 1, num_bytes)

@@ -92,7 +92,7 @@ def _tokens(service: Service, body: TokenizeBody) -> list[int]:
         service.check_chars(body.prompt, "prompt")
         return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-    messages = [message.as_read() for message in body.messages]
+    messages = [message.as_read for message in body.messages]
     check_conversation(service, messages, tools, body.chat_template_kwargs)
     try:
         variables, as_tokens = body.chat_template_kwargs or {}, service.options.special_tokens_in_text
