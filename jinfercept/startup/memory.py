@@ -24,7 +24,7 @@ from jinfercept.models.quantized import weights_of
 
 GIB = 1 << 30
 DEFAULT_KV_TOKENS = 16384
-"""Most tokens of a pool in a CPU's memory where `kv_tokens` is not given."""
+"""Most tokens of a pool in a CPU's memory where `kv_tokens` is not given, unless the model reads longer sequences."""
 MOVED_BYTES = 1 << 30
 """Most that one step moves over the host link, both ways together: 20 ms at 50 GB/s."""
 STEPS_UNDER_WAY = 2
@@ -64,6 +64,7 @@ class MemoryPlan:
         moved_tokens: most that one step moves over the host links, of which every device has one.
         timed_bytes: operands and result of the largest product, which a GPU's compiler makes to time kernels before the pages
             are allocated; 0 where pages and everything else share the memory.
+        model_len: the model's longest sequence, if it is longer than the pool; else 0.
         num_devices: among which weights and pages are cut.
         num_local_devices: of these, the ones of this host.
         kv_repeats: how often every KV head is stored, so that all devices have as many.
@@ -78,6 +79,7 @@ class MemoryPlan:
     max_model_len: int
     moved_tokens: int
     timed_bytes: int = 0
+    model_len: int = 0
     num_devices: int = 1
     num_local_devices: int = 1
     kv_repeats: int = 1
@@ -89,7 +91,7 @@ class MemoryPlan:
             f"memory plan: {where}weights {_gib(self.weight_bytes)}, KV pool {_gib(self.kv_bytes)} for "
             f"{self.kv_tokens:,} tokens"
             f"{reserved}, host copies up to {_gib(self.host_bytes)} for {self.host_tokens:,} tokens; "
-            f"sequences of up to {self.max_model_len:,} tokens{self._repeats()}{self._timed()}"
+            f"sequences of up to {self.max_model_len:,} tokens{self._shorter()}{self._repeats()}{self._timed()}"
         )
 
     def limited(self, page_size: int, *, kv_tokens: int, max_model_len: int) -> Self:
@@ -97,6 +99,10 @@ class MemoryPlan:
         token_bytes = self.kv_bytes // (self.kv_tokens + page_size)
         kv_bytes = (kv_tokens + page_size) * token_bytes
         return replace(self, kv_tokens=kv_tokens, kv_bytes=kv_bytes, max_model_len=max_model_len)
+
+    def _shorter(self) -> str:
+        """Why sequences are shorter than the model's."""
+        return f" (the model's {self.model_len:,} need a larger KV pool: kv_tokens)" if self.model_len else ""
 
     def _repeats(self) -> str:
         """The cost of repeated KV heads."""
@@ -162,7 +168,10 @@ def plan_memory(
     fitting = (room.free_bytes - reserved) // token_bytes - page_size  # a page is scratch
     wanted_tokens = cache.kv_tokens
     if wanted_tokens is None and room.shared:
-        wanted_tokens = min(DEFAULT_KV_TOKENS, config.scheduling.max_num_seqs * model_config.max_position, fitting // 4)
+        longest = (
+            model_config.max_position
+        )  # the pool holds at least one such sequence, if a quarter of the memory does
+        wanted_tokens = min(max(DEFAULT_KV_TOKENS, longest), config.scheduling.max_num_seqs * longest, fitting // 4)
     elif wanted_tokens is None:
         wanted_tokens = fitting
     kv_tokens = wanted_tokens // page_size * page_size
@@ -195,6 +204,7 @@ def plan_memory(
         kv_tokens=kv_tokens,
         host_tokens=host_tokens,
         max_model_len=wanted or limit,
+        model_len=model_config.max_position if wanted is None and kv_tokens < model_config.max_position else 0,
         moved_tokens=MOVED_BYTES // token_bytes,
         timed_bytes=0 if room.shared else timed_bytes,
         num_devices=num_devices,

@@ -54,6 +54,11 @@ def test_a_group_may_be_wider_than_the_least_tile(step):
     np.testing.assert_allclose(triton_32(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
 
 
+def test_contexts_of_a_thousand_pages_give_the_reference():
+    q, pages, batch = make_step(Shapes(24, 2, 1024, 1, 2, 1, 16), 1, [(1, 1024), (20, 1023)], seed=1)
+    np.testing.assert_allclose(triton(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
+
+
 def test_in_bfloat16_it_agrees_up_to_the_rounding_of_weights_and_result():
     rows = [(1, 100), (1, 16), (1, 1), (20, 100), (0, 1), (9, 9)]
     q, pages, batch = make_step(GROUPED, 3, rows, seed=0, dtype=jnp.bfloat16)

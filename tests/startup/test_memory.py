@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -148,3 +149,19 @@ def test_jax_is_told_not_to_take_a_whole_gpu_and_the_start_says_what_it_took(
     assert f"{times.num_executables} executables in {times.compile_s:.1f} s, {times.num_cached} of them" in shown
     assert "profile given" in shown
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_pool_in_shared_memory_holds_the_longest_sequence_of_the_model_if_a_quarter_of_the_memory_does() -> None:
+    config = replace(LOADED.model.config, max_position=131_072)
+
+    def plan(free_bytes: int, **flags: object) -> MemoryPlan:
+        options = EngineConfig.from_options({"page_size": 16, "max_num_seqs": 4, "swap_space": 0.01} | flags)
+        return plan_memory(config, LOADED.params, options, FreeMemory(free_bytes, shared=True))
+
+    whole = plan(5 * 131_072 * TOKEN_BYTES)
+    assert (whole.kv_tokens, whole.max_model_len, whole.model_len) == (131_072, 131_072, 0)
+    assert "need a larger KV pool" not in str(whole)
+    short = plan(2 * 131_072 * TOKEN_BYTES)
+    assert short.max_model_len == short.kv_tokens < 131_072
+    assert "(the model's 131,072 need a larger KV pool: kv_tokens)" in str(short)
+    assert "larger KV pool" not in str(plan(2 * 131_072 * TOKEN_BYTES, max_model_len=100))
