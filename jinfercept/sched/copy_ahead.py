@@ -2,7 +2,8 @@
 
 A page with a host copy is clean: dropping it is free and instant. So paused contexts fill memory that would be idle, and give
 it up at once when a sequence needs it. The context that takes the most seconds of holding per return is copied and evicted
-first: one that is expected back late, or that may never come back.
+first: one that is expected back late, or that may never come back; or one that waits to run, but behind others, since
+much of it is gone.
 
 Where the host is full, some pages are lost. Those go that are worth least by equation (6): the seconds of computing them again,
 for each second that they are kept. Attention makes later tokens dearer, and the KV of a tail stays valid while its head is
@@ -29,7 +30,7 @@ from jinfercept.sched.expected import LastExpectedFirst
 from jinfercept.sched.least_worth import LeastWorth, PageBlock
 from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.position_price import PositionPrice
-from jinfercept.sched.sequence import Sequence, State
+from jinfercept.sched.sequence import Sequence
 from jinfercept.sched.waste import recompute_worth, return_s
 
 HELD_SWAPS = 4.0
@@ -181,9 +182,7 @@ class CopyAhead(Policy):
         runs = sequence.context.own_evictable if on_device else sequence.context.own_hosted
         if not runs or sequence not in self._paused:
             return None
-        wait_s = SOON_S
-        if sequence.state is State.INTERCEPTED:
-            wait_s = max(SOON_S, self._paused.expected_s(sequence) - now)
+        wait_s = max(SOON_S, self._paused.expected_s(sequence) - now)
         head, tail = runs[0].pages, runs[-1].pages[::-1]
         head_s, tail_s = (self._token_s(sequence, pages[0]) for pages in (head, tail))
         token_s, pages = (head_s, head) if head_s < tail_s else (tail_s, tail)

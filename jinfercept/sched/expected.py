@@ -1,4 +1,4 @@
-"""Paused sequences, sorted by the seconds of holding that a return of each takes, while the estimates change. Moves nothing."""
+"""Paused sequences, sorted by the seconds of holding until each is needed, while the estimates change. Moves nothing."""
 
 import math
 from bisect import bisect_left, insort
@@ -13,20 +13,23 @@ REFRESHED = 2
 
 
 class _Rank(NamedTuple):
-    """Sorts intercepted sequences by minus now and the seconds of holding per return, then the waiting ones, youngest first."""
+    """Sorts by minus the time at which a sequence is needed; then come those that are needed now, youngest first."""
 
-    waits: bool
+    is_next: bool
     key: float
     serial: int
 
 
-_FIRST_WAITING = _Rank(True, -math.inf, 0)
+_FIRST_NEXT = _Rank(True, -math.inf, 0)
 
 
 @final
 class LastExpectedFirst:
     """A set of paused sequences: the one whose return takes the most seconds of holding (`seconds_per_return`) first, those
-    that wait to run at the end. For calls that return for certain, that is the one expected back last.
+    that are to run next at the end. For calls that return for certain, that is the one expected back last.
+
+    A sequence that waits to run is needed after the delay that its order expects (`QueuePlace.delay_s`): where that lets others
+    overtake it since most of its pages are gone, the rest of them are of no use for as long. Without a delay it is to run next.
 
     A sequence's estimate is taken when it is added, and then in turn, `REFRESHED` estimates per plan: a plan costs the same
     whether ten or ten thousand sequences are paused. Ranks are times, the moment of the estimate and its seconds, so that
@@ -54,13 +57,14 @@ class LastExpectedFirst:
         return (sequence for _, sequence in list(self._sorted))
 
     def expected_s(self, sequence: Sequence) -> float:
-        """When the seconds of holding end that a return of a member takes, if it is intercepted."""
-        return -self._ranks[sequence.id].key
+        """When the seconds of holding end that a return of a member takes; minus infinity if it is to run next."""
+        rank = self._ranks[sequence.id]
+        return -math.inf if rank.is_next else -rank.key
 
     def soonest(self, most: int) -> Iterator[tuple[float, Sequence]]:
-        """The `most` intercepted members whose returns take the fewest seconds of holding, and the times at which these end;
-        the earliest first."""
-        end = bisect_left(self._sorted, (_FIRST_WAITING,))
+        """The `most` members whose returns take the fewest seconds of holding, of those that are not to run next, and the times
+        at which these end; the earliest first."""
+        end = bisect_left(self._sorted, (_FIRST_NEXT,))
         for rank, sequence in reversed(self._sorted[max(0, end - most) : end]):
             yield -rank.key, sequence
 
@@ -68,11 +72,12 @@ class LastExpectedFirst:
         """Add a sequence, or take its estimate anew."""
         self.discard(sequence)
         if sequence.state is State.INTERCEPTED:
-            key = -(now + seconds_per_return(self._estimator, sequence, now - sequence.paused_s))
+            delay_s = seconds_per_return(self._estimator, sequence, now - sequence.paused_s)
         else:
-            key = -sequence.order
+            delay_s = sequence.place.delay_s
+        is_next = sequence.state is not State.INTERCEPTED and not delay_s
         self._serial += 1
-        rank = _Rank(sequence.state is not State.INTERCEPTED, key, self._serial)
+        rank = _Rank(is_next, -sequence.order if is_next else -(now + delay_s), self._serial)
         self._ranks[sequence.id] = rank
         insort(self._sorted, (rank, sequence))
 

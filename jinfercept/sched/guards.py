@@ -224,7 +224,7 @@ class GuardedOrder(Order):
                 got=shown(patience),
                 fix="a whole number, at least 0",
             )
-        self.patience = patience
+        self.patience, self.in_seconds = patience, bool(order.in_seconds)
         self._order = order
         self._call = _Calls(f"order {name}")
 

@@ -123,6 +123,8 @@ class Queues:
         if self._ranking is not None:
             for sequence in self._ranking.due(self.waiting):
                 self._rerank(sequence, self._ranking.rank(sequence, now))
+                if self._ranking.order.in_seconds:
+                    sequence.place.delay_s = self._ranking.delay_s(sequence, self.waiting[0])
 
     def rank_of(self, sequence: Sequence, now: float) -> Rank:
         """The rank of a running sequence among those that wait."""
@@ -147,6 +149,7 @@ class Queues:
     def _queue(self, sequence: Sequence) -> None:
         if self._ranking is not None:
             sequence.place.rank = self._ranking.begin(sequence)
+        sequence.place.delay_s = 0.0
         insort(self.waiting, sequence, key=self._place)
         insort(self._tenant_queue(sequence).waiting, sequence, key=self._place)
         self._enter(sequence, State.WAITING)

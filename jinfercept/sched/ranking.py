@@ -51,6 +51,12 @@ class Ranking:
             return self.first(sequence)
         return Rank(sequence.priority, self.order.key(sequence, now), sequence.order)
 
+    @staticmethod
+    def delay_s(sequence: Sequence, first: Sequence) -> float:
+        """Seconds by which a waiting sequence is expected to start later than the first one, where keys are seconds."""
+        key, first_key = sequence.place.rank[1], first.place.rank[1]
+        return max(0.0, key - first_key) if math.isfinite(first_key) and math.isfinite(key) else 0.0
+
     def first(self, sequence: Sequence) -> Rank:
         """The rank of a sequence that was overtaken too often: before its priority, by arrival."""
         return Rank(sequence.priority, -math.inf, sequence.order)

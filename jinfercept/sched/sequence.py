@@ -73,14 +73,17 @@ class QueuePlace:
     Attributes:
         order: by arrival; smaller is served first. 0: it was in no queue yet.
         rank: in the waiting queue under an `Order`: a `ranking.Rank`.
+        delay_s: seconds by which it is expected to start later than the first of those that wait, where the order's keys are
+            `in_seconds`; else 0. Of the last rank.
         overtaken: by how many later sequences that started, since it was last intercepted.
     """
 
-    __slots__ = ("order", "overtaken", "rank")
+    __slots__ = ("delay_s", "order", "overtaken", "rank")
 
     def __init__(self) -> None:
         self.order = 0
         self.rank: tuple[int, float, int] = (0, 0.0, 0)
+        self.delay_s = 0.0
         self.overtaken = 0
 
 

@@ -84,7 +84,7 @@ class WatchedOrder(Order):
     """
 
     def __init__(self, order: Order, name: str) -> None:
-        self.patience = order.patience
+        self.patience, self.in_seconds = order.patience, order.in_seconds
         self.problem: OrderCheckError | None = None
         self.num_keys = self.num_overtaken = 0
         self._order, self._name = order, name

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from jinfercept.kv.page import Residency
 from jinfercept.sched.copy_ahead import CopyAhead
 from jinfercept.sched.estimator import OracleEstimator
+from jinfercept.sched.expected import LastExpectedFirst
 from jinfercept.sched.position_price import PositionPrice
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence
 from tests.support.fake_engine import AffineCost
@@ -71,6 +72,21 @@ def test_contexts_lose_what_a_disk_has_before_what_is_to_be_computed_again() -> 
     bench.prefilled("new", 60)
     assert missing(soon)
     assert not missing(late)
+
+
+def test_a_request_that_others_may_overtake_for_long_gives_way_before_one_that_returns_soon() -> None:
+    estimator = OracleEstimator()
+    bench = SchedulerBench(CopyAhead(estimator, AffineCost(), SIZE, SIZE))
+    soon, waiting, following = (paused(bench, estimator, name, 20, 10.0) for name in ("soon", "waiting", "following"))
+    order = LastExpectedFirst(estimator)
+    for sequence in (waiting, following):
+        bench.scheduler.resume(sequence, [1], (CallDuration(1.0),))
+    waiting.place.delay_s = 200.0
+    for sequence in (following, soon, waiting):
+        order.add(sequence, bench.now_s)
+    assert list(order) == [waiting, soon, following]
+    assert order.expected_s(waiting) == bench.now_s + 200.0
+    assert order.expected_s(following) < bench.now_s
 
 
 def test_the_price_of_parts_of_a_context_adds_up_to_that_of_the_whole() -> None:
