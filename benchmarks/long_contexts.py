@@ -26,6 +26,7 @@ from jinfercept.sched.policies import SETTINGS
 
 PAGE_SIZE = 16
 RUNNING, PAUSED, TOKENS, PLANS = 64, 400, 100_000, 200
+SHOWN = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 def computed(kv: KVManager, tokens: array[int]) -> Context:
@@ -93,16 +94,16 @@ def main() -> None:
         f"pause + return of {options.tokens:,} tokens, µs": pause_and_return_us(options.tokens),
         "bytes per page": bytes_per_page(options.tokens),
     }
+    console = Console()
+    for name, value in figures.items():
+        console.print(f"{name}: {value:.0f}")
+    table = Table("plan, µs", *SHOWN, box=None, pad_edge=False)
     for policy in options.policy or SETTINGS:
         times = plan_us(policy)
-        figures |= {
-            f"plan, {policy}, median µs": median(times),
-            f"plan, {policy}, p99 µs": times[len(times) * 99 // 100],
-        }
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, value in figures.items():
-        table.add_row(name, f"{value:.0f}")
-    Console().print(table)
+        shown = [times[int(len(times) * share)] for share in SHOWN.values()]
+        figures |= {f"plan, {policy}, {name} µs": value for name, value in zip(SHOWN, shown, strict=True)}
+        table.add_row(policy, *(f"{value:.0f}" for value in shown))
+    console.print(table)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
