@@ -119,7 +119,9 @@ def seconds_per_return(estimator: Estimator, sequence: Sequence, age_s: float) -
     as it has waited if it has no calls. Asynchronous calls of several ages: as `remaining_s`.
     """
     awaited = sequence.awaited
-    if len(awaited) > 1 and any(call.head_start_s for call in awaited):
+    if len(awaited) == 1:  # as mostly
+        return estimator.seconds_per_return(awaited[0], age_s + awaited[0].head_start_s)
+    if any(call.head_start_s for call in awaited):
         return remaining_s(estimator, sequence, age_s)
     return max((estimator.seconds_per_return(call, age_s + call.head_start_s) for call in awaited), default=age_s)
 

@@ -67,7 +67,7 @@ class Transfers:
             pages = run.pages[:: move.pages.step]
             if most is not None and run.evictable:
                 pages = pages[: most - freed]
-            freed += self._move_alike(builder, move._replace(pages=pages), run)
+            freed += self._move_alike(builder, Move(move.sequence, pages, move.action, move.why), run)
             done += len(pages)
             if most is not None and freed >= most:
                 break
@@ -166,7 +166,7 @@ class Transfers:
             for run in move.sequence.context.runs(move.pages):
                 if not run.shared and not run.in_flight and run.residency.on_host and move.action is not Action.COPY:
                     pages = run.pages[:: move.pages.step][: wanted - self._kv.num_host_free]
-                    self._drop(move._replace(pages=pages), run)
+                    self._drop(Move(move.sequence, pages, move.action, move.why), run)
                     if self._kv.num_host_free >= wanted:
                         victims.put_back(move)
                         return
