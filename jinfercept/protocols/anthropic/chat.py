@@ -57,7 +57,7 @@ _PLACES: dict[str, tuple[type[Any], ...]] = {
 """Kinds of blocks by the roles of messages that may have them."""
 
 
-class _Turn(NamedTuple):
+class _ConvertedTurn(NamedTuple):
     """A turn as messages of a chat.
 
     Attributes:
@@ -201,7 +201,7 @@ def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[InputMessag
 
 def _converted(
     role: str, given: Sequence[InputMessage], names: Mapping[str, str], deferred: dict[str, InputTool]
-) -> _Turn:
+) -> _ConvertedTurn:
     """A turn as messages of a chat: the same objects, if it is one message that was converted before with the same names.
 
     Args:
@@ -219,7 +219,7 @@ def _converted(
         turn = _assistant_turn(blocks)
     elif role == "system":
         text = _joined(block for block in blocks if isinstance(block, TextBlock))
-        turn = _Turn([_message("system", content=text)])
+        turn = _ConvertedTurn([_message("system", content=text)])
     else:
         turn = _user_turn(blocks, names, deferred)
     if single and turn.is_constant:
@@ -227,7 +227,9 @@ def _converted(
     return turn
 
 
-def _user_turn(blocks: Sequence[ContentBlock], names: Mapping[str, str], deferred: dict[str, InputTool]) -> _Turn:
+def _user_turn(
+    blocks: Sequence[ContentBlock], names: Mapping[str, str], deferred: dict[str, InputTool]
+) -> _ConvertedTurn:
     """The messages of a user's turn.
 
     Args:
@@ -253,7 +255,7 @@ def _user_turn(blocks: Sequence[ContentBlock], names: Mapping[str, str], deferre
             messages.append(_message("tool", tool_call_id=block.tool_use_id, name=name, content=text))
     if texts or not blocks:
         messages.append(_message("user", content=_joined(texts)))
-    return _Turn(messages, results=tuple(results), is_constant=not refers)
+    return _ConvertedTurn(messages, results=tuple(results), is_constant=not refers)
 
 
 def _result_text(block: ToolResultBlock, deferred: dict[str, InputTool]) -> str:
@@ -271,7 +273,7 @@ def _result_text(block: ToolResultBlock, deferred: dict[str, InputTool]) -> str:
     return f"error: {text}" if block.is_error else text
 
 
-def _assistant_turn(blocks: Sequence[ContentBlock]) -> _Turn:
+def _assistant_turn(blocks: Sequence[ContentBlock]) -> _ConvertedTurn:
     """The message of a turn of the model, whose blocks are pieces of one text."""
     calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
     thoughts = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
@@ -281,7 +283,7 @@ def _assistant_turn(blocks: Sequence[ContentBlock]) -> _Turn:
         reasoning_content=thoughts or None,
         tool_calls=[_called(call) for call in calls] or None,
     )
-    return _Turn([message], {call.id: call.name for call in calls})
+    return _ConvertedTurn([message], {call.id: call.name for call in calls})
 
 
 def _called(call: ToolUseBlock) -> ToolCall:

@@ -36,7 +36,7 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
 
 
 @final
-class _Turn:
+class _ItemsOfTurn:
     """A turn of the assistant.
 
     Attributes:
@@ -88,11 +88,11 @@ class _Messages:
 
     def __init__(self, instructions: str | None, answered: Container[str]) -> None:
         self._answered = answered
-        self._messages = list[Message | _Turn]()
+        self._messages = list[Message | _ItemsOfTurn]()
         if instructions is not None:
             self._messages.append(Message.model_construct(role="system", content=instructions))
         self._names: dict[str, str] = {}  # of the functions that were called, by the ids of calls
-        self._turn: _Turn | None = None  # the last one, if an item may belong to it
+        self._turn: _ItemsOfTurn | None = None  # the last one, if an item may belong to it
         self._has_results = False  # of calls of that turn
 
     def add(self, message: Message) -> None:
@@ -102,7 +102,7 @@ class _Messages:
 
     def whole(self) -> list[Message]:
         """All messages, each text joined once."""
-        return [message.message() if isinstance(message, _Turn) else message for message in self._messages]
+        return [message.message() if isinstance(message, _ItemsOfTurn) else message for message in self._messages]
 
     def add_item(self, item: Item) -> None:
         """Add an item. A result of the server's own call stands behind the turn, which may have further calls."""
@@ -146,9 +146,9 @@ class _Messages:
         turn.items.append(item)
         turn.calls.append((call_id, name, arguments))
 
-    def _begin_turn(self, item: Item) -> _Turn:
+    def _begin_turn(self, item: Item) -> _ItemsOfTurn:
         self._has_results = False
-        self._turn = _Turn(item)
+        self._turn = _ItemsOfTurn(item)
         self._messages.append(self._turn)
         return self._turn
 
