@@ -52,6 +52,8 @@ class Info:
             weights, token = param_bytes(config, dtype, num_devices), kv_bytes_per_token(config, dtype) / num_devices
             name = dtype if num_devices == 1 else f"{dtype}, on each of {num_devices} devices"
             table.add_row(name, f"weights {weights / 2**30:.2f} GiB, KV {token / 2**10:.0f} KiB per token")
+            num_tokens = 100 * 2**30 / (token * num_devices)
+            table.add_row(f"--kv-disk, {dtype}", f"100 GiB of --kv-disk-space hold {num_tokens:,.0f} tokens")
         if (kind := quantization_of(self.model)) is not None:
             try:
                 weights = bytes_to_load(self.model, "bfloat16", num_devices, quantization=kind)

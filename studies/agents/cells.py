@@ -47,11 +47,13 @@ class AgentCell(NamedTuple):
         model: of `MODELS`.
         device: device pool over the contexts of the live sessions.
         host: host pool over the device pool.
+        disk: disk tier over the device pool; 0: there is none.
     """
 
     model: AgentModel
     device: float
     host: float
+    disk: float = 0.0
 
     @property
     def live(self) -> int:
@@ -59,7 +61,8 @@ class AgentCell(NamedTuple):
         return max(1, round(self.model.kv_tokens / (self.device * MEAN_CONTEXT)))
 
     def __str__(self) -> str:
-        return f"{self.model.title}, device {self.device:g} ×, host {self.host:g} ×"
+        disk = f", disk {self.disk:g} ×" if self.disk else ""
+        return f"{self.model.title}, device {self.device:g} ×, host {self.host:g} ×{disk}"
 
 
 class Contender(NamedTuple):
@@ -168,7 +171,8 @@ def play(
         for contender in contenders
     }
     rows = [
-        {"contender": contender.title, "device": cell.device, "host": cell.host, "live": cell.live} | report
+        {"contender": contender.title, "device": cell.device, "host": cell.host, "disk": cell.disk, "live": cell.live}
+        | report
         for (cell, contender, _), report in by_trial.items()
     ]
     return AgentMap(cells, contenders, results, rows)
@@ -200,6 +204,7 @@ def _simulation(cell: AgentCell, contender: Contender, duration_s: float) -> Sim
         drain_s=0.0,
         kv_tokens=kv_tokens,
         host_tokens=round(cell.host * kv_tokens),
+        disk_tokens=round(cell.disk * kv_tokens) if contender is not INFINITE else 0,
         page_size=PAGE_SIZE,
         max_model_len=kv_tokens,
         prefix_caching=True,

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated
 
 from rich.console import Console
@@ -37,6 +38,8 @@ class StudyAgents:
     """device pools over the contexts of the live sessions (default: 0.15,0.3; with --full 0.1,0.2,0.3,0.5,1)"""
     host: Several = ()
     """host pools over the device pool (default: 1; with --full 0,0.5,1,2,4)"""
+    disk: float = 0.0
+    """disk tier over the device pool, for all contenders but the bound; 0: none"""
     contender: Annotated[Several, conf.arg(help=f"{', '.join(it.title for it in CONTENDERS)} (default: all)")] = ()
     policy: Several = ()
     """policies to compare too, by name or as package.module:Class"""
@@ -87,7 +90,10 @@ class StudyAgents:
         hosts = numbers("--host", self.host, float) or (HOSTS if self.full else SHORT_HOSTS)
         check_least("--device", min(devices), 0.01)
         check_least("--host", min(hosts), 0.0)
-        return [AgentCell(model, device, host) for model in models for device in devices for host in hosts]
+        check_least("--disk", self.disk, 0.0)
+        if self.disk and not min(hosts):
+            raise ConfigError("a disk needs a host tier", got="--host 0", fix="leave one of them out")
+        return [AgentCell(*cell) for cell in product(models, devices, hosts, (self.disk,))]
 
     def _contenders(self) -> list[Contender]:
         by_title = {contender.title: contender for contender in CONTENDERS}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from jinfercept.sim.tables import TextTable, number_text
-from studies.agents.cells import BASELINE, BOUNDS, INFINITE, OURS, AgentCell, AgentMap, Contender
+from studies.agents.cells import BASELINE, BOUNDS, INFINITE, OURS, AgentCell, AgentMap, AgentModel, Contender
 from studies.answer import StudyAnswer
 from studies.heat_map import HeatMap
 
@@ -51,12 +51,17 @@ def _win_tables(agent_map: AgentMap) -> Iterator[TextTable]:
     for measure, title in MEASURES.items():
         for model in dict.fromkeys(cell.model for cell in agent_map.cells):
             rows = [
-                [f"{host:g} ×", *(_winner(agent_map, AgentCell(model, device, host), measure) for device in devices)]
-                for devices in [_devices(agent_map)]
+                [f"{host:g} ×", *(_winner(agent_map, cell, measure) for cell in _row(agent_map, model, host))]
                 for host in _hosts(agent_map)
             ]
             columns = ["host / device", *(f"device {device:g} ×" for device in _devices(agent_map))]
             yield TextTable(f"{model.title}: best {title}.", columns, rows)
+
+
+def _row(agent_map: AgentMap, model: AgentModel, host: float) -> list[AgentCell]:
+    """The cells of a model with this host pool, by device pool."""
+    cells = [cell for cell in agent_map.cells if cell.model == model and cell.host == host]
+    return sorted(cells, key=lambda cell: cell.device)
 
 
 def _winner(agent_map: AgentMap, cell: AgentCell, measure: str) -> str:
@@ -107,7 +112,7 @@ def _panels(agent_map: AgentMap) -> list[list[HeatMap]]:
     for model in dict.fromkeys(cell.model for cell in agent_map.cells):
         over_baseline, over_bound = list[list[float | None]](), list[list[float | None]]()
         for host in _hosts(agent_map):
-            cells = [AgentCell(model, device, host) for device in _devices(agent_map)]
+            cells = _row(agent_map, model, host)
             best = [_least(agent_map, cell, ours) for cell in cells]
             over_baseline.append(
                 [_quotient(own, _least(agent_map, cell, [BASELINE])) for own, cell in zip(best, cells, strict=True)]

@@ -34,9 +34,12 @@ def trace(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_map_has_a_row_for_each_contender_and_its_ratios(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("disk", [0.0, 20.0])
+def test_a_map_has_a_row_for_each_contender_and_its_ratios(
+    disk: float, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("studies.agents.cells.MEAN_CONTEXT", 3_000)
-    cell = AgentCell(SMALL, 0.5, 1.0)
+    cell = AgentCell(SMALL, 0.5, 1.0, disk)
     contenders = (OURS[0], BASELINE, BOUNDS[0])
     effort = InProcess(True, 1, 0, Console(quiet=True))
     agent_map = play(effort, load_sessions(trace), [cell], contenders, num_seeds=1, duration_s=10.0)
@@ -56,6 +59,7 @@ def test_the_grid_has_every_pool_of_every_model_and_cells_are_chosen_by_their_pa
     assert {cell.live for cell in grid} == {4, 8, 13, 19, 38}
     chosen = StudyAgents(model=("70B",), device=("0.1,0.5",), host=("2",)).cells()
     assert [str(cell) for cell in chosen] == [f"70B, 8 × A100, device {device} ×, host 2 ×" for device in (0.1, 0.5)]
+    assert {cell.disk for cell in StudyAgents(disk=20.0).cells()} == {20.0}
 
 
 def test_a_contender_that_does_not_exist_is_refused_before_anything_runs(
