@@ -13,6 +13,7 @@ from jinfercept.sim.reports import write_all, write_csv
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.sweep import INTERRUPTED, SweepRun, sweep
 from jinfercept.sim.tables import TextTable, show
+from studies.finished_runs import FinishedRuns
 from studies.markdown_table import titled_table
 
 
@@ -25,6 +26,7 @@ class StudyEffort(NamedTuple):
         seed: of the requests.
         console: where progress is shown.
         policies: places or names of policies to serve beside those that a question names, where it compares policies.
+        finished: reports of earlier runs of the study, which are not played again; None: there are none.
     """
 
     quick: bool
@@ -32,6 +34,7 @@ class StudyEffort(NamedTuple):
     seed: int
     console: Console
     policies: Sequence[str] = ()
+    finished: FinishedRuns | None = None
 
     def play(self, runs: Sequence[SweepRun]) -> list[Report]:
         """Simulate; returns the reports in the order of `runs`.
@@ -40,7 +43,13 @@ class StudyEffort(NamedTuple):
             ConfigError: a run failed: a table with holes answers nothing.
             KeyboardInterrupt: Ctrl-C ended some.
         """
-        reports = sweep(runs, self.jobs, self.console)
+        if self.finished is None:
+            reports = sweep(runs, self.jobs, self.console)
+        else:
+            earlier = [self.finished.report(run) for run in runs]
+            left = [run for run, report in zip(runs, earlier, strict=True) if report is None]
+            played = iter(sweep(left, self.jobs, self.console, self.finished.add))
+            reports = [report or next(played) for report in earlier]
         errors = [(run, report["error"]) for run, report in zip(runs, reports, strict=True) if "error" in report]
         if any(error == INTERRUPTED for _, error in errors):
             raise KeyboardInterrupt

@@ -109,13 +109,19 @@ def rate_text(rate: float) -> str:
     return repr(rate).removesuffix(".0")
 
 
-def sweep(runs: Sequence[SweepRun], jobs: int, console: Console) -> list[Report]:
+def sweep(
+    runs: Sequence[SweepRun],
+    jobs: int,
+    console: Console,
+    finished: Callable[[SweepRun, Report], None] = lambda run, report: None,
+) -> list[Report]:
     """Play all runs, those with the most requests first; returns their reports in the order of `runs`.
 
     Args:
         runs: simulations and their loads.
         jobs: processes at a time, at least 1.
         console: where the progress is shown: bars on a terminal, elsewhere a line for each run that ends.
+        finished: called with every run that ends, and its report.
     """
     reports: dict[int, Report] = {}
     waiting = sorted(range(len(runs)), key=lambda number: len(runs[number].load.arrivals))
@@ -138,6 +144,7 @@ def sweep(runs: Sequence[SweepRun], jobs: int, console: Console) -> list[Report]
                         continue
                     reports[worker.number] = message
                     display.ended(worker.number, message)
+                    finished(runs[worker.number], message)
                     del busy[pipe]
                     if worker.process.exitcode is None:
                         idle.append(worker)

@@ -16,6 +16,7 @@ from jinfercept.sim.trace_files import load_sessions
 from studies.agents.cells import CONTENDERS, MODELS, AgentCell, Contender, play
 from studies.agents.report import answer
 from studies.answer import StudyEffort
+from studies.finished_runs import FinishedRuns
 from studies.output_folder import output_folder
 
 SHORT_DEVICES, SHORT_HOSTS = (0.15, 0.3), (1.0,)
@@ -52,7 +53,9 @@ class StudyAgents:
     jobs: int = os.cpu_count() or 1
     """processes at a time"""
     out: Maybe[str] = None
-    """folder to write a page, a picture and a CSV file to; made if it does not exist"""
+    """folder to write a page, a picture and a CSV file to; made if it does not exist. Its agents.jsonl keeps the runs that have
+    finished: the same command goes on from there after Ctrl-C, and other cells and seeds are added to them. Remove it after a
+    change of the code"""
 
     def run(self) -> int:
         """Play the cells, and print tables and findings; returns 0, or 130 after Ctrl-C.
@@ -65,7 +68,8 @@ class StudyAgents:
         sessions = load_sessions(self.trace)
         files = (f"agents.{suffix}" for suffix in ("md", "png", "csv"))
         folder = None if self.out is None else output_folder(self.out, files)
-        effort = StudyEffort(not self.full, self.jobs, self.seed, Console(stderr=True))
+        finished = None if folder is None else FinishedRuns(folder / "agents.jsonl")
+        effort = StudyEffort(not self.full, self.jobs, self.seed, Console(stderr=True), finished=finished)
         num_seeds = self.seeds or (FULL_SEEDS if self.full else 1)
         duration_s = self.duration or (FULL_S if self.full else SHORT_S)
         try:

@@ -7,13 +7,19 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from jinfercept.sim.sweep import Report, SweepRun
+from jinfercept.errors import ConfigError
+from jinfercept.sched.profile import PROFILES
+from jinfercept.sim.agent_sessions import ScriptedSession
+from jinfercept.sim.session_clients import SessionLoad
+from jinfercept.sim.simulation import Simulation
+from jinfercept.sim.sweep import Report, SimulatedLoad, SweepRun
 from jinfercept.sim.trace_files import load_sessions
 from studies.__main__ import main
 from studies.agents.cells import BASELINE, BOUNDS, CONTENDERS, OURS, AgentCell, AgentModel, play
 from studies.agents.command import StudyAgents
 from studies.agents.report import answer
 from studies.answer import StudyEffort
+from studies.finished_runs import FinishedRuns
 
 SMALL = AgentModel("small", "roofline-llama-3-8b-h100-attention", 12_800)
 
@@ -67,3 +73,23 @@ def test_a_contender_that_does_not_exist_is_refused_before_anything_runs(
 ) -> None:
     assert main(["agents", "--trace", str(trace), "--contender", "sagas"]) == 2
     assert f"one of {', '.join(contender.title for contender in CONTENDERS)}" in capsys.readouterr().err
+
+
+def test_finished_runs_are_not_played_again_and_others_are_none_of_them(trace: Path, tmp_path: Path) -> None:
+    sessions = load_sessions(trace)
+    run, other = (_run(sessions, seed) for seed in (0, 1))
+    FinishedRuns(tmp_path / "runs.jsonl").add(run, {"turns": 7})
+    FinishedRuns(tmp_path / "runs.jsonl").add(other, {"error": "interrupted"})
+    finished = FinishedRuns(tmp_path / "runs.jsonl")
+    assert finished.report(_run(load_sessions(trace), 0)) == {"turns": 7}
+    assert finished.report(other) is None
+    effort = StudyEffort(True, 1, 0, Console(quiet=True), finished=finished)
+    assert effort.play([run, run]) == [{"turns": 7}] * 2
+    (tmp_path / "runs.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        FinishedRuns(tmp_path / "runs.jsonl")
+
+
+def _run(sessions: Sequence[ScriptedSession], seed: int) -> SweepRun:
+    simulation = Simulation(PROFILES[SMALL.profile], "lru", kv_tokens=SMALL.kv_tokens, max_model_len=SMALL.kv_tokens)
+    return SweepRun(simulation, SimulatedLoad("agents", 0.0, seed, SessionLoad(sessions, seed, 1, duration_s=1.0)))
