@@ -73,7 +73,8 @@ class TakesPages(Sound):
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         for sequence in self.paused.values():
             tail = sequence.context.tail
-            tail.num_pages, tail.version = tail.num_pages + 1, tail.version + 1
+            tail.num_pages += 1
+            tail.changed()
             mover.copy(sequence, "ahead")
 
 
