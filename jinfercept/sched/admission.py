@@ -73,19 +73,19 @@ class Admission:
 
     def _drop_late(self, builder: PlanBuilder, sequence: Sequence) -> None:
         """Drop the host copies of a sequence that runs again if to recompute them wastes less than to wait for the link."""
-        num_tokens = self._kv.num_fetchable(sequence.context) * self._page_size
+        num_tokens = self._kv.copies.num_fetchable(sequence.context) * self._page_size
         before = sum([self._fetched_first(other) for other in self._queues.running if other is not sequence])
         link_tokens_per_s = max(1, self._cost.link_tokens(1.0))
         waiting = preserve_waste((before + num_tokens) / link_tokens_per_s, sequence.length)
         chunk = chunk_tokens(self._largest, len(self._queues.running), self._page_size)
         others = builder.context_tokens - sequence.length
         if chunked_discard_waste(num_tokens, others, chunk, self._forward_s) < waiting:
-            self._kv.drop_fetchable(sequence.context)
+            self._kv.copies.drop_fetchable(sequence.context)
 
     def _fetched_first(self, sequence: Sequence) -> int:
         """Tokens of a running sequence that the link has still to bring."""
         context = sequence.context
-        return 0 if context.ready >= sequence.length - 1 else self._kv.num_fetchable(context) * self._page_size
+        return 0 if context.ready >= sequence.length - 1 else self._kv.copies.num_fetchable(context) * self._page_size
 
     def _forward_s(self, query_tokens: int) -> float:
         return self._cost.step_s(query_tokens, 0)

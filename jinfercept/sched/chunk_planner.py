@@ -119,7 +119,7 @@ class ChunkPlanner:
     def _fetch(self, builder: PlanBuilder, sequence: Sequence) -> None:
         """Plan the fetches of the sequence's host pages, first token first, as far as the link's budget and the slots go."""
         transfers = self._transfers
-        left = self._kv.num_fetchable(sequence.context) if transfers.room(builder) else 0
+        left = self._kv.copies.num_fetchable(sequence.context) if transfers.room(builder) else 0
         while (
             left and (room := transfers.room(builder)) and self._eviction.free_slot(builder, sequence, min(left, room))
         ):

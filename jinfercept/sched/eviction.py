@@ -105,7 +105,7 @@ class Eviction:
         for victim in self._preempted.victims():
             if self._transfers.force(builder, victim.move, max(wanted, victim.together)).freed:
                 return True
-        return self._kv.evict_paused(wanted) > 0
+        return self._kv.copies.evict_paused(wanted) > 0
 
     def _take(self, builder: PlanBuilder, wanted: int) -> int:
         """Take up to `wanted` slots by what is left of the policy's order; returns how many."""

@@ -50,7 +50,7 @@ class Transfers:
         Args:
             pages: indexes of some pages of a sequence that is paused; None: all of one that runs.
         """
-        copies, num_tokens = self._kv.fetch(sequence.context, min(most, self.room(builder)), pages)
+        copies, num_tokens = self._kv.copies.fetch(sequence.context, min(most, self.room(builder)), pages)
         builder.fetch.add(copies.device, copies.host)
         builder.link_tokens -= len(copies) * self._kv.page_size
         self._counters.copy_in(sequence, num_tokens)
@@ -113,7 +113,7 @@ class Transfers:
         action, context = move.action, move.sequence.context
         if not move.pages:
             return 0
-        freed = self._kv.drop(
+        freed = self._kv.copies.drop(
             context,
             move.pages,
             device=action is not Action.UNCOPY,
@@ -141,7 +141,7 @@ class Transfers:
         kv, wanted = self._kv, min(len(move.pages), self.room(builder))
         if wanted and kv.num_host_free < wanted:
             self._free_host(builder, move.sequence, wanted)
-        copies, num_tokens = kv.copy_out(move.sequence.context, move.pages, min(wanted, kv.num_host_free))
+        copies, num_tokens = kv.copies.copy_out(move.sequence.context, move.pages, min(wanted, kv.num_host_free))
         builder.add_offload(move.sequence, copies)
         builder.link_tokens -= len(copies) * kv.page_size
         self._counters.copy_out(move.sequence, num_tokens)

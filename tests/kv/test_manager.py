@@ -47,22 +47,22 @@ def adopted(manager: KVManager, tokens: list[int], salt: str = "") -> int:
 
 def offload(manager: KVManager, context: Context, index: int) -> PageCopy | None:
     """The copy to make of a page; None if it cannot be copied."""
-    copies, _ = manager.copy_out(context, range(index, index + 1), 1)
+    copies, _ = manager.copies.copy_out(context, range(index, index + 1), 1)
     return copies[0] if copies else None
 
 
 def drop_device(manager: KVManager, context: Context, index: int) -> int:
-    return manager.drop(context, range(index, index + 1), device=True, host=False)
+    return manager.copies.drop(context, range(index, index + 1), device=True, host=False)
 
 
 def drop_host(manager: KVManager, context: Context, index: int) -> None:
-    manager.drop(context, range(index, index + 1), device=False, host=True)
+    manager.copies.drop(context, range(index, index + 1), device=False, host=True)
 
 
 def swap_out(manager: KVManager, context: Context) -> None:
-    copies, _ = manager.copy_out(context, range(context.num_pages), 99)
+    copies, _ = manager.copies.copy_out(context, range(context.num_pages), 99)
     assert len(copies) == context.num_pages
-    assert manager.drop(context, context.tail_first, device=True, host=False) == context.num_pages
+    assert manager.copies.drop(context, context.tail_first, device=True, host=False) == context.num_pages
     manager.begin_plan()
 
 
@@ -144,7 +144,7 @@ def test_residency_follows_the_two_places() -> None:
     assert residencies(context) == [DIRTY, DIRTY]
     assert offload(manager, context, 0) is None, "a page in use is not copied"
     manager.release(context)
-    copies, num_tokens = manager.copy_out(context, range(2), 99)
+    copies, num_tokens = manager.copies.copy_out(context, range(2), 99)
     assert copies == list(map(PageCopy, context.slots(0, 2), host_slots(context)))
     assert num_tokens == 6
     assert residencies(context) == [CLEAN, CLEAN]
@@ -189,14 +189,14 @@ def test_what_is_copied_out_can_be_fetched_from_the_next_plan_on_and_read_from_t
     manager = make()
     context = run(manager, [1] * 8)
     manager.release(context)
-    manager.copy_out(context, range(2), 2)
-    manager.drop(context, range(2), device=True, host=False)
+    manager.copies.copy_out(context, range(2), 2)
+    manager.copies.drop(context, range(2), device=True, host=False)
     manager.hold(context)
-    assert manager.fetch(context, 9) == (PageCopies(), 0)
+    assert manager.copies.fetch(context, 9) == (PageCopies(), 0)
     assert manager.gap_end(context, 8) == 0, "it waits for the page"
     manager.begin_plan()
-    assert manager.num_fetchable(context) == 2
-    copies, num_tokens = manager.fetch(context, 9)
+    assert manager.copies.num_fetchable(context) == 2
+    copies, num_tokens = manager.copies.fetch(context, 9)
     assert copies == list(map(PageCopy, context.slots(0, 2), host_slots(context)))
     assert num_tokens == 8
     manager.advance(context)
@@ -214,7 +214,7 @@ def test_a_page_on_its_way_in_stays() -> None:
     manager.release(context)
     swap_out(manager, context)
     manager.hold(context)
-    manager.fetch(context, 1)
+    manager.copies.fetch(context, 1)
     manager.release(context)
     assert not drop_device(manager, context, 0)
     manager.begin_plan()
@@ -227,7 +227,7 @@ def test_a_page_on_its_way_in_is_not_copied_out_of_a_slot_that_does_not_hold_it_
     manager.release(context)
     swap_out(manager, context)
     manager.hold(context)
-    manager.fetch(context, 1)
+    manager.copies.fetch(context, 1)
     manager.release(context)
     drop_host(manager, context, 0)
     assert offload(manager, context, 0) is None
@@ -292,7 +292,7 @@ def test_a_finished_prefix_with_a_host_copy_survives_on_the_host() -> None:
     manager = make()
     context = run(manager, [1] * 8)
     manager.release(context)
-    manager.copy_out(context, range(2), 2)
+    manager.copies.copy_out(context, range(2), 2)
     manager.begin_plan()
     manager.close(context)
     assert manager._store.evict_cached(9) == 2
@@ -314,7 +314,7 @@ def test_a_returning_context_adopts_what_others_have_computed_meanwhile() -> Non
     manager = make()
     context = run(manager, [1] * 8)
     manager.release(context)
-    manager.drop(context, range(2), device=True, host=False)
+    manager.copies.drop(context, range(2), device=True, host=False)
     other = run(manager, [1] * 6)
     manager.refresh(context, [1] * 9)
     assert context.extents[0] is other.extents[0]
@@ -390,24 +390,24 @@ def test_pages_that_come_to_the_host_from_elsewhere_are_shared_and_fetched() -> 
     manager, tokens = make(host_pages=4), list(range(22))
     finish(manager, tokens[:9])
     context = manager.open()
-    slots = manager.adopt(context, tokens, 5)
+    slots = manager.copies.adopt(context, tokens, 5)
     assert slots[:2] == [None, None]
-    assert manager.host_copies(context, 2, 9) == slots[2:]
+    assert manager.copies.host_slots(context, 2, 9) == slots[2:]
     assert [(run.num_pages, run.residency) for run in context.runs()] == [(2, DIRTY), (3, HOST)]
     follower = manager.open()
     manager.refresh(follower, tokens)
     assert follower.num_pages == 5
     manager.hold(follower)
-    assert [copy.host_slot for copy in manager.fetch(follower, 9)[0]] == slots[2:]
+    assert [copy.host_slot for copy in manager.copies.fetch(follower, 9)[0]] == slots[2:]
     manager.check([context, follower])
 
 
 def test_pages_from_elsewhere_are_as_many_as_the_host_has_room_for() -> None:
     manager = make(host_pages=4)
     contexts = [manager.open() for _ in range(2)]
-    assert len(manager.adopt(contexts[0], list(range(20)), 3)) == 3
-    assert len(manager.adopt(contexts[1], list(range(50, 70)), 3)) == 1
+    assert len(manager.copies.adopt(contexts[0], list(range(20)), 3)) == 3
+    assert len(manager.copies.adopt(contexts[1], list(range(50, 70)), 3)) == 1
     manager.close(contexts[0])
-    assert len(manager.adopt(contexts[1], list(range(50, 70)), 3)) == 3
+    assert len(manager.copies.adopt(contexts[1], list(range(50, 70)), 3)) == 3
     assert len(manager.take_dropped()) == 3
     manager.check(contexts[1:])

@@ -118,7 +118,7 @@ class ManagerMachine(RuleBasedStateMachine):
         first = min([context.num_pages, *missing])
         manager.cut(context, first * size)
         count = min(count, (len(owner.tokens) - 1) // size - first)
-        slots = manager.adopt(context, owner.tokens, count)
+        slots = manager.copies.adopt(context, owner.tokens, count)
         assert context.num_pages == first + len(slots)
         for slot in manager.take_dropped():
             del self.host[slot]
@@ -126,7 +126,7 @@ class ManagerMachine(RuleBasedStateMachine):
             if slot is not None:
                 assert slot not in self.host
                 self.host[slot] = {offset: owner.kv(index * size + offset) for offset in range(size)}
-        copies = manager.host_copies(context, first, count)
+        copies = manager.copies.host_slots(context, first, count)
         assert len(copies) <= len(slots)
         for index, slot in enumerate(copies, first):
             assert self.host[slot][size - 1] == owner.kv((index + 1) * size - 1)
@@ -156,7 +156,7 @@ class ManagerMachine(RuleBasedStateMachine):
                 assert freed <= count
                 assert self.manager._store.num_free == free + freed
             elif what == "prefetch" and waiting:
-                copies, _ = self.manager.fetch(waiting.context, count, range(first, waiting.context.num_pages))
+                copies, _ = self.manager.copies.fetch(waiting.context, count, range(first, waiting.context.num_pages))
                 self.fetched += copies
             elif waiting:
                 num_pages = waiting.context.num_pages
@@ -165,13 +165,13 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def move(self, context: Context, pages: range, action: str) -> None:
         if action in ("copy", "swap"):
-            copies, _ = self.manager.copy_out(context, pages, len(pages))
+            copies, _ = self.manager.copies.copy_out(context, pages, len(pages))
             assert len(copies) <= len(pages)
             self.copied += copies
         if action != "copy":
             free = self.manager._store.num_free
             device, host = action != "drop host", action in ("lose", "drop host")
-            freed = self.manager.drop(context, pages, device=device, host=host)
+            freed = self.manager.copies.drop(context, pages, device=device, host=host)
             assert self.manager._store.num_free == free + freed
 
     # -- a whole plan ----------------------------------------------------------------------------------------------
@@ -256,9 +256,9 @@ class ManagerMachine(RuleBasedStateMachine):
             return
         manager, context = self.manager, owner.context
         manager.advance(context)
-        left = manager.num_fetchable(context)
+        left = manager.copies.num_fetchable(context)
         while left and self.slot_free(owner):
-            copies, _ = manager.fetch(context, left)
+            copies, _ = manager.copies.fetch(context, left)
             self.fetched += copies
             left -= len(copies)
         if context.ready == len(owner.tokens) < self.max_tokens:
@@ -284,7 +284,7 @@ class ManagerMachine(RuleBasedStateMachine):
                     self.move(paused.context, range(index, index + 1), self.evict)
                     if self.manager._store.num_free:
                         return True
-            if self.manager.evict_paused(2):
+            if self.manager.copies.evict_paused(2):
                 return True
             idle = [other for other in self.held() if other is not owner and not other.planned]
             if not idle:

@@ -1,0 +1,193 @@
+"""The copies of contexts' pages on the device and on the host: fetched, copied out, dropped, adopted from elsewhere.
+
+Pages are named by a range of their indexes in the context, whose order is that of the copies.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import final
+
+from jinfercept.kv.context import Context, bounds
+from jinfercept.kv.extent import PageExtent, common_pages, token_bytes
+from jinfercept.kv.page import PageCopies, Residency
+from jinfercept.kv.store import ExtentStore
+from jinfercept.kv.tails import ContextTails
+
+
+@final
+class ContextCopies:
+    """Moves pages of contexts between the memories.
+
+    Args:
+        store: of the extents.
+        tails: of the contexts.
+    """
+
+    def __init__(self, store: ExtentStore, tails: ContextTails) -> None:
+        self._store, self._tails, self._page_size = store, tails, store.page_size
+
+    def num_fetchable(self, context: Context) -> int:
+        """Pages of the context that can be fetched from the host now."""
+        return sum([extent.num_pages for extent in context.extents if extent.is_fetchable])
+
+    def fetch(self, context: Context, most: int, pages: range | None = None) -> tuple[PageCopies, int]:
+        """Fetch up to `most` pages of a context to slots that are free or of finished prefixes.
+
+        They are readable from the next plan on.
+
+        Args:
+            pages: indexes of some of them, in the order in which they are fetched; None: all, first token first.
+
+        Returns:
+            The copies to make, and the tokens whose KV they move.
+        """
+        copies, num_tokens = PageCopies(), 0
+        if pages is None:
+            pages = range(context.num_pages)
+        for extent, start, end in _within(context, pages):
+            if extent.is_fetchable:
+                slots = self._store.take(min(end - start, most - len(copies)))
+                if not slots:
+                    break
+                if pages.step > 0:
+                    end = start + len(slots)
+                part = self._store.part(extent, end - len(slots), end)
+                num_tokens += part.host_filled
+                self._store.fetch(part, slots)
+                assert part.host is not None
+                copies.add(slots[:: pages.step], part.host[:: pages.step])
+        return copies, num_tokens
+
+    def drop_fetchable(self, context: Context) -> None:
+        """Drop what could be fetched from the host and what no other context refers to, so that it is recomputed."""
+        for extent in context.extents:
+            if extent.is_fetchable and extent.num_contexts == 1:
+                self._store.drop_host(extent)
+        if context.tail.num_pages and context.tail.residency is Residency.MISSING:
+            self._tails.drop(context)
+
+    def copy_out(self, context: Context, pages: range, most: int) -> tuple[PageCopies, int]:
+        """Copy pages to the host in this order, until one cannot be copied or `most` are.
+
+        A page can be copied if it is dirty, no plan in flight changes it, and `num_host_free` is not 0.
+
+        Returns:
+            The copies to make, and the tokens whose KV they move.
+        """
+        store, copies, num_tokens = self._store, PageCopies(), 0
+        for extent, start, end in _within(context, pages):
+            last, wanted = store.offloadable(extent), end - start
+            room = min(wanted, most - len(copies), store.num_host_free)
+            if pages.step > 0:
+                end = min(last, start + room)
+            else:
+                start = end - room if end <= last else end
+            if start >= end:
+                break
+            part = store.part(extent, start, end)
+            num_tokens += part.filled
+            store.offload(part)
+            assert part.device is not None
+            assert part.host is not None
+            copies.add(part.device[:: pages.step], part.host[:: pages.step])
+            if end - start < wanted:
+                break
+        return copies, num_tokens
+
+    def drop(self, context: Context, pages: range, *, device: bool, host: bool) -> int:
+        """Drop pages from the device, from the host, or from both; returns how many device slots are free now.
+
+        A page in use stays. So does one of several contexts that would be missing then: `evict_paused` takes such pages last.
+        """
+        freed = 0
+        for extent, start, end in _within(context, pages):
+            if extent.evictable_refs > 1 and (host or extent.host is None):
+                continue
+            drops_device = device and extent.is_evictable
+            drops_host = host and extent.host is not None and not extent.refs
+            is_end = extent.start < start < end == extent.end
+            if is_end and drops_device and not drops_host and self._store.recede(extent, start):
+                freed += end - start
+            elif drops_device or drops_host:
+                part = self._store.part(extent, start, end)
+                freed += self._store.drop_device(part) if drops_device else 0
+                if drops_host:
+                    self._store.drop_host(part)
+        return freed
+
+    def evict_paused(self, most: int = 1) -> int:
+        """Free up to `most` device slots of the pages that were paused first; returns how many."""
+        return self._store.evict_paused(most)
+
+    def adopt(self, context: Context, tokens: Sequence[int], num_pages: int) -> list[int | None]:
+        """Lengthen a context that does not run by full pages that come to the host from elsewhere.
+
+        Args:
+            context: without a tail. Pages of other contexts that it lacks are shared instead.
+            tokens: of the context and the new pages, at least.
+            num_pages: new pages.
+
+        Returns:
+            The host slot of every new page; None for a shared one. They are fewer where the host has no more room. The runner
+            forgets the slots of `take_dropped` before it gets the copies.
+        """
+        assert not context.held
+        assert not context.tail.num_pages
+        store, slots, first, size = self._store, list[int | None](), context.num_pages, self._page_size
+        wanted, offset = token_bytes(tokens[first * size : (first + num_pages) * size]), 0
+        while len(slots) < num_pages:
+            twin, most = self._twin(context, wanted, offset)
+            taken = None
+            if twin is None or twin.residency is Residency.MISSING:
+                taken = store.take_host(most)
+                twin, _ = self._twin(context, wanted, offset)  # to free slots may have cut it
+                if not taken:
+                    break
+                most = len(taken)
+            if twin is None:
+                twin = PageExtent(start=context.last.end, shareable=context.last.shareable)
+                twin.num_pages, twin.last_use = most, store.next_use()
+                twin.tokens += wanted[offset : offset + most * store.page_bytes]
+                context.last.add_child(twin, store.page_bytes)
+            elif most < twin.num_pages:
+                twin = store.part(twin, twin.start, twin.start + most)
+            self._tails.enter(context, twin)
+            if taken is None:
+                context.shared = True
+            else:
+                store.adopt(twin, taken)
+            slots += [None] * most if taken is None else taken
+            offset += most * store.page_bytes
+            context.tail.start = context.last.end
+        return slots
+
+    def _twin(self, context: Context, wanted: bytes, offset: int) -> tuple[PageExtent | None, int]:
+        """The extent behind a context's last one that has the wanted tokens, and how many of its pages have; None, and the
+        number of all wanted pages, where there is none."""
+        page_bytes = self._store.page_bytes
+        twin = context.last.children.get(wanted[offset : offset + page_bytes])
+        if twin is None:
+            return None, (len(wanted) - offset) // page_bytes
+        return twin, common_pages(twin.tokens, wanted, offset, page_bytes)
+
+    def host_slots(self, context: Context, first: int, most: int) -> list[int]:
+        """The host slots of consecutive full pages from number `first` on, as long as each has a copy that has arrived."""
+        slots: list[int] = []
+        for extent in context.extents:
+            if extent is context.tail or len(slots) == most:
+                break
+            if extent.end <= first:
+                continue
+            if extent.host is None or extent.offloading:
+                break
+            slots += extent.host[max(0, first - extent.start) :][: most - len(slots)]
+        return slots
+
+
+def _within(context: Context, pages: range) -> Iterator[tuple[PageExtent, int, int]]:
+    """The extents of pages in their order, with the first and the last but one index of those pages that are theirs."""
+    first, last = bounds(pages)
+    parts = context.parts(first, last)
+    for extent, _, _ in parts if pages.step > 0 else reversed(parts):
+        start, end = max(first, extent.start), min(last, extent.end)  # to free slots for one may have cut another
+        if start < end:
+            yield extent, start, end
