@@ -263,6 +263,27 @@ class PageExtent:
         child.start -= num_pages
         self.children = {child.key(page_size * TOKEN_BYTES): child}
 
+    def check(self, page_size: int) -> None:
+        """Assert that slots, counts and tokens agree, and that the parent has the extent as a child."""
+        size, parent, residency = self.num_pages * page_size, self.parent, self.residency
+        page_bytes = page_size * TOKEN_BYTES
+        for slots in (self.device, self.host):
+            assert slots is None or len(slots) == self.num_pages, f"slots and pages differ: {self}"
+        assert residency is not Residency.CLEAN or self.filled == self.host_filled, f"stale copy: {self}"
+        assert (self.device is None) <= (self.filled == 0), f"filled and not there: {self}"
+        assert self.filled <= size
+        if parent is None:  # a tail
+            assert self.num_contexts == 1 or not self.num_pages
+            return
+        assert len(self.tokens) == self.num_pages * page_bytes > 0, f"tokens of {self}"
+        assert parent.children[self.key(page_bytes)] is self, f"not a child of its parent: {self}"
+        assert self.start == parent.end, f"not behind its parent: {self}"
+        assert self.shareable == parent.shareable
+        assert not parent.num_pages or (self.num_contexts <= parent.num_contexts), f"{parent} lacks contexts of {self}"
+        assert self.num_contexts or self.children or residency is not Residency.MISSING, f"useless: {self}"
+        assert self.host is None or self.host_filled == size, f"a short copy: {self}"
+        assert self.refs or self.filled in (0, size), f"a page half filled that no sequence fills: {self}"
+
     def __repr__(self) -> str:
         return (
             f"PageExtent({self.start}+{self.num_pages} {self.residency.value} filled={self.filled},{self.host_filled} "

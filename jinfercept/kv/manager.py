@@ -357,7 +357,7 @@ class KVManager:
     @property
     def num_paused(self) -> int:
         """Device slots of paused contexts, which the policy evicts."""
-        return self._store.paused.num_pages
+        return self._store.num_paused
 
     @property
     def num_host_free(self) -> int:

@@ -1,10 +1,12 @@
-"""Extents in the order of their last use, and how many pages they have."""
+"""Extents that may be evicted, in the order of their last use, and how many pages they have."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple, final
 
 from jinfercept.kv.extent import PageExtent
+from jinfercept.kv.page import Residency
 
 
 class _ExtentPlace(NamedTuple):
@@ -53,3 +55,66 @@ class ExtentQueue:
     def __iter__(self) -> Iterator[PageExtent]:
         """The members in order, which must not change meanwhile."""
         return (extent for _, extent in self._order)
+
+
+@final
+class ExtentQueues:
+    """The extents that may be evicted, by what is lost then.
+
+    Attributes:
+        paused: on the device, of paused contexts only.
+        paused_clean: those of them that have a host copy.
+        cached: on the device, of no context.
+        reclaimable: with a host copy on which no paused context depends.
+    """
+
+    def __init__(self) -> None:
+        self.paused, self.paused_clean = ExtentQueue(), ExtentQueue()
+        self.cached, self.reclaimable = ExtentQueue(), ExtentQueue()
+
+    def sort(self, extent: PageExtent) -> None:
+        """Add an extent to the queues to which it belongs as it is now, and remove it from the others."""
+        on_device = extent.device is not None and not extent.refs and extent.num_pages > 0
+        is_paused = on_device and extent.evictable_refs > 0
+        for queue, is_member in (
+            (self.paused, is_paused),
+            (self.paused_clean, is_paused and extent.host is not None),
+            (self.cached, on_device and not is_paused),
+            (self.reclaimable, extent.host is not None and _is_reclaimable(extent)),
+        ):
+            if is_member:
+                queue.put(extent)
+            elif extent in queue.places:
+                queue.discard(extent)
+
+    def discard(self, extent: PageExtent) -> None:
+        """Remove an extent from every queue."""
+        for queue in self._all():
+            queue.discard(extent)
+
+    def __iter__(self) -> Iterator[PageExtent]:
+        """All members, which must not change meanwhile; some several times."""
+        return chain.from_iterable(self._all())
+
+    def check(self, extents: Iterable[PageExtent]) -> None:
+        """Assert that the members among all extents of the store, and the counts of their pages, are right."""
+        for extent in extents:
+            paused = (
+                extent.device is not None and not extent.refs and extent.evictable_refs > 0 and extent.num_pages > 0
+            )
+            cached = extent.device is not None and not extent.num_contexts
+            assert (extent in self.paused.places) == paused, f"paused or not: {extent}"
+            assert (extent in self.paused_clean.places) == (paused and extent.residency is Residency.CLEAN)
+            assert (extent in self.cached.places) == cached, f"cached or not: {extent}"
+            assert (extent in self.reclaimable.places) == _is_reclaimable(extent), f"reclaimable or not: {extent}"
+        for queue in self._all():
+            assert queue.num_pages == sum([extent.num_pages for extent in queue]), "pages of a queue"
+
+    def _all(self) -> tuple[ExtentQueue, ...]:
+        return self.paused, self.paused_clean, self.cached, self.reclaimable
+
+
+def _is_reclaimable(extent: PageExtent) -> bool:
+    if extent.host is None or extent.offloading:
+        return False
+    return extent.device is not None if extent.refs else not extent.evictable_refs

@@ -22,7 +22,7 @@ from typing import final
 from jinfercept.kv.extent import NEVER, TOKEN_BYTES, PageExtent
 from jinfercept.kv.page import Occupancy, Residency
 from jinfercept.kv.pool import SlotPool, Slots
-from jinfercept.kv.queue import ExtentQueue
+from jinfercept.kv.queue import ExtentQueue, ExtentQueues
 
 
 @final
@@ -36,7 +36,6 @@ class ExtentStore:
         prefix_caching: keep full pages without references until their slots are needed.
 
     Attributes:
-        paused: on the device, of paused contexts only.
         dropped: free host slots whose arrays the runner still has.
     """
 
@@ -45,10 +44,7 @@ class ExtentStore:
         self._prefix_caching = prefix_caching
         self._device = SlotPool(num_device_pages, first=1)
         self._host = SlotPool(num_host_pages)
-        self.paused = ExtentQueue()
-        self._paused_clean = ExtentQueue()  # those of them that are clean
-        self._cached = ExtentQueue()  # on the device, of no context
-        self._reclaimable = ExtentQueue()  # with a host copy on which no paused context depends
+        self._queues = ExtentQueues()
         self._moving: list[PageExtent] = []  # in flight
         self._changed: list[PageExtent] = []  # perhaps alike with a neighbour now
         self._uses = 0
@@ -66,12 +62,17 @@ class ExtentStore:
     @property
     def num_available(self) -> int:
         """Device slots that are free or hold a finished prefix, which `evict_cached` frees."""
-        return self._device.num_free + self._cached.num_pages
+        return self._device.num_free + self._queues.cached.num_pages
+
+    @property
+    def num_paused(self) -> int:
+        """Device slots of paused contexts."""
+        return self._queues.paused.num_pages
 
     @property
     def num_host_free(self) -> int:
         """Host slots that are free or hold a reclaimable copy."""
-        return self._host.num_free + self._reclaimable.num_pages
+        return self._host.num_free + self._queues.reclaimable.num_pages
 
     @property
     def num_host(self) -> int:
@@ -80,10 +81,11 @@ class ExtentStore:
 
     def occupancy(self) -> Occupancy:
         """Both pools by kind."""
-        free, paused, cached, total = self.num_free, self.paused.num_pages, self._cached.num_pages, self._device.size
+        free, paused, total = self.num_free, self.num_paused, self._device.size
+        cached, paused_clean = self._queues.cached.num_pages, self._queues.paused_clean.num_pages
         host = self._host.size - self._host.num_free
         used = total - free - paused - cached
-        return Occupancy(free, used, paused, cached, total, self._paused_clean.num_pages, host, self._host.size)
+        return Occupancy(free, used, paused, cached, total, paused_clean, host, self._host.size)
 
     # -- a plan begins ---------------------------------------------------------------------------------------------
 
@@ -119,8 +121,7 @@ class ExtentStore:
             self._absorb(extent.parent, extent)
 
     def _absorb(self, parent: PageExtent, child: PageExtent) -> None:
-        for queue in (self.paused, self._paused_clean, self._cached, self._reclaimable):
-            queue.discard(parent)
+        self._queues.discard(parent)
         parent.join(child, self.page_bytes)
         self.update(child)
 
@@ -217,7 +218,7 @@ class ExtentStore:
 
     def take_host(self, most: int) -> Slots:
         """Take up to so many host slots; those of reclaimable copies go where too few are free."""
-        while (lacking := most - self._host.num_free) > 0 and (spare := self._reclaimable.first()) is not None:
+        while (lacking := most - self._host.num_free) > 0 and (spare := self._queues.reclaimable.first()) is not None:
             self.drop_host(self.part(spare, max(spare.start, spare.end - lacking), spare.end))
         return self._host.take(most)
 
@@ -267,11 +268,11 @@ class ExtentStore:
 
     def evict_cached(self, most: int) -> int:
         """Free up to `most` device slots of the least recently used finished prefixes, last pages first; returns how many."""
-        return self._evict(self._cached, most)
+        return self._evict(self._queues.cached, most)
 
     def evict_paused(self, most: int) -> int:
         """Free up to `most` device slots of the extents that were paused first; returns how many."""
-        return self._evict(self.paused, most)
+        return self._evict(self._queues.paused, most)
 
     def _evict(self, queue: ExtentQueue, most: int) -> int:
         freed = 0
@@ -301,16 +302,11 @@ class ExtentStore:
 
     def clear(self) -> None:
         """Drop every finished prefix, on the device and on the host, since the weights changed or the arrays were lost."""
-        for extent in [*self._cached, *self._reclaimable]:
+        for extent in [*self._queues.cached, *self._queues.reclaimable]:
             if not extent.num_contexts and extent.num_pages:
                 self.drop_device(extent)
                 if extent.host is not None:
                     self.drop_host(extent)
-
-    def _is_reclaimable(self, extent: PageExtent) -> bool:
-        if extent.host is None or extent.offloading:
-            return False
-        return extent.device is not None if extent.refs else not extent.evictable_refs
 
     def update(self, extent: PageExtent) -> None:
         """Update what depends on an extent that has changed."""
@@ -321,18 +317,7 @@ class ExtentStore:
         """Update the queues after a change of the extent, and free it if it has no reference and is not worth caching."""
         if not extent.refs and not extent.evictable_refs and not self._is_cacheable(extent):
             self._free(extent)
-        on_device = extent.device is not None and not extent.refs and extent.num_pages > 0
-        is_paused = on_device and extent.evictable_refs > 0
-        for queue, is_member in (
-            (self.paused, is_paused),
-            (self._paused_clean, is_paused and extent.host is not None),
-            (self._cached, on_device and not is_paused),
-            (self._reclaimable, extent.host is not None and self._is_reclaimable(extent)),
-        ):
-            if is_member:
-                queue.put(extent)
-            elif extent in queue.places:
-                queue.discard(extent)
+        self._queues.sort(extent)
 
     def _is_cacheable(self, extent: PageExtent) -> bool:
         return (
@@ -379,8 +364,7 @@ class ExtentStore:
 
     def check(self, refs: Mapping[PageExtent, int], evictable_refs: Mapping[PageExtent, int]) -> None:
         """Assert that counts, slots, queues and trees agree with the references of the contexts."""
-        queues = (self.paused, self._paused_clean, self._cached, self._reclaimable)
-        extents = {*refs, *evictable_refs, *(extent for queue in queues for extent in queue)}
+        extents = {*refs, *evictable_refs, *self._queues}
         extents |= {extent for extent in self._moving if extent.parent is not None}
         roots = {_root(extent) for extent in extents if extent.parent is not None}
         below = list(roots)
@@ -391,42 +375,14 @@ class ExtentStore:
             assert extent.refs == refs.get(extent, 0), f"references of {extent}: {refs.get(extent, 0)} contexts use it"
             assert extent.evictable_refs == evictable_refs.get(extent, 0), f"evictable references of {extent}"
             assert len(extent.contexts) in (extent.num_contexts, int(extent.parent is None)), f"contexts of {extent}"
-            self._check_extent(extent)
-        for queue in queues:
-            assert queue.num_pages == sum([extent.num_pages for extent in queue]), "pages of a queue"
+            extent.check(self.page_size)
+        self._queues.check(extents)
         self._device.check([*(slot for extent in extents for slot in extent.device or ()), *self._late_slots])
         self._host.check([*(slot for extent in extents for slot in extent.host or ()), *self._late_drops])
         occupancy = self.occupancy()
         used = sum([extent.num_pages for extent in extents if extent.device is not None and extent.refs])
         assert occupancy.used == used + len(self._late_slots)
         assert sum(occupancy[:4]) == occupancy.total
-
-    def _check_extent(self, extent: PageExtent) -> None:
-        size, parent, residency = extent.num_pages * self.page_size, extent.parent, extent.residency
-        for slots in (extent.device, extent.host):
-            assert slots is None or len(slots) == extent.num_pages, f"slots and pages differ: {extent}"
-        assert residency is not Residency.CLEAN or extent.filled == extent.host_filled, f"stale copy: {extent}"
-        assert (extent.device is None) <= (extent.filled == 0), f"filled and not there: {extent}"
-        assert extent.filled <= size
-        paused = extent.device is not None and not extent.refs and extent.evictable_refs > 0 and extent.num_pages > 0
-        cached = extent.device is not None and not extent.num_contexts
-        assert (extent in self.paused.places) == paused, f"paused or not: {extent}"
-        assert (extent in self._paused_clean.places) == (paused and residency is Residency.CLEAN)
-        assert (extent in self._cached.places) == cached, f"cached or not: {extent}"
-        assert (extent in self._reclaimable.places) == self._is_reclaimable(extent), f"reclaimable or not: {extent}"
-        if parent is None:  # a tail
-            assert extent.num_contexts == 1 or not extent.num_pages
-            return
-        assert len(extent.tokens) == extent.num_pages * self.page_bytes > 0, f"tokens of {extent}"
-        assert parent.children[extent.key(self.page_bytes)] is extent, f"not a child of its parent: {extent}"
-        assert extent.start == parent.end, f"not behind its parent: {extent}"
-        assert extent.shareable == parent.shareable
-        assert not parent.num_pages or (extent.num_contexts <= parent.num_contexts), (
-            f"{parent} lacks contexts of {extent}"
-        )
-        assert extent.num_contexts or extent.children or residency is not Residency.MISSING, f"useless: {extent}"
-        assert extent.host is None or extent.host_filled == size, f"a short copy: {extent}"
-        assert extent.refs or extent.filled in (0, size), f"a page half filled that no sequence fills: {extent}"
 
 
 def _root(extent: PageExtent) -> PageExtent:
