@@ -34,8 +34,8 @@ from jinfercept.runner.packing_samples import pack_samples, sampled_rows
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
+from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
-from jinfercept.sched.profile import PROFILES
 from jinfercept.startup.start import EngineSetup, set_up
 
 MODEL = config_from_hf(

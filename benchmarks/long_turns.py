@@ -47,8 +47,8 @@ from jinfercept.protocols.openai.response_schemas import ResponsesBody
 from jinfercept.protocols.openai.response_tools import ClientTools
 from jinfercept.request import Request
 from jinfercept.sched.estimator import HistoryEstimator
+from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.policies import PolicyInputs
-from jinfercept.sched.profile import PROFILES
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.server.http.json_body import BodyReader
 from jinfercept.server.options import ServerOptions

@@ -19,9 +19,9 @@ from rich.table import Table
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.estimator import HistoryEstimator
+from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import SETTINGS, PolicyInputs
-from jinfercept.sched.profile import PROFILES
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence
 

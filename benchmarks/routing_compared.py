@@ -16,7 +16,7 @@ from jinfercept.meter.turns import LIMITS
 from jinfercept.planner.cluster import play_cluster
 from jinfercept.planner.sessions import SYSTEM_TOKENS, draw_sessions
 from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica
-from jinfercept.sched.profile import load_profile
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.tables import TextTable, show
 from jinfercept.sim.workload import Script, Segment

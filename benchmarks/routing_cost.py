@@ -18,7 +18,7 @@ from typing import Any
 from jinfercept.fleet.conversations import KeyedPrefix, RoutingHint, find_conversation
 from jinfercept.fleet.replica_load import ReplicaState
 from jinfercept.fleet.routing import Router
-from jinfercept.sched.profile import load_profile
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.tables import TextTable, show
 
 SECRET = b"a secret of this benchmark"

@@ -23,10 +23,10 @@ from jinfercept.meter.timelines import Phase, Timeline
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimator import HistoryEstimator
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.plan import Chunk, StepPlan, StepResult
 from jinfercept.sched.plan_builder import PlannedStep, Row
 from jinfercept.sched.policies import PolicyInputs
-from jinfercept.sched.profile import load_profile
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.server.observe.tracing.request_trace import RequestTrace, Tracing
 

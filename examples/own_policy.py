@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from random import Random
 
 from jinfercept.sched.estimator import remaining_s
+from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Action, Move, Policy
-from jinfercept.sched.profile import PROFILES
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sim.arrivals import arrivals
 from jinfercept.sim.simulation import Simulation

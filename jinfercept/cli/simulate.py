@@ -20,8 +20,8 @@ from jinfercept.cli.simulation_table import LEGEND, SESSION_LEGEND, curves, exit
 from jinfercept.config import CacheOptions, EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.meter.turns import LIMITS, LatencyLimits
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.orders import check_order_choice
-from jinfercept.sched.profile import load_profile
 from jinfercept.sim.agent_sessions import fitting
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.distributions import Like

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from jinfercept.sched.profile import LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, LLAMA_13B, QWEN_32B, ProfiledModel
+from jinfercept.sched.roofline import LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, LLAMA_13B, QWEN_32B, ProfiledModel
 
 LLAMA_3_1B = ProfiledModel("llama-3.2-1b", 1.236e9, num_layers=16, num_kv_heads=8, head_dim=64, hidden_size=2048)
 

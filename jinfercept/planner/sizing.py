@@ -18,7 +18,9 @@ from jinfercept.planner.routing_policy import by_price
 from jinfercept.planner.sessions import draw_sessions
 from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica
 from jinfercept.sched.data_sheets import ACCELERATORS
-from jinfercept.sched.profile import Profile, load_profile, roofline
+from jinfercept.sched.named_profiles import load_profile
+from jinfercept.sched.profile import Profile
+from jinfercept.sched.roofline import roofline
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.workload import Script
 

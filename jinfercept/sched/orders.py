@@ -6,10 +6,10 @@ from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.guards import GuardedOrder
 from jinfercept.sched.memory_time import MemoryTime
 from jinfercept.sched.missing_work import MissingWork
+from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.order import Order
 from jinfercept.sched.plugins import build_plugin, check_name, is_place, label
 from jinfercept.sched.policies import PolicyInputs
-from jinfercept.sched.profile import PROFILES
 
 type OrderChoice = str | Order | type[Order] | Callable[[PolicyInputs], Order] | Callable[[], Order]
 """A name of `ORDERS`; a place, `path.py:Class` or `package.module:Class`; a class or a function, called once for every engine,

@@ -9,9 +9,9 @@ from jinfercept.sched.estimator import ElapsedEstimator, Estimator
 from jinfercept.sched.guards import GuardedPolicy
 from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.min_waste import Keep, MinWaste, keep_if_cheaper, keep_none, keep_short_kinds
+from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.plugins import build_plugin, check_name, is_place, label
 from jinfercept.sched.policy import AtPause, Policy, discard, improved_discard, preserve, swap
-from jinfercept.sched.profile import PROFILES
 
 
 class PolicyInputs(NamedTuple):

@@ -20,8 +20,9 @@ from jinfercept.kv.page import PageCopy
 from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.fit import MeasuredStep, fit_link, fit_steps
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.plan import StepPlan
-from jinfercept.sched.profile import Profile, load_profile
+from jinfercept.sched.profile import Profile
 from jinfercept.sched.tiled_price import AttentionTiles
 from jinfercept.startup.attention_tiles import fit_tiles
 from jinfercept.startup.probes import PlanRunner, full_rows, longest, probe, settled, widest

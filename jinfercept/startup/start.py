@@ -29,9 +29,10 @@ from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.estimators import EstimatorChoice
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.policies import PolicyChoice
-from jinfercept.sched.profile import Profile, load_profile
+from jinfercept.sched.profile import Profile
 from jinfercept.startup.assembly import Assembled, Machine, OwnParts, Recorder, assemble, chunks
 from jinfercept.startup.backend import prepare_backend, start_backend
 from jinfercept.startup.chosen_tokenizer import TokenizerChoice, as_tokenizer

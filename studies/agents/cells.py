@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.orders import ORDERS
-from jinfercept.sched.profile import PROFILES
 from jinfercept.sim.agent_sessions import ScriptedSession, fitting
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.session_clients import SessionLoad

@@ -19,7 +19,7 @@ from jinfercept.cli.simulated_loads import POLICY_NAMES, check_policies
 from jinfercept.cli.simulation_table import exit_status
 from jinfercept.errors import ConfigError
 from jinfercept.sched.estimator import ESTIMATORS
-from jinfercept.sched.profile import load_profile
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.plots import check_drawing, draw
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
 from jinfercept.sim.reports import check_outputs, write_all, write_csv, write_json

@@ -18,7 +18,8 @@ from jinfercept.cli.options import Maybe, Several
 from jinfercept.cli.simulated_loads import POLICY_NAMES, check_policies, load
 from jinfercept.cli.simulation_table import exit_status
 from jinfercept.errors import ConfigError
-from jinfercept.sched.profile import Profile, load_profile
+from jinfercept.sched.named_profiles import load_profile
+from jinfercept.sched.profile import Profile
 from jinfercept.sim.distributions import Like
 from jinfercept.sim.plots import Bars, Panel, check_drawing, draw
 from jinfercept.sim.reports import check_outputs, group, latency_ms, write_all, write_json

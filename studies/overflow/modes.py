@@ -12,8 +12,9 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ElapsedEstimator
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.preemption import Preemption
-from jinfercept.sched.profile import Profile, load_profile
+from jinfercept.sched.profile import Profile
 from jinfercept.sim.scripted import plain_tokens
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 from studies.overflow.batch_run import BatchRequest, BatchRun, play_batch

@@ -18,8 +18,9 @@ from jinfercept.cli.options import Maybe, Several, Switch
 from jinfercept.cli.simulated_loads import drawer, load
 from jinfercept.cli.simulation_table import exit_status, table
 from jinfercept.errors import ConfigError
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.policies import SETTINGS
-from jinfercept.sched.profile import Profile, load_profile
+from jinfercept.sched.profile import Profile
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.distributions import DISTRIBUTIONS
 from jinfercept.sim.plots import check_drawing, draw

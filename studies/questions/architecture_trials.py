@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from jinfercept.sched.profile import LLAMA_2_7B, LLAMA_3_70B, LLAMA_13B, Profile
+from jinfercept.sched.profile import Profile
+from jinfercept.sched.roofline import LLAMA_2_7B, LLAMA_3_70B, LLAMA_13B
 from jinfercept.sim.sweep import SweepRun
 from studies.questions.machines import DEPLOYMENTS, LLAMA_3_8B, Deployment, deployment, mixed_load
 from studies.questions.steady_state import Demand

@@ -11,7 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from jinfercept.sched.profile import Profile, load_profile
+from jinfercept.sched.named_profiles import load_profile
+from jinfercept.sched.profile import Profile
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.plots import CurvePanel, PlottedCurve
 from jinfercept.sim.recording import RecordFiles

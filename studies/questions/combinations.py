@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from jinfercept.sched.profile import LLAMA_2_7B, LLAMA_13B, ProfiledModel
+from jinfercept.sched.roofline import LLAMA_2_7B, LLAMA_13B, ProfiledModel
 from jinfercept.sim.sweep import SweepRun
 from studies.questions.machines import Deployment, deployment, mixed_demand, mixed_load
 from studies.questions.steady_state import Demand, PaperRates, paper_rates, with_kv_bytes

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from jinfercept.sched.named_profiles import GPTJ_6B
 from jinfercept.sched.plugins import label
-from jinfercept.sched.profile import GPTJ_6B, Profile
+from jinfercept.sched.profile import Profile
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SweepRun

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from jinfercept.meter.forecast import QUANTILES
-from jinfercept.sched.profile import load_profile
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.decision_summary import ALL, load_records, summary
 from jinfercept.sim.plots import Bars, CurvePanel, Panel, PlottedCurve

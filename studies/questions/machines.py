@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from jinfercept.meter.turns import LatencyLimits
 from jinfercept.planner.published_sizes import LLAMA_3_1B, LLAMA_3_8B, QWEN_32B
-from jinfercept.sched.profile import LLAMA_2_7B, LLAMA_3_70B, LLAMA_13B, Profile, ProfiledModel, roofline
+from jinfercept.sched.profile import Profile
+from jinfercept.sched.roofline import LLAMA_2_7B, LLAMA_3_70B, LLAMA_13B, ProfiledModel, roofline
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from jinfercept.meter.turns import LIMITS
-from jinfercept.sched.profile import load_profile
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.plots import CurvePanel, PlottedCurve
 from jinfercept.sim.reports import percentiles

@@ -6,7 +6,7 @@ them `budgeted_swap`, the swap of InferCept that hides behind compute, and `copy
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from jinfercept.sched.profile import load_profile
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.plots import COLOURS, CurvePanel, PlottedCurve
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation

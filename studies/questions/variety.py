@@ -10,7 +10,7 @@ from itertools import count
 from random import Random
 from typing import NamedTuple
 
-from jinfercept.sched.profile import load_profile
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.arrivals import Arrival, arrival_times
 from jinfercept.sim.plots import COLOURS, Bars, CurvePanel, PlottedCurve
 from jinfercept.sim.run_stats import Report

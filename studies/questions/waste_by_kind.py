@@ -6,7 +6,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from jinfercept.sched.profile import load_profile
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.plots import Bars
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation

@@ -9,7 +9,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.events import Event, Finished
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
-from jinfercept.sched.profile import load_profile
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.scripted import ScriptedDispatcher, make_request, plain_tokens
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.simulator import VirtualClock

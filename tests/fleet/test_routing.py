@@ -10,7 +10,7 @@ from jinfercept.fleet.conversations import KeyedPrefix, RoutingHint
 from jinfercept.fleet.known_prefixes import KnownPrefixes
 from jinfercept.fleet.replica_load import PLACED_HALF_LIFE_S, RecomputeCurve, ReplicaState
 from jinfercept.fleet.routing import NoReplicaError, Router
-from jinfercept.sched.profile import load_profile
+from jinfercept.sched.named_profiles import load_profile
 
 PROFILE = load_profile("paper-gptj-6b-a100")
 SYSTEM_TOKENS = 2000

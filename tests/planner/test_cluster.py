@@ -10,7 +10,7 @@ from jinfercept.meter.turns import LIMITS
 from jinfercept.planner.cluster import ClusterReport, play_cluster
 from jinfercept.planner.sessions import SYSTEM_TOKENS, AgentSession, draw_sessions, first_turn
 from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica, prompt_of
-from jinfercept.sched.profile import load_profile
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.workload import Script, Segment
 

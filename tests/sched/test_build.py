@@ -8,8 +8,8 @@ from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ElapsedEstimator
+from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.policy import preserve
-from jinfercept.sched.profile import PROFILES
 
 PROFILE = replace(PROFILES["paper-gptj-6b-a100"], saturation=32)
 

@@ -16,9 +16,9 @@ from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.fairness import AHEAD_S, CREDIT_S, FairShare
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import preserve
-from jinfercept.sched.profile import load_profile
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Sequence, State

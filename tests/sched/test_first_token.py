@@ -7,8 +7,8 @@ import pytest
 
 from jinfercept.sched.first_token import FirstTokenAdmission, first_token_s
 from jinfercept.sched.load import EngineLoad, MeanRun, QueuedWork
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.policy import preserve
-from jinfercept.sched.profile import load_profile
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation

@@ -16,11 +16,11 @@ from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.guards import GuardedOrder
 from jinfercept.sched.memory_time import MemoryTime, TurnForecast, TurnHistory
 from jinfercept.sched.missing_work import LONGER, MissingWork
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.order import Order
 from jinfercept.sched.orders import check_order_choice, make_order
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Move, preserve
-from jinfercept.sched.profile import load_profile
 from jinfercept.sched.ranking import REFRESHED
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
 from jinfercept.sim.arrivals import Arrival

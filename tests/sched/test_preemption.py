@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.policy import Action
 from jinfercept.sched.preemption import PreemptedSequences, cheaper, pages_per_copy
-from jinfercept.sched.profile import LLAMA_2_7B, Profile, roofline
+from jinfercept.sched.profile import Profile
+from jinfercept.sched.roofline import LLAMA_2_7B, roofline
 from jinfercept.sched.sequence import Pause, Sequence
 
 A100 = roofline(LLAMA_2_7B, "A100-40GB", attention=True)

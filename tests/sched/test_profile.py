@@ -15,17 +15,10 @@ from jinfercept.kv.page import PageCopy
 from jinfercept.meter.prices import Prices
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.data_sheets import ACCELERATORS
+from jinfercept.sched.named_profiles import PROFILES, load_profile
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
-from jinfercept.sched.profile import (
-    LLAMA_2_7B,
-    LLAMA_3_70B,
-    LLAMA_13B,
-    PROFILES,
-    Profile,
-    ProfiledModel,
-    load_profile,
-    roofline,
-)
+from jinfercept.sched.profile import Profile
+from jinfercept.sched.roofline import LLAMA_2_7B, LLAMA_3_70B, LLAMA_13B, ProfiledModel, roofline
 
 MEASURED = Profile(
     name="tiny on a desk",

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from jinfercept.errors import ConfigError
+from jinfercept.sched.named_profiles import PROFILES, load_profile
 from jinfercept.sched.plan import Chunk, StepPlan
-from jinfercept.sched.profile import PROFILES, load_profile
 from jinfercept.sched.tiled_price import AttentionTiles, TiledPrice, TileWork, tile_work
 
 TILES = AttentionTiles(decode_rows=8, decode_tokens=64, narrow_queries=64, wide_queries=256, chunk_tokens=128)

@@ -10,7 +10,7 @@ from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from jinfercept.sched.profile import PROFILES
+from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn, SubAgent, scaled_sessions
 from jinfercept.sim.session_clients import SessionClients, SessionLoad, session_tokens
 from jinfercept.sim.simulation import Simulation

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jinfercept.errors import ConfigError
-from jinfercept.sched.profile import PROFILES
+from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.recording import RecordFiles
 from jinfercept.sim.scripted import Progress

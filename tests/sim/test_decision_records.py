@@ -12,9 +12,9 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.meter.forecast import QUANTILES, EstimatorTee, forecast
 from jinfercept.meter.request_log import RequestLog
 from jinfercept.sched.estimator import ElapsedEstimator, HistoryEstimator, OracleEstimator
+from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import PolicyInputs
-from jinfercept.sched.profile import PROFILES
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import CallDuration, Pause, PendingCall, Sequence, State
 from jinfercept.sim.decision_records import DecisionLog

@@ -11,7 +11,7 @@ import pytest
 from jinfercept.cli.decisions import Decisions
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
-from jinfercept.sched.profile import PROFILES
+from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.decision_summary import ALL, load_records, pinball, summary
 from jinfercept.sim.recording import RecordFiles

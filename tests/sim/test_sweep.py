@@ -20,7 +20,7 @@ from jinfercept.cli.simulate import play_here
 from jinfercept.cli.simulated_loads import drawer, load
 from jinfercept.cli.simulation_table import exit_status, table
 from jinfercept.errors import ConfigError
-from jinfercept.sched.profile import PROFILES
+from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.reports import check_outputs, over_seeds, write_csv, write_json
 from jinfercept.sim.simulation import Simulation

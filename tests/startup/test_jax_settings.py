@@ -15,7 +15,7 @@ from jinfercept import LLM, SamplingParams
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.protocol import Params
-from jinfercept.sched.profile import PROFILES
+from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.startup.compile_counter import CompileCounter
 from tests.support.tiny_model import GOLDEN
 

@@ -8,7 +8,7 @@ import pytest
 
 from jinfercept import LLM, SamplingParams
 from jinfercept.runner import executables
-from jinfercept.sched.profile import PROFILES
+from jinfercept.sched.named_profiles import PROFILES
 from tests.support.tiny_model import GOLDEN
 
 FLAGS = {"dtype": "float32", "kv_tokens": 256, "max_num_seqs": 2, "max_num_batched_tokens": 32, "page_size": 4}

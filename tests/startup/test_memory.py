@@ -14,7 +14,7 @@ from jinfercept.models.load import load
 from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import step_bytes
-from jinfercept.sched.profile import PROFILES
+from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.startup.memory import (
     GIB,
     MOVED_BYTES,

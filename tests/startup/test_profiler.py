@@ -8,8 +8,9 @@ import pytest
 from jinfercept.cli.main import main
 from jinfercept.llm import LLM
 from jinfercept.runner.shape import RunnerShape
+from jinfercept.sched.named_profiles import PROFILES, load_profile
 from jinfercept.sched.plan import StepPlan
-from jinfercept.sched.profile import PROFILES, Profile, load_profile
+from jinfercept.sched.profile import Profile
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.startup.profiler import EFFORTS, Effort, measure, profile_path, remember, remembered
 from tests.support.tiny_model import Workload, streams, tiny_llm, tiny_setup

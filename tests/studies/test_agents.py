@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from jinfercept.errors import ConfigError
-from jinfercept.sched.profile import PROFILES
+from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sim.agent_sessions import ScriptedSession
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import Simulation

@@ -8,7 +8,8 @@ import pytest
 
 from jinfercept.calls import CallMode
 from jinfercept.errors import ConfigError
-from jinfercept.sched.profile import PROFILES, Profile
+from jinfercept.sched.named_profiles import PROFILES
+from jinfercept.sched.profile import Profile
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
 from studies.calls.formulas import formula_s, priced

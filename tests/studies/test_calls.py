@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jinfercept.sched.profile import PROFILES
+from jinfercept.sched.named_profiles import PROFILES
 from studies.__main__ import main
 from studies.calls import in_real_time as calls_in_real_time
 from studies.calls.alone import LONGEST_FIRST, AloneCell, at_token_s, excess, play_cell

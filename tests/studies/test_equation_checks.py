@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jinfercept.sched.profile import load_profile
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.waste import discard_waste
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.recording import RecordFiles

@@ -9,7 +9,7 @@ import pytest
 from jinfercept.cli.simulated_loads import load
 from jinfercept.errors import ConfigError
 from jinfercept.sched.estimator import Estimator, HistoryEstimator, OracleEstimator
-from jinfercept.sched.profile import load_profile
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.sequence import PendingCall
 from jinfercept.sim.plots import Bars
 from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, WILD_TOOLS, WRONG_TOOLS, ScaledEstimator, one_tool_wrong

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from jinfercept.sched.profile import load_profile
+from jinfercept.sched.named_profiles import load_profile
 from studies.questions.kind_loads import KINDS, full_rate, kind_load
 from studies.questions.variety import ARRIVALS, BURSTS, LEAVING, RATE, VarietyLoad
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jinfercept.sched.profile import load_profile
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.reports import Range
 from studies.__main__ import main
 from studies.overflow.batch_run import BatchRequest, BatchRun, BatchStep

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from jinfercept.errors import ConfigError
+from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.policies import SETTINGS
-from jinfercept.sched.profile import PROFILES
 from jinfercept.sim.plots import Bars, CurvePanel
 from studies.__main__ import main
 from studies.capacity import Capacity, capacity, capacity_ratio, latency_threshold

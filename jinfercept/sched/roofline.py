@@ -1,0 +1,117 @@
+"""Profiles derived from data sheets, without a measurement, and the numbers of models that this takes."""
+
+from typing import NamedTuple
+
+from jinfercept.errors import ConfigError
+from jinfercept.sched.data_sheets import (
+    ACCELERATORS,
+    COLLECTIVE_S,
+    NVME,
+    REACHED_BANDWIDTH,
+    REACHED_FLOPS,
+    REACHED_PEER_BANDWIDTH,
+    USABLE_MEMORY,
+)
+from jinfercept.sched.profile import Profile
+
+COLLECTIVES_PER_LAYER = 2
+"""Sums over the devices that share a layer: of attention's results and of the feed-forward network's."""
+
+
+class ProfiledModel(NamedTuple):
+    """The numbers of a model that a roofline needs.
+
+    Attributes:
+        name: part of the profile's name.
+        params: weights.
+        num_layers, num_kv_heads, head_dim: shape of the KV.
+        hidden_size: numbers of a token between layers.
+        bytes_per_number: of weights and KV alike; 2 is bfloat16.
+        quantized_kv: KV has a byte for a number and a scale of four for each key and value, as `kv_cache_dtype` int8 and fp8.
+    """
+
+    name: str
+    params: float
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    bytes_per_number: int = 2
+    quantized_kv: bool = False
+
+    def kv_bytes_per_token(self, num_devices: int = 1) -> int:
+        """Keys and values of one token over all layers and devices: each has a KV head at least, if need be another's."""
+        num_heads = max(self.num_kv_heads, num_devices)
+        row_bytes = self.head_dim + 4 if self.quantized_kv else self.head_dim * self.bytes_per_number
+        return 2 * self.num_layers * num_heads * row_bytes
+
+
+LLAMA_13B = ProfiledModel("llama-13b", 13.016e9, num_layers=40, num_kv_heads=40, head_dim=128, hidden_size=5120)
+LLAMA_2_7B = ProfiledModel("llama-2-7b", 6.738e9, num_layers=32, num_kv_heads=32, head_dim=128, hidden_size=4096)
+LLAMA_3_8B = ProfiledModel("llama-3-8b", 8.03e9, num_layers=32, num_kv_heads=8, head_dim=128, hidden_size=4096)
+LLAMA_3_70B = ProfiledModel("llama-3-70b", 70.554e9, num_layers=80, num_kv_heads=8, head_dim=128, hidden_size=8192)
+QWEN_32B = ProfiledModel("qwen2.5-32b", 32.76e9, num_layers=64, num_kv_heads=8, head_dim=128, hidden_size=5120)
+QWEN_32B_FP8 = QWEN_32B._replace(name="qwen2.5-32b-fp8", bytes_per_number=1)
+
+
+def roofline(model: ProfiledModel, accelerator: str, num_devices: int = 1, *, attention: bool = False) -> Profile:
+    """A profile derived from a model's size and a data sheet, without a measurement.
+
+    A step reads all weights (`flat_s`) or computes two operations per weight and query token, whichever takes longer, and
+    reads the KV of its contexts. With several accelerators, each holds a share of weights and KV and has a host link of its
+    own, and every layer adds up their parts twice (arXiv 1909.08053), in rings, behind nothing.
+
+    Args:
+        model: the model's numbers.
+        accelerator: a name in `ACCELERATORS`.
+        num_devices: accelerators that share every layer.
+        attention: count the operations of attention, four per pair of tokens, layer and number of the hidden size, without
+            which recomputing a context is linear in its length.
+
+    Raises:
+        ConfigError: an unknown accelerator, or weights that do not fit.
+    """
+    if accelerator not in ACCELERATORS:
+        fix = f"one of {', '.join(ACCELERATORS)}"
+        raise ConfigError("no such accelerator in the table", got=accelerator, fix=fix)
+    sheet, token_bytes = ACCELERATORS[accelerator], model.kv_bytes_per_token(num_devices)
+    weight_bytes = model.params * model.bytes_per_number
+    kv_bytes = sheet.memory_bytes * USABLE_MEMORY * num_devices - weight_bytes
+    if kv_bytes < token_bytes:
+        raise ConfigError(
+            f"the weights of {model.name} do not fit",
+            got=f"{weight_bytes / 1e9:.0f} GB on {num_devices} × {accelerator}",
+            fix="take more accelerators or larger ones",
+        )
+    bandwidth = sheet.memory_bytes_per_s * REACHED_BANDWIDTH * num_devices
+    read_s = weight_bytes / bandwidth
+    flops = sheet.bf16_flops * REACHED_FLOPS * num_devices
+    per_query_s = 2 * model.params / flops
+    collectives = COLLECTIVES_PER_LAYER * model.num_layers if num_devices > 1 else 0
+    exchanged_bytes = collectives * 2 * (num_devices - 1) / num_devices * model.hidden_size * model.bytes_per_number
+    one_way = sheet.link.one_way_bytes_per_s * num_devices / token_bytes
+    return Profile(
+        name=f"roofline-{model.name}-{f'{num_devices}x' if num_devices > 1 else ''}{accelerator.lower()}",
+        source="roofline",
+        fixed_s=collectives * COLLECTIVE_S,
+        per_query_s=per_query_s,
+        per_context_s=token_bytes / bandwidth,
+        per_pair_s=4 * model.num_layers * model.hidden_size / flops if attention else 0.0,
+        flat_s=read_s + collectives * COLLECTIVE_S,
+        collective_s=exchanged_bytes / (sheet.peer_bytes_per_s * REACHED_PEER_BANDWIDTH),
+        saturation=max(8, round(read_s / per_query_s / 8) * 8),
+        link_out_tokens_per_s=one_way,
+        link_in_tokens_per_s=one_way,
+        link_both_tokens_per_s=sheet.link.both_ways_bytes_per_s * num_devices / token_bytes,
+        kv_bytes_per_token=token_bytes,
+        disk_read_tokens_per_s=NVME.read_bytes_per_s / token_bytes,
+        disk_write_tokens_per_s=NVME.write_bytes_per_s / token_bytes,
+        disk_latency_s=NVME.latency_s,
+        tables={
+            "derived": {
+                "accelerator": accelerator,
+                "num_devices": num_devices,
+                "kv_tokens": int(kv_bytes // token_bytes),
+            }
+        },
+    )
