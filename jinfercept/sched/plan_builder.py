@@ -67,8 +67,8 @@ class PlanBuilder:
     query_tokens: int
     stalled: bool = False
     chunks: list[tuple[Sequence, Chunk]] = field(default_factory=list)
-    offload: PageCopies = field(default_factory=PageCopies)
-    fetch: PageCopies = field(default_factory=PageCopies)
+    offload: PageCopies | None = None
+    fetch: PageCopies | None = None
     recomputing: list[Sequence] = field(default_factory=list)
     recomputed: int = 0
     victims: MoveOrder = field(default_factory=MoveOrder)
@@ -76,12 +76,24 @@ class PlanBuilder:
     drafted: int = 0
     offloading: Sequence | None = None
 
+    @property
+    def num_copies(self) -> int:
+        """Pages that are copied, both ways."""
+        return len(self.fetch or ()) + len(self.offload or ())
+
     def add_offload(self, sequence: Sequence, copies: PageCopies) -> None:
         """Offload pages of a sequence; pages of one sequence in a row are of one context."""
         if copies:
-            number = (self.offload.contexts[-1] if self.offload else 0) + (sequence is not self.offloading)
-            self.offload.add(copies.device, copies.host, number)
+            offload = self.offload = self.offload or PageCopies()
+            number = (offload.contexts[-1] if offload else 0) + (sequence is not self.offloading)
+            offload.add(copies.device, copies.host, number)
             self.offloading = sequence
+
+    def add_fetch(self, copies: PageCopies) -> None:
+        """Fetch pages of a sequence."""
+        if copies:
+            fetch = self.fetch = self.fetch or PageCopies()
+            fetch.add(copies.device, copies.host)
 
     def build(self, number: int, bucket: int, drop: tuple[int, ...]) -> "PlannedStep":
         """The plan, decoding chunks first.

@@ -41,7 +41,7 @@ class Transfers:
         """Pages that the plan can still move: as far as the link's budget goes, and the device memory for transfers."""
         pages, most = builder.link_tokens // self._kv.page_size, self._kv.most_moved_pages
         if most is not None:
-            pages = min(pages, most - len(builder.fetch) - len(builder.offload))
+            pages = min(pages, most - builder.num_copies)
         return pages if pages > 0 else 0
 
     def fetch(self, builder: PlanBuilder, sequence: Sequence, most: int, pages: range | None = None) -> int:
@@ -51,7 +51,7 @@ class Transfers:
             pages: indexes of some pages of a sequence that is paused; None: all of one that runs.
         """
         copies, num_tokens = self._kv.copies.fetch(sequence.context, min(most, self.room(builder)), pages)
-        builder.fetch.add(copies.device, copies.host)
+        builder.add_fetch(copies)
         builder.link_tokens -= len(copies) * self._kv.page_size
         self._counters.copy_in(sequence, num_tokens)
         return len(copies)
@@ -149,7 +149,7 @@ class Transfers:
 
     def _is_full(self, builder: PlanBuilder) -> bool:
         most = self._kv.most_moved_pages
-        return most is not None and len(builder.fetch) + len(builder.offload) >= most
+        return most is not None and builder.num_copies >= most
 
     def _free_host(self, builder: PlanBuilder, sequence: Sequence, wanted: int) -> None:
         """Free host slots for the sequence's copies, so many if the policy evicts as many other copies for them."""
