@@ -61,17 +61,18 @@ class Context:
     the pages. `uncommitted` is the least number of accepted tokens with which one more page may be full.
     `num_stored` is the number of leading pages that a disk had when it was last asked; written by the disk tier.
 
-    Its extents and runs are kept until one of the extents changes.
+    Its extents and runs are kept until one of the extents changes. A set that `watch` has named then gets the context.
     """
 
     __slots__ = (
+        "_changed",
         "_extents",
+        "_num_stored",
         "_own_evictable",
         "_own_hosted",
         "_runs",
         "held",
         "last",
-        "num_stored",
         "page_size",
         "ready",
         "root",
@@ -87,7 +88,8 @@ class Context:
         self.shared = False
         self.ready = 0
         self.uncommitted = 0
-        self.num_stored = 0
+        self._num_stored = 0
+        self._changed: set[Context] | None = None
         self.begin(tree)
 
     def begin(self, last: PageExtent) -> None:
@@ -108,6 +110,23 @@ class Context:
         self._runs: list[PageRun] | None = None
         self._own_evictable: list[PageRun] | None = None
         self._own_hosted: list[PageRun] | None = None
+        if self._changed is not None:
+            self._changed.add(self)
+
+    def watch(self, changed: "set[Context] | None") -> None:
+        """From now on, add the context to this set when its runs or `num_stored` change; None: to none."""
+        self._changed = changed
+
+    @property
+    def num_stored(self) -> int:
+        """Leading pages that a disk had when it was last asked."""
+        return self._num_stored
+
+    @num_stored.setter
+    def num_stored(self, num_pages: int) -> None:
+        self._num_stored = num_pages
+        if self._changed is not None:
+            self._changed.add(self)
 
     @property
     def num_pages(self) -> int:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import final
 
-from jinfercept.kv.context import PageRun
+from jinfercept.kv.context import Context, PageRun
 from jinfercept.kv.page import Residency
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.estimator import Estimator
@@ -71,26 +71,39 @@ class CopyAhead(Policy):
         self._page_size, self._block = page_size, max(1, BLOCK_TOKENS // page_size)
         self._paused = LastExpectedFirst(estimator)
         self._dirty = LastExpectedFirst(estimator)  # may have pages on the device that have no host copy
+        self._least_on_device = LeastWorth(self._paused, partial(self._cheapest, on_device=True))
+        self._least_on_host = LeastWorth(self._paused, partial(self._cheapest, on_device=False))
+        self._contexts: dict[Context, Sequence] = {}  # of the paused sequences
+        self._changed: set[Context] = set()  # those of them whose blocks may be other ones than they were
         self._spared = math.inf  # worth from which host pages do not give way to the copy that is to be made
 
     def pause(self, sequence: Sequence, now: float) -> None:
         self._paused.add(sequence, now)
         self._dirty.add(sequence, now)
+        self._contexts[sequence.context] = sequence
+        self._changed.add(sequence.context)
+        sequence.context.watch(self._changed)
 
     def wait(self, sequence: Sequence) -> None:
         for group in (self._paused, self._dirty):
             if sequence in group:
                 group.add(sequence, 0.0)
+        if sequence in self._paused:
+            self._changed.add(sequence.context)
 
     def resume(self, sequence: Sequence, now: float) -> None:
         self._paused.discard(sequence)
         self._dirty.discard(sequence)
+        if self._contexts.pop(sequence.context, None) is not None:
+            sequence.context.watch(None)
+            for least in (self._least_on_device, self._least_on_host):
+                least.put(sequence, now)
 
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         """Copies, longest expected remaining first, tail first: into free host slots, and for the reserve of clean pages."""
         if not self._paused:  # as mostly: the other group has no other members
             return
-        self._paused.refresh(now)
+        self._changed.update([sequence.context for sequence in self._paused.refresh(now)])
         self._dirty.refresh(now)
         pools = budget.pools
         room = max(pools.host_total - pools.host, pools.total // RESERVE - pools.paused_clean)
@@ -113,7 +126,7 @@ class CopyAhead(Policy):
     def victims(self, now: float) -> Iterator[Move]:
         """Pages of the sequence expected back last, tail first, if they are clean or can be copied now; for each that cannot
         be, pages that are worth least."""
-        least: LeastWorth | None = None
+        least: LeastWorth | None = None  # until it is needed
         for sequence in self._paused:
             context = sequence.context
             if not context.own_evictable:  # as mostly
@@ -122,14 +135,14 @@ class CopyAhead(Policy):
             for run in runs:
                 if run.residency is Residency.CLEAN:
                     yield Move(sequence, run.pages[::-1], Action.DROP, "clean")
-            for pages in [pages for run in runs if run.residency is Residency.DIRTY for pages in self._blocks(run)]:
-                least = least or LeastWorth(self._paused, partial(self._cheapest, now=now, on_device=True))
-                block = least.first()
+            for pages in (pages for run in runs if run.residency is Residency.DIRTY for pages in self._blocks(run)):
+                least = least or self._in_order(self._least_on_device, now)
+                block = least.first(now)
                 self._spared = math.inf if block is None else block.worth
                 yield Move(sequence, pages, Action.OFFLOAD, "a slot is needed")
                 if block is not None and any(run.evictable for run in context.runs(pages)):
                     yield from self._lose(least, block)
-        while least is not None and (block := least.first()) is not None:
+        while least is not None and (block := least.first(now)) is not None:
             yield from self._lose(least, block)
 
     def _blocks(self, run: PageRun) -> Iterator[range]:
@@ -137,11 +150,21 @@ class CopyAhead(Policy):
         pages = run.pages[::-1]
         return (pages[start : start + self._block] for start in range(0, len(pages), self._block))
 
+    def _in_order(self, least: LeastWorth, now: float) -> LeastWorth:
+        """The blocks of pages on the device or on the host, of all contexts as they are now."""
+        changed = [sequence for context in self._changed if (sequence := self._contexts.get(context)) is not None]
+        self._changed.clear()
+        for sequence in changed:
+            self._least_on_device.put(sequence, now)
+            self._least_on_host.put(sequence, now)
+        least.restart()
+        return least
+
     def _lose(self, least: LeastWorth, block: PageBlock) -> Iterator[Move]:
         """Drop a block from the device, the first of its order."""
         yield Move(block.sequence, block.pages, Action.DROP, "worth least")
         if any(run.residency.on_device for run in block.sequence.context.runs(block.pages)):
-            least.skip()
+            least.skip(block.sequence)
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
         """Copies of contexts that are on the device and expected back before the sequence, soonest first; then pages that are
@@ -155,11 +178,11 @@ class CopyAhead(Policy):
                 if run.residency is Residency.CLEAN and not run.shared:
                     self._dirty.add(other, now)
                     yield Move(other, run.pages, Action.UNCOPY, "on the device still")
-        least = LeastWorth(self._paused, partial(self._cheapest, now=now, on_device=False))
-        while (block := least.first()) is not None and block.worth < self._spared:
+        least = self._in_order(self._least_on_host, now)
+        while (block := least.first(now)) is not None and block.worth < self._spared:
             yield Move(block.sequence, block.pages, Action.UNCOPY, "worth least")
             if any(run.residency.on_host for run in block.sequence.context.runs(block.pages)):
-                least.skip()
+                least.skip(block.sequence)
 
     def held_pages(self, most: int, now: float) -> int:
         num_pages = 0
@@ -180,7 +203,7 @@ class CopyAhead(Policy):
     def _cheapest(self, sequence: Sequence, now: float, *, on_device: bool) -> PageBlock | None:
         """The pages of a paused sequence that are worth least of those on the device, or of those only on the host."""
         runs = sequence.context.own_evictable if on_device else sequence.context.own_hosted
-        if not runs or sequence not in self._paused:
+        if not runs:
             return None
         wait_s = max(SOON_S, self._paused.expected_s(sequence) - now)
         head, tail = runs[0].pages, runs[-1].pages[::-1]

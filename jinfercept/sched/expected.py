@@ -61,6 +61,10 @@ class LastExpectedFirst:
         rank = self._ranks[sequence.id]
         return -math.inf if rank.is_next else -rank.key
 
+    def rank(self, sequence: Sequence) -> tuple[bool, float, int]:
+        """The place of a member in the order: members sort by it."""
+        return self._ranks[sequence.id]
+
     def soonest(self, most: int) -> Iterator[tuple[float, Sequence]]:
         """The `most` members whose returns take the fewest seconds of holding, of those that are not to run next, and the times
         at which these end; the earliest first."""
@@ -87,11 +91,14 @@ class LastExpectedFirst:
         if rank is not None:
             del self._sorted[bisect_left(self._sorted, (rank,))]
 
-    def refresh(self, now: float) -> None:
-        """Take the next `REFRESHED` estimates anew."""
+    def refresh(self, now: float) -> list[Sequence]:
+        """Take the next `REFRESHED` estimates anew; returns whose."""
+        refreshed = list[Sequence]()
         for _ in range(min(REFRESHED, len(self._sorted))):
             if not self._unrefreshed:
                 self._unrefreshed = [sequence for _, sequence in self._sorted]
             sequence = self._unrefreshed.pop()
             if sequence.id in self._ranks:
                 self.add(sequence, now)
+                refreshed.append(sequence)
+        return refreshed
