@@ -24,7 +24,7 @@ def shared(scripted: Scripted) -> Iterator[Running]:
 @pytest.fixture
 def polite(shared: Running) -> Iterator[OpenAI]:
     """A client of the second key."""
-    with OpenAI(base_url=f"{shared.url}/v1", api_key="polite", max_retries=0, timeout=60) as client:
+    with OpenAI(base_url=f"{shared.url}/v1", api_key="polite", max_retries=2, timeout=60) as client:
         yield client
 
 
