@@ -190,7 +190,7 @@ def _steps(readings: Sequence[Reading], devices: Devices) -> Iterator[dict[str, 
         by_case.setdefault(entry.case._replace(transfers=False), []).append(entry)
     for mine in _families(by_case):
         for rows, context in STEPS:
-            for is_default, case in _cases_of(mine, rows):
+            for is_default, case in _cases_of([case for case in mine if case.takes(context)], rows):
                 plain = case._replace(triton_products=False)
                 of_step = _with_shared(by_case[case], by_case.get(plain, []))
                 likely, worse = (

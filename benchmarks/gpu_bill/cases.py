@@ -23,7 +23,7 @@ CUT_MODELS: dict[str, ModelConfig] = {"llama-3-70b": LLAMA_3_70B}
 """Models that one GPU does not hold."""
 GPUS = ("h100", "a100")
 ROWS = (1, 8, 64, 256, 512)
-STEPS = ((1, 1000), (8, 1000), (64, 1000), (256, 1000), (512, 1000), (48, 8000))
+STEPS = ((1, 1000), (8, 1000), (64, 1000), (256, 1000), (512, 1000), (48, 8000), (1, 131_000), (2, 131_000))
 """Rows that decode, and tokens of context of each, of the predicted steps."""
 DEFAULT_ROWS = {"llama-3-8b": ROWS, "gpt-j-6b": (1, 64), "qwen3-8b": (1, 64)}
 TRITON_ROWS = (1, 64, 256)
@@ -34,6 +34,8 @@ NUM_LAYERS = 2
 """Of the executables of layers: all layers are alike. One more layer adds what one adds here, but what a group shares is
 shared by more in an engine."""
 NUM_PAGES, PAGE_SIZE, MAX_MODEL_LEN = 6000, 16, 8192
+LONG_MODEL_LEN = 131_072
+"""Tokens per sequence of the long cases, of which an H100 holds the KV of two or three beside Llama-3-8B."""
 
 
 class Case(NamedTuple):
@@ -45,6 +47,7 @@ class Case(NamedTuple):
         triton_products: whether XLA may multiply by Triton kernels (`xla_gpu_enable_triton_gemm`), or by cuBLAS alone.
         transfers: whether the model's transfers are compiled too; once is enough.
         num_devices: GPUs of one machine that cut weights and pages.
+        max_model_len: tokens per sequence, which the page tables have room for.
     """
 
     gpu: str
@@ -54,11 +57,16 @@ class Case(NamedTuple):
     triton_products: bool = False
     transfers: bool = False
     num_devices: int = 1
+    max_model_len: int = MAX_MODEL_LEN
 
     @property
     def config(self) -> ModelConfig:
         """Of the model."""
         return (MODELS | CUT_MODELS)[self.model]
+
+    def takes(self, context: int) -> bool:
+        """Whether steps with so many tokens of context a row are predicted by these executables."""
+        return (context > MAX_MODEL_LEN) == (self.max_model_len > MAX_MODEL_LEN)
 
     @property
     def library(self) -> str:
@@ -70,12 +78,12 @@ def default_cases() -> list[Case]:
     """A few minutes on two cores: Llama-3-8B on an H100 in all rows, the others in some; Llama-3-70B on several GPUs."""
     cases = [case for model, rows in DEFAULT_ROWS.items() for case in _of("h100", model, rows, False)]
     cases += _of("h100", "llama-3-8b", TRITON_ROWS, True)
-    return cases + _cut() + _of("a100", "llama-3-8b", (1, 64, 256), False)
+    return [*cases, long_case(), *_cut(), *_of("a100", "llama-3-8b", (1, 64, 256), False)]
 
 
 def full_cases() -> list[Case]:
     """Every model, number of rows, GPU and way of multiplying; Llama-3-70B on several GPUs as in the default set."""
-    return _cut() + [
+    return [long_case(), *_cut()] + [
         case for gpu in GPUS for model in MODELS for triton in (False, True) for case in _of(gpu, model, ROWS, triton)
     ]
 
@@ -83,6 +91,11 @@ def full_cases() -> list[Case]:
 def sample_case() -> Case:
     """What a test checks: one bucket of Llama-3-8B on an H100."""
     return Case("h100", "llama-3-8b", 64, 64, transfers=True)
+
+
+def long_case() -> Case:
+    """Contexts of agents: a few rows of Llama-3-8B on an H100, in the bucket of an engine's defaults."""
+    return Case("h100", "llama-3-8b", 8, 8, max_model_len=LONG_MODEL_LEN)
 
 
 def with_default_buckets(cases: Sequence[Case], buckets: Iterable[int]) -> list[Case]:

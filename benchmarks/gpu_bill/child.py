@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from benchmarks.ahead_of_time.compiler import Compiler, Facts, add_runner
-from benchmarks.gpu_bill.cases import MAX_MODEL_LEN, NUM_PAGES, PAGE_SIZE, Case
+from benchmarks.gpu_bill.cases import NUM_PAGES, PAGE_SIZE, Case
 from benchmarks.gpu_bill.machine_code import read_kernels
 from benchmarks.gpu_bill.program import Program
 from benchmarks.gpu_bill.thunks import Thunk, read_thunks
@@ -78,7 +78,7 @@ def add_case(compiler: Compiler, case: Case, num_layers: int) -> None:
         num_pages=NUM_PAGES,
         page_size=PAGE_SIZE,
         max_num_seqs=case.max_num_seqs,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=case.max_model_len,
         buckets=(case.bucket,),
         layers_per_step=num_layers,
     )

@@ -118,6 +118,7 @@ def _named(reading: Reading) -> Row:
         "model": case.model,
         "bucket": case.bucket,
         "library": case.library,
+        "max_model_len": case.max_model_len,
     }
 
 

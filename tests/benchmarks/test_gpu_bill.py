@@ -9,7 +9,7 @@ from benchmarks.ahead_of_time.plugin import PluginMissingError
 from benchmarks.gpu_bill.assumptions import Assumptions, ProductReach, assumed, listed
 from benchmarks.gpu_bill.bill import make_bill
 from benchmarks.gpu_bill.budgets import broken, budgets, rewritten
-from benchmarks.gpu_bill.cases import Case, sample_case
+from benchmarks.gpu_bill.cases import Case, long_case, sample_case
 from benchmarks.gpu_bill.kernel_time import DecodeWork, Device
 from benchmarks.gpu_bill.machine_code import Kernel
 from benchmarks.gpu_bill.multiprocessor import multiprocessor
@@ -79,6 +79,17 @@ def test_aot_the_sample_has_every_kind_of_executable_and_predicted_steps_above_t
     products = {row["product"]: row["reach"] for row in bill["products"]}
     assert products.keys() == {"qkv", "o", "gate_up", "down", "unembed"}
     assert products["o"] < products["qkv"] < products["down"] < products["gate_up"] < products["unembed"]
+
+
+@pytest.mark.slow
+def test_aot_contexts_of_131072_tokens_keep_every_budget_and_are_predicted() -> None:
+    try:
+        bill = make_bill([long_case()])
+    except PluginMissingError as error:
+        pytest.skip(str(error))
+    assert broken(bill["executables"], budgets()) == []
+    assert [(row["rows"], row["context"]) for row in bill["steps"]] == [(1, 131_000), (2, 131_000)]
+    assert all(1 < row["ratio"] < 1.5 for row in bill["steps"])
 
 
 def test_thunks_are_read_with_their_branches_loops_and_launches() -> None:
