@@ -26,7 +26,7 @@ from jinfercept.models.model import Model, abstract_params
 from jinfercept.models.parallel import AXIS
 from jinfercept.models.sharding import partition_specs
 from jinfercept.runner.executables import COMPILER_OPTIONS
-from jinfercept.runner.page_arrays import PAGES_SPEC
+from jinfercept.runner.page_transfers import PAGES_SPEC
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import add_steps
 

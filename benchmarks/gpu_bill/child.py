@@ -21,7 +21,7 @@ from benchmarks.gpu_bill.cases import NUM_PAGES, PAGE_SIZE, Case
 from benchmarks.gpu_bill.machine_code import read_kernels
 from benchmarks.gpu_bill.program import Program
 from benchmarks.gpu_bill.thunks import Thunk, read_thunks
-from jinfercept.runner.page_arrays import add_transfers, transfer_sizes
+from jinfercept.runner.page_transfers import add_transfers, transfer_sizes
 from jinfercept.runner.shape import RunnerShape
 
 HERE = Path(__file__).parent

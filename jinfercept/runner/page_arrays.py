@@ -1,4 +1,4 @@
-"""The device half of pages: one array per layer, and the executables that gather pages for the host and scatter them back.
+"""The device half of pages: one array per layer, and the transfers of each step.
 
 Pages cross the link in arrays `[k, l, B, 2, K, W]` of k pages and l layers, one for each part of the layers. With one part a
 page crosses whole, during all of the step's compute; with more, each part crosses during the compute of its own layers.
@@ -13,7 +13,6 @@ device has no memory beside the others follow the compute, one transfer after th
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import accumulate, groupby, islice
 from operator import attrgetter
 from typing import Any, NamedTuple, cast, final
@@ -21,134 +20,17 @@ from typing import Any, NamedTuple, cast, final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec, Sharding
+from jax.sharding import Sharding
 from jax.typing import DTypeLike
-from jaxtyping import Array, Int, Int32, Num
+from jaxtyping import Array, Int32, Num
 
 from jinfercept.kv.page import PageCopy
-from jinfercept.layouts.pages import OUT_OF_RANGE, KVPages, PagesLike, from_words, kv_shape, to_words
-from jinfercept.models.mesh import beside, move, over_devices, place
-from jinfercept.models.parallel import AXIS
+from jinfercept.layouts.pages import OUT_OF_RANGE, KVPages, kv_shape
+from jinfercept.models.mesh import beside, move, place
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.host_pages import HostArray, HostPages, HostSlots
+from jinfercept.runner.page_transfers import COPIES_SPEC, add_transfers, transfer_sizes
 from jinfercept.runner.step_upload import MOST_TRANSFERS, CommonShape
-
-PAGES_SPEC = PartitionSpec(None, None, None, AXIS)
-"""Several devices cut a layer's pages by KV head."""
-COPIES_SPEC = PartitionSpec(None, *PAGES_SPEC)
-"""They cut the arrays `[k, l, B, 2, K, W]` that cross the link alike: every device moves its own part."""
-CPU_TRANSFERS = (16, 4, 1)
-GPU_TRANSFERS = (32, 8, 1)
-"""Pages per gather or scatter, largest first.
-
-The GPU runtime of JAX lets 32 executables wait, then dispatch blocks. The memory plan moves at most 1 GiB a step, 512 pages of
-2 MiB (Llama-3-8B, page 16): with whole pages these are at most 17 gathers and scatters together, which leaves 15 for the
-embedding, the groups of layers, the head and the sampler.
-"""
-
-
-def transfer_sizes(platform: str, staging_pages: int = 1) -> tuple[int, ...]:
-    """Pages per gather or scatter, largest first: with staging every power of two up to an array's pages too."""
-    usual = CPU_TRANSFERS if platform == "cpu" else GPU_TRANSFERS
-    if staging_pages == 1:
-        return usual
-    powers = {1 << exponent for exponent in range(staging_pages.bit_length())}
-    return tuple(sorted(powers | {max(usual[0], staging_pages)}, reverse=True))
-
-
-def _gather(
-    common_shape: CommonShape,
-    size: int,
-    staging: int,
-    layers: tuple[KVPages, ...],
-    common: Int[Array, "common"],
-    transfer: Int[Array, ""],
-) -> tuple[HostPages, ...]:
-    """The pages of a transfer's slots, in arrays of `staging` pages. Padding reads any page."""
-    slots = common_shape.slots(common, transfer, size)
-
-    def gather(layers: tuple[Array, ...], slots: Int[Array, "k"]) -> tuple[Array, ...]:
-        pages = jnp.stack([layer.at[slots].get(mode="clip") for layer in layers], axis=1)
-        return tuple(pages[first : first + staging] for first in range(0, slots.shape[0], staging))
-
-    def gather_words(layers: tuple[KVPages, ...], slots: Int[Array, "slots"]) -> tuple[HostPages, ...]:
-        shape = (staging, len(layers), *layers[0].shape[1:])
-        return tuple(from_words(pages, layers[0], shape) for pages in gather(tuple(map(to_words, layers)), slots))
-
-    return jax.lax.platform_dependent(layers, slots, cpu=gather, default=gather_words)
-
-
-def _scatter(
-    common_shape: CommonShape,
-    size: int,
-    layers: tuple[KVPages, ...],
-    common: Int[Array, "common"],
-    transfer: Int[Array, ""],
-    arrays: tuple[HostPages, ...],
-) -> tuple[KVPages, ...]:
-    slots = common_shape.slots(common, transfer, size)
-    return jax.lax.platform_dependent(layers, slots, arrays, cpu=_scatter_pages, default=_scatter_words)
-
-
-def _scatter_pages(layers: tuple[Array, ...], slots: Int[Array, "k"], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """The layers with these pages in these slots, which are distinct; slots out of range are dropped."""
-    pages = jnp.concatenate(arrays)
-    if slots.shape[0] == 1:  # never padding; a scatter of one row is a read, a selection and a write
-        return tuple(
-            jax.lax.dynamic_update_slice_in_dim(layer, pages[:, i], slots[0], 0) for i, layer in enumerate(layers)
-        )
-    return tuple(layer.at[slots].set(pages[:, i], unique_indices=True, mode="drop") for i, layer in enumerate(layers))
-
-
-def _scatter_words(
-    layers: tuple[KVPages, ...], slots: Int[Array, "slots"], arrays: tuple[HostPages, ...]
-) -> tuple[KVPages, ...]:
-    words = tuple(to_words(pages.reshape(-1, *pages.shape[2:])).reshape(*pages.shape[:2], -1) for pages in arrays)
-    written = _scatter_pages(tuple(map(to_words, layers)), slots, words)
-    return tuple(from_words(words, layer, layer.shape) for words, layer in zip(written, layers, strict=True))
-
-
-def _select(
-    common_shape: CommonShape, size: int, pages: HostPages, common: Int[Array, "common"], transfer: Int[Array, ""]
-) -> Num[Array, "fewer l B 2 K W"]:
-    return pages.at[common_shape.slots(common, transfer, size)].get(mode="clip")
-
-
-def add_transfers(
-    run: Executables, layers: tuple[PagesLike, ...], sizes: Sequence[int], staging_pages: int, num_rows: int
-) -> None:
-    """Add the transfers' executables for a part of the layers.
-
-    Args:
-        run: to which they are added.
-        layers: pages of consecutive layers, arrays or shapes with shardings.
-        sizes: `transfer_sizes`.
-        staging_pages: most pages of an array.
-        num_rows: most sampled rows of a step.
-    """
-    shape = CommonShape(num_rows, sizes[0])
-    home = beside(layers[0])
-    common = jax.ShapeDtypeStruct((shape.size,), jnp.int32, sharding=home)
-    transfer = jax.ShapeDtypeStruct((), jnp.int32, sharding=home)
-
-    def array(size: int) -> Any:
-        dims = (size, len(layers), *layers[0].shape[1:])
-        return jax.ShapeDtypeStruct(dims, layers[0].dtype, sharding=beside(layers[0], COPIES_SPEC))
-
-    def add(
-        key: tuple[Any, ...], function: Any, *arguments: Any, out: PartitionSpec, donate: Sequence[int] = ()
-    ) -> None:
-        run.add((*key, len(layers)), over_devices(function, arguments, out), *arguments, donate=donate)
-
-    for size in sizes:
-        pages = min(size, staging_pages)
-        arrays = (array(pages),) * (size // pages)
-        gather, scatter = partial(_gather, shape, size, pages), partial(_scatter, shape, size)
-        add(("gather", size), gather, layers, common, transfer, out=COPIES_SPEC)
-        add(("scatter", size), scatter, layers, common, transfer, arrays, out=PAGES_SPEC, donate=(0,))
-        for fewer in (fewer for fewer in sizes if fewer < size <= staging_pages):
-            add(("select", fewer, size), partial(_select, shape, fewer), array(size), common, transfer, out=COPIES_SPEC)
-
 
 Fetched = Sequence[Num[Array, "_ _ B 2 K W"]]
 """The parts of an array that is on its way to the device. Pages in it without a slot are not wanted."""

@@ -22,7 +22,7 @@ from jinfercept.models.mesh import beside, over_devices, place
 from jinfercept.models.parallel import AXIS
 from jinfercept.pallas.page_copies import HOST, HostPool, pages_from_host, pages_to_host
 from jinfercept.runner.executables import Executables
-from jinfercept.runner.page_arrays import PAGES_SPEC, transfer_sizes
+from jinfercept.runner.page_transfers import PAGES_SPEC, transfer_sizes
 from jinfercept.runner.step_upload import MOST_TRANSFERS, CommonShape
 
 POOL_SPEC = PartitionSpec(None, None, AXIS)

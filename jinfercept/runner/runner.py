@@ -22,7 +22,8 @@ from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.models.quantized import weights_of
 from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.packing import enter, pack
-from jinfercept.runner.page_arrays import PAGES_SPEC, KVArrays
+from jinfercept.runner.page_arrays import KVArrays
+from jinfercept.runner.page_transfers import PAGES_SPEC
 from jinfercept.runner.pooled_pages import PooledKVArrays
 from jinfercept.runner.sampler import Drawn, Hidden, Sampler, Samples
 from jinfercept.runner.shape import RunnerShape

@@ -20,7 +20,7 @@ from jinfercept.pallas.gpu_kernels import joined_attention
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import PackedShape, in_place, packed_size, unpack
-from jinfercept.runner.page_arrays import PAGES_SPEC, transfer_sizes
+from jinfercept.runner.page_transfers import PAGES_SPEC, transfer_sizes
 from jinfercept.runner.sampler import add_sampler, slots_bytes
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.step_upload import CommonShape

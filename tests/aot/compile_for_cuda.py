@@ -38,7 +38,7 @@ from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import joined_attention_triton, paged_attention_triton
 from jinfercept.pallas.work_schedule import Work, WorkSchedule
-from jinfercept.runner.page_arrays import add_transfers, transfer_sizes
+from jinfercept.runner.page_transfers import add_transfers, transfer_sizes
 from jinfercept.runner.pooled_pages import add_copies
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.step_upload import CommonShape

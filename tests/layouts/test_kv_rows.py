@@ -17,7 +17,7 @@ from jinfercept.pallas.attention import available
 from jinfercept.pallas.gpu_kernels import paged_attention_mosaic
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import paged_attention_triton
-from jinfercept.runner.page_arrays import _scatter_pages, _scatter_words
+from jinfercept.runner.page_transfers import _scatter_pages, _scatter_words
 from tests.support.attention_steps import Shapes, make_step, reference, scheduled
 
 FORMATS = sorted(STORED)

@@ -16,7 +16,7 @@ from jinfercept.models.load import load
 from jinfercept.models.model import Model
 from jinfercept.pallas.work_schedule import WorkCut
 from jinfercept.runner.executables import Executables
-from jinfercept.runner.page_arrays import CPU_TRANSFERS
+from jinfercept.runner.page_transfers import CPU_TRANSFERS
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import Chunk, NewPages, Sample, StepPlan

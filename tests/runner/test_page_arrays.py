@@ -15,7 +15,8 @@ from jinfercept.kv.page import PageCopy
 from jinfercept.models import mesh
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing_samples import NUM_FIELDS
-from jinfercept.runner.page_arrays import KVArrays, _cover, transfer_sizes
+from jinfercept.runner.page_arrays import KVArrays, _cover
+from jinfercept.runner.page_transfers import transfer_sizes
 from jinfercept.runner.pooled_pages import PooledKVArrays
 from jinfercept.runner.step_upload import MOST_TRANSFERS
 
