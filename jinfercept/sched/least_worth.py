@@ -24,7 +24,7 @@ class PageBlock(NamedTuple):
     pages: range
 
 
-class _Entry(NamedTuple):
+class _RankedBlock(NamedTuple):
     """Sorts sequences by what the block of each was worth when it was looked at, then in the order of their return."""
 
     worth: float
@@ -48,9 +48,9 @@ class LeastWorth:
 
     def __init__(self, paused: LastExpectedFirst, block_of: Callable[[Sequence, float], PageBlock | None]) -> None:
         self._paused, self._block_of = paused, block_of
-        self._heap: list[_Entry] = []
-        self._entries: dict[str, tuple[_Entry, Sequence]] = {}  # those that count, by the sequence's id
-        self._skipped: list[tuple[_Entry, Sequence]] = []
+        self._heap: list[_RankedBlock] = []
+        self._entries: dict[str, tuple[_RankedBlock, Sequence]] = {}  # those that count, by the sequence's id
+        self._skipped: list[tuple[_RankedBlock, Sequence]] = []
         self._numbers = count()
 
     def put(self, sequence: Sequence, now: float) -> None:
@@ -99,7 +99,7 @@ class LeastWorth:
         if entry is not None:
             self._skipped.append(entry)
 
-    def _enter(self, block: PageBlock, rank: tuple[bool, float, int]) -> _Entry:
-        entry = _Entry(block.worth, rank, next(self._numbers), block.sequence.id)
+    def _enter(self, block: PageBlock, rank: tuple[bool, float, int]) -> _RankedBlock:
+        entry = _RankedBlock(block.worth, rank, next(self._numbers), block.sequence.id)
         self._entries[block.sequence.id] = (entry, block.sequence)
         return entry
