@@ -106,7 +106,8 @@ class Policy(Protocol):
 
     It relies on this: the calls come from one thread, in the order in which things happen; `now` never falls; a page of a
     paused sequence changes its place only by a move, or when its slot is taken at last because no victim was offered. It
-    reads sequences and pages and writes to neither, keeps no page beyond a call, and blocks on nothing.
+    reads sequences and pages and writes to neither (`Context.watch` names a set that it joins when its pages change),
+    keeps no page beyond a call, and blocks on nothing.
 
     Attributes:
         requeues_at_tail: a request whose calls have returned is queued last. Constant.
