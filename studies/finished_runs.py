@@ -17,8 +17,8 @@ class FinishedRuns:
     """The reports of runs of sessions, by all that the runs are made of. A run that failed is not kept.
 
     Args:
-        path: a file of JSON lines, which grows with every run that ends. It knows nothing of the code that made its reports:
-            remove it after a change.
+        path: a file of JSON lines, which grows with every run that ends. The lines do not say which code made their reports:
+            remove the file after a change of it.
 
     Raises:
         ConfigError: from the constructor: the file cannot be read, or has a line that is none of this class.
