@@ -357,7 +357,7 @@ class KVManager:
     @property
     def num_paused(self) -> int:
         """Device slots of paused contexts, which the policy evicts."""
-        return self._store.num_paused
+        return self._store.queues.paused.num_pages
 
     @property
     def num_host_free(self) -> int:

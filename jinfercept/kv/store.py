@@ -36,6 +36,7 @@ class ExtentStore:
         prefix_caching: keep full pages without references until their slots are needed.
 
     Attributes:
+        queues: the extents that may be evicted.
         dropped: free host slots whose arrays the runner still has.
     """
 
@@ -44,7 +45,7 @@ class ExtentStore:
         self._prefix_caching = prefix_caching
         self._device = SlotPool(num_device_pages, first=1)
         self._host = SlotPool(num_host_pages)
-        self._queues = ExtentQueues()
+        self.queues = ExtentQueues()
         self._moving: list[PageExtent] = []  # in flight
         self._changed: list[PageExtent] = []  # perhaps alike with a neighbour now
         self._uses = 0
@@ -62,17 +63,12 @@ class ExtentStore:
     @property
     def num_available(self) -> int:
         """Device slots that are free or hold a finished prefix, which `evict_cached` frees."""
-        return self._device.num_free + self._queues.cached.num_pages
-
-    @property
-    def num_paused(self) -> int:
-        """Device slots of paused contexts."""
-        return self._queues.paused.num_pages
+        return self._device.num_free + self.queues.cached.num_pages
 
     @property
     def num_host_free(self) -> int:
         """Host slots that are free or hold a reclaimable copy."""
-        return self._host.num_free + self._queues.reclaimable.num_pages
+        return self._host.num_free + self.queues.reclaimable.num_pages
 
     @property
     def num_host(self) -> int:
@@ -81,8 +77,8 @@ class ExtentStore:
 
     def occupancy(self) -> Occupancy:
         """Both pools by kind."""
-        free, paused, total = self.num_free, self.num_paused, self._device.size
-        cached, paused_clean = self._queues.cached.num_pages, self._queues.paused_clean.num_pages
+        free, paused, total = self.num_free, self.queues.paused.num_pages, self._device.size
+        cached, paused_clean = self.queues.cached.num_pages, self.queues.paused_clean.num_pages
         host = self._host.size - self._host.num_free
         used = total - free - paused - cached
         return Occupancy(free, used, paused, cached, total, paused_clean, host, self._host.size)
@@ -121,7 +117,7 @@ class ExtentStore:
             self._absorb(extent.parent, extent)
 
     def _absorb(self, parent: PageExtent, child: PageExtent) -> None:
-        self._queues.discard(parent)
+        self.queues.discard(parent)
         parent.join(child, self.page_bytes)
         self.update(child)
 
@@ -218,7 +214,7 @@ class ExtentStore:
 
     def take_host(self, most: int) -> Slots:
         """Take up to so many host slots; those of reclaimable copies go where too few are free."""
-        while (lacking := most - self._host.num_free) > 0 and (spare := self._queues.reclaimable.first()) is not None:
+        while (lacking := most - self._host.num_free) > 0 and (spare := self.queues.reclaimable.first()) is not None:
             self.drop_host(self.part(spare, max(spare.start, spare.end - lacking), spare.end))
         return self._host.take(most)
 
@@ -268,11 +264,11 @@ class ExtentStore:
 
     def evict_cached(self, most: int) -> int:
         """Free up to `most` device slots of the least recently used finished prefixes, last pages first; returns how many."""
-        return self._evict(self._queues.cached, most)
+        return self._evict(self.queues.cached, most)
 
     def evict_paused(self, most: int) -> int:
         """Free up to `most` device slots of the extents that were paused first; returns how many."""
-        return self._evict(self._queues.paused, most)
+        return self._evict(self.queues.paused, most)
 
     def _evict(self, queue: ExtentQueue, most: int) -> int:
         freed = 0
@@ -302,7 +298,7 @@ class ExtentStore:
 
     def clear(self) -> None:
         """Drop every finished prefix, on the device and on the host, since the weights changed or the arrays were lost."""
-        for extent in [*self._queues.cached, *self._queues.reclaimable]:
+        for extent in [*self.queues.cached, *self.queues.reclaimable]:
             if not extent.num_contexts and extent.num_pages:
                 self.drop_device(extent)
                 if extent.host is not None:
@@ -317,7 +313,7 @@ class ExtentStore:
         """Update the queues after a change of the extent, and free it if it has no reference and is not worth caching."""
         if not extent.refs and not extent.evictable_refs and not self._is_cacheable(extent):
             self._free(extent)
-        self._queues.sort(extent)
+        self.queues.sort(extent)
 
     def _is_cacheable(self, extent: PageExtent) -> bool:
         return (
@@ -364,7 +360,7 @@ class ExtentStore:
 
     def check(self, refs: Mapping[PageExtent, int], evictable_refs: Mapping[PageExtent, int]) -> None:
         """Assert that counts, slots, queues and trees agree with the references of the contexts."""
-        extents = {*refs, *evictable_refs, *self._queues}
+        extents = {*refs, *evictable_refs, *self.queues}
         extents |= {extent for extent in self._moving if extent.parent is not None}
         roots = {_root(extent) for extent in extents if extent.parent is not None}
         below = list(roots)
@@ -376,7 +372,7 @@ class ExtentStore:
             assert extent.evictable_refs == evictable_refs.get(extent, 0), f"evictable references of {extent}"
             assert len(extent.contexts) in (extent.num_contexts, int(extent.parent is None)), f"contexts of {extent}"
             extent.check(self.page_size)
-        self._queues.check(extents)
+        self.queues.check(extents)
         self._device.check([*(slot for extent in extents for slot in extent.device or ()), *self._late_slots])
         self._host.check([*(slot for extent in extents for slot in extent.host or ()), *self._late_drops])
         occupancy = self.occupancy()

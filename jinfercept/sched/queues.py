@@ -120,7 +120,7 @@ class Queues:
 
     def rank(self, now: float) -> None:
         """Rank the sequences that wait since the last plan, and a few others anew. For every plan, first."""
-        if self._ranking is not None:
+        if self._ranking is not None and self.waiting:
             for sequence in self._ranking.due(self.waiting):
                 self._rerank(sequence, self._ranking.rank(sequence, now))
                 if self._ranking.order.in_seconds:
