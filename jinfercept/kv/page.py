@@ -49,7 +49,7 @@ class PageCopy(NamedTuple):
 
 @final
 class PageCopies(Sequence[PageCopy]):
-    """Pages to copy between the memories, all in one direction, in order: a sequence of `PageCopy`s that has three columns.
+    """Pages to copy between the memories, all in one direction, in order: a sequence of `PageCopy` that has three columns.
 
     It grows while a plan is made, and a finished plan's is not changed.
 
