@@ -207,10 +207,10 @@ def test_known_messages_have_the_digests_and_the_text_of_plain_ones() -> None:
         {"role": "assistant", "content": " Fine. ", "tool_calls": [call], "reasoning": "Hm"},
         {"role": "tool", "content": "ok", "tool_call_id": "1"},
     ]
-    known = [*map(KnownObject, messages)]
+    remembered = [*map(KnownObject, messages)]
     for _ in range(2):
-        assert digests(["salt"], known) == digests(["salt"], messages)
+        assert digests(["salt"], remembered) == digests(["salt"], messages)
         template = ChatTemplate(TOKENIZER, [PRICE], QWEN, {}, [END])
-        rendered = [template.render(given) for given in (known, messages)]
+        rendered = [template.render(turns) for turns in (remembered, messages)]
         assert rendered[0] == rendered[1]
         assert rendered[0].breaks == rendered[1].breaks

@@ -185,5 +185,5 @@ def test_log_probabilities_of_tokens_without_text_come_with_the_end_of_a_stream(
     body = {"logprobs": True, "top_logprobs": 20, "ignore_eos": True, "allowed_token_ids": special, "max_tokens": 300}
     lines = served.chat(stream=True, **body).text.split("\n\n")[:-2]
     choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
-    assert sum(len(one["logprobs"]["content"]) for one in choices if one["logprobs"]) == 300
+    assert sum(len(choice["logprobs"]["content"]) for choice in choices if choice["logprobs"]) == 300
     assert choices[-1]["finish_reason"] == "length"
