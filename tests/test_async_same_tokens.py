@@ -118,7 +118,7 @@ def test_logits_are_those_of_one_prefill_under_every_policy(small: LLM, policy: 
         asked = [(spelling, request) for spelling in SPELLINGS for request in requests(small, spelling)]
         outputs = serve(small.engine.thread, [request for _, request in asked])
         served += [(spelling, output) for (spelling, _), output in zip(asked, outputs, strict=True)]
-        assert sum(len(output.outputs[0].interrupts) for output in outputs) >= 2 * 6
+        assert sum(len(output.outputs[0].interrupts) for output in outputs) >= 2 * 5  # what traps wait for
         counts = small.counters
         num_interceptions += counts.interceptions
         assert "preserve" in policy or counts.recomputed + counts.copied_out > 0, "the pool was never short"

@@ -236,6 +236,11 @@ class KVManager:
         self.advance(context)
         return max(0, self.gap_end(context, limit) - context.ready) if context.ready < limit else 0
 
+    def fetches(self, context: Context, position: int) -> bool:
+        """Whether the plan being built fetches the page of a token: only tokens that the host has of it may be computed."""
+        index = position // self.page_size
+        return any(extent.fetching for extent, _, _ in context.parts(index, index + 1))
+
     def slots_needed(self, context: Context, num_tokens: int) -> int:
         """Device slots that the context lacks for so many tokens."""
         num_pages = (num_tokens - 1) // self.page_size + 1

@@ -165,6 +165,8 @@ class Speculation:
         for (place, drafts), depth in zip(drafted, depths, strict=True):
             sequence, chunk = builder.chunks[place]
             first = chunk.start + 1
+            if depth and self._kv.fetches(sequence.context, chunk.start):
+                depth = 0  # what arrives is written behind the compute, over the drafts
             depth = self._kv.place(sequence.context, first, first + depth) - first
             if depth:
                 builder.chunks[place] = sequence, self._drafted(sequence, chunk, drafts[:depth])

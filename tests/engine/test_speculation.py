@@ -109,6 +109,32 @@ def test_drafts_change_no_token_and_no_end(
 
 
 @DEPTHS
+def test_a_token_whose_page_is_being_fetched_gets_no_drafts(depth: int) -> None:
+    """The page is written behind the compute: it would be written over the drafts."""
+    requests = [
+        request(
+            str(number), [number, 1, 2], calls={9 + number: []}, params=SamplingParams(temperature=0, max_tokens=24)
+        )
+        for number in range(4)
+    ]
+    pools = {"num_pages": 14, "num_host_pages": 8, "depth": depth, "latency": lambda call: 0.3}
+    expected, _, _ = run(requests, NO_DRAFTS, "lru_host", **pools)
+    outputs, runner, _ = run(requests, DRAFTS, "lru_host", **pools)
+    assert {name: only({name: output}).token_ids for name, output in outputs.items()} == {
+        name: only({name: output}).token_ids for name, output in expected.items()
+    }
+    landing = [
+        chunk
+        for plan in runner.plans
+        for chunk in plan.chunks
+        if {copy.device_slot for copy in plan.fetch}
+        & set(chunk.new_pages.slots[chunk.start // 4 :] if chunk.new_pages else ())
+    ]
+    assert landing
+    assert not any(chunk.num_drafts for chunk in landing)
+
+
+@DEPTHS
 @pytest.mark.parametrize("limits", [DRAFTS, BY_MODEL])
 def test_drafts_save_steps_and_are_counted(depth: int, limits: SpeculationLimits) -> None:
     requests = [request("a", [1, 2], 60)]
