@@ -6,9 +6,6 @@ from typing import Any, get_type_hints
 
 from jinfercept.errors import ConfigError
 
-YIELDED_MOVES = 2
-"""Arguments of a `Policy.moves` that yields each `Move`, the budget and the time: deprecated, see `guards.GuardedPolicy`."""
-
 
 def check_shape(what: str, value: object, protocol: type) -> None:
     """Raise `ConfigError` unless an object has a Protocol's attributes, and its methods with as many arguments.
@@ -69,24 +66,15 @@ def _arguments(method: Callable[..., object]) -> str:
     return f"({', '.join(signature(method).parameters)})"
 
 
-def num_arguments(method: Callable[..., object]) -> int | None:
-    """How many arguments a method has; None if that cannot be told of one that is not written in Python."""
-    try:
-        return len(signature(method).parameters)
-    except ValueError:
-        return None
-
-
 def _takes(value: object, name: str, method: Callable[..., object]) -> bool:
     """Whether the object's method can be called with the arguments of the Protocol's."""
     own, (_, *arguments) = getattr(value, name, None), signature(method).parameters
     if not callable(own):
         return False
-    count = num_arguments(own)
-    if count is None or (name == "moves" and count == YIELDED_MOVES):
-        return True
     try:
         signature(own).bind(*arguments)
     except TypeError:
         return False
+    except ValueError:  # a method that is not written in Python has no signature
+        pass
     return True

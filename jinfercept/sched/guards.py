@@ -5,13 +5,11 @@ scheduler refuses it.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
 from jinfercept.errors import ConfigError, PluginError, describe_failure, shown
 from jinfercept.kv.context import bounds
-from jinfercept.sched.conformance import YIELDED_MOVES, num_arguments
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.order import Order
 from jinfercept.sched.plugins import source_line
@@ -31,8 +29,6 @@ _END: Any = object()
 class GuardedPolicy(Policy):
     """A user's policy.
 
-    For one release more `moves(budget, now)` may yield each `Move` instead of taking a `Mover`: see `YIELDED_MOVES`.
-
     Args:
         policy: of the right shape.
         name: of the policy, for errors.
@@ -49,14 +45,6 @@ class GuardedPolicy(Policy):
         self.recomputes_late = bool(policy.recomputes_late)
         self._policy = policy
         self._call = _Calls(f"policy {name}")
-        self._yields_moves = num_arguments(policy.moves) == YIELDED_MOVES
-        if self._yields_moves:
-            warnings.warn(
-                f"the policy {name} yields its moves, which ends with the next release: let `moves(budget, now, mover)` call "
-                "`mover.copy(sequence, why)`, which answers whether it could",
-                DeprecationWarning,
-                stacklevel=2,
-            )
 
     def pause(self, sequence: Sequence, now: float) -> None:
         self._call("pause", self._policy.pause, sequence, now)
@@ -68,11 +56,6 @@ class GuardedPolicy(Policy):
         self._call("resume", self._policy.resume, sequence, now)
 
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
-        if self._yields_moves:
-            yields: Any = self._policy.moves
-            for move in self._checked("moves", self._call("moves", yields, budget, now)):
-                mover.move(move.sequence, move.action, move.why, move.pages)
-            return
         answer: object = self._call("moves", self._policy.moves, budget, now, _GuardedMover(mover, self._call.plugin))
         if answer is not None:
             raise PluginError(

@@ -167,17 +167,13 @@ def test_a_file_that_raises_is_named_with_its_line_and_runs_again_once_it_is_cor
 
 
 class Answers(Policy):
-    """A policy whose next answers are given, in the form that is deprecated."""
+    """A policy whose next answer is given."""
 
-    moved: Any = ()
     evicted: Any = ()
 
     def pause(self, sequence: Sequence, now: float) -> None: ...
 
     def resume(self, sequence: Sequence, now: float) -> None: ...
-
-    def moves(self, budget: Budget, now: float) -> Iterator[Move]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.moved
 
     def victims(self, now: float) -> Iterator[Move]:
         return self.evicted
@@ -185,14 +181,13 @@ class Answers(Policy):
 
 def test_nonsense_is_an_error_that_names_the_policy_and_the_method() -> None:
     policy = Answers()
-    with pytest.warns(DeprecationWarning, match="own.py:Answers yields its moves"):
-        guarded = GuardedPolicy(policy, "own.py:Answers")
+    guarded = GuardedPolicy(policy, "own.py:Answers")
     bench = SchedulerBench(guarded)
     sequence = bench.paused("a", 9)
     told = "the policy own.py:Answers answers"
     drop, no_range = Move(sequence, range(2), Action.DROP, "why"), cast(Any, object())
     for wrong, says in (
-        ([5], f"{told} 5, which is no Move of pages of a sequence, in moves"),
+        ([5], f"{told} 5, which is no Move of pages of a sequence, in victims"),
         ([drop._replace(pages=no_range)], f"{told} <object .* as pages of request a; a move names them by a range of "),
         (
             [drop._replace(pages=range(0, 4, 2))],
@@ -202,19 +197,20 @@ def test_nonsense_is_an_error_that_names_the_policy_and_the_method() -> None:
             [drop._replace(pages=range(4))],
             rf"{told} range\(0, 4\) as pages of request a, which is intercepted and has 3,",
         ),
-        ([drop._replace(action="drop")], f"{told} drop for request a, which is none of Action.COPY, "),
+        ([drop._replace(action="drop")], f"{told} drop for request a, which is none of Action.DROP, "),
         (
             [drop, drop._replace(pages=range(2, 0, -1))],
-            f"{told} Action.DROP of page 1 of request a twice in one order in moves",
+            f"{told} Action.DROP of page 1 of request a twice in one order in victims",
         ),
-        (None, "the policy own.py:Answers raises TypeError: 'NoneType' object is not iterable in moves"),
+        (None, "the policy own.py:Answers raises TypeError: 'NoneType' object is not iterable in victims"),
+        (
+            [drop._replace(action=Action.COPY)],
+            rf"{told} Action.COPY for request a, which is none of Action.DROP, .* in victims",
+        ),
     ):
-        policy.moved = wrong
+        policy.evicted = wrong
         with pytest.raises(PluginError, match=says):
-            bench.step()
-    policy.moved, policy.evicted = (), [drop._replace(action=Action.COPY)]
-    with pytest.raises(PluginError, match=r"Action.COPY for request a, which is none of Action.DROP, .* in victims"):
-        next(guarded.victims(0.0))
+            list(guarded.victims(0.0))
 
 
 class Copies(Policy):
