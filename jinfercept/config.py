@@ -172,8 +172,7 @@ class SchedulingOptions:
     order: str = option(
         "missing_work",
         "which request is computed next: fcfs; missing_work: the one that lacks the least work, unless another has waited "
-        "long for its own; memory_time: the one predicted to hold the least memory the shortest; or "
-        "your own as path.py:Class",
+        "long for its own; or your own as path.py:Class",
     )
     profile: str | None = option(
         None,

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.guards import GuardedOrder
-from jinfercept.sched.memory_time import MemoryTime
 from jinfercept.sched.missing_work import MissingWork
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.order import Order
@@ -17,7 +16,6 @@ with the `PolicyInputs` if it requires an argument; or an order, for one engine.
 
 ORDERS: Mapping[str, Callable[[PolicyInputs], Order | None]] = {
     "fcfs": lambda inputs: None,
-    "memory_time": MemoryTime,
     "missing_work": MissingWork,
 }
 """The orders by the name that selects them. First come first served, by original arrival, is None: the queues keep it."""
@@ -33,11 +31,9 @@ def make_order(choice: OrderChoice, inputs: PolicyInputs) -> Order | None:
         check_name("order", choice, ORDERS)
         return ORDERS[choice](inputs)
     made = build_plugin("order", choice, Order, inputs)
-    return (
-        made
-        if type(made) in (MemoryTime, MissingWork)
-        else GuardedOrder(made, choice if isinstance(choice, str) else label(made))
-    )
+    if type(made) is MissingWork:
+        return made
+    return GuardedOrder(made, choice if isinstance(choice, str) else label(made))
 
 
 def check_order_choice(choice: OrderChoice) -> None:

@@ -93,7 +93,7 @@ def _order_table(deciding_map: DecidingMap, quick: bool) -> TextTable:
                 f"{did.first_token_s:.2f}",
                 f"{did.good:.2f}",
             )
-            rows.append([_value(cell, "load"), contender.order, *numbers])
+            rows.append([_value(cell, "load"), contender.order_name, *numbers])
     columns = ["load", "order", "mean ms/token", "p50", "p99", "p99 of first token, s", "good/s"]
     return TextTable("Orders of waiting requests under copy_ahead, by load.", columns, rows)
 
@@ -197,7 +197,7 @@ def _order_findings(deciding_map: DecidingMap, cells: Sequence[DecidingCell]) ->
         ratios = [
             f"{deciding_map.ratio(cell, measure, ORDERED.name, OURS.name):.2f} at {cell.load:g}" for cell in cells
         ]
-        yield f"Under copy_ahead, memory_time's {title} over that of first come first served, by load: {', '.join(ratios)}."
+        yield f"Under copy_ahead, MemoryTime's {title} over that of first come first served, by load: {', '.join(ratios)}."
 
 
 def _where(cell: DecidingCell) -> str:

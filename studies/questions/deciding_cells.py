@@ -103,12 +103,17 @@ class Contender(NamedTuple):
     def name(self) -> str:
         """In tables."""
         policy = label(self.policy).rpartition(":")[2]
-        return policy if self.order == "fcfs" else f"{policy}, {self.order}"
+        return policy if self.order == "fcfs" else f"{policy}, {self.order_name}"
+
+    @property
+    def order_name(self) -> str:
+        """In tables."""
+        return label(self.order).rpartition(":")[2]
 
 
 OURS = Contender("copy_ahead", "history")
 BASELINE = Contender("lru_host")
-ORDERED = Contender("copy_ahead", "history", "memory_time")
+ORDERED = Contender("copy_ahead", "history", "examples.memory_time:MemoryTime")
 RIVALS = (*(Contender(name) for name in ("lru", "min_waste", "swap", "improved_discard")), ORDERED)
 
 

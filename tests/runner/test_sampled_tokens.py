@@ -15,7 +15,6 @@ from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.memory_time import MemoryTime
 from jinfercept.startup.compile_counter import CompileCounter
 from tests.support.sampling_reference import probabilities, shaped
 from tests.support.tiny_model import TIE, TOOL, Workload, reference_logits, streams, tiny_llm
@@ -122,7 +121,7 @@ def test_draws_are_the_same_under_every_policy_with_interceptions(
 
 
 def test_draws_are_the_same_under_another_order_of_waiting_requests(small: LLM, reference: list[RequestOutput]) -> None:
-    small.restart(policy="copy_ahead", order=MemoryTime, max_chunk_tokens=3)
+    small.restart(policy="copy_ahead", order="fcfs", max_chunk_tokens=3)
     outputs = workload().run(small, delay_s=0.003)
     assert streams(outputs) == streams(reference)
     small.restart(order="missing_work", max_chunk_tokens=None)

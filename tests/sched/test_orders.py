@@ -14,7 +14,6 @@ from jinfercept.errors import ConfigError, PluginError
 from jinfercept.kv.context import PageRun
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.guards import GuardedOrder
-from jinfercept.sched.memory_time import MemoryTime, TurnForecast, TurnHistory
 from jinfercept.sched.missing_work import LONGER, MissingWork
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.order import Order
@@ -22,7 +21,7 @@ from jinfercept.sched.orders import check_order_choice, make_order
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Move, preserve
 from jinfercept.sched.ranking import REFRESHED
-from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
+from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.workload import Script, Segment
 from tests.support.fake_engine import AffineCost
@@ -187,12 +186,10 @@ def test_where_keys_are_seconds_a_waiting_request_has_its_delay_behind_the_first
 
 
 @settings(max_examples=25)
-@given(scenarios(), st.sampled_from([0, 1, 2, 5]), st.sampled_from([ShortestFirst, MemoryTime]))
-def test_every_request_runs_after_a_bounded_number_of_overtakings(
-    scenario: Scenario, patience: int, kind: type[Order]
-) -> None:
-    def make(known: PolicyInputs) -> Order:
-        order = MemoryTime(known) if kind is MemoryTime else ShortestFirst()
+@given(scenarios(), st.sampled_from([0, 1, 2, 5]))
+def test_every_request_runs_after_a_bounded_number_of_overtakings(scenario: Scenario, patience: int) -> None:
+    def make() -> Order:
+        order = ShortestFirst()
         order.patience = patience
         return order
 
@@ -221,53 +218,6 @@ def test_without_patience_it_is_first_come_first_served() -> None:
         [plan.plan for plan in ScenarioRun(Scenario(coming, order=order)).run().plans] for order in ("fcfs", Impatient)
     ]
     assert plans[0] == plans[1]
-
-
-# -- memory·time -------------------------------------------------------------------------------------------------------
-
-
-def test_a_history_forecasts_the_rest_of_a_turn() -> None:
-    history = TurnHistory()
-    assert history.rest(0) is None
-    history.add(4, "search")
-    history.add(8, None)
-    assert history.rest(0) == TurnForecast(6.0, 40.0, 1 / 3)
-    assert history.rest(6) == TurnForecast(2.0, 4.0, 0.0)
-    assert history.rest(8) is None
-
-
-def served(order: MemoryTime, bench: SchedulerBench, name: str, prompt: int, tokens: int, tool: str | None) -> None:
-    """Serve a turn: of so many tokens, up to a call or to the end."""
-    sequence = bench.add(name, prompt, max_tokens=1000 if tool else tokens)
-    while sequence.generated < tokens:
-        bench.step()
-    if tool:
-        bench.scheduler.intercept(sequence, bench.now_s, (PendingCall(tool),))
-        bench.scheduler.finish(sequence, bench.now_s)
-
-
-def test_prompts_like_those_that_had_long_answers_go_last() -> None:
-    order = MemoryTime(KNOWN)
-    bench = SchedulerBench(preserve(), max_num_seqs=1, order=order)
-    served(order, bench, "a", 6, 40, None)
-    served(order, bench, "b", 12, 2, None)
-    long, short = bench.add("c", 7), bench.add("d", 13)
-    assert order.key(long, 9.0) > order.key(short, 9.0)
-
-
-def test_a_request_that_will_call_holds_more_than_one_that_ends() -> None:
-    order = MemoryTime(KNOWN)
-    bench = SchedulerBench(preserve(), max_num_seqs=1, order=order)
-    served(order, bench, "a", 6, 10, "search")
-    served(order, bench, "b", 12, 10, None)
-    again = bench.add("c", 6, max_tokens=15)
-    while again.generated < 10:
-        bench.step()
-    bench.scheduler.intercept(again, bench.now_s, (PendingCall("search"),))
-    bench.scheduler.resume(again, [1, 2], (CallDuration(1.0),))
-    bench.drain()
-    calling, ending = bench.add("d", 7), bench.add("e", 8)
-    assert order.key(calling, 99.0) > order.key(ending, 99.0)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -308,7 +258,7 @@ def own(tmp_path: Path) -> Path:
     [
         (
             "fifo",
-            r"no such order; got fifo; fix: one of fcfs, memory_time, missing_work; or your own, as path.py:Class",
+            r"no such order; got fifo; fix: one of fcfs, missing_work; or your own, as path.py:Class",
         ),
         ("{own}:Nothing", r"an order has the methods of Order; got the class .*; fix: add key\(self, sequence, now\)"),
         ("{own}:Restless", r"has a patience that is no number of overtakings; got -1; fix: a whole number, at least 0"),
@@ -321,7 +271,7 @@ def test_an_order_that_cannot_be_made_is_refused_with_what_is_wrong(own: Path, p
 
 def test_built_in_orders_run_without_a_guard_and_first_come_first_served_is_none(own: Path) -> None:
     assert make_order("fcfs", KNOWN) is None
-    assert type(make_order("memory_time", KNOWN)) is MemoryTime
+    assert type(make_order("missing_work", KNOWN)) is MissingWork
     assert type(make_order(f"{own}:Longest", KNOWN)) is GuardedOrder
 
 
@@ -338,8 +288,8 @@ def test_a_key_that_is_no_number_is_an_error_that_names_the_order(nonsense: Any)
 
 
 def test_simulate_compares_orders(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    orders = f"fcfs,memory_time,{own}:Longest,{own}:Broken"
+    orders = f"fcfs,missing_work,{own}:Longest,{own}:Broken"
     assert main(["simulate", "--order", orders, "--duration", "4", "--jobs", "1", "--policy", "lru"]) == 1
     shown = capsys.readouterr().out
     assert "ZeroDivisionError: float division by zero in key (own_order.py" in shown
-    assert [line.split("  ")[0].split()[1:3] for line in shown.splitlines()[2:3]] == [["lru,", "memory_time"]]
+    assert [line.split("  ")[0].split()[1:3] for line in shown.splitlines()[2:3]] == [["lru,", "missing_work"]]

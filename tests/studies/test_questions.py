@@ -40,6 +40,6 @@ def test_wrong_options_are_refused(words: list[str], said: str, capsys: pytest.C
 def test_a_policy_of_the_users_own_is_compared_too(capsys: pytest.CaptureFixture[str]) -> None:
     place = f"{EXAMPLES / 'own_policy.py'}:LastBackFirst"
     names = [contender.name for contender in contenders(StudyEffort(True, 1, 0, Console(), (place, "swap")))]
-    assert names == ["copy_ahead", "lru_host", "copy_ahead, memory_time", "LastBackFirst", "swap"]
+    assert names == ["copy_ahead", "lru_host", "copy_ahead, MemoryTime", "LastBackFirst", "swap"]
     assert main(["questions", "deciding", "--quick", "--policy", "nowhere.py:Mine"]) == 2
     assert "no such file for a policy" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """The order by predicted memory·time (LAMPS, arXiv 2410.18248): who will hold little memory for a short time goes first.
 
+Any command takes it by its place: `jinfercept simulate --order examples/memory_time.py:MemoryTime`.
+
 What is known of a waiting request: the tokens it has and where their KV is, its tenant, the tool that it called last, and how
 turns and pauses of earlier requests went that began alike. The lengths of its turns, the calls between them and their seconds
 are predicted. `max_tokens` is not read: clients set it far too high, and where it is exact, as in a simulation, it would be
