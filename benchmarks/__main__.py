@@ -7,7 +7,7 @@ from typing import Annotated
 
 from jinfercept.cli.command import Entry, run_command_line
 from jinfercept.cli.options import HOSTS, Files, Maybe, Several, Switch, engine_flags
-from jinfercept.cli.session_flags import OutputFlags, OwnModel, ServerFlags, ShapeFlags
+from jinfercept.cli.sessions import OutputFlags, OwnModel, ServerFlags, ShapeFlags
 from jinfercept.cli.simulate import SOURCE
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from jinfercept.bench.child_server import child_server
 from jinfercept.bench.conversations import Style
 from jinfercept.bench.openai_client import Client, ClientReply, Target, check_client, make_target
+from jinfercept.bench.servers import child_server
 from jinfercept.errors import ConfigError
 from jinfercept.sim.arrivals import arrival_times
 from jinfercept.sim.plots import Bars

@@ -23,9 +23,8 @@ from jinfercept.disk.folder import INDEX_NAME, Folder
 from jinfercept.disk.index import Index, is_damage
 from jinfercept.disk.page_io import PageIO, RecordPages, StoredPrefix
 from jinfercept.disk.record import Match, Record, RecordData, Root
-from jinfercept.disk.speed import MEASURED_BYTES, DiskSpeed, measure_speed
+from jinfercept.disk.speed import DRIVE_WRITES_PER_DAY, MEASURED_BYTES, DiskSpeed, WriteBudget, measure_speed
 from jinfercept.disk.tree import Tree, continue_match
-from jinfercept.disk.write_budget import DRIVE_WRITES_PER_DAY, WriteBudget
 from jinfercept.errors import ConfigError
 
 log = logging.getLogger(__name__)

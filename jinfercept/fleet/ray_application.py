@@ -11,17 +11,17 @@ import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.fleet.app_config import FleetConfig
 from jinfercept.fleet.fan_out import fan_out_router
 from jinfercept.fleet.front import FleetFront, create_front
-from jinfercept.fleet.ray_autoscaling import replicas_by_memory
 from jinfercept.fleet.ray_handle import RayReplicas
 from jinfercept.fleet.ray_replica import EngineReplica, ReplicaSpec
-from jinfercept.fleet.ray_router import ConversationRouter
 from jinfercept.fleet.ray_start import HANDLE_VARIABLES
+from jinfercept.fleet.replica_load import replicas_by_memory
 from jinfercept.fleet.replicas import Replicas
 from jinfercept.server.observe.log_lines import begin_logging
 from jinfercept.server.options import KEY_VARIABLE, ServerOptions
@@ -32,6 +32,7 @@ _HEALTH_S = 5.0
 _ANSWER_S = 10.0
 _HEALTH_TIMEOUT_S = 30.0
 _QUIET = {"log_level": "ERROR", "enable_access_log": False}
+log = logging.getLogger("jinfercept.server")
 
 
 @dataclass(frozen=True)
@@ -235,3 +236,37 @@ class ToFront:
         while (message := await receive())["type"] != "lifespan.shutdown":
             await send({"type": f"{message['type']}.complete"})
         await send({"type": "lifespan.shutdown.complete"})
+
+
+@final
+class ConversationRouter(RequestRouter):
+    """Chooses the replica that a request's ticket names; if that one cannot be reached, any other."""
+
+    queue_len_response_deadline_s = 1.0
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Ranks of replicas, the best one first."""
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True  # before it is asked again; otherwise Ray spins
+        ticket = _ticket(pending_request)
+        if ticket is None:
+            return [list(candidate_replicas)]
+        by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        try:
+            chosen = by_name.pop(ticket.choose({name: replica.routing_stats for name, replica in by_name.items()}))
+        except Exception:  # Ray would leave the request without an answer
+            log.exception("no route was found")
+            return [list(candidate_replicas)]
+        return [[chosen], list(by_name.values())]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """Tell the ticket which replica has taken the request."""
+        ticket = _ticket(pending_request)
+        if ticket is not None:
+            ticket.taken(replica_id.unique_id)
+
+
+def _ticket(request: PendingRequest | None) -> Any:
+    return None if request is None else request.kwargs.get("ticket")

@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf
-from typing import Protocol, final
+from math import ceil, inf
+from typing import Any, Protocol, final
 
 from jinfercept.fleet.known_prefixes import Holder
 
@@ -17,6 +17,8 @@ PLACED_HALF_LIFE_S = 300.0
 _MOST_SENT = 1024
 _MOST_TENANTS = 10_000
 _RATIO_STEP = 0.2
+TARGET_DEMAND = 0.8
+"""Share of the device's KV pool that is demanded on average when the number of replicas is right."""
 
 
 class RecomputePrices(Protocol):
@@ -149,3 +151,18 @@ class TokenRatios:
             self._ratios[tenant] = seen if ratio is None else ratio + _RATIO_STEP * (seen - ratio)
             if len(self._ratios) > _MOST_TENANTS:
                 self._ratios.popitem(last=False)
+
+
+def replicas_by_memory(context: Any) -> tuple[int, dict[str, Any]]:
+    """The number of replicas for Ray Serve: demanded memory · time over that of one replica's pool, at `TARGET_DEMAND`.
+
+    Args:
+        context: `ray.serve.config.AutoscalingContext`; Ray averages `memory_demand` of each replica over the look-back period.
+
+    Returns:
+        The number, which Ray keeps within the deployment's bounds, and no state.
+    """
+    demands = (context.aggregated_metrics or {}).get("memory_demand", {})
+    if len(demands) < context.current_num_replicas or not demands:
+        return context.target_num_replicas, {}
+    return max(1, ceil(sum(demands.values()) / TARGET_DEMAND - 1e-9)), {}

@@ -4,13 +4,15 @@ import asyncio
 import sys
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context
 from types import FrameType
 from typing import Any, NamedTuple, final
 
-from jinfercept.intercept.daemon_pool import DaemonPool
+from jinfercept.intercept.current_call import CURRENT_CALL
 from jinfercept.intercept.tool_run import ToolRun
 
 _CANCEL_S = 0.5
@@ -18,6 +20,8 @@ _CANCEL_S = 0.5
 _MOST_FAILURES = 100
 """Times within a second that a loop may be ended by what runs on it, before it counts as broken."""
 _RUN = asyncio.Handle._run.__code__  # pyright: ignore[reportPrivateUsage] # runs every callback and every step of a task
+MOST_THREADS = 32
+"""Threads of one tool in a pool. More of its functions wait for those."""
 
 
 class RunningCallback(NamedTuple):
@@ -145,3 +149,61 @@ class EventLoopThread:
         finally:
             work.close()
         return not asyncio.all_tasks(self.loop)
+
+
+@final
+class DaemonPool(ThreadPoolExecutor):
+    """The default executor of an event loop: runs what `asyncio.to_thread` and name look-ups are given in daemon threads."""
+
+    def __init__(self) -> None:
+        super().__init__(max_workers=1)  # of which no thread is ever started
+        self._turn = threading.Lock()
+        self._num_threads = Counter[str]()
+        self._jobs: dict[str, deque[Callable[[], None]]] = {}
+
+    def submit[**P, T](self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run a function. Raises `RuntimeError` if the process has no more threads."""
+        future, tool = Future[T](), CURRENT_CALL.get().tool
+
+        def job() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                value = fn(*args, **kwargs)
+            except (StopIteration, StopAsyncIteration) as error:  # those never reach a coroutine
+                future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(value)
+
+        with self._turn:
+            jobs = self._jobs.setdefault(tool, deque())
+            jobs.append(job)
+            if self._num_threads[tool] >= MOST_THREADS:
+                return future
+            self._num_threads[tool] += 1
+            try:
+                threading.Thread(target=self._serve, args=(tool,), name="jinfercept-tool", daemon=True).start()
+            except RuntimeError:
+                self._num_threads[tool] -= 1
+                if not self._num_threads[tool]:
+                    jobs.remove(job)
+                    raise
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Drop what waits; running functions go on."""
+        with self._turn:
+            self._jobs.clear()
+
+    def _serve(self, tool: str) -> None:
+        """Run the tool's functions until none waits."""
+        while True:
+            with self._turn:
+                jobs: Any = self._jobs.get(tool)
+                if not jobs:
+                    self._num_threads[tool] -= 1
+                    return
+                job = jobs.popleft()
+            job()

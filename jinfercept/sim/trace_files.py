@@ -1,13 +1,24 @@
 """Files of traces: which form a file has by its content, and the sessions in it."""
 
 import json
-from collections.abc import Mapping
+import os
+import reprlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise, takewhile
+from operator import eq
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from jinfercept.errors import ConfigError
-from jinfercept.sim.agent_sessions import ScriptedSession, compact_sessions
-from jinfercept.sim.public_traces import claude_code_session, lmcache_sessions, mooncake_sessions
+from jinfercept.sim.agent_sessions import (
+    ScriptedSession,
+    ScriptedTurn,
+    SubAgent,
+    checked_number,
+    compact_sessions,
+    kept_tokens,
+)
 
 AGENTS_TRACE = Path(__file__).with_name("agents.jsonl")
 """36 sessions of Claude Code with 6 sub-agents, anonymised, in the compact form: a sample of the traces of
@@ -22,6 +33,129 @@ _KEYS: Mapping[TraceForm, frozenset[str]] = {
     "mooncake": frozenset(("input_length", "output_length", "hash_ids")),
     "lmcache": frozenset(("timestamp", "input", "output", "session_id")),
 }
+MOONCAKE_BLOCK = 512
+"""Tokens of a block in Mooncake's traces."""
+
+CHARACTERS = 4
+"""Characters that count as a token in a trace of texts."""
+
+
+def claude_code_session(entry: Mapping[str, Any], where: str, name: str = "") -> ScriptedSession:
+    """A session of a public trace of Claude Code. Raises `ConfigError` if it has no requests or a value is wrong."""
+    size = int(checked_number(entry.get("block_size", 64), "block_size", where))
+    turns, subs = list[ScriptedTurn](), list[SubAgent]()
+    last: Mapping[str, Any] | None = None
+    name = name or str(entry.get("id", where))
+    for number, request in enumerate(_entries(entry.get("requests"), where), 1):
+        place = f"{where}, request {number}"
+        if request.get("type") == "subagent" or "requests" in request:
+            nested = {"block_size": size, **request}
+            subs.append(SubAgent(max(0, len(turns) - 1), claude_code_session(nested, place, f"{name}.{len(subs)}")))
+            continue
+        blocks = request.get("hash_ids")
+        if not isinstance(blocks, list):
+            raise ConfigError(f"{place}: hash_ids is no list", got=reprlib.repr(blocks), fix="give the blocks' hashes")
+        prompt, decode = (max(1, int(checked_number(request.get(key), key, place))) for key in ("in", "out"))
+        if last is not None and request.get("type") == "n" and blocks == last["hash_ids"]:
+            turns[-1] = turns[-1]._replace(decode=decode, calls=request.get("stop") != "end_turn")  # the stream failed
+            continue
+        pause_s = checked_number(request.get("think_time", 0.0), "think_time", place)
+        if "think_time" not in request and last is not None:
+            pause_s = max(0.0, request["t"] - last["t"] - last.get("api_time", 0.0))
+        kept = 0
+        if last is not None:
+            common = size * _num_common(blocks, last["hash_ids"])
+            kept = kept_tokens(turns[-1], prompt, common, size)
+        turns.append(ScriptedTurn(prompt, decode, kept, pause_s if last else 0.0, request.get("stop") != "end_turn"))
+        last = request
+    if not turns:
+        raise ConfigError(f"{where}: a session without requests", got=name, fix="give at least one")
+    shared = sum(checked_number(entry.get(key, 0), key, where) for key in ("tool_tokens", "system_tokens"))
+    return ScriptedSession(name, int(min(shared, turns[0].prompt - 1)), tuple(turns), tuple(subs))
+
+
+class _Request(NamedTuple):
+    """A request of a trace of single requests."""
+
+    at_s: float
+    prompt: int
+    decode: int
+    blocks: Sequence[Any]
+
+
+def mooncake_sessions(entries: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> list[ScriptedSession]:
+    """The conversations of a trace of Mooncake. Pauses have the original server's time in them, since the trace has not.
+
+    Raises:
+        ConfigError: a value is missing or wrong.
+    """
+    sessions: list[list[_Request]] = []
+    ends: dict[Any, int] = {}  # sessions by the last full block of their last prompt
+    for number, entry in enumerate(entries, 1):
+        where = f"{path}, line {number}"
+        values = [checked_number(entry.get(key), key, where) for key in ("timestamp", "input_length", "output_length")]
+        if not isinstance(blocks := entry.get("hash_ids"), list):
+            raise ConfigError(f"{where}: hash_ids is no list", got=reprlib.repr(blocks), fix="give the blocks' hashes")
+        request = _Request(values[0] / 1e3, max(1, int(values[1])), max(1, int(values[2])), blocks)
+        full = blocks[: request.prompt // MOONCAKE_BLOCK]
+        place = next((ends.pop(block) for block in reversed(full) if block in ends), len(sessions))
+        if place == len(sessions):
+            sessions.append([])
+        sessions[place].append(request)
+        if full:
+            ends[full[-1]] = place
+    often = Counter(enumerated for requests in sessions for enumerated in enumerate(requests[0].blocks))
+    made = list[ScriptedSession]()
+    for number, requests in enumerate(sessions):
+        common = takewhile(lambda block: often[block] > len(sessions) / 2, enumerate(requests[0].blocks))
+        shared = min(requests[0].prompt - 1, MOONCAKE_BLOCK * sum(1 for _ in common)) if len(sessions) > 1 else 0
+        made.append(ScriptedSession(str(number), shared, _turns(requests, MOONCAKE_BLOCK)))
+    return made
+
+
+def lmcache_sessions(entries: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> list[ScriptedSession]:
+    """The sessions of a trace of LMCache's agents. Raises `ConfigError` if a value is missing or wrong."""
+    sessions: dict[str, list[_Request]] = {}
+    for number, entry in enumerate(entries, 1):
+        where = f"{path}, line {number}"
+        at_s = checked_number(entry.get("timestamp"), "timestamp", where, most=1e18) / 1e6
+        (prompt, text), (decode, _) = (_length(entry.get(key), key, where) for key in ("input", "output"))
+        sessions.setdefault(str(entry.get("session_id")), []).append(_Request(at_s, prompt, decode, text))
+    return [ScriptedSession(name, 0, _turns(requests, 1)) for name, requests in sessions.items()]
+
+
+def _turns(requests: Sequence[_Request], size: int) -> tuple[ScriptedTurn, ...]:
+    """The turns of requests whose pauses are the times between them, and that all end in calls.
+
+    Args:
+        size: tokens of a block; 1: blocks are characters of a text, of which `CHARACTERS` are a token.
+    """
+    turns = [ScriptedTurn(requests[0].prompt, requests[0].decode, 0, 0.0, True)]
+    for last, request in pairwise(requests):
+        common = _num_common(last.blocks, request.blocks)
+        common = common // CHARACTERS if size == 1 else common * size
+        kept = kept_tokens(turns[-1], request.prompt, common, max(2, size))
+        turns.append(ScriptedTurn(request.prompt, request.decode, kept, max(0.0, request.at_s - last.at_s), True))
+    return tuple(turns)
+
+
+def _num_common(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Leading elements that both have."""
+    return sum(1 for _ in takewhile(bool, map(eq, first, second)))
+
+
+def _length(value: object, name: str, where: str) -> tuple[int, str]:
+    """Tokens of a text, or as many as a number says, whose text is the longest prefix of any."""
+    if isinstance(value, str):
+        return max(1, len(value) // CHARACTERS), value
+    count = int(checked_number(value, name, where))
+    return max(1, count), "x" * (count * CHARACTERS)
+
+
+def _entries(value: object, where: str) -> Iterable[Mapping[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise ConfigError(f"{where}: requests is no list of objects", got=reprlib.repr(value), fix="give the requests")
+    return value
 
 
 def trace_form(path: str | Path) -> TraceForm:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main as benchmarks
-from jinfercept.bench.child_server import child_server
+from jinfercept.bench.servers import child_server
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from tests.support.chat_templates import QWEN

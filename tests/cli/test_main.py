@@ -10,7 +10,7 @@ import pytest
 
 from jinfercept import __version__
 from jinfercept.cli.main import COMMANDS, main
-from jinfercept.cli.vllm_flags import UNNEEDED
+from jinfercept.values.vllm_names import UNNEEDED
 
 
 @pytest.mark.parametrize("words", [[], ["-h"], ["--help"], ["bench", "-h"], ["bench", "--help"]])

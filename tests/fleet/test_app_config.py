@@ -13,7 +13,7 @@ from jinfercept.cli.command import parse_command_line
 from jinfercept.cli.main import COMMANDS, PROG, main
 from jinfercept.errors import ConfigError
 from jinfercept.fleet.app_config import FleetConfig, ReplicaRange
-from jinfercept.fleet.ray_autoscaling import replicas_by_memory
+from jinfercept.fleet.replica_load import replicas_by_memory
 from tests.support.docs_blocks import blocks_of
 from tests.support.docs_reader import commands_in
 

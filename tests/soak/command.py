@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from jinfercept.bench.child_server import Child, child_process
 from jinfercept.bench.openai_client import check_client
+from jinfercept.bench.servers import Child, child_process
 from jinfercept.sim.reports import check_outputs, write_json
 from jinfercept.sim.tables import check_least, show
 from tests.soak.model import TEMPLATE, write_model
