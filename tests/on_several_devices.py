@@ -26,6 +26,7 @@ from jinfercept.models.model import Model
 from jinfercept.models.protocol import Params
 from jinfercept.models.sharding import partition_specs
 from jinfercept.request import FollowUp
+from jinfercept.runner.steps import kinds_of, layers_key
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
@@ -116,7 +117,8 @@ def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
                 assert llm.counters.recomputed + llm.counters.copied_out > 0, "the pool was never short"
         assert compilations.count == 0
         assert collectives(llm, "embed", 1) == ["all-reduce"]
-        assert collectives(llm, "layers", 1, 1) == ["all-reduce"] * (1 if name == "gptj" else 2)
+        exchanged = collectives(llm, *layers_key("layers", 1, kinds_of(llm.model)[:1]))
+        assert exchanged == ["all-reduce"] * (1 if name == "gptj" else 2)
         assert collectives(llm, "head", 1, 1) == ["all-gather"]
         moved = (4, llm.model.config.num_layers)
         for key in (("sample", 4, "filtered"), ("shape", 4), ("logprobs", 4), ("gather", *moved), ("scatter", *moved)):
@@ -127,6 +129,7 @@ def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
     ("name", "num_devices", "policies"),
     [
         ("llama_gqa", 4, ("copy_ahead", "discard")),  # two KV heads on four devices
+        pytest.param("gemma3", 2, ("copy_ahead", "discard"), marks=pytest.mark.slow),
         pytest.param("qwen3", 2, ("min_waste", "lru_host"), marks=pytest.mark.slow),
         pytest.param("gptj", 8, ("improved_discard", "preserve"), marks=pytest.mark.slow),
     ],
@@ -138,7 +141,7 @@ def test_several_devices_write_what_one_writes(name: str, num_devices: int, poli
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
-@pytest.mark.parametrize("name", ["llama_gqa", "llama_tied", "qwen2", "qwen3", "gptj"])
+@pytest.mark.parametrize("name", ["llama_gqa", "llama_tied", "qwen2", "qwen3", "gemma3", "gptj"])
 def test_every_policy_on_several_devices_writes_what_one_device_writes(name: str, num_devices: int) -> None:
     check(name, num_devices, tuple(POLICIES))
 

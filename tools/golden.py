@@ -27,6 +27,9 @@ from tokenizers import pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
     GPTJConfig,
     GPTJForCausalLM,
     LlamaConfig,
@@ -100,6 +103,25 @@ TINY_CONFIGS = {
     "mistral": MistralConfig(**LLAMA_SHAPE, sliding_window=None, rope_parameters=SHORT_ROPE),
     "qwen2": Qwen2Config(**{**LLAMA_SHAPE, "head_dim": 8}, tie_word_embeddings=True, rope_parameters=SHORT_ROPE),
     "qwen3": Qwen3Config(**LLAMA_SHAPE, rope_parameters=SHORT_ROPE),
+    "gemma": GemmaConfig(**LLAMA_SHAPE, rope_parameters=SHORT_ROPE),
+    "gemma2": Gemma2Config(
+        **LLAMA_SHAPE,
+        rope_parameters=SHORT_ROPE,
+        sliding_window=20,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+    ),
+    "gemma3": Gemma3TextConfig(
+        **LLAMA_SHAPE | {"num_hidden_layers": 3},
+        sliding_window=20,
+        sliding_window_pattern=3,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
+    "mistral_windowed": MistralConfig(**LLAMA_SHAPE, sliding_window=20, rope_parameters=SHORT_ROPE),
     "gptj": GPTJConfig(**GPTJ_SHAPE),
     "gptj_published": GPTJConfig(**GPTJ_SHAPE),
 }

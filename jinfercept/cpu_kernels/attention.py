@@ -22,7 +22,8 @@ from jaxtyping import Array, Float, Int
 
 from jinfercept.cpu_kernels import native
 from jinfercept.layouts.kv_rows import is_quantised, split_pages, widened
-from jinfercept.layouts.pages import SCRATCH_PAGE, Batch, KVPages
+from jinfercept.layouts.pages import OUT_OF_RANGE, SCRATCH_PAGE, Batch, KVPages
+from jinfercept.layouts.scoring import PLAIN, Scoring
 
 DECODE_ROWS = 8  # decode rows in a tile
 CHUNK_QUERIES = (64, 256)  # query tokens of one row in a tile, narrow and wide
@@ -40,14 +41,16 @@ class _Tiles(NamedTuple):
     dtype: DTypeLike
 
 
-def paged_attention_cpu(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) -> Float[Array, "T H D"]:
+def paged_attention_cpu(
+    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, scoring: Scoring = PLAIN
+) -> Float[Array, "T H D"]:
     """Causal attention of every query token over its row's pages, scaled by 1/√D; padding tokens give zeros.
 
     Same arguments and result as `paged_attention_reference`. Sums are in float32; the result has the type of `q`.
     """
-    if native.usable():
+    if native.usable() and scoring.is_plain:
         return _with_kernel(q, pages, batch)
-    return _tiled(q, pages, batch)
+    return _tiled(q, pages, batch, scoring)
 
 
 def _with_kernel(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) -> Float[Array, "T H D"]:
@@ -55,7 +58,7 @@ def _with_kernel(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) -> Floa
     from jinfercept.cpu_kernels import chunks, decode
 
     if not decode.supports(q, pages):
-        return _tiled(q, pages, batch)
+        return _tiled(q, pages, batch, PLAIN)
     num_used = batch.query_starts[-1]
     if len(q) <= DECODE_ROWS:
         return decode.decode_attention(q, pages, batch, num_used)
@@ -63,12 +66,19 @@ def _with_kernel(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) -> Floa
     if chunks.supports(q, pages):
         return chunks.chunk_attention(q, pages, batch, decoded)
     return jax.lax.cond(
-        batch.num_decode < num_used, lambda decoded: _tiled(q, pages, batch, decoded), lambda decoded: decoded, decoded
+        batch.num_decode < num_used,
+        lambda decoded: _tiled(q, pages, batch, PLAIN, decoded),
+        lambda decoded: decoded,
+        decoded,
     )
 
 
 def _tiled(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, decoded: Float[Array, "T H D"] | None = None
+    q: Float[Array, "T H D"],
+    pages: KVPages,
+    batch: Batch,
+    scoring: Scoring,
+    decoded: Float[Array, "T H D"] | None = None,
 ) -> Float[Array, "T H D"]:
     """Attention in plain XLA, of chunks only where the decode rows are there already."""
     num_tokens = len(q)
@@ -94,7 +104,7 @@ def _tiled(
         is_decode = start + jnp.arange(tile_rows) < batch.num_decode
         position = jnp.where(is_decode, window(positions, start, tile_rows), NOTHING)
         table = jnp.where(is_decode[:, None], window(tables, start, tile_rows), SCRATCH_PAGE)
-        tile = _attend(window(queries, start, tile_rows)[:, None], position[:, None], table, pages, decode)
+        tile = _attend(window(queries, start, tile_rows)[:, None], position[:, None], table, pages, decode, scoring)
         return start + tile_rows, put_window(out, tile[:, 0], start, axis=0)
 
     def chunk_tile(carry):
@@ -106,7 +116,8 @@ def _tiled(
             end = jnp.minimum(start + size, row_end)
             is_mine = start + jnp.arange(size) < end
             position = jnp.where(is_mine, window(positions, start, size), NOTHING)
-            tile = _attend(window(queries, start, size)[None], position[None], window(tables, row, 1), pages, chunk)
+            table = window(tables, row, 1)
+            tile = _attend(window(queries, start, size)[None], position[None], table, pages, chunk, scoring)
             return end, put_window(out, tile[0], start, axis=0)
 
         if short == long:
@@ -136,6 +147,7 @@ def _attend(
     tables: Int[Array, "R P"],
     pages: KVPages,
     tiles: _Tiles,
+    scoring: Scoring,
 ) -> Float[Array, "R Q H D"]:
     """One tile of queries over its rows' pages; P is a multiple of the wide tile.
 
@@ -145,6 +157,8 @@ def _attend(
     num_pages, page_size, _, num_kv_heads, _ = pages.shape
     group = num_heads // num_kv_heads
     blocks = pages.reshape(num_pages, -1) if is_quantised(pages.dtype) else pages.reshape(num_pages, page_size, -1)
+    if scoring.window is not None:
+        positions, tables = _from_window(positions, tables, scoring.window, page_size)
     grouped = queries.astype(tiles.dtype).reshape(rows, num_q, num_kv_heads, group, head_dim)
     longest = jnp.max(positions, axis=1) + 1  # [R]
 
@@ -171,7 +185,13 @@ def _attend(
         scores = jnp.stack(
             [_scaled(_product("rqgd,rtd->rqgt", grouped[:, :, k], key), scale) for k, (key, scale) in enumerate(keys)]
         )
-        scores = jnp.where((place[None, None] <= positions[..., None])[:, :, None], scores * head_dim**-0.5, HIDDEN)
+        scores = scores * head_dim**-0.5
+        if scoring.soft_cap is not None:
+            scores = scoring.soft_cap * jnp.tanh(scores / scoring.soft_cap)
+        visible = place[None, None] <= positions[..., None]
+        if scoring.window is not None:
+            visible &= place[None, None] > positions[..., None] - scoring.window
+        scores = jnp.where(visible[:, :, None], scores, HIDDEN)
         new_top = jnp.maximum(top, scores.max(axis=-1))
         weights, fade = jnp.exp(scores - new_top[..., None]), jnp.exp(top - new_top)
         narrow = [_scaled(weights[k], scale).astype(tiles.dtype) for k, (_, scale) in enumerate(values)]
@@ -180,6 +200,9 @@ def _attend(
 
     shape = (num_kv_heads, rows, num_q, group)
     carry = (jnp.full(shape, LOWEST), jnp.zeros(shape), jnp.zeros((*shape, head_dim)))
+    if scoring.sinks is not None:
+        sinks = scoring.sinks.astype(jnp.float32).reshape(num_kv_heads, 1, 1, group)
+        carry = (jnp.broadcast_to(sinks, shape), jnp.ones(shape), carry[2])
     used = (jnp.max(longest) + page_size - 1) // page_size
     num_wide = (used + tiles.narrow - 1) // tiles.wide  # one that narrow tiles could not replace with less to read
     num_narrow = jnp.maximum(0, used - num_wide * tiles.wide + tiles.narrow - 1) // tiles.narrow
@@ -192,6 +215,16 @@ def _attend(
     )
     mean = weighted / jnp.where(total == 0.0, 1.0, total)[..., None]
     return mean.transpose(1, 2, 0, 3, 4).reshape(queries.shape).astype(queries.dtype)
+
+
+def _from_window(
+    positions: Int[Array, "R Q"], tables: Int[Array, "R P"], size: int, page_size: int
+) -> tuple[Int[Array, "R Q"], Int[Array, "R P"]]:
+    """Positions and pages counted from the first page on that a query of the tile sees."""
+    sees = positions != NOTHING
+    earliest = jnp.min(jnp.where(sees, positions, OUT_OF_RANGE))
+    first = jnp.maximum(0, earliest - size + 1) // page_size
+    return jnp.where(sees, positions - first * page_size, NOTHING), jnp.roll(tables, -first, axis=1)
 
 
 def _scaled(x: Float[Array, "R Q G t"], scale: Float[Array, "R t"] | None) -> Float[Array, "R Q G t"]:

@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+type Activation = Literal["silu", "gelu_new"]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["gate_up"], meta_fields=[])
@@ -36,23 +39,25 @@ class Normed:
     eps: float
 
 
-type Rows = Float[Array, "T K"] | Gated | Normed
+type Rows = Float[Array, "T columns"] | Gated | Normed
 
 
 def dense(rows: Rows) -> Float[Array, "T K"]:
     """The rows as an array."""
     match rows:
         case Gated(both):
-            return silu_gated(both[:, 0], both[:, 1])
+            return gated(both[:, 0], both[:, 1])
         case Normed(x, scale, eps):
             return rms_normed(x, scale, eps)
         case _:
             return rows
 
 
-def silu_gated(gate: Float[Array, "T K"], up: Float[Array, "T K"]) -> Float[Array, "T K"]:
-    """`silu(gate) * up`, computed in float32."""
-    return (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(gate.dtype)
+def gated(gate: Float[Array, "T K"], up: Float[Array, "T K"], activation: Activation = "silu") -> Float[Array, "T K"]:
+    """`act(gate) * up`, computed in float32; `gelu_new` is GELU by its approximation with a tangent."""
+    wide = gate.astype(jnp.float32)
+    wide = jax.nn.silu(wide) if activation == "silu" else jax.nn.gelu(wide, approximate=True)
+    return (wide * up.astype(jnp.float32)).astype(gate.dtype)
 
 
 def rms_normed(x: Float[Array, "... K"], scale: Float[Array, "K"], eps: float) -> Float[Array, "... K"]:

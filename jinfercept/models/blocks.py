@@ -12,7 +12,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
 from jinfercept.cpu_kernels import native
-from jinfercept.layouts.rows import Gated, Rows, dense, rms_normed, silu_gated
+from jinfercept.layouts.rows import Activation, Gated, Rows, dense, gated, rms_normed
+from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.parallel import look_up, num_devices
 from jinfercept.models.quantized import QuantizedTensor
@@ -29,12 +30,18 @@ On a CPU that takes ten times as long as four rows; on a GPU it uses neither ten
 class Attend[KV](Protocol):
     """Attention over a cache, given by the caller.
 
-    Writes `k` and `v` into the cache, lets every query attend to the visible tokens (scores scaled by `1 / sqrt(D)`), and
-    returns the result in q's dtype with the cache.
+    Writes `k` and `v` into the cache, lets every query attend to the visible tokens (scores scaled by `1 / sqrt(D)`, and as
+    `scoring` says), and returns the result in q's dtype with the cache.
     """
 
     def __call__(
-        self, q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], kv: KV, /
+        self,
+        q: Float[Array, "T H D"],
+        k: Float[Array, "T K D"],
+        v: Float[Array, "T K D"],
+        kv: KV,
+        /,
+        scoring: Scoring = PLAIN,
     ) -> tuple[Float[Array, "T H D"], KV]: ...
 
 
@@ -133,15 +140,18 @@ def project_gated(
     gate_up: nnx.Param[Any],
     down: nnx.Param[Any],
     gate_up_bias: nnx.Param[Float[Array, "2 F"]] | None = None,
+    *,
+    activation: Activation = "silu",
 ) -> Float[Array, "T E"]:
-    """A gated feed-forward network, `(silu(x @ gate) * (x @ up)) @ down`, of joined matrices `[2, E, F]` and one `[F, E]`;
+    """A gated feed-forward network, `(act(x @ gate) * (x @ up)) @ down`, of joined matrices `[2, E, F]` and one `[F, E]`;
     the products with `gate` and `up` may have biases."""
     if isinstance(both := gate_up.get_value(), QuantizedTensor):
-        return project("tf,fe->te", Gated(biased(both.products(x), gate_up_bias)), down)
+        sides = biased(both.products(x), gate_up_bias)
+        rows = Gated(sides) if activation == "silu" else gated(sides[:, 0], sides[:, 1], activation)
+        return project("tf,fe->te", rows, down)
     gates = _project_each(dense(x), both)
-    return project(
-        "tf,fe->te", silu_gated(*(gates if gate_up_bias is None else gates + gate_up_bias[...][:, None])), down
-    )
+    gates = gates if gate_up_bias is None else gates + gate_up_bias[...][:, None]
+    return project("tf,fe->te", gated(gates[0], gates[1], activation), down)
 
 
 def _project_each(x: Float[Array, "T E"], stack: Float[Array, "G E F"]) -> Float[Array, "G T F"]:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from jinfercept.errors import ModelError, shown
+from jinfercept.layouts.rows import Activation
 
-Family = Literal["llama", "gptj"]
+Family = Literal["llama", "gptj", "gemma"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn", "factors"]
 
 
@@ -15,6 +16,7 @@ class Architecture(NamedTuple):
     family: Family
     qkv_bias: bool = False
     qk_norm: bool = False
+    post_norms: bool = False
     always_windowed: bool = False  # `sliding_window` counts even where no `use_sliding_window` says so
 
 
@@ -23,6 +25,9 @@ ARCHITECTURES = {
     "mistral": Architecture("llama", always_windowed=True),
     "qwen2": Architecture("llama", qkv_bias=True),
     "qwen3": Architecture("llama", qk_norm=True),
+    "gemma": Architecture("gemma"),
+    "gemma2": Architecture("gemma", post_norms=True),
+    "gemma3_text": Architecture("gemma", qk_norm=True, post_norms=True),
     "gptj": Architecture("gptj"),
 }
 """By `model_type`, which is also the name in GGUF files."""
@@ -64,17 +69,36 @@ class RopeConfig:
     factors: tuple[float, ...] = ()
 
 
+class LayerKind(NamedTuple):
+    """What a layer has that others of its model may not have.
+
+    Attributes:
+        window: a token sees so many tokens, itself and those before it; None: all before it.
+        rope: the rotation of its queries and keys; None: that of the model.
+    """
+
+    window: int | None = None
+    rope: RopeConfig | None = None
+
+
+PLAIN_KIND = LayerKind()
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """A decoder-only model: everything that shapes its arrays and its arithmetic. Hashable, so it is static in `jax.jit`.
 
     Attributes:
-        max_position: tokens of the longest sequence: the model's limit, or its sliding window if that is shorter, since within
-            the window full attention is the same.
+        max_position: tokens of the longest sequence.
         qkv_bias: the projections to queries, keys and values have biases (Qwen2).
         o_bias: so has the projection of what attention gives.
         mlp_bias: so have the projections of the gated feed-forward network.
         qk_norm: queries and keys are normed head by head before they are rotated (Qwen3).
+        post_norms: what attention and the feed-forward network give is normed, too, before it is added (Gemma 2 and 3).
+        kinds: of every layer; () if all are of the plain kind.
+        query_scale: of the scores, if it is not one over the root of `head_dim` (Gemma).
+        soft_cap: of the scores, see `Scoring` (Gemma 2).
+        logit_cap: the same of the logits (Gemma 2).
     """
 
     family: Family
@@ -90,20 +114,30 @@ class ModelConfig:
     tie_embeddings: bool
     max_position: int
     eos_token_ids: tuple[int, ...]
-    activation: Literal["silu", "gelu_new"]
+    activation: Activation
     qkv_bias: bool = False
     qk_norm: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    post_norms: bool = False
+    kinds: tuple[LayerKind, ...] = ()
+    query_scale: float | None = None
+    soft_cap: float | None = None
+    logit_cap: float | None = None
+
+    def kind(self, layer: int) -> LayerKind:
+        """The kind of a layer."""
+        return self.kinds[layer] if self.kinds else PLAIN_KIND
 
     def __post_init__(self) -> None:
         for name, most in _BELOW.items():
             _check_number(name, getattr(self, name), whole=True, most=most)
         _check_number("norm_eps", self.norm_eps, whole=False)
-        for name in ("tie_embeddings", "qkv_bias", "qk_norm", "o_bias", "mlp_bias"):
+        for name in ("tie_embeddings", "qkv_bias", "qk_norm", "o_bias", "mlp_bias", "post_norms"):
             if not isinstance(getattr(self, name), bool):
                 raise ModelError(f"{name} is true or false", got=shown(getattr(self, name)), fix="correct the config")
-        self._check_rope()
+        self._check_kinds()
+        self._check_rope(self.rope)
         for token_id in self.eos_token_ids:
             _check_number("eos_token_id", token_id, whole=True, least=-1)  # none, of some
         if self.num_heads % self.num_kv_heads:
@@ -113,8 +147,23 @@ class ModelConfig:
                 fix="correct the model's config",
             )
 
-    def _check_rope(self) -> None:
-        rope = self.rope
+    def _check_kinds(self) -> None:
+        if len(self.kinds) not in (0, self.num_layers):
+            raise ModelError(
+                "every layer has a kind, or none has",
+                got=f"{len(self.kinds)} kinds of {self.num_layers} layers",
+                fix="correct the config",
+            )
+        for kind in set(self.kinds):
+            if kind.window is not None:
+                _check_number("a window", kind.window, whole=True)
+            if kind.rope is not None:
+                self._check_rope(kind.rope)
+        for name in ("query_scale", "soft_cap", "logit_cap"):
+            if getattr(self, name) is not None:
+                _check_number(name, getattr(self, name), whole=False)
+
+    def _check_rope(self, rope: RopeConfig) -> None:
         if type(rope.rotary_dim) is not int or not 0 < rope.rotary_dim <= self.head_dim or rope.rotary_dim % 2:
             raise ModelError(
                 "the rotary dimensions are an even number, at most those of a head",

@@ -18,7 +18,7 @@ from jaxtyping import Shaped
 
 from jinfercept.errors import ModelError
 from jinfercept.models.checkpoint import StoredTensor, TensorNames
-from jinfercept.models.config import ModelConfig, RopeConfig
+from jinfercept.models.config import LayerKind, ModelConfig, RopeConfig
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.model import Model, abstract_params, untied
@@ -120,12 +120,17 @@ def read_config(directory: Path) -> ModelConfig:
         if described["format"] != _FORMAT:
             raise ValueError(f"format {described['format']}")
         fields = described["config"]
-        rope = RopeConfig(**fields["rope"] | {"factors": tuple(fields["rope"]["factors"])})
-        return ModelConfig(**fields | {"rope": rope, "eos_token_ids": tuple(fields["eos_token_ids"])})
+        kinds = tuple(LayerKind(window, rope and _rope(rope)) for window, rope in fields["kinds"])
+        own_types = {"rope": _rope(fields["rope"]), "kinds": kinds, "eos_token_ids": tuple(fields["eos_token_ids"])}
+        return ModelConfig(**fields | own_types)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(
             f"{_CONFIG} is not of this version", got=f"{directory}: {error}"[:500], fix="convert the model again"
         ) from error
+
+
+def _rope(fields: Mapping[str, Any]) -> RopeConfig:
+    return RopeConfig(**{**fields, "factors": tuple(fields["factors"])})
 
 
 def _damaged(what: object, error: ValueError) -> ModelError:

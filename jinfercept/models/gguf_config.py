@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jinfercept.errors import ModelError
-from jinfercept.models.config import ARCHITECTURES, ModelConfig, RopeConfig
+from jinfercept.models.config import ARCHITECTURES, LayerKind, ModelConfig, RopeConfig
 from jinfercept.models.gguf_header import Header
 
 _SERVED = ("llama", "qwen2", "qwen3")  # of general.architecture
@@ -55,6 +55,7 @@ def _config(header: Header, rope_factors: tuple[float, ...]) -> ModelConfig:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError("the GGUF file has no embedding", got="no token_embd.weight", fix="download it again")
+    window = meta.of_model("attention.sliding_window", None)
     stop_ids = [meta.get(f"tokenizer.ggml.{key}") for key in _STOP_KEYS]
     return ModelConfig(
         family=ARCHITECTURES[architecture].family,
@@ -68,11 +69,12 @@ def _config(header: Header, rope_factors: tuple[float, ...]) -> ModelConfig:
         norm_eps=_decimal(norm_eps),
         rope=_rope(meta, head_dim, rope_factors),
         tie_embeddings="output.weight" not in header.tensors,
-        max_position=min(max_position, meta.of_model("attention.sliding_window", max_position)),
+        max_position=max_position,
         eos_token_ids=tuple(dict.fromkeys(id_ for id_ in stop_ids if id_ is not None)),
         activation="silu",
         qkv_bias=ARCHITECTURES[architecture].qkv_bias,
         qk_norm=ARCHITECTURES[architecture].qk_norm,
+        kinds=(LayerKind(window),) * num_layers if window else (),
     )
 
 

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jinfercept.models.blocks import Attend, AttendJoined, layer_norm, project, separate_heads
-from jinfercept.models.config import ModelConfig
+from jinfercept.models.config import PLAIN_KIND, LayerKind, ModelConfig
 from jinfercept.models.parallel import add_partial_sums, gather_columns, on_first_device
 from jinfercept.models.rope import rotate, rotation
 
@@ -18,7 +18,8 @@ from jinfercept.models.rope import rotate, rotation
 class GPTJLayer(nnx.Module):
     """Attention and feed-forward network side by side, both added to the stream."""
 
-    def __init__(self, config: ModelConfig, dtype: DTypeLike, *, joined: bool) -> None:
+    def __init__(self, config: ModelConfig, dtype: DTypeLike, *, kind: LayerKind, joined: bool) -> None:
+        assert kind == PLAIN_KIND, "layers of GPT-J are alike"
         self.config, self.joined = config, joined
         e, h, d, f = config.hidden_size, config.num_heads, config.head_dim, config.ffn_size
         self.norm = nnx.Param(jnp.zeros(e, dtype))

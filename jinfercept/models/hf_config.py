@@ -9,15 +9,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from jinfercept.errors import ModelError, shown
-from jinfercept.models.config import ARCHITECTURES, Family, ModelConfig, RopeConfig
+from jinfercept.models.config import ARCHITECTURES, PLAIN_KIND, Family, LayerKind, ModelConfig, RopeConfig
 from jinfercept.models.hf_keys import check_keys, require
-from jinfercept.models.hf_rope import rope_from_hf
+from jinfercept.models.hf_rope import Rope, rope_from_hf
 
 _CLASSES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3_text",
     "GPTJForCausalLM": "gptj",
 }
 _OTHER_CLASSES = {
@@ -26,6 +29,9 @@ _OTHER_CLASSES = {
     "MistralModel": "mistral",
     "Qwen2Model": "qwen2",
     "Qwen3Model": "qwen3",
+    "GemmaModel": "gemma",
+    "Gemma2Model": "gemma2",
+    "Gemma3TextModel": "gemma3_text",
     "GPTJModel": "gptj",
 }
 _LLAMA_KEYS = (
@@ -45,18 +51,47 @@ _GPTJ_ALIASES = {
     "max_position_embeddings": "n_positions",
 }
 _COMMON_KEYS = frozenset(("architectures", "model_type", "vocab_size", "tie_word_embeddings", "quantization_config"))
+_LAYER_KEYS = (
+    _COMMON_KEYS
+    | {*_LLAMA_KEYS, "num_key_value_heads", "head_dim", "hidden_act", "attention_bias", "sliding_window", "layer_types"}
+    | {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
+)
 _UNDERSTOOD: dict[Family, frozenset[str]] = {
-    "llama": _COMMON_KEYS
-    | {*_LLAMA_KEYS, "num_key_value_heads", "head_dim", "hidden_act", "attention_bias", "mlp_bias"}
-    | {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
-    | {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"},
+    "llama": _LAYER_KEYS | {"mlp_bias", "use_sliding_window", "max_window_layers"},
+    "gemma": _LAYER_KEYS
+    | {"hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping"}
+    | {"rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"},
     "gptj": _COMMON_KEYS | {*_GPTJ_KEYS, *_GPTJ_ALIASES, "n_inner", "activation_function"},
 }
+_GEMMA = {"rms_norm_eps": 1e-6, "head_dim": 256, "tie_word_embeddings": True}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"rms_norm_eps": 1e-6},
     "mistral": {"rms_norm_eps": 1e-6, "num_key_value_heads": 8, "sliding_window": 4096},
-    "qwen2": {"rms_norm_eps": 1e-6, "num_key_value_heads": 32, "sliding_window": 4096},
-    "qwen3": {"rms_norm_eps": 1e-6, "num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096},
+    "qwen2": {"rms_norm_eps": 1e-6, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
+    "qwen3": {
+        "rms_norm_eps": 1e-6,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+    "gemma": {**_GEMMA, "num_key_value_heads": 16, "max_position_embeddings": 8192},
+    "gemma2": {
+        **_GEMMA,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 8192,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+    },
+    "gemma3_text": {
+        **_GEMMA,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131_072,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+    },
     "gptj": {"layer_norm_epsilon": 1e-5, "rotary_dim": 64, "n_positions": 2048},
 }
 """Values of transformers for keys that are not there."""
@@ -81,7 +116,13 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     config = _DEFAULTS[name] | dict(config)
     try:
         eos = _ids(config.get("eos_token_id")) + _ids((generation or {}).get("eos_token_id"))
-        fields = _gptj_fields(config) if architecture.family == "gptj" else _llama_fields(config, name)
+        match architecture.family:
+            case "llama":
+                fields = _llama_fields(config, name)
+            case "gemma":
+                fields = _gemma_fields(config, name)
+            case "gptj":
+                fields = _gptj_fields(config)
         return ModelConfig(family=architecture.family, eos_token_ids=tuple(dict.fromkeys(eos)), **fields)
     except (TypeError, ArithmeticError) as error:
         raise ModelError(
@@ -112,7 +153,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
 def _llama_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     architecture = ARCHITECTURES[name]
     require(config, _LLAMA_KEYS, where="config.json")
-    _check_numbers(config, _LLAMA_KEYS, ("num_key_value_heads", "head_dim", "sliding_window"))
+    _check_numbers(config, _LLAMA_KEYS, ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers"))
     _refuse_unless(config, hidden_act=("silu", "swish"))
     num_heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
@@ -132,29 +173,114 @@ def _llama_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "norm_eps": config["rms_norm_eps"],
         "rope": rope.config,
         "tie_embeddings": config.get("tie_word_embeddings", False),
-        "max_position": min(rope.max_position, _window(config, name) or rope.max_position),
+        "max_position": rope.max_position,
         "activation": "silu",
         "qkv_bias": architecture.qkv_bias or attention_bias,
         "o_bias": attention_bias,
         "mlp_bias": _flag(config, "mlp_bias") and name == "llama",
         "qk_norm": architecture.qk_norm,
+        "kinds": _kinds(_windows(config, name)),
     }
 
 
-def _window(config: Mapping[str, Any], name: str) -> int | None:
-    """Tokens that a query of a windowed layer attends to, itself included; None without a window."""
+def _gemma_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    architecture = ARCHITECTURES[name]
+    require(config, _LLAMA_KEYS, where="config.json")
+    optional = (
+        "num_key_value_heads",
+        "head_dim",
+        "sliding_window",
+        "sliding_window_pattern",
+        "_sliding_window_pattern",
+    )
+    _check_numbers(config, _LLAMA_KEYS, optional)
+    usual = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
+    if name == "gemma":
+        _refuse_unless(config, hidden_act=(*usual, "gelu"), hidden_activation=(*usual, None))
+    else:
+        _refuse_unless(config, hidden_activation=usual)
+    head_dim, bias = config["head_dim"], _flag(config, "attention_bias")
+    own = _gemma_ropes(config, head_dim) if name == "gemma3_text" else None
+    rope = rope_from_hf(config, head_dim, config["max_position_embeddings"]) if own is None else own[0]
+    windowed = LayerKind(config.get("sliding_window") or None, None if own is None else own[1].config)
+    scalar = config.get("query_pre_attn_scalar")
+    return {
+        "vocab_size": config["vocab_size"],
+        "hidden_size": config["hidden_size"],
+        "num_layers": config["num_hidden_layers"],
+        "num_heads": config["num_attention_heads"],
+        "num_kv_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
+        "head_dim": head_dim,
+        "ffn_size": config["intermediate_size"],
+        "norm_eps": config["rms_norm_eps"],
+        "rope": rope.config,
+        "tie_embeddings": config["tie_word_embeddings"],
+        "max_position": rope.max_position,
+        "activation": "gelu_new",
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "qk_norm": architecture.qk_norm,
+        "post_norms": architecture.post_norms,
+        "kinds": tuple(windowed if is_windowed else PLAIN_KIND for is_windowed in _gemma_pattern(config, name)),
+        "query_scale": None if scalar is None or name == "gemma" else scalar**-0.5,
+        "soft_cap": config.get("attn_logit_softcapping") if name == "gemma2" else None,
+        "logit_cap": None if name == "gemma" else config.get("final_logit_softcapping"),
+    }
+
+
+def _gemma_pattern(config: Mapping[str, Any], name: str) -> list[bool]:
+    """By layer, whether it is windowed; () if none is."""
+    if name == "gemma":
+        return []
+    kinds, count = config.get("layer_types"), config["num_hidden_layers"]
+    if kinds is None:
+        every = config.get("_sliding_window_pattern") or config.get("sliding_window_pattern") or 6
+        every = every if name == "gemma3_text" else 2
+        return [bool((index + 1) % every) for index in range(count)]
+    _check_kinds(kinds, ("full_attention", "sliding_attention"), count)
+    return [kind == "sliding_attention" for kind in kinds]
+
+
+def _gemma_ropes(config: Mapping[str, Any], head_dim: int) -> tuple[Rope, Rope]:
+    """The rotations of Gemma 3's full layers and of its windowed ones, which transformers 4 wrote beside each other."""
+    stated = config.get("rope_parameters") or {}
+    full = {"rope_theta": config.get("rope_theta", 1_000_000.0), "rope_parameters": stated.get("full_attention")}
+    if config.get("rope_scaling"):
+        full["rope_scaling"] = config["rope_scaling"]
+    near = {
+        "rope_theta": config.get("rope_local_base_freq", 10_000.0),
+        "rope_parameters": stated.get("sliding_attention"),
+    }
+    longest = config["max_position_embeddings"]
+    return rope_from_hf(full, head_dim, longest), rope_from_hf(near, head_dim, longest)
+
+
+def _check_kinds(kinds: Any, served: tuple[str, ...], count: int) -> None:
+    """Raise `ModelError` unless `layer_types` has a kind that is served for every layer."""
+    if not isinstance(kinds, list) or len(kinds) != count or any(kind not in served for kind in kinds):
+        raise ModelError(
+            f"layer_types of config.json has {' or '.join(served)} for each of {count} layers",
+            got=shown(kinds),
+            fix="use another model, or set sliding_window and use_sliding_window",
+        )
+
+
+def _kinds(windows: tuple[int | None, ...]) -> tuple[LayerKind, ...]:
+    """The layers' kinds; () if none is windowed."""
+    return tuple(map(LayerKind, windows)) if any(windows) else ()
+
+
+def _windows(config: Mapping[str, Any], name: str) -> tuple[int | None, ...]:
+    """By layer the tokens that a query sees, itself included; None: all before it."""
     kinds, size = config.get("layer_types"), config.get("sliding_window") or None
-    windowed = ARCHITECTURES[name].always_windowed or _flag(config, "use_sliding_window", default=name == "llama")
-    if kinds is not None:
-        served = ("full_attention", "sliding_attention") if windowed and size else ("full_attention",)
-        count = config["num_hidden_layers"]
-        if not isinstance(kinds, list) or len(kinds) != count or any(kind not in served for kind in kinds):
-            raise ModelError(
-                f"layer_types of config.json has {' or '.join(served)} for each of {count} layers",
-                got=shown(kinds),
-                fix="use another model, or set sliding_window and use_sliding_window",
-            )
-    return size if windowed else None
+    count, always = config["num_hidden_layers"], ARCHITECTURES[name].always_windowed
+    windowed = always or _flag(config, "use_sliding_window", default=name == "llama")
+    if kinds is None:
+        first = 0 if always or name == "llama" else config["max_window_layers"]
+        return tuple(size if windowed and index >= first else None for index in range(count))
+    served = ("full_attention", "sliding_attention") if windowed and size else ("full_attention",)
+    _check_kinds(kinds, served, count)
+    return tuple(size if windowed and (always or kind == "sliding_attention") else None for kind in kinds)
 
 
 def _gptj_fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,7 +329,7 @@ def _flag(config: Mapping[str, Any], key: str, *, default: bool = False) -> bool
     return value
 
 
-def _refuse_unless(config: Mapping[str, Any], **implemented: tuple[str, ...]) -> None:
+def _refuse_unless(config: Mapping[str, Any], **implemented: tuple[str | None, ...]) -> None:
     for key, values in implemented.items():
         if config.get(key, values[0]) not in values:
             raise ModelError(

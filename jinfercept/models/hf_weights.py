@@ -25,36 +25,42 @@ from jinfercept.models.weight_files import Placed, placed_tensors
 
 log = logging.getLogger("jinfercept")
 
-_BASES: dict[Family, str] = {"llama": "model.", "gptj": "transformer."}
+_BASES: dict[Family, str] = {"llama": "model.", "gemma": "model.", "gptj": "transformer."}
 """How the names of tensors begin."""
 _COMPARED_ROWS = 4096
+_GEMMA_NORMS = {
+    "attn_post_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "ffn_post_norm": "post_feedforward_layernorm",
+}
 
+_LLAMA = TensorNames(
+    embed={"embedding": StoredTensor("model.embed_tokens.weight")},
+    layer={
+        "attn_norm": StoredTensor("model.layers.{i}.input_layernorm.weight"),
+        "q": StoredTensor("model.layers.{i}.self_attn.q_proj.weight", inputs=1),
+        "k": StoredTensor("model.layers.{i}.self_attn.k_proj.weight", inputs=1),
+        "v": StoredTensor("model.layers.{i}.self_attn.v_proj.weight", inputs=1),
+        "o": StoredTensor("model.layers.{i}.self_attn.o_proj.weight", inputs=2),
+        "q_bias": StoredTensor("model.layers.{i}.self_attn.q_proj.bias", flat=True),
+        "k_bias": StoredTensor("model.layers.{i}.self_attn.k_proj.bias", flat=True),
+        "v_bias": StoredTensor("model.layers.{i}.self_attn.v_proj.bias", flat=True),
+        "q_norm": StoredTensor("model.layers.{i}.self_attn.q_norm.weight"),
+        "k_norm": StoredTensor("model.layers.{i}.self_attn.k_norm.weight"),
+        "ffn_norm": StoredTensor("model.layers.{i}.post_attention_layernorm.weight"),
+        "gate": StoredTensor("model.layers.{i}.mlp.gate_proj.weight", inputs=1),
+        "up": StoredTensor("model.layers.{i}.mlp.up_proj.weight", inputs=1),
+        "down": StoredTensor("model.layers.{i}.mlp.down_proj.weight", inputs=1),
+        "o_bias": StoredTensor("model.layers.{i}.self_attn.o_proj.bias"),
+        "gate_bias": StoredTensor("model.layers.{i}.mlp.gate_proj.bias"),
+        "up_bias": StoredTensor("model.layers.{i}.mlp.up_proj.bias"),
+        "down_bias": StoredTensor("model.layers.{i}.mlp.down_proj.bias"),
+    },
+    head={"norm": StoredTensor("model.norm.weight"), "unembed": StoredTensor("lm_head.weight")},
+    ignored=(".rotary_emb.inv_freq",),
+)
 _NAMES: dict[Family, TensorNames] = {
-    "llama": TensorNames(
-        embed={"embedding": StoredTensor("model.embed_tokens.weight")},
-        layer={
-            "attn_norm": StoredTensor("model.layers.{i}.input_layernorm.weight"),
-            "q": StoredTensor("model.layers.{i}.self_attn.q_proj.weight", inputs=1),
-            "k": StoredTensor("model.layers.{i}.self_attn.k_proj.weight", inputs=1),
-            "v": StoredTensor("model.layers.{i}.self_attn.v_proj.weight", inputs=1),
-            "o": StoredTensor("model.layers.{i}.self_attn.o_proj.weight", inputs=2),
-            "q_bias": StoredTensor("model.layers.{i}.self_attn.q_proj.bias", flat=True),
-            "k_bias": StoredTensor("model.layers.{i}.self_attn.k_proj.bias", flat=True),
-            "v_bias": StoredTensor("model.layers.{i}.self_attn.v_proj.bias", flat=True),
-            "q_norm": StoredTensor("model.layers.{i}.self_attn.q_norm.weight"),
-            "k_norm": StoredTensor("model.layers.{i}.self_attn.k_norm.weight"),
-            "ffn_norm": StoredTensor("model.layers.{i}.post_attention_layernorm.weight"),
-            "gate": StoredTensor("model.layers.{i}.mlp.gate_proj.weight", inputs=1),
-            "up": StoredTensor("model.layers.{i}.mlp.up_proj.weight", inputs=1),
-            "down": StoredTensor("model.layers.{i}.mlp.down_proj.weight", inputs=1),
-            "o_bias": StoredTensor("model.layers.{i}.self_attn.o_proj.bias"),
-            "gate_bias": StoredTensor("model.layers.{i}.mlp.gate_proj.bias"),
-            "up_bias": StoredTensor("model.layers.{i}.mlp.up_proj.bias"),
-            "down_bias": StoredTensor("model.layers.{i}.mlp.down_proj.bias"),
-        },
-        head={"norm": StoredTensor("model.norm.weight"), "unembed": StoredTensor("lm_head.weight")},
-        ignored=(".rotary_emb.inv_freq",),
-    ),
+    "llama": _LLAMA,
     "gptj": TensorNames(
         embed={"embedding": StoredTensor("transformer.wte.weight")},
         layer={
@@ -117,7 +123,7 @@ class HFCheckpoint:
                 got=in_words[:200],
                 fix="put quantization_config into config.json, or quantize_config.json beside it",
             )
-        names = _NAMES[config.family]
+        names = _gemma_names(config) if config.family == "gemma" else _NAMES[config.family]
         return cls(config, names, shapes, placed, words, packed)._tied_as_stored()
 
     def _tied_as_stored(self) -> "HFCheckpoint":
@@ -176,6 +182,12 @@ class HFCheckpoint:
             return file.read(stored, index)
 
         return self._words.rows(read, slice(*rows.indices(self.shapes[name][0])[:2]))
+
+
+def _gemma_names(config: ModelConfig) -> TensorNames:
+    """Names of tensors of Gemma, in which norms behind attention take the name of Llama's before the feed-forward network."""
+    layer = {name: StoredTensor(f"model.layers.{{i}}.{stored}.weight") for name, stored in _GEMMA_NORMS.items()}
+    return replace(_LLAMA, layer={**_LLAMA.layer, **layer}) if config.post_norms else _LLAMA
 
 
 def _stated_apart(directory: Path) -> Mapping[str, Any]:

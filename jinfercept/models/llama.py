@@ -10,9 +10,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.layouts.rows import Normed, Rows, silu_gated
+from jinfercept.layouts.rows import Normed, Rows, gated
+from jinfercept.layouts.scoring import Scoring
 from jinfercept.models.blocks import Attend, AttendJoined, project, project_gated, rms_norm, separate_heads
-from jinfercept.models.config import ModelConfig
+from jinfercept.models.config import LayerKind, ModelConfig
 from jinfercept.models.parallel import add_partial_sums, gather_columns, on_first_device
 from jinfercept.models.rope import rotate, rotation
 
@@ -20,8 +21,9 @@ from jinfercept.models.rope import rotate, rotation
 class LlamaLayer(nnx.Module):
     """Attention, then the gated feed-forward network, each behind its norm and added to the stream."""
 
-    def __init__(self, config: ModelConfig, dtype: DTypeLike, *, joined: bool) -> None:
+    def __init__(self, config: ModelConfig, dtype: DTypeLike, *, kind: LayerKind, joined: bool) -> None:
         self.config, self.joined = config, joined
+        self.rope, self.scoring = kind.rope or config.rope, Scoring(kind.window, config.soft_cap)
         e, f = config.hidden_size, config.ffn_size
         h, k, d = config.num_heads, config.num_kv_heads, config.head_dim
         self.attn_norm = nnx.Param(jnp.zeros(e, dtype))
@@ -55,32 +57,36 @@ class LlamaLayer(nnx.Module):
         eps = self.config.norm_eps
 
         attended, kv = self._attended(Normed(x, self.attn_norm[...], eps), positions, kv, attend)
-        x = add_partial_sums(x, _biased(project("thd,hde->te", attended, self.o), self.o_bias))
+        x = add_partial_sums(x, biased_once(project("thd,hde->te", attended, self.o), self.o_bias))
+        return add_partial_sums(x, self._fed(Normed(x, self.ffn_norm[...], eps))), kv
 
-        y = Normed(x, self.ffn_norm[...], eps)
+    def _fed(self, y: Rows) -> Float[Array, "T E"]:
+        """The partial sum of the feed-forward network for normed rows."""
+        activation = self.config.activation
         if self.joined:
-            y = project_gated(y, self.gate_up, self.down, self.gate_up_bias)
+            fed = project_gated(y, self.gate_up, self.down, self.gate_up_bias, activation=activation)
         else:
             gate, up = (
                 project("te,ef->tf", y, self.gate, self.gate_bias),
                 project("te,ef->tf", y, self.up, self.up_bias),
             )
-            y = project("tf,fe->te", silu_gated(gate, up), self.down)
-        return add_partial_sums(x, _biased(y, self.down_bias)), kv
+            fed = project("tf,fe->te", gated(gate, up, activation), self.down)
+        return biased_once(fed, self.down_bias)
 
     def _attended[KV](
         self, y: Rows, positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
     ) -> tuple[Float[Array, "T H D"], KV]:
         """The result of attention for the normed rows."""
-        eps, rope = self.config.norm_eps, self.config.rope
-        if self.joined and isinstance(attend, AttendJoined):
+        eps, rope = self.config.norm_eps, self.rope
+        if self.joined and self.scoring.is_plain and isinstance(attend, AttendJoined):
             turn = rotation(positions, rope)
             if self.q_norm is not None and self.k_norm is not None:
                 turn = turn._replace(q_norm=self.q_norm[...], k_norm=self.k_norm[...], eps=eps)
             return attend.joined(project("te,ekgd->tkgd", y, self.qkv, self.qkv_bias), turn, kv)
         q, k, v = self._heads(y)
         q, k = _normed(q, self.q_norm, eps), _normed(k, self.k_norm, eps)
-        return attend(rotate(q, positions, rope), rotate(k, positions, rope), v, kv)
+        q, k = rotate(q, positions, rope), rotate(k, positions, rope)
+        return attend(q, k, v, kv) if self.scoring.is_plain else attend(q, k, v, kv, self.scoring)
 
     def _heads(self, y: Rows) -> tuple[Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"]]:
         """Queries, keys and values."""
@@ -90,7 +96,7 @@ class LlamaLayer(nnx.Module):
         return project("te,ehd->thd", y, self.q, self.q_bias), k, v
 
 
-def _biased(y: Float[Array, "T E"], bias: nnx.Param[Float[Array, "E"]] | None) -> Float[Array, "T E"]:
+def biased_once(y: Float[Array, "T E"], bias: nnx.Param[Float[Array, "E"]] | None) -> Float[Array, "T E"]:
     """A partial sum with its bias, in models that have one."""
     return y if bias is None else y + on_first_device(bias[...])[None]
 

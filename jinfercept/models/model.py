@@ -1,14 +1,14 @@
 """A model of a family served as three pure functions of its parameters: embed, one layer, head (`protocol.ServedModel`).
 
 The parameters are plain pytrees of arrays (the pure state of `nnx.split`); the static halves are split off once, when a
-`Model` is made. All layers share one of them, so one compiled layer serves all. The caller keeps keys and values: it passes
-`attend`.
+`Model` is made. Layers of a kind share one of them, so one compiled layer serves them. The caller keeps keys and values: it
+passes `attend`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,18 @@ from jaxtyping import Array, Float, Float32, Int
 from jinfercept.cpu_kernels import native
 from jinfercept.layouts.kv_rows import row_width
 from jinfercept.models.blocks import Attend, Embed
-from jinfercept.models.config import ModelConfig
+from jinfercept.models.config import PLAIN_KIND, LayerKind, ModelConfig
+from jinfercept.models.gemma import GemmaEmbed, GemmaHead, GemmaLayer
 from jinfercept.models.gptj import GPTJHead, GPTJLayer
 from jinfercept.models.llama import LlamaHead, LlamaLayer
 from jinfercept.models.protocol import ModelDimensions, Params, Weights
 from jinfercept.models.sharding import cut_axis, padded_vocabulary, serving_config
 
-_BLOCKS = {"llama": (LlamaLayer, LlamaHead), "gptj": (GPTJLayer, GPTJHead)}
+_BLOCKS = {
+    "llama": (Embed, LlamaLayer, LlamaHead),
+    "gptj": (Embed, GPTJLayer, GPTJHead),
+    "gemma": (GemmaEmbed, GemmaLayer, GemmaHead),
+}
 
 
 @dataclass(frozen=True)
@@ -41,15 +46,21 @@ class Model:
     joined: bool = field(default_factory=lambda: joins(), repr=False)
     kv_repeats: int = field(default=1, repr=False)
     _embed: nnx.GraphDef[Embed] = field(init=False, repr=False, compare=False)
-    _layer: nnx.GraphDef[LlamaLayer | GPTJLayer] = field(init=False, repr=False, compare=False)
+    _layers: Mapping[LayerKind, nnx.GraphDef[LlamaLayer | GPTJLayer]] = field(init=False, repr=False, compare=False)
     _head: nnx.GraphDef[LlamaHead | GPTJHead] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        layer, head = _BLOCKS[self.config.family]
-        layer = partial(layer, joined=self.joined)
-        for name, block in (("_embed", Embed), ("_layer", layer), ("_head", head)):
-            abstract = nnx.eval_shape(lambda block=block: block(self.config, jnp.float32))
-            object.__setattr__(self, name, nnx.graphdef(abstract))
+        embed, layer, head = _BLOCKS[self.config.family]
+
+        def static(block: Callable[[ModelConfig, DTypeLike], nnx.Module]) -> nnx.GraphDef[Any]:
+            return nnx.graphdef(nnx.eval_shape(lambda: block(self.config, jnp.float32)))
+
+        kinds = set(self.layer_kinds) | {PLAIN_KIND}
+        object.__setattr__(self, "_embed", static(embed))
+        object.__setattr__(
+            self, "_layers", {kind: static(partial(layer, kind=kind, joined=self.joined)) for kind in kinds}
+        )
+        object.__setattr__(self, "_head", static(head))
 
     def on_devices(self, num_devices: int) -> "Model":
         """The model as so many devices serve it, with KV heads repeated where they do not divide evenly. Raises `ConfigError`
@@ -63,15 +74,27 @@ class Model:
         """The config with the KV heads of the checkpoint."""
         return replace(self.config, num_kv_heads=self.config.num_kv_heads // self.kv_repeats)
 
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of every layer; () if all are of the plain kind."""
+        return self.config.kinds
+
     def embed(self, params: Weights, tokens: Int[Array, "T"]) -> Float[Array, "T E"]:
         """Vectors of the tokens; `params` is `Params.embed`."""
         return nnx.merge(self._embed, params)(tokens)
 
     def layer[KV](
-        self, params: Weights, x: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
+        self,
+        params: Weights,
+        x: Float[Array, "T E"],
+        positions: Int[Array, "T"],
+        kv: KV,
+        attend: Attend[KV],
+        *,
+        kind: LayerKind = PLAIN_KIND,
     ) -> tuple[Float[Array, "T E"], KV]:
-        """One layer; `params` is one of `Params.layers`, `kv` whatever `attend` takes and returns."""
-        return nnx.merge(self._layer, params)(x, positions, kv, attend)
+        """One layer of this kind; `params` is one of `Params.layers`, `kv` whatever `attend` takes and returns."""
+        return nnx.merge(self._layers[kind], params)(x, positions, kv, attend)
 
     def head(self, params: Weights, x: Float[Array, "R E"]) -> Float32[Array, "R V"]:
         """Final norm and logits of the chosen rows; `params` is `Params.head`."""
@@ -100,9 +123,10 @@ def abstract_params(
         abstract = nnx.eval_shape(lambda: block(config, dtype))
         return cast(Weights, nnx.to_pure_dict(nnx.state(abstract)))
 
-    layer, head = _BLOCKS[config.family]
-    layer = partial(layer, joined=joined)
-    return tied(config, Params(shapes(Embed), (shapes(layer),) * config.num_layers, shapes(head)))
+    embed, layer, head = _BLOCKS[config.family]
+    by_kind = {kind: shapes(partial(layer, kind=kind, joined=joined)) for kind in set(config.kinds or (PLAIN_KIND,))}
+    layers = tuple(by_kind[config.kind(index)] for index in range(config.num_layers))
+    return tied(config, Params(shapes(embed), layers, shapes(head)))
 
 
 def tied(config: ModelConfig, params: Params) -> Params:

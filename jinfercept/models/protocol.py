@@ -4,6 +4,7 @@
 `LLM(model, params=...)` (`examples/own_model.py`).
 """
 
+from collections.abc import Hashable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Float32, Int
@@ -15,7 +16,7 @@ Weights = dict[str, Any]
 
 
 class Params(NamedTuple):
-    """A model's weights. All layers have the same structure and shapes; tied embeddings are one array, not two."""
+    """A model's weights. Layers of one kind have the same structure and shapes; tied embeddings are one array, not two."""
 
     embed: Weights
     layers: tuple[Weights, ...]
@@ -69,11 +70,39 @@ class CutModel(Protocol):
 
 
 @runtime_checkable
+class MixedModel(Protocol):
+    """A `ServedModel` whose layers are of several kinds. Its `layer` takes the layer's kind as `kind=`.
+
+    Layers of one kind are one function of different weights. A kind is a value that can be hashed. All layers have keys and
+    values of the same shapes.
+    """
+
+    @property
+    def layer_kinds(self) -> tuple[Hashable, ...]:
+        """The kind of every layer; () if all are alike."""
+        ...
+
+    def layer[KV](
+        self,
+        params: Weights,
+        x: Float[Array, "T E"],
+        positions: Int[Array, "T"],
+        kv: KV,
+        attend: Attend[KV],
+        *,
+        kind: Any,
+    ) -> tuple[Float[Array, "T E"], KV]:
+        """As `ServedModel.layer`, of this kind."""
+        ...
+
+
+@runtime_checkable
 class ServedModel(Protocol):
     """A decoder-only model as pure functions, traced under `jax.jit`.
 
-    All layers are one function of different weights. A function must not look at other rows of its tokens than through
-    `attend`: a step's tokens belong to many sequences. Positions reach the layers only, so they are encoded there.
+    All layers are one function of different weights, unless the model is a `MixedModel` too. A function must not look at other
+    rows of its tokens than through `attend`: a step's tokens belong to many sequences. Positions reach the layers only, so they
+    are encoded there.
     """
 
     @property

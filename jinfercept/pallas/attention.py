@@ -1,9 +1,11 @@
 """Chooses the implementation of paged attention. A new kernel is a file, and an entry in the table here, or in that of
 `gpu_kernels` if it is one for NVIDIA GPUs.
 
-Every implementation takes `(q, pages, batch)`, applies the 1/√D scale itself, gives zeros for padding tokens, and is
+Every implementation takes `(q, pages, batch, scoring)`, applies the 1/√D scale itself, gives zeros for padding tokens, and is
 tested against `paged_attention_reference`.
 """
+
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +14,7 @@ from jaxtyping import Array, Float
 
 from jinfercept.cpu_kernels.attention import paged_attention_cpu
 from jinfercept.layouts.pages import Batch, KVPages
+from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas import gpu_kernels
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import CUTS
@@ -26,6 +29,7 @@ def paged_attention(
     pages: KVPages,
     batch: Batch,
     *,
+    scoring: Scoring = PLAIN,
     implementation: str = "auto",
     decode_only: bool = False,
 ) -> Float[Array, "T H D"]:
@@ -35,6 +39,7 @@ def paged_attention(
         q: queries, unscaled; H is a multiple of the pages' K.
         pages: one layer's pages.
         batch: the ragged rows, with their work if the implementation has a cut; see `Batch` and `prepare`.
+        scoring: of the layer.
         implementation: a name in `IMPLEMENTATIONS`, or `auto`: the best one for these shapes on JAX's default backend.
             Code that is compiled for another device has to name one.
         decode_only: every row of the batch is a decode row. Leaves out the kernel for chunks.
@@ -47,7 +52,9 @@ def paged_attention(
     if implementation not in IMPLEMENTATIONS:
         fix = f"choose auto or one of {', '.join(IMPLEMENTATIONS)}"
         raise ValueError(f"no such attention implementation; got {implementation}; fix: {fix}")
-    options = {"decode_only": True} if decode_only and implementation in CUTS else {}
+    options: dict[str, Any] = {"decode_only": True} if decode_only and implementation in CUTS else {}
+    if not scoring.is_plain:
+        options["scoring"] = scoring
     return IMPLEMENTATIONS[implementation](q, pages, batch, **options)
 
 

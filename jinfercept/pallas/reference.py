@@ -10,17 +10,21 @@ from jaxtyping import Array, Float, Int
 
 from jinfercept.layouts.kv_rows import dequantised
 from jinfercept.layouts.pages import Batch, KVPages
+from jinfercept.layouts.scoring import PLAIN, Scoring
 
 TOKENS_AT_ONCE = 64  # bounds the gathered contexts to this many times P · B tokens
 
 
-def paged_attention_reference(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) -> Float[Array, "T H D"]:
+def paged_attention_reference(
+    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, scoring: Scoring = PLAIN
+) -> Float[Array, "T H D"]:
     """Causal attention of every query token over its row's pages, scaled by 1/√D; padding tokens give zeros.
 
     Args:
         q: the step's queries; query head `h` reads KV head `h // (H / K)`.
         pages: one layer's pages, the step's own keys and values already written.
         batch: whose tokens these are. A token at position `p` sees positions `0..p` of its row.
+        scoring: of the layer.
     """
     num_tokens, num_heads, head_dim = q.shape
     group = num_heads // pages.shape[3]
@@ -30,11 +34,21 @@ def paged_attention_reference(q: Float[Array, "T H D"], pages: KVPages, batch: B
     def attend(query: Float[Array, "H D"], position: Int[Array, ""], table: Int[Array, "P"]) -> Float[Array, "H D"]:
         context = dequantised(pages[table])
         context = context.reshape(-1, *context.shape[2:])  # [P·B, 2, K, D]
-        visible = jnp.arange(context.shape[0]) <= position
+        places = jnp.arange(context.shape[0])
+        visible = places <= position
+        if scoring.window is not None:
+            visible &= places > position - scoring.window
         context = jnp.where(visible[:, None, None, None], context, 0.0)  # unwritten slots may hold anything
         key, value = (jnp.repeat(context[:, side], group, axis=1) for side in (0, 1))
         scores = jnp.einsum("hd,chd->hc", query.astype(jnp.float32), key, precision="highest") * head_dim**-0.5
-        weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+        if scoring.soft_cap is not None:
+            scores = scoring.soft_cap * jnp.tanh(scores / scoring.soft_cap)
+        scores = jnp.where(visible, scores, -jnp.inf)
+        if scoring.sinks is not None:
+            sinks = scoring.sinks.astype(jnp.float32)[:, None]
+            weights = jax.nn.softmax(jnp.concatenate([scores, sinks], axis=-1), axis=-1)[:, :-1]
+        else:
+            weights = jax.nn.softmax(scores, axis=-1)
         return jnp.einsum("hc,chd->hd", weights, value, precision="highest")
 
     operands = (q, batch.positions, batch.page_tables[row])

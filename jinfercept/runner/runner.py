@@ -28,7 +28,7 @@ from jinfercept.runner.pooled_pages import PooledKVArrays
 from jinfercept.runner.sampler import Drawn, Hidden, Sampler, Samples
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.step_upload import MOST_TRANSFERS
-from jinfercept.runner.steps import add_steps, step_names, step_shapes
+from jinfercept.runner.steps import add_steps, kinds_of, layers_key, step_names, step_shapes
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 
 FIRST_PROMPT = 64
@@ -107,7 +107,7 @@ class ModelRunner:
         self.params = jax.device_put(params, self._homes)  # committed, as the executables expect
         leaf = weights_of(self.params.embed)[0]
         self.device = mesh_of(leaf).local_devices[0]
-        self._parts = shape.parts(config.num_layers)
+        self._parts, self._kinds = shape.parts(config.num_layers), kinds_of(model)
         pages: dict[str, Any] = {
             "parts": [(groups[0][0], groups[-1][1]) for groups in self._parts],
             "num_kv_heads": config.num_kv_heads,
@@ -283,7 +283,7 @@ class ModelRunner:
             kv.offload(part)
             layers = list(kv.layers)
             for first, end in groups:
-                step = self.executables[layers_of, size, end - first]
+                step = self.executables[layers_key(layers_of, size, self._kinds[first:end])]
                 x, layers[first:end] = step(self.params.layers[first:end], x, tuple(layers[first:end]), batch)
             kv.layers = tuple(layers)
             kv.scatter(part)

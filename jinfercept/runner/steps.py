@@ -1,8 +1,9 @@
 """The executables of a step's chunks: per bucket an embedding and groups of layers, then heads and samplers."""
 
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,10 @@ from jaxtyping import Array, Float, Int
 
 from jinfercept.layouts.kv_rows import is_quantised, stored_dtype
 from jinfercept.layouts.pages import Batch, KVPages, PagesLike, kv_shape, write_kv
+from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.models.blocks import Attend
 from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices
-from jinfercept.models.protocol import Params, ServedModel, Weights
+from jinfercept.models.protocol import MixedModel, Params, ServedModel, Weights
 from jinfercept.models.quantized import weights_of
 from jinfercept.pallas.attention import cut_for, paged_attention
 from jinfercept.pallas.gpu_heads import Heads
@@ -41,7 +43,7 @@ def add_steps(
         attention: see `pallas.attention`; `auto` only for the default backend.
         params, layers: the weights and the KV: arrays, or shapes with shardings.
     """
-    leaf = weights_of(params.embed)[0]
+    leaf, kinds = weights_of(params.embed)[0], kinds_of(model)
 
     def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=beside(leaf))
@@ -58,11 +60,14 @@ def add_steps(
         embedded = jax.eval_shape(embed, params.embed, last_tokens, upload)
         x, batch, _ = jax.tree.map(lambda made: struct(made.shape, made.dtype), embedded)
         embedded_by_size[size] = x
-        step = partial(_layers, model, attention, bucket)
-        for first, end in {end - first: (first, end) for first, end in shape.groups(len(layers))}.values():
+        groups = {
+            layers_key(layers_name, size, kinds[first:end]): (first, end) for first, end in shape.groups(len(layers))
+        }
+        for key, (first, end) in groups.items():
+            step = partial(_layers, model, attention, bucket, kinds[first:end])
             arguments = (params.layers[first:end], x, layers[first:end], batch)
             whole = over_devices(step, arguments, out=(EVERYWHERE, PAGES_SPEC))
-            run.add((layers_name, size, end - first), whole, *arguments, donate=(1, 2))
+            run.add(key, whole, *arguments, donate=(1, 2))
     add_sampler(
         run,
         model,
@@ -102,6 +107,18 @@ def step_shapes(
 def step_names(decode_only: bool) -> tuple[str, str]:
     """The first parts of the keys of embeddings and of groups of layers."""
     return ("decode embed", "decode layers") if decode_only else ("embed", "layers")
+
+
+def kinds_of(model: ServedModel) -> tuple[Hashable, ...]:
+    """The kind of every layer; None for each if all are alike."""
+    kinds = model.layer_kinds if isinstance(model, MixedModel) else ()
+    return kinds or (None,) * model.config.num_layers
+
+
+def layers_key(name: str, num_tokens: int, kinds: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
+    """The key of the executable of a group of layers of these kinds, which begins with a name of `step_names`."""
+    alike = all(kind is None for kind in kinds)
+    return (name, num_tokens, len(kinds)) if alike else (name, num_tokens, len(kinds), kinds)
 
 
 def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention: str) -> int:
@@ -146,9 +163,14 @@ class _JoinedAttend(NamedTuple):
     batch: Batch
 
     def __call__(
-        self, q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], pages: KVPages
+        self,
+        q: Float[Array, "T H D"],
+        k: Float[Array, "T K D"],
+        v: Float[Array, "T K D"],
+        pages: KVPages,
+        scoring: Scoring = PLAIN,
     ) -> tuple[Float[Array, "T H D"], KVPages]:
-        return self.separate(q, k, v, pages)
+        return self.separate(q, k, v, pages, scoring)
 
     def joined(
         self, qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages
@@ -160,6 +182,7 @@ def _layers(
     model: ServedModel,
     attention: str,
     shape: PackedShape,
+    kinds: tuple[Hashable, ...],
     params: tuple[Weights, ...],
     x: Float[Array, "T E"],
     layers: tuple[KVPages, ...],
@@ -173,16 +196,25 @@ def _layers(
     step = batch if isinstance(batch, Batch) else in_place(batch, shape)
 
     def attend(
-        q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], pages: KVPages
+        q: Float[Array, "T H D"],
+        k: Float[Array, "T K D"],
+        v: Float[Array, "T K D"],
+        pages: KVPages,
+        scoring: Scoring = PLAIN,
     ) -> tuple[Float[Array, "T H D"], KVPages]:
         pages = write_kv(pages, k, v, step.write_index)
-        return paged_attention(q, pages, step, implementation=attention, decode_only=shape.decode_only), pages
+        scoring = scoring.within(shape.pages_per_row * pages.shape[1])
+        attended = paged_attention(
+            q, pages, step, scoring=scoring, implementation=attention, decode_only=shape.decode_only
+        )
+        return attended, pages
 
     if shape.joined:
         attend = _JoinedAttend(attend, step)
     written = []
-    for index, (weights, pages) in enumerate(zip(params, layers, strict=True)):
+    for index, (kind, weights, pages) in enumerate(zip(kinds, params, layers, strict=True)):
+        layer = model.layer if kind is None else partial(cast(MixedModel, model).layer, kind=kind)
         with jax.named_scope(f"layer{index}"):
-            x, pages = model.layer(weights, x, step.positions, pages, attend)
+            x, pages = layer(weights, x, step.positions, pages, attend)
         written.append(pages)
     return x, tuple(written)

@@ -34,18 +34,29 @@ def test_relatives_of_llama_differ_in_biases_and_norms(name, bias, norm):
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "longest"),
+    ("name", "change", "windows"),
     [
-        ("mistral", {}, 128),
-        ("mistral", {"sliding_window": 4096}, 128),
-        ("mistral", {"sliding_window": 32}, 32),
-        ("qwen2", {"sliding_window": 32}, 128),
-        ("qwen2", {"sliding_window": 32, "use_sliding_window": True}, 32),
-        ("qwen3", {"sliding_window": 32, "use_sliding_window": True}, 32),
+        ("mistral", {"sliding_window": 4096}, [4096, 4096]),
+        ("mistral", {"sliding_window": 32}, [32, 32]),
+        ("mistral", {"sliding_window": None}, []),
+        ("mistral", {"sliding_window": 32, "use_sliding_window": False}, [32, 32]),
+        ("llama_tied", {"sliding_window": 32}, [32, 32]),
+        ("qwen2", {"sliding_window": 32}, []),
+        ("qwen2", {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 1}, [None, 32]),
+        ("qwen2", {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 28}, []),
+        (
+            "qwen3",
+            {"sliding_window": 32, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]},
+            [32, None],
+        ),
     ],
 )
-def test_a_sequence_is_no_longer_than_a_sliding_window(name, change, longest):
-    assert config_from_hf(_tiny(name) | change).max_position == longest
+def test_layers_are_windowed_where_transformers_has_them(name, change, windows):
+    config = _tiny(name)
+    config.pop("layer_types", None)
+    config = config_from_hf(config | change)
+    assert [kind.window for kind in config.kinds] == windows
+    assert config.max_position == 128
 
 
 GPTJ_6B = {  # EleutherAI/gpt-j-6b, as published in 2021

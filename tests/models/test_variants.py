@@ -91,25 +91,12 @@ def test_longrope_serves_the_original_length_with_its_short_factors() -> None:
     assert config_from_hf(changed(variant["base"], variant["changes"])).max_position == 64
 
 
-@pytest.mark.parametrize(
-    ("base", "changes", "longest"),
-    [
-        ("mistral", {"sliding_window": None}, 128),
-        ("mistral", {"sliding_window": 32, "use_sliding_window": False}, 32),
-        ("llama_gqa", {"sliding_window": 32}, 32),
-        ("qwen3", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 32, "use_sliding_window": True}, 32),
-    ],
-)
-def test_a_window_counts_where_transformers_has_one(base: str, changes: dict[str, Any], longest: int) -> None:
-    assert config_from_hf(config_of(base) | changes).max_position == longest
-
-
 def test_values_that_are_not_there_are_those_of_transformers() -> None:
     config = config_of("mistral") | {"max_position_embeddings": 8192}
     for key in ("sliding_window", "rms_norm_eps", "num_key_value_heads", "hidden_act", "tie_word_embeddings"):
         config.pop(key, None)
     read = config_from_hf(config | {"num_attention_heads": 8})
-    assert (read.max_position, read.norm_eps, read.num_kv_heads, read.tie_embeddings) == (4096, 1e-6, 8, False)
+    assert (read.kind(0).window, read.norm_eps, read.num_kv_heads, read.tie_embeddings) == (4096, 1e-6, 8, False)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.attention import CHUNK_QUERIES, DECODE_ROWS, _tiled, paged_attention_cpu
 from jinfercept.layouts.pages import write_kv
+from jinfercept.layouts.scoring import Scoring
 from jinfercept.pallas.attention import IMPLEMENTATIONS, available, paged_attention
+from jinfercept.pallas.reference import paged_attention_reference
 from tests.support.attention_steps import Shapes, make_step, reference, steps
 
 SMALL = Shapes(12, 16, 12, 4, 6, 2, 16)  # fewer tokens than rows
@@ -168,3 +170,43 @@ def test_what_is_available_on_a_cpu_is_its_own():
 def test_an_unknown_implementation_is_refused_by_name():
     with pytest.raises(ValueError, match="got magic; fix: choose auto or one of reference, cpu"):
         paged_attention(*make_step(SMALL, 0, [], seed=8), implementation="magic")
+
+
+SINKS = jnp.linspace(-1, 3, RAGGED.num_heads, dtype=jnp.float32)
+SCORINGS = {
+    "window": Scoring(window=23),
+    "cap and sinks": Scoring(soft_cap=0.7, sinks=SINKS),
+    "all": Scoring(1, 2.0, SINKS),
+}
+
+
+def scored_attention(q: np.ndarray, key: np.ndarray, value: np.ndarray, scoring: Scoring) -> np.ndarray:
+    """As `dense_attention` for the whole sequence, with a layer's scoring."""
+    out, group = np.zeros(q.shape, np.float64), q.shape[1] // key.shape[1]
+    for token, head in np.ndindex(q.shape[:2]):
+        seen = slice(max(0, token + 1 - (scoring.window or token + 1)), token + 1)
+        scores = key[seen, head // group].astype(np.float64) @ q[token, head] / np.sqrt(q.shape[2])
+        if scoring.soft_cap is not None:
+            scores = scoring.soft_cap * np.tanh(scores / scoring.soft_cap)
+        weights = np.exp(scores)
+        sink = 0.0 if scoring.sinks is None else np.exp(scoring.sinks[head])
+        out[token, head] = weights / (weights.sum() + sink) @ value[seen, head // group]
+    return out
+
+
+@pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
+def test_the_reference_scores_as_a_layer_says(scoring: Scoring) -> None:
+    shapes = RAGGED
+    q, pages, batch = make_step(shapes, 0, [(90, 90)], 3)
+    context = np.asarray(pages)[np.asarray(batch.page_tables)[0]].reshape(-1, *pages.shape[2:])[:90]
+    expected = scored_attention(np.asarray(q[:90]), context[:, 0], context[:, 1], scoring)
+    np.testing.assert_allclose(paged_attention_reference(q, pages, batch, scoring)[:90], expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
+def test_attention_on_a_cpu_scores_as_the_reference(scoring: Scoring) -> None:
+    scored = jax.jit(lambda q, pages, batch: paged_attention_cpu(q, pages, batch, scoring))
+    expected = jax.jit(lambda q, pages, batch: paged_attention_reference(q, pages, batch, scoring))
+    for num_decode, rows in ((3, [(1, 224), (1, 1), (1, 30)]), (1, [(1, 90), (60, 60), (70, 200), (0, 1)])):
+        step = make_step(RAGGED, num_decode, rows, 5)
+        np.testing.assert_allclose(scored(*step), expected(*step), atol=3e-5, rtol=0)

@@ -7,20 +7,30 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
+from jinfercept.layouts.scoring import PLAIN, Scoring
+from jinfercept.models.config import LayerKind
 from jinfercept.models.model import Model, Params, Weights
 from jinfercept.models.quantized import is_quantized
 
 
 def dense_attend(
-    q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], kv: None
+    q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], kv: None, scoring: Scoring = PLAIN
 ) -> tuple[Float[Array, "T H D"], None]:
-    """Every token attends to itself and all before it; nothing is cached."""
+    """Every token attends to itself and those before it, as `scoring` says; nothing is cached."""
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     grouped = q.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
     scores = jnp.einsum("tkgd,skd->kgts", grouped, k, preferred_element_type=jnp.float32) / head_dim**0.5
     causal = jnp.tril(jnp.ones((num_tokens, num_tokens), bool))
-    weights = jax.nn.softmax(jnp.where(causal[None, None], scores, -jnp.inf), axis=-1).astype(v.dtype)
+    if scoring.window is not None:
+        causal &= ~jnp.tril(jnp.ones((num_tokens, num_tokens), bool), -scoring.window)
+    if scoring.soft_cap is not None:
+        scores = scoring.soft_cap * jnp.tanh(scores / scoring.soft_cap)
+    scores = jnp.where(causal[None, None], scores, -jnp.inf)
+    if scoring.sinks is not None:
+        sinks = scoring.sinks.reshape(num_kv_heads, -1, 1, 1)
+        scores = jnp.concatenate([scores, jnp.broadcast_to(sinks, (*scores.shape[:3], 1))], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., :num_tokens].astype(v.dtype)
     return jnp.einsum("kgts,skd->tkgd", weights, v).reshape(q.shape), kv
 
 
@@ -33,11 +43,11 @@ def dense(params: Params) -> Params:
 def logits(model: Model, params: Params, tokens: Int[Array | np.ndarray, "T"]) -> Float32[Array, "T V"]:
     """Logits after every token of one sequence."""
     x = model.embed(params.embed, jnp.asarray(tokens))
-    for layer in params.layers:
-        x = _layer(model, layer, x)
+    for index, layer in enumerate(params.layers):
+        x = _layer(model, model.config.kind(index), layer, x)
     return jax.jit(model.head)(params.head, x)
 
 
-@partial(jax.jit, static_argnums=0)
-def _layer(model: Model, params: Weights, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
-    return model.layer(params, x, jnp.arange(x.shape[0]), None, dense_attend)[0]
+@partial(jax.jit, static_argnums=(0, 1))
+def _layer(model: Model, kind: LayerKind, params: Weights, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
+    return model.layer(params, x, jnp.arange(x.shape[0]), None, dense_attend, kind=kind)[0]
