@@ -50,7 +50,6 @@ class Style(NamedTuple):
     ignore_eos: bool = True
 
     def talk(self, model: str, prompt_tokens: int, seed: str) -> Conversation:
-        """A new conversation."""
         common = {"model": model, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
         common |= {"ignore_eos": True} if self.ignore_eos else {}
         if self.vocabulary is not None:

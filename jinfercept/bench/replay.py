@@ -89,7 +89,6 @@ def replay(
         write: the tokens that calls return, and those of sessions.
         duration_s: seconds of arrivals; unfinished requests are aborted after as many seconds again, of live sessions at once.
         progress: called a few times a second.
-        records: files to write.
 
     Returns:
         A simulation's report, and the requests' tokens.

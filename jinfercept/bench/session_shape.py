@@ -25,7 +25,6 @@ class SessionShape(NamedTuple):
         prompt_tokens: tokens of the first message, without the system prompt.
         tool_tokens: tokens of a tool's result.
         new_tokens: tokens of an answer.
-        tool_seconds: draws the seconds of a tool.
     """
 
     turns: int
@@ -42,7 +41,6 @@ class SessionShape(NamedTuple):
         check_least("--new-tokens", self.new_tokens, 1)
 
     def script(self, rng: Random) -> Script:
-        """The script of a session."""
         calls = [Segment(self.new_tokens, self.tool_seconds(rng), self.tool_tokens) for _ in range(self.turns - 1)]
         return Script("agent", self.prompt_tokens, (*calls, Segment(self.new_tokens, None, 0)))
 

@@ -90,7 +90,6 @@ def make_chats(
         eos_token_ids: tokens that end a turn.
         note_written_tools: called if the template knows no tools.
         turn_tokens: the tokens of the chats that these may continue; None: prompts are made of text.
-        tenant: of the requests.
         salt: of their pages.
 
     Raises:

@@ -74,7 +74,6 @@ def usual_variables(template: str, tools: Declarations) -> dict[str, Any]:
 
     Args:
         template: the chat template's source.
-        tools: the declarations, which are one of the variables.
     """
     if FUNCTIONS_MARK not in template:
         return {}

@@ -78,7 +78,6 @@ def markup_prompt(tools: Iterable[ChatToolLike], request: str, delimiters: Delim
     Args:
         tools: those that the model may call, as a chat takes them.
         request: of the user. Delimiters in it are escaped.
-        delimiters: those of `AsyncCalls`.
 
     Raises:
         RequestError: a tool is invalid, or two have one name, or the request is no text.

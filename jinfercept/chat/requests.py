@@ -255,7 +255,6 @@ class MarkedTools(NamedTuple):
         """The tools without a start text; None if neither the request nor one of them asks for markup.
 
         Args:
-            tools: of the request; those with a start text are called by it.
             grammars: of the model; None without a tokenizer.
 
         Raises:

@@ -82,7 +82,6 @@ class ChatTemplate:
         written_tools: declarations that stand in a system message, since the template knows no tools.
 
     Attributes:
-        tokenizer: of the model.
         source: the Jinja source.
         given: all that two templates have in common that write the same text for the same messages.
 

@@ -84,7 +84,6 @@ def compile_calls(
     """The grammar of a turn that has to call; None if it need not.
 
     Args:
-        form: with all tools.
         template: the chat template's source.
 
     Raises:
@@ -124,7 +123,6 @@ def compile_answer_or_calls(
     Of a tool whose schema cannot be enforced it asks for an object only: running the call reports what is wrong with it.
 
     Args:
-        form: with all tools.
         parallel: several calls may be made.
     """
 

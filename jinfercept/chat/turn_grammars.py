@@ -20,7 +20,6 @@ class PerTurnGrammar:
     """A `Grammar` for one request.
 
     Args:
-        first: the grammar of the first turn.
         later: the grammar of all others; None if they are free.
     """
 
@@ -41,7 +40,6 @@ class AfterReasoning:
     Args:
         grammar: the grammar of the answer.
         format: the marks of reasoning.
-        beginning: where a turn begins.
     """
 
     def __init__(self, grammar: Grammar, format: ReasoningFormat, beginning: Beginning, tokenizer: Tokenizer) -> None:

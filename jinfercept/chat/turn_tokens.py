@@ -56,7 +56,6 @@ class Continued(NamedTuple):
     """The prompt of a chat.
 
     Attributes:
-        text: of these tokens.
         digest: of its template and its messages.
         reasons: whether there is reasoning of earlier turns in it.
         thoughts: digests of the reasoning of each earlier turn of the assistant, b"" for none.

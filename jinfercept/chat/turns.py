@@ -53,7 +53,6 @@ class ChatTurns:
         Args:
             beginning: where the turn begins.
             used_ids: ids of earlier calls; those of the turn are added.
-            only_calls: it has to call.
         """
         parser = self._turn_parser(beginning, only_calls)
         return parser if self.form is None else DistinctIds(parser, used_ids, self.form.new_id)

@@ -178,7 +178,6 @@ async def _measure(
     seed: int,
     done: Callable[[int], None],
 ) -> Report:
-    """The report of `count` sessions on one server."""
     name = f"{seed}/{count} sessions"
     async with Client(server.target) as client:
 

@@ -50,11 +50,7 @@ class PageIO:
     """The data files of a folder, and the threads that read and write them.
 
     Args:
-        folder: where the files are.
         num_blocks: most blocks of all files.
-
-    Attributes:
-        readers, writers: the threads.
     """
 
     def __init__(self, folder: Path, num_blocks: int) -> None:

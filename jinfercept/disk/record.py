@@ -17,8 +17,6 @@ class Root(NamedTuple):
 
     Attributes:
         digest: of the model, its weights, the dtype and layout of KV, and the isolation salt.
-        token_bytes: of the tokens of a page.
-        kv_bytes: of the KV of a page.
     """
 
     digest: bytes
@@ -27,7 +25,6 @@ class Root(NamedTuple):
 
     @property
     def page_blocks(self) -> int:
-        """Blocks of a page."""
         return -(-self.kv_bytes // BLOCK_BYTES)
 
 
@@ -36,7 +33,6 @@ class RecordData(NamedTuple):
 
     Attributes:
         runs: its blocks; every page begins with a block.
-        checksums: of its pages.
         stamp: random, of the write that made it.
         first: number of its first page in that write.
     """
@@ -47,7 +43,6 @@ class RecordData(NamedTuple):
     first: int
 
     def part(self, first: int, count: int, page_blocks: int) -> "RecordData":
-        """Of so many pages."""
         runs = cut(self.runs, first * page_blocks, count * page_blocks)
         return RecordData(runs, self.checksums[first : first + count], self.stamp, self.first + first)
 
@@ -164,7 +159,6 @@ class Split(NamedTuple):
     """A record cut in two, before either half is in the tree.
 
     Attributes:
-        record: which is cut.
         head: a new record with its first pages.
         rest: stands for what remains of it: its row, its children and the other pages.
     """

@@ -126,7 +126,6 @@ class DiskStore:
         Args:
             prefix: not yet released.
             first: number of the first page.
-            into: the buffers of each page.
 
         Returns:
             How many of them are right, up to the first that is not, which is missing from now on.
@@ -150,10 +149,8 @@ class DiskStore:
         """Store pages that continue a stored prefix. Waits for the disk.
 
         Args:
-            root: of the pages.
             tokens: of the pages and all before them.
             first: number of the first page.
-            pages: the bytes of each.
 
         Returns:
             How many of them are stored now, those included that were.

@@ -15,7 +15,6 @@ class Insertion(NamedTuple):
     """A record that continues what is stored, before it is in the tree.
 
     Attributes:
-        record: the record.
         heads: others that are new: its root, and the head of a record that is cut where it branches off.
         halves: of that record; None: none is cut.
         path: from the root to the record's parent.

@@ -29,7 +29,6 @@ class AsyncCallQueue:
     Args:
         scheduler: has the requests' sequences.
         dispatcher: has calls answered.
-        clock: of the engine.
     """
 
     def __init__(self, scheduler: Scheduler, dispatcher: CallDispatcher, clock: Clock) -> None:

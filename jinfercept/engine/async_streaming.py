@@ -77,7 +77,6 @@ class AsyncStream:
         return received.ready.popleft()
 
     def abort(self) -> None:
-        """As `Stream.abort`."""
         self._thread.abort(self._received.open)
 
     async def aclose(self) -> None:

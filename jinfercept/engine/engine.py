@@ -57,7 +57,6 @@ class Engine:
         disk: contexts on disk; None: there is no such tier.
 
     Attributes:
-        scheduler, wake, request_log, disk: as given.
         failure: exception of a failed step from which the engine could not recover; None while it can serve.
     """
 

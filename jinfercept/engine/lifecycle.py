@@ -48,7 +48,6 @@ class RequestLifecycle:
     Args:
         scheduler: receives the requests' sequences.
         dispatcher: has calls answered.
-        clock: of the engine.
         retained: contexts of finished requests.
         vocab_size: token ids are below it.
         eos_token_ids: end-of-text tokens.
@@ -57,7 +56,6 @@ class RequestLifecycle:
         seed: of requests that have none, each of which draws apart.
 
     Attributes:
-        constraints: those of open requests.
         num_finished: requests that have finished, since the engine was made.
         first_tokens: seconds from the arrival of a request to its first token, None if it ended without one, by id: the latest.
     """

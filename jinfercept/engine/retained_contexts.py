@@ -54,7 +54,6 @@ class RetainedContexts:
 
     Args:
         scheduler: holds their sequences.
-        max_contexts: retained contexts of all tenants.
         max_age_s: seconds after which one is dropped.
         max_per_tenant: retained contexts of one tenant; None: only `max_contexts` limits them.
     """

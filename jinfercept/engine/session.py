@@ -128,7 +128,6 @@ class Session:
         """The calls that are complete with the newest token and that the server answers.
 
         Args:
-            token: the token.
             text: the text that is certain with it.
             events: receives the pieces of a chat that are complete with it.
         """

@@ -65,8 +65,6 @@ class FleetConfig:
         version: of the weights, or of whatever shall replace the replicas.
         replicas: their number.
         cpus_per_replica: that Ray's scheduler counts for each.
-        engine: options of each replica's engine.
-        server: options of the server.
     """
 
     model: str

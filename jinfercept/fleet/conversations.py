@@ -147,7 +147,6 @@ class _TenantKeys:
         return state
 
     def of(self, kind: str, name: str) -> bytes:
-        """The key of a name."""
         state = self.chain(kind)
         state.update(_framed(name))
         return state.digest()

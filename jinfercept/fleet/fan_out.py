@@ -27,7 +27,6 @@ _COPIED = (b"content-type", b"cache-control")
 
 
 def fan_out_router(front: FleetFront) -> APIRouter:
-    """Router of one front."""
     router = APIRouter()
     pages: dict[ModuleType, tuple[bytes, float]] = {}
     healthy: tuple[int, float] = (0, -_FRESH_S)

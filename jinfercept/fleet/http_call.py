@@ -16,7 +16,6 @@ class HttpCall(NamedTuple):
         headers: names in lower case, and values.
         client: address and port of the client; None: unknown.
         scheme, http_version: of the connection to the front.
-        body: all of it.
     """
 
     method: str
@@ -75,9 +74,7 @@ class HttpReply(NamedTuple):
     """A whole response of a replica.
 
     Attributes:
-        status: HTTP status.
         headers: names in lower case, and values.
-        body: all of it.
     """
 
     replica: str

@@ -17,11 +17,7 @@ _REQUEST_ID = b"x-request-id"
 
 @final
 class ProxyHeaders:
-    """Removes headers of requests that only Ray reads and all but the last `x-request-id`, and has the values as UTF-8.
-
-    Args:
-        app: Ray's proxy.
-    """
+    """Removes headers of requests that only Ray reads and all but the last `x-request-id`, and has the values as UTF-8."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -18,18 +18,13 @@ from jinfercept.fleet.ticket import Ticket
 
 @final
 class RayReplicas:
-    """See `Replicas`.
-
-    Args:
-        handle: of the replicas' deployment.
-    """
+    """See `Replicas`."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
         self._stream = handle.options(stream=True, method_name="answer")
 
     async def answer(self, call: HttpCall, ticket: Ticket) -> AsyncGenerator[Messages]:
-        """See `Replicas`."""
         with _errors():
             response: Any = _alone(lambda: self._stream.remote(call, ticket=ticket))
             try:
@@ -43,19 +38,15 @@ class RayReplicas:
             return await _alone(lambda: self._handle.options(method_name=method).remote(*args, ticket=ticket))
 
     async def reply(self, call: HttpCall, ticket: Ticket) -> HttpReply:
-        """See `Replicas`."""
         return await self._ask("reply", ticket, call)
 
     async def metrics(self, ticket: Ticket) -> Any:
-        """See `Replicas`."""
         return await self._ask("metrics", ticket)
 
     async def holds(self, kind: Any, name: str, tenant: str | None, ticket: Ticket) -> Any:
-        """See `Replicas`."""
         return await self._ask("holds", ticket, kind, name, tenant)
 
     async def facts(self, ticket: Ticket) -> Any:
-        """See `Replicas`."""
         return await self._ask("facts", ticket)
 
 

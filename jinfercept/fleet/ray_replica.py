@@ -33,7 +33,6 @@ class ReplicaSpec(NamedTuple):
     Attributes:
         model: as on the command line.
         engine: options of `LLM`.
-        server: options of the server.
         secret: of the fleet's keys.
         fingerprint: of the file that it was deployed from; "": of none.
     """
@@ -80,7 +79,6 @@ class EngineReplica:
         return service
 
     async def answer(self, call: HttpCall, *, ticket: Any) -> AsyncGenerator[Messages]:
-        """See `Replicas.answer`."""
         answer = self._app.answer(call, ticket)
         try:
             async for messages in answer:
@@ -89,19 +87,15 @@ class EngineReplica:
             await answer.aclose()
 
     async def reply(self, call: HttpCall, *, ticket: Any) -> Any:
-        """See `Replicas.reply`."""
         return await self._app.reply(call)
 
     async def metrics(self, *, ticket: Any) -> Any:
-        """See `Replicas.metrics`."""
         return await self._app.metrics()
 
     async def holds(self, kind: Any, name: str, tenant: str | None, *, ticket: Any) -> Any:
-        """See `Replicas.holds`."""
         return await self._app.holds(kind, name, tenant)
 
     async def facts(self, *, ticket: Any) -> Any:
-        """See `Replicas.facts`."""
         return self._app.facts()
 
     async def fingerprint(self) -> str:

@@ -27,7 +27,6 @@ def serve_fleet(
 
     Args:
         model: as on the command line.
-        engine: options of each replica's engine.
         num_replicas: at least 1.
         address: of a Ray cluster, whose replicas outlive this process and are found again by the next one; None: Ray is
             started on this machine, and ends with this process.

@@ -58,7 +58,6 @@ class ReplicaApp:
         await self._lifespan.__aenter__()
 
     async def answer(self, call: HttpCall, contents: Contents) -> AsyncGenerator[Messages]:
-        """See `Replicas.answer`."""
         yield ()
         running = _Running(self._app, call)
         task = asyncio.ensure_future(running.run())
@@ -78,7 +77,6 @@ class ReplicaApp:
             running.leave()
 
     async def reply(self, call: HttpCall) -> HttpReply:
-        """See `Replicas.reply`."""
         running = _Running(self._app, call)
         task = asyncio.ensure_future(running.run())
         parts, head = list[bytes](), dict[str, Any]()
@@ -96,18 +94,15 @@ class ReplicaApp:
         return HttpReply(self.name, head["status"], headers, b"".join(parts))
 
     async def metrics(self) -> tuple[str, list[Metric]]:
-        """See `Replicas.metrics`."""
         return self.name, collect(self.service, await self._state.look())
 
     async def holds(self, kind: Literal["call", "response"], name: str, tenant: str | None) -> tuple[str, int]:
-        """See `Replicas.holds`."""
         if kind == "call":
             inbox = self.service.inbox
             return self.name, int(inbox is not None and any(call.id == name for call in inbox.pending(tenant)))
         return self.name, await self.service.responses.holds(name, tenant or "")
 
     def facts(self) -> ReplicaFacts:
-        """See `Replicas.facts`."""
         llm = self.service.llm
         return ReplicaFacts(self.name, self._secret, llm.profile, llm.shape.buckets[-1], self.contexts.report(True))
 

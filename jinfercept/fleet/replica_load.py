@@ -57,7 +57,6 @@ class DecayedCount:
         self._count, self._at = 0.0, 0.0
 
     def at(self, now: float) -> float:
-        """The count."""
         return self._count * 0.5 ** ((now - self._at) / PLACED_HALF_LIFE_S) if self._count else 0.0
 
     def add(self, now: float) -> None:
@@ -111,7 +110,6 @@ class RecomputeCurve:
     """Seconds of recomputation by tokens, interpolated between sizes that differ by a quarter, each priced once.
 
     Args:
-        prices: of recomputation.
         chunk_tokens: most prompt tokens of a step.
     """
 
@@ -140,7 +138,6 @@ class TokenRatios:
         self._ratios: OrderedDict[str, float] = OrderedDict()
 
     def corrected(self, tenant: str, estimate: int) -> int:
-        """An estimate of tokens, corrected by the tenant's ratio."""
         return round(estimate * self._ratios.get(tenant, 1.0))
 
     def learn(self, tenant: str, estimate: int, real: int) -> None:

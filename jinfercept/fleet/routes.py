@@ -35,9 +35,7 @@ class Totals(NamedTuple):
 class RequestPlacer(Protocol):
     """Decides which replica gets a request; `Router` is one."""
 
-    def route(self, hint: RoutingHint, replicas: Sequence[ReplicaState], now: float) -> Route:
-        """See `Router.route`."""
-        ...
+    def route(self, hint: RoutingHint, replicas: Sequence[ReplicaState], now: float) -> Route: ...
 
     def finished(
         self,
@@ -48,21 +46,13 @@ class RequestPlacer(Protocol):
         *,
         cached_tokens: int | None = None,
         response_key: bytes | None = None,
-    ) -> None:
-        """See `Router.finished`."""
-        ...
+    ) -> None: ...
 
-    def failed(self, hint: RoutingHint, replica: str) -> None:
-        """See `Router.failed`."""
-        ...
+    def failed(self, hint: RoutingHint, replica: str) -> None: ...
 
-    def learn(self, state: ReplicaState, tenant_of: Mapping[bytes, str] | None = None) -> None:
-        """See `Router.learn`."""
-        ...
+    def learn(self, state: ReplicaState, tenant_of: Mapping[bytes, str] | None = None) -> None: ...
 
-    def forget_replica(self, name: str) -> None:
-        """See `Router.forget_replica`."""
-        ...
+    def forget_replica(self, name: str) -> None: ...
 
 
 @final

@@ -342,7 +342,6 @@ class _Holdings(NamedTuple):
     """The replicas that hold parts of a prompt.
 
     Attributes:
-        by_holder: what each replica holds.
         wide: prefixes of which many replicas of a large fleet hold the context, with their tokens.
         before_tokens: of the context that the prompt follows.
         prefixes: its known ones, with their places.

@@ -44,7 +44,6 @@ class HostGroup:
     """This process's links to the others: host 0's to all, of every other one to host 0.
 
     Args:
-        host_id: of this process.
         links: by the number of the host at the other end.
         end: called with the reason when a host is lost or fails; it should not return.
     """

@@ -50,7 +50,6 @@ class Reception:
     """Host 0's end of every handshake, until it is closed.
 
     Args:
-        placement: of host 0.
         facts: what has to be the same on every host, by name.
         token: the secret; empty: none.
 

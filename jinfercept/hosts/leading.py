@@ -31,7 +31,6 @@ class LeadingRunner[Forward, Ticket]:
     Nothing waits for what the others do. If the runner raises, the group ends: the hosts may be out of step.
 
     Args:
-        runner: of this host.
         group: its links to all others.
     """
 

@@ -53,7 +53,6 @@ def place(options: HostOptions, environment: Mapping[str, str], full_name: str) 
 
     Args:
         options: as they were given. What they leave open is taken from the cluster's variables.
-        environment: the process's.
         full_name: of this machine, with its domain.
 
     Raises:

@@ -31,7 +31,6 @@ _FULL = np.uint32(0xFFFFFFFF)
 
 
 def encode_plan(plan: StepPlan) -> bytes:
-    """The bytes of a plan."""
     chunks = [
         chunk if chunk.sample is None or chunk.sample.history is None else _entering(chunk, chunk.sample)
         for chunk in plan.chunks

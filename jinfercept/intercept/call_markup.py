@@ -91,13 +91,8 @@ class ContextMarkup:
     """The markup of one model's requests with the same tools.
 
     Args:
-        options: of the requests.
         tools: by name; their functions take a JSON object as text.
         parameters: names of each tool's parameters, in order.
-        tokenizer: of the model.
-
-    Attributes:
-        tokenizer: of the model.
     """
 
     def __init__(
@@ -187,7 +182,6 @@ class ContextMarkupWatch:
         delimiters: as text.
         marks: delimiters by token id; empty where they are text.
         parameters: names of each tool's parameters, in order.
-        reasoning: marks of reasoning.
         prompt: the prompt's text.
     """
 

@@ -18,9 +18,7 @@ class CurrentCall:
 
     Attributes:
         tool: name of the tool; "" outside of tools.
-        id: of the call.
         request_id: of the request that calls; "" outside of calls.
-        tenant: of the request.
         trace: W3C trace context: headers by name; empty without a trace.
         outlast: starts another function, which may go on behind the result of this call, and calls its last argument at the
             end of the request; if the call is over, it only does the latter. None outside of calls.

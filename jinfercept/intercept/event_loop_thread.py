@@ -40,9 +40,6 @@ class RunningCallback(NamedTuple):
 class EventLoopThread:
     """One loop and its thread, which runs from now on.
 
-    Args:
-        name: of the thread.
-
     Raises:
         RuntimeError: the process has no more threads.
         OSError: it has no more file descriptors.
@@ -87,7 +84,6 @@ class EventLoopThread:
         return run
 
     def cancel(self, task: asyncio.Task[None]) -> None:
-        """Cancel a task of the loop, from any thread."""
         with suppress(RuntimeError):  # the loop has ended
             self.call_soon(task.cancel)
 

@@ -20,10 +20,6 @@ class FormatDetector:
     """The calls of one turn are found together, at the end-of-text token that ends it: they run in parallel.
 
     A turn that is cut off by a length limit calls nothing. The results of calls begin a new turn.
-
-    Args:
-        format: a format of `parsers.formats.FORMATS`.
-        eos_token_ids: the tokens that end a turn.
     """
 
     def __init__(self, format: ParserFactory, eos_token_ids: Iterable[int]) -> None:

@@ -13,9 +13,6 @@ from jinfercept.parsers.pieces import CallParser
 class ParsedTurn:
     """A turn's parser, its calls so far, and where in the turn's text each token begins.
 
-    Args:
-        parser: of this turn.
-
     Attributes:
         calls: the complete calls, with spans in characters of the turn.
     """

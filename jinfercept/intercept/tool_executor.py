@@ -56,7 +56,6 @@ class _LoopCall:
     Attributes:
         tool: name of the tool.
         work: called on the loop; what it returns is awaited if it can be.
-        context: of the task.
         run: of the caller.
         loop: on which it runs or waits.
         task: once it has begun.
@@ -125,11 +124,7 @@ class ToolExecutor:
         return self._problem
 
     def submit[T](self, work: Callable[[], Coroutine[Any, Any, T]], tool: str = "") -> ToolRun[T]:
-        """Start a coroutine of jinfercept's own, which does not block, with a copy of this context.
-
-        Args:
-            tool: for which it works.
-        """
+        """Start a coroutine of jinfercept's own, which does not block, with a copy of this context."""
         try:
             with self._lock:
                 if self.is_closed:
@@ -147,7 +142,6 @@ class ToolExecutor:
         The run never raises anything but `ToolFailed`, unless the function is an `AtOnce` one, whose run is returned.
 
         Args:
-            tool: its name.
             function: may return an awaitable, which is awaited on an event loop, or a `ToolRun`.
         """
         run, context, work = ToolRun[ToolValue](), _context(tool), partial(function, *args)

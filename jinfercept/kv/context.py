@@ -200,7 +200,6 @@ class Context:
         return runs
 
     def _clipped(self, runs: list[PageRun], first: int, last: int) -> list[PageRun]:
-        """What the runs have of the pages `first … last - 1`."""
         clipped = list[PageRun]()
         for run in runs:
             start, end = run.start, run.start + run.num_pages

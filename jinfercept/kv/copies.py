@@ -15,12 +15,7 @@ from jinfercept.kv.tails import ContextTails
 
 @final
 class ContextCopies:
-    """Moves pages of contexts between the memories.
-
-    Args:
-        store: of the extents.
-        tails: of the contexts.
-    """
+    """Moves pages of contexts between the memories."""
 
     def __init__(self, store: ExtentStore, tails: ContextTails) -> None:
         self._store, self._tails, self._page_size = store, tails, store.page_size

@@ -33,7 +33,6 @@ def common_pages(tokens: bytes | bytearray, others: bytes, offset: int, page_byt
 
     Args:
         offset: where the other tokens begin.
-        page_bytes: bytes of a page's tokens.
     """
     alike, differ = 0, min(len(tokens), len(others) - offset) // page_bytes + 1
     end = differ - 1
@@ -129,7 +128,6 @@ class PageExtent:
 
     @property
     def num_contexts(self) -> int:
-        """Contexts that have the pages."""
         return self.refs + self.evictable_refs
 
     @property

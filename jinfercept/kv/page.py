@@ -73,7 +73,6 @@ class PageCopies(Sequence[PageCopy]):
 
     @classmethod
     def from_columns(cls, device: bytes, host: bytes, contexts: bytes) -> Self:
-        """Copies from the bytes of their columns."""
         copies = cls()
         for column, values in zip((copies.device, copies.host, copies.contexts), (device, host, contexts), strict=True):
             column.frombytes(values)

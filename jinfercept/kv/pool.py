@@ -23,7 +23,6 @@ class SlotPool:
 
     @property
     def num_free(self) -> int:
-        """Free slots."""
         return self._first + self.size - self._untouched + len(self._returned)
 
     def take(self, most: int) -> Slots:

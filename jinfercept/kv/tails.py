@@ -10,11 +10,7 @@ from jinfercept.kv.store import ExtentStore
 
 @final
 class ContextTails:
-    """Moves pages between the tails of contexts and the tree.
-
-    Args:
-        store: of the extents.
-    """
+    """Moves pages between the tails of contexts and the tree."""
 
     def __init__(self, store: ExtentStore) -> None:
         self._store, self._page_size = store, store.page_size

@@ -72,7 +72,6 @@ class DecisionEntry:
 
     Attributes:
         at_s: seconds of the engine's clock at the first move.
-        tenant: the request's.
         copied_tokens: tokens copied to the host.
         freed_pages: device pages that became free.
     """
@@ -118,7 +117,6 @@ class EngineStats:
         synchronous: steps wait for transfers.
 
     Attributes:
-        counts: totals and histograms.
         running, waiting: sequences by id.
         interceptions: the open ones.
         equations: predict what a paused context wastes.

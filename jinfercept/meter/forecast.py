@@ -55,7 +55,6 @@ class EstimatorTee:
     Args:
         primary: the policy's estimator.
         secondary: an estimator of the same kind, queried by decision records.
-        before_end: called before the end of a call is forwarded.
     """
 
     def __init__(self, primary: Estimator, secondary: Estimator, before_end: Callable[[], None] = lambda: None) -> None:

@@ -24,7 +24,6 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
 
     def add(self, value: float, times: int = 1) -> None:
-        """Add a value `times` times."""
         self._counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 

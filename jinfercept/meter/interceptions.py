@@ -138,7 +138,6 @@ class InterceptionStats:
         return self._tool(pause.label)
 
     def _label(self, call: PendingCall) -> str:
-        """The label of a call."""
         if call.kind == "client_tool":
             return CLIENT
         return UNKNOWN if call.kind == "unknown_tool" else self._names.of(call.name)

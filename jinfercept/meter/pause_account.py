@@ -47,7 +47,6 @@ class PauseAccount:
     """Adds up the waste of one pause of one sequence, an interception or a preemption. Mutable, owned by a `DecisionLog`.
 
     Args:
-        sequence: the paused one.
         number: its interceptions so far, this one included.
         intercepted: False for a preemption.
         now: seconds of the engine's clock at its start.

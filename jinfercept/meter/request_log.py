@@ -137,7 +137,6 @@ class RequestLog:
     # -- hooks of the scheduler ------------------------------------------------------------------------------------
 
     def changed(self, sequence: Sequence) -> None:
-        """See `Observer`."""
         if not self._folds:
             return
         now, name, state = self.now(), sequence.id, sequence.state
@@ -161,7 +160,6 @@ class RequestLog:
             self._emit(Ended(now, sequence))
 
     def moved(self, move: Move, run: PageRun, copied_tokens: int, freed: int) -> None:
-        """See `Observer`."""
         if self._folds:
             number = self._lives[move.sequence.id].interceptions
             self._emit(Moved(self.now(), move, run, copied_tokens, freed, number))

@@ -185,11 +185,7 @@ class Timelines:
             self.open.pop(name, None)
 
     def enter(self, event: Queued | Started | Paused | Ended, pause: OpenInterception | None) -> None:
-        """A sequence has entered a state.
-
-        Args:
-            pause: its open interception, if it has one.
-        """
+        """A sequence has entered a state."""
         name = event.sequence.id
         timeline = self.open.get(name)
         if timeline is None:

@@ -23,7 +23,6 @@ class LatencyLimits(NamedTuple):
             delay_s: seconds from its submission to its first token.
             new_tokens: tokens that it adds to what the conversation had.
             rest_s: seconds from the first token to the last.
-            generated: tokens.
         """
         first = delay_s <= self.first_token_s + self.new_token_s * new_tokens
         return first and rest_s <= self.per_token_s * max(1, generated - 1)

@@ -110,7 +110,6 @@ class _Arguments:
         self.parts: list[str] = []
 
     def read_object(self, schema: Mapping[str, Any]) -> None:
-        """Read an object of this schema."""
         self._take("{")
         keys: set[str] = set()
         while self._next() != "}":

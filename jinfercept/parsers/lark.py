@@ -31,7 +31,6 @@ class Rules:
         return f"rule{self._num_names}"
 
     def define(self, name: str, body: str) -> None:
-        """Define a rule."""
         self._lines.append(f"{name}: {body}")
 
     def rule(self, body: str) -> str:

@@ -105,7 +105,6 @@ class ReasoningParser:
     """A parser whose turns may begin with reasoning. White space beside it is dropped.
 
     Args:
-        beginning: where the turn begins.
         answer: the parser of the text behind the reasoning.
         calls: finds the calls with which reasoning ends that never closes; None: there are none.
     """

@@ -25,9 +25,6 @@ class Marks:
     Args:
         texts: a format's tags and the ends of its turns, which are never content.
         openings: texts that are content, unless a call begins with them.
-
-    Attributes:
-        tags: `texts`.
     """
 
     def __init__(self, texts: tuple[str, ...], openings: tuple[str, ...] = ()) -> None:
@@ -239,7 +236,6 @@ class TurnParser:
     """A `CallParser` made of a format's `read` function.
 
     Args:
-        read: reads a turn.
         source: the text that it reads, empty so far.
     """
 

@@ -21,7 +21,6 @@ class ToolCallFormat:
     """How one family writes its calls.
 
     Attributes:
-        read: reads a turn from a `Source`.
         grammar: writes the grammar of a turn that has to call, an expression of Lark, with the rules of a `CallGrammar`.
         detect: whether a chat template, its quotes unescaped, asks its model for this format.
         tags: markup around calls; never content.

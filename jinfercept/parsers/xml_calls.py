@@ -34,7 +34,6 @@ class XmlTags:
         parameter, key_ends: the texts around an argument's key; each end says the type of the value, as JSON schemas do, or
             "other" (none of the strings), or "" if it says none. The first of each type is the one that grammars write.
         value_start: a tag behind the end of the key, which white space may precede.
-        parameter_end: ends a value.
         padded: a line break on each side of a value is no part of it.
         outer: the tags around calls, none if empty; behind the first two others that are read.
         one_block: the outer tags stand around all calls, not around each.

@@ -21,7 +21,6 @@ class AgentSession(NamedTuple):
     """A session.
 
     Attributes:
-        number: of it, from 0.
         at_s: second of its first turn.
         shared_tokens: of the prompt that all sessions begin with.
     """

@@ -27,7 +27,6 @@ class FinishedTurn(NamedTuple):
     """A turn with its times.
 
     Attributes:
-        turn: that finished.
         first_token_s, finished_s: seconds of the cluster's clock.
         cached_tokens: of its prompt that were not recomputed.
     """

@@ -28,7 +28,6 @@ class ServerToolCalls:
     """Runs the server's calls in the outputs of one body's requests.
 
     Args:
-        requests: with the server's tools.
         client_tools: names of the tools that the client runs; calls of all other tools are the server's, if it runs any.
         max_rounds: maximum rounds of calls that are run.
         max_len: maximum tokens of a sequence.

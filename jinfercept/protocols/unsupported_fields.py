@@ -81,7 +81,6 @@ def log_left_out(what: str, types: Iterable[str], logged: set[str]) -> None:
 
     Args:
         what: the parts, in the plural.
-        types: their types.
         logged: as of `check_extras`.
     """
     for kind in types:

@@ -21,7 +21,6 @@ class Admission:
 
     Args:
         kv: the pages.
-        queues: the sequences.
         policy: says which pages of paused contexts a request that starts may not take.
         budget: prices steps, and says what the link moves.
         means: counts what starts.

@@ -22,7 +22,6 @@ class Eviction:
 
     Args:
         kv: the pages.
-        queues: the sequences.
         fair: the service order while tenants compete.
         policy: the order of eviction.
         transfers: executes the policy's moves.

@@ -88,7 +88,6 @@ class FirstTokenAdmission:
 
         Args:
             load: the engine at this moment.
-            request: the request.
             limit_s: most seconds to its first token.
         """
         errors = self._errors.get(request.tenant) or _Errors()
@@ -128,7 +127,6 @@ def first_token_s(cost: CostModel, largest_step: int, load: EngineLoad, request:
         cost: prices steps.
         largest_step: query tokens of the largest step.
         load: the engine at this moment.
-        request: the request.
     """
     tokens, uncomputed, number = work_before(load, request)
     running, computing = load.num_running, load.running_uncomputed + uncomputed + request.uncomputed

@@ -69,8 +69,6 @@ class QueuedWork(NamedTuple):
     """A request that waits, or that asks to.
 
     Attributes:
-        tenant: its tenant.
-        weight: of the tenant.
         priority: smaller ones go first.
         num_tokens: tokens of its context, for which it needs device memory.
         uncomputed: those of them that have to be computed.

@@ -26,7 +26,6 @@ class Verdict(NamedTuple):
     """The waste of keeping and of dropping one context from now on.
 
     Attributes:
-        sequence: whose context it is.
         preserve: equation (2), in token·seconds.
         discard: equation (4), in token·seconds.
         tokens: on the device, shared with no other context.

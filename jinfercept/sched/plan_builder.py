@@ -133,7 +133,6 @@ class Row(NamedTuple):
     """What a step's result has for one chunk.
 
     Attributes:
-        sequence: of the chunk.
         epoch: of the sequence when the plan was made: the row is void if the sequence has another one by now.
         place: of the chunk's first token among those that the plan draws, or of its scores among the plan's.
         drafts: of the chunk; a token is drawn in the place of each, and one more.

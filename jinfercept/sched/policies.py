@@ -70,7 +70,6 @@ class PolicyEntry(NamedTuple):
     """A policy that can be selected.
 
     Attributes:
-        make: makes the policy.
         chunked_prefill: whether its published form chunks prefill; False: whole prompts, before any sequence decodes, as vLLM
             did when InferCept was written.
     """

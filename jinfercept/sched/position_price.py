@@ -7,12 +7,7 @@ from jinfercept.sched.cost import CostModel
 
 @final
 class PositionPrice:
-    """Seconds of computing parts of a context, by the steps that compute it whole.
-
-    Args:
-        cost: prices these steps.
-        chunk_tokens: tokens of one step.
-    """
+    """Seconds of computing parts of a context, by the steps that compute it whole."""
 
     def __init__(self, cost: CostModel, chunk_tokens: int) -> None:
         self._cost, self._chunk_tokens = cost, chunk_tokens

@@ -95,7 +95,6 @@ class Queues:
         self._enter(sequence, State.INTERCEPTED)
 
     def finish(self, sequence: Sequence) -> None:
-        """The sequence is finished."""
         if self._ranking is not None:
             self._ranking.order.finished(sequence)
         self.leave(sequence)

@@ -150,7 +150,6 @@ class Scheduler:
         """Append the results of a sequence's calls, and queue it by its original arrival (or last, as the policy says).
 
         Args:
-            tokens: of the results.
             ended: the duration of each call that the sequence waits for; none after asynchronous calls, which have ended.
         """
         assert sequence.state is State.INTERCEPTED

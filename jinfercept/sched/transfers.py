@@ -23,7 +23,6 @@ class Transfers:
     """Turns a policy's moves into page transfers of the plan being built.
 
     Args:
-        kv: the pages.
         policy: the order of eviction from the host.
         counters: moved tokens are added here.
         observer: called with every move that had an effect.
@@ -178,7 +177,6 @@ class PlanMover(Mover):
 
     Args:
         transfers: executes moves.
-        builder: the plan.
     """
 
     __slots__ = ("_builder", "_transfers")

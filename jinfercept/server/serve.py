@@ -43,9 +43,7 @@ class Drainable(Protocol):
     """Whether new requests are refused."""
 
     @property
-    def options(self) -> ServerOptions:
-        """Options of the server."""
-        ...
+    def options(self) -> ServerOptions: ...
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, and return when those in progress have ended; after `timeout_s` they are aborted."""

@@ -80,7 +80,6 @@ class Service:
         keys: the API keys.
         ignored: unknown fields of bodies that were logged.
         chat_template: source of the template that replaces the model's; None: the model's.
-        server: this server in the database.
         tool_history: turns with calls of the server's tools that clients do not see.
         inbox: where calls wait for a person; None if there is no person tool.
         tracing: traces of requests; None: there are none.

@@ -34,7 +34,6 @@ class _Track:
     """One unfinished request.
 
     Attributes:
-        number: of the track.
         state: of the sequence since `start_us`.
         args: arguments of the open span.
         done: number of the open span's moves, by action and reason.
@@ -57,7 +56,6 @@ class ChromeTrace:
         now: the engine's clock.
         kv: the engine's pages.
         cost: prices a step, for the link's budget.
-        saturation: S.
         synchronous: transfers have no budget.
 
     Raises:

@@ -44,7 +44,6 @@ class SimulatedDisk:
         profile: how fast it is.
         num_pages: that it holds; the least recently used ones give way.
         page_size: tokens per page.
-        clock: of the engine.
     """
 
     def __init__(self, profile: Profile, num_pages: int, page_size: int, clock: VirtualClock) -> None:

@@ -61,7 +61,6 @@ class Recording:
     """Writes all files of a run: a fold over its log.
 
     Args:
-        records: files to write.
         now: the engine's clock.
         kv: its pages.
         known: cost model, saturation point, page size and estimator of the policy.
@@ -99,7 +98,6 @@ class Recording:
             )
 
     def fold(self, event: LogEvent) -> None:
-        """Record an event."""
         for part in self._parts:
             part.fold(event)
 

@@ -117,11 +117,7 @@ def check_outputs(outputs: Iterable[tuple[str, str | Path | None]]) -> None:
 
 
 def write_all(writers: Mapping[str, Callable[[], object]]) -> None:
-    """Call every writer, even if another one fails. Raises `ConfigError` with the files that were not written.
-
-    Args:
-        writers: by file.
-    """
+    """Call every writer, even if another one fails. Raises `ConfigError` with the files that were not written."""
     failed = []
     for name, write in writers.items():
         try:

@@ -31,8 +31,6 @@ class RunStats:
 
     Args:
         log: of the engine; `fold` gets its events from now on.
-        scheduler: the engine's.
-        clock: the engine's.
         prices: of plans.
         largest_step: query tokens of the largest executable.
         limits: of goodput.
@@ -85,9 +83,7 @@ class RunStats:
         which can neither finish nor be unfinished, and refused ones. `useful_tokens` are those of requests that finished.
 
         Args:
-            played: the run.
             requests: its requests, with the second at which each arrives.
-            counters: the scheduler's.
             kv_tokens: tokens of the device pool.
             tenant_of: tenant of each request, by its id; with several tenants the report has their `tenant_ttft_s`.
             warm_up_s: what arrives in these first seconds is in no latency and in no goodput.
@@ -148,9 +144,7 @@ class RunStats:
         with its time until then, and so does an unfinished turn in the delay of its session.
 
         Args:
-            clients: of the sessions.
             lasted: the run's length.
-            counters: the scheduler's.
             kv_tokens: tokens of the device pool.
             warm_up_s: turns that were submitted in these first seconds are in no delay, no latency and no goodput.
         """

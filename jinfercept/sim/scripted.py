@@ -323,8 +323,6 @@ def drive(
     or after `most_s` seconds, abort the others.
 
     Args:
-        dispatcher: the engine's.
-        clock: the engine's.
         clients: whose requests are played.
         progress: called a few times a second, by the wall clock.
         host_s: seconds to wait after every step: the engine's own work, which a virtual clock does not see.

@@ -136,7 +136,6 @@ class SessionClients:
     """The clients of a load, for `sim.scripted.drive`. Times are seconds of the run.
 
     Args:
-        load: their sessions.
         write: makes the tokens that clients add to their prompts: for number 0 those that all share, for a session's number + 1
             and a turn's place its own.
         known_durations: requests carry the seconds until the next turn, for an oracle estimator.

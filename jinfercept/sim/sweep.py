@@ -33,7 +33,6 @@ class SimulatedLoad[A](NamedTuple):
     Attributes:
         workload: its name, for the report.
         rate: requests or sessions per second; 0 for a number of live sessions.
-        seed: of the arrivals.
         arrivals: the requests, in order; or sessions.
     """
 
@@ -162,9 +161,7 @@ class _Worker:
     """A process that plays one run after another: it sends simulated seconds, then the report.
 
     Attributes:
-        process: the worker.
         pipe: carries runs to it, and simulated seconds and reports back.
-        number: of the run that it plays.
     """
 
     def __init__(self) -> None:

@@ -209,7 +209,6 @@ def draw(
     """A request of a workload: one kind, or "mixed".
 
     Args:
-        workload: "mixed" or a kind.
         rng: its state decides.
         like: see `generate`.
         weights: of the kinds in the mix, at least 0; default: `MIXED_WEIGHTS`.

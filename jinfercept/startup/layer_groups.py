@@ -59,7 +59,6 @@ class Tried(NamedTuple):
     """A measured candidate, as a profile's tables have it.
 
     Attributes:
-        layers_per_step: layers per executable.
         num_executables: of layers, for the buckets that were timed.
         compile_s: that these took, one after the other; little if they were found on disk.
         steps: for each its `bucket`, its rows that decode (`decoding`), and its `CandidateTiming`.

@@ -95,7 +95,6 @@ def model_facts(model: object, source: Path | None, read: str) -> dict[str, str]
 
     Args:
         model: as `set_up` takes it.
-        source: where its files are, if it has any.
         read: its config.
     """
     facts = {"model": read if len(read) < _SHOWN else f"{read[:_SHOWN]}… ({_digest(read.encode())})"}

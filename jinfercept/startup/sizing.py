@@ -122,11 +122,7 @@ def host_rows(config: EngineConfig, memory: MemoryPlan) -> int:
 
 
 def draft_shape(draft: ServedModel, served: ServedModel, shape: RunnerShape) -> RunnerShape:
-    """The sizes of a draft model's runner.
-
-    Args:
-        shape: of the served model's.
-    """
+    """The sizes of a draft model's runner."""
     layers = min(shape.layers_per_step, draft.config.num_layers)
     return replace(shape, layers_per_step=layers, num_drafts=0, drafts_for=served.config.vocab_size)
 

@@ -98,7 +98,6 @@ class EngineSetup:
     """A model that is loaded and compiled, and the options of the engines that run on it, one at a time.
 
     Attributes:
-        model: the model.
         machine: its runner, sizes, tokenizer and costs.
         flags: the options as they were given, by name.
         config: the same, with defaults, in sections.

@@ -42,7 +42,6 @@ class ConversationTurn(NamedTuple):
 
     Attributes:
         bodies: documents of the conversation's items before the turn.
-        last_response_id: the last response of the conversation.
     """
 
     bodies: Sequence[str]

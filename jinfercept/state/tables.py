@@ -95,11 +95,9 @@ class ConversationRow(StateTable):
     """A conversation.
 
     Attributes:
-        tenant: that has created it.
         changed_at, expires_at: it expires some time after its last change.
         num_items: number of its items.
         num_bytes: of its documents.
-        next_place: of the next item.
         turn_id: the response that is generated in it; None if there is none.
         turn_server_id: the server that generates it.
         last_response_id: the last response that was generated in it.
@@ -132,7 +130,6 @@ class ConversationItemRow(StateTable):
     Attributes:
         place: number that rises with each item of the conversation.
         item: `digest` of the item's id.
-        num_bytes: of `body`.
         body: document.
     """
 

@@ -23,7 +23,6 @@ class TenantPool:
     """Threads in which the tenants take turns.
 
     Args:
-        name: of the threads.
         num_threads: of all tenants together.
         per_tenant: threads that one tenant may use at a time.
         max_waiting: jobs that one tenant may have waiting.
@@ -41,7 +40,6 @@ class TenantPool:
         a running one continues without effect.
 
         Args:
-            tenant: of the job.
             num_bytes: approximate size of the input.
             work: the function. Its time has to be bounded, since a thread cannot be stopped.
 

@@ -73,10 +73,6 @@ def check_order(order: OrderChoice) -> OrderReport:
 class WatchedOrder(Order):
     """Passes everything on, and raises `OrderCheckError` where the order writes to a sequence.
 
-    Args:
-        order: the one to watch.
-        name: of it, for errors.
-
     Attributes:
         problem: the first rule that was broken.
         num_keys: keys that were asked for.

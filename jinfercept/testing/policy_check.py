@@ -34,10 +34,6 @@ class WatchedPolicy(Policy):
     A sequence and its pages may not be written to, and an order of eviction ends only when every page was offered whose slot
     can be taken; pages that contexts share are the scheduler's.
 
-    Args:
-        policy: the one to watch.
-        name: of it, for errors.
-
     Attributes:
         problem: the first rule that was broken.
         num_moves: moves that were offered.

@@ -105,7 +105,6 @@ class Scenario:
 
     @property
     def limits(self) -> SchedulerLimits:
-        """The limits of the scheduler."""
         chunk_tokens = None if self.whole_prompts else self.chunk_tokens
         return SchedulerLimits(self.buckets, MAX_SEQS, self.max_model_len, chunk_tokens, not self.whole_prompts)
 
@@ -124,8 +123,6 @@ class CheckedRunner:
     """Executes on the fake device, which asserts what a real one assumes, and takes the time that plans are priced at.
 
     Args:
-        fake: the device.
-        priced: the time.
         planned: called with every plan before it runs.
     """
 
@@ -155,7 +152,6 @@ class ScenarioRun:
     """The real engine serving a scenario on a virtual clock.
 
     Args:
-        scenario: what is served.
         watch: called after every step of the engine.
         planned: called when a plan was made and has not run.
         fake: run on the fake device too; without it, plans are only priced, as in a simulation.

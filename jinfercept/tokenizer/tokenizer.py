@@ -161,7 +161,6 @@ class Tokenizer:
         """The ids of `text`.
 
         Args:
-            text: any text.
             add_special_tokens: whether to add the tokens that begin and end a text in this vocabulary (mostly a BOS token).
             plain: names of special tokens in the text stay text, as in text from outside; otherwise they become those
                 tokens.
@@ -175,7 +174,6 @@ class Tokenizer:
         """The ids of `text`, in which only the names at given places are special tokens.
 
         Args:
-            text: any text.
             own: start and end offsets of these names, in ascending order.
 
         Raises:

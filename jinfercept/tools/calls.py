@@ -35,7 +35,6 @@ class CallRequest:
     Attributes:
         arguments: parsed, not checked against a schema.
         expires_s: time of the timeout, in seconds of `time.monotonic`.
-        call: whose it is.
     """
 
     arguments: Mapping[str, Any]

@@ -44,7 +44,6 @@ class LoadedTools:
         sources: return the current tools.
         executor: runs the calls.
         servers: close MCP servers, within seconds.
-        models: closes models.
     """
 
     def __init__(self, inbox: Inbox) -> None:

@@ -39,6 +39,5 @@ class LocalModel:
         return completion.messages[-1]["content"] or ""
 
     def close(self) -> None:
-        """Close the model."""
         if self._llm is not None:
             self._llm.close()

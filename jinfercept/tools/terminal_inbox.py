@@ -17,8 +17,6 @@ def answer_calls(
     """Ask for the results of those calls of a turn that wait for a person; an empty line declines a call.
 
     Args:
-        inbox: has the waiting calls.
-        calls: of the turn.
         ask: reads a line; returns None at the end of the input.
         note: shows a text.
     """

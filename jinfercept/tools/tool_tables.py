@@ -100,7 +100,6 @@ class McpTable(Limits):
         name: of the server in messages.
         command, args, env, cwd: of a server that is started here and uses standard input and output.
         url, headers: of a server that uses streamable HTTP.
-        prefix: of the names of its tools.
         include, exclude: names of its tools, without the prefix.
         connect_timeout_s: seconds until it has to list its tools.
     """
@@ -126,7 +125,6 @@ class ModelTable(_Described):
         base_url, model, api_key_env: of an OpenAI-compatible server, and the environment variable of its key.
         path, options: of a model in this process, as for `LLM`.
         system: system message.
-        max_tokens, temperature: of its answer.
     """
 
     kind: Literal["model"]

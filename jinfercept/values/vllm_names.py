@@ -165,8 +165,6 @@ def own_options(
     None stands for a default.
 
     Args:
-        options: by any name.
-        names: of our options.
         aliases: other names of them.
 
     Raises:
@@ -205,7 +203,6 @@ def check_arguments(what: str, given: Mapping[str, Any], names: Iterable[str], s
 
     Args:
         what: is wrong with an unknown one.
-        names: of their arguments.
         sampling: names of sampling parameters.
     """
     for name, value in given.items():

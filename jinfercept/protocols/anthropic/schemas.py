@@ -35,7 +35,6 @@ class TextBlock(_MarkedPart):
 
 
 def text_block(text: str) -> TextBlock:
-    """A text as a block."""
     return TextBlock.model_construct(type="text", text=text)
 
 

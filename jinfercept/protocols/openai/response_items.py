@@ -63,11 +63,7 @@ def _new_id(kind: str) -> str:
 
 
 def server_call(name: str, note: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a call that the server runs, before its arguments are known.
-
-    Args:
-        note: fields of `CallNote`.
-    """
+    """Fields of a call that the server runs, before its arguments are known."""
     fixed = {"server_label": SERVER_LABEL, "approval_request_id": None}
     return {"name": name, "arguments": "", "output": None, "error": None} | fixed | {"jinfercept": note}
 
@@ -100,7 +96,6 @@ def read_items(
     """The stored items of a body. Slow: a body may have half a million parts.
 
     Args:
-        given: the body's `input`.
         before: the conversation that it continues.
         referred: items of stored responses by the ids of `references`.
         check_calls: whether each result needs its call before it.

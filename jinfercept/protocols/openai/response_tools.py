@@ -100,7 +100,6 @@ class ClientTools:
     """The tools of a body that the client runs. Of those that items have, the first of a name counts.
 
     Args:
-        given: the body's tools.
         items: the stored items of the conversation.
 
     Attributes:

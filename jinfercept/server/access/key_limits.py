@@ -31,7 +31,6 @@ class TokenBucket:
         return max(0.0, (self._used + number - per_minute) * _MINUTE_S / per_minute)
 
     def take(self, number: float) -> None:
-        """Take so many."""
         self._used += number
 
 
@@ -93,7 +92,6 @@ class KeyLimits:
 
         Args:
             submission: unique while they are in progress.
-            num_tokens: of the prompts.
         """
         use = self._use(tenant)
         use.began_s[submission] = self._now(), number

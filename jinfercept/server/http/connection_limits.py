@@ -23,7 +23,6 @@ class ConnectionLimits:
     """Counts the open connections of a server.
 
     Args:
-        most: open connections.
         most_per_address: open connections of one client address; 0: no limit.
     """
 

@@ -38,7 +38,6 @@ class HttpProtocol(H11Protocol):
     """One connection; `uvicorn.Config(http=...)` takes a `functools.partial` of this class with its keyword arguments.
 
     Args:
-        args, kwargs: uvicorn's.
         head_timeout_s: seconds from the beginning of a connection, or from the first byte of a later request on it, to the end
             of the request's head; then the connection is closed.
         write_timeout_s: seconds that written data may stay unsent because the client does not read, before and after the

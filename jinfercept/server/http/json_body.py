@@ -87,7 +87,6 @@ class _List(NamedTuple):
 
     Attributes:
         text: from its first item to the end of its last.
-        ends: where each item ends in it.
         items: validated.
         marks: those that lead to this list.
         until_s: when it is forgotten.

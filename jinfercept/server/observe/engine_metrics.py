@@ -27,9 +27,7 @@ class Reading(NamedTuple):
     """An engine's numbers between two steps, and those that do not change while it runs.
 
     Attributes:
-        page_size: tokens per page.
         num_devices: among which weights and pages are cut.
-        weight_bytes: of the weights on each device.
         token_bytes: bytes of the keys and values of one token, on all devices together.
         link_tokens_per_s: bandwidth of the host link in one direction, from the profile.
         prefix_caching: whether the prefix cache is on.

@@ -26,7 +26,6 @@ _FRESH_S = 0.1
 
 
 def live_router(service: Service) -> APIRouter:
-    """Router of `/live` for one service."""
     router = APIRouter(route_class=GuardedRoute, tags=["operations"])
     snapshots = dict[str | None, EngineSnapshot[dict[str, Any]]]()  # by tenant, at most one for each key
 
@@ -46,7 +45,6 @@ def live_router(service: Service) -> APIRouter:
 
 
 def page_router() -> APIRouter:
-    """Router of the page."""
     router = APIRouter()
     page = files("jinfercept.server.observe").joinpath("live.html").read_text(encoding="utf-8")
     script, style = (" ".join(map(csp_hash, _inline(page, tag))) for tag in ("script", "style"))

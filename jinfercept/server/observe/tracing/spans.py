@@ -44,7 +44,6 @@ class CallSpan:
     end_ns: int = 0
 
     def end(self, error: BaseException | None = None) -> None:
-        """The call has ended."""
         self.end_ns = time.time_ns()
         if error is None:
             self.status = "ok"
@@ -78,7 +77,6 @@ class SpanWriter:
     Args:
         tracer: starts spans.
         root: span of the HTTP request.
-        context: of the root span.
         epoch_ns: nanoseconds since 1970 at second 0 of the engine's clock.
         texts: whether spans have texts.
     """
@@ -98,7 +96,6 @@ class SpanWriter:
         """The spans of one engine request.
 
         Args:
-            timeline: of the request.
             output: None if the engine lost the request.
             calls: of the server's tools.
             late: calls that ran after the request had ended, with their results.
