@@ -35,6 +35,8 @@ class VectorPart(NamedTuple):
 
     Attributes:
         vector: on the device.
+        first: the part's first number.
+        shape: of the part.
     """
 
     vector: Int[Array, "packed"]

@@ -43,6 +43,7 @@ type Rows = Float[Array, "T columns"] | Gated | Normed
 
 
 def dense(rows: Rows) -> Float[Array, "T K"]:
+    """The rows as an array."""
     match rows:
         case Gated(both):
             return gated(both[:, 0], both[:, 1])

@@ -92,6 +92,7 @@ def choose_depths(
         num_sampled: tokens that the step draws without drafts.
         query_tokens: of the step without drafts.
         most: drafts of all sequences together.
+        step_s: seconds of a step by its query tokens.
         pass_s: seconds of a draft model's step by its rows; every sequence has one row for each of its drafts. None: drafts
             take no time.
     """
