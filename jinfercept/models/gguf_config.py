@@ -5,10 +5,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from jinfercept.errors import ModelError
-from jinfercept.models.config import ARCHITECTURES, LayerKind, ModelConfig, RopeConfig
+from jinfercept.models.config import ARCHITECTURES, PLAIN_KIND, LayerKind, ModelConfig, RopeConfig
 from jinfercept.models.gguf_header import Header
 
-_SERVED = ("llama", "qwen2", "qwen3")  # of general.architecture
+_SERVED = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+}
+"""`general.architecture`, and our name for it."""
+_GEMMA_PATTERNS = {"gemma2": (2, 46), "gemma3": (6, 62)}
+"""One layer of so many is full, the others are windowed; and the layers of the 27B model, whose scale is by its width. As in
+llama.cpp, where the file does not state them."""
 _STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -56,9 +67,14 @@ def _config(header: Header, rope_factors: tuple[float, ...]) -> ModelConfig:
     if embedding is None:
         raise ModelError("the GGUF file has no embedding", got="no token_embd.weight", fix="download it again")
     window = meta.of_model("attention.sliding_window", None)
+    named = ARCHITECTURES[_SERVED[architecture]]
+    rope = _rope(meta, head_dim, rope_factors)
+    kinds, own = (LayerKind(window),) * num_layers if window else (), dict[str, Any]()
+    if architecture in _GEMMA_PATTERNS:
+        kinds, own = _gemma(meta, architecture, num_layers, head_dim, hidden_size // num_heads)
     stop_ids = [meta.get(f"tokenizer.ggml.{key}") for key in _STOP_KEYS]
     return ModelConfig(
-        family=ARCHITECTURES[architecture].family,
+        family=named.family,
         vocab_size=embedding.shape[0],
         hidden_size=hidden_size,
         num_layers=num_layers,
@@ -67,15 +83,42 @@ def _config(header: Header, rope_factors: tuple[float, ...]) -> ModelConfig:
         head_dim=head_dim,
         ffn_size=ffn_size,
         norm_eps=_decimal(norm_eps),
-        rope=_rope(meta, head_dim, rope_factors),
+        rope=rope,
         tie_embeddings="output.weight" not in header.tensors,
         max_position=max_position,
         eos_token_ids=tuple(dict.fromkeys(id_ for id_ in stop_ids if id_ is not None)),
-        activation="silu",
-        qkv_bias=ARCHITECTURES[architecture].qkv_bias,
-        qk_norm=ARCHITECTURES[architecture].qk_norm,
-        kinds=(LayerKind(window),) * num_layers if window else (),
+        activation="gelu_new" if named.family == "gemma" else "silu",
+        qkv_bias=named.qkv_bias,
+        qk_norm=named.qk_norm,
+        post_norms=named.post_norms,
+        kinds=kinds,
+        **own,
     )
+
+
+def _gemma(
+    meta: "_Metadata", architecture: str, num_layers: int, head_dim: int, width: int
+) -> tuple[tuple[LayerKind, ...], dict[str, Any]]:
+    """The layers' kinds of Gemma 2 and 3, and their other fields.
+
+    Args:
+        width: of the residual stream, by query heads.
+    """
+    every, widest = _GEMMA_PATTERNS[architecture]
+    pattern = meta.of_model("attention.sliding_window_pattern", every)
+    near = (
+        RopeConfig(float(meta.of_model("rope.freq_base_swa", 10_000.0)), head_dim) if architecture == "gemma3" else None
+    )
+    windowed = LayerKind(meta.of_model("attention.sliding_window", 4096), near)
+    if isinstance(pattern, int):
+        pattern = [bool((index + 1) % pattern) for index in range(num_layers)]
+    kinds = tuple(windowed if is_windowed else PLAIN_KIND for is_windowed in pattern)
+    scale = meta.of_model("attention.scale", (width if num_layers == widest else head_dim) ** -0.5)
+    return kinds, {
+        "query_scale": scale,
+        "soft_cap": meta.of_model("attn_logit_softcapping", None),
+        "logit_cap": meta.of_model("final_logit_softcapping", None),
+    }
 
 
 def _rope(meta: "_Metadata", head_dim: int, factors: tuple[float, ...]) -> RopeConfig:

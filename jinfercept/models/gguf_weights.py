@@ -1,4 +1,4 @@
-"""Checkpoints in `.gguf` files, as llama.cpp's converter writes them: Llama (so also Mistral), Qwen2 and Qwen3.
+"""Checkpoints in `.gguf` files, as llama.cpp's converter writes them: Llama (so also Mistral), Qwen2, Qwen3 and Gemma.
 
 A model may be split into several files (`llama-gguf-split`), of which the first has the metadata.
 
@@ -8,7 +8,7 @@ Quantised weights of the types in `gguf_blocks.py` can be read as they are; the 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,14 @@ _NAMES = TensorNames(
     },
     head={"norm": StoredTensor("output_norm.weight"), "unembed": StoredTensor("output.weight")},
     ignored=(_FACTORS,),
+)
+_POST_NORMED = replace(
+    _NAMES,
+    layer={
+        **_NAMES.layer,
+        "attn_post_norm": StoredTensor("blk.{i}.post_attention_norm.weight"),
+        "ffn_post_norm": StoredTensor("blk.{i}.post_ffw_norm.weight"),
+    },
 )
 _TYPES = (
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
@@ -106,7 +114,7 @@ class GGUFCheckpoint:
 
     @property
     def names(self) -> TensorNames:
-        return _NAMES
+        return _POST_NORMED if self.config.post_norms else _NAMES
 
     @property
     def quantization(self) -> str | None:
@@ -120,6 +128,8 @@ class GGUFCheckpoint:
 
     def read(self, name: str, rows: slice) -> Float[np.ndarray, "..."]:
         values = _values(self._files[name], self._tensors[name], rows)
+        if self.config.family == "gemma" and name.endswith("norm.weight"):
+            return values - 1  # of the converter, so that llama.cpp need not know
         return halves_apart(values, self.config.head_dim) if self._is_permuted(name) else values
 
     def read_packed(self, name: str, rows: slice) -> PackedRows:
