@@ -104,7 +104,7 @@ class PacedModel:
         """See `ServedModel`."""
         return self._model.config
 
-    def embed(self, params: Weights, tokens: Int[Array, "T"]) -> Float[Array, "T E"]:
+    def embed(self, params: Weights, tokens: Int[Array, "T"], positions: Int[Array, "T"]) -> Float[Array, "T E"]:
         """See `ServedModel`."""
         seconds = STEP_S + TOKEN_S * len(tokens)
 
@@ -113,7 +113,7 @@ class PacedModel:
             return np.zeros((), np.float32)
 
         paused = jax.pure_callback(sleep, jax.ShapeDtypeStruct((), jnp.float32), tokens)
-        return self._model.embed(params, tokens) + paused
+        return self._model.embed(params, tokens, positions) + paused
 
     def layer[KV](
         self, params: Weights, x: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]

@@ -63,7 +63,7 @@ class OwnModel:
         self.config = numbers
         self._embed, self._block, self._head = nnx.graphdef(embed), nnx.graphdef(block), nnx.graphdef(head)
 
-    def embed(self, params: Weights, tokens: jax.Array) -> jax.Array:
+    def embed(self, params: Weights, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         return nnx.merge(self._embed, params)(tokens)
 
     def layer[KV](

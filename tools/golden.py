@@ -30,6 +30,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
+    GPT2Config,
     GPTJConfig,
     GPTJForCausalLM,
     LlamaConfig,
@@ -122,6 +123,9 @@ TINY_CONFIGS = {
         },
     ),
     "mistral_windowed": MistralConfig(**LLAMA_SHAPE, sliding_window=20, rope_parameters=SHORT_ROPE),
+    "gpt2": GPT2Config(
+        vocab_size=VOCAB_SIZE, n_positions=128, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2
+    ),
     "gptj": GPTJConfig(**GPTJ_SHAPE),
     "gptj_published": GPTJConfig(**GPTJ_SHAPE),
 }

@@ -47,7 +47,7 @@ def logits(model: Model, params: Params, batch: Batch) -> Float32[Array, "B R V"
         return jax.nn.dot_product_attention(*apart, mask=visible).reshape(q.shape), kv
 
     positions = jnp.asarray(batch.positions).reshape(-1)
-    x = model.embed(params.embed, jnp.asarray(batch.ids).reshape(-1))
+    x = model.embed(params.embed, jnp.asarray(batch.ids).reshape(-1), positions)
     for layer in params.layers:
         x, _ = model.layer(layer, x, positions, None, attend)
     return model.head(params.head, x).reshape(rows, width, -1)

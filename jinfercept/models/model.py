@@ -79,7 +79,7 @@ class Model:
         """The kind of every layer; () if all are of the plain kind."""
         return self.config.kinds
 
-    def embed(self, params: Weights, tokens: Int[Array, "T"]) -> Float[Array, "T E"]:
+    def embed(self, params: Weights, tokens: Int[Array, "T"], positions: Int[Array, "T"]) -> Float[Array, "T E"]:
         """Vectors of the tokens; `params` is `Params.embed`."""
         return nnx.merge(self._embed, params)(tokens)
 

@@ -101,15 +101,14 @@ class ServedModel(Protocol):
     """A decoder-only model as pure functions, traced under `jax.jit`.
 
     All layers are one function of different weights, unless the model is a `MixedModel` too. A function must not look at other
-    rows of its tokens than through `attend`: a step's tokens belong to many sequences. Positions reach the layers only, so they
-    are encoded there.
+    rows of its tokens than through `attend`: a step's tokens belong to many sequences.
     """
 
     @property
     def config(self) -> ModelDimensions: ...
 
-    def embed(self, params: Weights, tokens: Int[Array, "T"]) -> Float[Array, "T E"]:
-        """Vectors of the tokens, in the weights' dtype; `params` is `Params.embed`."""
+    def embed(self, params: Weights, tokens: Int[Array, "T"], positions: Int[Array, "T"]) -> Float[Array, "T E"]:
+        """Vectors of the tokens at these positions, in the weights' dtype; `params` is `Params.embed`."""
         ...
 
     def layer[KV](

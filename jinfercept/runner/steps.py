@@ -152,7 +152,7 @@ def _embed(
     """The tokens' vectors; what the layers read of the batch: the upload itself, if their kernels can; and the common part."""
     batch = unpack(upload, last_tokens, shape)
     with jax.named_scope("embed"):
-        x = model.embed(params, batch.tokens)
+        x = model.embed(params, batch.tokens, batch.positions)
     return x, batch if shape.cut is None else upload, upload[packed_size(shape) :]
 
 

@@ -68,7 +68,7 @@ def test_one_compiled_layer_serves_all_layers():
         traces.append(x.shape)
         return loaded.model.layer(params, x, jnp.arange(4), None, dense_attend)[0]
 
-    x = loaded.model.embed(loaded.params.embed, jnp.arange(4))
+    x = loaded.model.embed(loaded.params.embed, jnp.arange(4), jnp.arange(4))
     for params in loaded.params.layers:
         x = layer(params, x)
     assert len(traces) == 1

@@ -42,7 +42,7 @@ def dense(params: Params) -> Params:
 
 def logits(model: Model, params: Params, tokens: Int[Array | np.ndarray, "T"]) -> Float32[Array, "T V"]:
     """Logits after every token of one sequence."""
-    x = model.embed(params.embed, jnp.asarray(tokens))
+    x = model.embed(params.embed, jnp.asarray(tokens), jnp.arange(len(tokens)))
     for index, layer in enumerate(params.layers):
         x = _layer(model, model.config.kind(index), layer, x)
     return jax.jit(model.head)(params.head, x)
