@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 from optax.contrib import MuonDimensionNumbers
 
 from examples.async_calls.batches import Batch
+from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.models.model import Model, tied, untied
 from jinfercept.models.protocol import Params
 
@@ -41,8 +42,14 @@ def logits(model: Model, params: Params, batch: Batch) -> Float32[Array, "B R V"
     visible = (same & jnp.tril(jnp.ones((width, width), bool)))[:, None]  # [B, 1, R, R]
 
     def attend(
-        q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], kv: None, /
+        q: Float[Array, "T H D"],
+        k: Float[Array, "T K D"],
+        v: Float[Array, "T K D"],
+        kv: None,
+        /,
+        scoring: Scoring = PLAIN,
     ) -> tuple[Float[Array, "T H D"], None]:
+        assert scoring.is_plain, "the demo's model has plain layers"
         apart = [x.reshape(rows, width, *x.shape[1:]) for x in (q, k, v)]
         return jax.nn.dot_product_attention(*apart, mask=visible).reshape(q.shape), kv
 
