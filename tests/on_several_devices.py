@@ -96,7 +96,10 @@ def reference(name: str) -> Served:
     """Of one device, the second."""
     with tiny_llm(name, devices="1") as llm:
         assert llm.engine.setup.machine.runner.params.layers[0]["o"].devices() == {jax.devices()[1]}
-        assert not any(collectives(llm, *key) for key in (("embed", 1), ("layers", 1, 1), ("head", 1, 1)))
+        assert not any(
+            collectives(llm, *key)
+            for key in (("embed", 1), layers_key("layers", 1, kinds_of(llm.model)[:1]), ("head", 1, 1))
+        )
         return serve_everything(llm, "preserve", 0)
 
 

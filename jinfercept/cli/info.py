@@ -1,12 +1,16 @@
 """`jinfercept info`: a model's shape and memory, without loading it."""
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro import conf
 
 from jinfercept.cli.options import Maybe, ModelName
 from jinfercept.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jinfercept.models.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Info:
             ("vocabulary", f"{config.vocab_size:,}"),
             ("longest sequence", f"{config.max_position:,}"),
             ("rotary scaling", config.rope.scaling),
+            *_windows(config),
             ("devices", ", ".join(f"{device.platform} {device.id}" for device in jax.devices())),
         ):
             table.add_row(name, str(value))
@@ -62,3 +67,10 @@ class Info:
                 table.add_row(f"--quantization {kind}", str(error))
         Console().print(table)
         return 0
+
+
+def _windows(config: "ModelConfig") -> list[tuple[str, str]]:
+    """Which layers see only the last tokens."""
+    windows = Counter(kind.window for kind in config.kinds if kind.window is not None)
+    rows = (f"{count} of {config.num_layers} see {window:,} tokens" for window, count in windows.items())
+    return [("windowed layers", row) for row in rows]
