@@ -43,41 +43,26 @@ if TYPE_CHECKING:
     from jinfercept.tools.load import LoadedTools as LoadedTools
     from jinfercept.tools.load import load_tools as load_tools
 
-_HOMES = {
-    "ConfigError": "jinfercept.errors",
-    "EngineError": "jinfercept.errors",
-    "JinferceptError": "jinfercept.errors",
-    "ModelError": "jinfercept.errors",
-    "RequestError": "jinfercept.errors",
-    "AsyncCalls": "jinfercept.intercept.call_markup",
-    "Delimiters": "jinfercept.parsers.cml",
-    "ScriptedDetector": "jinfercept.intercept.detector",
-    "StopStringDetector": "jinfercept.intercept.detector",
-    "FormatDetector": "jinfercept.intercept.format_detector",
-    "RegexDetector": "jinfercept.intercept.pattern_detectors",
-    "TokenDetector": "jinfercept.intercept.pattern_detectors",
-    "Finished": "jinfercept.events",
-    "Intercepted": "jinfercept.events",
-    "Called": "jinfercept.events",
-    "Interrupted": "jinfercept.events",
-    "Resumed": "jinfercept.events",
-    "Token": "jinfercept.events",
-    "Arguments": "jinfercept.events",
-    "CallEnded": "jinfercept.events",
-    "CallStarted": "jinfercept.events",
-    "Content": "jinfercept.events",
-    "Reasoning": "jinfercept.events",
-    "markup_prompt": "jinfercept.chat.markup_prompt",
-    "ChatOptions": "jinfercept.chat.options",
-    "LLM": "jinfercept.llm",
-    "LoadedTools": "jinfercept.tools.load",
-    "load_tools": "jinfercept.tools.load",
-    "Call": "jinfercept.calls",
-    "RequestOutput": "jinfercept.outputs",
-    "SamplingParams": "jinfercept.sampling_params",
-    "Tool": "jinfercept.calls",
-    "StructuredOutputsParams": "jinfercept.structured_outputs",
+_NAMES = {
+    "jinfercept.calls": "Call Tool",
+    "jinfercept.chat.markup_prompt": "markup_prompt",
+    "jinfercept.chat.options": "ChatOptions",
+    "jinfercept.errors": "ConfigError EngineError JinferceptError ModelError RequestError",
+    "jinfercept.events": "Arguments Called CallEnded CallStarted Content Finished Intercepted Interrupted Reasoning Resumed"
+    " Token",
+    "jinfercept.intercept.call_markup": "AsyncCalls",
+    "jinfercept.intercept.detector": "ScriptedDetector StopStringDetector",
+    "jinfercept.intercept.format_detector": "FormatDetector",
+    "jinfercept.intercept.pattern_detectors": "RegexDetector TokenDetector",
+    "jinfercept.llm": "LLM",
+    "jinfercept.outputs": "RequestOutput",
+    "jinfercept.parsers.cml": "Delimiters",
+    "jinfercept.sampling_params": "SamplingParams",
+    "jinfercept.structured_outputs": "StructuredOutputsParams",
+    "jinfercept.tools.load": "LoadedTools load_tools",
 }
+"""The public names, with spaces, by their modules."""
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 

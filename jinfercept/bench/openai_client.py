@@ -33,7 +33,6 @@ class Target(NamedTuple):
     """A server, and how requests reach it.
 
     Attributes:
-        name: in tables.
         url: with the version at its end, as OpenAI's clients take it: `http://127.0.0.1:8000/v1`.
         api_key: None: none is sent.
         timeout_s: seconds of one request, from its start to its end.

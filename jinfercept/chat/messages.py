@@ -27,7 +27,6 @@ def call_message(call: Call) -> dict[str, Any]:
 
 
 def call_ids(messages: Sequence[Message]) -> frozenset[str]:
-    """The ids of the calls of checked messages."""
     ids = (call.get("id") for message in messages for call in message.get("tool_calls") or ())
     return frozenset(call_id for call_id in ids if isinstance(call_id, str))
 
@@ -168,7 +167,6 @@ def digests(first: Any, messages: Sequence[Message]) -> list[bytes]:
 
 
 def _digest(message: Message) -> bytes:
-    """The digest of a message by itself."""
     role, content, calls, more = _compared(message)
     if not isinstance(content, str):
         return hashlib.sha256(_encoded([role, content, calls, more])).digest()

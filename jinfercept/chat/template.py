@@ -75,14 +75,12 @@ class ChatTemplate:
         tokenizer: has the template, unless `source` is given.
         tools: OpenAI-style declarations.
         source: a Jinja source instead of the model's.
-        variables: further variables of the template.
         end_token_ids: the tokens that end a turn.
         special_tokens_in_text: whether the names of special tokens in messages, tools and variables become these tokens;
             else they are text.
         written_tools: declarations that stand in a system message, since the template knows no tools.
 
     Attributes:
-        source: the Jinja source.
         given: all that two templates have in common that write the same text for the same messages.
 
     Raises:
@@ -245,7 +243,6 @@ class ChatTemplate:
 
     @cached_property
     def _escaped_marks(self) -> tuple[str, ...]:
-        """The mark as templates may escape it."""
         return json.dumps(self._mark)[1:-1], repr(self._mark)[1:-1]
 
     @cached_property

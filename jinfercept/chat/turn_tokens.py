@@ -29,7 +29,6 @@ class _Chat(NamedTuple):
     """The tokens of a chat up to the end of a turn.
 
     Attributes:
-        tenant: of the request.
         token_ids: the prompt, and what follows it.
         num_written: tokens that follow the prompt.
         reasons: whether there is reasoning among them.
@@ -114,8 +113,6 @@ class TurnTokens:
 
         Args:
             messages: with an answer of the model to come.
-            text: what the template writes for them.
-            tenant: of the request.
             salt: of its pages; chats are found only with the same one.
             num_new: tokens that may be written behind it.
         """
@@ -152,9 +149,7 @@ class TurnTokens:
         """Store the tokens of a chat whose last turn has ended; of the chats before it only the last one stays.
 
         Args:
-            tenant: of the request.
             token_ids: that follow the prompt; the last one ends a turn.
-            messages: that they are.
         """
         *_, digest = digests(prompt.digest, messages)
         ids = prompt.token_ids + array("i", token_ids)

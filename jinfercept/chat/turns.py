@@ -26,7 +26,6 @@ class ChatTurns:
         beginnings: where the first turn begins, and where later ones do.
         ends: tokens that end a turn.
         markup: special tokens that mark calls or reasoning; all others are neither content nor part of a call.
-        tools: the declared tools.
         max_rounds: limit of turns whose calls are run.
         must_call: whether the first turn has to call.
         parallel: whether a turn may have several calls; otherwise all but its first call are dropped.

@@ -29,7 +29,6 @@ class Entry(NamedTuple):
 
     Attributes:
         place: of its dataclass, as `package.module:Name`.
-        help: one line.
         vllm_flags: flags of `vllm serve` that need nothing here are accepted; the dataclass has a field `notes` for them.
     """
 

@@ -149,7 +149,6 @@ def _complete(llm: "LLM", prompt: str, params: "SamplingParams") -> None:
 
 
 def _talk(llm: "LLM", params: "SamplingParams", chat: Mapping[str, Any]) -> None:
-    """Chat at the terminal."""
     from jinfercept.cli.terminal_chat import TerminalChat, lines
 
     talk = TerminalChat(llm, params, **chat)
@@ -158,7 +157,6 @@ def _talk(llm: "LLM", params: "SamplingParams", chat: Mapping[str, Any]) -> None
 
 
 def _given(flags: ChatFlags | SamplingFlags) -> dict[str, Any]:
-    """The flags that were given."""
     return {name: value for name, value in asdict(flags).items() if value not in (None, ())}
 
 

@@ -139,7 +139,6 @@ class Simulate:
 
     @property
     def _name(self) -> str:
-        """The workload's name."""
         return self.workload if self.trace is None else Path(self.trace).name
 
     def _check(self) -> None:

@@ -116,7 +116,6 @@ class BlockFiles:
     """The data files of a folder.
 
     Args:
-        folder: where they are.
         num_blocks: most blocks.
     """
 
@@ -176,12 +175,10 @@ class BlockFiles:
                 view, offset = view[num_bytes:], offset + num_bytes
 
     def close(self) -> None:
-        """Close the files."""
         while self._files:
             os.close(self._files.popitem()[1])
 
     def clear(self) -> None:
-        """Remove the files."""
         self.close()
         for path in self._folder.glob("data-*"):
             path.unlink()

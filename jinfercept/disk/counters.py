@@ -36,8 +36,6 @@ class DiskState(NamedTuple):
     """What metrics show of a store.
 
     Attributes:
-        counters: a copy.
-        occupancy: how full it is.
         writes_left_bytes: that may be written now.
         works: whether contexts are still stored.
     """

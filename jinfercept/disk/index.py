@@ -139,7 +139,6 @@ class Index:
         self._connection.execute("INSERT OR REPLACE INTO remembered VALUES (?, ?)", (key, json.dumps(value)))
 
     def close(self) -> None:
-        """Close the file."""
         self._connection.close()
 
     def _undo(self) -> None:

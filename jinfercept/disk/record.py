@@ -80,7 +80,6 @@ class Record:
 
     @property
     def num_pages(self) -> int:
-        """Pages of its own."""
         return len(self.tokens) // self.root.token_bytes
 
     @property

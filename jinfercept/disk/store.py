@@ -46,8 +46,6 @@ class DiskStore:
         clock: Unix time.
 
     Attributes:
-        counters: what it has done.
-        budget: of writes.
         problem: why nothing is written any more; "" while it works.
 
     Raises:

@@ -28,7 +28,6 @@ class AsyncCallQueue:
 
     Args:
         scheduler: has the requests' sequences.
-        dispatcher: has calls answered.
     """
 
     def __init__(self, scheduler: Scheduler, dispatcher: CallDispatcher, clock: Clock) -> None:

@@ -12,8 +12,6 @@ class PendingAsyncCall(NamedTuple):
     """An asynchronous call that runs.
 
     Attributes:
-        call: what was called.
-        pending: the call as the scheduler has it.
         began_s: when it was started, in seconds of the engine's clock.
     """
 

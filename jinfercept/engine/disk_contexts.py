@@ -81,7 +81,6 @@ class DiskContexts:
 
     Args:
         scheduler: has the waiting sequences and the paused contexts.
-        price: of reading and of recomputing.
         chunk_tokens: of a step that recomputes.
 
     Attributes:

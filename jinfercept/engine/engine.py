@@ -41,8 +41,6 @@ class Engine:
 
     Args:
         scheduler: makes the plans.
-        runner: executes them.
-        dispatcher: has calls answered.
         clock: monotonic seconds; a simulator's is virtual.
         wake: event that `dispatcher` sets when a result arrives, which ends an idle wait.
         depth: plans in flight while the next one is made, 0 or 1.
@@ -122,7 +120,6 @@ class Engine:
 
     @property
     def num_retained(self) -> int:
-        """Retained contexts."""
         return len(self._retained)
 
     @property

@@ -47,8 +47,6 @@ class RequestLifecycle:
 
     Args:
         scheduler: receives the requests' sequences.
-        dispatcher: has calls answered.
-        retained: contexts of finished requests.
         vocab_size: token ids are below it.
         eos_token_ids: end-of-text tokens.
         open_text: makes a request's text; None for a model without a tokenizer.
@@ -90,7 +88,6 @@ class RequestLifecycle:
         self.constraints = Constraints()
 
     def __len__(self) -> int:
-        """Open requests."""
         return len(self._sessions)
 
     def reserve(self, request_id: str) -> None:

@@ -40,9 +40,7 @@ class Runner[Forward, Ticket](Protocol):
 class CallDispatcher(Protocol):
     """Answers calls, off the engine's thread. No method waits."""
 
-    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool], tenant: str) -> None:
-        """Start the calls of a request."""
-        ...
+    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool], tenant: str) -> None: ...
 
     def poll(self) -> list[tuple[str, tuple[Result, ...]]]:
         """The requests whose calls have all returned since the last poll, with the results in the calls' order."""

@@ -121,7 +121,6 @@ class RetainedContexts:
         A retained context that the request or its session names, and that shares no full page with the request, is dropped.
 
         Args:
-            request: the follow-up.
             sequence: of the request, not added to the scheduler yet.
         """
         retained, num_tokens = self._followed(request, sequence)
@@ -171,7 +170,6 @@ class RetainedContexts:
                 return
 
     def clear(self, now: float) -> None:
-        """Drop all retained contexts."""
         for request_id in list(self._contexts):
             self.drop(request_id, now)
 

@@ -39,7 +39,6 @@ class TextStream:
         """An empty text.
 
         Args:
-            tokenizer: of the model.
             stop: non-empty strings that end the text.
             include_stop: whether the stop string itself is shown.
             skip_special_tokens: whether special tokens are left out of the text.

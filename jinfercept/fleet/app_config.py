@@ -63,7 +63,6 @@ class FleetConfig:
     Attributes:
         model: as on the command line.
         version: of the weights, or of whatever shall replace the replicas.
-        replicas: their number.
         cpus_per_replica: that Ray's scheduler counts for each.
     """
 

@@ -114,7 +114,6 @@ def merged(reports: Iterable[tuple[str, list[Metric]]]) -> list[Metric]:
 
 
 def front_metrics(totals: Totals, num_replicas: int, make: MetricFamilies) -> Iterator[Metric]:
-    """The front's own metrics."""
     yield make.gauge("jinfercept:replicas", "Replicas that answer", num_replicas)
     text = "Requests by replica and reason of their route: session, conversation, prefix, moved, spread, load"
     yield make.counter("jinfercept:routed_requests", text, totals.routed, "replica", "route")

@@ -64,7 +64,6 @@ class FleetFront:
 
     Attributes:
         draining: whether new requests are refused.
-        keys: the API keys.
     """
 
     def __init__(
@@ -349,7 +348,6 @@ class FleetFront:
                 self.routes.made(incoming.hint.tenant, relay.details["id"], route.replica)
 
     def _count(self, incoming: IncomingRequest, ticket: Ticket, relay: Relay, logged: dict[str, Any]) -> None:
-        """Count a request that has ended."""
         self._note(incoming, ticket, relay, logged)
         if ticket.route is not None and incoming.call.path in _GENERATING:
             key = None

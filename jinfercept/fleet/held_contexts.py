@@ -18,7 +18,6 @@ class HeldContext(NamedTuple):
     """A context.
 
     Attributes:
-        tenant: that it belongs to.
         tokens: of it; 0: it was evicted.
         changed_s: when it was used or evicted.
         counted: tokens of it that count, since a context has several keys.

@@ -137,7 +137,6 @@ class KnownPrefixes:
         return prefix
 
     def remove(self, tenant: str, key: bytes) -> None:
-        """Forget a key."""
         table = self._tables.get(tenant)
         if table is not None and table.pop(key, None) is not None:
             self._count -= 1

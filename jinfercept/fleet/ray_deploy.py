@@ -17,7 +17,6 @@ def deploy(config: FleetConfig, address: str | None) -> None:
     """Deploy a fleet, or update the one of the same name.
 
     Args:
-        config: what it serves.
         address: of a Ray cluster: returns when the fleet serves, which outlives this process. None: Ray is started on this
             machine, and the fleet serves until a signal.
 

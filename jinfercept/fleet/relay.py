@@ -20,9 +20,6 @@ log = logging.getLogger("jinfercept.server")
 class Relay:
     """One response.
 
-    Args:
-        send: to the client.
-
     Attributes:
         began: whether anything was sent.
         details: fields of the replica's log line.

@@ -60,7 +60,6 @@ class DecayedCount:
         return self._count * 0.5 ** ((now - self._at) / PLACED_HALF_LIFE_S) if self._count else 0.0
 
     def add(self, now: float) -> None:
-        """Count one more."""
         self._count, self._at = self.at(now) + 1.0, now
 
 

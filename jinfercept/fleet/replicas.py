@@ -51,9 +51,7 @@ class Replicas(Protocol):
         """A whole response, for small ones."""
         ...
 
-    async def metrics(self, ticket: Ticket) -> tuple[str, list[Metric]]:
-        """Name and metrics of a replica."""
-        ...
+    async def metrics(self, ticket: Ticket) -> tuple[str, list[Metric]]: ...
 
     async def holds(
         self, kind: Literal["call", "response"], name: str, tenant: str | None, ticket: Ticket

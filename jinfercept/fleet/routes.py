@@ -65,7 +65,6 @@ class Routes:
 
     Attributes:
         names: of the running replicas, as of the last request.
-        totals: counts.
     """
 
     def __init__(self, router: RequestPlacer, now: Callable[[], float] = time.monotonic) -> None:
@@ -101,7 +100,6 @@ class Routes:
         """Note the end of a request.
 
         Args:
-            replica: that answered.
             details: fields of its log line: `prompt_tokens`, `cached_tokens`, `completion_tokens`.
         """
         prompt, cached = details.get("prompt_tokens", 0), details.get("cached_tokens")
@@ -122,7 +120,6 @@ class Routes:
             self._router.failed(hint, replica)
 
     def made(self, tenant: str, response_id: str, replica: str) -> None:
-        """Note which replica made a response of a tenant."""
         with self._lock:
             self._responses[tenant, response_id] = replica
             self._responses.move_to_end((tenant, response_id))

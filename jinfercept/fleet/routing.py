@@ -70,7 +70,6 @@ class Router:
     """Routes requests by price; keeps what it must know for that in bounded memory.
 
     Args:
-        prices: of recomputation.
         chunk_tokens: most prompt tokens of a step.
         most_conversations: known at a time over all tenants, each with a few keys of about 350 bytes.
         seed: of the draw of replicas in large fleets.
@@ -138,7 +137,6 @@ class Router:
 
         Args:
             hint: of the request, as it was routed.
-            replica: that answered it.
             prompt_tokens: real ones, with the context of a stored response.
             output_tokens: generated ones.
             cached_tokens: of the prompt that were not recomputed; None: unknown.

@@ -18,7 +18,6 @@ class IncomingRequest(NamedTuple):
 
     Attributes:
         prefer: the replica that shall answer if it runs; "": any.
-        salt: the cache salt.
         background: whether it asks for a response in the background.
     """
 

@@ -95,7 +95,6 @@ class WithoutTextConstraint:
         return both if both.any() else words
 
     def accept(self, token_id: int) -> None:
-        """The next token of the text."""
         self._matched = self._forbidden.after(self._matched, token_id)
         if self._inner is not None:
             self._inner.accept(token_id)

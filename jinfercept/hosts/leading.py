@@ -29,9 +29,6 @@ class LeadingRunner[Forward, Ticket]:
     """The runner of host 0, which sends what it is given to all other hosts before it executes it.
 
     Nothing waits for what the others do. If the runner raises, the group ends: the hosts may be out of step.
-
-    Args:
-        group: its links to all others.
     """
 
     def __init__(self, runner: HostRunner[Forward, Ticket], group: HostGroup) -> None:

@@ -23,7 +23,6 @@ class Placement:
     Attributes:
         address: name or address of host 0.
         port: JAX's coordination service listens there on host 0, and `PLANS_PORT` above it host 0 for the others.
-        num_hosts: processes of the group.
         host_id: this one's number, from 0.
     """
 

@@ -126,7 +126,6 @@ class ContextMarkup:
         return ContextMarkupWatch(self._options.delimiters, self._marks, self._parameters, reasoning, prompt)
 
     def mode(self, call: Call) -> CallMode:
-        """When a call runs."""
         tool = self._tools.get(call.name)
         return (tool and tool.calls) or self._options.calls
 

@@ -33,7 +33,6 @@ def render(
     """A result as tokens, and the result as it was used.
 
     Args:
-        result: the result of the call.
         tool: the called tool; None if there is no such tool.
         room: tokens that the sequence can still take.
         vocab_size: token ids are below it.

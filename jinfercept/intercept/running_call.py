@@ -14,10 +14,6 @@ from jinfercept.intercept.tool_values import ToolValue
 class RunningCall:
     """One call of a function.
 
-    Args:
-        name: of its future.
-        call: of the tool.
-
     Attributes:
         has_started: whether the function is called.
         is_read: whether the request has its result without a future, so that none follows.

@@ -56,8 +56,6 @@ class _LoopCall:
     Attributes:
         tool: name of the tool.
         work: called on the loop; what it returns is awaited if it can be.
-        run: of the caller.
-        loop: on which it runs or waits.
         task: once it has begun.
     """
 

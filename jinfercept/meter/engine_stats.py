@@ -122,7 +122,6 @@ class EngineStats:
         equations: predict what a paused context wastes.
         history: samples of the pool, one a second.
         decisions: the last ones, newest last.
-        timelines: of the requests that are traced.
         last_queries: query tokens of the last step.
     """
 
@@ -145,7 +144,6 @@ class EngineStats:
         log.tell(self.fold)
 
     def fold(self, event: LogEvent) -> None:
-        """Count an event."""
         match event:
             case Stepped():
                 self._step(event)
@@ -236,7 +234,6 @@ class EngineStats:
         return pickle.loads(pickle.dumps(self.counts))  # five times as fast as copy.deepcopy
 
     def sample(self) -> PoolSample:
-        """The pool at this moment."""
         counts = self.counts
         return PoolSample(
             self.now(),
@@ -302,7 +299,6 @@ class EngineStats:
             times.turn = _WrittenTurn(now - submitted_s, now, new, sequence.generated)
 
     def _end_turn(self, sequence: Sequence, times: _Times) -> None:
-        """The turn that a sequence wrote has ended, if it wrote one."""
         turn, times.turn = times.turn, None
         if turn is not None:
             self.counts.turn_delay_s.add(turn.delay_s)

@@ -11,9 +11,6 @@ class Histogram:
 
     Args:
         bounds: upper bounds, ascending; a last one, infinite, is implied.
-
-    Attributes:
-        total: sum of the values.
     """
 
     __slots__ = ("_counts", "bounds", "total")

@@ -58,7 +58,6 @@ class InterceptionStats:
         estimator: the policy's own, queried when the policy queries it.
 
     Attributes:
-        open: by request.
         answers: labels of the calls that have returned in this step, by request; `EngineStats` clears it after the step.
     """
 
@@ -134,7 +133,6 @@ class InterceptionStats:
         return True
 
     def counts(self, pause: OpenInterception) -> ToolCounts:
-        """The counts of an interception's label."""
         return self._tool(pause.label)
 
     def _label(self, call: PendingCall) -> str:

@@ -49,7 +49,6 @@ class StepTimer:
     """Divides the seconds of an engine's steps, which are given in order.
 
     Args:
-        prices: of plans.
         now: seconds of the engine's clock.
     """
 
@@ -82,7 +81,6 @@ class Ledger:
 
     Args:
         kv: the engine's pages.
-        prices: of its plans.
         running: its running sequences, as they are at any time.
         now: seconds of its clock.
 

@@ -86,7 +86,6 @@ class PauseAccount:
         self._resident = max(0, self._resident - tokens)
 
     def return_at(self, now: float) -> None:
-        """All calls have returned."""
         self.settle(now)
         self.returned_s = now
 

@@ -174,7 +174,6 @@ class RequestLog:
                 fold(event)
 
     def passed(self, events: list[Event]) -> None:
-        """An iteration has passed with these events."""
         if self._folds:
             event = Passed(self.now(), events)
             for fold in self._folds:

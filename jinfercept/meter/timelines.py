@@ -207,7 +207,6 @@ class Timelines:
             self._moving.append(timeline.move(event.at_s, tokens, event.freed, tokens * self._link_s))
 
     def step(self, planned: PlannedStep, seconds: StepSeconds, now: float) -> None:
-        """A step has ended."""
         for phase in self._moving:
             phase.end_s = now
         self._moving.clear()

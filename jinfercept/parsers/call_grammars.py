@@ -76,7 +76,6 @@ class CallGrammar:
         """A call as a JSON object.
 
         Args:
-            key: that of the arguments.
             name_key: that of the tool's name.
             before: an expression for members that stand before.
         """

@@ -61,7 +61,6 @@ class Rules:
 
         Args:
             members: expressions, and whether each is required.
-            separator: an expression.
         """
         first = more = self.rule('""')
         for member, needed in reversed([*members]):

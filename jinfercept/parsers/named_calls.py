@@ -55,7 +55,6 @@ class NamedCalls:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tags around calls."""
         return (
             self.opening,
             *([self.closing] if self.closing else ()),

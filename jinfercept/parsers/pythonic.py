@@ -166,7 +166,6 @@ def _value_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
     """The name of a rule for the Python literals that a schema allows; where there is none, for JSON, which is read too.
 
     Args:
-        rules: get the rule.
         schema: of the value, with the definitions that it refers to.
     """
     keywords = constraints(schema)

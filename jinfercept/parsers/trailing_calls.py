@@ -18,7 +18,6 @@ class TrailingCalls:
 
     Args:
         tags: the tags of the format of calls, with which a call begins.
-        parser: makes a parser of the format.
         names: the tools that are offered; None if unknown.
 
     Attributes:

@@ -30,7 +30,6 @@ class XmlTags:
     Attributes:
         function, name_end: the texts around a function's name. Without an end the next tag, or white space before it, ends it.
         head_end: an expression for the rest of a function's tag, which readers pass over.
-        function_end: ends a call.
         parameter, key_ends: the texts around an argument's key; each end says the type of the value, as JSON schemas do, or
             "other" (none of the strings), or "" if it says none. The first of each type is the one that grammars write.
         value_start: a tag behind the end of the key, which white space may precede.

@@ -18,7 +18,6 @@ _LINE = r'"\n"?'
 
 
 def xml_grammar(calls: CallGrammar, tags: XmlTags) -> str:
-    """The grammar of a turn that has to call."""
 
     names = XML_NAME if tags.name_end else _BARE_NAME
     call = f"{calls.tag(tags.function, tags.tokens)} {calls.each(lambda *tool: named_call(calls, tags, *tool), names)}"

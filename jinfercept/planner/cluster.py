@@ -101,9 +101,7 @@ def play_cluster(
 
     Args:
         replicas: fresh ones.
-        policy: a fresh one.
         sessions: in the order of their starts.
-        limits: of goodput.
         most_s: seconds after which the rest is unfinished.
         counted: seconds from and before which turns are sent that the report counts: those before fill the fleet.
         progress: called now and then with the seconds played.

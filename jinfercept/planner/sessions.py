@@ -40,7 +40,6 @@ class Turn(NamedTuple):
     """A request of a session.
 
     Attributes:
-        session: that sends it.
         number: its place there, from 0.
         at_s: second at which it is sent.
         prompt_tokens: with all that came before it.
@@ -88,7 +87,6 @@ def _key(owner: int, place: int) -> bytes:
 
 
 def first_turn(session: AgentSession) -> Turn:
-    """The turn that begins a session."""
     return Turn(session, 0, session.at_s, session.shared_tokens + session.script.prompt)
 
 
@@ -105,7 +103,6 @@ def draw_sessions(
         source: makes a draw of scripts from a random state.
         rate: sessions per second.
         duration_s: seconds in which sessions begin.
-        seed: of arrivals and scripts.
     """
     rng = Random(seed)
     draw = source(rng)

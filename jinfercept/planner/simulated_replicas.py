@@ -50,9 +50,7 @@ class SimulatedReplica(Protocol):
         """Seconds so far in which steps ran."""
         ...
 
-    def submit(self, turn: Turn, now: float) -> None:
-        """A turn arrives."""
-        ...
+    def submit(self, turn: Turn, now: float) -> None: ...
 
     def advance(self) -> list[FinishedTurn]:
         """Play the next event; returns the turns that end with it."""

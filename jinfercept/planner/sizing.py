@@ -37,9 +37,7 @@ class ReplicaKind(NamedTuple):
     """A replica that could be bought.
 
     Attributes:
-        label: in tables.
         simulation: its machine, pools and policy.
-        num_devices: accelerators of one.
         device: what one is; "" where only a profile is known.
         price_per_h: of one accelerator; kinds are ordered by the price of the fleet.
         kv_cache_dtype: of its pages, as the engine's option; "auto" is the model's, or that of the profile's measurement.
@@ -216,8 +214,6 @@ def size_fleet(
     """The fewest replicas of a kind that meet a load's limits.
 
     Args:
-        load: to serve.
-        most_replicas: that are tried.
         detail: of the last word; the search begins with the coarse model.
         progress: called with what is tried next.
     """

@@ -89,7 +89,6 @@ def merged_message(turns: Sequence[Message], client_tools: Container[str]) -> di
 
 
 def _events_of(turns: Sequence[Message]) -> Iterator[Event]:
-    """The events of complete turns."""
     for place, turn in enumerate([turn for turn in turns if turn["role"] == "assistant"]):
         if place:
             yield Resumed("", (), (), "")

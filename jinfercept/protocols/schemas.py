@@ -88,7 +88,6 @@ class SessionHints(Body):
         priority: smaller ones are served first.
         release: no follow-up request comes, so the context is not retained.
         server_tools: tools of the server that the model is offered: all, or those named.
-        max_rounds: rounds of calls that the server runs.
         async_calls: the model goes on while calls of the server's tools run.
     """
 

@@ -34,7 +34,6 @@ class UsageCount:
         details["prompt_tokens"] = self._prompt
 
     def count(self, tokens: int) -> None:
-        """Count generated tokens."""
         self._completion += 0 if self._silent else tokens
 
     def add(self, output: RequestOutput) -> None:

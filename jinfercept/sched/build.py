@@ -22,11 +22,9 @@ class SchedulerLimits(NamedTuple):
 
     Attributes:
         buckets: query tokens of the executables, ascending.
-        max_num_seqs: sequences that run at once.
         max_chunk_tokens: query tokens of one sequence in one step; None: no limit of its own.
         chunked_prefill: None: as the policy was published, where the largest step holds the longest sequence.
         preemption: see `Scheduler`.
-        speculation: options of drafts.
     """
 
     buckets: tuple[int, ...]

@@ -14,7 +14,6 @@ class ChunkPlanner:
 
     Args:
         kv: the pages.
-        queues: the sequences of all tenants.
         eviction: frees device slots.
         transfers: plans copies, and says what the host link can still move.
         counters: of tokens that are computed, and computed again.

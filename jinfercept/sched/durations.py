@@ -143,7 +143,6 @@ class DurationHistory:
         self._num_changes = 0  # since the curve was made
 
     def start(self, call_key: Hashable, at_s: float) -> None:
-        """A call began."""
         if len(self._running) == MOST_IN_FLIGHT:
             del self._running[next(iter(self._running))]
         self._running[call_key] = at_s
@@ -194,7 +193,6 @@ class SharedHistory:
         self._num_changes = 0  # since the curve was made
 
     def end(self, tenant: str, seen: Seen) -> None:
-        """A call of a tenant ended."""
         recent(self._tenants, tenant, lambda: deque(maxlen=SHARE), RING // SHARE).append(seen)
         self._num_changes += 1
 

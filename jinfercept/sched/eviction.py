@@ -23,7 +23,6 @@ class Eviction:
     Args:
         kv: the pages.
         fair: the service order while tenants compete.
-        policy: the order of eviction.
         transfers: executes the policy's moves.
         counters: preemptions are added here.
         preempted: what becomes of a preempted sequence's pages.

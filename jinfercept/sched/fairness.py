@@ -61,7 +61,6 @@ class FairShare:
     """The use and the rights of the tenants of one scheduler.
 
     Args:
-        queues: the sequences of all tenants.
         budget: says how long steps last.
         beyond_short: query tokens of the largest step that the prompts of tenants that are ahead leave.
 

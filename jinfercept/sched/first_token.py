@@ -74,7 +74,6 @@ class FirstTokenAdmission:
     """Takes and refuses the requests of one engine.
 
     Args:
-        cost: prices steps.
         largest_step: query tokens of the largest step.
     """
 
@@ -87,7 +86,6 @@ class FirstTokenAdmission:
         """Take a request, or refuse it because its first token is likely to come later than the limit.
 
         Args:
-            load: the engine at this moment.
             limit_s: most seconds to its first token.
         """
         errors = self._errors.get(request.tenant) or _Errors()
@@ -124,9 +122,7 @@ def first_token_s(cost: CostModel, largest_step: int, load: EngineLoad, request:
     """Predicted seconds to the first token of a request that comes now.
 
     Args:
-        cost: prices steps.
         largest_step: query tokens of the largest step.
-        load: the engine at this moment.
     """
     tokens, uncomputed, number = work_before(load, request)
     running, computing = load.num_running, load.running_uncomputed + uncomputed + request.uncomputed

@@ -111,7 +111,6 @@ class _MoveCheck:
         self._offered: dict[tuple[str, Action], list[range]] = {}
 
     def __call__(self, move: object) -> str:
-        """What is wrong with a move."""
         if not isinstance(move, Move) or not isinstance(move.sequence, Sequence):
             return f"{move!r:.80}, which is no Move of pages of a sequence,"
         sequence, pages, action, _ = move

@@ -63,7 +63,6 @@ class NewPages(NamedTuple):
     """Consecutive entries of a page table.
 
     Attributes:
-        first: index of the first one.
         slots: the device slots.
     """
 

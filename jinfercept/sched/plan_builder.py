@@ -90,7 +90,6 @@ class PlanBuilder:
             self.offloading = sequence
 
     def add_fetch(self, copies: PageCopies) -> None:
-        """Fetch pages of a sequence."""
         if copies:
             fetch = self.fetch = self.fetch or PageCopies()
             fetch.add(copies.device, copies.host)

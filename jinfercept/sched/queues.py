@@ -37,7 +37,6 @@ class Queues:
     Attributes:
         running: by `QueuePlace.order`, oldest first.
         waiting: likewise; or by `QueuePlace.rank`, if there is an `order`.
-        intercepted: by id.
         by_tenant: the same running and waiting sequences by tenant; a tenant that has neither is absent.
     """
 

@@ -48,7 +48,6 @@ class Scheduler:
         observer: called with changes of state and with moves.
         preemption: what becomes of a preempted sequence's pages; "recompute" and "swap" are for studies.
         order: of waiting sequences; None: first come first served, by original arrival.
-        speculation: options of drafts.
     """
 
     def __init__(

@@ -18,7 +18,6 @@ class StepBudget(NamedTuple):
     """Sizes of steps and of the transfers that their compute hides.
 
     Attributes:
-        cost: prices a step.
         buckets: query tokens of the executables, ascending.
         page_size: tokens of the smallest transfer.
         waits_for_link: the step waits for its transfers, which therefore have no budget.

@@ -173,11 +173,7 @@ class Transfers:
 
 @final
 class PlanMover(Mover):
-    """Moves pages within one plan.
-
-    Args:
-        transfers: executes moves.
-    """
+    """Moves pages within one plan."""
 
     __slots__ = ("_builder", "_transfers")
 

@@ -55,7 +55,6 @@ class DrainingServer(uvicorn.Server):
     """A uvicorn server that drains before it ends.
 
     Args:
-        listener: a bound socket.
         ready: called once connections are accepted.
         drained: called after the drain.
     """

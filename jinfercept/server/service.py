@@ -77,7 +77,6 @@ class Service:
         names: of the model in requests; answers have the first one by default.
         created: start of the server, in seconds since 1970.
         draining: whether new requests are refused.
-        keys: the API keys.
         ignored: unknown fields of bodies that were logged.
         chat_template: source of the template that replaces the model's; None: the model's.
         tool_history: turns with calls of the server's tools that clients do not see.

@@ -42,7 +42,6 @@ class ScriptedSession(NamedTuple):
     """A session.
 
     Attributes:
-        name: in the trace.
         shared: tokens of the tools' and the system prompt, with which the prompts of all sessions begin.
         turns: at least one. After the last one the client does not return, and says nothing of it.
         sub_agents: that the session starts.

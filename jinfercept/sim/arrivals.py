@@ -28,9 +28,7 @@ class RequestArrival(Protocol):
         """Its second, counted from the start of the run."""
         ...
 
-    def request(self, number: int) -> Request:
-        """The request, whose id is a number."""
-        ...
+    def request(self, number: int) -> Request: ...
 
 
 def arrivals(

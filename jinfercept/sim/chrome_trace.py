@@ -85,7 +85,6 @@ class ChromeTrace:
         self._write(_name("process_name", "requests", _REQUESTS))
 
     def fold(self, event: LogEvent) -> None:
-        """Write an event."""
         match event:
             case Moved():
                 self._move(event)

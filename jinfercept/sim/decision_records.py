@@ -101,7 +101,6 @@ class DecisionLog:
         self._write({"type": "run", "version": VERSION, **run, "quantiles": QUANTILES, "ages_s": AGES_S})
 
     def fold(self, event: LogEvent) -> None:
-        """Record an event."""
         match event:
             case Moved():
                 self._forecast_fresh()
@@ -270,7 +269,6 @@ class DecisionLog:
         return DecisionCase(now, sequence.state, rest_s, context, self._running_context(), chunk)
 
     def _flush(self, plan: int | None) -> None:
-        """Write the decisions of a plan."""
         decisions = list(self._decisions.values())
         self._decisions.clear()
         self._running_moves.clear()

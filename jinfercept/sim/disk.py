@@ -41,7 +41,6 @@ class SimulatedDisk:
     """A `PageDisk` (`engine.disk_contexts`) of so many pages. Reads pass one after the other, and writes beside them.
 
     Args:
-        profile: how fast it is.
         num_pages: that it holds; the least recently used ones give way.
         page_size: tokens per page.
     """
@@ -64,7 +63,6 @@ class SimulatedDisk:
         return self._tree.match(self._root(root), _token_bytes(tokens)).num_pages
 
     def read(self, key: int, root: bytes, tokens: Sequence[int], first: int, num_pages: int) -> None:
-        """Begin to read pages of these tokens."""
         match = self._tree.match(self._root(root), _token_bytes(tokens))
         self._tree.use(match.path, self._clock.now())
         self._read_free_s = max(self._read_free_s, self._clock.now()) + self._profile.disk_latency_s

@@ -31,7 +31,6 @@ class OwnWorkload:
     """A user's workload.
 
     Args:
-        choice: what draws.
         max_model_len: every request has fewer tokens.
 
     Raises:

@@ -71,11 +71,8 @@ class CurvePanel(NamedTuple):
     """A panel of curves, latency on a logarithmic axis.
 
     Attributes:
-        title: over the panel.
         threshold: a horizontal line; None: none.
-        unit: on the vertical axis.
         span: least and largest value of that axis; None: as the curves need.
-        axis: the horizontal one.
         ticks: texts of the horizontal axis at 0, 1, 2, …; empty: numbers.
         log_axis: it is logarithmic too, with a tick at every point.
     """
@@ -90,7 +87,6 @@ class CurvePanel(NamedTuple):
     log_axis: bool = False
 
     def draw(self, axes: "Axes") -> None:
-        """Draw the curves and their legend."""
         _draw_curves(axes, self)
 
 
@@ -98,8 +94,6 @@ class Bars(NamedTuple):
     """A panel of bars.
 
     Attributes:
-        title: over the panel.
-        unit: on the axis.
         bars: for each bar its parts by name.
         beside: the parts stand beside each other, not on each other; then they may be negative.
     """

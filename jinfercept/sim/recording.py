@@ -68,9 +68,6 @@ class Recording:
         synchronous: steps wait for transfers.
         run: names and numbers of the run.
 
-    Attributes:
-        estimator: the one for the scheduler.
-
     Raises:
         ConfigError: a file cannot be written.
     """

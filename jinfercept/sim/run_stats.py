@@ -31,9 +31,7 @@ class RunStats:
 
     Args:
         log: of the engine; `fold` gets its events from now on.
-        prices: of plans.
         largest_step: query tokens of the largest executable.
-        limits: of goodput.
     """
 
     def __init__(
@@ -50,7 +48,6 @@ class RunStats:
         log.tell(self.fold)
 
     def fold(self, event: LogEvent) -> None:
-        """Add an event."""
         if isinstance(event, Stepped):
             self._step(event)
         elif isinstance(event, Passed):

@@ -65,7 +65,6 @@ def make_request(number: int, script: Script, write: Writer, known_durations: bo
 
     Args:
         number: its id, and the seed of its tokens.
-        write: its prompt.
         known_durations: calls carry their duration, for an oracle estimator.
     """
     calls = dict(_calls(script, known_durations))
@@ -226,7 +225,6 @@ class PlayedRun(NamedTuple):
         outputs: requests that were served to their end, in the order of their ends.
         aborted: requests that failed or were unfinished at the run's end, with the tokens that they had.
         refused: ids of requests that were not taken.
-        lasted: its length.
     """
 
     outputs: list[RequestOutput]
@@ -323,7 +321,6 @@ def drive(
     or after `most_s` seconds, abort the others.
 
     Args:
-        clients: whose requests are played.
         progress: called a few times a second, by the wall clock.
         host_s: seconds to wait after every step: the engine's own work, which a virtual clock does not see.
 

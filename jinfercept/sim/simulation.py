@@ -161,17 +161,14 @@ class Simulation:
 
     @property
     def policy_name(self) -> str:
-        """The policy's name in reports."""
         return label(self.policy)
 
     @property
     def estimator_name(self) -> str:
-        """The estimator's name in reports."""
         return label(self.estimator)
 
     @property
     def order_name(self) -> str:
-        """The order's name in reports."""
         return label(self.order)
 
     @property
@@ -253,9 +250,7 @@ class Simulation:
 
         Args:
             clock: its time.
-            dispatcher: has its calls answered.
             open_text: makes a request's text; None: there is none.
-            records: files to write.
         """
         bound, free_pause = self.policy == "bound", self.policy == "free_pause"
         kv = KVManager(
@@ -323,7 +318,6 @@ class SimulatedEngine(NamedTuple):
 
     Attributes:
         engine: serves requests.
-        accounts: its statistics.
         buckets: query tokens of its executables, ascending.
         recording: of decisions; None if none was asked for.
     """

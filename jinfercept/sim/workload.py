@@ -72,7 +72,6 @@ class Script(NamedTuple):
 
     @property
     def calls(self) -> int:
-        """Number of calls."""
         return len(self.segments) - 1
 
 

@@ -49,7 +49,6 @@ class Machine:
     """The loaded model, its executables and their profile. Engines run on it, one at a time.
 
     Attributes:
-        runner: of this process.
         draft_model: name of the model that drafts for the runner's; None: there is none.
         leader: the same, on host 0 of several: what it executes, all hosts execute.
         disk: contexts on disk; None: there is no such tier.

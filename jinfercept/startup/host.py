@@ -37,7 +37,6 @@ class EngineHost:
     Attributes:
         setup: the same with the options of the last `restart`.
         thread: serves requests on the engine that runs.
-        closed: no engine runs any more.
     """
 
     def __init__(self, setup: EngineSetup) -> None:

@@ -119,7 +119,6 @@ def try_groups(
     """Compile and time all candidates. One of them at a time has pages: a page for every sequence, and the largest step's.
 
     Args:
-        shape: what will serve.
         attention: see `pallas.attention`.
         progress: called with what is done.
     """

@@ -117,7 +117,6 @@ def measure(
         shape: its static sizes.
         name: name of the profile: model and machine.
         kv_bytes_per_token: bytes of one token's keys and values.
-        effort: how much is measured.
         settings: everything that the costs depend on; they are written to the profile's tables.
         tiles: of the runner's attention, if it works in such; the effort says whether they are priced.
         drafter: runs the draft model alone, if there is one; the runner's steps have its steps in them.
@@ -184,7 +183,6 @@ def _time_steps(
     progress: Progress,
     clock: Callable[[], float],
 ) -> list[tuple[MeasuredStep, StepPlan, PlanTiming]]:
-    """Every measured step with its plan and its timing."""
     started_s = clock()
     runs: list[list[PlanRun]] = [[] for _ in steps]
     for number in range(effort.rounds * len(steps)):
@@ -297,7 +295,6 @@ def _time_link(
 
 
 def profile_path(directory: Path, settings: Mapping[str, Any]) -> Path:
-    """The file of the profile for these settings."""
     digest = hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()
     return directory / "profiles" / f"{digest[:24]}.json"
 

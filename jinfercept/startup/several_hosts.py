@@ -55,7 +55,6 @@ def join_hosts(placement: Placement, config: EngineConfig, model: Mapping[str, s
     From then on an error ends all processes of the group, see `HostGroup.failing`.
 
     Args:
-        placement: of this process.
         config: its options; all but those of its placement have to be alike.
         model: what it serves, see `model_facts`.
 
@@ -95,7 +94,6 @@ def model_facts(model: object, source: Path | None, read: str) -> dict[str, str]
 
     Args:
         model: as `set_up` takes it.
-        read: its config.
     """
     facts = {"model": read if len(read) < _SHOWN else f"{read[:_SHOWN]}… ({_digest(read.encode())})"}
     if source is not None and isinstance(model, str) and is_hub_id(model):

@@ -122,7 +122,6 @@ def host_rows(config: EngineConfig, memory: MemoryPlan) -> int:
 
 
 def draft_shape(draft: ServedModel, served: ServedModel, shape: RunnerShape) -> RunnerShape:
-    """The sizes of a draft model's runner."""
     layers = min(shape.layers_per_step, draft.config.num_layers)
     return replace(shape, layers_per_step=layers, num_drafts=0, drafts_for=served.config.vocab_size)
 
@@ -218,7 +217,6 @@ def buckets(max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> tu
     for many decode rows; they cannot be filled by a longer chunk. A CPU, whose time grows with the size, has one more.
 
     Args:
-        max_num_seqs, max_num_batched_tokens: of the engine.
         platform: JAX's name of the device's, `cpu` or `gpu`.
     """
     least = 8 if platform == "gpu" else 1  # a GPU's matrix kernels multiply eight rows at least

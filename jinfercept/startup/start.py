@@ -68,7 +68,6 @@ class StartTimes:
         load_s: for the weights, `tokenizer_s` for the tokenizer, `pages_s` for the pools, `compile_s` for the executables.
         num_executables: executables that were compiled, of which `num_cached` were found on disk.
         num_pending: executables that a lazy start left to be compiled behind the first requests.
-        profile: where the profile comes from.
         grouping: layers per executable, and where the number comes from.
     """
 

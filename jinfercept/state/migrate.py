@@ -25,9 +25,6 @@ def create_tables(engine: Engine) -> None:
 def migrate(engine: Engine, name: str) -> None:
     """Run the migrations that a database lacks, all or none.
 
-    Args:
-        name: of the database in errors.
-
     Raises:
         ConfigError: its revision is unknown: a newer version of jinfercept has migrated it; or it is a file of another program.
     """

@@ -76,11 +76,7 @@ def take_turns(session: Session, lock: int) -> bool:
 
 
 def item_rows(tenant: str, first: int, item_ids: Sequence[str], **more: str) -> list[dict[str, Any]]:
-    """Rows of an index of items; `more` are the columns that they share.
-
-    Args:
-        first: place of the first item.
-    """
+    """Rows of an index of items; `more` are the columns that they share."""
     return [
         {"place": place, "tenant": tenant, "item": digest(item_id), **more}
         for place, item_id in enumerate(item_ids, start=first)

@@ -41,7 +41,6 @@ class ResponseHead(NamedTuple):
     Attributes:
         status: "queued", "in_progress", or final.
         in_background: whether it is generated without a connected client.
-        conversation_id: the conversation that it is a turn of.
         server_id: the server that generates or has generated it.
         is_live: whether that server has had a heartbeat lately.
         left_s: seconds until it expires.
@@ -286,6 +285,5 @@ def _parts(values: Sequence[str]) -> list[Sequence[str]]:
 
 
 def remove_begun(session: Session, response_id: str, server_id: str) -> None:
-    """Remove a response whose generation has not begun."""
     is_own = ResponseRow.id == response_id, ResponseRow.server_id == server_id, ResponseRow.status.in_(OPEN)
     session.execute(delete(ResponseRow).where(*is_own))

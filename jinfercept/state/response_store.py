@@ -39,10 +39,8 @@ class _OpenResponse:
 
     Attributes:
         stored: the response; None until its request is prepared.
-        conversation_id: the conversation that it is a turn of.
         begun_bytes: of its row's document.
         is_inserted: whether it has a row.
-        finishing: commits its end.
     """
 
     tenant: str

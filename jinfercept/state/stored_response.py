@@ -72,7 +72,6 @@ class StoredResponse:
 
     @property
     def name(self) -> str:
-        """The response's id."""
         return self.response["id"]
 
     @property

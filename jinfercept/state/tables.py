@@ -39,10 +39,8 @@ class ResponseRow(StateTable):
     Attributes:
         tenant: of its request: the digest of the API key.
         previous_id: the response that it continues, which is not removed before it.
-        conversation_id: the conversation that it is a turn of.
         status: "queued", "in_progress", or final.
         in_background: whether it is generated without a connected client.
-        server_id: the server that generates it.
         is_cancelled: whether a client has requested its end.
         is_deleted: whether it is deleted for its tenant, and remains for the responses that continue it.
         num_bytes: of the documents.
@@ -77,7 +75,6 @@ class ResponseItemRow(StateTable):
     """Where an item of a stored response is: its input first, then its output.
 
     Attributes:
-        place: in the input and the output together.
         item: `digest` of the item's id.
     """
 
@@ -96,10 +93,8 @@ class ConversationRow(StateTable):
 
     Attributes:
         changed_at, expires_at: it expires some time after its last change.
-        num_items: number of its items.
         num_bytes: of its documents.
         turn_id: the response that is generated in it; None if there is none.
-        turn_server_id: the server that generates it.
         last_response_id: the last response that was generated in it.
         last_write: name of the last change by a client, so that none is made twice.
         about: document with the metadata.
@@ -151,7 +146,6 @@ class InboxRow(StateTable):
     """A call that waits for a person at some server.
 
     Attributes:
-        server_id: the server that runs the call.
         call: document of the call.
         answer: document of the answer that another server has taken; None before.
     """

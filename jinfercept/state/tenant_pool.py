@@ -23,7 +23,6 @@ class TenantPool:
     """Threads in which the tenants take turns.
 
     Args:
-        num_threads: of all tenants together.
         per_tenant: threads that one tenant may use at a time.
         max_waiting: jobs that one tenant may have waiting.
     """

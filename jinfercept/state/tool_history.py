@@ -101,7 +101,6 @@ class ToolHistory:
         return restored + _in_call_order(results, places)
 
     def _found(self, name: str) -> _Entry | None:
-        """The entry of a key."""
         with self._lock:
             entry = self._entries.get(name)
             if entry is None or entry.until_s <= self._now():

@@ -31,7 +31,6 @@ class Quota:
     """Counts entries and bytes by tenant.
 
     Args:
-        most: entries of all tenants together.
         most_bytes: bytes of all tenants together.
         most_of_tenant: entries of one tenant; None: no more than `most`.
         most_bytes_of_tenant: bytes of one tenant; None: no more than `most_bytes`.

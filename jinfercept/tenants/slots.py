@@ -21,7 +21,6 @@ class FairSlots:
     the work of this tenant, to the oldest.
 
     Args:
-        slots: of all tenants together.
         most_of_tenant: slots that one tenant may have at a time; None: all.
     """
 
@@ -47,7 +46,6 @@ class FairSlots:
             raise
 
     def end(self, tenant: str) -> None:
-        """Free a slot of a tenant."""
         self._free += 1
         self._count(tenant, -1)
         self._next()
@@ -82,7 +80,6 @@ class FairSlots:
         self._count(tenant, 1)
 
     def _count(self, tenant: str, change: int) -> None:
-        """Change the number of a tenant's slots."""
         work = self._tenants.pop(tenant)
         work.running += change
         if work.running or work.waiting:

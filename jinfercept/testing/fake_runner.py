@@ -2,11 +2,9 @@
 
 import hashlib
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from jinfercept.errors import RequestError
-from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Masks, StepPlan, StepResult
 
 VOCAB = 97
@@ -159,28 +157,6 @@ class FakeRunner:
             slot = -1 if chunk.num_drafts else chunk.slot  # rows with drafts leave the slot's last token as it is
             contexts += [(slot, context[:length]) for length in range(chunk.sample.position, end + 1)]
         return contexts
-
-
-def copying_token(context: list[int], words: Sequence[int] | None = None) -> int:
-    """The token of a model that repeats itself: three of four follow from the two before them, the others from all."""
-    few = next_token(context) % 4 != 0
-    return next_token([token % 3 for token in context[-2:]] if few else context, words)
-
-
-def uninterrupted(
-    prompt: Sequence[int], params: SamplingParams, script: Mapping[int, list[int]], max_model_len: int
-) -> list[int]:
-    """The stream that the fake model writes without a pause: `script` gives returned tokens by generated count."""
-    if len(prompt) >= max_model_len:
-        raise RequestError("too long", got=len(prompt), fix="shorten it")
-    context, generated = list(prompt), 0
-    while True:
-        context.append(next_token(context))
-        generated += 1
-        if generated == params.max_tokens or len(context) >= max_model_len:
-            return context[len(prompt) :]
-        if generated in script:
-            context += script[generated][: max_model_len - len(context) - 1]
 
 
 def _entries(chunk: Chunk) -> dict[int, int]:

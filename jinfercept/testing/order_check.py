@@ -4,15 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple, final
 
-from jinfercept.errors import PluginError, describe_failure
 from jinfercept.sched.conformance import check_no_object
 from jinfercept.sched.guards import GuardedOrder
 from jinfercept.sched.order import Order
 from jinfercept.sched.orders import OrderChoice, check_order_choice
 from jinfercept.sched.plugins import label
 from jinfercept.sched.sequence import Sequence
-from jinfercept.testing.policy_check import MAX_STEPS, problems, scenarios
-from jinfercept.testing.scenarios import Scenario, ScenarioRun
+from jinfercept.testing.policy_check import play, scenarios
+from jinfercept.testing.scenarios import Scenario
 
 
 class OrderCheckError(AssertionError):
@@ -24,7 +23,6 @@ class OrderReport(NamedTuple):
 
     Attributes:
         order: its name.
-        num_scenarios: all of them passed.
         num_keys: keys that the scheduler asked for.
         num_overtaken: starts of requests before an earlier one of their tenant.
     """
@@ -130,22 +128,5 @@ def _check(name: str, title: str, scenario: Scenario) -> WatchedOrder | None:
         watched.append(WatchedOrder(guarded, name))
         return watched[0]
 
-    problem, cause = "", None
-    try:
-        run = ScenarioRun(scenario, wrap_order=wrap, watch=_raise).run(MAX_STEPS)
-        problem = next(problems(run, scenario), "")
-    except (OrderCheckError, PluginError) as error:
-        problem, cause = str(error), error
-    except Exception as error:  # that an order brought about
-        problem, cause = f"breaks the engine: {describe_failure(error)}", error
-    if watched and watched[0].problem is not None:  # what came after it follows from it
-        problem, cause = str(watched[0].problem), watched[0].problem
-    if problem:
-        says = problem.removeprefix(f"the order {name} ")
-        raise OrderCheckError(f"the order {name} {says} (scenario: {title})") from cause
+    play(f"order {name}", title, scenario, watched, OrderCheckError, wrap_order=wrap)
     return watched[0] if watched else None
-
-
-def _raise(run: ScenarioRun) -> None:
-    if run.failures:
-        raise run.failures[0]

@@ -1,10 +1,11 @@
 """Runs a policy through scenarios that policies fail in, on the real scheduler and engine, without a model and without time."""
 
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from itertools import product
 from random import Random
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, Protocol, final
 
 from jinfercept.errors import PluginError, describe_failure
 from jinfercept.outputs import RequestOutput
@@ -184,9 +185,7 @@ class PolicyReport(NamedTuple):
 
     Attributes:
         policy: its name.
-        num_scenarios: all of them passed.
         num_plans: plans that were made.
-        num_moves: moves that the policy offered.
     """
 
     policy: str
@@ -283,28 +282,49 @@ def _check(name: str, title: str, scenario: Scenario) -> tuple[int, int]:
         watched.append(WatchedPolicy(guarded, name))
         return watched[0]
 
+    run = play(f"policy {name}", title, scenario, watched, PolicyCheckError, wrap=wrap)
+    return len(run.plans), watched[0].num_moves
+
+
+class Watched(Protocol):
+    """A policy or an order that is watched."""
+
+    @property
+    def problem(self) -> AssertionError | None:
+        """The first rule that was broken."""
+        ...
+
+
+def play(
+    plugin: str, title: str, scenario: Scenario, watched: SequenceOf[Watched], kind: type[AssertionError], **wrap: Any
+) -> ScenarioRun:
+    """Run a scenario to its end. Raises a `kind`, with the title, for what the plugin broke.
+
+    Args:
+        watched: the plugin, once the run has made it.
+        wrap: what `ScenarioRun` puts around it.
+    """
+
+    def watch(run: ScenarioRun) -> None:
+        if run.failures:
+            raise run.failures[0]
+
     run, problem, cause = None, "", None
     try:
-        run = ScenarioRun(scenario, wrap=wrap, watch=lambda run: _raise(run.failures)).run(MAX_STEPS)
-        problem = next(problems(run, scenario), "")
-    except (PolicyCheckError, PluginError) as error:
+        run = ScenarioRun(scenario, watch=watch, **wrap).run(MAX_STEPS)
+        problem = next(_problems(run, scenario), "")
+    except (kind, PluginError) as error:
         problem, cause = str(error), error
-    except Exception as error:  # that a policy brought about
+    except Exception as error:  # that the plugin brought about
         problem, cause = f"breaks the engine: {describe_failure(error)}", error
     if watched and watched[0].problem is not None:  # what came after it follows from it
         problem, cause = str(watched[0].problem), watched[0].problem
     if run is None or problem:
-        says = problem.removeprefix(f"the policy {name} ")
-        raise PolicyCheckError(f"the policy {name} {says} (scenario: {title})") from cause
-    return len(run.plans), watched[0].num_moves
+        raise kind(f"the {plugin} {problem.removeprefix(f'the {plugin} ')} (scenario: {title})") from cause
+    return run
 
 
-def _raise(failures: list[BaseException]) -> None:
-    if failures:
-        raise failures[0]
-
-
-def problems(run: ScenarioRun, scenario: Scenario) -> Iterator[str]:
+def _problems(run: ScenarioRun, scenario: Scenario) -> Iterator[str]:
     """The problems of the requests of a scenario that has ended."""
     aborted = {number for _, number in scenario.aborts}
     for number, (_, script) in enumerate(scenario.arrivals):

@@ -156,7 +156,6 @@ class ScenarioRun:
         planned: called when a plan was made and has not run.
         fake: run on the fake device too; without it, plans are only priced, as in a simulation.
         wrap: puts another policy around the scenario's.
-        observer: of the scheduler.
         wrap_order: puts another order around the scenario's, if it has one.
 
     Attributes:

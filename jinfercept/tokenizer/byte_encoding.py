@@ -24,7 +24,6 @@ class ByteEncoding(NamedTuple):
     leading_spaces: int = 0
 
     def to_bytes(self, token: str) -> bytes:
-        """The bytes that a token stands for."""
         if self.byte_level:
             stand_ins = [_BYTE_OF.get(char) for char in token]
             return token.encode() if None in stand_ins else bytes(byte for byte in stand_ins if byte is not None)

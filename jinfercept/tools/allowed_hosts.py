@@ -96,7 +96,6 @@ class Hosts:
 
         Args:
             host: name or address.
-            port: to connect to.
         """
         entry = self._check(host, port, scheme)
         infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -95,8 +95,6 @@ def endpoint_tool(
 
     Args:
         limits: on the time of a call and the size of its result.
-        executor: runs the endpoint.
-        queue: in which its calls wait.
         late: message of a timeout, before its seconds.
     """
 

@@ -28,7 +28,6 @@ class HttpTool:
     """One HTTP endpoint.
 
     Args:
-        table: its declaration.
         place: of the table, for errors.
 
     Raises:

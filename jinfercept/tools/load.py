@@ -41,7 +41,6 @@ class LoadedTools:
 
     Attributes:
         inbox: where calls wait for a person.
-        sources: return the current tools.
         executor: runs the calls.
         servers: close MCP servers, within seconds.
     """
@@ -191,7 +190,6 @@ class _Loader:
         self._add(declare(table.name, table.description, parameters), table, checked, late=late)
 
     def add_function(self, function: PythonTool, limits: Limits) -> None:
-        """Make a tool of a Python function."""
         self._add(dict(function.declaration), limits, function, function.queue(limits.max_concurrency))
 
     def start(self) -> None:

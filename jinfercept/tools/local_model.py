@@ -11,11 +11,7 @@ from jinfercept.tools.tool_tables import ModelTable
 
 @final
 class LocalModel:
-    """A model in this process.
-
-    Args:
-        table: its declaration.
-    """
+    """A model in this process."""
 
     def __init__(self, table: ModelTable) -> None:
         self._table = table

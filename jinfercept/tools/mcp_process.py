@@ -27,7 +27,6 @@ class McpProcess:
     """A command that is an MCP server. It is started, perhaps several times, by `streams`.
 
     Args:
-        command: with its arguments.
         env: variables beside those of the SDK.
         cwd: its working directory.
         lost: called when the output of a started process ends.

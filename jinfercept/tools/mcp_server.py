@@ -54,7 +54,6 @@ class McpServer:
     """One server.
 
     Args:
-        table: its declaration.
         place: of the table, for errors.
 
     Raises:

@@ -28,7 +28,6 @@ class PythonTool:
     Attributes:
         declaration: OpenAI's.
         function: of the arguments as JSON.
-        executor: calls it.
     """
 
     declaration: Mapping[str, Any]
@@ -60,7 +59,6 @@ def python_tool(
     """The function that a table names.
 
     Args:
-        executor: calls it.
         modules: modules of files that are loaded already, by path.
 
     Raises:

@@ -17,7 +17,6 @@ class RemoteModel:
     """A model at a URL.
 
     Args:
-        table: its declaration.
         place: of the table, for errors.
 
     Raises:

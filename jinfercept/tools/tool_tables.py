@@ -43,8 +43,6 @@ class _Described(Limits):
     """A tool with a description in its table.
 
     Attributes:
-        name: of the tool for the model.
-        description: for the model.
         parameters: JSON schema of its arguments, of the type object.
     """
 
@@ -97,7 +95,6 @@ class McpTable(Limits):
     """An MCP server with its tools.
 
     Attributes:
-        name: of the server in messages.
         command, args, env, cwd: of a server that is started here and uses standard input and output.
         url, headers: of a server that uses streamable HTTP.
         include, exclude: names of its tools, without the prefix.
@@ -124,7 +121,6 @@ class ModelTable(_Described):
     Attributes:
         base_url, model, api_key_env: of an OpenAI-compatible server, and the environment variable of its key.
         path, options: of a model in this process, as for `LLM`.
-        system: system message.
     """
 
     kind: Literal["model"]
@@ -160,7 +156,6 @@ class Place:
     """The place of a table, for errors.
 
     Args:
-        path: of the file.
         number: of the table in the file, from 1.
     """
 
@@ -168,7 +163,6 @@ class Place:
         self.path, self.number = path, number
 
     def error(self, what: str, got: object, fix: str) -> ConfigError:
-        """An error in this table."""
         return ConfigError(f"{self.path}, tool {self.number}: {what}", got=got, fix=fix)
 
     def expand(self, text: str, key: str) -> str:

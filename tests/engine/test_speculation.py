@@ -15,10 +15,9 @@ from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.speculation import NO_DRAFTS, SpeculationLimits
-from jinfercept.testing.fake_runner import copying_token
 from tests.engine.test_constrained_engine import EOS, Count, Counting
 from tests.support.engine_requests import DEPTHS, only, request, serve
-from tests.support.fake_engine import POLICIES, VOCAB, FakeRunner, run_all
+from tests.support.fake_engine import POLICIES, VOCAB, FakeRunner, copying_token, run_all
 from tests.support.sample_tokenizers import byte_level
 
 BUCKETS = (4, 8, 16)

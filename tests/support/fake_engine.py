@@ -1,6 +1,6 @@
 """Engines on the fake runner, their clocks and their dispatcher."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import Any
@@ -10,19 +10,21 @@ from jinfercept.engine.clock import Clock, RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.protocols import CallDispatcher, Runner
 from jinfercept.engine.retained_contexts import RetainedContexts
+from jinfercept.errors import RequestError
 from jinfercept.events import Finished as FinishedEvent
 from jinfercept.hooks import Text
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.policies import SETTINGS, PolicyInputs
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.speculation import NO_DRAFTS, SpeculationLimits
-from jinfercept.testing.fake_runner import VOCAB, FakeRunner, next_token, uninterrupted
+from jinfercept.testing.fake_runner import VOCAB, FakeRunner, next_token
 
 __all__ = [
     "POLICIES",
@@ -31,6 +33,7 @@ __all__ = [
     "FakeRunner",
     "InstantDispatcher",
     "ManualClock",
+    "copying_token",
     "make_engine",
     "next_token",
     "run_all",
@@ -201,3 +204,25 @@ def run_all(engine: Engine, requests: list[Request], max_steps: int = 20_000) ->
     assert occupancy.used == 0
     assert occupancy.paused == 0
     return outputs
+
+
+def copying_token(context: list[int], words: Sequence[int] | None = None) -> int:
+    """The token of a model that repeats itself: three of four follow from the two before them, the others from all."""
+    few = next_token(context) % 4 != 0
+    return next_token([token % 3 for token in context[-2:]] if few else context, words)
+
+
+def uninterrupted(
+    prompt: Sequence[int], params: SamplingParams, script: Mapping[int, list[int]], max_model_len: int
+) -> list[int]:
+    """The stream that the fake model writes without a pause: `script` gives returned tokens by generated count."""
+    if len(prompt) >= max_model_len:
+        raise RequestError("too long", got=len(prompt), fix="shorten it")
+    context, generated = list(prompt), 0
+    while True:
+        context.append(next_token(context))
+        generated += 1
+        if generated == params.max_tokens or len(context) >= max_model_len:
+            return context[len(prompt) :]
+        if generated in script:
+            context += script[generated][: max_model_len - len(context) - 1]

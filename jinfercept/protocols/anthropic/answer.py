@@ -24,11 +24,7 @@ _SIGNATURE = "unsigned"
 
 
 def stream_format(request_id: str) -> StreamFormat:
-    """How a stream of Anthropic's protocol is kept alive, and how it fails.
-
-    Args:
-        request_id: of the HTTP request.
-    """
+    """How a stream of Anthropic's protocol is kept alive, and how it fails."""
 
     def failed(error: ApiError) -> bytes:
         return encode_event(anthropic_error(error.status_code, error.detail, error.param, request_id), "error")
@@ -41,7 +37,6 @@ class MessageAnswer:
     """The message for one body.
 
     Args:
-        requests: the one request made of the body.
         tool_calls: runs the calls of the server's tools.
         is_kept: whether the usage reports the computed tokens as retained ones.
         details: fields of the log line; filled in as they become known.

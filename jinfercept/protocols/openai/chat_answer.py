@@ -36,7 +36,6 @@ class _StreamedChoice:
     """One of `n` streamed answers.
 
     Attributes:
-        state: of its message.
         begun: whether its first chunk is sent.
         token_ids, logprobs: reported with the next chunk.
     """

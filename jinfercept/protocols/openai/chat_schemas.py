@@ -115,7 +115,6 @@ class AllowedFunctions(Body):
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the tools."""
         return frozenset(tool.function.name for tool in self.tools)
 
 

@@ -41,7 +41,6 @@ class _PromptReport:
     Attributes:
         scores: vLLM's `prompt_logprobs`.
         echoed: the beginning of each `logprobs`, if the prompt is echoed.
-        length: characters of the echo.
     """
 
     scores: Lazy | list[Any] | None = None
@@ -154,7 +153,6 @@ class CompletionAnswer:
         yield DONE
 
     def _chunks(self, event: Event) -> Iterator[dict[str, Any]]:
-        """The chunks for an event of one request."""
         if isinstance(event, Token):
             choice = self._choices[event.request_id]
             self.usage.count(1)
@@ -232,11 +230,7 @@ def _event_report(event: _CallEvent) -> dict[str, Any]:
 
 
 def _answer_report(completions: Iterable[tuple[int, CompletionOutput]]) -> Mapping[str, Any]:
-    """The object `jinfercept` of an answer: the `interrupts`, the `cancelled` calls and the `traps` of all its choices.
-
-    Args:
-        completions: with the index of their choice.
-    """
+    """The object `jinfercept` of an answer: the `interrupts`, the `cancelled` calls and the `traps` of all its choices."""
     report: dict[str, list[dict[str, Any]]] = {"interrupts": [], "cancelled": [], "traps": []}
     for index, completion in completions:
         choice = {"choice": index}

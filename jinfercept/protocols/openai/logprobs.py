@@ -73,7 +73,6 @@ def is_small(outputs: Iterable[RequestOutput], prompt: Sequence[int | None], ans
     """Whether an answer has at most `SMALL_ENTRIES`.
 
     Args:
-        outputs: one for each choice.
         prompt: number of best tokens of each report of the prompt.
         answer: number of best tokens of the report of the generated tokens.
     """

@@ -54,7 +54,6 @@ _PREFIXES = {
 
 
 def new_item(kind: str, status: str = "completed", **fields: Any) -> Item:
-    """An item with a new id."""
     return {"id": _new_id(kind), "type": kind, "status": status, **fields}
 
 
@@ -125,7 +124,6 @@ def read_items(
 
 
 def tools_of_items(given: str | Sequence[InputItem]) -> Iterator[InputTool]:
-    """The tools that the items of a body have."""
     for item in () if isinstance(given, str) else given:
         if isinstance(item, AdditionalToolsItem | ToolSearchOutputItem):
             yield from item.tools

@@ -40,7 +40,6 @@ class _ItemsOfTurn:
     """A turn of the assistant.
 
     Attributes:
-        items: that it consists of.
         texts: of the fields of its message.
         calls: the id, the name and the arguments of each.
     """
@@ -154,7 +153,6 @@ class _Messages:
 
 
 def _given(item: Item) -> Message:
-    """A message that is not the assistant's."""
     return Message.model_construct(role=item["role"], content=joined(item["content"]))
 
 

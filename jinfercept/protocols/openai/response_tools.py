@@ -102,9 +102,6 @@ class ClientTools:
     Args:
         items: the stored items of the conversation.
 
-    Attributes:
-        declarations: the tools as functions.
-
     Raises:
         ApiError: 400 for too many tools, namespaces expanded.
     """
@@ -214,7 +211,6 @@ def declared_text(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def types_left_out(given: Sequence[InputTool]) -> Iterator[str]:
-    """Types of tools that are not supported."""
     for tool in given:
         if isinstance(tool, OtherTool):
             yield tool.type

@@ -43,7 +43,6 @@ class ResponseWriter:
     Args:
         response: without output, `queued` or `in_progress`; the writer changes it.
         usage: counts the request's tokens.
-        tools: that the client runs.
         tool_calls: runs the calls of the server's tools; their items are complete once they have results.
         logprobs: reports log probabilities; None: they are not reported.
 
@@ -81,7 +80,6 @@ class ResponseWriter:
         yield self._event(f"response.{self.response['status']}", response=self.response)
 
     def take(self, event: Event) -> Iterator[dict[str, Any]]:
-        """The events of the response for an event of the request."""
         if self.response["status"] == "queued":
             self.response["status"] = "in_progress"
             yield self._event("response.in_progress", response=self.response)
@@ -269,7 +267,6 @@ class ResponseWriter:
         yield self._event("response.output_item.done", output_index=place, item=item)
 
     def _items_of(self, call_ids: Sequence[str]) -> list[str]:
-        """The ids of the items of calls that run."""
         places = [self._running[call_id] for call_id in call_ids if call_id in self._running]
         return [self.response["output"][place]["id"] for place in places]
 

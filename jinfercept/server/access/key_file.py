@@ -46,7 +46,6 @@ class KeyRules(NamedTuple):
     """The permissions of one API key.
 
     Attributes:
-        name: of the key in logs.
         operator: whether it sees the requests of all keys, and answers the calls of all in the inbox.
         priority: smallest and largest priority of its requests; smaller ones are served first, across keys.
         weight: while several keys have work, they share memory·time as their weights.

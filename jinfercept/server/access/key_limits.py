@@ -51,7 +51,6 @@ class KeyLimits:
     """Counts the use of the keys that have limits, and of no others.
 
     Args:
-        rules: of a tenant now.
         now: monotonic seconds.
     """
 
@@ -140,7 +139,6 @@ class PendingCalls:
 
     @property
     def total(self) -> int:
-        """Calls of all keys."""
         with self._lock:
             return self._numbers.total()
 

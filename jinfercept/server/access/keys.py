@@ -96,7 +96,6 @@ class Keys:
 
         Args:
             tenant: of the key, from `check`.
-            requested: the priority in the body.
         """
         if not tenant:
             return requested

@@ -17,11 +17,7 @@ _SPREAD = 0.25
 
 @final
 class Overload:
-    """Decides about the requests of one server.
-
-    Args:
-        llm: serves them.
-    """
+    """Decides about the requests of one server."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm

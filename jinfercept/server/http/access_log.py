@@ -46,11 +46,7 @@ class RequestCounter(Protocol):
 
 @final
 class AccessLog:
-    """ASGI middleware.
-
-    Args:
-        service: counts the requests.
-    """
+    """ASGI middleware."""
 
     def __init__(self, app: ASGIApp, service: RequestCounter) -> None:
         self._app, self._service = app, service

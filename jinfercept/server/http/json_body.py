@@ -88,7 +88,6 @@ class _List(NamedTuple):
     Attributes:
         text: from its first item to the end of its last.
         items: validated.
-        marks: those that lead to this list.
         until_s: when it is forgotten.
     """
 
@@ -149,7 +148,6 @@ class BodyReader:
 
         Args:
             field: of the model, "messages" or "input", whose items are remembered; None: there is none.
-            tenant: that sends the body.
         """
         if model is None or field is None or len(body) < LEAST_BYTES or b'"cache_salt"' in body:
             return parsed(body, model)

@@ -46,7 +46,6 @@ def add_middleware(app: FastAPI, options: ServerOptions, counter: RequestCounter
     answer HEAD as GET.
 
     Args:
-        counter: counts the requests in progress.
         shown: further headers of responses that web pages may read.
     """
     app.add_middleware(HeadRequests)

@@ -31,7 +31,6 @@ class Reading(NamedTuple):
         token_bytes: bytes of the keys and values of one token, on all devices together.
         link_tokens_per_s: bandwidth of the host link in one direction, from the profile.
         prefix_caching: whether the prefix cache is on.
-        pending_calls: asynchronous calls that run.
         refused: answers of status 429, by the code of their error.
         disk: of `kv_disk`; None without it.
     """

@@ -105,8 +105,6 @@ async def _begun(
     """Begin the response of a body: prepare its request, store it, submit it.
 
     Args:
-        name: id of the response.
-        previous, turn: what it continues.
         referred: the items to which the body refers, by id.
     """
     tenant, responses = tenant_of(request), service.responses

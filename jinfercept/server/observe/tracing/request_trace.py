@@ -105,7 +105,6 @@ class RequestTrace:
     """The trace of one HTTP request. It ends when every holder has released it; the first holder is the one that made it.
 
     Args:
-        tracing: of the server.
         operation: `gen_ai.operation.name`.
         route: path of the route.
         parent: the client's context, if it sent one.
