@@ -121,7 +121,7 @@ def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
         assert compilations.count == 0
         assert collectives(llm, "embed", 1) == ["all-reduce"]
         exchanged = collectives(llm, *layers_key("layers", 1, kinds_of(llm.model)[:1]))
-        assert exchanged == ["all-reduce"] * (1 if name == "gptj" else 2)
+        assert exchanged == ["all-reduce"] * {"gptj": 1, "olmo2": 3}.get(name, 2)
         assert collectives(llm, "head", 1, 1) == ["all-gather"]
         moved = (4, llm.model.config.num_layers)
         for key in (("sample", 4, "filtered"), ("shape", 4), ("logprobs", 4), ("gather", *moved), ("scatter", *moved)):
@@ -134,6 +134,7 @@ def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
         ("llama_gqa", 4, ("copy_ahead", "discard")),  # two KV heads on four devices
         pytest.param("gemma3", 2, ("copy_ahead", "discard"), marks=pytest.mark.slow),
         pytest.param("qwen3", 2, ("min_waste", "lru_host"), marks=pytest.mark.slow),
+        pytest.param("olmo2", 4, ("min_waste", "swap"), marks=pytest.mark.slow),
         pytest.param("gptj", 8, ("improved_discard", "preserve"), marks=pytest.mark.slow),
     ],
 )
@@ -144,7 +145,7 @@ def test_several_devices_write_what_one_writes(name: str, num_devices: int, poli
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
-@pytest.mark.parametrize("name", ["llama_gqa", "llama_tied", "qwen2", "qwen3", "gemma3", "gptj"])
+@pytest.mark.parametrize("name", ["llama_gqa", "llama_tied", "qwen2", "qwen3", "olmo2", "gemma3", "gptj"])
 def test_every_policy_on_several_devices_writes_what_one_device_writes(name: str, num_devices: int) -> None:
     check(name, num_devices, tuple(POLICIES))
 

@@ -36,6 +36,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
+    Olmo2Config,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -104,6 +106,10 @@ TINY_CONFIGS = {
     "mistral": MistralConfig(**LLAMA_SHAPE, sliding_window=None, rope_parameters=SHORT_ROPE),
     "qwen2": Qwen2Config(**{**LLAMA_SHAPE, "head_dim": 8}, tie_word_embeddings=True, rope_parameters=SHORT_ROPE),
     "qwen3": Qwen3Config(**LLAMA_SHAPE, rope_parameters=SHORT_ROPE),
+    "olmo2": Olmo2Config(**LLAMA_SHAPE, rope_parameters=SHORT_ROPE),
+    "phi3": Phi3Config(
+        **{**LLAMA_SHAPE, "head_dim": 8}, pad_token_id=0, rope_parameters={**SHORT_ROPE, "partial_rotary_factor": 0.75}
+    ),
     "gemma": GemmaConfig(**LLAMA_SHAPE, rope_parameters=SHORT_ROPE),
     "gemma2": Gemma2Config(
         **LLAMA_SHAPE,
@@ -169,6 +175,18 @@ VARIANTS = {  # checkpoint, changes of its config (null removes a key), tensors 
     ),
     "yarn without factor": ("llama_yarn", {"rope_parameters": {**YARN_LINES, "rope_theta": 500.0, "factor": None}}, {}),
     "dynamic": ("llama_linear", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}}, {}),
+    "proportional": (
+        "llama_gqa",
+        {
+            "rope_parameters": {
+                "rope_type": "proportional",
+                "rope_theta": 500.0,
+                "partial_rotary_factor": 0.7,
+                "factor": 2.0,
+            }
+        },
+        {},
+    ),
     "longrope": (
         "llama_mha",
         {
@@ -179,6 +197,35 @@ VARIANTS = {  # checkpoint, changes of its config (null removes a key), tensors 
                 "short_factor": [1.0, 1.5, 2.0, 2.5],
                 "long_factor": [2.0, 3.0, 4.0, 5.0],
             }
+        },
+        {},
+    ),
+    "longrope of phi3": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 500.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.5, 2.5],
+                "long_factor": [2.0, 3.0, 5.0],
+            },
+        },
+        {},
+    ),
+    "longrope of phi3 beyond the original length": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 16,
+            "rope_theta": 300.0,
+            "partial_rotary_factor": 0.5,
+            "rope_scaling": {
+                "type": "su",
+                "original_max_position_embeddings": 16,
+                "short_factor": [1.0, 1.5],
+                "long_factor": [2.0, 5.0],
+            },
         },
         {},
     ),

@@ -47,7 +47,7 @@ class Info:
             ("query heads × head dim", f"{config.num_heads} × {config.head_dim}"),
             ("KV heads", f"{config.num_kv_heads}{repeated if served.kv_repeats > 1 else ''}"),
             ("vocabulary", f"{config.vocab_size:,}"),
-            ("longest sequence", f"{config.max_position:,}"),
+            ("longest sequence", f"{config.max_position:,}{_longer(config.rope.long_max_position)}"),
             ("rotary scaling", config.rope.scaling),
             *_windows(config),
             ("devices", ", ".join(f"{device.platform} {device.id}" for device in jax.devices())),
@@ -74,3 +74,8 @@ def _windows(config: "ModelConfig") -> list[tuple[str, str]]:
     windows = Counter(kind.window for kind in config.kinds if kind.window is not None)
     rows = (f"{count} of {config.num_layers} see {window:,} tokens" for window, count in windows.items())
     return [("windowed layers", row) for row in rows]
+
+
+def _longer(long_max_position: int) -> str:
+    """What a longrope serves by its long factors."""
+    return f", up to {long_max_position:,} with --max-model-len" if long_max_position else ""

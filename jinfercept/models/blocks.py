@@ -15,7 +15,7 @@ from jinfercept.cpu_kernels import native
 from jinfercept.layouts.rows import Activation, Gated, Rows, dense, gated, rms_normed
 from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.parallel import look_up, num_devices
+from jinfercept.models.parallel import look_up, num_devices, sum_of_devices
 from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.pallas.rotation import Rotation
 
@@ -183,6 +183,27 @@ def separate_heads(
 def rms_norm(x: Float[Array, "... E"], scale: nnx.Param[Float[Array, "E"]], eps: float) -> Float[Array, "... E"]:
     """See `rows.rms_normed`."""
     return rms_normed(x, scale[...], eps)
+
+
+def rms_norms_of_all_heads(
+    q: Float[Array, "T H D"],
+    k: Float[Array, "T K D"],
+    q_scale: nnx.Param[Float[Array, "H D"]],
+    k_scale: nnx.Param[Float[Array, "K D"]],
+    eps: float,
+) -> tuple[Float[Array, "T H D"], Float[Array, "T K D"]]:
+    """Queries and keys, each normed over all heads of a token, those of other devices too."""
+    squares = jnp.stack([jnp.sum(jnp.square(x.astype(jnp.float32)), axis=(1, 2)) for x in (q, k)])
+    q_squares, k_squares = sum_of_devices(squares)
+
+    def normed(
+        x: Float[Array, "T N D"], squares: Float[Array, "T"], scale: nnx.Param[Float[Array, "N D"]]
+    ) -> Float[Array, "T N D"]:
+        mean = squares / (x.shape[1] * x.shape[2] * num_devices())
+        wide = x.astype(jnp.float32) * jax.lax.rsqrt(mean + eps)[:, None, None]
+        return wide.astype(x.dtype) * scale[...][None]
+
+    return normed(q, q_squares, q_scale), normed(k, k_squares, k_scale)
 
 
 def layer_norm(

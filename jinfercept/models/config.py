@@ -1,33 +1,47 @@
 """`ModelConfig`: the shape of a model. `hf_config.py` and `gguf_config.py` read it from files."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from jinfercept.errors import ModelError, shown
 from jinfercept.layouts.rows import Activation
 
 Family = Literal["llama", "gptj", "gemma"]
-RopeScaling = Literal["none", "linear", "llama3", "yarn", "factors"]
+RopeScaling = Literal["none", "linear", "llama3", "yarn", "factors", "proportional"]
 
 
 class Architecture(NamedTuple):
-    """Facts that the name of an architecture implies and its config does not state: the blocks and their extra parts."""
+    """Facts that the name of an architecture implies and its config does not state: the blocks and their extra parts.
+
+    Attributes:
+        parts: fields of `ModelConfig` with values of their own.
+        biases: keys of `config.json` by which its class has biases; other classes do not read them.
+        always_windowed: `sliding_window` counts even where no `use_sliding_window` says so.
+        turns_partly: `partial_rotary_factor` counts.
+        fused: queries, keys and values are stored as one tensor, and so are gate and up.
+    """
 
     family: Family
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    post_norms: bool = False
-    always_windowed: bool = False  # `sliding_window` counts even where no `use_sliding_window` says so
+    parts: Mapping[str, bool] = MappingProxyType({})
+    biases: frozenset[str] = frozenset()
+    always_windowed: bool = False
+    turns_partly: bool = False
+    fused: bool = False
 
 
+_NORMED_OUTPUTS = {"pre_norms": False, "post_norms": True, "qk_row_norm": True}
 ARCHITECTURES = {
-    "llama": Architecture("llama"),
+    "llama": Architecture("llama", biases=frozenset(("attention_bias", "mlp_bias"))),
     "mistral": Architecture("llama", always_windowed=True),
-    "qwen2": Architecture("llama", qkv_bias=True),
-    "qwen3": Architecture("llama", qk_norm=True),
+    "qwen2": Architecture("llama", {"qkv_bias": True}),
+    "qwen3": Architecture("llama", {"qk_norm": True}, frozenset(("attention_bias",))),
+    "olmo2": Architecture("llama", _NORMED_OUTPUTS, frozenset(("attention_bias",))),
+    "phi3": Architecture("llama", always_windowed=True, turns_partly=True, fused=True),
     "gemma": Architecture("gemma"),
-    "gemma2": Architecture("gemma", post_norms=True),
-    "gemma3_text": Architecture("gemma", qk_norm=True, post_norms=True),
+    "gemma2": Architecture("gemma", {"post_norms": True}),
+    "gemma3_text": Architecture("gemma", {"qk_norm": True, "post_norms": True}),
     "gptj": Architecture("gptj"),
 }
 """By `model_type`, which is also the name in GGUF files."""
@@ -42,6 +56,10 @@ _BELOW = {
     "max_position": 1 << 31,
 }
 """No model has such sizes: a damaged config does."""
+_FLAGS = (
+    *("tie_embeddings", "qkv_bias", "qk_norm", "o_bias", "mlp_bias"),
+    *("qk_row_norm", "pre_norms", "post_norms"),
+)
 
 
 @dataclass(frozen=True)
@@ -50,8 +68,9 @@ class RopeConfig:
 
     Pairs are `(i, i + rotary_dim / 2)`, or `(2i, 2i + 1)` if `interleaved`. `factor` belongs to every scaling;
     `low_freq_factor` and `high_freq_factor` to llama3, `beta_fast`, `beta_slow` and `truncate` to yarn,
-    `original_max_position` (tokens before the extension) to both; `factors`, one per pair, to the scaling of that name.
-    `attention_factor` multiplies cosine and sine.
+    `original_max_position` (tokens before the extension) to both; `factors`, one per pair, to the scaling of that name; of the
+    pairs of `proportional` only the first `turning_pairs` turn. `attention_factor` multiplies cosine and sine. With
+    `long_factors` in place of `factors` sequences have up to `long_max_position` tokens, see `ModelConfig.for_length`.
     """
 
     theta: float
@@ -67,6 +86,9 @@ class RopeConfig:
     truncate: bool = True
     attention_factor: float = 1.0
     factors: tuple[float, ...] = ()
+    turning_pairs: int = 0
+    long_factors: tuple[float, ...] = ()
+    long_max_position: int = 0
 
 
 class LayerKind(NamedTuple):
@@ -94,7 +116,9 @@ class ModelConfig:
         o_bias: so has the projection of what attention gives.
         mlp_bias: so have the projections of the gated feed-forward network.
         qk_norm: queries and keys are normed head by head before they are rotated (Qwen3).
-        post_norms: what attention and the feed-forward network give is normed, too, before it is added (Gemma 2 and 3).
+        qk_row_norm: they are normed over all heads at once (OLMo 2).
+        pre_norms: what goes into attention and into the feed-forward network is normed.
+        post_norms: so is what comes out of them, before it is added to the stream.
         kinds: of every layer; () if all are of the plain kind.
         query_scale: of the scores, if it is not one over the root of `head_dim` (Gemma).
         soft_cap: of the scores, see `Scoring` (Gemma 2).
@@ -119,6 +143,8 @@ class ModelConfig:
     qk_norm: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    qk_row_norm: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
     kinds: tuple[LayerKind, ...] = ()
     query_scale: float | None = None
@@ -129,11 +155,21 @@ class ModelConfig:
         """The kind of a layer."""
         return self.kinds[layer] if self.kinds else PLAIN_KIND
 
+    def for_length(self, max_model_len: int | None) -> "ModelConfig":
+        """The config for sequences of up to so many tokens. All positions turn by the long factors where that is more than
+        `max_position`, as in vLLM: what is cached of a short sequence stays right when it becomes long."""
+        rope = self.rope
+        if not rope.long_factors or max_model_len is None or max_model_len <= self.max_position:
+            return self
+        return replace(
+            self, max_position=rope.long_max_position, rope=replace(rope, factors=rope.long_factors, long_factors=())
+        )
+
     def __post_init__(self) -> None:
         for name, most in _BELOW.items():
             _check_number(name, getattr(self, name), whole=True, most=most)
         _check_number("norm_eps", self.norm_eps, whole=False)
-        for name in ("tie_embeddings", "qkv_bias", "qk_norm", "o_bias", "mlp_bias", "post_norms"):
+        for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ModelError(f"{name} is true or false", got=shown(getattr(self, name)), fix="correct the config")
         self._check_kinds()
@@ -170,7 +206,8 @@ class ModelConfig:
                 got=f"{rope.rotary_dim!r}"[:80] + f" of {self.head_dim}",
                 fix="correct the model's config",
             )
-        _check_number("original_max_position", rope.original_max_position, whole=True, least=0)
+        for name in ("original_max_position", "turning_pairs", "long_max_position"):
+            _check_number(name, getattr(rope, name), whole=True, least=0)
         for name in (
             "theta",
             "factor",
@@ -181,7 +218,7 @@ class ModelConfig:
             "attention_factor",
         ):
             _check_number(name, getattr(rope, name), whole=False)
-        for factor in rope.factors:
+        for factor in (*rope.factors, *rope.long_factors):
             _check_number("a rotary factor", factor, whole=False)
 
 

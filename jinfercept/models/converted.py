@@ -130,7 +130,7 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def _rope(fields: Mapping[str, Any]) -> RopeConfig:
-    return RopeConfig(**{**fields, "factors": tuple(fields["factors"])})
+    return RopeConfig(**{**fields, **{name: tuple(fields[name]) for name in ("factors", "long_factors")}})
 
 
 def _damaged(what: object, error: ValueError) -> ModelError:

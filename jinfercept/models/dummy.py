@@ -52,7 +52,7 @@ def _random_block(shapes: Weights, scale: float, key: jax.Array) -> Weights:
     draws = jax.random.uniform(key, (sum(leaf.size for leaf in shapes.values()),), minval=-1, maxval=1)
     weights, start = {}, 0
     for name, leaf in shapes.items():
-        if leaf.ndim == 1 or name.endswith("bias"):
+        if leaf.ndim == 1 or name.endswith(("bias", "norm")):
             weights[name] = jnp.full(leaf.shape, 0 if name.endswith("bias") else 1, leaf.dtype)
         else:
             drawn = draws[start : start + leaf.size].reshape(leaf.shape)

@@ -8,14 +8,12 @@ Weights are those of `llama`, and norms behind both halves of a layer.
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jinfercept.layouts.rows import Rows
 from jinfercept.models.blocks import Attend, Embed, project
-from jinfercept.models.config import LayerKind, ModelConfig
-from jinfercept.models.llama import LlamaHead, LlamaLayer, biased_once
-from jinfercept.models.parallel import add_partial_sums, gather_columns
+from jinfercept.models.llama import LlamaHead, LlamaLayer
+from jinfercept.models.parallel import gather_columns
 from jinfercept.models.rope import rotate
 
 
@@ -30,20 +28,6 @@ class GemmaEmbed(Embed):
 class GemmaLayer(LlamaLayer):
     """Attention, then the gated feed-forward network, each between two norms (Gemma 1: behind one) and added to the stream."""
 
-    def __init__(self, config: ModelConfig, dtype: DTypeLike, *, kind: LayerKind, joined: bool) -> None:
-        super().__init__(config, dtype, kind=kind, joined=joined)
-        e = config.hidden_size
-        self.attn_post_norm = nnx.Param(jnp.zeros(e, dtype)) if config.post_norms else None
-        self.ffn_post_norm = nnx.Param(jnp.zeros(e, dtype)) if config.post_norms else None
-
-    def __call__[KV](
-        self, x: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
-    ) -> tuple[Float[Array, "T E"], KV]:
-        attended, kv = self._attended(self._normed(x, self.attn_norm), positions, kv, attend)
-        out = biased_once(project("thd,hde->te", attended, self.o), self.o_bias)
-        x = self._added(x, out, self.attn_post_norm)
-        return self._added(x, self._fed(self._normed(x, self.ffn_norm)), self.ffn_post_norm), kv
-
     def _attended[KV](
         self, y: Rows, positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
     ) -> tuple[Float[Array, "T H D"], KV]:
@@ -55,16 +39,11 @@ class GemmaLayer(LlamaLayer):
             q = q * jnp.asarray(self.config.query_scale * q.shape[-1] ** 0.5, q.dtype)
         return attend(q, k, v, kv) if self.scoring.is_plain else attend(q, k, v, kv, self.scoring)
 
-    def _normed(self, x: Float[Array, "... E"], weight: nnx.Param[Float[Array, "E"]]) -> Float[Array, "... E"]:
-        return plus_one_normed(x, weight[...], self.config.norm_eps)
+    def _rows(self, x: Float[Array, "T E"], norm: nnx.Param[Float[Array, "E"]] | None) -> Rows:
+        return x if norm is None else self._normed(x, norm)
 
-    def _added(
-        self, x: Float[Array, "T E"], y: Float[Array, "T E"], norm: nnx.Param[Float[Array, "E"]] | None
-    ) -> Float[Array, "T E"]:
-        """The stream with a partial sum, which is summed before its norm."""
-        if norm is None:
-            return add_partial_sums(x, y)
-        return x + self._normed(add_partial_sums(jnp.zeros_like(x), y), norm)
+    def _normed(self, x: Float[Array, "... E"], norm: nnx.Param[Float[Array, "E"]]) -> Float[Array, "... E"]:
+        return plus_one_normed(x, norm[...], self.config.norm_eps)
 
 
 class GemmaHead(LlamaHead):

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from jinfercept.errors import ModelError
 from jinfercept.models.config import ARCHITECTURES, PLAIN_KIND, LayerKind, ModelConfig, RopeConfig
@@ -12,6 +13,8 @@ _SERVED = {
     "llama": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "olmo2": "olmo2",
+    "phi3": "phi3",
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
@@ -20,21 +23,31 @@ _SERVED = {
 _GEMMA_PATTERNS = {"gemma2": (2, 46), "gemma3": (6, 62)}
 """One layer of so many is full, the others are windowed; and the layers of the 27B model, whose scale is by its width. As in
 llama.cpp, where the file does not state them."""
+_BIASES = {"qkv_bias": "blk.0.attn_q.bias", "o_bias": "blk.0.attn_output.bias", "mlp_bias": "blk.0.ffn_gate.bias"}
+"""A tensor of every kind of bias that a model may have."""
 _STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
-def config_from_gguf(header: Header, rope_factors: tuple[float, ...] = ()) -> ModelConfig:
+class RopeFactors(NamedTuple):
+    """Divisors of the rotary frequencies, from a file's tensors: those of all sequences, which is how Llama 3's scaling is
+    stored; or those of sequences within a longrope's original length, and of longer ones."""
+
+    every: tuple[float, ...] = ()
+    short: tuple[float, ...] = ()
+    long: tuple[float, ...] = ()
+
+
+def config_from_gguf(header: Header, rope_factors: RopeFactors | None = None) -> ModelConfig:
     """The config of a model from a GGUF file's header.
 
     Args:
-        rope_factors: divisors of the rotary frequencies, from the file's tensor `rope_freqs.weight`, which is how Llama 3's
-            scaling is stored.
+        rope_factors: from the file's tensors.
 
     Raises:
         ModelError: the architecture or the rope scaling is not supported, or metadata are missing or of wrong types.
     """
     try:
-        return _config(header, rope_factors)
+        return _config(header, rope_factors or RopeFactors())
     except ModelError:
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
@@ -45,7 +58,7 @@ def config_from_gguf(header: Header, rope_factors: tuple[float, ...] = ()) -> Mo
         ) from error
 
 
-def _config(header: Header, rope_factors: tuple[float, ...]) -> ModelConfig:
+def _config(header: Header, rope_factors: RopeFactors) -> ModelConfig:
     meta = _Metadata(header.metadata)
     architecture = meta.get("general.architecture")
     if architecture not in _SERVED:
@@ -72,6 +85,9 @@ def _config(header: Header, rope_factors: tuple[float, ...]) -> ModelConfig:
     kinds, own = (LayerKind(window),) * num_layers if window else (), dict[str, Any]()
     if architecture in _GEMMA_PATTERNS:
         kinds, own = _gemma(meta, architecture, num_layers, head_dim, hidden_size // num_heads)
+    if rope.long_factors:
+        max_position = rope.original_max_position
+    biases = {name: tensor in header.tensors for name, tensor in _BIASES.items()}
     stop_ids = [meta.get(f"tokenizer.ggml.{key}") for key in _STOP_KEYS]
     return ModelConfig(
         family=named.family,
@@ -88,11 +104,8 @@ def _config(header: Header, rope_factors: tuple[float, ...]) -> ModelConfig:
         max_position=max_position,
         eos_token_ids=tuple(dict.fromkeys(id_ for id_ in stop_ids if id_ is not None)),
         activation="gelu_new" if named.family == "gemma" else "silu",
-        qkv_bias=named.qkv_bias,
-        qk_norm=named.qk_norm,
-        post_norms=named.post_norms,
         kinds=kinds,
-        **own,
+        **{**biases, **named.parts, **own},
     )
 
 
@@ -121,26 +134,43 @@ def _gemma(
     }
 
 
-def _rope(meta: "_Metadata", head_dim: int, factors: tuple[float, ...]) -> RopeConfig:
+def _rope(meta: "_Metadata", head_dim: int, factors: RopeFactors) -> RopeConfig:
     theta = float(meta.of_model("rope.freq_base", 10_000.0))
     rotary_dim = meta.of_model("rope.dimension_count", head_dim)
     scaling = meta.of_model("rope.scaling.type", "none")
-    if rotary_dim != head_dim:
+    if rotary_dim != head_dim and not ARCHITECTURES[_SERVED[meta.get("general.architecture")]].turns_partly:
         raise ModelError("partial rotary embedding in GGUF is not supported", got=rotary_dim, fix="use another model")
-    if factors and (len(factors) != head_dim // 2 or scaling != "none"):
-        raise ModelError(
-            "the GGUF file's rotary factors do not fit its heads",
-            got=f"{len(factors)} factors, head size {head_dim}, scaling {scaling}",
-            fix="use the Hugging Face directory",
-        )
-    if factors:
-        return RopeConfig(theta, rotary_dim, scaling="factors", factors=factors)
+    if any(factors):
+        return _divided(meta, theta, rotary_dim, factors, scaling)
     if scaling == "none":
         return RopeConfig(theta, rotary_dim)
     if scaling == "linear":
         (factor,) = meta.require("rope.scaling.factor")
         return RopeConfig(theta, rotary_dim, scaling="linear", factor=float(factor))
     raise ModelError("the GGUF file's rope scaling is not supported", got=scaling, fix="use the Hugging Face directory")
+
+
+def _divided(meta: "_Metadata", theta: float, rotary_dim: int, factors: RopeFactors, scaling: str) -> RopeConfig:
+    counts = [len(some) for some in factors if some]
+    expected = [rotary_dim // 2] * (1 if factors.every else 2)
+    if counts != expected or scaling not in ("none", "longrope"):
+        raise ModelError(
+            "the GGUF file's rotary factors do not fit its heads",
+            got=f"{', '.join(map(str, counts))} factors, {rotary_dim} dimensions that turn, scaling {scaling}",
+            fix="use the Hugging Face directory",
+        )
+    longest = meta.require("context_length")[0]
+    original = meta.of_model("rope.scaling.original_context_length", longest)
+    scaled = RopeConfig(
+        theta,
+        rotary_dim,
+        scaling="factors",
+        factors=factors.every or factors.short,
+        attention_factor=float(meta.of_model("rope.scaling.attn_factor", 1.0)),
+    )
+    if not factors.long or longest <= original:
+        return scaled
+    return replace(scaled, original_max_position=original, long_factors=factors.long, long_max_position=longest)
 
 
 class _Metadata:

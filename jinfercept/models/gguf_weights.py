@@ -1,4 +1,5 @@
-"""Checkpoints in `.gguf` files, as llama.cpp's converter writes them: Llama (so also Mistral), Qwen2, Qwen3 and Gemma.
+"""Checkpoints in `.gguf` files, as llama.cpp's converter writes them: Llama (so also Mistral), Qwen2, Qwen3, OLMo 2, Phi-3 and
+Gemma.
 
 A model may be split into several files (`llama-gguf-split`), of which the first has the metadata.
 
@@ -19,12 +20,18 @@ from jaxtyping import Float, Shaped, UInt8
 from jinfercept.errors import ModelError
 from jinfercept.models.checkpoint import StoredTensor, TensorNames
 from jinfercept.models.config import ModelConfig
+from jinfercept.models.fused_weights import Fused, Part, fused_parts, split_shapes
 from jinfercept.models.gguf_blocks import PACKINGS, packed_rows
-from jinfercept.models.gguf_config import config_from_gguf
+from jinfercept.models.gguf_config import RopeFactors, config_from_gguf
 from jinfercept.models.gguf_header import TensorInfo, read_header
 from jinfercept.models.packed_rows import PackedRows, Packing
 
-_FACTORS = "rope_freqs.weight"
+_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+_PERMUTED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
+_FUSED: Fused = {
+    "attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
+    "ffn_up.weight": ("ffn_gate.weight", "ffn_up.weight"),
+}
 _NAMES = TensorNames(
     embed={"embedding": StoredTensor("token_embd.weight")},
     layer={
@@ -36,15 +43,23 @@ _NAMES = TensorNames(
         "q_bias": StoredTensor("blk.{i}.attn_q.bias", flat=True),
         "k_bias": StoredTensor("blk.{i}.attn_k.bias", flat=True),
         "v_bias": StoredTensor("blk.{i}.attn_v.bias", flat=True),
+        "o_bias": StoredTensor("blk.{i}.attn_output.bias"),
+        "gate_bias": StoredTensor("blk.{i}.ffn_gate.bias"),
+        "up_bias": StoredTensor("blk.{i}.ffn_up.bias"),
+        "down_bias": StoredTensor("blk.{i}.ffn_down.bias"),
         "q_norm": StoredTensor("blk.{i}.attn_q_norm.weight"),
         "k_norm": StoredTensor("blk.{i}.attn_k_norm.weight"),
+        "q_row_norm": StoredTensor("blk.{i}.attn_q_norm.weight", flat=True),
+        "k_row_norm": StoredTensor("blk.{i}.attn_k_norm.weight", flat=True),
+        "attn_post_norm": StoredTensor("blk.{i}.post_attention_norm.weight"),
+        "ffn_post_norm": StoredTensor("blk.{i}.post_ffw_norm.weight"),
         "ffn_norm": StoredTensor("blk.{i}.ffn_norm.weight"),
         "gate": StoredTensor("blk.{i}.ffn_gate.weight", inputs=1),
         "up": StoredTensor("blk.{i}.ffn_up.weight", inputs=1),
         "down": StoredTensor("blk.{i}.ffn_down.weight", inputs=1),
     },
     head={"norm": StoredTensor("output_norm.weight"), "unembed": StoredTensor("output.weight")},
-    ignored=(_FACTORS,),
+    ignored=_FACTORS,
 )
 _POST_NORMED = replace(
     _NAMES,
@@ -85,6 +100,7 @@ class GGUFCheckpoint:
     permuted: bool
     _files: Mapping[str, Path]
     _tensors: Mapping[str, TensorInfo]
+    _parts: Mapping[str, Part]
 
     @classmethod
     def open(cls, file: Path) -> "GGUFCheckpoint":
@@ -107,10 +123,15 @@ class GGUFCheckpoint:
                 raise ModelError("two files of the model have the same tensor", got=got, fix="download them again")
             files |= dict.fromkeys(tensors, part)
             header = header._replace(tensors=header.tensors | tensors)
-        factors = header.tensors.get(_FACTORS)
-        config = config_from_gguf(header, () if factors is None else tuple(_values(files[_FACTORS], factors).tolist()))
+        factors = [
+            tuple(_values(files[name], header.tensors[name]).tolist()) if name in header.tensors else ()
+            for name in _FACTORS
+        ]
+        config = config_from_gguf(header, RopeFactors(*factors))
         shapes = {name: info.shape for name, info in header.tensors.items()}
-        return cls(config, shapes, header.metadata["general.architecture"] == "llama", files, header.tensors)
+        architecture = header.metadata["general.architecture"]
+        parts = fused_parts(shapes, _FUSED, config) if architecture == "phi3" else {}
+        return cls(config, split_shapes(shapes, parts), architecture == "llama", files, header.tensors, parts)
 
     @property
     def names(self) -> TensorNames:
@@ -119,29 +140,36 @@ class GGUFCheckpoint:
     @property
     def quantization(self) -> str | None:
         """See `PackedCheckpoint`."""
-        return "gguf" if any(self.packing(name) is not None for name in self._tensors) else None
+        return "gguf" if any(self.packing(name) is not None for name in self.shapes) else None
 
     def packing(self, name: str) -> Packing | None:
         """See `PackedCheckpoint`."""
-        tensor = self._tensors[name]
+        tensor = self._tensors[self._stored_rows(name, slice(None))[0]]
         return PACKINGS.get(_type_name(tensor.kind)) if len(tensor.shape) == 2 else None
 
     def read(self, name: str, rows: slice) -> Float[np.ndarray, "..."]:
-        values = _values(self._files[name], self._tensors[name], rows)
+        tensor, rows = self._stored_rows(name, rows)
+        values = _values(self._files[tensor], self._tensors[tensor], rows)
         if self.config.family == "gemma" and name.endswith("norm.weight"):
             return values - 1  # of the converter, so that llama.cpp need not know
         return halves_apart(values, self.config.head_dim) if self._is_permuted(name) else values
 
     def read_packed(self, name: str, rows: slice) -> PackedRows:
         """See `PackedCheckpoint`."""
-        tensor = self._tensors[name]
-        packed = packed_rows(_bytes(self._files[name], tensor)[rows], tensor.kind)
+        stored, rows = self._stored_rows(name, rows)
+        tensor = self._tensors[stored]
+        packed = packed_rows(_bytes(self._files[stored], tensor)[rows], tensor.kind)
         if not self._is_permuted(name):
             return packed
         return packed.changed(lambda rows: halves_apart(rows, self.config.head_dim))
 
+    def _stored_rows(self, name: str, rows: slice) -> tuple[str, slice]:
+        """The stored tensor that has rows of a weight, and the rows there."""
+        part = self._parts.get(name)
+        return (name, rows) if part is None else (part.tensor, part.rows(rows))
+
     def _is_permuted(self, name: str) -> bool:
-        return self.permuted and name.endswith(("attn_q.weight", "attn_k.weight"))
+        return self.permuted and name.endswith(_PERMUTED)
 
 
 def _parts(file: Path, metadata: Mapping[str, Any]) -> list[Path]:
@@ -216,6 +244,6 @@ def _type_name(kind: int) -> str:
     return names.get(kind, f"type {kind}")
 
 
-def halves_apart(rows: Shaped[np.ndarray, "HD E"], head_dim: int) -> Shaped[np.ndarray, "HD E"]:
+def halves_apart(rows: Shaped[np.ndarray, "HD *E"], head_dim: int) -> Shaped[np.ndarray, "HD *E"]:
     """Undo llama.cpp's permutation: within each head, rows `2i, 2i + 1` go to `i, i + D / 2`."""
-    return rows.reshape(-1, head_dim // 2, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+    return rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)

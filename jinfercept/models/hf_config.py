@@ -18,6 +18,8 @@ _CLASSES = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Olmo2ForCausalLM": "olmo2",
+    "Phi3ForCausalLM": "phi3",
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
@@ -29,6 +31,8 @@ _OTHER_CLASSES = {
     "MistralModel": "mistral",
     "Qwen2Model": "qwen2",
     "Qwen3Model": "qwen3",
+    "Olmo2Model": "olmo2",
+    "Phi3Model": "phi3",
     "GemmaModel": "gemma",
     "Gemma2Model": "gemma2",
     "Gemma3TextModel": "gemma3_text",
@@ -75,6 +79,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "sliding_window": 4096,
         "max_window_layers": 28,
     },
+    "olmo2": {"rms_norm_eps": 1e-5},
+    "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     "gemma": {**_GEMMA, "num_key_value_heads": 16, "max_position_embeddings": 8192},
     "gemma2": {
         **_GEMMA,
@@ -110,7 +116,7 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
             got=shown(config if generation is None or isinstance(generation, Mapping) else generation),
             fix="download them again",
         )
-    name = _architecture(config)
+    name = architecture_name(config)
     architecture = ARCHITECTURES[name]
     check_keys(config, _UNDERSTOOD[architecture.family], where="config.json")
     config = _DEFAULTS[name] | dict(config)
@@ -132,8 +138,8 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         ) from error
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
-    """The name of the architecture: `model_type`, with which the class in `architectures` has to agree. Raises `ModelError`."""
+def architecture_name(config: Mapping[str, Any]) -> str:
+    """A name in `ARCHITECTURES`: `model_type`, with which the class in `architectures` has to agree. Raises `ModelError`."""
     names, kind = config.get("architectures"), config.get("model_type")
     stated = {}
     if isinstance(names, list) and names:
@@ -157,12 +163,11 @@ def _llama_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     _refuse_unless(config, hidden_act=("silu", "swish"))
     num_heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
-    rope = rope_from_hf(config, head_dim, config["max_position_embeddings"])
-    attention_bias = _flag(config, "attention_bias") and name in (
-        "llama",
-        "qwen3",
-    )  # the others' classes do not read it
-    return {
+    rope = rope_from_hf(config, head_dim, config["max_position_embeddings"], name)
+    attention_bias, mlp_bias = (
+        _flag(config, key) and key in architecture.biases for key in ("attention_bias", "mlp_bias")
+    )
+    fields = {
         "vocab_size": config["vocab_size"],
         "hidden_size": config["hidden_size"],
         "num_layers": config["num_hidden_layers"],
@@ -175,16 +180,15 @@ def _llama_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "tie_embeddings": config.get("tie_word_embeddings", False),
         "max_position": rope.max_position,
         "activation": "silu",
-        "qkv_bias": architecture.qkv_bias or attention_bias,
+        "qkv_bias": attention_bias,
         "o_bias": attention_bias,
-        "mlp_bias": _flag(config, "mlp_bias") and name == "llama",
-        "qk_norm": architecture.qk_norm,
+        "mlp_bias": mlp_bias,
         "kinds": _kinds(_windows(config, name)),
     }
+    return {**fields, **architecture.parts}
 
 
 def _gemma_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    architecture = ARCHITECTURES[name]
     require(config, _LLAMA_KEYS, where="config.json")
     optional = (
         "num_key_value_heads",
@@ -201,7 +205,7 @@ def _gemma_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         _refuse_unless(config, hidden_activation=usual)
     head_dim, bias = config["head_dim"], _flag(config, "attention_bias")
     own = _gemma_ropes(config, head_dim) if name == "gemma3_text" else None
-    rope = rope_from_hf(config, head_dim, config["max_position_embeddings"]) if own is None else own[0]
+    rope = rope_from_hf(config, head_dim, config["max_position_embeddings"], name) if own is None else own[0]
     windowed = LayerKind(config.get("sliding_window") or None, None if own is None else own[1].config)
     scalar = config.get("query_pre_attn_scalar")
     return {
@@ -219,12 +223,11 @@ def _gemma_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "activation": "gelu_new",
         "qkv_bias": bias,
         "o_bias": bias,
-        "qk_norm": architecture.qk_norm,
-        "post_norms": architecture.post_norms,
         "kinds": tuple(windowed if is_windowed else PLAIN_KIND for is_windowed in _gemma_pattern(config, name)),
         "query_scale": None if scalar is None or name == "gemma" else scalar**-0.5,
         "soft_cap": config.get("attn_logit_softcapping") if name == "gemma2" else None,
         "logit_cap": None if name == "gemma" else config.get("final_logit_softcapping"),
+        **ARCHITECTURES[name].parts,
     }
 
 
@@ -252,7 +255,8 @@ def _gemma_ropes(config: Mapping[str, Any], head_dim: int) -> tuple[Rope, Rope]:
         "rope_parameters": stated.get("sliding_attention"),
     }
     longest = config["max_position_embeddings"]
-    return rope_from_hf(full, head_dim, longest), rope_from_hf(near, head_dim, longest)
+    ropes = [rope_from_hf(stated, head_dim, longest, "gemma3_text") for stated in (full, near)]
+    return ropes[0], ropes[1]
 
 
 def _check_kinds(kinds: Any, served: tuple[str, ...], count: int) -> None:
@@ -276,7 +280,7 @@ def _windows(config: Mapping[str, Any], name: str) -> tuple[int | None, ...]:
     count, always = config["num_hidden_layers"], ARCHITECTURES[name].always_windowed
     windowed = always or _flag(config, "use_sliding_window", default=name == "llama")
     if kinds is None:
-        first = 0 if always or name == "llama" else config["max_window_layers"]
+        first = 0 if always or name == "llama" else config.get("max_window_layers", 0)
         return tuple(size if windowed and index >= first else None for index in range(count))
     served = ("full_attention", "sliding_attention") if windowed and size else ("full_attention",)
     _check_kinds(kinds, served, count)

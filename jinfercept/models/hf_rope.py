@@ -3,17 +3,20 @@
 * `rope_scaling`, if it is there and not empty, replaces `rope_parameters` as a whole.
 * `rope_theta` in that object comes before the one beside it, then 10,000.
 * `original_max_position_embeddings` beside the object comes before the one in it, then `max_position_embeddings`.
-* `dynamic` is no scaling up to `max_position_embeddings`, and `longrope` is its short factors up to the original length:
-  sequences are no longer than that.
+* `longrope` is its short factors up to the original length, and `dynamic` no scaling up to `max_position_embeddings`. Longer
+  sequences turn by other numbers from their beginning: those of an engine do if its `max_model_len` is above that length, and
+  are no longer otherwise. `dynamic` then has the numbers of its longest sequence.
+* Phi-3 calls longrope `su` or `yarn`, too.
 """
 
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from jinfercept.errors import ModelError, shown
-from jinfercept.models.config import RopeConfig
+from jinfercept.models.config import ARCHITECTURES, RopeConfig
 from jinfercept.models.hf_keys import check_keys, require
 
 log = logging.getLogger("jinfercept")
@@ -32,7 +35,7 @@ _KEYS = {
     *(*_NUMBERS, "rope_type", "type", "partial_rotary_factor", "mscale", "mscale_all_dim", "truncate"),
     *("short_factor", "long_factor", "finetuned"),
 }
-_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 
 
 class Rope(NamedTuple):
@@ -42,12 +45,13 @@ class Rope(NamedTuple):
     max_position: int
 
 
-def rope_from_hf(config: Mapping[str, Any], head_dim: int, max_position: int) -> Rope:
-    """The rotary embedding of whole heads.
+def rope_from_hf(config: Mapping[str, Any], head_dim: int, max_position: int, architecture: str) -> Rope:
+    """The rotary embedding.
 
     Args:
         config: the parsed `config.json`.
         max_position: its `max_position_embeddings`.
+        architecture: a name in `ARCHITECTURES`.
 
     Raises:
         ModelError: the scaling is not supported, or something in it is missing, wrong or not understood.
@@ -55,27 +59,31 @@ def rope_from_hf(config: Mapping[str, Any], head_dim: int, max_position: int) ->
     rope = _stated(config)
     check_keys(rope, _KEYS, where="the rotary embedding in config.json", every=True)
     _check_numbers(rope)
-    _refuse_partial(config, rope)
-    kind = _kind(rope)
+    share, kind = _rotary_share(config, rope), _kind(rope)
+    kind = "longrope" if architecture == "phi3" and kind in ("su", "yarn") else kind
+    rotary_dim = head_dim if kind == "proportional" else _rotary_dim(share, head_dim, architecture)
     theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
     original = config.get("original_max_position_embeddings") or rope.get(
         "original_max_position_embeddings", max_position
     )
     match kind:
         case "default":
-            scaled = RopeConfig(theta, head_dim)
+            scaled = RopeConfig(theta, rotary_dim)
         case "linear":
             _require(rope, ("factor",))
-            scaled = RopeConfig(theta, head_dim, scaling="linear", factor=rope["factor"])
+            scaled = RopeConfig(theta, rotary_dim, scaling="linear", factor=rope["factor"])
         case "dynamic":
             _require(rope, ("factor",))
-            scaled = RopeConfig(theta, head_dim)
+            scaled = _dynamic(theta, rotary_dim, rope["factor"], max_position)
+        case "proportional":
+            pairs, factor = int(share * head_dim // 2), rope.get("factor", 1.0)
+            scaled = RopeConfig(theta, head_dim, scaling="proportional", factor=factor, turning_pairs=pairs)
         case "llama3":
-            scaled = _llama3(rope, theta, head_dim, original)
+            scaled = _llama3(rope, theta, rotary_dim, original)
         case "yarn":
-            scaled = _yarn(rope, theta, head_dim, original, max_position)
+            scaled = _yarn(rope, theta, rotary_dim, original, max_position)
         case "longrope":
-            return Rope(_longrope(rope, theta, head_dim, original, max_position), min(max_position, original))
+            return Rope(_longrope(rope, theta, rotary_dim, original, max_position), min(max_position, original))
         case _:
             raise ModelError(
                 "the rope scaling is not supported", got=shown(kind), fix=f"use one of {', '.join(_TYPES)}"
@@ -97,17 +105,44 @@ def _stated(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return next(iter(stated.values()), {})
 
 
-def _refuse_partial(config: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+def _rotary_share(config: Mapping[str, Any], rope: Mapping[str, Any]) -> float:
+    """`partial_rotary_factor`. Raises `ModelError` if it is no part of a head."""
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if share not in (None, 1):
+    if share is None:
+        return 1.0
+    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
+        raise ModelError(
+            "partial_rotary_factor is a number above 0, at most 1", got=shown(share), fix="correct config.json"
+        )
+    return share
+
+
+def _rotary_dim(share: float, head_dim: int, architecture: str) -> int:
+    """The dimensions of a head that turn."""
+    if share == 1:
+        return head_dim
+    if not ARCHITECTURES[architecture].turns_partly:
         raise ModelError(
             "partial_rotary_factor of config.json is not supported: transformers turns whole heads whatever it is",
             got=shown(share),
             fix="use another model, or remove it if the model turns whole heads",
         )
+    return int(head_dim * share)
 
 
-def _llama3(rope: Mapping[str, Any], theta: float, head_dim: int, original: int) -> RopeConfig:
+def _dynamic(theta: float, rotary_dim: int, factor: float, max_position: int) -> RopeConfig:
+    """No scaling, and for `ModelConfig.for_length` the base of sequences that are longer by the factor."""
+    half, longest = rotary_dim // 2, int(max_position * factor)
+    scaled = RopeConfig(theta, rotary_dim)
+    if longest <= max_position:
+        return scaled
+    growth = factor * longest / max_position - (factor - 1)
+    exponents = [2 * pair / (rotary_dim - 2) for pair in range(half)]
+    long = tuple(growth**exponent for exponent in exponents)
+    return replace(scaled, scaling="factors", factors=(1.0,) * half, long_factors=long, long_max_position=longest)
+
+
+def _llama3(rope: Mapping[str, Any], theta: float, rotary_dim: int, original: int) -> RopeConfig:
     _require(rope, ("factor", "low_freq_factor", "high_freq_factor"))
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     if low >= high:
@@ -116,7 +151,7 @@ def _llama3(rope: Mapping[str, Any], theta: float, head_dim: int, original: int)
         )
     return RopeConfig(
         theta,
-        head_dim,
+        rotary_dim,
         scaling="llama3",
         factor=rope["factor"],
         original_max_position=original,
@@ -125,13 +160,13 @@ def _llama3(rope: Mapping[str, Any], theta: float, head_dim: int, original: int)
     )
 
 
-def _yarn(rope: Mapping[str, Any], theta: float, head_dim: int, original: int, max_position: int) -> RopeConfig:
+def _yarn(rope: Mapping[str, Any], theta: float, rotary_dim: int, original: int, max_position: int) -> RopeConfig:
     if "factor" not in rope:
         _require(rope, ("factor",))
     factor = max_position / original if rope["factor"] is None else rope["factor"]
     return RopeConfig(
         theta,
-        head_dim,
+        rotary_dim,
         scaling="yarn",
         factor=factor,
         original_max_position=original,
@@ -155,19 +190,21 @@ def _yarn_attention_factor(rope: Mapping[str, Any], factor: float) -> float:
     return magnitude(1.0)
 
 
-def _longrope(rope: Mapping[str, Any], theta: float, head_dim: int, original: int, max_position: int) -> RopeConfig:
-    """LongRoPE (arXiv 2402.13753) of sequences within the original length."""
+def _longrope(rope: Mapping[str, Any], theta: float, rotary_dim: int, original: int, max_position: int) -> RopeConfig:
+    """LongRoPE (arXiv 2402.13753): the short factors, and the long ones for `ModelConfig.for_length`."""
     _require(rope, ("short_factor", "long_factor"))
-    short = rope["short_factor"]
-    if not isinstance(short, list) or len(short) != head_dim // 2:
-        raise ModelError(
-            f"short_factor of longrope has {head_dim // 2} numbers", got=shown(short), fix="correct config.json"
-        )
+    for name in ("short_factor", "long_factor"):
+        if not isinstance(rope[name], list) or len(rope[name]) != rotary_dim // 2:
+            raise ModelError(
+                f"{name} of longrope has {rotary_dim // 2} numbers", got=shown(rope[name]), fix="correct config.json"
+            )
     factor, attention = rope.get("factor"), rope.get("attention_factor")
     factor = max_position / original if factor is None else factor
     if attention is None:
         attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    return RopeConfig(theta, head_dim, scaling="factors", factors=tuple(short), attention_factor=attention)
+    short, long = tuple(rope["short_factor"]), tuple(rope["long_factor"])
+    scaled = RopeConfig(theta, rotary_dim, scaling="factors", factors=short, attention_factor=attention)
+    return replace(scaled, long_factors=long, long_max_position=max_position) if max_position > original else scaled
 
 
 def _require(rope: Mapping[str, Any], keys: tuple[str, ...]) -> None:

@@ -15,10 +15,11 @@ from jaxtyping import Shaped
 
 from jinfercept.errors import ModelError, shown
 from jinfercept.models.checkpoint import StoredTensor, TensorNames
-from jinfercept.models.config import Family, ModelConfig
+from jinfercept.models.config import ARCHITECTURES, Family, ModelConfig
 from jinfercept.models.fp8_weights import Float8Format
+from jinfercept.models.fused_weights import Fused, Part, fused_parts, split_shapes
 from jinfercept.models.gptq_weights import StoredType, WordFormat, is_named
-from jinfercept.models.hf_config import config_from_hf
+from jinfercept.models.hf_config import architecture_name, config_from_hf
 from jinfercept.models.model_directory import read_json
 from jinfercept.models.packed_rows import PackedRows, Packing
 from jinfercept.models.weight_files import Placed, placed_tensors
@@ -28,11 +29,6 @@ log = logging.getLogger("jinfercept")
 _BASES: dict[Family, str] = {"llama": "model.", "gemma": "model.", "gptj": "transformer."}
 """How the names of tensors begin."""
 _COMPARED_ROWS = 4096
-_GEMMA_NORMS = {
-    "attn_post_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "ffn_post_norm": "post_feedforward_layernorm",
-}
 
 _LLAMA = TensorNames(
     embed={"embedding": StoredTensor("model.embed_tokens.weight")},
@@ -47,6 +43,8 @@ _LLAMA = TensorNames(
         "v_bias": StoredTensor("model.layers.{i}.self_attn.v_proj.bias", flat=True),
         "q_norm": StoredTensor("model.layers.{i}.self_attn.q_norm.weight"),
         "k_norm": StoredTensor("model.layers.{i}.self_attn.k_norm.weight"),
+        "q_row_norm": StoredTensor("model.layers.{i}.self_attn.q_norm.weight", flat=True),
+        "k_row_norm": StoredTensor("model.layers.{i}.self_attn.k_norm.weight", flat=True),
         "ffn_norm": StoredTensor("model.layers.{i}.post_attention_layernorm.weight"),
         "gate": StoredTensor("model.layers.{i}.mlp.gate_proj.weight", inputs=1),
         "up": StoredTensor("model.layers.{i}.mlp.up_proj.weight", inputs=1),
@@ -61,6 +59,7 @@ _LLAMA = TensorNames(
 )
 _NAMES: dict[Family, TensorNames] = {
     "llama": _LLAMA,
+    "gemma": _LLAMA,
     "gptj": TensorNames(
         embed={"embedding": StoredTensor("transformer.wte.weight")},
         layer={
@@ -85,6 +84,17 @@ _NAMES: dict[Family, TensorNames] = {
     ),
 }
 
+_POST_NORMS = {
+    "attn_post_norm": StoredTensor("model.layers.{i}.post_attention_layernorm.weight"),
+    "ffn_norm": StoredTensor("model.layers.{i}.pre_feedforward_layernorm.weight"),
+    "ffn_post_norm": StoredTensor("model.layers.{i}.post_feedforward_layernorm.weight"),
+}
+"""Norms of the layers that norm their outputs."""
+_FUSED: Fused = {
+    "self_attn.qkv_proj.weight": tuple(f"self_attn.{name}_proj.weight" for name in "qkv"),
+    "mlp.gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+}
+
 
 @dataclass(frozen=True)
 class HFCheckpoint:
@@ -96,6 +106,7 @@ class HFCheckpoint:
     _placed: Mapping[str, Placed] = field(repr=False)
     _words: WordFormat | Float8Format | None
     _packed: frozenset[str] = field(repr=False)
+    _parts: Mapping[str, Part] = field(repr=False)
 
     @classmethod
     def open(cls, directory: Path, *, weights: bool = True) -> "HFCheckpoint":
@@ -123,8 +134,11 @@ class HFCheckpoint:
                 got=in_words[:200],
                 fix="put quantization_config into config.json, or quantize_config.json beside it",
             )
-        names = _gemma_names(config) if config.family == "gemma" else _NAMES[config.family]
-        return cls(config, names, shapes, placed, words, packed)._tied_as_stored()
+        parts = fused_parts(shapes, _FUSED, config) if ARCHITECTURES[architecture_name(parsed)].fused else {}
+        shapes, names = split_shapes(shapes, parts), _NAMES[config.family]
+        if config.post_norms:
+            names = replace(names, layer={**names.layer, **_POST_NORMS})
+        return cls(config, names, shapes, placed, words, packed, parts)._tied_as_stored()
 
     def _tied_as_stored(self) -> "HFCheckpoint":
         """The config with embedding and head tied as the stored tensors allow."""
@@ -159,7 +173,8 @@ class HFCheckpoint:
         if self._words is None:
             return None
         if self.shapes:
-            return self._words.packing(self.shapes[name][1]) if name in self._packed else None
+            stored = self._parts[name].tensor if name in self._parts else name
+            return self._words.packing(self.shapes[name][1]) if stored in self._packed else None
         is_packed = _is_linear(name) or (self._words.head and name == self.names.head["unembed"].name)
         inputs = self._words.group_size
         if not is_packed or inputs is None or is_named(name, self._words.unquantised):
@@ -169,25 +184,26 @@ class HFCheckpoint:
     def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
         packing = self.packing(name)
         if packing is None:
-            file, stored = self._placed[name]
+            tensor, rows = self._stored_rows(name, rows)
+            file, stored = self._placed[tensor]
             return file.read(stored, rows)
         return self.read_packed(name, rows).dense(packing.zero)
 
     def read_packed(self, name: str, rows: slice) -> PackedRows:
         """See `PackedCheckpoint`."""
         assert self._words is not None
+        tensor, rows = self._stored_rows(name, slice(*rows.indices(self.shapes[name][0])[:2]))
 
         def read(part: str, index: tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
-            file, stored = self._placed[f"{name.removesuffix('weight')}{part}"]
+            file, stored = self._placed[f"{tensor.removesuffix('weight')}{part}"]
             return file.read(stored, index)
 
-        return self._words.rows(read, slice(*rows.indices(self.shapes[name][0])[:2]))
+        return self._words.rows(read, rows)
 
-
-def _gemma_names(config: ModelConfig) -> TensorNames:
-    """Names of tensors of Gemma, in which norms behind attention take the name of Llama's before the feed-forward network."""
-    layer = {name: StoredTensor(f"model.layers.{{i}}.{stored}.weight") for name, stored in _GEMMA_NORMS.items()}
-    return replace(_LLAMA, layer={**_LLAMA.layer, **layer}) if config.post_norms else _LLAMA
+    def _stored_rows(self, name: str, rows: slice) -> tuple[str, slice]:
+        """The tensor in the files that has rows of a weight, and the rows there."""
+        part = self._parts.get(name)
+        return (name, rows) if part is None else (part.tensor, part.rows(rows))
 
 
 def _stated_apart(directory: Path) -> Mapping[str, Any]:

@@ -1,8 +1,9 @@
 """Llama: RMS norm, rotary grouped-query attention, gated SiLU (arXiv 2302.13971, 2307.09288).
 
 SmolLM2, Vicuna and Mistral are the same; Qwen2 adds biases to the projections of attention (arXiv 2407.10671), Qwen3 norms of
-queries and keys (arXiv 2505.09388); the other projections may have biases too. Weights lie `[in, out]`, those of the same
-rows joined (`joined_weights.py`).
+queries and keys (arXiv 2505.09388); the other projections may have biases too. OLMo 2 norms outputs in place of inputs, and
+queries and keys over all heads (arXiv 2501.00656). Weights lie `[in, out]`, those of the same rows joined
+(`joined_weights.py`).
 """
 
 import jax.numpy as jnp
@@ -12,21 +13,29 @@ from jaxtyping import Array, Float, Int
 
 from jinfercept.layouts.rows import Normed, Rows, gated
 from jinfercept.layouts.scoring import Scoring
-from jinfercept.models.blocks import Attend, AttendJoined, project, project_gated, rms_norm, separate_heads
+from jinfercept.models.blocks import (
+    Attend,
+    AttendJoined,
+    project,
+    project_gated,
+    rms_norm,
+    rms_norms_of_all_heads,
+    separate_heads,
+)
 from jinfercept.models.config import LayerKind, ModelConfig
-from jinfercept.models.parallel import add_partial_sums, gather_columns, on_first_device
+from jinfercept.models.parallel import add_partial_sums, gather_columns, on_first_device, sum_of_devices
 from jinfercept.models.rope import rotate, rotation
 
 
 class LlamaLayer(nnx.Module):
-    """Attention, then the gated feed-forward network, each behind its norm and added to the stream."""
+    """Attention, then the gated feed-forward network, each between its norms and added to the stream."""
 
     def __init__(self, config: ModelConfig, dtype: DTypeLike, *, kind: LayerKind, joined: bool) -> None:
         self.config, self.joined = config, joined
         self.rope, self.scoring = kind.rope or config.rope, Scoring(kind.window, config.soft_cap)
         e, f = config.hidden_size, config.ffn_size
         h, k, d = config.num_heads, config.num_kv_heads, config.head_dim
-        self.attn_norm = nnx.Param(jnp.zeros(e, dtype))
+        self.attn_norm = nnx.Param(jnp.zeros(e, dtype)) if config.pre_norms else None
         if joined:
             self.qkv = nnx.Param(jnp.zeros((e, k, h // k + 2, d), dtype))
             self.qkv_bias = nnx.Param(jnp.zeros((k, h // k + 2, d), dtype)) if config.qkv_bias else None
@@ -45,23 +54,26 @@ class LlamaLayer(nnx.Module):
             self.up_bias = nnx.Param(jnp.zeros(f, dtype)) if config.mlp_bias else None
         self.q_norm = nnx.Param(jnp.zeros(d, dtype)) if config.qk_norm else None
         self.k_norm = nnx.Param(jnp.zeros(d, dtype)) if config.qk_norm else None
+        self.q_row_norm = nnx.Param(jnp.zeros((h, d), dtype)) if config.qk_row_norm else None
+        self.k_row_norm = nnx.Param(jnp.zeros((k, d), dtype)) if config.qk_row_norm else None
         self.o = nnx.Param(jnp.zeros((h, d, e), dtype))
         self.o_bias = nnx.Param(jnp.zeros(e, dtype)) if config.o_bias else None
-        self.ffn_norm = nnx.Param(jnp.zeros(e, dtype))
+        self.attn_post_norm = nnx.Param(jnp.zeros(e, dtype)) if config.post_norms else None
+        self.ffn_norm = nnx.Param(jnp.zeros(e, dtype)) if config.pre_norms else None
         self.down = nnx.Param(jnp.zeros((f, e), dtype))
         self.down_bias = nnx.Param(jnp.zeros(e, dtype)) if config.mlp_bias else None
+        self.ffn_post_norm = nnx.Param(jnp.zeros(e, dtype)) if config.post_norms else None
 
     def __call__[KV](
         self, x: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
     ) -> tuple[Float[Array, "T E"], KV]:
-        eps = self.config.norm_eps
-
-        attended, kv = self._attended(Normed(x, self.attn_norm[...], eps), positions, kv, attend)
-        x = add_partial_sums(x, biased_once(project("thd,hde->te", attended, self.o), self.o_bias))
-        return add_partial_sums(x, self._fed(Normed(x, self.ffn_norm[...], eps))), kv
+        attended, kv = self._attended(self._rows(x, self.attn_norm), positions, kv, attend)
+        out = biased_once(project("thd,hde->te", attended, self.o), self.o_bias)
+        x = self._added(x, out, self.attn_post_norm)
+        return self._added(x, self._fed(self._rows(x, self.ffn_norm)), self.ffn_post_norm), kv
 
     def _fed(self, y: Rows) -> Float[Array, "T E"]:
-        """The partial sum of the feed-forward network for normed rows."""
+        """The partial sum of the feed-forward network."""
         activation = self.config.activation
         if self.joined:
             fed = project_gated(y, self.gate_up, self.down, self.gate_up_bias, activation=activation)
@@ -78,15 +90,32 @@ class LlamaLayer(nnx.Module):
     ) -> tuple[Float[Array, "T H D"], KV]:
         """The result of attention for the normed rows."""
         eps, rope = self.config.norm_eps, self.rope
-        if self.joined and self.scoring.is_plain and isinstance(attend, AttendJoined):
+        fused = self.scoring.is_plain and not self.config.qk_row_norm
+        if self.joined and fused and isinstance(attend, AttendJoined):
             turn = rotation(positions, rope)
             if self.q_norm is not None and self.k_norm is not None:
                 turn = turn._replace(q_norm=self.q_norm[...], k_norm=self.k_norm[...], eps=eps)
             return attend.joined(project("te,ekgd->tkgd", y, self.qkv, self.qkv_bias), turn, kv)
         q, k, v = self._heads(y)
-        q, k = _normed(q, self.q_norm, eps), _normed(k, self.k_norm, eps)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
+        if self.q_row_norm is not None and self.k_row_norm is not None:
+            q, k = rms_norms_of_all_heads(q, k, self.q_row_norm, self.k_row_norm, eps)
         q, k = rotate(q, positions, rope), rotate(k, positions, rope)
         return attend(q, k, v, kv) if self.scoring.is_plain else attend(q, k, v, kv, self.scoring)
+
+    def _rows(self, x: Float[Array, "T E"], norm: nnx.Param[Float[Array, "E"]] | None) -> Rows:
+        """What goes into a product, normed in models that do so."""
+        return x if norm is None else Normed(x, norm[...], self.config.norm_eps)
+
+    def _normed(self, x: Float[Array, "... E"], norm: nnx.Param[Float[Array, "E"]]) -> Float[Array, "... E"]:
+        return rms_norm(x, norm, self.config.norm_eps)
+
+    def _added(
+        self, x: Float[Array, "T E"], y: Float[Array, "T E"], norm: nnx.Param[Float[Array, "E"]] | None
+    ) -> Float[Array, "T E"]:
+        """The stream with a partial sum, whose sum is normed first in models that do so."""
+        return add_partial_sums(x, y) if norm is None else x + self._normed(sum_of_devices(y), norm)
 
     def _heads(self, y: Rows) -> tuple[Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"]]:
         """Queries, keys and values."""
@@ -99,11 +128,6 @@ class LlamaLayer(nnx.Module):
 def biased_once(y: Float[Array, "T E"], bias: nnx.Param[Float[Array, "E"]] | None) -> Float[Array, "T E"]:
     """A partial sum with its bias, in models that have one."""
     return y if bias is None else y + on_first_device(bias[...])[None]
-
-
-def _normed(x: Float[Array, "T H D"], scale: nnx.Param[Float[Array, "D"]] | None, eps: float) -> Float[Array, "T H D"]:
-    """Every head normed by itself, in models that have such a norm."""
-    return x if scale is None else rms_norm(x, scale, eps)
 
 
 class LlamaHead(nnx.Module):

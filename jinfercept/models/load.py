@@ -48,6 +48,12 @@ class Loaded[M: ServedModel]:
     source: Path | None
     kind: Literal["hf", "gguf", "converted", "dummy"]
 
+    def for_length(self, max_model_len: int | None) -> "Loaded[M]":
+        """The model for sequences of up to so many tokens, see `ModelConfig.for_length`."""
+        if not isinstance(self.model, Model):
+            return self
+        return replace(self, model=replace(self.model, config=self.model.config.for_length(max_model_len)))
+
 
 def load(
     model: str | Path | ModelConfig,
@@ -320,5 +326,5 @@ def _check(
         raise ModelError(
             "the checkpoint's tensors do not fit its config",
             got="; ".join(problem[:200] for problem in [*wrong[:_SHOWN], *more]),
-            fix="use files that belong together, of a plain Llama, Mistral, Qwen2, Qwen3, Gemma or GPT-J",
+            fix="use files that belong together, of a plain Llama, Mistral, Qwen2, Qwen3, OLMo 2, Phi-3, Gemma or GPT-J",
         )

@@ -28,7 +28,12 @@ def add_partial_sums(x: Float[Array, "T E"], *partial_sums: Float[Array, "T E"])
     if num_devices() == 1:
         return sum(partial_sums, start=x)
     first, *others = partial_sums
-    return x + jax.lax.psum(sum(others, start=first), AXIS)
+    return x + sum_of_devices(sum(others, start=first))
+
+
+def sum_of_devices[X: Array](x: X) -> X:
+    """The sum of the devices' arrays."""
+    return x if num_devices() == 1 else jax.lax.psum(x, AXIS)
 
 
 def on_first_device[X: Array](x: X) -> X:

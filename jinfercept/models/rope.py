@@ -55,6 +55,8 @@ def frequencies(rope: RopeConfig) -> Float[np.ndarray, "half"]:
             scaled = _yarn(base, rope)
         case "factors":
             scaled = base / np.array(rope.factors)
+        case "proportional":
+            scaled = np.where(np.arange(len(base)) < rope.turning_pairs, base / rope.factor, 0.0)
     return scaled.astype(np.float32)
 
 

@@ -1,8 +1,9 @@
 """How weights are cut among devices: the axes of every weight by name, and the axis of the mesh that cuts them.
 
 Queries, keys and values are cut by head, the feed-forward by its inner axis, embedding and head by vocabulary: a layer adds
-partial sums twice (a parallel block once), and nothing else is exchanged. What does not divide evenly is made to: KV heads
-are repeated until every device has as many (`serving_config`), and the vocabulary is padded with zeros.
+partial sums twice (a parallel block once), and the squares of a norm over all heads; nothing else is exchanged. What does not
+divide evenly is made to: KV heads are repeated until every device has as many (`serving_config`), and the vocabulary is padded
+with zeros.
 """
 
 from collections.abc import Mapping
@@ -35,6 +36,8 @@ WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
     "k_bias": ("kv_heads", "head_dim"),
     "v_bias": ("kv_heads", "head_dim"),
     "qkv_bias": ("kv_heads", "group", "head_dim"),
+    "q_row_norm": ("heads", "head_dim"),
+    "k_row_norm": ("kv_heads", "head_dim"),
     "o": ("heads", "head_dim", "embed"),
     "gate": ("embed", "ffn"),
     "up": ("embed", "ffn"),
@@ -46,7 +49,7 @@ WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
     "unembed": ("vocab", "embed"),
     "unembed_bias": ("vocab",),
 }
-"""Axes of the weights of all families; those of other names, norms and the rest of the biases, are whole on every device."""
+"""Axes of the weights of all families; those of other names, the other norms and biases, are whole on every device."""
 
 
 def partition_spec(name: str, weight: Any = None) -> PartitionSpec:

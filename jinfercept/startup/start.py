@@ -252,7 +252,7 @@ def _set_up_here(
     progress("loading", 0, 1)
     if defaults:
         log.info("sampling defaults from generation_config.json, which generation_config=vllm ignores: %s", defaults)
-    loaded = load_model(model, params, config, devices)
+    loaded = load_model(model, params, config, devices).for_length(config.model.max_model_len)
     weights_s = time.monotonic()
     tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
     draft = load_draft_model(config, devices, tokenizer, across_hosts=group is not None)

@@ -2,15 +2,19 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import gguf
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from jinfercept.errors import ModelError
 from jinfercept.models.load import load, read_config
+from tests.models.test_variants import VARIANTS, write
 from tests.support.dense_model import logits
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -22,6 +26,7 @@ RENAMED = (
     ("self_attn.o_proj", "attn_output"),
     ("self_attn.", "attn_"),
     ("_proj", ""),
+    ("mlp.gate_up", "ffn_up"),
     ("mlp.", "ffn_"),
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "ffn_norm"),
@@ -34,8 +39,21 @@ POST_NORMED = (
 )
 
 
-def convert(name: str, file: Path, architecture: str, **strings: str) -> None:
-    """A golden checkpoint as a GGUF file in float32."""
+def convert(
+    name: str,
+    file: Path,
+    architecture: str,
+    *,
+    numbers: Mapping[str, int] = MappingProxyType({}),
+    factors: Mapping[str, list[float]] = MappingProxyType({}),
+    **strings: str,
+) -> None:
+    """A golden checkpoint, or one in another directory, as a GGUF file in float32.
+
+    Args:
+        numbers, strings: further metadata.
+        factors: further tensors.
+    """
     config = json.loads((GOLDEN / name / "config.json").read_text())
     tensors = {}
     for part in sorted((GOLDEN / name).glob("*.safetensors")):
@@ -45,7 +63,8 @@ def convert(name: str, file: Path, architecture: str, **strings: str) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
+    if "head_dim" in config:
+        writer.add_key_length(config["head_dim"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
@@ -63,6 +82,13 @@ def convert(name: str, file: Path, architecture: str, **strings: str) -> None:
         writer.add_float32("gemma3.rope.freq_base_swa", ropes["sliding_attention"]["rope_theta"])
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+    if "partial_rotary_factor" in ropes and not numbers:
+        head_dim = config["hidden_size"] // config["num_attention_heads"]
+        writer.add_rope_dimension_count(int(head_dim * ropes["partial_rotary_factor"]))
+    for key, number in numbers.items():
+        writer.add_uint32(key, number)
+    for tensor, divisors in factors.items():
+        writer.add_tensor(tensor, np.array(divisors, np.float32))
     for key, value in strings.items():
         writer.add_string(key.replace("__", "."), value)
     for tensor, stored in tensors.items():
@@ -71,7 +97,7 @@ def convert(name: str, file: Path, architecture: str, **strings: str) -> None:
             values = pairs_side_by_side(values, config["head_dim"])
         if architecture.startswith("gemma") and tensor.endswith("norm.weight"):
             values = values + 1
-        renamed = POST_NORMED if architecture in ("gemma2", "gemma3") else ()
+        renamed = POST_NORMED if architecture in ("gemma2", "gemma3", "olmo2") else ()
         for old, new in (*renamed, *RENAMED):
             tensor = tensor.replace(old, new)
         writer.add_tensor(tensor, values)
@@ -84,7 +110,7 @@ def convert(name: str, file: Path, architecture: str, **strings: str) -> None:
 
 
 def pairs_side_by_side(rows: np.ndarray, head_dim: int) -> np.ndarray:
-    return rows.reshape(-1, 2, head_dim // 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+    return rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def rope_factors(rope: dict[str, float], head_dim: int) -> np.ndarray:
@@ -110,6 +136,8 @@ def rope_factors(rope: dict[str, float], head_dim: int) -> np.ndarray:
         ("mistral", "llama"),
         ("qwen2", "qwen2"),
         ("qwen3", "qwen3"),
+        ("olmo2", "olmo2"),
+        ("phi3", "phi3"),
         ("gemma", "gemma"),
         ("gemma2", "gemma2"),
         ("gemma3", "gemma3"),
@@ -122,7 +150,25 @@ def test_float32_logits_are_those_of_transformers(tmp_path, name, architecture):
     np.testing.assert_allclose(ours, expected, atol=max(1e-4, 5e-6 * np.abs(expected).max()), rtol=0)
 
 
+def test_biases_of_a_llama_are_read(tmp_path):
+    variant = VARIANTS["attention_bias and mlp_bias"]
+    directory = write(variant["base"], tmp_path / "model", variant["changes"], variant["added"])
+    convert(str(directory), tmp_path / "m.gguf", "llama")
+    stored, loaded = load(directory, dtype="float32"), load(tmp_path / "m.gguf", dtype="float32")
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, stored.params)
+
+
+def test_the_long_factors_of_phi3_are_for_longer_sequences(tmp_path):
+    numbers = {"phi3.rope.scaling.original_context_length": 64, "phi3.rope.dimension_count": 6}
+    factors = {"rope_factors_short.weight": [1.0, 1.5, 2.5], "rope_factors_long.weight": [2.0, 3.0, 5.0]}
+    convert("phi3", tmp_path / "m.gguf", "phi3", numbers=numbers, factors=factors)
+    config = read_config(tmp_path / "m.gguf")
+    assert (config.max_position, config.rope.factors) == (64, (1.0, 1.5, 2.5))
+    longer = config.for_length(65)
+    assert (longer.max_position, longer.rope.factors) == (128, (2.0, 3.0, 5.0))
+
+
 def test_rotary_factors_that_fit_nothing_are_refused(tmp_path):
     convert("llama_llama3", tmp_path / "m.gguf", "llama", llama__rope__scaling__type="linear")
-    with pytest.raises(ModelError, match="8 factors, head size 16, scaling linear"):
+    with pytest.raises(ModelError, match="8 factors, 16 dimensions that turn, scaling linear"):
         read_config(tmp_path / "m.gguf")

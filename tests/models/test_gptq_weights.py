@@ -36,6 +36,13 @@ LINEAR = {
     "mlp.up_proj": (E, F),
     "mlp.down_proj": (F, E),
 }
+FUSED = {
+    "self_attn.qkv_proj": (E, (H + 2 * K) * D),
+    "self_attn.o_proj": (H * D, E),
+    "mlp.gate_up_proj": (E, 2 * F),
+    "mlp.down_proj": (F, E),
+}
+"""The linear layers of Phi-3."""
 KINDS = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False},
     "gptq, symmetric": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True},
@@ -124,6 +131,16 @@ def test_a_checkpoint_has_the_weights_that_its_definition_gives(tmp_path, kind):
     assert bytes_to_load(tmp_path, "float32", quantization=name) < bytes_to_load(
         tmp_path, "float32", quantization="none"
     )
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq"])
+def test_weights_that_are_stored_as_one_are_kept_apart(tmp_path, monkeypatch, kind):
+    monkeypatch.setitem(globals(), "LINEAR", FUSED)
+    monkeypatch.setitem(CONFIG, "architectures", ["Phi3ForCausalLM"])
+    expected = load(write(tmp_path, KINDS[kind]), dtype="float32")
+    kept = load(tmp_path, dtype="float32")
+    assert is_quantized(kept.params.layers[0]["v"])
+    jax.tree.map(np.testing.assert_array_equal, dense(kept.params), expected.params)
 
 
 def test_a_model_of_words_has_the_logits_of_its_weights(tmp_path):

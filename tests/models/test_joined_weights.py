@@ -18,7 +18,7 @@ def _apart(monkeypatch: pytest.MonkeyPatch) -> None:
     set_joined(monkeypatch, False)
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "qwen2", "qwen3", "gptj"])
+@pytest.mark.parametrize("name", ["llama_gqa", "qwen2", "qwen3", "olmo2", "phi3", "gptj"])
 def test_joined_weights_give_the_same_logits_and_come_apart_again(name: str) -> None:
     loaded = load(GOLDEN / name, dtype="float32")
     config, apart = loaded.model.config, loaded.params

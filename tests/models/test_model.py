@@ -23,6 +23,8 @@ TINY = (
     "mistral",
     "qwen2",
     "qwen3",
+    "olmo2",
+    "phi3",
     "mistral_windowed",
     "gemma",
     "gemma2",

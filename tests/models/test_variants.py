@@ -19,7 +19,7 @@ from tests.support.joining import set_joined
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 VARIANTS = json.loads((GOLDEN / "variants.json").read_text())
-QUICK = ("attention_bias and mlp_bias", "tied, with another head stored")
+QUICK = ("attention_bias and mlp_bias", "longrope of phi3 beyond the original length", "tied, with another head stored")
 
 
 def config_of(base: str) -> dict[str, Any]:
@@ -60,8 +60,9 @@ def test_a_variant_has_the_logits_of_transformers(
     set_joined(monkeypatch, joined)
     variant = VARIANTS[name]
     directory = write(variant["base"], tmp_path / "model", variant["changes"], variant["added"])
-    loaded = load(directory, dtype="float32")
-    ours = logits(loaded.model, loaded.params, np.load(GOLDEN / f"{variant['base']}.npz")["tokens_1"])[-1]
+    tokens = np.load(GOLDEN / f"{variant['base']}.npz")["tokens_1"]
+    loaded = load(directory, dtype="float32").for_length(len(tokens))
+    ours = logits(loaded.model, loaded.params, tokens)[-1]
     np.testing.assert_allclose(ours[: len(variant["logits"])], variant["logits"], atol=1e-4, rtol=0)
 
 
@@ -86,9 +87,22 @@ def test_memory_counts_a_head_that_is_not_tied(tmp_path: Path) -> None:
     assert bytes_to_load(directory, "float32") == param_bytes(config, "float32")
 
 
-def test_longrope_serves_the_original_length_with_its_short_factors() -> None:
+def test_longrope_serves_the_original_length_with_its_short_factors_and_longer_sequences_with_its_long_ones() -> None:
     variant = VARIANTS["longrope"]
-    assert config_from_hf(changed(variant["base"], variant["changes"])).max_position == 64
+    config = config_from_hf(changed(variant["base"], variant["changes"]))
+    assert (config.max_position, config.rope.factors) == (64, (1.0, 1.5, 2.0, 2.5))
+    assert config.for_length(64) == config.for_length(None) == config
+    longer = config.for_length(65)
+    assert (longer.max_position, longer.rope.factors) == (128, (2.0, 3.0, 4.0, 5.0))
+
+
+def test_dynamic_has_the_numbers_of_its_longest_sequence_where_sequences_are_longer_than_the_models() -> None:
+    variant = VARIANTS["dynamic"]
+    config = config_from_hf(changed(variant["base"], variant["changes"])).for_length(200)
+    assert config.max_position == 256
+    pairs = np.arange(0, 16, 2) / 16
+    base = 500.0 * (2.0 * 256 / 128 - (2.0 - 1)) ** (16 / 14)  # `_compute_dynamic_ntk_parameters` of transformers
+    np.testing.assert_allclose(frequencies(config.rope), base**-pairs, rtol=1e-6)
 
 
 def test_values_that_are_not_there_are_those_of_transformers() -> None:
@@ -130,9 +144,13 @@ def test_keys_that_change_nothing_are_let_be(base: str, changes: dict[str, Any])
         ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "alpha": 3}}, "alpha 3"),
         ("qwen2", {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}, "mrope_section"),
         ("qwen2", {"rope_scaling": {"type": "su"}}, "su"),
+        ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0]}}, "long_factor"),
+        ("phi3", {"rope_scaling": {"type": "default", "partial_rotary_factor": 1.5}}, "partial_rotary_factor"),
+        ("phi3", {"resid_scale": 2.0}, "resid_scale"),
         ("llama_gqa", {"rope_scaling": "yarn"}, "rope_scaling"),
         ("llama_gqa", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("llama_gqa", {"rope_scaling": {"type": "dynamic"}}, "dynamic.*factor"),
+        ("llama_gqa", {"rope_scaling": {"type": "proportional", "partial_rotary_factor": 0}}, "partial_rotary_factor"),
         ("llama_mha", {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, "short_factor"),
         ("llama_llama3", {"rope_parameters": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4.0,
                                               "high_freq_factor": 1.0}}, "high_freq_factor"),
