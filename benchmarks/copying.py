@@ -13,10 +13,11 @@ from rich.console import Console
 from jinfercept.bench.peer_script import decode_rate
 from jinfercept.bench.throughput import token_times
 from jinfercept.cli.options import HOSTS, ModelName, Several, engine_flags
-from jinfercept.config import EngineOptions, SpeculativeConfig
+from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.sim.tables import check_least, numbers, plain_table, show
 from jinfercept.startup.progress import StartDisplay
+from jinfercept.values.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:
     from jinfercept.llm import LLM

@@ -12,7 +12,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import accumulate
 from typing import Any, final
 
 from jinfercept.calls import Call
@@ -33,9 +32,9 @@ from jinfercept.chat.system_messages import (
     simpler_forms,
     with_leading_system,
 )
+from jinfercept.chat.text_marks import Rendered, TextMarks
 from jinfercept.chat.written_tools import with_written_tools, written_calls
 from jinfercept.errors import RequestError, shown
-from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 _STAND_IN = ({"role": "user", "content": "?"},)
@@ -49,22 +48,6 @@ _RESERVED = frozenset(
     }
 )
 """Parameters of the function that renders templates, which cannot be variables of a template."""
-_REASONING = frozenset(tag for form in REASONING_FORMATS.values() for tag in (form.opening, form.closing))
-
-
-class Rendered(str):
-    """A conversation's text.
-
-    Attributes:
-        breaks: offsets within or beside names of special tokens that are given text, not the template's.
-    """
-
-    breaks: tuple[int, ...]
-
-    def __new__(cls, text: str, breaks: tuple[int, ...] = ()) -> "Rendered":
-        rendered = super().__new__(cls, text)
-        rendered.breaks = breaks
-        return rendered
 
 
 @final
@@ -104,13 +87,13 @@ class ChatTemplate:
                 got=shown(variables),
                 fix='{"enable_thinking": False}, for example',
             )
-        self.tokenizer, self._special_tokens_in_text = tokenizer, special_tokens_in_text
+        self.tokenizer = tokenizer
         self.source = tokenizer.chat_template(bool(tools)) if source is None else source
         self.given = (self.source, tools, variables, special_tokens_in_text, written_tools)
-        self._mark, self._is_marked = chr(0xF0000 + secrets.randbelow(0xFFFE)), False  # one of those for private use
+        self._marks = TextMarks(tokenizer.special_token_names, special_tokens_in_text)
         self._written_tools = written_tools
-        self._tools = self._given(tools)
-        self._variables = self._given({**usual_variables(self.source, tools), **variables})
+        self._tools = self._marks.given(tools)
+        self._variables = self._marks.given({**usual_variables(self.source, tools), **variables})
         self._ends = tuple(filter(None, map(tokenizer.token_text, end_token_ids)))
         self._begun = rendered_with_tools(self._tools, partial(self._render_stand_in, given=source is not None))
 
@@ -142,14 +125,14 @@ class ChatTemplate:
             checked = one_call_a_turn(checked)
         elif num_calls and not self._num_calls_written:
             checked = [
-                message | {WRITTEN_CALLS: written_calls(self._given(message), self.source)} for message in checked
+                message | {WRITTEN_CALLS: written_calls(self._marks.given(message), self.source)} for message in checked
             ]
         try:
-            return self._rendered(self._apply(checked, add_generation_prompt))
+            return self._marks.rendered(self._apply(checked, add_generation_prompt))
         except RequestError:
             for form in simpler_forms(checked):
                 with suppress(RequestError):
-                    return self._rendered(self._apply(form, add_generation_prompt))
+                    return self._marks.rendered(self._apply(form, add_generation_prompt))
             raise
 
     @cached_property
@@ -207,61 +190,10 @@ class ChatTemplate:
     def _apply_template(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         try:
             return self.tokenizer.apply_chat_template(
-                self._given_messages(messages), self._tools, add_generation_prompt, self.source, **self._variables
+                self._marks.given_messages(messages), self._tools, add_generation_prompt, self.source, **self._variables
             )
         except RequestError as error:
-            raise RequestError(error.what, got=self._unmarked(str(error.got)), fix=error.fix) from error
-
-    def _given_messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Messages with marks. An assistant's content keeps the tags of reasoning, for the template to find, and of calls."""
-        names = self.tokenizer.special_token_names
-        if names.but(_REASONING) is names and not any(message.get(WRITTEN_CALLS) for message in messages):
-            return [*map(self._given, messages)]
-        given = list[dict[str, Any]]()
-        for message in messages:
-            marked = self._given(message)
-            if message["role"] == "assistant":
-                content = self._given(message["content"], _REASONING) + message.get(WRITTEN_CALLS, "")
-                marked = marked if content is marked["content"] else marked | {"content": content}
-            given.append(marked)
-        return given
-
-    def _given[T](self, value: T, but: frozenset[str] = frozenset()) -> T:
-        return value if self._special_tokens_in_text else self._with_marks(value, but)
-
-    def _with_marks[T](self, value: T, but: frozenset[str] = frozenset()) -> T:
-        try:
-            marked = self.tokenizer.special_token_names.but(but).marked(value, self._mark)
-        except RecursionError as error:
-            raise RequestError(
-                "messages, tools and chat_template_kwargs are nested too deeply",
-                got=type(value).__name__,
-                fix="flatten them",
-            ) from error
-        self._is_marked |= marked is not value
-        return marked
-
-    @cached_property
-    def _escaped_marks(self) -> tuple[str, ...]:
-        return json.dumps(self._mark)[1:-1], repr(self._mark)[1:-1]
-
-    @cached_property
-    def _marks(self) -> re.Pattern[str]:
-        return re.compile("|".join([self._mark, *map(re.escape, self._escaped_marks)]))
-
-    def _unmarked(self, text: str) -> str:
-        return self._marks.sub("", text) if self._is_marked else text
-
-    def _rendered(self, marked: str) -> "Rendered":
-        """A text without its marks."""
-        if not self._is_marked:
-            return Rendered(marked)
-        pieces = (
-            self._marks.split(marked)
-            if any(escaped in marked for escaped in self._escaped_marks)
-            else marked.split(self._mark)
-        )
-        return Rendered("".join(pieces), tuple(accumulate(map(len, pieces[:-1]))))
+            raise RequestError(error.what, got=self._marks.unmarked(str(error.got)), fix=error.fix) from error
 
     def between(self, calls: Sequence[Call]) -> tuple[str, str]:
         """The text between a turn that ended in calls and the turn after it.
@@ -293,7 +225,7 @@ class ChatTemplate:
         if at < 0 or sorted(int(index) for index, _ in _PLACE.findall(after)) != list(range(len(calls))):
             raise RequestError(
                 "the chat template has no place for the results of tools",
-                got=self._unmarked(whole[begins:])[:200],
+                got=self._marks.unmarked(whole[begins:])[:200],
                 fix="use one that ends a turn that calls, and knows the role tool",
             )
         return end, after
@@ -386,11 +318,11 @@ class ChatTemplate:
         texts = [pieces[0]]
         for index, probe, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
             result = _escaped(contents[int(index)], probe)
-            texts += [self._with_marks(result), text]
-        tokens, before = self.encode(self._rendered(end + "".join(texts))), self.tokenizer.encode(end)
+            texts += [self._marks.with_marks(result), text]
+        tokens, before = self.encode(self._marks.rendered(end + "".join(texts))), self.tokenizer.encode(end)
         if tokens[: len(before)] == before:
             return tokens[len(before) :]
-        return self.encode(self._rendered("".join(texts)))
+        return self.encode(self._marks.rendered("".join(texts)))
 
 
 def _marked_turns(turn: dict[str, Any]) -> list[dict[str, Any]]:
