@@ -119,6 +119,7 @@ class HFCheckpoint:
             ModelError: `config.json` is missing or not supported, or a file is missing or cannot be read.
         """
         config, parsed = read_config(directory), read_json(directory / "config.json")
+        architecture = ARCHITECTURES[architecture_name(parsed)]
         placed = placed_tensors(directory, _BASES[config.family], partly=not weights)
         stored = {name: StoredType(at.file.shapes[at.name], at.file.dtypes[at.name]) for name, at in placed.items()}
         shapes, packed = {name: of.shape for name, of in stored.items()}, frozenset[str]()
@@ -134,7 +135,7 @@ class HFCheckpoint:
                 got=in_words[:200],
                 fix="put quantization_config into config.json, or quantize_config.json beside it",
             )
-        parts = fused_parts(shapes, _FUSED, config) if ARCHITECTURES[architecture_name(parsed)].fused else {}
+        parts = fused_parts(shapes, _FUSED, config) if architecture.fused else {}
         shapes, names = split_shapes(shapes, parts), _NAMES[config.family]
         if config.post_norms:
             names = replace(names, layer={**names.layer, **_POST_NORMS})
