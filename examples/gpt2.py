@@ -7,7 +7,7 @@ transformers' `GPT2LMHeadModel` (`config.json`, `model.safetensors`). With `--wi
 
 import argparse
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -24,7 +24,10 @@ from jinfercept.sampling_params import SamplingParams
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the engine plans memory and shapes with."""
+    """What the engine plans memory and shapes with. Its `repr` names the model where profiles and pages are stored.
+
+    `window` is that of every second layer; None: all layers are alike.
+    """
 
     family: str = "gpt2"
     vocab_size: int = 128
@@ -33,6 +36,7 @@ class Sizes:
     num_heads: int = 4
     max_position: int = 128
     eos_token_ids: tuple[int, ...] = ()
+    window: int | None = None
 
     @property
     def num_kv_heads(self) -> int:
@@ -45,16 +49,15 @@ class Sizes:
 
 @dataclass(frozen=True)
 class GPT2:
-    """The functions of the model. `window` is that of every second layer; None: all layers are alike."""
+    """The functions of the model."""
 
     config: Sizes = Sizes()
-    window: int | None = None
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
         """One executable for each kind."""
         count = self.config.num_layers
-        return () if self.window is None else tuple("banded" if index % 2 else "dense" for index in range(count))
+        return () if self.config.window is None else tuple("banded" if index % 2 else "dense" for index in range(count))
 
     def embed(self, params: Weights, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         return params["wte.weight"][tokens] + params["wpe.weight"][positions]
@@ -66,7 +69,9 @@ class GPT2:
         q, k, v = jnp.split(_dense(params, "attn.c_attn", _norm(params, "ln_1", x)), 3, axis=-1)
         q, k, v = q.reshape(heads), k.reshape(heads), v.reshape(heads)
         # the engine writes the keys and values into pages, and attends to all that this token may see
-        attended, kv = attend(q, k, v, kv, Scoring(window=self.window)) if kind == "banded" else attend(q, k, v, kv)
+        attended, kv = (
+            attend(q, k, v, kv, Scoring(window=self.config.window)) if kind == "banded" else attend(q, k, v, kv)
+        )
         x = x + _dense(params, "attn.c_proj", attended.reshape(x.shape))
         inner = jax.nn.gelu(_dense(params, "mlp.c_fc", _norm(params, "ln_2", x)), approximate=True)
         return x + _dense(params, "mlp.c_proj", inner), kv
@@ -132,10 +137,9 @@ def checkpoint(directory: Path) -> tuple[Sizes, Params]:
 
 def main(directory: Path | None = None, window: int | None = None) -> list[list[int]]:
     """Continue two prompts; returns and prints the tokens."""
-    sizes = Sizes()
-    sizes, params = (sizes, random_weights(sizes)) if directory is None else checkpoint(directory)
+    sizes, params = (Sizes(), random_weights(Sizes())) if directory is None else checkpoint(directory)
     prompts = [{"prompt_token_ids": [1, 2, 3]}, {"prompt_token_ids": list(range(40))}]
-    model = GPT2(sizes, window)
+    model = GPT2(replace(sizes, window=window))
     with LLM(model, params=params, max_num_seqs=2, max_num_batched_tokens=8, kv_tokens=256) as llm:
         outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))
     tokens = [output.outputs[0].token_ids for output in outputs]

@@ -72,7 +72,7 @@ def test_the_example_of_gpt2_has_the_logits_of_transformers() -> None:
 
 @pytest.mark.parametrize("window", [None, 8])
 def test_learned_positions_and_layers_of_two_kinds_are_served(window: int | None) -> None:
-    model: Any = GPT2["GPT2"](window=window)
+    model: Any = GPT2["GPT2"](GPT2["Sizes"](window=window))
     assert all(isinstance(model, protocol) for protocol in (ServedModel, MixedModel))
     params = jax.tree.map(jnp.asarray, GPT2["random_weights"](model.config))
     for prompt, tokens in zip([[1, 2, 3], list(range(40))], GPT2["main"](window=window), strict=True):
