@@ -69,9 +69,7 @@ class GPT2:
         q, k, v = jnp.split(_dense(params, "attn.c_attn", _norm(params, "ln_1", x)), 3, axis=-1)
         q, k, v = q.reshape(heads), k.reshape(heads), v.reshape(heads)
         # the engine writes the keys and values into pages, and attends to all that this token may see
-        attended, kv = (
-            attend(q, k, v, kv, Scoring(window=self.config.window)) if kind == "banded" else attend(q, k, v, kv)
-        )
+        attended, kv = attend(q, k, v, kv, Scoring(window=self.config.window if kind == "banded" else None))
         x = x + _dense(params, "attn.c_proj", attended.reshape(x.shape))
         inner = jax.nn.gelu(_dense(params, "mlp.c_fc", _norm(params, "ln_2", x)), approximate=True)
         return x + _dense(params, "mlp.c_proj", inner), kv
