@@ -6,7 +6,18 @@ from tests.support.tiny_model import Workload, count_ties, tiny_llm
 
 SLOW = [
     pytest.param(name, marks=pytest.mark.slow)
-    for name in ("mistral", "mistral_windowed", "qwen2", "olmo2", "phi3", "gemma", "gemma2", "gptj_published")
+    for name in (
+        "mistral",
+        "mistral_windowed",
+        "qwen2",
+        "olmo2",
+        "phi3",
+        "granite",
+        "smollm3",
+        "gemma",
+        "gemma2",
+        "gptj_published",
+    )
 ]
 
 

@@ -29,6 +29,7 @@ from transformers import (
     GPT2Config,
     GPTJConfig,
     GPTJForCausalLM,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     Olmo2Config,
@@ -36,6 +37,7 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 COMMITTED = Path(__file__).parent.parent / "tests" / "golden"
@@ -101,6 +103,21 @@ TINY_CONFIGS = {
     "olmo2": Olmo2Config(**LLAMA_SHAPE, rope_parameters=SHORT_ROPE),
     "phi3": Phi3Config(
         **{**LLAMA_SHAPE, "head_dim": 8}, pad_token_id=0, rope_parameters={**SHORT_ROPE, "partial_rotary_factor": 0.75}
+    ),
+    "granite": GraniteConfig(
+        **LLAMA_SHAPE,
+        rope_parameters=SHORT_ROPE,
+        attention_bias=True,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.15,
+        residual_multiplier=0.6,
+        logits_scaling=2.0,
+    ),
+    "smollm3": SmolLM3Config(
+        **{**LLAMA_SHAPE, "num_hidden_layers": 3, "head_dim": 8},
+        pad_token_id=0,
+        rope_parameters=SHORT_ROPE,
+        no_rope_layer_interval=2,
     ),
     "gemma": GemmaConfig(**LLAMA_SHAPE, rope_parameters=SHORT_ROPE),
     "gemma2": Gemma2Config(

@@ -58,10 +58,12 @@ class Embed(nnx.Module):
     """Token ids to vectors."""
 
     def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
+        self.multiplier = config.embedding_multiplier
         self.embedding = nnx.Param(jnp.zeros((config.vocab_size, config.hidden_size), dtype))
 
     def __call__(self, tokens: Int[Array, "T"]) -> Float[Array, "T E"]:
-        return look_up(self.embedding.get_value(), tokens)
+        x = look_up(self.embedding.get_value(), tokens)
+        return x if self.multiplier == 1.0 else x * self.multiplier
 
 
 def project(

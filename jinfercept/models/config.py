@@ -21,6 +21,7 @@ class Architecture(NamedTuple):
         always_windowed: `sliding_window` counts even where no `use_sliding_window` says so.
         turns_partly: `partial_rotary_factor` counts.
         fused: queries, keys and values are stored as one tensor, and so are gate and up.
+        keys: of `config.json` that its class reads, and others of its family do not.
     """
 
     family: Family
@@ -29,16 +30,21 @@ class Architecture(NamedTuple):
     always_windowed: bool = False
     turns_partly: bool = False
     fused: bool = False
+    keys: frozenset[str] = frozenset()
 
 
+_ALL_BIASES = frozenset(("attention_bias", "mlp_bias"))
+_MULTIPLIERS = frozenset(("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"))
 _NORMED_OUTPUTS = {"pre_norms": False, "post_norms": True, "qk_row_norm": True}
 ARCHITECTURES = {
-    "llama": Architecture("llama", biases=frozenset(("attention_bias", "mlp_bias"))),
+    "llama": Architecture("llama", biases=_ALL_BIASES),
     "mistral": Architecture("llama", always_windowed=True),
     "qwen2": Architecture("llama", {"qkv_bias": True}),
     "qwen3": Architecture("llama", {"qk_norm": True}, frozenset(("attention_bias",))),
     "olmo2": Architecture("llama", _NORMED_OUTPUTS, frozenset(("attention_bias",))),
     "phi3": Architecture("llama", always_windowed=True, turns_partly=True, fused=True),
+    "granite": Architecture("llama", biases=_ALL_BIASES, keys=_MULTIPLIERS),
+    "smollm3": Architecture("llama", biases=_ALL_BIASES, keys=frozenset(("no_rope_layers", "no_rope_layer_interval"))),
     "gemma": Architecture("gemma"),
     "gemma2": Architecture("gemma", {"post_norms": True}),
     "gemma3_text": Architecture("gemma", {"qk_norm": True, "post_norms": True}),
@@ -90,6 +96,11 @@ class RopeConfig:
     long_factors: tuple[float, ...] = ()
     long_max_position: int = 0
 
+    def scoring(self, query_scale: float) -> "RopeConfig":
+        """The rotation of whole heads with which attention that divides scores by the root of their size multiplies them by
+        `query_scale` instead: both a query and its key turn longer or shorter."""
+        return replace(self, attention_factor=self.attention_factor * (query_scale * self.rotary_dim**0.5) ** 0.5)
+
 
 class LayerKind(NamedTuple):
     """What a layer has that others of its model may not have.
@@ -119,6 +130,9 @@ class ModelConfig:
         qk_row_norm: they are normed over all heads at once (OLMo 2).
         pre_norms: what goes into attention and into the feed-forward network is normed.
         post_norms: so is what comes out of them, before it is added to the stream.
+        embedding_multiplier: of the vectors of tokens (Granite).
+        residual_multiplier: of what attention and the feed-forward network add to the stream (Granite).
+        logits_divisor: of the logits (Granite).
         kinds: of every layer; () if all are of the plain kind.
         query_scale: of the scores, if it is not one over the root of `head_dim` (Gemma).
         soft_cap: of the scores, see `Scoring` (Gemma 2).
@@ -146,6 +160,9 @@ class ModelConfig:
     qk_row_norm: bool = False
     pre_norms: bool = True
     post_norms: bool = False
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
     kinds: tuple[LayerKind, ...] = ()
     query_scale: float | None = None
     soft_cap: float | None = None
@@ -168,7 +185,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name, most in _BELOW.items():
             _check_number(name, getattr(self, name), whole=True, most=most)
-        _check_number("norm_eps", self.norm_eps, whole=False)
+        for name in ("norm_eps", "embedding_multiplier", "residual_multiplier", "logits_divisor"):
+            _check_number(name, getattr(self, name), whole=False)
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ModelError(f"{name} is true or false", got=shown(getattr(self, name)), fix="correct the config")

@@ -15,6 +15,8 @@ _SERVED = {
     "qwen3": "qwen3",
     "olmo2": "olmo2",
     "phi3": "phi3",
+    "granite": "granite",
+    "smollm3": "smollm3",
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
@@ -25,6 +27,11 @@ _GEMMA_PATTERNS = {"gemma2": (2, 46), "gemma3": (6, 62)}
 llama.cpp, where the file does not state them."""
 _BIASES = {"qkv_bias": "blk.0.attn_q.bias", "o_bias": "blk.0.attn_output.bias", "mlp_bias": "blk.0.ffn_gate.bias"}
 """A tensor of every kind of bias that a model may have."""
+_GRANITE = {
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_divisor": "logit_scale",
+}
 _STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -85,6 +92,12 @@ def _config(header: Header, rope_factors: RopeFactors) -> ModelConfig:
     kinds, own = (LayerKind(window),) * num_layers if window else (), dict[str, Any]()
     if architecture in _GEMMA_PATTERNS:
         kinds, own = _gemma(meta, architecture, num_layers, head_dim, hidden_size // num_heads)
+    if architecture == "granite":
+        own = {name: float(meta.of_model(key, 1.0)) for name, key in _GRANITE.items()}
+        rope = rope.scoring(float(meta.of_model("attention.scale", head_dim**-0.5)))
+    if architecture == "smollm3":
+        still = replace(rope, scaling="proportional", turning_pairs=0)
+        kinds = tuple(LayerKind(rope=None if (index + 1) % 4 else still) for index in range(num_layers))
     if rope.long_factors:
         max_position = rope.original_max_position
     biases = {name: tensor in header.tensors for name, tensor in _BIASES.items()}

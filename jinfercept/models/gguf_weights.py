@@ -1,10 +1,11 @@
-"""Checkpoints in `.gguf` files, as llama.cpp's converter writes them: Llama (so also Mistral), Qwen2, Qwen3, OLMo 2, Phi-3 and
-Gemma.
+"""Checkpoints in `.gguf` files, as llama.cpp's converter writes them: Llama (so also Mistral), Qwen2, Qwen3, OLMo 2, Phi-3,
+Granite, SmolLM3 and Gemma.
 
 A model may be split into several files (`llama-gguf-split`), of which the first has the metadata.
 
-The converter permutes the rows of a Llama's Q and K so that rotary pairs are neighbours; reading puts them half a head apart.
-Quantised weights of the types in `gguf_blocks.py` can be read as they are; the `gguf` package dequantises all types.
+The converter permutes the rows of Q and K of a Llama, Granite or SmolLM3 so that rotary pairs are neighbours; reading puts them
+half a head apart. Quantised weights of the types in `gguf_blocks.py` can be read as they are; the `gguf` package dequantises
+all types.
 """
 
 import math
@@ -27,6 +28,7 @@ from jinfercept.models.gguf_header import TensorInfo, read_header
 from jinfercept.models.packed_rows import PackedRows, Packing
 
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+_PERMUTING = ("llama", "granite", "smollm3")
 _PERMUTED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
 _FUSED: Fused = {
     "attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
@@ -131,7 +133,7 @@ class GGUFCheckpoint:
         shapes = {name: info.shape for name, info in header.tensors.items()}
         architecture = header.metadata["general.architecture"]
         parts = fused_parts(shapes, _FUSED, config) if architecture == "phi3" else {}
-        return cls(config, split_shapes(shapes, parts), architecture == "llama", files, header.tensors, parts)
+        return cls(config, split_shapes(shapes, parts), architecture in _PERMUTING, files, header.tensors, parts)
 
     @property
     def names(self) -> TensorNames:

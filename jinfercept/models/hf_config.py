@@ -6,6 +6,7 @@ another activation, a key that is not understood and could change the numbers) i
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from jinfercept.errors import ModelError, shown
@@ -20,6 +21,8 @@ _CLASSES = {
     "Qwen3ForCausalLM": "qwen3",
     "Olmo2ForCausalLM": "olmo2",
     "Phi3ForCausalLM": "phi3",
+    "GraniteForCausalLM": "granite",
+    "SmolLM3ForCausalLM": "smollm3",
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
@@ -33,6 +36,8 @@ _OTHER_CLASSES = {
     "Qwen3Model": "qwen3",
     "Olmo2Model": "olmo2",
     "Phi3Model": "phi3",
+    "GraniteModel": "granite",
+    "SmolLM3Model": "smollm3",
     "GemmaModel": "gemma",
     "Gemma2Model": "gemma2",
     "Gemma3TextModel": "gemma3_text",
@@ -80,6 +85,20 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "max_window_layers": 28,
     },
     "olmo2": {"rms_norm_eps": 1e-5},
+    "granite": {
+        "rms_norm_eps": 1e-6,
+        "embedding_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+    },
+    "smollm3": {
+        "rms_norm_eps": 1e-6,
+        "num_key_value_heads": 4,
+        "rope_theta": 2_000_000.0,
+        "tie_word_embeddings": True,
+        "no_rope_layer_interval": 4,
+    },
     "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     "gemma": {**_GEMMA, "num_key_value_heads": 16, "max_position_embeddings": 8192},
     "gemma2": {
@@ -118,7 +137,7 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         )
     name = architecture_name(config)
     architecture = ARCHITECTURES[name]
-    check_keys(config, _UNDERSTOOD[architecture.family], where="config.json")
+    check_keys(config, _UNDERSTOOD[architecture.family] | architecture.keys, where="config.json")
     config = _DEFAULTS[name] | dict(config)
     try:
         eos = _ids(config.get("eos_token_id")) + _ids((generation or {}).get("eos_token_id"))
@@ -185,7 +204,39 @@ def _llama_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "mlp_bias": mlp_bias,
         "kinds": _kinds(_windows(config, name)),
     }
-    return {**fields, **architecture.parts}
+    own = {"granite": _granite_fields, "smollm3": _smollm3_fields}.get(name)
+    return {**fields, **architecture.parts, **({} if own is None else own(config, rope.config))}
+
+
+def _granite_fields(config: Mapping[str, Any], rope: RopeConfig) -> dict[str, Any]:
+    _check_factors(config, ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"))
+    return {
+        "rope": rope.scoring(config["attention_multiplier"]),
+        "embedding_multiplier": config["embedding_multiplier"],
+        "residual_multiplier": config["residual_multiplier"],
+        "logits_divisor": config["logits_scaling"],
+    }
+
+
+def _smollm3_fields(config: Mapping[str, Any], rope: RopeConfig) -> dict[str, Any]:
+    """Some layers turn nothing; these are the windowed ones, if any are."""
+    count, interval, turns = config["num_hidden_layers"], config["no_rope_layer_interval"], config.get("no_rope_layers")
+    if turns is None:
+        _check_numbers(config, ("no_rope_layer_interval",), ())
+        turns = [int((index + 1) % interval != 0) for index in range(count)]
+    if not isinstance(turns, list) or len(turns) < count or any(turn not in (0, 1) for turn in turns):
+        raise ModelError(
+            f"no_rope_layers of config.json has 1 or 0 for each of {count} layers",
+            got=shown(turns),
+            fix="correct the file",
+        )
+    windows = _windows(config, "smollm3")
+    if config.get("layer_types") is None:
+        windows = [None if turn else window for window, turn in zip(windows, turns, strict=False)]
+    still = replace(rope, scaling="proportional", turning_pairs=0, attention_factor=1.0)
+    return {
+        "kinds": tuple(LayerKind(window, None if turn else still) for window, turn in zip(windows, turns, strict=False))
+    }
 
 
 def _gemma_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -323,6 +374,14 @@ def _check_numbers(config: Mapping[str, Any], keys: tuple[str, ...], optional: t
                 got=shown(value),
                 fix="correct the file or download it again",
             )
+
+
+def _check_factors(config: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+    """Raise `ModelError` unless these are numbers above 0."""
+    for key in keys:
+        value = config[key]
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise ModelError(f"{key} of config.json is a number above 0", got=shown(value), fix="correct the file")
 
 
 def _flag(config: Mapping[str, Any], key: str, *, default: bool = False) -> bool:

@@ -2,8 +2,8 @@
 
 SmolLM2, Vicuna and Mistral are the same; Qwen2 adds biases to the projections of attention (arXiv 2407.10671), Qwen3 norms of
 queries and keys (arXiv 2505.09388); the other projections may have biases too. OLMo 2 norms outputs in place of inputs, and
-queries and keys over all heads (arXiv 2501.00656). Weights lie `[in, out]`, those of the same rows joined
-(`joined_weights.py`).
+queries and keys over all heads (arXiv 2501.00656); Granite multiplies what is added to the stream. Some layers of SmolLM3 turn
+nothing: their kind says so. Weights lie `[in, out]`, those of the same rows joined (`joined_weights.py`).
 """
 
 import jax.numpy as jnp
@@ -114,7 +114,9 @@ class LlamaLayer(nnx.Module):
     def _added(
         self, x: Float[Array, "T E"], y: Float[Array, "T E"], norm: nnx.Param[Float[Array, "E"]] | None
     ) -> Float[Array, "T E"]:
-        """The stream with a partial sum, whose sum is normed first in models that do so."""
+        """The stream with a partial sum, which is multiplied or whose sum is normed first in models that do so."""
+        if self.config.residual_multiplier != 1.0:
+            y = y * self.config.residual_multiplier
         return add_partial_sums(x, y) if norm is None else x + self._normed(sum_of_devices(y), norm)
 
     def _heads(self, y: Rows) -> tuple[Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"]]:
@@ -141,4 +143,7 @@ class LlamaHead(nnx.Module):
 
     def __call__(self, x: Float[Array, "R E"]) -> Float[Array, "R V"]:
         y = Normed(x, self.norm[...], self.config.norm_eps)
-        return gather_columns(project("re,ve->rv", y, self.unembed, out=jnp.float32), self.config.vocab_size)
+        logits = project("re,ve->rv", y, self.unembed, out=jnp.float32)
+        if self.config.logits_divisor != 1.0:
+            logits = logits / self.config.logits_divisor
+        return gather_columns(logits, self.config.vocab_size)

@@ -326,5 +326,5 @@ def _check(
         raise ModelError(
             "the checkpoint's tensors do not fit its config",
             got="; ".join(problem[:200] for problem in [*wrong[:_SHOWN], *more]),
-            fix="use files that belong together, of a plain Llama, Mistral, Qwen2, Qwen3, OLMo 2, Phi-3, Gemma or GPT-J",
+            fix="use files that belong together, of a plain model of a family that is served",
         )

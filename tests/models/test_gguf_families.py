@@ -74,6 +74,11 @@ def convert(
     if architecture in ("gemma2", "gemma3"):
         writer.add_sliding_window(config["sliding_window"])
         writer.add_float32(f"{architecture}.attention.scale", config["query_pre_attn_scalar"] ** -0.5)
+    if architecture == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
@@ -93,7 +98,7 @@ def convert(
         writer.add_string(key.replace("__", "."), value)
     for tensor, stored in tensors.items():
         values = stored.astype(np.float32)
-        if architecture == "llama" and ("q_proj" in tensor or "k_proj" in tensor):
+        if architecture in ("llama", "granite", "smollm3") and ("q_proj" in tensor or "k_proj" in tensor):
             values = pairs_side_by_side(values, config["head_dim"])
         if architecture.startswith("gemma") and tensor.endswith("norm.weight"):
             values = values + 1
@@ -138,6 +143,7 @@ def rope_factors(rope: dict[str, float], head_dim: int) -> np.ndarray:
         ("qwen3", "qwen3"),
         ("olmo2", "olmo2"),
         ("phi3", "phi3"),
+        ("granite", "granite"),
         ("gemma", "gemma"),
         ("gemma2", "gemma2"),
         ("gemma3", "gemma3"),
@@ -150,10 +156,13 @@ def test_float32_logits_are_those_of_transformers(tmp_path, name, architecture):
     np.testing.assert_allclose(ours, expected, atol=max(1e-4, 5e-6 * np.abs(expected).max()), rtol=0)
 
 
-def test_biases_of_a_llama_are_read(tmp_path):
+@pytest.mark.parametrize("architecture", ["llama", "smollm3"])
+def test_weights_and_biases_are_those_of_the_directory(tmp_path, architecture):
     variant = VARIANTS["attention_bias and mlp_bias"]
-    directory = write(variant["base"], tmp_path / "model", variant["changes"], variant["added"])
-    convert(str(directory), tmp_path / "m.gguf", "llama")
+    directory = GOLDEN / architecture
+    if architecture == "llama":
+        directory = write(variant["base"], tmp_path / "model", variant["changes"], variant["added"])
+    convert(str(directory), tmp_path / "m.gguf", architecture)
     stored, loaded = load(directory, dtype="float32"), load(tmp_path / "m.gguf", dtype="float32")
     jax.tree.map(np.testing.assert_array_equal, loaded.params, stored.params)
 

@@ -25,6 +25,8 @@ TINY = (
     "qwen3",
     "olmo2",
     "phi3",
+    "granite",
+    "smollm3",
     "mistral_windowed",
     "gemma",
     "gemma2",

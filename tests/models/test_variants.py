@@ -105,6 +105,14 @@ def test_dynamic_has_the_numbers_of_its_longest_sequence_where_sequences_are_lon
     np.testing.assert_allclose(frequencies(config.rope), base**-pairs, rtol=1e-6)
 
 
+def test_layers_of_smollm3_that_turn_nothing_are_the_windowed_ones() -> None:
+    config = config_of("smollm3") | {"layer_types": None}
+    assert [kind.rope is None for kind in config_from_hf(config).kinds] == [True, False, True]
+    config |= {"use_sliding_window": True, "sliding_window": 32, "no_rope_layers": None, "no_rope_layer_interval": 3}
+    windowed = config_from_hf(config).kinds
+    assert [(kind.rope is None, kind.window) for kind in windowed] == [(True, None), (True, None), (False, 32)]
+
+
 def test_values_that_are_not_there_are_those_of_transformers() -> None:
     config = config_of("mistral") | {"max_position_embeddings": 8192}
     for key in ("sliding_window", "rms_norm_eps", "num_key_value_heads", "hidden_act", "tie_word_embeddings"):
@@ -147,6 +155,12 @@ def test_keys_that_change_nothing_are_let_be(base: str, changes: dict[str, Any])
         ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0]}}, "long_factor"),
         ("phi3", {"rope_scaling": {"type": "default", "partial_rotary_factor": 1.5}}, "partial_rotary_factor"),
         ("phi3", {"resid_scale": 2.0}, "resid_scale"),
+        ("granite", {"attention_multiplier": -1.0}, "attention_multiplier"),
+        ("granite", {"logits_scaling": True}, "logits_scaling"),
+        ("granite", {"num_local_experts": 8}, "num_local_experts"),
+        ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers"),
+        ("smollm3", {"no_rope_layers": [1, 2, 0]}, "no_rope_layers"),
+        ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "no_rope_layer_interval"),
         ("llama_gqa", {"rope_scaling": "yarn"}, "rope_scaling"),
         ("llama_gqa", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("llama_gqa", {"rope_scaling": {"type": "dynamic"}}, "dynamic.*factor"),
