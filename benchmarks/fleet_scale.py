@@ -16,8 +16,7 @@ from multiprocessing import get_context
 from random import Random
 
 from jinfercept.meter.turns import LIMITS
-from jinfercept.planner.cluster import ClusterReport, play_cluster
-from jinfercept.planner.routing_policy import by_price
+from jinfercept.planner.cluster import ClusterReport, by_price, play_cluster
 from jinfercept.planner.sessions import SYSTEM_TOKENS, draw_sessions
 from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica
 from jinfercept.sched.named_profiles import load_profile

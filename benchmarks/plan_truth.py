@@ -34,8 +34,7 @@ from jinfercept.models.dummy import random_params
 from jinfercept.models.load import read_config
 from jinfercept.models.model import Model
 from jinfercept.models.protocol import ModelDimensions, Weights
-from jinfercept.planner.cluster import play_cluster
-from jinfercept.planner.routing_policy import by_price
+from jinfercept.planner.cluster import by_price, play_cluster
 from jinfercept.planner.sessions import AgentSession, Turn, draw_sessions
 from jinfercept.planner.simulated_replicas import FinishedTurn, SteppedReplica
 from jinfercept.planner.sizing import DRAIN, WARM_UP, ReplicaKind, profile_kind

@@ -13,7 +13,7 @@ from typing import final
 
 from jinfercept.fleet.conversations import RoutingHint
 from jinfercept.fleet.replica_load import ReplicaState
-from jinfercept.planner.routing_policy import RoutingPolicy, by_price
+from jinfercept.planner.cluster import RoutingPolicy, by_price
 from jinfercept.sched.profile import Profile
 
 HASHED_TOKENS = 256

@@ -1,5 +1,6 @@
 """Sessions of one shape, and the checks, displays and files of the commands that play them."""
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from random import Random
@@ -10,11 +11,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jinfercept.bench.conversations import Style
 from jinfercept.bench.servers import Servers
-from jinfercept.bench.tool_times import DrawSeconds
+from jinfercept.errors import ConfigError
 from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.reports import check_outputs, write_all
 from jinfercept.sim.tables import check_least
 from jinfercept.sim.workload import Script, Segment
+
+DrawSeconds = Callable[[Random], float]
+
+FORMS = "X, exp:MEAN or lognormal:MEDIAN,SIGMA"
 
 
 class SessionShape(NamedTuple):
@@ -72,3 +77,27 @@ def teller(progress: Progress, what: str, total: int) -> Callable[[int], None]:
     """Adds a line to a progress display; the result sets how much of it is done."""
     task = progress.add_task(what, total=total)
     return lambda done: progress.update(task, completed=done)
+
+
+def tool_times(text: str) -> DrawSeconds:
+    """A draw of seconds from a flag's text: always `X`, exponential, or log-normal (σ of the logarithm).
+
+    Raises:
+        ConfigError: the text has another form, or a number out of range.
+    """
+    name, _, rest = text.rpartition(":")
+    try:
+        numbers = [float(part) for part in rest.split(",")]
+    except ValueError:
+        numbers = []
+    if all(0 <= number < math.inf for number in numbers):
+        match name, numbers:
+            case "", [seconds]:
+                return lambda rng: seconds
+            case "exp", [mean]:
+                return lambda rng: mean * rng.expovariate(1.0)
+            case "lognormal", [median, sigma]:
+                return lambda rng: median * math.exp(sigma * rng.gauss())
+            case _:
+                pass
+    raise ConfigError("--tool-seconds is no time", got=text, fix=f"{FORMS}, in seconds")

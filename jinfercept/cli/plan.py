@@ -19,9 +19,9 @@ from jinfercept.config import KVDTypeChoice
 from jinfercept.errors import ConfigError
 from jinfercept.meter.turns import LIMITS, LatencyLimits
 from jinfercept.planner.plan_report import LEGEND, plan_panels, plan_table, sizing_values, write_yaml
-from jinfercept.planner.published_sizes import MODELS
 from jinfercept.planner.sessions import SYSTEM_TOKENS
 from jinfercept.planner.sizing import (
+    MODELS,
     Detail,
     FleetLoad,
     ReplicaKind,

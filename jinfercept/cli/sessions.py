@@ -21,8 +21,7 @@ from jinfercept.bench.conversations import Style
 from jinfercept.bench.openai_client import Client, ClientReply
 from jinfercept.bench.servers import RunningServer, Servers
 from jinfercept.bench.session_rounds import Going, Visit, later_turns, rounds, take_turns, visit_rows
-from jinfercept.bench.session_shape import SessionShape, bar, check, teller, write_files
-from jinfercept.bench.tool_times import tool_times
+from jinfercept.bench.session_shape import SessionShape, bar, check, teller, tool_times, write_files
 from jinfercept.cli.options import HOSTS, Maybe, Repeated, Several, Switch, engine_flags
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError

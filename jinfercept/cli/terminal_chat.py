@@ -5,6 +5,7 @@ The answer goes to standard output, everything else to standard error, so that a
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,7 +25,6 @@ from jinfercept.models.embedded import cache_directory
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.tools.inbox import Inbox
-from jinfercept.tools.terminal_inbox import answer_calls
 
 COMMANDS = {
     "/help": "what may be typed",
@@ -34,6 +34,8 @@ COMMANDS = {
 }
 HISTORY_LINES = 1000
 _SHOWN_CHARS = 70
+_TIMEOUT_S = 1.0
+_POLL_S = 0.02
 
 
 @final
@@ -270,3 +272,27 @@ def _summary(output: RequestOutput) -> str:
         kept, copied, recomputed = (sum(use[place] for use in uses) for place in range(3))
         parts.append(f"context over calls: {kept} kept, {copied} copied in, {recomputed} recomputed")
     return "; ".join(parts)
+
+
+def answer_calls(
+    inbox: Inbox, calls: Sequence[Call], ask: Callable[[], str | None], note: Callable[[str], None]
+) -> None:
+    """Ask for the results of those calls of a turn that wait for a person; an empty line declines a call.
+
+    Args:
+        ask: reads a line; returns None at the end of the input.
+        note: shows a text.
+    """
+    left = sum(call.name in inbox.tools for call in calls)
+    until_s = time.monotonic() + _TIMEOUT_S  # a call with wrong arguments never reaches the inbox
+    while left and time.monotonic() < until_s:
+        for pending in inbox.pending()[:1]:
+            arguments = ", ".join(str(value) for value in pending.arguments.values())
+            note(f"{pending.tool} asks: {arguments}  (an empty line declines)")
+            text = (ask() or "").strip()
+            try:
+                inbox.answer(pending.id, text) if text else inbox.decline(pending.id)
+            except RequestError:
+                note("too late: it waits no more")
+            left, until_s = left - 1, time.monotonic() + _TIMEOUT_S
+        time.sleep(_POLL_S)

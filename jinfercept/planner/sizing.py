@@ -12,15 +12,13 @@ from typing import Any, Literal, NamedTuple
 from jinfercept.config import KVDTypeChoice
 from jinfercept.errors import ConfigError, nearest
 from jinfercept.meter.turns import LatencyLimits
-from jinfercept.planner.cluster import ClusterReport, mean_report, play_cluster
-from jinfercept.planner.published_sizes import MODELS, PAPER_KV_TOKENS
-from jinfercept.planner.routing_policy import by_price
+from jinfercept.planner.cluster import ClusterReport, by_price, mean_report, play_cluster
 from jinfercept.planner.sessions import draw_sessions
 from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica
 from jinfercept.sched.data_sheets import ACCELERATORS
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.roofline import roofline
+from jinfercept.sched.roofline import LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, LLAMA_13B, QWEN_32B, ProfiledModel, roofline
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.workload import Script
 
@@ -31,6 +29,14 @@ DRAIN = 0.5
 """Seconds that turns have after the last session begins, over those in which sessions begin."""
 
 Detail = Literal["stepped", "coarse"]
+LLAMA_3_1B = ProfiledModel("llama-3.2-1b", 1.236e9, num_layers=16, num_kv_heads=8, head_dim=64, hidden_size=2048)
+
+MODELS: Mapping[str, ProfiledModel] = {
+    model.name: model for model in (LLAMA_3_1B, LLAMA_2_7B, LLAMA_3_8B, LLAMA_13B, QWEN_32B, LLAMA_3_70B)
+}
+"""By name; another model needs a measured profile."""
+PAPER_KV_TOKENS: Mapping[str, int] = {"paper-gptj-6b-a100": 53_000, "paper-vicuna-13b-2xa100": 56_000}
+"""Device pools of the paper's machines, which the paper does not give: what 90 % of 40 GB cards leaves beside the weights."""
 
 
 class ReplicaKind(NamedTuple):

@@ -156,11 +156,11 @@ class _Loader:
                 http = HttpTool(table, place)
                 self._add(declare(table.name, table.description, http.parameters), table, http)
             case ModelTable() if table.path is None:
-                from jinfercept.tools.remote_model import RemoteModel
+                from jinfercept.tools.model_tools import RemoteModel
 
                 self._add_asked(table, place, RemoteModel(table, place))
             case ModelTable():
-                from jinfercept.tools.local_model import LocalModel
+                from jinfercept.tools.model_tools import LocalModel
 
                 local = LocalModel(table)
                 self._loaded.models.callback(local.close)

@@ -6,7 +6,7 @@ from random import Random
 from typing import NamedTuple
 
 from jinfercept.meter.turns import LatencyLimits
-from jinfercept.planner.published_sizes import LLAMA_3_1B, LLAMA_3_8B, QWEN_32B
+from jinfercept.planner.sizing import LLAMA_3_1B, LLAMA_3_8B, QWEN_32B
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.roofline import LLAMA_2_7B, LLAMA_3_70B, LLAMA_13B, ProfiledModel, roofline
 from jinfercept.sim.arrivals import Arrival, arrivals

@@ -10,7 +10,7 @@ import pytest
 from jinfercept.bench import openai_client
 from jinfercept.bench.conversations import Style
 from jinfercept.bench.openai_client import Client, ClientReply, make_target
-from jinfercept.bench.tool_times import tool_times
+from jinfercept.bench.session_shape import tool_times
 from jinfercept.errors import ConfigError
 from tests.support.fake_openai import FakeServer, fake_openai
 

@@ -157,8 +157,7 @@ def test_what_cannot_be_is_said_before_anything_is_asked(
 
 
 def test_the_same_seed_draws_the_same_scripts() -> None:
-    from jinfercept.bench.session_shape import SessionShape
-    from jinfercept.bench.tool_times import tool_times
+    from jinfercept.bench.session_shape import SessionShape, tool_times
 
     shape = SessionShape(3, 10, 4, 5, tool_times("lognormal:1,0.5"))
     assert shape.script(Random(1)) == shape.script(Random(1)) != shape.script(Random(2))

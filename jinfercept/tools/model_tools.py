@@ -1,13 +1,20 @@
-"""A model of another OpenAI-compatible server as a tool."""
+"""Other models as tools: of another OpenAI-compatible server, or in this process.
+
+Requests of a model in this process are batched with each other, not with those of the first model.
+"""
 
 import json
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import httpx2
 
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.tools.calls import CallFailed, CallRequest
 from jinfercept.tools.questions import conversation
 from jinfercept.tools.tool_tables import ModelTable, Place
+
+if TYPE_CHECKING:
+    from jinfercept.llm import LLM
 
 _MAX_BYTES = 4 << 20
 
@@ -70,3 +77,35 @@ def _content(text: str) -> str:
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise CallFailed(f"the answer is no chat completion: {text[:200]}") from error
     return content if isinstance(content, str) else ""
+
+
+@final
+class LocalModel:
+    """A model in this process."""
+
+    def __init__(self, table: ModelTable) -> None:
+        self._table = table
+        self._params = SamplingParams(max_tokens=table.max_tokens, temperature=table.temperature)
+        self._llm: "LLM | None" = None
+
+    def load(self) -> None:
+        """Load the model. Slow. Raises `ConfigError` and `ModelError` as `LLM` does."""
+        assert self._table.path is not None
+        from jinfercept.llm import LLM
+
+        options: dict[str, Any] = dict(self._table.options)
+        self._llm = LLM(self._table.path, **options)
+
+    async def __call__(self, request: CallRequest) -> str:
+        """The model's answer. Raises `CallFailed` if it fails. If cancelled, the model's request is aborted."""
+        assert self._llm is not None, "not loaded"
+        messages = conversation(self._table.system, request.arguments)
+        [output] = await self._llm.achat(messages, self._params)
+        [completion] = output.outputs
+        if completion.finish_reason not in ("stop", "length"):
+            raise CallFailed(f"the model {self._table.path} failed: {completion.stop_reason}")
+        return completion.messages[-1]["content"] or ""
+
+    def close(self) -> None:
+        if self._llm is not None:
+            self._llm.close()
