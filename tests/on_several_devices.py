@@ -133,6 +133,7 @@ def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
     [
         ("llama_gqa", 4, ("copy_ahead", "discard")),  # two KV heads on four devices
         pytest.param("gemma3", 2, ("copy_ahead", "discard"), marks=pytest.mark.slow),
+        pytest.param("mixtral", 4, ("min_waste", "discard"), marks=pytest.mark.slow),
         pytest.param("qwen3", 2, ("min_waste", "lru_host"), marks=pytest.mark.slow),
         pytest.param("olmo2", 4, ("min_waste", "swap"), marks=pytest.mark.slow),
         pytest.param("gptj", 8, ("improved_discard", "preserve"), marks=pytest.mark.slow),
@@ -145,7 +146,9 @@ def test_several_devices_write_what_one_writes(name: str, num_devices: int, poli
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
-@pytest.mark.parametrize("name", ["llama_gqa", "llama_tied", "qwen2", "qwen3", "olmo2", "gemma3", "gptj"])
+@pytest.mark.parametrize(
+    "name", ["llama_gqa", "llama_tied", "qwen2", "qwen3", "olmo2", "gemma3", "mixtral", "qwen3_moe", "gptj"]
+)
 def test_every_policy_on_several_devices_writes_what_one_device_writes(name: str, num_devices: int) -> None:
     check(name, num_devices, tuple(POLICIES))
 
@@ -159,6 +162,21 @@ def test_joined_weights_are_cut_as_those_that_are_apart(monkeypatch: pytest.Monk
     apart = tokens(1)
     set_joined(monkeypatch, True)
     assert tokens(4) == apart
+
+
+@pytest.mark.parametrize("name", ["mixtral", pytest.param("qwen3_moe", marks=pytest.mark.slow)])
+def test_experts_are_cut_among_devices(name: str) -> None:
+    def served(num_devices: int) -> tuple[list[int], int]:
+        with tiny_llm(name, tensor_parallel_size=num_devices) as llm:
+            return llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids, llm.memory_plan.weight_bytes
+
+    (alone, whole_bytes), (tokens, part_bytes) = served(1), served(4)  # six experts, so halves of experts
+    assert tokens == alone
+    assert part_bytes < 0.4 * whole_bytes
+    mesh = ModelMesh(tuple(jax.devices()[:4]))
+    read = load(GOLDEN / name, dtype="float32", mesh=mesh)
+    fitted = initial_params(read.model, load(GOLDEN / name, dtype="float32").params, mesh)
+    jax.tree.map(np.testing.assert_array_equal, read.params, fitted)
 
 
 def test_quantised_weights_are_cut_by_blocks_and_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,11 +32,13 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
@@ -100,6 +102,17 @@ TINY_CONFIGS = {
     "mistral": MistralConfig(**LLAMA_SHAPE, sliding_window=None, rope_parameters=SHORT_ROPE),
     "qwen2": Qwen2Config(**{**LLAMA_SHAPE, "head_dim": 8}, tie_word_embeddings=True, rope_parameters=SHORT_ROPE),
     "qwen3": Qwen3Config(**LLAMA_SHAPE, rope_parameters=SHORT_ROPE),
+    "mixtral": MixtralConfig(
+        **{**LLAMA_SHAPE, "head_dim": 8, "intermediate_size": 16}, num_local_experts=6, num_experts_per_tok=2
+    ),
+    "qwen3_moe": Qwen3MoeConfig(
+        **{**LLAMA_SHAPE, "head_dim": 8},
+        moe_intermediate_size=16,
+        num_experts=8,
+        num_experts_per_tok=3,
+        norm_topk_prob=True,
+        rope_parameters=SHORT_ROPE,
+    ),
     "olmo2": Olmo2Config(**LLAMA_SHAPE, rope_parameters=SHORT_ROPE),
     "phi3": Phi3Config(
         **{**LLAMA_SHAPE, "head_dim": 8}, pad_token_id=0, rope_parameters={**SHORT_ROPE, "partial_rotary_factor": 0.75}
@@ -257,6 +270,7 @@ VARIANTS = {  # checkpoint, changes of its config (null removes a key), tensors 
             }.items()
         },
     ),
+    "factors of experts that are not normalised": ("qwen3_moe", {"norm_topk_prob": False}, {}),
     "attention_bias of qwen3": (
         "qwen3",
         {"attention_bias": True},
@@ -270,6 +284,7 @@ VARIANTS = {  # checkpoint, changes of its config (null removes a key), tensors 
 }
 NUM_SHOWN = 24  # logits of a variant
 SHARDED = "llama_llama3"  # saved as several files with an index
+STACKED = "qwen3_moe"  # saved with the experts of a layer in one tensor, as transformers 5 has them in memory
 PUBLISHED = "gptj_published"  # saved as GPT-J-6B was: torch's own format, float16, with the causal masks
 
 
@@ -319,7 +334,8 @@ def make_tiny(name: str, config: PreTrainedConfig, target: Path) -> None:
             golden[f"tokens_{i}"] = tokens.astype(np.int32)
             golden[f"logits_{i}"] = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
     np.savez(target / f"{name}.npz", **golden)
-    model.to(narrow).save_pretrained(target / name, max_shard_size="40KB" if name == SHARDED else "1GB")
+    shard_size = "40KB" if name == SHARDED else "1GB"
+    model.to(narrow).save_pretrained(target / name, max_shard_size=shard_size, save_original_format=name != STACKED)
     if name == PUBLISHED:
         save_as_published(model, target / name)
 
@@ -338,8 +354,8 @@ def save_as_published(model: GPTJForCausalLM, folder: Path) -> None:
 def random_weight(rng: np.random.Generator, key: str, shape: tuple[int, ...]) -> np.ndarray:
     """Weights large enough that every part of the model shows in the logits."""
     noise = rng.standard_normal(shape)
-    if len(shape) == 2:
-        return noise if "embed" in key or "wte" in key else noise * 1.5 / np.sqrt(shape[1])
+    if len(shape) > 1:
+        return noise if "embed" in key or "wte" in key else noise * 1.5 / np.sqrt(shape[-1])
     return noise * 0.3 if key.endswith("bias") else 1 + noise * 0.3
 
 

@@ -31,6 +31,33 @@ class StoredTensor(NamedTuple):
             return ours
         return math.prod(ours[self.inputs :]), math.prod(ours[: self.inputs])
 
+    def tensors(self, ours: tuple[int, ...], i: int) -> dict[str, tuple[int, ...]]:
+        """The stored shape of layer i's weight, by name."""
+        return {self.name.format(i=i): self.shape(ours)}
+
+
+class StoredExperts(NamedTuple):
+    """The places of the stacked weights `[X, in, out]` of a layer's experts, or `[X, in, 2, out]` of their two sides.
+
+    The names have `{i}` for the layer, and `{x}` for the expert where experts are apart. Each expert's matrix is stored
+    `[out, in]`, or as ours if `as_ours`. Two sides have a name each, or one name for both.
+    """
+
+    names: tuple[str, ...]
+    as_ours: bool = False
+
+    def tensors(self, ours: tuple[int, ...], i: int) -> dict[str, tuple[int, ...]]:
+        """The stored shapes of layer i's weights, by name."""
+        if self.as_ours:
+            return {name.format(i=i): ours for name in self.names}
+        num_experts, depth, *outputs = ours
+        matrix = math.prod(outputs) // len(self.names), depth
+        return {
+            name.format(i=i, x=x): matrix if "{x}" in name else (num_experts, *matrix)
+            for name in self.names
+            for x in range(num_experts)
+        }
+
 
 @dataclass(frozen=True)
 class TensorNames:
@@ -38,7 +65,7 @@ class TensorNames:
     used."""
 
     embed: Mapping[str, StoredTensor]
-    layer: Mapping[str, StoredTensor]
+    layer: Mapping[str, StoredTensor | StoredExperts]
     head: Mapping[str, StoredTensor]
     ignored: tuple[str, ...] = ()
 

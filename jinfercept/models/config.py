@@ -36,6 +36,8 @@ class Architecture(NamedTuple):
 _ALL_BIASES = frozenset(("attention_bias", "mlp_bias"))
 _MULTIPLIERS = frozenset(("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"))
 _NORMED_OUTPUTS = {"pre_norms": False, "post_norms": True, "qk_row_norm": True}
+_EXPERTS = frozenset(("num_experts", "num_local_experts", "num_experts_per_tok"))
+_EXPERTS |= {"router_jitter_noise", "router_aux_loss_coef"}  # of training
 ARCHITECTURES = {
     "llama": Architecture("llama", biases=_ALL_BIASES),
     "mistral": Architecture("llama", always_windowed=True),
@@ -46,11 +48,18 @@ ARCHITECTURES = {
     "granite": Architecture("llama", biases=_ALL_BIASES, keys=_MULTIPLIERS),
     "smollm3": Architecture("llama", biases=_ALL_BIASES, keys=frozenset(("no_rope_layers", "no_rope_layer_interval"))),
     "gemma": Architecture("gemma"),
+    "mixtral": Architecture("llama", always_windowed=True, keys=_EXPERTS),
+    "qwen3_moe": Architecture(
+        "llama",
+        {"qk_norm": True},
+        frozenset(("attention_bias",)),
+        keys=_EXPERTS | {"moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"},
+    ),
     "gemma2": Architecture("gemma", {"post_norms": True}),
     "gemma3_text": Architecture("gemma", {"qk_norm": True, "post_norms": True}),
     "gptj": Architecture("gptj"),
 }
-"""By `model_type`, which is also the name in GGUF files."""
+"""By `model_type`."""
 _BELOW = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 20,
@@ -118,6 +127,37 @@ PLAIN_KIND = LayerKind()
 
 
 @dataclass(frozen=True)
+class ExpertsConfig:
+    """A feed-forward network of experts in each layer (`experts.py`).
+
+    Attributes:
+        num_experts: of a layer.
+        per_token: experts that compute a token.
+        ffn_size: columns of each.
+        normalised: whether the factors of a token's experts are divided by their sum.
+        parts: into which each expert is cut, so that several devices have as many parts each.
+    """
+
+    num_experts: int
+    per_token: int
+    ffn_size: int
+    normalised: bool
+    parts: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("num_experts", "per_token", "ffn_size", "parts"):
+            _check_number(name, getattr(self, name), whole=True, most=1 << 24)
+        if not isinstance(self.normalised, bool):
+            raise ModelError("norm_topk_prob is true or false", got=shown(self.normalised), fix="correct the config")
+        if self.per_token > self.num_experts:
+            raise ModelError(
+                "a token has at most all experts",
+                got=f"{self.per_token} of {self.num_experts}",
+                fix="correct the model's config",
+            )
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A decoder-only model: everything that shapes its arrays and its arithmetic. Hashable, so it is static in `jax.jit`.
 
@@ -137,6 +177,7 @@ class ModelConfig:
         query_scale: of the scores, if it is not one over the root of `head_dim` (Gemma).
         soft_cap: of the scores, see `Scoring` (Gemma 2).
         logit_cap: the same of the logits (Gemma 2).
+        experts: of the feed-forward network (Mixtral, Qwen3-MoE); None: it has none.
     """
 
     family: Family
@@ -167,6 +208,7 @@ class ModelConfig:
     query_scale: float | None = None
     soft_cap: float | None = None
     logit_cap: float | None = None
+    experts: ExpertsConfig | None = None
 
     def kind(self, layer: int) -> LayerKind:
         """The kind of a layer."""

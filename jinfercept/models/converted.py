@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jinfercept.errors import ModelError
-from jinfercept.models.checkpoint import StoredTensor, TensorNames
-from jinfercept.models.config import LayerKind, ModelConfig, RopeConfig
+from jinfercept.models.checkpoint import StoredExperts, StoredTensor, TensorNames
+from jinfercept.models.config import ExpertsConfig, LayerKind, ModelConfig, RopeConfig
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.model import Model, abstract_params, untied
@@ -50,11 +50,11 @@ class ConvertedCheckpoint:
         once = untied(config, abstract_params(config, np.float32, joined=False))
         names = TensorNames(
             embed={ours: StoredTensor(f"embed.{ours}") for ours in once.embed},
-            layer={ours: StoredTensor(f"layers.{{i}}.{ours}") for ours in once.layers[0]},
+            layer={ours: _place(ours) for ours in once.layers[0]},
             head={ours: StoredTensor(f"head.{ours}") for ours in once.head},
         )
-        stored = [*names.embed.values(), *names.head.values(), *names.layer.values()]
-        full = {array.name.format(i=i) for array in stored for i in range(config.num_layers)}
+        full = {f"embed.{ours}" for ours in once.embed} | {f"head.{ours}" for ours in once.head}
+        full |= {f"layers.{i}.{ours}" for i, layer in enumerate(once.layers) for ours in layer}
         base = (directory / _WEIGHTS).resolve().as_uri() + "/"
 
         one_thread = {"limit": 1}  # every further one would keep the memory of its buffers
@@ -79,6 +79,12 @@ class ConvertedCheckpoint:
             return self._arrays[name][rows].read().result()
         except ValueError as error:
             raise _damaged(name, error) from error
+
+
+def _place(name: str) -> StoredTensor | StoredExperts:
+    """The place of a layer's weight."""
+    stored = f"layers.{{i}}.{name}"
+    return StoredExperts((stored,), as_ours=True) if name.startswith("experts_") else StoredTensor(stored)
 
 
 def is_converted(directory: Path) -> bool:
@@ -122,6 +128,7 @@ def read_config(directory: Path) -> ModelConfig:
         fields = described["config"]
         kinds = tuple(LayerKind(window, rope and _rope(rope)) for window, rope in fields["kinds"])
         own_types = {"rope": _rope(fields["rope"]), "kinds": kinds, "eos_token_ids": tuple(fields["eos_token_ids"])}
+        own_types["experts"] = ExpertsConfig(**fields["experts"]) if fields.get("experts") else None
         return ModelConfig(**fields | own_types)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(

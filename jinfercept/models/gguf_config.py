@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from jinfercept.errors import ModelError
-from jinfercept.models.config import ARCHITECTURES, PLAIN_KIND, LayerKind, ModelConfig, RopeConfig
+from jinfercept.models.config import ARCHITECTURES, PLAIN_KIND, ExpertsConfig, LayerKind, ModelConfig, RopeConfig
 from jinfercept.models.gguf_header import Header
 
 _SERVED = {
@@ -17,6 +17,7 @@ _SERVED = {
     "phi3": "phi3",
     "granite": "granite",
     "smollm3": "smollm3",
+    "qwen3moe": "qwen3_moe",
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
@@ -118,6 +119,7 @@ def _config(header: Header, rope_factors: RopeFactors) -> ModelConfig:
         eos_token_ids=tuple(dict.fromkeys(id_ for id_ in stop_ids if id_ is not None)),
         activation="gelu_new" if named.family == "gemma" else "silu",
         kinds=kinds,
+        experts=_experts(meta, ffn_size),
         **{**biases, **named.parts, **own},
     )
 
@@ -145,6 +147,24 @@ def _gemma(
         "soft_cap": meta.of_model("attn_logit_softcapping", None),
         "logit_cap": meta.of_model("final_logit_softcapping", None),
     }
+
+
+def _experts(meta: "_Metadata", ffn_size: int) -> ExpertsConfig | None:
+    """The experts of every layer, of a model that has some: Mixtral's architecture is that of Llama."""
+    count, used, columns = (
+        meta.of_model(f"expert_{key}", default)
+        for key, default in (("count", 0), ("used_count", 0), ("feed_forward_length", ffn_size))
+    )
+    if not count:
+        return None
+    gating, factor = meta.of_model("expert_gating_func", 1), meta.of_model("expert_weights_scale", 0.0)
+    if gating != 1 or factor not in (0.0, 1.0) or meta.of_model("expert_shared_count", 0):
+        raise ModelError(
+            "the GGUF file's experts are chosen by a softmax, without a scale, and none is shared",
+            got=f"gating function {gating}, scale {factor}, {meta.of_model('expert_shared_count', 0)} shared",
+            fix="use another model",
+        )
+    return ExpertsConfig(count, used, columns, normalised=meta.of_model("expert_weights_norm", True))
 
 
 def _rope(meta: "_Metadata", head_dim: int, factors: RopeFactors) -> RopeConfig:

@@ -1,5 +1,5 @@
-"""Checkpoints in `.gguf` files, as llama.cpp's converter writes them: Llama (so also Mistral), Qwen2, Qwen3, OLMo 2, Phi-3,
-Granite, SmolLM3 and Gemma.
+"""Checkpoints in `.gguf` files, as llama.cpp's converter writes them: Llama (so also Mistral and Mixtral), Qwen2, Qwen3,
+Qwen3-MoE, OLMo 2, Phi-3, Granite, SmolLM3 and Gemma.
 
 A model may be split into several files (`llama-gguf-split`), of which the first has the metadata.
 
@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float, Shaped, UInt8
 
 from jinfercept.errors import ModelError
-from jinfercept.models.checkpoint import StoredTensor, TensorNames
+from jinfercept.models.checkpoint import StoredExperts, StoredTensor, TensorNames
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.fused_weights import Fused, Part, fused_parts, split_shapes
 from jinfercept.models.gguf_blocks import PACKINGS, packed_rows
@@ -59,6 +59,9 @@ _NAMES = TensorNames(
         "gate": StoredTensor("blk.{i}.ffn_gate.weight", inputs=1),
         "up": StoredTensor("blk.{i}.ffn_up.weight", inputs=1),
         "down": StoredTensor("blk.{i}.ffn_down.weight", inputs=1),
+        "router": StoredTensor("blk.{i}.ffn_gate_inp.weight", inputs=1),
+        "experts_gate_up": StoredExperts(("blk.{i}.ffn_gate_exps.weight", "blk.{i}.ffn_up_exps.weight")),
+        "experts_down": StoredExperts(("blk.{i}.ffn_down_exps.weight",)),
     },
     head={"norm": StoredTensor("output_norm.weight"), "unembed": StoredTensor("output.weight")},
     ignored=_FACTORS,

@@ -10,7 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from jinfercept.errors import ModelError, shown
-from jinfercept.models.config import ARCHITECTURES, PLAIN_KIND, Family, LayerKind, ModelConfig, RopeConfig
+from jinfercept.models.config import (
+    ARCHITECTURES,
+    PLAIN_KIND,
+    ExpertsConfig,
+    Family,
+    LayerKind,
+    ModelConfig,
+    RopeConfig,
+)
 from jinfercept.models.hf_keys import check_keys, require
 from jinfercept.models.hf_rope import Rope, rope_from_hf
 
@@ -26,6 +34,8 @@ _CLASSES = {
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
     "GPTJForCausalLM": "gptj",
 }
 _OTHER_CLASSES = {
@@ -41,6 +51,8 @@ _OTHER_CLASSES = {
     "GemmaModel": "gemma",
     "Gemma2Model": "gemma2",
     "Gemma3TextModel": "gemma3_text",
+    "MixtralModel": "mixtral",
+    "Qwen3MoeModel": "qwen3_moe",
     "GPTJModel": "gptj",
 }
 _LLAMA_KEYS = (
@@ -117,6 +129,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
     },
+    "mixtral": {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "num_experts_per_tok": 2, "rope_theta": 1e6},
+    "qwen3_moe": {"rms_norm_eps": 1e-6, "num_key_value_heads": 4, "sliding_window": 4096}
+    | {"num_experts_per_tok": 8, "moe_intermediate_size": 768},
     "gptj": {"layer_norm_epsilon": 1e-5, "rotary_dim": 64, "n_positions": 2048},
 }
 """Values of transformers for keys that are not there."""
@@ -203,6 +218,7 @@ def _llama_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "o_bias": attention_bias,
         "mlp_bias": mlp_bias,
         "kinds": _kinds(_windows(config, name)),
+        "experts": _experts(config, name) if "num_experts" in architecture.keys else None,
     }
     own = {"granite": _granite_fields, "smollm3": _smollm3_fields}.get(name)
     return {**fields, **architecture.parts, **({} if own is None else own(config, rope.config))}
@@ -325,13 +341,32 @@ def _kinds(windows: tuple[int | None, ...]) -> tuple[LayerKind, ...]:
     return tuple(map(LayerKind, windows)) if any(windows) else ()
 
 
+def _experts(config: Mapping[str, Any], name: str) -> ExpertsConfig:
+    """The experts of every layer. Raises `ModelError` if some layer has none."""
+    counts = [config[key] for key in ("num_local_experts", "num_experts") if config.get(key) is not None]
+    if len(set(map(shown, counts))) > 1:
+        raise ModelError("config.json says a size twice, in two ways", got=shown(counts), fix="correct the file")
+    count = counts[0] if counts else {"mixtral": 8, "qwen3_moe": 128}[name]
+    if name == "mixtral":
+        return ExpertsConfig(count, config["num_experts_per_tok"], config["intermediate_size"], normalised=True)
+    without, step = config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
+    if without or step != 1 or count == 0:
+        raise ModelError(
+            "every layer has experts",
+            got=f"mlp_only_layers {shown(without)}, decoder_sparse_step {shown(step)}, num_experts {shown(count)}",
+            fix="use another model",
+        )
+    normalised = _flag(config, "norm_topk_prob")
+    return ExpertsConfig(count, config["num_experts_per_tok"], config["moe_intermediate_size"], normalised=normalised)
+
+
 def _windows(config: Mapping[str, Any], name: str) -> tuple[int | None, ...]:
     """By layer the tokens that a query sees, itself included; None: all before it."""
     kinds, size = config.get("layer_types"), config.get("sliding_window") or None
     count, always = config["num_hidden_layers"], ARCHITECTURES[name].always_windowed
     windowed = always or _flag(config, "use_sliding_window", default=name == "llama")
     if kinds is None:
-        first = 0 if always or name == "llama" else config.get("max_window_layers", 0)
+        first = 0 if always or name in ("llama", "qwen3_moe") else config.get("max_window_layers", 0)
         return tuple(size if windowed and index >= first else None for index in range(count))
     served = ("full_attention", "sliding_attention") if windowed and size else ("full_attention",)
     _check_kinds(kinds, served, count)

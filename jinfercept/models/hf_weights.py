@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jinfercept.errors import ModelError, shown
-from jinfercept.models.checkpoint import StoredTensor, TensorNames
+from jinfercept.models.checkpoint import StoredExperts, StoredTensor, TensorNames
 from jinfercept.models.config import ARCHITECTURES, Family, ModelConfig
 from jinfercept.models.fp8_weights import Float8Format
 from jinfercept.models.fused_weights import Fused, Part, fused_parts, split_shapes
@@ -49,6 +49,11 @@ _LLAMA = TensorNames(
         "gate": StoredTensor("model.layers.{i}.mlp.gate_proj.weight", inputs=1),
         "up": StoredTensor("model.layers.{i}.mlp.up_proj.weight", inputs=1),
         "down": StoredTensor("model.layers.{i}.mlp.down_proj.weight", inputs=1),
+        "router": StoredTensor("model.layers.{i}.mlp.gate.weight", inputs=1),
+        "experts_gate_up": StoredExperts(
+            ("model.layers.{i}.mlp.experts.{x}.gate_proj.weight", "model.layers.{i}.mlp.experts.{x}.up_proj.weight")
+        ),
+        "experts_down": StoredExperts(("model.layers.{i}.mlp.experts.{x}.down_proj.weight",)),
         "o_bias": StoredTensor("model.layers.{i}.self_attn.o_proj.bias"),
         "gate_bias": StoredTensor("model.layers.{i}.mlp.gate_proj.bias"),
         "up_bias": StoredTensor("model.layers.{i}.mlp.up_proj.bias"),
@@ -90,6 +95,20 @@ _POST_NORMS = {
     "ffn_post_norm": StoredTensor("model.layers.{i}.post_feedforward_layernorm.weight"),
 }
 """Norms of the layers that norm their outputs."""
+_MIXTRAL_NAMES = {
+    "router": StoredTensor("model.layers.{i}.block_sparse_moe.gate.weight", inputs=1),
+    "experts_gate_up": StoredExperts(
+        (
+            "model.layers.{i}.block_sparse_moe.experts.{x}.w1.weight",
+            "model.layers.{i}.block_sparse_moe.experts.{x}.w3.weight",
+        )
+    ),
+    "experts_down": StoredExperts(("model.layers.{i}.block_sparse_moe.experts.{x}.w2.weight",)),
+}
+_STACKED_NAMES = {
+    "experts_gate_up": StoredExperts(("model.layers.{i}.mlp.experts.gate_up_proj",)),
+    "experts_down": StoredExperts(("model.layers.{i}.mlp.experts.down_proj",)),
+}
 _FUSED: Fused = {
     "self_attn.qkv_proj.weight": tuple(f"self_attn.{name}_proj.weight" for name in "qkv"),
     "mlp.gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
@@ -136,10 +155,8 @@ class HFCheckpoint:
                 fix="put quantization_config into config.json, or quantize_config.json beside it",
             )
         parts = fused_parts(shapes, _FUSED, config) if architecture.fused else {}
-        shapes, names = split_shapes(shapes, parts), _NAMES[config.family]
-        if config.post_norms:
-            names = replace(names, layer={**names.layer, **_POST_NORMS})
-        return cls(config, names, shapes, placed, words, packed, parts)._tied_as_stored()
+        shapes = split_shapes(shapes, parts)
+        return cls(config, _names(config, shapes), shapes, placed, words, packed, parts)._tied_as_stored()
 
     def _tied_as_stored(self) -> "HFCheckpoint":
         """The config with embedding and head tied as the stored tensors allow."""
@@ -205,6 +222,20 @@ class HFCheckpoint:
         """The tensor in the files that has rows of a weight, and the rows there."""
         part = self._parts.get(name)
         return (name, rows) if part is None else (part.tensor, part.rows(rows))
+
+
+def _names(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> TensorNames:
+    """Where the weights of a model are, in a checkpoint of such tensors. Mixtral's experts have names of their own; experts as
+    transformers 5 has them in memory are stacked."""
+    others = dict[str, StoredTensor | StoredExperts]()
+    if config.post_norms:
+        others |= _POST_NORMS
+    if any(".block_sparse_moe." in name for name in shapes):
+        others |= _MIXTRAL_NAMES
+    elif any(name.endswith(".experts.down_proj") for name in shapes):
+        others |= _STACKED_NAMES
+    names = _NAMES[config.family]
+    return replace(names, layer={**names.layer, **others})
 
 
 def _stated_apart(directory: Path) -> Mapping[str, Any]:

@@ -2,7 +2,8 @@
 
 SmolLM2, Vicuna and Mistral are the same; Qwen2 adds biases to the projections of attention (arXiv 2407.10671), Qwen3 norms of
 queries and keys (arXiv 2505.09388); the other projections may have biases too. OLMo 2 norms outputs in place of inputs, and
-queries and keys over all heads (arXiv 2501.00656); Granite multiplies what is added to the stream. Some layers of SmolLM3 turn
+queries and keys over all heads (arXiv 2501.00656); Granite multiplies what is added to the stream. Mixtral (arXiv 2401.04088)
+and Qwen3-MoE have experts in place of the one feed-forward network (`experts.py`). Some layers of SmolLM3 turn
 nothing: their kind says so. Weights lie `[in, out]`, those of the same rows joined (`joined_weights.py`).
 """
 
@@ -11,7 +12,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.layouts.rows import Normed, Rows, gated
+from jinfercept.layouts.rows import Normed, Rows, dense, gated
 from jinfercept.layouts.scoring import Scoring
 from jinfercept.models.blocks import (
     Attend,
@@ -23,6 +24,7 @@ from jinfercept.models.blocks import (
     separate_heads,
 )
 from jinfercept.models.config import LayerKind, ModelConfig
+from jinfercept.models.experts import choose, combined
 from jinfercept.models.parallel import add_partial_sums, gather_columns, on_first_device, sum_of_devices
 from jinfercept.models.rope import rotate, rotation
 
@@ -33,14 +35,11 @@ class LlamaLayer(nnx.Module):
     def __init__(self, config: ModelConfig, dtype: DTypeLike, *, kind: LayerKind, joined: bool) -> None:
         self.config, self.joined = config, joined
         self.rope, self.scoring = kind.rope or config.rope, Scoring(kind.window, config.soft_cap)
-        e, f = config.hidden_size, config.ffn_size
-        h, k, d = config.num_heads, config.num_kv_heads, config.head_dim
+        e, h, k, d = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
         self.attn_norm = nnx.Param(jnp.zeros(e, dtype)) if config.pre_norms else None
         if joined:
             self.qkv = nnx.Param(jnp.zeros((e, k, h // k + 2, d), dtype))
             self.qkv_bias = nnx.Param(jnp.zeros((k, h // k + 2, d), dtype)) if config.qkv_bias else None
-            self.gate_up = nnx.Param(jnp.zeros((2, e, f), dtype))
-            self.gate_up_bias = nnx.Param(jnp.zeros((2, f), dtype)) if config.mlp_bias else None
         else:
             self.q = nnx.Param(jnp.zeros((e, h, d), dtype))
             self.k = nnx.Param(jnp.zeros((e, k, d), dtype))
@@ -48,10 +47,6 @@ class LlamaLayer(nnx.Module):
             self.q_bias = nnx.Param(jnp.zeros((h, d), dtype)) if config.qkv_bias else None
             self.k_bias = nnx.Param(jnp.zeros((k, d), dtype)) if config.qkv_bias else None
             self.v_bias = nnx.Param(jnp.zeros((k, d), dtype)) if config.qkv_bias else None
-            self.gate = nnx.Param(jnp.zeros((e, f), dtype))
-            self.up = nnx.Param(jnp.zeros((e, f), dtype))
-            self.gate_bias = nnx.Param(jnp.zeros(f, dtype)) if config.mlp_bias else None
-            self.up_bias = nnx.Param(jnp.zeros(f, dtype)) if config.mlp_bias else None
         self.q_norm = nnx.Param(jnp.zeros(d, dtype)) if config.qk_norm else None
         self.k_norm = nnx.Param(jnp.zeros(d, dtype)) if config.qk_norm else None
         self.q_row_norm = nnx.Param(jnp.zeros((h, d), dtype)) if config.qk_row_norm else None
@@ -60,6 +55,25 @@ class LlamaLayer(nnx.Module):
         self.o_bias = nnx.Param(jnp.zeros(e, dtype)) if config.o_bias else None
         self.attn_post_norm = nnx.Param(jnp.zeros(e, dtype)) if config.post_norms else None
         self.ffn_norm = nnx.Param(jnp.zeros(e, dtype)) if config.pre_norms else None
+        self.ffn_post_norm = nnx.Param(jnp.zeros(e, dtype)) if config.post_norms else None
+        self._make_feed_forward(dtype)
+
+    def _make_feed_forward(self, dtype: DTypeLike) -> None:
+        config, e, f = self.config, self.config.hidden_size, self.config.ffn_size
+        if (experts := config.experts) is not None:
+            count, columns = experts.num_experts * experts.parts, experts.ffn_size // experts.parts
+            self.router = nnx.Param(jnp.zeros((e, experts.num_experts), dtype))
+            self.experts_gate_up = nnx.Param(jnp.zeros((count, e, 2, columns), dtype))
+            self.experts_down = nnx.Param(jnp.zeros((count, columns, e), dtype))
+            return
+        if self.joined:
+            self.gate_up = nnx.Param(jnp.zeros((2, e, f), dtype))
+            self.gate_up_bias = nnx.Param(jnp.zeros((2, f), dtype)) if config.mlp_bias else None
+        else:
+            self.gate = nnx.Param(jnp.zeros((e, f), dtype))
+            self.up = nnx.Param(jnp.zeros((e, f), dtype))
+            self.gate_bias = nnx.Param(jnp.zeros(f, dtype)) if config.mlp_bias else None
+            self.up_bias = nnx.Param(jnp.zeros(f, dtype)) if config.mlp_bias else None
         self.down = nnx.Param(jnp.zeros((f, e), dtype))
         self.down_bias = nnx.Param(jnp.zeros(e, dtype)) if config.mlp_bias else None
         self.ffn_post_norm = nnx.Param(jnp.zeros(e, dtype)) if config.post_norms else None
@@ -74,6 +88,10 @@ class LlamaLayer(nnx.Module):
 
     def _fed(self, y: Rows) -> Float[Array, "T E"]:
         """The partial sum of the feed-forward network."""
+        if (experts := self.config.experts) is not None:
+            rows = dense(y)
+            choices = choose(project("te,ex->tx", rows, self.router, out=jnp.float32), experts)
+            return combined(rows, choices, self.experts_gate_up[...], self.experts_down[...], experts)
         activation = self.config.activation
         if self.joined:
             fed = project_gated(y, self.gate_up, self.down, self.gate_up_bias, activation=activation)

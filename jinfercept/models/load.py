@@ -12,9 +12,9 @@ from typing import Any, Literal
 import jax
 
 from jinfercept.cpu_kernels import native
-from jinfercept.errors import ModelError
+from jinfercept.errors import ConfigError, ModelError
 from jinfercept.models import embedded
-from jinfercept.models.checkpoint import Checkpoint, PackedCheckpoint, StoredTensor
+from jinfercept.models.checkpoint import Checkpoint, PackedCheckpoint, StoredExperts, StoredTensor
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.converted import ConvertedCheckpoint, is_converted
 from jinfercept.models.converted import read_config as read_converted
@@ -30,6 +30,7 @@ from jinfercept.models.model_directory import check_model_directory
 from jinfercept.models.protocol import Params, ServedModel, Weights
 from jinfercept.models.quantized import QuantizedTensor, is_quantized, weights_of
 from jinfercept.models.quantized_weights import keep_quantized, read_quantized, weight_bytes
+from jinfercept.models.stored_experts import read_experts
 from jinfercept.models.stored_weights import StoredWeight, read_weight
 
 DTypeName = Literal["float32", "bfloat16", "auto"]
@@ -174,6 +175,7 @@ def keeps_quantized(checkpoint: Checkpoint, quantization: str, num_devices: int 
 
     Raises:
         ModelError: the checkpoint has no weights of this format.
+        ConfigError: the format is named, and the model has experts: `auto` dequantises these alone.
     """
     stored_format = _quantization(checkpoint)
     if quantization not in ("auto", "none", stored_format):
@@ -181,6 +183,12 @@ def keeps_quantized(checkpoint: Checkpoint, quantization: str, num_devices: int 
             "the model's weights are not quantised so",
             got=f"{quantization}, weights of {stored_format}",
             fix="quantization=auto",
+        )
+    if quantization not in ("auto", "none") and checkpoint.config.experts is not None:
+        raise ConfigError(
+            "the weights of experts do not stay quantised",
+            got=f"quantization={quantization}",
+            fix="quantization=auto, which dequantises those of experts alone",
         )
     if quantization == "auto":
         has_kernels = jax.default_backend() != "cpu" or (num_devices == 1 and native.usable())
@@ -280,19 +288,17 @@ def _read_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMes
 
     stored_shapes = checkpoint.shapes
 
-    def block(stored: Mapping[str, StoredTensor], shapes: Weights, i: int = 0) -> Weights:
-        tensors = {ours: stored[ours].name.format(i=i) for ours in shapes}
-        weights = {
-            ours: StoredWeight(ours, tensors[ours], stored[ours], stored_shapes[tensors[ours]][0], shape.shape)
-            for ours, shape in shapes.items()
-        }
-
-        def read(ours: str, weight: StoredWeight) -> Any:
-            if isinstance(wanted := shapes[ours], QuantizedTensor) and isinstance(checkpoint, PackedCheckpoint):
+    def block(stored: Mapping[str, StoredTensor | StoredExperts], shapes: Weights, i: int = 0) -> Weights:
+        def read(ours: str, wanted: Any) -> Any:
+            if isinstance(place := stored[ours], StoredExperts):
+                return read_experts(checkpoint, place, i, ours, wanted, mesh)
+            tensor = place.name.format(i=i)
+            weight = StoredWeight(ours, tensor, place, stored_shapes[tensor][0], wanted.shape)
+            if isinstance(wanted, QuantizedTensor) and isinstance(checkpoint, PackedCheckpoint):
                 return read_quantized(checkpoint, weight, wanted, piece_bytes, mesh)
             return read_weight(checkpoint, weight, dtype, piece_bytes, mesh)
 
-        return {ours: read(ours, weight) for ours, weight in weights.items()}
+        return {ours: read(ours, wanted) for ours, wanted in shapes.items()}
 
     layers = tuple(  # one after the other: a layer may be in memory twice while it is joined
         jax.block_until_ready(serve_layer(block(names.layer, layer, i))) for i, layer in enumerate(cut.layers)
@@ -300,9 +306,9 @@ def _read_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMes
     return tied(config, Params(block(names.embed, cut.embed), layers, block(names.head, cut.head)))
 
 
-def _stored(names: Mapping[str, StoredTensor], block: Weights, i: int) -> dict[str, tuple[int, ...]]:
+def _stored(names: Mapping[str, StoredTensor | StoredExperts], block: Weights, i: int) -> dict[str, tuple[int, ...]]:
     """The shapes that a block's tensors should have in the checkpoint."""
-    return {names[ours].name.format(i=i): names[ours].shape(leaf.shape) for ours, leaf in block.items()}
+    return {name: shape for ours, leaf in block.items() for name, shape in names[ours].tensors(leaf.shape, i).items()}
 
 
 def _check(

@@ -71,8 +71,9 @@ class Model:
 
     @property
     def checkpoint_config(self) -> ModelConfig:
-        """The config with the KV heads of the checkpoint."""
-        return replace(self.config, num_kv_heads=self.config.num_kv_heads // self.kv_repeats)
+        """The config with the KV heads of the checkpoint, and its experts."""
+        experts = None if self.config.experts is None else replace(self.config.experts, parts=1)
+        return replace(self.config, num_kv_heads=self.config.num_kv_heads // self.kv_repeats, experts=experts)
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:

@@ -11,7 +11,7 @@ from jaxtyping import Shaped
 
 from jinfercept.errors import ConfigError
 from jinfercept.layouts.packed_weights import WIDTH
-from jinfercept.models.checkpoint import PackedCheckpoint, StoredTensor
+from jinfercept.models.checkpoint import PackedCheckpoint, StoredExperts, StoredTensor
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.packed_rows import PackedRows, common
 from jinfercept.models.protocol import Params, Weights
@@ -23,7 +23,8 @@ from jinfercept.models.stored_weights import StoredWeight, rows_of
 def keep_quantized(checkpoint: PackedCheckpoint, shapes: Params, num_devices: int) -> Params:
     """The shapes of a model's weights with `QuantizedTensor`s of shapes where the checkpoint's weights stay quantised.
 
-    Those do whose stored numbers a `QuantizedTensor` can hold in all layers, if there are as many outputs as whole blocks have.
+    Those do whose stored numbers a `QuantizedTensor` can hold in all layers, if there are as many outputs as whole blocks have;
+    those of experts do not.
 
     Args:
         shapes: of the weights as so many devices serve them.
@@ -33,7 +34,9 @@ def keep_quantized(checkpoint: PackedCheckpoint, shapes: Params, num_devices: in
     """
     names = checkpoint.names
 
-    def block(places: Mapping[str, StoredTensor], weights: Weights, layers: Iterable[int] = (0,)) -> Weights:
+    def block(
+        places: Mapping[str, StoredTensor | StoredExperts], weights: Weights, layers: Iterable[int] = (0,)
+    ) -> Weights:
         return {
             name: _kept(checkpoint, name, places[name], shape, layers, num_devices) for name, shape in weights.items()
         }
@@ -43,10 +46,15 @@ def keep_quantized(checkpoint: PackedCheckpoint, shapes: Params, num_devices: in
 
 
 def _kept(
-    checkpoint: PackedCheckpoint, name: str, place: StoredTensor, shape: Any, layers: Iterable[int], num_devices: int
+    checkpoint: PackedCheckpoint,
+    name: str,
+    place: StoredTensor | StoredExperts,
+    shape: Any,
+    layers: Iterable[int],
+    num_devices: int,
 ) -> Any:
     """A weight's shape, quantised if it stays so."""
-    if len(shape.shape) < 2 or place.flat:
+    if isinstance(place, StoredExperts) or len(shape.shape) < 2 or place.flat:
         return shape
     packings = {checkpoint.packing(place.name.format(i=i)) for i in layers}
     quantised = {packing for packing in packings if packing is not None}

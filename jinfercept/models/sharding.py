@@ -1,14 +1,16 @@
 """How weights are cut among devices: the axes of every weight by name, and the axis of the mesh that cuts them.
 
-Queries, keys and values are cut by head, the feed-forward by its inner axis, embedding and head by vocabulary: a layer adds
-partial sums twice (a parallel block once), and the squares of a norm over all heads; nothing else is exchanged. What does not
-divide evenly is made to: KV heads are repeated until every device has as many (`serving_config`), and the vocabulary is padded
+Queries, keys and values are cut by head, the feed-forward by its inner axis or by expert, embedding and head by vocabulary: a
+layer adds partial sums twice (a parallel block once), and the squares of a norm over all heads; nothing else is exchanged. What
+does not divide evenly is made to: KV heads are repeated until every device has as many, experts are cut into parts
+(`serving_config`), and the vocabulary is padded
 with zeros.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import lcm
+from math import gcd, lcm
+from operator import mod
 from typing import Any
 
 import jax
@@ -18,12 +20,12 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Shaped
 
 from jinfercept.errors import ConfigError
-from jinfercept.models.config import ModelConfig
+from jinfercept.models.config import ExpertsConfig, ModelConfig
 from jinfercept.models.parallel import AXIS
 from jinfercept.models.protocol import Params, Weights
 from jinfercept.models.quantized import QuantizedTensor
 
-MESH_AXES = {"vocab": AXIS, "heads": AXIS, "kv_heads": AXIS, "ffn": AXIS}
+MESH_AXES = {"vocab": AXIS, "heads": AXIS, "kv_heads": AXIS, "ffn": AXIS, "experts": AXIS}
 """The mesh axis that cuts an axis of the weights; no other axis is cut."""
 
 WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
@@ -46,6 +48,8 @@ WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
     "up_bias": ("ffn",),
     "gate_up_bias": ("side", "ffn"),
     "down": ("ffn", "embed"),
+    "experts_gate_up": ("experts", "embed", "side", "expert_ffn"),
+    "experts_down": ("experts", "expert_ffn", "embed"),
     "unembed": ("vocab", "embed"),
     "unembed_bias": ("vocab",),
 }
@@ -84,10 +88,13 @@ def cut_axis(name: str) -> int | None:
 
 
 def serving_config(config: ModelConfig, num_devices: int) -> ModelConfig:
-    """The config with KV heads repeated so that the devices have as many each. Raises `ConfigError` if the model cannot be
-    cut into so many parts."""
-    for part, size in (("query heads", config.num_heads), ("feed-forward columns", config.ffn_size)):
-        if size % num_devices:
+    """The config with KV heads repeated, and experts in parts, so that the devices have as many each. Raises `ConfigError` if
+    the model cannot be cut into so many parts."""
+    for part, size, divisor in (
+        ("query heads", config.num_heads, num_devices),
+        ("feed-forward columns", *_columns(config, num_devices)),
+    ):
+        if size % divisor:
             raise ConfigError(
                 f"the {part} do not divide evenly among the devices",
                 got=f"{size} and tensor_parallel_size={num_devices}",
@@ -100,7 +107,21 @@ def serving_config(config: ModelConfig, num_devices: int) -> ModelConfig:
             got=f"{config.num_heads} and {num_kv_heads} for tensor_parallel_size={num_devices}",
             fix=f"tensor_parallel_size of {_divisors(config)}",
         )
-    return replace(config, num_kv_heads=num_kv_heads)
+    if (experts := config.experts) is not None:
+        experts = replace(experts, parts=_expert_parts(experts, num_devices))
+    return replace(config, num_kv_heads=num_kv_heads, experts=experts)
+
+
+def _columns(config: ModelConfig, num_devices: int) -> tuple[int, int]:
+    """Columns of the feed-forward network or of an expert, and the number of parts into which they are cut."""
+    if config.experts is None:
+        return config.ffn_size, num_devices
+    return config.experts.ffn_size, _expert_parts(config.experts, num_devices)
+
+
+def _expert_parts(experts: ExpertsConfig, num_devices: int) -> int:
+    """The least parts of an expert such that the devices have as many parts each."""
+    return num_devices // gcd(experts.num_experts, num_devices)
 
 
 def padded_vocabulary(vocab_size: int, num_devices: int) -> int:
@@ -109,7 +130,8 @@ def padded_vocabulary(vocab_size: int, num_devices: int) -> int:
 
 
 def fit[X: (Shaped[np.ndarray, "..."], jax.Array)](name: str, weight: X, shape: tuple[int, ...]) -> X:
-    """A weight of a checkpoint in the shape that devices cut: KV heads repeated, the vocabulary padded with zeros.
+    """A weight of a checkpoint in the shape that devices cut: KV heads repeated, experts in parts, the vocabulary padded with
+    zeros.
 
     Args:
         name: of the weight, apart from others.
@@ -117,6 +139,10 @@ def fit[X: (Shaped[np.ndarray, "..."], jax.Array)](name: str, weight: X, shape: 
         shape: the larger shape, or the weight's own.
     """
     arrays: Any = np if isinstance(weight, np.ndarray) else jnp
+    if name in ("experts_gate_up", "experts_down") and weight.shape != shape:
+        parts, columns = shape[0] // weight.shape[0], WEIGHT_AXES[name].index("expert_ffn")
+        cut = weight.reshape(*weight.shape[:columns], parts, shape[columns], *weight.shape[columns + 1 :])
+        return arrays.moveaxis(cut, columns, 1).reshape(shape)
     for axis, (axis_name, size, wanted) in enumerate(zip(WEIGHT_AXES.get(name, ()), weight.shape, shape, strict=False)):
         if axis_name == "kv_heads" and size != wanted:
             weight = arrays.repeat(weight, wanted // size, axis=axis)
@@ -128,5 +154,7 @@ def fit[X: (Shaped[np.ndarray, "..."], jax.Array)](name: str, weight: X, shape: 
 def _divisors(config: ModelConfig) -> str:
     """Numbers of devices that a model can be cut for."""
     counts = range(1, config.num_heads + 1)
-    fitting = [n for n in counts if not config.num_heads % lcm(n, config.num_kv_heads) and not config.ffn_size % n]
+    fitting = [
+        n for n in counts if not config.num_heads % lcm(n, config.num_kv_heads) and not mod(*_columns(config, n))
+    ]
     return ", ".join(map(str, fitting))

@@ -80,7 +80,7 @@ def _piece(
     part_rows = stored.stored_shape[0] // num_parts
 
     def read(rows: slice) -> Rows:
-        return _read(checkpoint, stored.tensor, rows)
+        return read_floats(checkpoint, stored.tensor, rows)
 
     @cache
     def part(index: int) -> Rows:
@@ -124,7 +124,8 @@ def rows_of[X](stored: StoredWeight, head_dim: int, read: Callable[[slice], X], 
     return jax.tree.map(padded, read(there))
 
 
-def _read(checkpoint: Checkpoint, tensor: str, wanted: slice) -> Rows:
+def read_floats(checkpoint: Checkpoint, tensor: str, wanted: slice) -> Rows:
+    """Rows of a tensor. Raises `ModelError` if they are not floating-point numbers."""
     rows = checkpoint.read(tensor, wanted)
     if not jnp.issubdtype(rows.dtype, jnp.floating):
         raise ModelError(

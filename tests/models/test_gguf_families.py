@@ -46,6 +46,7 @@ def convert(
     *,
     numbers: Mapping[str, int] = MappingProxyType({}),
     factors: Mapping[str, list[float]] = MappingProxyType({}),
+    quantised: str | None = None,
     **strings: str,
 ) -> None:
     """A golden checkpoint, or one in another directory, as a GGUF file in float32.
@@ -53,6 +54,7 @@ def convert(
     Args:
         numbers, strings: further metadata.
         factors: further tensors.
+        quantised: type of matrices, but for routers.
     """
     config = json.loads((GOLDEN / name / "config.json").read_text())
     tensors = {}
@@ -94,6 +96,12 @@ def convert(
         writer.add_uint32(key, number)
     for tensor, divisors in factors.items():
         writer.add_tensor(tensor, np.array(divisors, np.float32))
+    if (count := config.get("num_local_experts")) is not None:
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        if "moe_intermediate_size" in config:
+            writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        tensors = stacked(tensors, count)
     for key, value in strings.items():
         writer.add_string(key.replace("__", "."), value)
     for tensor, stored in tensors.items():
@@ -105,13 +113,35 @@ def convert(
         renamed = POST_NORMED if architecture in ("gemma2", "gemma3", "olmo2") else ()
         for old, new in (*renamed, *RENAMED):
             tensor = tensor.replace(old, new)
-        writer.add_tensor(tensor, values)
+        if quantised is not None and values.ndim > 1 and values.shape[-1] % 32 == 0 and "gate_inp" not in tensor:
+            kind = gguf.GGMLQuantizationType[quantised]
+            writer.add_tensor(tensor, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(tensor, values)
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", rope_factors(rope, config["head_dim"]))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def stacked(tensors: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+    """The tensors with those of experts as the converter stacks them, side by side."""
+    made = {}
+    for name, values in tensors.items():
+        if name.endswith("mlp.experts.gate_up_proj"):
+            for side, part in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
+                made[name.replace("experts.gate_up_proj", f"{side}_exps.weight")] = part
+        elif name.endswith("mlp.experts.down_proj"):
+            made[name.replace("experts.down_proj", "down_exps.weight")] = values
+        elif ".experts.0." in name:
+            side = {"w1": "gate", "w2": "down", "w3": "up"}[name.split(".")[-2]]
+            parts = [tensors[name.replace(".experts.0.", f".experts.{i}.")] for i in range(count)]
+            made[f"{name.split('.block_sparse')[0]}.mlp.{side}_exps.weight"] = np.stack(parts)
+        elif ".experts." not in name:
+            made[name.replace("block_sparse_moe", "mlp").replace("mlp.gate.weight", "mlp.gate_inp.weight")] = values
+    return made
 
 
 def pairs_side_by_side(rows: np.ndarray, head_dim: int) -> np.ndarray:
@@ -147,6 +177,8 @@ def rope_factors(rope: dict[str, float], head_dim: int) -> np.ndarray:
         ("gemma", "gemma"),
         ("gemma2", "gemma2"),
         ("gemma3", "gemma3"),
+        ("mixtral", "llama"),
+        ("qwen3_moe", "qwen3moe"),
     ],
 )
 def test_float32_logits_are_those_of_transformers(tmp_path, name, architecture):
@@ -175,6 +207,12 @@ def test_the_long_factors_of_phi3_are_for_longer_sequences(tmp_path):
     assert (config.max_position, config.rope.factors) == (64, (1.0, 1.5, 2.5))
     longer = config.for_length(65)
     assert (longer.max_position, longer.rope.factors) == (128, (2.0, 3.0, 5.0))
+
+
+def test_experts_that_are_chosen_otherwise_are_refused(tmp_path):
+    convert("qwen3_moe", tmp_path / "m.gguf", "qwen3moe", qwen3moe__expert_gating_func="sigmoid")
+    with pytest.raises(ModelError, match=r"chosen by a softmax.*gating function sigmoid"):
+        read_config(tmp_path / "m.gguf")
 
 
 def test_rotary_factors_that_fit_nothing_are_refused(tmp_path):

@@ -31,6 +31,8 @@ TINY = (
     "gemma",
     "gemma2",
     "gemma3",
+    "mixtral",
+    "qwen3_moe",
     "gptj",
     "gptj_published",
 )

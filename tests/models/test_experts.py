@@ -1,0 +1,128 @@
+"""Experts: blocks of rows and grouped products give the sum over each token's experts; other rows change nothing."""
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jinfercept.errors import ConfigError, ModelError
+from jinfercept.models.config import ExpertsConfig
+from jinfercept.models.experts import _by_blocks, _grouped, _Pairs, choose, combined
+from jinfercept.models.hf_config import config_from_hf
+from jinfercept.models.load import bytes_to_load, load
+from jinfercept.models.model import param_bytes
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+EXPERTS = ExpertsConfig(num_experts=5, per_token=2, ffn_size=12, normalised=True)
+
+
+def drawn(*shape: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(sum(shape)).standard_normal(shape), jnp.float32)
+
+
+GATE_UP, DOWN, ROUTER = drawn(5, 8, 2, 12), drawn(5, 12, 8), drawn(8, 5)
+
+
+def by_token(x: np.ndarray) -> np.ndarray:
+    """One token and one expert after the other."""
+    rows = []
+    for row in np.asarray(x):
+        probabilities = np.asarray(jax.nn.softmax(row @ ROUTER))
+        chosen = np.argsort(-probabilities)[:2]
+        total = np.zeros(8)
+        for expert in chosen:
+            gate, up = row @ GATE_UP[expert, :, 0], row @ GATE_UP[expert, :, 1]
+            total += (
+                probabilities[expert]
+                / probabilities[chosen].sum()
+                * np.asarray((jax.nn.silu(gate) * up) @ DOWN[expert])
+            )
+        rows.append(total)
+    return np.array(rows)
+
+
+@jax.jit
+def computed(x: jax.Array) -> jax.Array:
+    return combined(x, choose(jnp.dot(x, ROUTER, precision="highest"), EXPERTS), GATE_UP, DOWN, EXPERTS)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 40])
+def test_a_token_has_the_weighted_sum_of_its_experts(num_rows: int) -> None:
+    x = drawn(num_rows, 8)
+    np.testing.assert_allclose(computed(x), by_token(np.asarray(x)), atol=1e-4, rtol=0)
+
+
+def test_rows_of_padding_change_no_other_row() -> None:
+    x = drawn(16, 8)
+    rubbish = x.at[5:].set(jnp.nan)
+    np.testing.assert_array_equal(computed(rubbish)[:5], computed(x)[:5])
+
+
+@pytest.mark.parametrize("block_rows", [1, 2, 8])
+def test_blocks_of_rows_and_grouped_products_are_the_same(block_rows: int) -> None:
+    pairs = _Pairs(jnp.arange(13), jnp.array([0, 7, 1, 0, 5], jnp.int32))
+    arguments = (drawn(13, 8), pairs, GATE_UP, DOWN)
+    blocks = jax.jit(partial(_by_blocks, block_rows))(*arguments)
+    np.testing.assert_allclose(blocks, _grouped(*arguments), atol=1e-4, rtol=0)
+
+
+def test_experts_apart_and_stacked_are_read_alike(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(GOLDEN / "qwen3_moe", tmp_path / "apart")
+    tensors = load_file(tmp_path / "apart" / "model.safetensors")
+    for name in [name for name in tensors if ".experts." in name]:
+        layer, stacked = name.split(".experts.")[0], tensors.pop(name)
+        for i, matrix in enumerate(stacked):
+            sides = ("gate", "up") if "gate_up" in name else ("down",)
+            for side, part in zip(sides, np.split(matrix, len(sides)), strict=True):
+                tensors[f"{layer}.experts.{i}.{side}_proj.weight"] = np.ascontiguousarray(part)
+    save_file(tensors, tmp_path / "apart" / "model.safetensors")
+    apart, stacked = (load(folder, dtype="float32").params for folder in (tmp_path / "apart", GOLDEN / "qwen3_moe"))
+    jax.tree.map(np.testing.assert_array_equal, apart, stacked)
+
+
+def test_quantised_weights_of_experts_are_dequantised(tmp_path: Path) -> None:
+    from tests.models.test_gguf_families import convert
+
+    convert("mixtral", tmp_path / "m.gguf", "llama", quantised="Q8_0")
+    ours, original = (
+        load(path, dtype="float32").params.layers[0] for path in (tmp_path / "m.gguf", GOLDEN / "mixtral")
+    )
+    np.testing.assert_allclose(ours["experts_gate_up"], original["experts_gate_up"], atol=0.01)
+    with pytest.raises(
+        ConfigError, match="experts do not stay quantised; got quantization=gguf; fix: quantization=auto"
+    ):
+        bytes_to_load(tmp_path / "m.gguf", "float32", quantization="gguf")
+
+
+def test_the_memory_of_weights_counts_all_experts() -> None:
+    config = config_from_hf(json.loads((GOLDEN / "mixtral" / "config.json").read_text()))
+    dense = 2 * (32 * 32 + 2 * 32 * 16 + 32 * 32 + 2 * 32) + 2 * 128 * 32 + 32
+    assert param_bytes(config, "float32") == 4 * (dense + 2 * (32 * 6 + 6 * 3 * 32 * 16))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step 2"),
+        ("qwen3_moe", {"num_experts": 0, "num_local_experts": 0}, "num_experts"),
+        ("qwen3_moe", {"num_experts": 4}, "says a size twice"),
+        ("qwen3_moe", {"norm_topk_prob": 1}, "norm_topk_prob"),
+        ("qwen3_moe", {"num_experts_per_tok": 9}, "9 of 8"),
+        ("qwen3_moe", {"shared_expert_intermediate_size": 8}, "shared_expert_intermediate_size"),
+        ("mixtral", {"num_local_experts": "six"}, "num_experts"),
+        ("mixtral", {"num_experts_per_tok": 0}, "per_token"),
+        ("llama_gqa", {"num_local_experts": 4}, "num_local_experts"),
+    ],
+)
+def test_experts_that_would_be_computed_wrongly_are_refused(name: str, change: dict, words: str) -> None:
+    config = json.loads((GOLDEN / name / "config.json").read_text())
+    with pytest.raises(ModelError, match=words):
+        config_from_hf(config | change)
