@@ -51,7 +51,7 @@ class ResponseRow(StateTable):
     __tablename__ = "responses"
 
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
-    tenant: Mapped[str] = mapped_column("owner", _ID)
+    tenant: Mapped[str] = mapped_column(_ID)
     previous_id: Mapped[str | None] = mapped_column(_ID, ForeignKey("responses.id"), index=True)
     conversation_id: Mapped[str | None] = mapped_column(_ID)
     status: Mapped[str] = mapped_column(String(16))
@@ -66,7 +66,7 @@ class ResponseRow(StateTable):
     asked: Mapped[str] = mapped_column(Text)
 
     __table_args__ = (
-        Index("ix_responses_owner", "owner", "created_at", "num_bytes"),
+        Index("ix_responses_tenant", "tenant", "created_at", "num_bytes"),
         Index("ix_responses_status", "status", "server_id"),
     )
 
@@ -82,10 +82,10 @@ class ResponseItemRow(StateTable):
 
     response_id: Mapped[str] = mapped_column(_ID, ForeignKey("responses.id", ondelete="CASCADE"), primary_key=True)
     place: Mapped[int] = mapped_column(primary_key=True)
-    tenant: Mapped[str] = mapped_column("owner", _ID)
+    tenant: Mapped[str] = mapped_column(_ID)
     item: Mapped[str] = mapped_column(_ID)
 
-    __table_args__ = (Index("ix_response_items_item", "owner", "item"),)
+    __table_args__ = (Index("ix_response_items_item", "tenant", "item"),)
 
 
 class ConversationRow(StateTable):
@@ -103,7 +103,7 @@ class ConversationRow(StateTable):
     __tablename__ = "conversations"
 
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
-    tenant: Mapped[str] = mapped_column("owner", _ID)
+    tenant: Mapped[str] = mapped_column(_ID)
     created_at: Mapped[float] = mapped_column(Double)
     changed_at: Mapped[float] = mapped_column(Double)
     expires_at: Mapped[float] = mapped_column(Double, index=True)
@@ -116,7 +116,7 @@ class ConversationRow(StateTable):
     last_write: Mapped[str | None] = mapped_column(_ID)
     about: Mapped[str] = mapped_column(Text)
 
-    __table_args__ = (Index("ix_conversations_owner", "owner", "changed_at", "num_bytes"),)
+    __table_args__ = (Index("ix_conversations_tenant", "tenant", "changed_at", "num_bytes"),)
 
 
 class ConversationItemRow(StateTable):
@@ -134,12 +134,12 @@ class ConversationItemRow(StateTable):
         _ID, ForeignKey("conversations.id", ondelete="CASCADE"), primary_key=True
     )
     place: Mapped[int] = mapped_column(primary_key=True)
-    tenant: Mapped[str] = mapped_column("owner", _ID)
+    tenant: Mapped[str] = mapped_column(_ID)
     item: Mapped[str] = mapped_column(_ID)
     num_bytes: Mapped[int]
     body: Mapped[str] = mapped_column(Text)
 
-    __table_args__ = (Index("ix_conversation_items_item", "owner", "item"),)
+    __table_args__ = (Index("ix_conversation_items_item", "tenant", "item"),)
 
 
 class InboxRow(StateTable):
@@ -153,7 +153,7 @@ class InboxRow(StateTable):
     __tablename__ = "inbox_calls"
 
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
-    tenant: Mapped[str] = mapped_column("owner", _ID, index=True)
+    tenant: Mapped[str] = mapped_column(_ID, index=True)
     server_id: Mapped[str] = mapped_column(_ID, index=True)
     asked_at: Mapped[float] = mapped_column(Double)
     call: Mapped[str] = mapped_column(Text)
