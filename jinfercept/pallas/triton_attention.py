@@ -11,16 +11,18 @@ In both, the query heads of one KV head are the rows of one matrix product, padd
 KV head of one piece or tile; the programs of all KV heads run side by side, since their numbers lie side by side in a page.
 """
 
+from collections.abc import Iterator
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jinfercept.layouts.kv_rows import is_quantised
 from jinfercept.layouts.pages import Batch, KVPages
+from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.gpu_heads import (
     AMPERE,
     DTYPES,
@@ -35,6 +37,7 @@ from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_decode import attend_decode_rows, attend_joined_decode_rows
 from jinfercept.pallas.triton_softmax import (
+    LOG2_E,
     RowPages,
     as_operand,
     attend_tile,
@@ -51,6 +54,7 @@ def paged_attention_triton(
     pages: KVPages,
     batch: Batch,
     *,
+    scoring: Scoring = PLAIN,
     decode_only: bool = False,
     tiles: Tiles | None = None,
     interpret: bool = False,
@@ -62,6 +66,7 @@ def paged_attention_triton(
     Args:
         q, pages, batch: see there; q and pages have the same type, or pages are quantised. The batch has its
             `work`.
+        scoring: of the layer.
         decode_only: the batch has no chunks: their kernel is left out.
         tiles: for tuning; the default is `choose_tiles` for the device that the code is lowered for.
         interpret: run without a GPU, slowly.
@@ -79,8 +84,8 @@ def paged_attention_triton(
     heads = Heads(num_heads, num_kv_heads, head_dim, q.dtype.itemsize, is_quantised(pages.dtype))
     if tiles is None:
         tiles = tiles_for(heads, AMPERE if interpret else compute_capability())
-    out = None if decode_only else _attend_chunks(q, pages, batch.work, tiles.chunk, interpret)
-    return attend_decode_rows(q, pages, batch.work, out, tiles, interpret)
+    out = None if decode_only else _attend_chunks(q, pages, batch.work, scoring, tiles.chunk, interpret)
+    return attend_decode_rows(q, pages, batch.work, out, tiles, interpret, scoring)
 
 
 def joined_attention_triton(
@@ -115,6 +120,7 @@ def _attend_chunks(
     q: Float[Array, "T H D"],
     pages: KVPages,
     work: Work,
+    scoring: Scoring,
     tile: Tile,
     interpret: bool,
 ) -> Float[Array, "T H D"]:
@@ -124,8 +130,17 @@ def _attend_chunks(
     operands, specs = with_ints(
         (q, as_operand(pages)), work.query_starts, work.context_lens, work.page_tables, *schedule[:3]
     )
+    if scoring.sinks is not None:
+        operands, specs = [*operands, scoring.sinks], [*specs, EVERYWHERE]
+    kernel = partial(
+        _chunk_kernel,
+        tile=tile,
+        pages_per_row=work.page_tables.shape[1],
+        pages_shape=pages.shape,
+        scoring=scoring._replace(sinks=None),
+    )
     return pl.pallas_call(
-        partial(_chunk_kernel, tile=tile, pages_per_row=work.page_tables.shape[1], pages_shape=pages.shape),
+        kernel,
         grid=(pages.shape[3], schedule.unit_rows.shape[0]),
         in_specs=specs,
         out_specs=EVERYWHERE,
@@ -145,16 +160,16 @@ def _chunk_kernel(
     row_units_ref,  # [S + 1]
     unit_rows_ref,  # [W]
     unit_starts_ref,  # [W]
-    out_ref,  # [T, H, D]
-    *,
+    *refs,  # sinks [H], if there are any; the results [T, H, D]
     tile: Tile,
     pages_per_row: int,
     pages_shape: tuple[int, ...],
+    scoring: Scoring,
 ):
     """One tile of queries of one row, for one KV head."""
     kv_head, program = pl.program_id(0), pl.program_id(1)
     group, head_dim, columns = q_ref.shape[1] // pages_shape[3], q_ref.shape[2], pieces_of(pages_ref.dtype)
-    tile_queries = tile.rows // group
+    tile_queries, (*sinks_ref, out_ref) = tile.rows // group, refs
 
     @pl.when(program < row_units_ref[row_units_ref.shape[0] - 1])
     def _():
@@ -168,16 +183,40 @@ def _chunk_kernel(
 
         queries = load_rows(q_ref, (token, head), head_dim, real, columns)  # [rows, D] by piece
         carry = empty_carry(tile.rows, head_dim, columns)
+        for ref in sinks_ref:
+            sinks = plgpu.load(ref.at[head], mask=real, other=0.0).astype(jnp.float32)
+            carry = (sinks * LOG2_E, jnp.ones(tile.rows), carry[2])
         context = RowPages(pages_ref, pages_shape, tables_ref, row * pages_per_row, kv_head)
-        attend = partial(attend_tile, queries, context, tile.tokens, head_dim=head_dim, limit=end + offset)
-        num_seen_by_all = (first + offset + 1) // tile.tokens
-        carry = jax.lax.fori_loop(
-            0, num_seen_by_all, lambda turn, carry: attend(turn * tile.tokens, None, carry), carry
-        )
-        num_turns = pl.cdiv(end + offset, tile.tokens)
-        carry = jax.lax.fori_loop(
-            num_seen_by_all, num_turns, lambda turn, carry: attend(turn * tile.tokens, token + offset, carry), carry
-        )
+        limit, since = end + offset, 0
+        if scoring.window is not None:
+            since = jnp.maximum(first + offset + 1 - scoring.window, 0)
+        attend = partial(attend_tile, queries, context, tile.tokens, head_dim=head_dim, limit=limit, scoring=scoring)
+        for begin, stop, masked in _turns(first + offset + 1 - since, limit - since, tile.tokens, scoring.window):
+
+            def turn(number, carry, masked=masked):
+                return attend(since + number * tile.tokens, token + offset if masked else None, carry)
+
+            carry = jax.lax.fori_loop(begin, stop, turn, carry)
         _, total, weighted = carry
         weighted = tuple(values / total[:, None] for values in weighted)
         store_rows(out_ref, (token, head), head_dim, real, weighted, columns)
+
+
+def _turns(
+    first: Int[Array, ""], last: Int[Array, ""], tokens: int, window: int | None
+) -> Iterator[tuple[Int[Array, ""] | int, Int[Array, ""], bool]]:
+    """Ranges of a tile's turns over its context: first turn, end, and whether some query does not see all of their tokens.
+
+    Args:
+        first, last: tokens up to the first and up to the last query, from where the first query's window begins.
+        tokens: of a turn.
+    """
+    begin = 0
+    if window is not None:  # the last query's begins later
+        begin = pl.cdiv(jnp.maximum(last - window, 0), tokens)
+        yield 0, begin, True
+    seen_by_all = first // tokens
+    if window is not None:
+        seen_by_all = jnp.maximum(seen_by_all, begin)
+    yield begin, seen_by_all, False
+    yield seen_by_all, pl.cdiv(last, tokens), True

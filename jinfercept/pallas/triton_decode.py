@@ -17,11 +17,13 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
 from jinfercept.layouts.pages import KVPages
+from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.operands import EVERYWHERE, with_ints
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.tiles import Tile, Tiles, power_of_two
 from jinfercept.pallas.triton_rotation import load_turned, own_token_carry
 from jinfercept.pallas.triton_softmax import (
+    LOG2_E,
     LOWEST,
     WHOLE,
     Piece,
@@ -46,12 +48,20 @@ def attend_decode_rows(
     chunks: Float[Array, "T H D"] | None,
     tiles: Tiles,
     interpret: bool,
+    scoring: Scoring = PLAIN,
 ) -> Float[Array, "T H D"]:
     """The results of all decode rows, zeros for padding tokens, and the results of `chunks`, whose memory is used, between."""
     operands, specs = with_ints((q, as_operand(pages)), work.context_lens, work.page_tables, *work.decodes[:4])
     tile = tiles.decode
+    kernel = partial(
+        _decode_kernel,
+        tile=tile,
+        pages_per_row=work.page_tables.shape[1],
+        pages_shape=pages.shape,
+        scoring=scoring._replace(sinks=None),
+    )
     pieces = pl.pallas_call(
-        partial(_decode_kernel, tile=tile, pages_per_row=work.page_tables.shape[1], pages_shape=pages.shape),
+        kernel,
         grid=_grid(tiles, work, pages.shape[3]),
         in_specs=specs,
         out_specs=[EVERYWHERE] * 3,
@@ -60,7 +70,7 @@ def attend_decode_rows(
         interpret=interpret,
         name="paged_decode_attention",
     )(*operands)
-    return _join(tuple(pieces), work, q, chunks, interpret)
+    return _join(tuple(pieces), work, q, chunks, interpret, scoring.sinks)
 
 
 def attend_joined_decode_rows(
@@ -137,13 +147,15 @@ def _join(
     like: Array | jax.ShapeDtypeStruct,
     chunks: Float[Array, "T H D"] | None,
     interpret: bool,
+    sinks: Float[Array, "H"] | None = None,
 ) -> Float[Array, "T H D"]:
     """The pieces' results by row, of the shape and the type of `like`."""
     operands, specs = with_ints(pieces, work.decodes.row_units, work.num_decode, work.query_starts)
-    if chunks is not None:
-        operands, specs = [*operands, chunks], [*specs, EVERYWHERE]
+    for more in (sinks, chunks):
+        if more is not None:
+            operands, specs = [*operands, more], [*specs, EVERYWHERE]
     return pl.pallas_call(
-        _join_kernel,
+        partial(_join_kernel, has_sinks=sinks is not None),
         grid=(like.shape[1], min(work.context_lens.shape[0], like.shape[0])),
         in_specs=specs,
         out_specs=EVERYWHERE,
@@ -171,8 +183,9 @@ def _decode_kernel(
     tile: Tile,
     pages_per_row: int,
     pages_shape: tuple[int, ...],
+    scoring: Scoring,
 ):
-    """Pieces of rows' contexts, each for one KV head."""
+    """Pieces of rows' contexts, each for one KV head; a piece before the row's window has no weight."""
     num_kv_heads = pages_shape[3]
     group, head_dim, columns = q_ref.shape[1] // num_kv_heads, q_ref.shape[2], pieces_of(pages_ref.dtype)
 
@@ -184,8 +197,10 @@ def _decode_kernel(
 
         queries = load_rows(q_ref, (row, head), head_dim, real, columns)  # a decode row's token has the row's number
         context = RowPages(pages_ref, pages_shape, tables_ref, row * pages_per_row, kv_head)
-        attend = partial(attend_tile, queries, context, tile.tokens, head_dim=head_dim)
-        carry = _attend_piece(attend, start, end, tile, empty_carry(tile.rows, head_dim, columns))
+        in_window = scoring._replace(window=None)  # where the loop begins
+        attend = partial(attend_tile, queries, context, tile.tokens, head_dim=head_dim, scoring=in_window)
+        first = start if scoring.window is None else jnp.maximum(start, context_lens_ref[row] - scoring.window)
+        carry = _attend_piece(attend, first, end, tile, empty_carry(tile.rows, head_dim, columns))
         unit = row_units_ref[row] + start // unit_tokens_ref[0]
         _store_piece((top_ref, total_ref, weighted_ref), (unit, head), head_dim, real, carry, columns)
 
@@ -263,11 +278,12 @@ def _join_kernel(
     row_units_ref,  # [S + 1]
     num_decode_ref,  # [1]
     query_starts_ref,  # [S + 1]
-    *results,  # the chunks' [T, H, D], if there are any; the same memory as [T, H, D] with all results
+    *refs,  # sinks [H] and the chunks' [T, H, D], if there are any; the same memory as [T, H, D] with all results
+    has_sinks: bool,
 ):
     """All pieces of one row, and the zeros of some padding tokens, for one query head."""
     head, row = pl.program_id(0), pl.program_id(1)
-    head_dim, out_ref = weighted_ref.shape[2], results[-1]
+    head_dim, out_ref = weighted_ref.shape[2], refs[-1]
     column = jnp.arange(power_of_two(head_dim))
 
     @pl.when(row < num_decode_ref[0])
@@ -286,7 +302,10 @@ def _join_kernel(
             added = jnp.sum(values * scale[:, None], axis=0)
             return new_top, total * fade + jnp.sum(totals * scale), weighted * fade + added
 
-        initial = (jnp.float32(LOWEST), jnp.float32(0.0), jnp.zeros(power_of_two(head_dim)))
+        top, total = jnp.float32(LOWEST), jnp.float32(0.0)
+        if has_sinks:
+            top, total = refs[0][head].astype(jnp.float32) * LOG2_E, jnp.float32(1.0)
+        initial = (top, total, jnp.zeros(power_of_two(head_dim)))
         _, total, weighted = jax.lax.fori_loop(0, pl.cdiv(end - first, JOINED_UNITS), join, initial)
         plgpu.store(out_ref.at[row, head, column], (weighted / total).astype(out_ref.dtype), mask=column < head_dim)
 

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int, Num
 
 from jinfercept.layouts.kv_rows import BYTES, is_quantised, numbers_of, widened
 from jinfercept.layouts.pages import SCRATCH_PAGE, KVPages
+from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.tiles import LEAST_ROWS, power_of_two
 
 LOG2_E = 1.4426950408889634
@@ -76,6 +77,7 @@ def attend_tile(
     *,
     head_dim: int,
     limit: Int[Array, ""],
+    scoring: Scoring = PLAIN,
 ):
     """The carry after `tokens` context tokens of a row, from position `start` on, for one KV head.
 
@@ -84,6 +86,7 @@ def attend_tile(
         visible: each query's last visible position, below `limit`; None if every query sees the whole tile, and `limit` is
             beyond it.
         limit: positions from here on are not read.
+        scoring: a window, which is for queries with `visible` only, and a soft cap.
     """
     page_size = context.shape[1]
     top, total, weighted = carry
@@ -105,8 +108,13 @@ def attend_tile(
     scores = reduce(jnp.add, products) * (head_dim**-0.5 * LOG2_E)  # [rows, tokens]
     if key_scale is not None:
         scores *= key_scale[None, :]
+    if scoring.soft_cap is not None:
+        scores = _capped(scores, scoring.soft_cap * LOG2_E)
     if visible is not None:
-        scores = jnp.where(position[None, :] <= visible[:, None], scores, LOWEST)
+        seen = position[None, :] <= visible[:, None]
+        if scoring.window is not None:
+            seen &= position[None, :] > visible[:, None] - scoring.window
+        scores = jnp.where(seen, scores, LOWEST)
     new_top = jnp.maximum(top, scores.max(axis=1))
     weights, fade = jnp.exp2(scores - new_top[:, None]), jnp.exp2(top - new_top)
     scaled = weights if value_scale is None else weights * value_scale[None, :]
@@ -115,6 +123,11 @@ def attend_tile(
         for before, value in zip(weighted, values, strict=True)
     )
     return new_top, total * fade + weights.sum(axis=1), weighted
+
+
+def _capped(scores: Float[Array, "rows tokens"], cap: float) -> Float[Array, "rows tokens"]:
+    """`cap * tanh(scores / cap)`, by the one function of the chip's that is fast and exact enough: a power of 2."""
+    return cap - 2 * cap / (jnp.exp2(scores * (2 * LOG2_E / cap)) + 1)
 
 
 def _load_stored(

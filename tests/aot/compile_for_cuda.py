@@ -30,6 +30,7 @@ from benchmarks.gpu_bill.machine_code import read_kernels
 from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.layouts.packed_weights import WIDTH, Packed
 from jinfercept.layouts.pages import Batch, kv_shape, write_kv
+from jinfercept.layouts.scoring import Scoring
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.pallas.attention import CUTS, paged_attention
 from jinfercept.pallas.gpu_heads import Heads, work_cut
@@ -166,15 +167,16 @@ def kernel(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
     if case.get("joined"):
         joined_kernel(compiler, name, case, pages, batch)
         return
-    tiles = tiles_of(case)
+    tiles, sinks = tiles_of(case), compiler.shape((case["num_heads"],), dtype)
 
-    def attend(q, pages, batch):
+    def attend(q, pages, batch, sinks):
         if tiles is None:
             options = {"implementation": case.get("attention", "triton"), "decode_only": case.get("decode_only", False)}
-            return paged_attention(q, pages, batch, **options)
+            scoring = Scoring(case.get("window"), case.get("soft_cap"), sinks if case.get("sinks") else None)
+            return paged_attention(q, pages, batch, scoring=scoring, **options)
         return paged_attention_triton(q, pages, batch, tiles=tiles)
 
-    compiler.add(name, attend, q, pages, batch)
+    compiler.add(name, attend, q, pages, batch, sinks)
 
 
 def joined_kernel(compiler: KernelCompiler, name: str, case: dict[str, Any], pages: Any, batch: Batch) -> None:

@@ -36,6 +36,19 @@ def stored_as(name: str, case: tuple[str, dict[str, Any]]) -> tuple[str, dict[st
     return f"{case[0]}, pages in {name}", case[1] | {"kv_cache_dtype": name}
 
 
+def scored(case: tuple[str, dict[str, Any]], **scoring: Any) -> tuple[str, dict[str, Any]]:
+    """The kernels of a layer whose scores have a window, a soft cap or sinks."""
+    return f"{case[0]}, {scoring}", case[1] | scoring
+
+
+SCORED = [
+    scored(case((4, 1), 256, 16, "bfloat16"), window=512),  # Gemma 3 1B
+    scored(case((8, 4), 256, 16, "bfloat16"), window=4096, soft_cap=50.0),  # Gemma 2 2B
+    scored(case((64, 8), 64, 16, "bfloat16"), window=128, sinks=True),  # gpt-oss
+    scored(case((32, 8), 128, 16, "bfloat16"), window=1024, soft_cap=30.0, sinks=True),
+    scored(case((9, 3), 96, 128, "float32"), window=1024, soft_cap=30.0, sinks=True),
+    scored(stored_as("int8", case((32, 8), 128, 16, "bfloat16")), window=1024, soft_cap=30.0, sinks=True),
+]
 SAMPLE = {
     "h100": [
         joined(case((32, 8), 128, 16, "bfloat16"), interleaved=False),
@@ -86,6 +99,12 @@ def check(compiled: dict[str, dict[str, Any]], names: list[str]) -> None:
 def test_aot_a_sample_of_kernels_compiles_within_the_limits_of_the_gpu(gpu: str, number: int) -> None:
     cases = SAMPLE[gpu][:number]
     check(compile_for(gpu, kernels=dict(cases)), [name for name, _ in cases])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", SAMPLE)
+def test_aot_kernels_of_scored_layers_compile_within_the_limits_of_the_gpu(gpu: str) -> None:
+    check(compile_for(gpu, kernels=dict(SCORED)), [name for name, _ in SCORED])
 
 
 def test_aot_compiling_refuses_what_does_not_fit() -> None:

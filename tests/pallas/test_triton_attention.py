@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jinfercept.layouts.scoring import Scoring
 from jinfercept.pallas.attention import prepare
 from jinfercept.pallas.gpu_heads import AMPERE, Heads, is_supported, tiles_for, work_cut
+from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import paged_attention_triton
 from tests.support.attention_steps import Shapes, make_step, reference, scheduled, steps
@@ -154,6 +156,43 @@ def test_types_and_head_dims_without_a_kernel_are_refused(q_dtype, dtype, head_d
         ValueError, match=f"got queries in {q_dtype} and pages in {dtype} with head dim {head_dim}; fix"
     ):
         paged_attention_triton(q, pages, batch, interpret=True)
+
+
+GROUPED_SINKS = jnp.linspace(-1, 3, GROUPED.num_heads, dtype=jnp.float32)
+SCORINGS = {
+    "window": Scoring(window=23),
+    "cap and sinks": Scoring(soft_cap=0.7, sinks=GROUPED_SINKS),
+    "all": Scoring(40, 2.0, GROUPED_SINKS),
+}
+
+
+def check_scored(scoring: Scoring, num_decode: int, rows: list[tuple[int, int]], seed: int) -> None:
+    def attend(q, pages, batch):
+        return paged_attention_triton(q, pages, batch, scoring=scoring, tiles=SMALL_TILES, interpret=True)
+
+    q, pages, batch = make_step(GROUPED, num_decode, rows, seed)
+    expected = jax.jit(paged_attention_reference)(q, pages, batch, scoring)
+    if scoring.window is not None:  # pages that lie before all windows of their row may hold anything
+        for row, (length, context) in enumerate(rows):
+            behind = max(0, context - length + 1 - scoring.window) // GROUPED.page_size
+            pages = pages.at[batch.page_tables[row, :behind]].set(jnp.nan)
+    got = scheduled(jax.jit(attend), lambda _: SMALL_TILES)(q, pages, batch)
+    np.testing.assert_allclose(got, expected, atol=3e-5, rtol=0)
+
+
+@pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
+def test_decode_rows_and_chunks_score_as_the_reference(scoring: Scoring) -> None:
+    check_scored(scoring, 3, [(1, 100), (1, 112), (1, 1), (20, 110), (0, 1), (9, 9)], 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sinks", [None, GROUPED_SINKS], ids=["no sinks", "sinks"])
+@pytest.mark.parametrize("soft_cap", [None, 0.7, 50.0])
+@pytest.mark.parametrize("window", [None, 1, 15, 16, 17, 64, 111])
+def test_every_window_cap_and_sinks_score_as_the_reference(window, soft_cap, sinks) -> None:
+    for rows in ([(1, 111), (1, 16), (1, 17), (37, 112)], [(1, 112), (16, 64), (23, 23)], [(5, 112), (20, 101)]):
+        num_decode = sum(length == 1 for length, _ in rows)
+        check_scored(Scoring(window, soft_cap, sinks), num_decode, rows, 1)
 
 
 def check_any_step(data: st.DataObject, attend: Attend, heads: tuple[int, int], *sizes: int, dtype: str) -> None:
