@@ -48,26 +48,26 @@ def paged_attention_cpu(
 
     Same arguments and result as `paged_attention_reference`. Sums are in float32; the result has the type of `q`.
     """
-    if native.usable() and scoring.is_plain:
-        return _with_kernel(q, pages, batch)
+    if native.usable():
+        return _with_kernel(q, pages, batch, scoring)
     return _tiled(q, pages, batch, scoring)
 
 
-def _with_kernel(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) -> Float[Array, "T H D"]:
+def _with_kernel(q: Float[Array, "T H D"], pages: KVPages, batch: Batch, scoring: Scoring) -> Float[Array, "T H D"]:
     """Decode rows by one kernel, chunks by another or in tiles; all tokens of a small step by the first."""
     from jinfercept.cpu_kernels import chunks, decode
 
     if not decode.supports(q, pages):
-        return _tiled(q, pages, batch, PLAIN)
+        return _tiled(q, pages, batch, scoring)
     num_used = batch.query_starts[-1]
     if len(q) <= DECODE_ROWS:
-        return decode.decode_attention(q, pages, batch, num_used)
-    decoded = decode.decode_attention(q, pages, batch, batch.num_decode)
+        return decode.decode_attention(q, pages, batch, num_used, scoring)
+    decoded = decode.decode_attention(q, pages, batch, batch.num_decode, scoring)
     if chunks.supports(q, pages):
-        return chunks.chunk_attention(q, pages, batch, decoded)
+        return chunks.chunk_attention(q, pages, batch, decoded, scoring)
     return jax.lax.cond(
         batch.num_decode < num_used,
-        lambda decoded: _tiled(q, pages, batch, PLAIN, decoded),
+        lambda decoded: _tiled(q, pages, batch, scoring, decoded),
         lambda decoded: decoded,
         decoded,
     )
@@ -77,7 +77,7 @@ def _tiled(
     q: Float[Array, "T H D"],
     pages: KVPages,
     batch: Batch,
-    scoring: Scoring,
+    scoring: Scoring = PLAIN,
     decoded: Float[Array, "T H D"] | None = None,
 ) -> Float[Array, "T H D"]:
     """Attention in plain XLA, of chunks only where the decode rows are there already."""

@@ -16,16 +16,21 @@ from llvmlite import ir
 
 from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.code import BF16, F32, I32, I64, Code
-from jinfercept.cpu_kernels.decode import LOWEST, NUMBERS, BlockPlaces
+from jinfercept.cpu_kernels.decode import LOWEST, NUMBERS, BlockPlaces, Scores, sinks_of
 from jinfercept.cpu_kernels.tiles import PAIRS, add_products, has_pairs, zeros
 from jinfercept.layouts.pages import Batch, KVPages
+from jinfercept.layouts.scoring import PLAIN, Scoring
 
 BLOCK = 64
 """Most context tokens of a block."""
 
 
 def chunk_attention(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, decoded: Float[Array, "T H D"]
+    q: Float[Array, "T H D"],
+    pages: KVPages,
+    batch: Batch,
+    decoded: Float[Array, "T H D"],
+    scoring: Scoring = PLAIN,
 ) -> Float[Array, "T H D"]:
     """`decoded`, with the attention of the chunks' tokens in their places; of what `supports`."""
     kernel = _Chunks(
@@ -34,9 +39,10 @@ def chunk_attention(
         num_kv_heads=pages.shape[3],
         dtype=q.dtype.name,
         lanes=native.lanes(),
+        scores=Scores.of(scoring),
     )
     operands = q, pages, batch.positions, batch.query_starts, batch.page_tables, batch.num_decode, decoded
-    return native.call(kernel, jax.ShapeDtypeStruct(q.shape, q.dtype), *operands, into=len(operands) - 1)
+    return native.call(kernel, jax.ShapeDtypeStruct(q.shape, q.dtype), *operands, *sinks_of(scoring), into=6)
 
 
 def supports(q: jax.Array, pages: jax.Array) -> bool:
@@ -47,17 +53,19 @@ def supports(q: jax.Array, pages: jax.Array) -> bool:
 
 @dataclass(frozen=True)
 class _Chunks:
-    """Operands: queries, pages, positions, query starts, page tables, number of decode rows, and the result."""
+    """Operands: queries, pages, positions, query starts, page tables, number of decode rows, the result, sinks if any."""
 
     num_heads: int
     head_dim: int
     num_kv_heads: int
     dtype: str
     lanes: int
+    scores: Scores
 
     @property
     def name(self) -> str:
-        return f"chunks_{self.num_heads}_{self.num_kv_heads}_{self.head_dim}_{self.dtype}_{self.lanes}"
+        heads = f"{self.num_heads}_{self.num_kv_heads}_{self.head_dim}"
+        return f"chunks_{heads}_{self.dtype}_{self.lanes}{self.scores.name}"
 
     @property
     def group(self) -> int:
@@ -133,15 +141,17 @@ class _Tile:
         self._transpose_queries()
         with code.loop(I64(0), I64(self.depth * self.width), self.lanes) as place:
             code.store(self.vector([0.0] * self.lanes), self.sums, place, of=F32)
+        has_sinks = self.kernel.scores.has_sinks
         for half in (0, self.lanes):
-            code.store(self.vector([LOWEST] * self.lanes), self.tops, half, of=F32)
-            code.store(self.vector([0.0] * self.lanes), self.totals, half, of=F32)
-        last = code.load(self.positions, self.width - 1, F32)
-        tokens = b.add(b.fptosi(last, I64), I64(1))
+            if not has_sinks:
+                code.store(self.vector([LOWEST] * self.lanes), self.tops, half, of=F32)
+            code.store(self.vector([1.0 if has_sinks else 0.0] * self.lanes), self.totals, half, of=F32)
+        first, last = (b.fptosi(code.load(self.positions, lane, F32), I64) for lane in (0, self.width - 1))
+        tokens, begin = b.add(last, I64(1)), self.kernel.scores.begin(code, first)
         table = code.at(code.arg(4), b.mul(self.row, code.dim(4, 1)), I32)
         numbers = 2 * self.kernel.num_kv_heads * self.depth
-        context = BlockPlaces(code, table, code.dim(1, 1), numbers, tokens)
-        with code.loop(I64(0), tokens, BLOCK) as block:
+        context = BlockPlaces(code, table, code.dim(1, 1), numbers, tokens, begin)
+        with code.loop(begin, tokens, BLOCK) as block:
             left = b.sub(tokens, block)
             whole = b.mul(b.sdiv(b.add(left, I64(self.at_once - 1)), I64(self.at_once)), I64(self.at_once))
             count = b.select(b.icmp_signed("<", whole, I64(BLOCK)), whole, I64(BLOCK))
@@ -207,8 +217,13 @@ class _Tile:
             for index, total in enumerate(sums):
                 token, half = tokens[index // 2], halves[index % 2]
                 place = code.splat(b.sitofp(b.add(block, token), F32), lanes)
-                seen = b.fcmp_ordered("<=", place, code.load(self.positions, half, self.vector, of=F32))
-                score = b.select(seen, b.fmul(total.get(), scale), self.vector([LOWEST] * lanes))
+                position = code.load(self.positions, half, self.vector, of=F32)
+                seen = b.fcmp_ordered("<=", place, position)
+                if (window := self.kernel.scores.window) is not None:
+                    before = b.fsub(position, self.vector([float(window)] * lanes))
+                    seen = b.and_(seen, b.fcmp_ordered(">", place, before))
+                score = self.kernel.scores.capped(code, b.fmul(total.get(), scale))
+                score = b.select(seen, score, self.vector([LOWEST] * lanes))
                 code.store(score, self.scores, self._at(token, half), of=F32)
 
     def _multiply(self, sums: list[Any], words: list[tuple[Any, Any]], others: list[Any]) -> None:
@@ -220,12 +235,14 @@ class _Tile:
                 add_products(self.code, sums[2 * index + half], word, other)
 
     def _transpose_queries(self) -> None:
-        """Give the buffers every lane's query and position; lanes beyond the row's queries repeat the last one."""
+        """Give the buffers every lane's query, position and sink; lanes beyond the row's queries repeat the last one."""
         code, b = self.code, self.code.builder
         with code.loop(I64(0), I64(self.width)) as lane:
             token, head, _ = self._query(lane)
             position = b.sitofp(code.load(code.arg(2), token, I32), F32)
             code.store(position, self.positions, lane)
+            if self.kernel.scores.has_sinks:
+                code.store(code.load(code.arg(7), head, F32), self.tops, lane)
             start = code.at(code.arg(0), self._numbers(token, head), self.number)
             with code.loop(I64(0), I64(self.depth // self.step)) as word:
                 place = b.add(b.mul(word, I64(self.width)), lane)

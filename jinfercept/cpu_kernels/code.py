@@ -230,6 +230,15 @@ class Code:
         result = b.bitcast(b.add(b.bitcast(power, vector), exponent), kind)
         return b.select(b.fcmp_ordered(">", x, every(-87.0)), result, every(0.0))
 
+    def capped(self, x: Any, cap: float) -> Any:
+        """`cap * tanh(x / cap)` of a vector's numbers."""
+        b, kind = self.builder, x.type
+        size = self.call(f"llvm.fabs.v{kind.count}f32", kind, x)
+        fade = self.exp(b.fmul(size, kind([-2 / cap] * kind.count)))
+        whole = kind([cap] * kind.count)
+        tanh = b.fdiv(self.fma(b.fneg(whole), fade, whole), b.fadd(fade, kind([1.0] * kind.count)))
+        return self.call(f"llvm.copysign.v{kind.count}f32", kind, tanh, x)
+
     def arg(self, index: int) -> Any:
         """Address of an operand's numbers."""
         return self.load(self._buffer(_ARGS, index), _DATA, POINTER, of=I8)

@@ -18,6 +18,7 @@ from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.code import BF16, F32, I32, I64, POINTER, Code, Variable
 from jinfercept.cpu_kernels.tiles import PAIRS, has_pairs
 from jinfercept.layouts.pages import Batch, KVPages
+from jinfercept.layouts.scoring import PLAIN, Scoring
 
 NUMBERS = {"float32": F32, "bfloat16": BF16}
 MOST_SUMS = 16  # vectors of weighted values that stay in registers
@@ -26,7 +27,7 @@ _LINE = 64  # bytes
 
 
 def decode_attention(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, num_tokens: Int[Array, ""]
+    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, num_tokens: Int[Array, ""], scoring: Scoring = PLAIN
 ) -> Float[Array, "T H D"]:
     """As `paged_attention_reference` for the first `num_tokens` tokens, zeros for the others; of what `supports`."""
     kernel = _Decode(
@@ -37,8 +38,9 @@ def decode_attention(
         pages_type=pages.dtype.name,
         lanes=native.lanes(),
         pairs=has_pairs() and q.dtype == pages.dtype == jnp.bfloat16 and q.shape[2] % PAIRS.count == 0,
+        scores=Scores.of(scoring),
     )
-    operands = q, pages, batch.positions, batch.query_starts, batch.page_tables, num_tokens
+    operands = q, pages, batch.positions, batch.query_starts, batch.page_tables, num_tokens, *sinks_of(scoring)
     return native.call(kernel, jax.ShapeDtypeStruct(q.shape, q.dtype), *operands)
 
 
@@ -48,8 +50,44 @@ def supports(q: jax.Array, pages: jax.Array) -> bool:
 
 
 @dataclass(frozen=True)
+class Scores:
+    """The part of a layer's `Scoring` that is in a kernel's code."""
+
+    window: int | None
+    soft_cap: float | None
+    has_sinks: bool
+
+    @classmethod
+    def of(cls, scoring: Scoring) -> "Scores":
+        return cls(scoring.window, scoring.soft_cap, scoring.sinks is not None)
+
+    @property
+    def name(self) -> str:
+        """The end of a kernel's name; nothing of plain scores."""
+        window = "" if self.window is None else f"_window{self.window}"
+        cap = "" if self.soft_cap is None else f"_cap{self.soft_cap}"
+        return f"{window}{cap}{'_sinks' * self.has_sinks}"
+
+    def begin(self, code: Code, first: Any) -> Any:
+        """The first position that a query at position `first`, i64, sees."""
+        if self.window is None:
+            return I64(0)
+        b = code.builder
+        begin = b.sub(first, I64(self.window - 1))
+        return b.select(b.icmp_signed(">", begin, I64(0)), begin, I64(0))
+
+    def capped(self, code: Code, scores: Any) -> Any:
+        return scores if self.soft_cap is None else code.capped(scores, self.soft_cap)
+
+
+def sinks_of(scoring: Scoring) -> list[Float[Array, "H"]]:
+    """A kernel's last operand, if the layer has sinks."""
+    return [] if scoring.sinks is None else [scoring.sinks.astype(jnp.float32)]
+
+
+@dataclass(frozen=True)
 class _Decode:
-    """Operands: queries, pages, positions, query starts, page tables, number of tokens.
+    """Operands: queries, pages, positions, query starts, page tables, number of tokens, sinks if there are any.
 
     `pairs` multiplies pairs of bfloat16, of a head's numbers with keys and of two tokens with values.
     """
@@ -61,11 +99,12 @@ class _Decode:
     pages_type: str
     lanes: int
     pairs: bool
+    scores: Scores
 
     @property
     def name(self) -> str:
         heads = f"{self.num_heads}_{self.num_kv_heads}_{self.head_dim}"
-        return f"decode_{heads}_{self.q_type}_{self.pages_type}_{self.lanes}{'_pairs' * self.pairs}"
+        return f"decode_{heads}_{self.q_type}_{self.pages_type}_{self.lanes}{'_pairs' * self.pairs}{self.scores.name}"
 
     def num_items(self, code: Code) -> Any:
         return code.builder.mul(code.dim(0, 0), self._parts(code))
@@ -98,14 +137,13 @@ class BlockPlaces:
         page_size: tokens, i64.
         numbers: of a token in a page.
         tokens: of the context, i64.
+        begin: the first block's first token, i64.
     """
 
-    def __init__(self, code: Code, table: Any, page_size: Any, numbers: int, tokens: Any) -> None:
+    def __init__(self, code: Code, table: Any, page_size: Any, numbers: int, tokens: Any, begin: Any) -> None:
         self.code, self.table, self.page_size, self.numbers, self.tokens = code, table, page_size, I64(numbers), tokens
-        self.page, self.slot = (
-            code.variable(I64(0)),
-            code.variable(I64(0)),
-        )  # of the next token: in the table, in the page
+        b = code.builder  # the next token's page in the table, and slot in the page
+        self.page, self.slot = code.variable(b.sdiv(begin, page_size)), code.variable(b.srem(begin, page_size))
 
     def find(self, block: Any, count: Any, places: Any) -> None:
         """Write the first numbers of `count` tokens from `block` on; those beyond the context are its last one."""
@@ -151,9 +189,11 @@ class _Item:
         nothing = self.vector([0.0] * lanes)
         with self._numbers() as place:
             code.store(nothing, self.sums, place, of=F32)
+        has_sinks = self.kernel.scores.has_sinks
+        initial = self.vector([1.0 if has_sinks else 0.0] + [0.0] * (lanes - 1))
         with self._heads() as head:
-            code.store(nothing, self.totals, head)
-            code.store(F32(LOWEST), self.tops, head)
+            code.store(initial, self.totals, head)
+            code.store(code.load(code.arg(6), head, F32) if has_sinks else F32(LOWEST), self.tops, head)
         self._blocks()
         with self._heads() as head:
             total = code.sums_of_four([code.load(self.totals, head, self.vector)] * 4)
@@ -170,13 +210,15 @@ class _Item:
                     self._answer(mean if self.kernel.q_type == "float32" else code.narrow(mean), place)
 
     def _blocks(self) -> None:
-        """All blocks of the context, the next one's places found while one is read."""
+        """All blocks of the context that the token sees, the next one's places found while one is read."""
         code, b, lanes = self.code, self.code.builder, self.lanes
-        context = b.add(b.sext(code.load(code.arg(2), self.token, I32), I64), I64(1))
+        position = b.sext(code.load(code.arg(2), self.token, I32), I64)
+        context, begin = b.add(position, I64(1)), self.kernel.scores.begin(code, position)
         table = code.at(code.arg(4), b.mul(self._row(), code.dim(4, 1)), I32)
-        block_places = BlockPlaces(code, table, code.dim(1, 1), 2 * self.kernel.num_kv_heads * self.head_dim, context)
-        block_places.find(I64(0), I64(lanes), self.ahead)
-        with code.loop(I64(0), context, lanes) as block:
+        numbers = 2 * self.kernel.num_kv_heads * self.head_dim
+        block_places = BlockPlaces(code, table, code.dim(1, 1), numbers, context, begin)
+        block_places.find(begin, I64(lanes), self.ahead)
+        with code.loop(begin, context, lanes) as block:
             code.store(code.load(self.ahead, 0, ir.VectorType(I64, lanes), of=I64), self.places, 0, of=I64)
             block_places.find(b.add(block, I64(lanes)), I64(lanes), self.ahead)
             left = code.splat(b.sitofp(b.sub(context, block), F32), lanes)
@@ -197,7 +239,8 @@ class _Item:
         places = [[b.add(start, I64(part)) for part in range(0, self.head_dim, lanes)] for start in starts]
         sums = [[code.variable(code.load(self.sums, place, self.vector, of=F32)) for place in row] for row in places]
         scale = self.vector([self.head_dim**-0.5] * lanes)
-        scores = [b.fmul(score, scale) for score in self._scores(keys, places, fetch=fetch)]
+        products = self._scores(keys, places, fetch=fetch)
+        scores = [self.kernel.scores.capped(code, b.fmul(product, scale)) for product in products]
         for number, (head, score) in enumerate(zip(heads, scores, strict=True)):
             seen_score = b.select(seen, score, self.vector([LOWEST] * lanes))
             highest = code.call(f"llvm.vector.reduce.fmax.v{lanes}f32", F32, seen_score)

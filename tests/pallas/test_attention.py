@@ -203,10 +203,46 @@ def test_the_reference_scores_as_a_layer_says(scoring: Scoring) -> None:
     np.testing.assert_allclose(paged_attention_reference(q, pages, batch, scoring)[:90], expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
-def test_attention_on_a_cpu_scores_as_the_reference(scoring: Scoring) -> None:
-    scored = jax.jit(lambda q, pages, batch: paged_attention_cpu(q, pages, batch, scoring))
+def check_scored(scoring: Scoring, attend, dtype) -> None:
+    scored = jax.jit(lambda q, pages, batch: attend(q, pages, batch, scoring))
     expected = jax.jit(lambda q, pages, batch: paged_attention_reference(q, pages, batch, scoring))
     for num_decode, rows in ((3, [(1, 224), (1, 1), (1, 30)]), (1, [(1, 90), (60, 60), (70, 200), (0, 1)])):
-        step = make_step(RAGGED, num_decode, rows, 5)
-        np.testing.assert_allclose(scored(*step), expected(*step), atol=3e-5, rtol=0)
+        step = make_step(RAGGED, num_decode, rows, 5, dtype=dtype)
+        got, want = (of(*step).astype(jnp.float32) for of in (scored, expected))
+        tolerance = 3e-5 if dtype == jnp.float32 else 2**-7
+        np.testing.assert_allclose(got, want, atol=tolerance, rtol=0 if dtype == jnp.float32 else 2**-7)
+
+
+@pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
+def test_attention_on_a_cpu_scores_as_the_reference(scoring: Scoring) -> None:
+    check_scored(scoring, paged_attention_cpu, jnp.float32)
+
+
+def test_attention_without_kernels_scores_as_the_reference() -> None:
+    check_scored(SCORINGS["all"], _tiled, jnp.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not native.usable(), reason="this CPU has no AVX2")
+@pytest.mark.parametrize("lanes", [8, native.lanes()])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("sinks", [None, SINKS], ids=["no sinks", "sinks"])
+@pytest.mark.parametrize("soft_cap", [None, 50.0])
+@pytest.mark.parametrize("window", [None, 1, 23, 100])
+def test_kernels_of_every_window_cap_and_sinks_score_as_the_reference(
+    window, soft_cap, sinks, dtype, lanes, monkeypatch
+) -> None:
+    monkeypatch.setattr(native, "lanes", lambda: lanes)
+    check_scored(Scoring(window, soft_cap, sinks), paged_attention_cpu, dtype)
+
+
+def test_a_kernel_reads_no_page_before_the_window() -> None:
+    scoring = Scoring(window=23)
+    rows = [(1, 224), (1, 90), (1, 30), (20, 150)]
+    q, pages, batch = make_step(RAGGED, 3, rows, 5)
+    expected = jax.jit(paged_attention_reference)(q, pages, batch, scoring)
+    for row, (length, context) in enumerate(rows):
+        behind = max(0, context - length + 1 - 23) // RAGGED.page_size
+        pages = pages.at[batch.page_tables[row, :behind]].set(jnp.nan)
+    scored = jax.jit(lambda q, pages, batch: paged_attention_cpu(q, pages, batch, scoring))
+    np.testing.assert_allclose(scored(q, pages, batch), expected, atol=3e-5, rtol=0)
