@@ -147,7 +147,8 @@ def test_several_devices_write_what_one_writes(name: str, num_devices: int, poli
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
 @pytest.mark.parametrize(
-    "name", ["llama_gqa", "llama_tied", "qwen2", "qwen3", "olmo2", "gemma3", "mixtral", "qwen3_moe", "gptj"]
+    "name",
+    ["llama_gqa", "llama_tied", "qwen2", "qwen3", "olmo2", "gemma3", "mixtral", "qwen3_moe", "qwen3_moe_mixed", "gptj"],
 )
 def test_every_policy_on_several_devices_writes_what_one_device_writes(name: str, num_devices: int) -> None:
     check(name, num_devices, tuple(POLICIES))

@@ -12,6 +12,7 @@ SLOW = [
             "mistral_windowed",
             "qwen2",
             "qwen3_moe",
+            "qwen3_moe_mixed",
             "olmo2",
             "phi3",
             "granite",

@@ -113,6 +113,17 @@ TINY_CONFIGS = {
         norm_topk_prob=True,
         rope_parameters=SHORT_ROPE,
     ),
+    "qwen3_moe_mixed": Qwen3MoeConfig(
+        **{**LLAMA_SHAPE, "head_dim": 8, "num_hidden_layers": 4},
+        moe_intermediate_size=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        decoder_sparse_step=2,
+        mlp_only_layers=[3],
+        use_sliding_window=True,
+        sliding_window=20,
+        rope_parameters=SHORT_ROPE,
+    ),
     "olmo2": Olmo2Config(**LLAMA_SHAPE, rope_parameters=SHORT_ROPE),
     "phi3": Phi3Config(
         **{**LLAMA_SHAPE, "head_dim": 8}, pad_token_id=0, rope_parameters={**SHORT_ROPE, "partial_rotary_factor": 0.75}

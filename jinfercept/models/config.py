@@ -117,10 +117,12 @@ class LayerKind(NamedTuple):
     Attributes:
         window: a token sees so many tokens, itself and those before it; None: all before it.
         rope: the rotation of its queries and keys; None: that of the model.
+        is_dense: its feed-forward network is one, though the model has experts.
     """
 
     window: int | None = None
     rope: RopeConfig | None = None
+    is_dense: bool = False
 
 
 PLAIN_KIND = LayerKind()
@@ -128,7 +130,7 @@ PLAIN_KIND = LayerKind()
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """A feed-forward network of experts in each layer (`experts.py`).
+    """A feed-forward network of experts (`experts.py`).
 
     Attributes:
         num_experts: of a layer.

@@ -50,7 +50,7 @@ class ConvertedCheckpoint:
         once = untied(config, abstract_params(config, np.float32, joined=False))
         names = TensorNames(
             embed={ours: StoredTensor(f"embed.{ours}") for ours in once.embed},
-            layer={ours: _place(ours) for ours in once.layers[0]},
+            layer={ours: _place(ours) for layer in once.layers for ours in layer},
             head={ours: StoredTensor(f"head.{ours}") for ours in once.head},
         )
         full = {f"embed.{ours}" for ours in once.embed} | {f"head.{ours}" for ours in once.head}
@@ -126,7 +126,7 @@ def read_config(directory: Path) -> ModelConfig:
         if described["format"] != _FORMAT:
             raise ValueError(f"format {described['format']}")
         fields = described["config"]
-        kinds = tuple(LayerKind(window, rope and _rope(rope)) for window, rope in fields["kinds"])
+        kinds = tuple(LayerKind(window, rope and _rope(rope), dense) for window, rope, dense in fields["kinds"])
         own_types = {"rope": _rope(fields["rope"]), "kinds": kinds, "eos_token_ids": tuple(fields["eos_token_ids"])}
         own_types["experts"] = ExpertsConfig(**fields["experts"]) if fields.get("experts") else None
         return ModelConfig(**fields | own_types)

@@ -26,11 +26,13 @@ def random_params(config: ModelConfig, dtype: DTypeLike, seed: int, mesh: ModelM
     served = Model(config).on_devices(mesh.size).config
     cut = untied(config, abstract_params(served, dtype, joined=False, num_devices=mesh.size))
     embed_key, head_key, *layer_keys = jax.random.split(jax.random.key(seed), 2 + config.num_layers)
-    embed, head, layer = (
-        partial(_placed, jax.jit(partial(_random_block, block, config.hidden_size**-0.5)), wanted, mesh)
-        for block, wanted in ((shapes.embed, cut.embed), (shapes.head, cut.head), (shapes.layers[0], cut.layers[0]))
-    )
-    layers = tuple(serve_layer(layer(key)) for key in layer_keys)
+
+    def maker(block: Weights, wanted: Weights) -> Callable[[jax.Array], Weights]:
+        return partial(_placed, jax.jit(partial(_random_block, block, config.hidden_size**-0.5)), wanted, mesh)
+
+    embed, head = maker(shapes.embed, cut.embed), maker(shapes.head, cut.head)
+    by_kind = {config.kind(i): maker(shapes.layers[i], cut.layers[i]) for i in range(config.num_layers)}
+    layers = tuple(serve_layer(by_kind[config.kind(i)](key)) for i, key in enumerate(layer_keys))
     return tied(config, Params(embed(embed_key), layers, head(head_key)))
 
 

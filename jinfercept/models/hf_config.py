@@ -217,7 +217,7 @@ def _llama_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "qkv_bias": attention_bias,
         "o_bias": attention_bias,
         "mlp_bias": mlp_bias,
-        "kinds": _kinds(_windows(config, name)),
+        "kinds": _kinds(_windows(config, name), _are_dense(config, name)),
         "experts": _experts(config, name) if "num_experts" in architecture.keys else None,
     }
     own = {"granite": _granite_fields, "smollm3": _smollm3_fields}.get(name)
@@ -336,26 +336,35 @@ def _check_kinds(kinds: Any, served: tuple[str, ...], count: int) -> None:
         )
 
 
-def _kinds(windows: tuple[int | None, ...]) -> tuple[LayerKind, ...]:
-    """The layers' kinds; () if none is windowed."""
-    return tuple(map(LayerKind, windows)) if any(windows) else ()
+def _kinds(windows: tuple[int | None, ...], are_dense: tuple[bool, ...]) -> tuple[LayerKind, ...]:
+    """The layers' kinds; () if all are plain."""
+    kinds = tuple(LayerKind(window, None, is_dense) for window, is_dense in zip(windows, are_dense, strict=True))
+    return kinds if set(kinds) != {PLAIN_KIND} else ()
+
+
+def _are_dense(config: Mapping[str, Any], name: str) -> tuple[bool, ...]:
+    """By layer, whether it has no experts though the model has."""
+    count = config["num_hidden_layers"]
+    if name != "qwen3_moe":
+        return (False,) * count
+    without, step = config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
+    if not isinstance(without, list) or not isinstance(step, int) or step < 1:
+        raise ModelError(
+            "mlp_only_layers and decoder_sparse_step of config.json are numbers of layers and a whole number above 0",
+            got=f"{shown(without)} and {shown(step)}",
+            fix="correct the file",
+        )
+    return tuple(index in without or (index + 1) % step > 0 for index in range(count))
 
 
 def _experts(config: Mapping[str, Any], name: str) -> ExpertsConfig:
-    """The experts of every layer. Raises `ModelError` if some layer has none."""
+    """The experts of the layers that have some. Raises `ModelError` for sizes that do not agree."""
     counts = [config[key] for key in ("num_local_experts", "num_experts") if config.get(key) is not None]
     if len(set(map(shown, counts))) > 1:
         raise ModelError("config.json says a size twice, in two ways", got=shown(counts), fix="correct the file")
     count = counts[0] if counts else {"mixtral": 8, "qwen3_moe": 128}[name]
     if name == "mixtral":
         return ExpertsConfig(count, config["num_experts_per_tok"], config["intermediate_size"], normalised=True)
-    without, step = config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
-    if without or step != 1 or count == 0:
-        raise ModelError(
-            "every layer has experts",
-            got=f"mlp_only_layers {shown(without)}, decoder_sparse_step {shown(step)}, num_experts {shown(count)}",
-            fix="use another model",
-        )
     normalised = _flag(config, "norm_topk_prob")
     return ExpertsConfig(count, config["num_experts_per_tok"], config["moe_intermediate_size"], normalised=normalised)
 

@@ -35,6 +35,7 @@ class LlamaLayer(nnx.Module):
     def __init__(self, config: ModelConfig, dtype: DTypeLike, *, kind: LayerKind, joined: bool) -> None:
         self.config, self.joined = config, joined
         self.rope, self.scoring = kind.rope or config.rope, Scoring(kind.window, config.soft_cap)
+        self.experts = None if kind.is_dense else config.experts
         e, h, k, d = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
         self.attn_norm = nnx.Param(jnp.zeros(e, dtype)) if config.pre_norms else None
         if joined:
@@ -60,7 +61,7 @@ class LlamaLayer(nnx.Module):
 
     def _make_feed_forward(self, dtype: DTypeLike) -> None:
         config, e, f = self.config, self.config.hidden_size, self.config.ffn_size
-        if (experts := config.experts) is not None:
+        if (experts := self.experts) is not None:
             count, columns = experts.num_experts * experts.parts, experts.ffn_size // experts.parts
             self.router = nnx.Param(jnp.zeros((e, experts.num_experts), dtype))
             self.experts_gate_up = nnx.Param(jnp.zeros((count, e, 2, columns), dtype))
@@ -88,7 +89,7 @@ class LlamaLayer(nnx.Module):
 
     def _fed(self, y: Rows) -> Float[Array, "T E"]:
         """The partial sum of the feed-forward network."""
-        if (experts := self.config.experts) is not None:
+        if (experts := self.experts) is not None:
             rows = dense(y)
             choices = choose(project("te,ex->tx", rows, self.router, out=jnp.float32), experts)
             return combined(rows, choices, self.experts_gate_up[...], self.experts_down[...], experts)

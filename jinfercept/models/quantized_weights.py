@@ -1,6 +1,7 @@
 """Weights of a checkpoint that stay quantised: which they are, and how devices get them without an unquantised copy."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -41,8 +42,12 @@ def keep_quantized(checkpoint: PackedCheckpoint, shapes: Params, num_devices: in
             name: _kept(checkpoint, name, places[name], shape, layers, num_devices) for name, shape in weights.items()
         }
 
-    layer = block(names.layer, shapes.layers[0], range(len(shapes.layers)))
-    return Params(block(names.embed, shapes.embed), (layer,) * len(shapes.layers), block(names.head, shapes.head))
+    alike = defaultdict[tuple[str, ...], list[int]](list)
+    for index, layer in enumerate(shapes.layers):
+        alike[tuple(layer)].append(index)
+    kept = {key: block(names.layer, shapes.layers[indexes[0]], indexes) for key, indexes in alike.items()}
+    layers = tuple(kept[tuple(layer)] for layer in shapes.layers)
+    return Params(block(names.embed, shapes.embed), layers, block(names.head, shapes.head))
 
 
 def _kept(

@@ -110,8 +110,8 @@ def test_the_memory_of_weights_counts_all_experts() -> None:
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers"),
-        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step 2"),
+        ("qwen3_moe", {"mlp_only_layers": 1}, "mlp_only_layers"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
         ("qwen3_moe", {"num_experts": 0, "num_local_experts": 0}, "num_experts"),
         ("qwen3_moe", {"num_experts": 4}, "says a size twice"),
         ("qwen3_moe", {"norm_topk_prob": 1}, "norm_topk_prob"),

@@ -33,6 +33,7 @@ TINY = (
     "gemma3",
     "mixtral",
     "qwen3_moe",
+    "qwen3_moe_mixed",
     "gptj",
     "gptj_published",
 )
