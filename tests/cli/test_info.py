@@ -1,8 +1,11 @@
 """`jinfercept info`: what a model takes on one device and on each of several, and how wrong ones are refused."""
 
+from pathlib import Path
+
 import pytest
 
 from jinfercept.cli.main import main
+from tests.models.test_variants import VARIANTS, write
 from tests.support.tiny_model import GOLDEN
 
 MODEL = str(GOLDEN / "llama_gqa")
@@ -21,6 +24,15 @@ def test_each_of_several_devices_takes_a_part_and_kv_heads_that_are_too_few_are_
     assert "each of 2 stored 2 times" in each
     assert "stored" not in alone
     assert "bfloat16, on each of 4 devices" in each
+
+
+def test_a_longrope_says_how_long_sequences_may_be_with_its_long_factors(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    variant = VARIANTS["longrope of phi3"]
+    directory = write(variant["base"], tmp_path / "model", variant["changes"], variant["added"])
+    assert "64, up to 128 with --max-model-len" in shown(capsys, str(directory))
 
 
 @pytest.mark.parametrize(
