@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jinfercept.layouts.pages import Batch, KVPages
+from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.gpu_heads import (
     AMPERE,
     Heads,
@@ -22,7 +23,7 @@ from jinfercept.pallas.gpu_heads import (
     work_cut,
 )
 from jinfercept.pallas.rotation import Rotation
-from jinfercept.pallas.tiles import HOPPER, Tiles
+from jinfercept.pallas.tiles import HOPPER, WARPGROUP_ROWS, Tiles
 from jinfercept.pallas.work_schedule import WorkCut
 
 
@@ -40,30 +41,37 @@ def paged_attention_mosaic(
     pages: KVPages,
     batch: Batch,
     *,
+    scoring: Scoring = PLAIN,
     decode_only: bool = False,
     interpret: bool = False,
 ) -> Float[Array, "T H D"]:
-    """Attention on Hopper: chunks by Mosaic's kernel, decode rows by Triton's. Zeros for padding tokens.
+    """Attention on Hopper: chunks of plain layers by Mosaic's kernel, all else by Triton's. Zeros for padding tokens.
 
     Same arguments and result as `paged_attention_reference`; the result has the type of `q`.
 
     Args:
         q, pages, batch: see there; q and pages have the same type. The batch has its `work`.
+        scoring: of the layer.
         decode_only: the batch has no chunks: their kernel is left out.
         interpret: run without a GPU, slowly. Chunks need `tests/support/wgmma_interpreter.py`.
 
     Raises:
         ValueError: the type, the head dim, the page size or the GPU has no kernel.
     """
-    from jinfercept.pallas import mosaic_attention, triton_decode
+    from jinfercept.pallas import mosaic_attention, triton_attention, triton_decode
 
     mosaic_attention.check(q, pages)
     if not interpret and compute_capability() != HOPPER:
         got = f"compute capability {compute_capability()}"
         raise ValueError(f"the Mosaic kernel is for Hopper, {HOPPER}; got {got}; fix: use the Triton kernels")
     heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
+    tiles = _mosaic_tiles(heads, interpret)
+    if not scoring.is_plain:
+        return triton_attention.paged_attention_triton(
+            q, pages, batch, scoring=scoring, decode_only=decode_only, tiles=tiles, interpret=interpret
+        )
     out = None if decode_only else mosaic_attention.attend_chunks(q, pages, batch, interpret=interpret)
-    return triton_decode.attend_decode_rows(q, pages, batch.work, out, _mosaic_tiles(heads, interpret), interpret)
+    return triton_decode.attend_decode_rows(q, pages, batch.work, out, tiles, interpret)
 
 
 def mosaic_cut(heads: Heads, *, interpret: bool = False) -> WorkCut:
@@ -124,7 +132,8 @@ def available_attention(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size
 
 
 def _mosaic_tiles(heads: Heads, interpret: bool) -> Tiles:
+    """Triton's tiles, with chunks of as many rows as Mosaic's: layers of both share a step's schedules."""
     from jinfercept.pallas.mosaic_kernel import ROWS
 
     tiles = tiles_for(heads, HOPPER if interpret else compute_capability())
-    return tiles._replace(chunk=tiles.chunk._replace(rows=ROWS))
+    return tiles._replace(chunk=tiles.chunk._replace(rows=ROWS, num_warps=ROWS // WARPGROUP_ROWS * 4))

@@ -49,6 +49,9 @@ SCORED = [
     scored(case((9, 3), 96, 128, "float32"), window=1024, soft_cap=30.0, sinks=True),
     scored(stored_as("int8", case((32, 8), 128, 16, "bfloat16")), window=1024, soft_cap=30.0, sinks=True),
 ]
+SCORED_BESIDE_MOSAIC = [
+    (f"{name}, mosaic", sizes | {"attention": "mosaic"}) for name, sizes in SCORED if name.split()[3] in ("64", "128")
+]
 SAMPLE = {
     "h100": [
         joined(case((32, 8), 128, 16, "bfloat16"), interleaved=False),
@@ -104,7 +107,8 @@ def test_aot_a_sample_of_kernels_compiles_within_the_limits_of_the_gpu(gpu: str,
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", SAMPLE)
 def test_aot_kernels_of_scored_layers_compile_within_the_limits_of_the_gpu(gpu: str) -> None:
-    check(compile_for(gpu, kernels=dict(SCORED)), [name for name, _ in SCORED])
+    cases = [*SCORED, *(SCORED_BESIDE_MOSAIC if gpu == "h100" else [])]
+    check(compile_for(gpu, kernels=dict(cases)), [name for name, _ in cases])
 
 
 def test_aot_compiling_refuses_what_does_not_fit() -> None:

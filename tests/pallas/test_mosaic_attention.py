@@ -6,14 +6,21 @@ import random
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import pytest
 
+from jinfercept.layouts.scoring import Scoring
 from jinfercept.pallas import mosaic_kernel
-from jinfercept.pallas.gpu_kernels import paged_attention_mosaic
+from jinfercept.pallas.attention import prepare
+from jinfercept.pallas.gpu_heads import Heads, tiles_for
+from jinfercept.pallas.gpu_kernels import mosaic_cut, paged_attention_mosaic
 from jinfercept.pallas.mosaic_attention import is_supported
+from jinfercept.pallas.tiles import HOPPER
+from jinfercept.pallas.triton_attention import paged_attention_triton
 from tests.support.attention_steps import Shapes, make_step
 from tests.support.dropped_waits import waits
 
@@ -124,6 +131,18 @@ def test_what_the_mosaic_kernel_has_not_is_refused(dtype: str, head_dim: int, pa
     assert not is_supported(q.dtype, pages.dtype, head_dim, page_size)
     with pytest.raises(ValueError, match=f"got queries in {dtype}, pages of {page_size} tokens .* {head_dim}; fix"):
         paged_attention_mosaic(q, pages, batch, interpret=True)
+
+
+def test_a_scored_layer_takes_the_chunks_of_triton() -> None:
+    q, pages, batch = make_step(GROUPED, 1, [(1, 33), (0, 5), (44, 330)], 1, dtype=jnp.bfloat16)
+    heads = Heads(GROUPED.num_heads, GROUPED.num_kv_heads, GROUPED.head_dim, 2)
+    batch = prepare(batch, mosaic_cut(heads, interpret=True))
+    tiles = tiles_for(heads, HOPPER)
+    tiles = tiles._replace(chunk=tiles.chunk._replace(rows=mosaic_kernel.ROWS, num_warps=8))
+    options = {"scoring": Scoring(100, 5.0, jnp.linspace(-1, 3, GROUPED.num_heads)), "interpret": True}
+    got = jax.make_jaxpr(partial(paged_attention_mosaic, **options))(q, pages, batch)
+    want = jax.make_jaxpr(partial(paged_attention_triton, tiles=tiles, **options))(q, pages, batch)
+    assert str(got) == str(want)
 
 
 def test_nobody_imports_the_backend_who_does_not_ask_for_it() -> None:
