@@ -113,7 +113,8 @@ def rounds(visits: Sequence[Visit], concurrent: bool) -> list[dict[str, Any]]:
         share of the prompt tokens that the server took from its cache.
     """
     return [
-        _round([visit.reply for visit in visits if visit.turn == turn], turn, concurrent) for turn in _turns(visits)
+        _round([visit.reply for visit in visits if visit.turn == turn], turn, concurrent)
+        for turn in sorted({visit.turn for visit in visits})
     ]
 
 
@@ -136,10 +137,6 @@ def visit_rows(visits: Sequence[Visit]) -> list[dict[str, Any]]:
     """A row for each request, in the order of their ends."""
     origin_s = min(visit.reply.sent_s for visit in visits)
     return [{"session": visit.session, "turn": visit.turn} | row(visit.reply, origin_s) for visit in visits]
-
-
-def _turns(visits: Sequence[Visit]) -> list[int]:
-    return sorted({visit.turn for visit in visits})
 
 
 def _round(replies: Sequence[ClientReply], turn: int, concurrent: bool) -> dict[str, Any]:

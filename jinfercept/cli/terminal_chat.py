@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from jinfercept.calls import Call, Result
+from jinfercept.calls import Call
 from jinfercept.cli.terminal_text import harmless
 from jinfercept.engine.streaming import Stream
 from jinfercept.errors import EngineError, RequestError
@@ -151,7 +151,7 @@ class TerminalChat:
                     case Resumed():
                         self._stop_waiting()
                         for call, result in zip(calls, event.results, strict=True):
-                            self._note(_outcome(call, result))
+                            self._note(f"{_written(call)} → {_short(result.text)}  ({result.duration_s:.1f} s)")
                     case _:
                         pass
         finally:
@@ -242,10 +242,6 @@ def _written(call: Call) -> str:
     except (ValueError, AttributeError):
         inside = call.arguments
     return f"{call.name}({_short(inside)})"
-
-
-def _outcome(call: Call, result: Result) -> str:
-    return f"{_written(call)} → {_short(result.text)}  ({result.duration_s:.1f} s)"
 
 
 def _short(text: str) -> str:

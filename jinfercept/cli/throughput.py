@@ -11,7 +11,7 @@ from rich.table import Table
 from tyro import conf
 
 from jinfercept.bench.peer_script import forget_peak_memory, memory_gib, peak_memory_gib
-from jinfercept.bench.throughput import Cell, ThroughputWork, measure
+from jinfercept.bench.throughput import ThroughputWork, measure
 from jinfercept.bench.throughput_peers import (
     Peer,
     PeerCells,
@@ -110,7 +110,7 @@ def table(measured: Sequence[PeerCells]) -> Table:
     shown = plain_table(("dtype", "batch", "context", *columns), caption=caption)
     for ours in (engine_cells for engine_cells in measured if engine_cells.engine == OURS):
         by_engine = {
-            engine_cells.engine: _by_place(engine_cells.cells)
+            engine_cells.engine: {(cell.batch, cell.context): cell for cell in engine_cells.cells}
             for engine_cells in measured
             if engine_cells.dtype == ours.dtype
         }
@@ -187,7 +187,3 @@ def _plain(measured: Sequence[PeerCells]) -> list[dict[str, Any]]:
     return [
         engine_cells._asdict() | {"cells": [cell._asdict() for cell in engine_cells.cells]} for engine_cells in measured
     ]
-
-
-def _by_place(cells: Sequence[Cell]) -> dict[tuple[int, int], Cell]:
-    return {(cell.batch, cell.context): cell for cell in cells}

@@ -307,7 +307,7 @@ class FleetFront:
                     message = "no replica takes the request; they start, or are too busy"
                     raise ApiError(503, message, code="no_replica", headers={"Retry-After": "5"})
             except ReplicaLostError as error:
-                retry = not last and self._repeatable()
+                retry = not last and not self.options.tools  # the server's tools may not run twice
                 self.routes.lost(hint, ticket.chosen, retry)
                 log.warning("replica %s has ended before its answer to %s", ticket.chosen, call.path[:256])
                 if not retry:
@@ -320,10 +320,6 @@ class FleetFront:
             finally:
                 self._count(incoming, ticket, relay, logged)
             return
-
-    def _repeatable(self) -> bool:
-        """Whether a request may run twice: the server runs no tools for it."""
-        return not self.options.tools
 
     async def _begun(self, call: HttpCall, ticket: Ticket) -> AsyncGenerator[Messages] | None:
         """The response of a replica that has begun with a request; None: none has begun in time."""

@@ -44,14 +44,10 @@ def answer_or_calls(calls: CallGrammar) -> str:
     return f'{answer} | {first} {call} {more} "\\n"?'
 
 
-def _detect(template: str) -> bool:
-    return OPENING in template and not any(tag in template for tag in _OTHER_XML)
-
-
 HERMES = ToolCallFormat(
     read=_read,
     grammar=_grammar,
-    detect=_detect,
+    detect=lambda template: OPENING in template and not any(tag in template for tag in _OTHER_XML),
     tags=(OPENING, CLOSING),
     turn_ends=QWEN_TURN_ENDS,
     openings=tuple(_BARE),

@@ -175,7 +175,9 @@ def _value_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
     if "const" in keywords or "enum" in keywords:
         values = [schema["const"]] if "const" in keywords else schema["enum"]
         plain = len(keywords) == 1 or (
-            keywords <= {"const", "enum", "type"} and kind == "string" and _all_texts(values)
+            keywords <= {"const", "enum", "type"}
+            and kind == "string"
+            and all(isinstance(value, str) for value in values)
         )
         if plain and values:
             return rules.terminal(one_of(text for value in values for text in _literals(value)))
@@ -193,10 +195,6 @@ def _value_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
     }:
         return _dict_rule(rules, schema)
     return rules.json(schema)
-
-
-def _all_texts(values: Any) -> bool:
-    return all(isinstance(value, str) for value in values)
 
 
 def _reference_rule(rules: Rules, schema: Mapping[str, Any]) -> str:

@@ -88,10 +88,6 @@ def _number(text: str) -> int | float | None:
     return value if math.isfinite(value) else None
 
 
-def _boolean(text: str) -> bool | None:
-    return {"true": True, "false": False}.get(text.lower())
-
-
 def _container(kind: type[Any]) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         """JSON, or a literal of Python's; either may be escaped as in a JSON string, with its quotes or without."""
@@ -115,7 +111,7 @@ def _loaded(text: str) -> Any:
 _READERS: dict[str, Callable[[str], Any]] = {
     "integer": _integer,
     "number": _number,
-    "boolean": _boolean,
+    "boolean": lambda text: {"true": True, "false": False}.get(text.lower()),
     "array": _container(list),
     "object": _container(dict),
 }

@@ -182,7 +182,7 @@ def read_item(session: Session, tenant: str, conversation_id: str, item_id: str)
         select(ConversationItemRow.body).where(*are_wanted).order_by(ConversationItemRow.place).limit(1)
     )
     if body is None:
-        raise _no_item(item_id)
+        raise ApiError(404, f"there is no item {item_id[:200]!r} in this conversation", code="item_not_found")
     return body
 
 
@@ -307,7 +307,3 @@ def _check_length(num_before: int, number: int, param: str) -> None:
             f"a conversation has at most {MAX_ITEMS} items; this one has {num_before}, and {number} would be added"
         )
         raise ApiError.bad(message, param, "too_many_items")
-
-
-def _no_item(item_id: str) -> ApiError:
-    return ApiError(404, f"there is no item {item_id[:200]!r} in this conversation", code="item_not_found")

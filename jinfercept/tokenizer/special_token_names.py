@@ -96,11 +96,11 @@ class SpecialTokenNames:
         if self._added.search(text) is None:
             return self._marked_ends(text, mark)
         pieces = self._cut.split(text) if self._words else [text]
-        marked = [piece if place % 2 else self._marked_piece(piece, mark) for place, piece in enumerate(pieces)]
+        marked = [
+            piece if place % 2 else self._beginning.sub(rf"\1{mark}", self._marked_ends(piece, mark))
+            for place, piece in enumerate(pieces)
+        ]
         return text if marked == pieces else "".join(marked)
-
-    def _marked_piece(self, piece: str, mark: str) -> str:
-        return self._beginning.sub(rf"\1{mark}", self._marked_ends(piece, mark))
 
     def _marked_ends(self, piece: str, mark: str) -> str:
         """Marks at ends that may be parts of a name; blanks stay outside, where a template may strip them."""

@@ -83,7 +83,8 @@ async def decode_body(body: bytes, coding: str, max_bytes: int) -> bytes:
 
 def _decoded(body: bytes, coding: str, max_bytes: int) -> bytes:
     wbits = _WINDOWS[coding]
-    if coding == "deflate" and not _has_zlib_head(body):
+    if coding == "deflate" and not (len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2]) % 31 == 0):
+        # it has no head of zlib's
         wbits = -zlib.MAX_WBITS
     decoder, members = zlib.decompressobj(wbits), 1
     parts, size = list[bytes](), 0
@@ -107,7 +108,3 @@ def _decoded(body: bytes, coding: str, max_bytes: int) -> bytes:
     if not decoder.eof:
         raise ApiError.bad(f"the body is not {coding}: it ends too early", code="invalid_encoding")
     return b"".join(parts)
-
-
-def _has_zlib_head(body: bytes) -> bool:
-    return len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2]) % 31 == 0
