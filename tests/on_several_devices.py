@@ -98,7 +98,7 @@ def reference(name: str) -> Served:
         assert llm.engine.setup.machine.runner.params.layers[0]["o"].devices() == {jax.devices()[1]}
         assert not any(
             collectives(llm, *key)
-            for key in (("embed", 1), layers_key("layers", 1, kinds_of(llm.model)[:1]), ("head", 1, 1))
+            for key in (("embed", 1), layers_key("layers", 1, (0, 1), kinds_of(llm.model)), ("head", 1, 1))
         )
         return serve_everything(llm, "preserve", 0)
 
@@ -120,7 +120,7 @@ def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
                 assert llm.counters.recomputed + llm.counters.copied_out > 0, "the pool was never short"
         assert compilations.count == 0
         assert collectives(llm, "embed", 1) == ["all-reduce"]
-        exchanged = collectives(llm, *layers_key("layers", 1, kinds_of(llm.model)[:1]))
+        exchanged = collectives(llm, *layers_key("layers", 1, (0, 1), kinds_of(llm.model)))
         assert exchanged == ["all-reduce"] * {"gptj": 1, "olmo2": 3}.get(name, 2)
         assert collectives(llm, "head", 1, 1) == ["all-gather"]
         moved = (4, llm.model.config.num_layers)

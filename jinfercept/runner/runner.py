@@ -283,7 +283,7 @@ class ModelRunner:
             kv.offload(part)
             layers = list(kv.layers)
             for first, end in groups:
-                step = self.executables[layers_key(layers_of, size, self._kinds[first:end])]
+                step = self.executables[layers_key(layers_of, size, (first, end), self._kinds)]
                 x, layers[first:end] = step(self.params.layers[first:end], x, tuple(layers[first:end]), batch)
             kv.layers = tuple(layers)
             kv.scatter(part)

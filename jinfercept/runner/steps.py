@@ -60,11 +60,9 @@ def add_steps(
         embedded = jax.eval_shape(embed, params.embed, last_tokens, upload)
         x, batch, _ = jax.tree.map(lambda made: struct(made.shape, made.dtype), embedded)
         embedded_by_size[size] = x
-        groups = {
-            layers_key(layers_name, size, kinds[first:end]): (first, end) for first, end in shape.groups(len(layers))
-        }
+        groups = {layers_key(layers_name, size, group, kinds): group for group in shape.groups(len(layers))}
         for key, (first, end) in groups.items():
-            step = partial(_layers, model, attention, bucket, kinds[first:end])
+            step = partial(_layers, model, attention, bucket, kinds[first:end] or (None,) * (end - first))
             arguments = (params.layers[first:end], x, layers[first:end], batch)
             whole = over_devices(step, arguments, out=(EVERYWHERE, PAGES_SPEC))
             run.add(key, whole, *arguments, donate=(1, 2))
@@ -110,15 +108,22 @@ def step_names(decode_only: bool) -> tuple[str, str]:
 
 
 def kinds_of(model: ServedModel) -> tuple[Hashable, ...]:
-    """The kind of every layer; None for each if all are alike."""
-    kinds = model.layer_kinds if isinstance(model, MixedModel) else ()
-    return kinds or (None,) * model.config.num_layers
+    """The kind of every layer; () if all are alike."""
+    return model.layer_kinds if isinstance(model, MixedModel) else ()
 
 
-def layers_key(name: str, num_tokens: int, kinds: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
-    """The key of the executable of a group of layers of these kinds, which begins with a name of `step_names`."""
-    alike = all(kind is None for kind in kinds)
-    return (name, num_tokens, len(kinds)) if alike else (name, num_tokens, len(kinds), kinds)
+def layers_key(name: str, num_tokens: int, group: tuple[int, int], kinds: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
+    """The key of the executable of a group of layers.
+
+    Args:
+        name: of `step_names`.
+        num_tokens: of the bucket.
+        group: first and end layer.
+        kinds: of all layers, see `kinds_of`.
+    """
+    first, end = group
+    key = name, num_tokens, end - first
+    return (*key, kinds[first:end]) if kinds else key
 
 
 def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention: str) -> int:
