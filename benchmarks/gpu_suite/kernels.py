@@ -23,6 +23,7 @@ from benchmarks.gpu_suite.ceilings import copy_rate, matmul_rate
 from benchmarks.gpu_suite.sizes import MIB, AttentionCase, Row, Sizes
 from benchmarks.gpu_suite.timing import RunTiming, timed
 from jinfercept.layouts.pages import KVPages
+from jinfercept.layouts.scoring import Scoring
 from jinfercept.pallas.attention import available, cut_for, paged_attention, prepare
 from jinfercept.pallas.gpu_heads import AMPERE, Heads, compute_capability, tiles_for, work_cut
 from jinfercept.pallas.tiles import Tile, Tiles
@@ -54,10 +55,12 @@ def rows(sizes: Sizes) -> Iterator[Row]:
         if case.chunk > 1:
             for tile in OTHER_CHUNK_TILES[: 1 if _interpreted() else None]:  # which takes long
                 tiles = _tiles_with(tile, case, sizes)
-                attend = partial(paged_attention_triton, tiles=tiles, interpret=_interpreted())
+                scoring = Scoring(case.window)
+                attend = partial(paged_attention_triton, scoring=scoring, tiles=tiles, interpret=_interpreted())
                 cut = work_cut(_heads(case, sizes), tiles)
                 candidates[f"triton {tile.rows} x {tile.tokens}"] = partial(_time_ours, attend, cut, pages)
-        candidates["cudnn"] = _time_cudnn
+        if case.window is None:
+            candidates["cudnn"] = _time_cudnn
         for name, measure in candidates.items():
             row = case.describe() | {"implementation": name}
             try:
@@ -106,7 +109,8 @@ def _time_calls(sizes: Sizes, attend: Callable[..., Array], q: Array, inputs: Se
 
 
 def _attend_by(name: str, case: AttentionCase) -> Callable[..., Array]:
-    return partial(paged_attention, implementation=name, decode_only=case.chunk == 1)
+    scoring = Scoring(case.window)
+    return partial(paged_attention, scoring=scoring, implementation=name, decode_only=case.chunk == 1)
 
 
 def _cut_by(name: str, case: AttentionCase, sizes: Sizes) -> WorkCut | None:

@@ -91,30 +91,34 @@ class AttentionCase(NamedTuple):
         heads: of the layer.
         rows: sequences.
         chunk: query tokens of each; 1 is decoding.
-        context: tokens that each row's last query sees, itself included.
+        context: tokens up to each row's last query, itself included.
+        window: tokens that a query sees of them; None: all.
     """
 
     heads: HeadSizes
     rows: int
     chunk: int
     context: int
+    window: int | None = None
 
     @property
     def kv_bytes(self) -> int:
         """The keys and values that are read at least once."""
-        return self.rows * self.context * self.heads.token_bytes
+        return self.rows * min(self.context, self.chunk - 1 + (self.window or self.context)) * self.heads.token_bytes
 
     @property
     def flops(self) -> int:
         """Operations of the two products, over the pairs of query and key that see each other."""
-        pairs = self.rows * (self.chunk * self.context - self.chunk * (self.chunk - 1) // 2)
-        return 4 * self.heads.query * self.heads.dim * pairs
+        window = self.window or self.context
+        seen = sum(min(window, self.context - before) for before in range(self.chunk))
+        return 4 * self.heads.query * self.heads.dim * self.rows * seen
 
     def describe(self) -> Row:
         """What every row about this case begins with."""
+        window = "" if self.window is None else f", window {self.window}"
         return {
             "model": self.heads.model,
-            "heads": f"{self.heads.query}/{self.heads.kv} × {self.heads.dim}",
+            "heads": f"{self.heads.query}/{self.heads.kv} × {self.heads.dim}{window}",
             "rows": self.rows,
             "chunk": self.chunk,
             "context": self.context,
@@ -216,6 +220,7 @@ class Sizes:
 
 GPTJ_HEADS = HeadSizes("gpt-j-6b", 16, 16, 256)
 LLAMA_HEADS = HeadSizes("llama-3-8b", 32, 8, 128)
+GEMMA_HEADS = HeadSizes("gemma-3-1b", 4, 1, 256)
 
 FULL = Sizes(
     models={"llama-3-8b": LLAMA_3_8B, "gpt-j-6b": GPTJ_6B},
@@ -230,6 +235,7 @@ FULL = Sizes(
         *(AttentionCase(LLAMA_HEADS, *case) for case in ((64, 1, 2048), (256, 1, 1024), (32, 1, 8192), (1, 1, 1024))),
         *(AttentionCase(LLAMA_HEADS, *case) for case in ((1, 2048, 2048), (1, 512, 4096), (4, 512, 2048))),
         *(AttentionCase(GPTJ_HEADS, *case) for case in ((64, 1, 2048), (32, 1, 8192), (1, 512, 4096))),
+        *(AttentionCase(GEMMA_HEADS, *case, window=512) for case in ((16, 1, 8192), (1, 512, 4096))),
     ),
     attention_pool_bytes=9 * 10**9,
     start={},

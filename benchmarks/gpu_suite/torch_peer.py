@@ -24,7 +24,7 @@ def rows(sizes: Sizes) -> Iterator[Row]:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for case in sizes.attention:
-        if case.kv_bytes > sizes.attention_pool_bytes:
+        if case.kv_bytes > sizes.attention_pool_bytes or case.window is not None:
             continue
         row = case.describe() | {"implementation": "torch"}
         try:
