@@ -45,6 +45,25 @@ MODELS["llama-3-70b"] = MODELS["llama-3-8b"] | {
     "intermediate_size": 28_672,
 }
 MODELS["llama-3-70b"]["num_hidden_layers"] = 2  # of 80
+MODELS["gemma-3-1b"] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "vocab_size": 262_144,
+    "hidden_size": 1152,
+    "num_hidden_layers": 4,  # of 26
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "intermediate_size": 6912,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 32_768,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+}
 KV_HEADS = {"llama-3-8b": (8, 128), "gpt-j-6b": (16, 256)}
 NUM_PAGES, PAGE_SIZE, LAYERS_PER_STEP, BUCKETS = 6000, 16, 2, [64, 256]
 TRANSFER_PARTS = 2
@@ -138,3 +157,15 @@ def test_aot_steps_compile_with_the_kernel_for_hopper() -> None:
         assert (facts["mosaic_kernels"], facts["kernels"]) == (LAYERS_PER_STEP, 2 * LAYERS_PER_STEP)
         assert facts["temp_bytes"] < 2**26
         assert facts["alias_bytes"] >= LAYERS_PER_STEP * LAYER_BYTES * prod(KV_HEADS["llama-3-8b"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", ["h100", "a100"])
+def test_aot_steps_of_windowed_and_full_layers_compile_in_place(gpu: str) -> None:
+    compiled = compile_steps("gemma-3-1b", gpu, buckets=BUCKETS[:1])
+    for decode, kernels in (("", 3), ("decode ", 2)):
+        begin = f"{decode}layers {BUCKETS[0]} {LAYERS_PER_STEP} "  # and the kinds of the layers
+        [facts] = [facts for name, facts in compiled.items() if name.startswith(begin)]
+        assert facts["kernels"] == kernels * LAYERS_PER_STEP
+        assert facts["temp_bytes"] < 2**25
+        assert facts["alias_bytes"] >= LAYERS_PER_STEP * LAYER_BYTES * 256
