@@ -6,6 +6,7 @@ that the client runs; another one is read by a person. Nothing tells the engine 
 """
 
 import heapq
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -128,7 +129,7 @@ class _Live:
     script: ScriptedSession
     root: int
     turn: int = 0
-    tokens: list[int] = field(default_factory=list)
+    tokens: array[int] = field(default_factory=lambda: array("i"))
 
 
 @final
@@ -209,7 +210,7 @@ class SessionClients:
         )
         if not finished:
             return
-        live.tokens += output.outputs[0].token_ids
+        live.tokens.extend(output.outputs[0].token_ids)
         self.streams[output.request_id] = output.outputs[0].token_ids
         for sub in live.script.sub_agents:
             if sub.after_turn == live.turn:
@@ -249,8 +250,8 @@ class SessionClients:
         if live.turn:
             del live.tokens[turn.kept :]
         else:
-            live.tokens = list(self._write(0, 0, script.shared))
-        live.tokens += self._write(live.number + 1, live.turn, turn.prompt - len(live.tokens))
+            live.tokens = array("i", self._write(0, 0, script.shared))
+        live.tokens.extend(self._write(live.number + 1, live.turn, turn.prompt - len(live.tokens)))
         last = live.turn + 1 == len(script.turns)
         expected_s = None
         if self._known_durations:
@@ -258,7 +259,7 @@ class SessionClients:
         calls = {turn.decode: [Call(TOOL, "", by_caller=True)]} if turn.calls else {}
         return Request(
             f"{live.number}.{live.turn}",
-            tuple(live.tokens),
+            live.tokens[:],
             SamplingParams(temperature=0.0, max_tokens=turn.decode, ignore_eos=True),
             detector=ScriptedDetector(calls) if calls else None,
             ids_below=TOKENS if self._write is session_tokens else None,

@@ -171,7 +171,7 @@ def prompt_of_next(clients: SessionClients, now: float) -> Sequence[int]:
     tokens = [0] * (request.params.max_tokens or 0)
     completion = CompletionOutput(0, "", tokens, "length", None, len(tokens))
     clients.ended(RequestOutput(request.id, None, list(request.prompt_token_ids), [completion], 0, metrics))
-    return request.prompt_token_ids
+    return tuple(request.prompt_token_ids)
 
 
 def test_a_session_that_ends_is_replaced_by_the_next() -> None:
