@@ -60,7 +60,7 @@ class StepTimer:
         total_s = min(result.elapsed_s, now - self._last_s)  # steps overlap when the next is planned before one is read
         self._last_s = now
         plan = planned.plan
-        stall_s = min(total_s, self._prices.stall_s(plan)) if plan.offload or plan.fetch else 0.0
+        stall_s = min(total_s, self._prices(plan).stall_s) if plan.offload or plan.fetch else 0.0
         recompute_s = min(total_s - stall_s, self._prices.recompute_s(planned)) if planned.recomputed_tokens else 0.0
         return StepSeconds(total_s, stall_s, recompute_s)
 

@@ -31,15 +31,13 @@ class Prices:
         self._free_transfers = free_transfers
         self._page_s = 0.0 if free_transfers else cost.swap_s(page_size) - cost.copies_s(page_size)
         self._synchronous = synchronous
-        self._priced: tuple[StepPlan | None, float] = None, 0.0
+        self._priced: tuple[StepPlan | None, Price] = None, Price(0.0, 0.0)
 
     def __call__(self, plan: StepPlan) -> Price:
-        compute_s = self._compute_s(plan)
-        return Price(compute_s, self._stall_s(plan, compute_s))
-
-    def stall_s(self, plan: StepPlan) -> float:
-        """Seconds that the plan's step waits for its transfers; all of their seconds if it computes nothing."""
-        return self._stall_s(plan, 0.0 if self._synchronous else self._compute_s(plan))
+        if plan is not self._priced[0]:  # the runner, the ledger and the report price one plan after another
+            compute_s = self._cost.plan_s(plan) if plan.chunks else 0.0
+            self._priced = plan, Price(compute_s, self._stall_s(plan, compute_s))
+        return self._priced[1]
 
     def recompute_s(self, planned: PlannedStep) -> float:
         """Seconds by which recomputed tokens lengthen the plan's compute.
@@ -50,13 +48,8 @@ class Prices:
         plan, recomputed = planned.plan, planned.recomputed_tokens
         query_tokens = plan.num_tokens
         if recomputed == query_tokens:
-            return self._compute_s(plan)
+            return self(plan).compute_s
         return self._cost.step_s(query_tokens, 0) - self._cost.step_s(query_tokens - recomputed, 0)
-
-    def _compute_s(self, plan: StepPlan) -> float:
-        if plan is not self._priced[0]:  # the runner, the ledger and the report price one plan after another
-            self._priced = plan, self._cost.plan_s(plan) if plan.chunks else 0.0
-        return self._priced[1]
 
     def _stall_s(self, plan: StepPlan, compute_s: float) -> float:
         moved = len(plan.offload) + len(plan.fetch)
