@@ -1,11 +1,15 @@
 """A request's KV as a path of extents, and what can be asked of it in counts and runs of pages."""
 
 from array import array
+from bisect import bisect_right
+from operator import attrgetter
 from typing import NamedTuple
 
 from jinfercept.kv.extent import PageExtent
 from jinfercept.kv.page import Residency
 from jinfercept.kv.pool import Slots
+
+_START = attrgetter("start")
 
 
 class ContextResidency(NamedTuple):
@@ -152,17 +156,23 @@ class Context:
             self._extents = extents
         return extents
 
+    def extents_from(self, index: int) -> list[PageExtent]:
+        """The extents of a page and of those behind it, first token first."""
+        extents = self.extents
+        first = bisect_right(extents, index, key=_START)
+        if first and extents[first - 1].end > index:
+            first -= 1
+        return extents[first:]
+
     def parts(self, first: int, last: int) -> list[tuple[PageExtent, int, int]]:
         """The extents of the pages `first … last - 1`; with each the first of those pages that it has, and the one behind."""
         parts = list[tuple[PageExtent, int, int]]()
-        for extent in reversed(self.extents):  # most callers are at the end
+        for extent in self.extents_from(first):
             start = extent.start
-            if start < last:
-                end = start + extent.num_pages
-                if end <= first:
-                    break
-                parts.append((extent, start if start > first else first, end if end < last else last))
-        parts.reverse()
+            if start >= last:
+                break
+            end = start + extent.num_pages
+            parts.append((extent, start if start > first else first, end if end < last else last))
         return parts
 
     def runs(self, pages: range | None = None) -> list[PageRun]:
@@ -172,13 +182,13 @@ class Context:
             pages: indexes of some of them, one after the other, which also give the order of the runs; None: all, first
                 token first.
         """
+        if pages is not None:
+            runs = self._alike(*bounds(pages))
+            return runs if pages.step > 0 else runs[::-1]
         runs = self._runs
         if runs is None:
-            runs = self._runs = self._all_runs()
-        if pages is None:
-            return runs
-        runs = self._clipped(runs, *bounds(pages))
-        return runs if pages.step > 0 else runs[::-1]
+            runs = self._runs = self._alike(0, self.num_pages)
+        return runs
 
     @property
     def own_evictable(self) -> list[PageRun]:
@@ -199,40 +209,19 @@ class Context:
             self._own_hosted = runs
         return runs
 
-    def _clipped(self, runs: list[PageRun], first: int, last: int) -> list[PageRun]:
-        clipped = list[PageRun]()
-        for run in runs:
-            start, end = run.start, run.start + run.num_pages
-            if end <= first or start >= last:
-                continue
-            if start < first or end > last:
-                start, end = max(first, start), min(last, end)
-                num_tokens = (end - start) * self.page_size if run.num_tokens else 0
-                if 0 < run.num_tokens < run.num_pages * self.page_size:
-                    num_tokens = self._num_tokens(start, end)
-                run = PageRun(start, end - start, *run[2:6], num_tokens)
-            clipped.append(run)
-        return clipped
-
-    def _num_tokens(self, first: int, last: int) -> int:
-        """Tokens whose KV the pages `first … last - 1` hold."""
-        size, num_tokens = self.page_size, 0
-        for extent, start, end in self.parts(first, last):
-            rest = extent.num_tokens - (start - extent.start) * size
-            num_tokens += min(max(0, rest), (end - start) * size)
-        return num_tokens
-
-    def _all_runs(self) -> list[PageRun]:
-        runs, alike = list[PageRun](), None
+    def _alike(self, first: int, last: int) -> list[PageRun]:
+        """The pages `first … last - 1` as runs of pages that are alike."""
+        runs, alike, size = list[PageRun](), None, self.page_size
         start = num_pages = num_tokens = 0
-        for extent in self.extents:
+        for extent, begin, end in self.parts(first, last):
             marks = extent.marks or extent.mark()
             if marks != alike:
                 if alike is not None:
                     runs.append(PageRun(start, num_pages, *alike, num_tokens))
-                alike, start, num_pages, num_tokens = marks, extent.start, 0, 0
-            num_pages += extent.num_pages
-            num_tokens += extent.host_filled if extent.device is None else extent.filled
+                alike, start, num_pages, num_tokens = marks, begin, 0, 0
+            num_pages += end - begin
+            rest = (extent.host_filled if extent.device is None else extent.filled) - (begin - extent.start) * size
+            num_tokens += min(max(0, rest), (end - begin) * size)
         if alike is not None:
             runs.append(PageRun(start, num_pages, *alike, num_tokens))
         return runs

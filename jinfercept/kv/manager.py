@@ -206,7 +206,7 @@ class KVManager:
     def advance(self, context: Context) -> None:
         """Move `ready` forward over the pages that are readable now."""
         size, ready = self.page_size, context.ready
-        for extent, _, _ in context.parts(ready // size, context.num_pages):
+        for extent in context.extents_from(ready // size):
             end = extent.start * size + extent.filled
             if extent.device is None or extent.fetching or end <= ready:
                 break
@@ -222,7 +222,7 @@ class KVManager:
             limit: tokens of the sequence.
         """
         size, index = self.page_size, context.ready // self.page_size
-        for extent, _, _ in context.parts(index, context.num_pages):
+        for extent in context.extents_from(index):
             if extent.device is None and extent.host is None:
                 continue
             if extent.start > index:

@@ -32,10 +32,15 @@ class ExtentQueue:
         self._order: list[tuple[_ExtentPlace, PageExtent]] = []
         self.places: dict[PageExtent, _ExtentPlace] = {}
 
-    def put(self, extent: PageExtent) -> None:
-        """Add an extent, or sort it in anew as it is now."""
+    def sort(self, extent: PageExtent, is_member: bool) -> None:
+        """Add an extent, sort it in anew as it is now, or remove it."""
+        before = self.places.get(extent)
+        if not is_member:
+            if before is not None:
+                self.discard(extent)
+            return
         place = _ExtentPlace(extent.last_use, -extent.start, id(extent), extent.num_pages)
-        if self.places.get(extent) != place:
+        if before != place:
             self.discard(extent)
             insort(self._order, (place, extent))
             self.places[extent] = place
@@ -76,16 +81,11 @@ class ExtentQueues:
         """Add an extent to the queues to which it belongs as it is now, and remove it from the others."""
         on_device = extent.device is not None and not extent.refs and extent.num_pages > 0
         is_paused = on_device and extent.evictable_refs > 0
-        for queue, is_member in (
-            (self.paused, is_paused),
-            (self.paused_clean, is_paused and extent.host is not None),
-            (self.cached, on_device and not is_paused),
-            (self.reclaimable, extent.host is not None and _is_reclaimable(extent)),
-        ):
-            if is_member:
-                queue.put(extent)
-            elif extent in queue.places:
-                queue.discard(extent)
+        has_copy = extent.host is not None
+        self.paused.sort(extent, is_paused)
+        self.paused_clean.sort(extent, is_paused and has_copy)
+        self.cached.sort(extent, on_device and not is_paused)
+        self.reclaimable.sort(extent, has_copy and _is_reclaimable(extent))
 
     def discard(self, extent: PageExtent) -> None:
         """Remove an extent from every queue."""

@@ -95,7 +95,7 @@ class ExtentStore:
             extent.fresh = NEVER
             extent.changed()
             if arrived and extent.num_pages:
-                self.update(extent)
+                self._sort(extent)
         for extent in (*moving, *changed):
             self._join(extent)
         if self._late_drops:
@@ -142,8 +142,8 @@ class ExtentStore:
         if extent.in_flight:
             self._moving.append(head)
         self._changed.append(head)
-        self.update(head)
-        self.update(extent)
+        self._sort(head)
+        self._sort(extent)
         return head
 
     def count(self, extent: PageExtent, refs: int = 0, evictable_refs: int = 0) -> None:

@@ -129,10 +129,11 @@ class Transfers:
             run: that the pages were part of, as it was before.
         """
         if self._observer is not None:
-            behind = run.start + run.num_pages - bounds(move.pages)[1]  # all but the last page of a context are full
+            first, last = bounds(move.pages)
+            behind = run.start + run.num_pages - last  # all but the last page of a context are full
             lacking = run.num_pages * self._kv.page_size - run.num_tokens if not behind else 0
             num_tokens = len(move.pages) * self._kv.page_size - lacking
-            part = run._replace(start=min(move.pages), num_pages=len(move.pages), num_tokens=num_tokens)
+            part = run._replace(start=first, num_pages=len(move.pages), num_tokens=num_tokens)
             self._observer.moved(move, part, num_tokens if copied else 0, freed)
 
     def _offload(self, builder: PlanBuilder, move: Move, run: PageRun) -> int:
