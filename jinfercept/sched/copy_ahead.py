@@ -96,6 +96,7 @@ class CopyAhead(Policy):
         self._dirty.discard(sequence)
         if self._contexts.pop(sequence.context, None) is not None:
             sequence.context.watch(None)
+            self._changed.discard(sequence.context)
             for least in (self._least_on_device, self._least_on_host):
                 least.put(sequence, now)
 
@@ -136,35 +137,34 @@ class CopyAhead(Policy):
                 if run.residency is Residency.CLEAN:
                     yield Move(sequence, run.pages[::-1], Action.DROP, "clean")
             for pages in (pages for run in runs if run.residency is Residency.DIRTY for pages in self._blocks(run)):
-                least = least or self._in_order(self._least_on_device, now)
+                least = least or self._in_order(self._least_on_device)
                 block = least.first(now)
                 self._spared = math.inf if block is None else block.worth
                 yield Move(sequence, pages, Action.OFFLOAD, "a slot is needed")
                 if block is not None and any(run.evictable for run in context.runs(pages)):
-                    yield from self._lose(least, block)
+                    yield from self._lose(least, block, now)
         while least is not None and (block := least.first(now)) is not None:
-            yield from self._lose(least, block)
+            yield from self._lose(least, block, now)
 
     def _blocks(self, run: PageRun) -> Iterator[range]:
         """The pages of a run, tail first, in ranges of `BLOCK_TOKENS`."""
         pages = run.pages[::-1]
         return (pages[start : start + self._block] for start in range(0, len(pages), self._block))
 
-    def _in_order(self, least: LeastWorth, now: float) -> LeastWorth:
+    def _in_order(self, least: LeastWorth) -> LeastWorth:
         """The blocks of pages on the device or on the host, of all contexts as they are now."""
         changed = [sequence for context in self._changed if (sequence := self._contexts.get(context)) is not None]
         self._changed.clear()
-        for sequence in changed:
-            self._least_on_device.put(sequence, now)
-            self._least_on_host.put(sequence, now)
+        self._least_on_device.put_later(changed)
+        self._least_on_host.put_later(changed)
         least.restart()
         return least
 
-    def _lose(self, least: LeastWorth, block: PageBlock) -> Iterator[Move]:
+    def _lose(self, least: LeastWorth, block: PageBlock, now: float) -> Iterator[Move]:
         """Drop a block from the device, the first of its order."""
         yield Move(block.sequence, block.pages, Action.DROP, "worth least")
         if any(run.residency.on_device for run in block.sequence.context.runs(block.pages)):
-            least.skip(block.sequence)
+            least.skip(block.sequence, now)
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
         """Copies of contexts that are on the device and expected back before the sequence, soonest first; then pages that are
@@ -178,11 +178,11 @@ class CopyAhead(Policy):
                 if run.residency is Residency.CLEAN and not run.shared:
                     self._dirty.add(other, now)
                     yield Move(other, run.pages, Action.UNCOPY, "on the device still")
-        least = self._in_order(self._least_on_host, now)
+        least = self._in_order(self._least_on_host)
         while (block := least.first(now)) is not None and block.worth < self._spared:
             yield Move(block.sequence, block.pages, Action.UNCOPY, "worth least")
             if any(run.residency.on_host for run in block.sequence.context.runs(block.pages)):
-                least.skip(block.sequence)
+                least.skip(block.sequence, now)
 
     def held_pages(self, most: int, now: float) -> int:
         num_pages = 0

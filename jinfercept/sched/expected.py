@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import NamedTuple, final
 
 from jinfercept.sched.estimator import Estimator, seconds_per_return
@@ -20,6 +21,7 @@ class _Rank(NamedTuple):
     serial: int
 
 
+_SEQUENCE = itemgetter(1)
 _FIRST_NEXT = _Rank(True, -math.inf, 0)
 
 
@@ -54,7 +56,7 @@ class LastExpectedFirst:
 
     def __iter__(self) -> Iterator[Sequence]:
         """The members in order, as of now: members may be added and discarded during the iteration."""
-        return (sequence for _, sequence in list(self._sorted))
+        return map(_SEQUENCE, self._sorted.copy())
 
     def expected_s(self, sequence: Sequence) -> float:
         """When the seconds of holding end that a return of a member takes; minus infinity if it is to run next."""

@@ -1,7 +1,7 @@
 """Pages of paused contexts by what they are worth: how soon they are needed, and what it takes to compute them again."""
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import NamedTuple, final
 
@@ -51,10 +51,16 @@ class LeastWorth:
         self._heap: list[_RankedBlock] = []
         self._entries: dict[str, tuple[_RankedBlock, Sequence]] = {}  # those that count, by the sequence's id
         self._skipped: list[tuple[_RankedBlock, Sequence]] = []
+        self._changed: set[Sequence] = set()  # to be put when the order is read next
         self._numbers = count()
+
+    def put_later(self, sequences: Iterable[Sequence]) -> None:
+        """Put sequences when the order is read next."""
+        self._changed.update(sequences)
 
     def put(self, sequence: Sequence, now: float) -> None:
         """Look at a sequence: its block may be another one now."""
+        self._changed.discard(sequence)
         block = self._block_of(sequence, now) if sequence in self._paused else None
         if block is None:
             self._entries.pop(sequence.id, None)
@@ -77,6 +83,8 @@ class LeastWorth:
 
     def first(self, now: float) -> PageBlock | None:
         """The block that is worth least; None if there is none. It stays the first until its pages go or it is skipped."""
+        for sequence in list(self._changed):
+            self.put(sequence, now)
         while self._heap:
             entry = self._heap[0]
             latest, sequence = self._entries.get(entry.sequence_id, (None, None))
@@ -93,8 +101,10 @@ class LeastWorth:
                 return block
         return None
 
-    def skip(self, sequence: Sequence) -> None:
+    def skip(self, sequence: Sequence, now: float) -> None:
         """Leave out a sequence until the next `restart`, or until it is put again."""
+        if sequence in self._changed:
+            self.put(sequence, now)
         entry = self._entries.pop(sequence.id, None)
         if entry is not None:
             self._skipped.append(entry)

@@ -93,3 +93,14 @@ def test_the_price_of_parts_of_a_context_adds_up_to_that_of_the_whole() -> None:
     price, cost = PositionPrice(QuadraticCost(), SIZE), QuadraticCost()
     assert abs(sum(price.between_s(start, start + 2) for start in range(0, 40, 2)) - cost.recompute_s(40, SIZE)) < 1e-9
     assert price.token_s(0) < price.token_s(39)
+
+
+def test_a_context_that_has_run_again_and_ended_is_forgotten_though_no_memory_was_short() -> None:
+    estimator = OracleEstimator()
+    policy = CopyAhead(estimator, AffineCost(), SIZE, SIZE)
+    bench = SchedulerBench(policy, num_pages=40, num_host_pages=0)
+    sequence = paused(bench, estimator, "paused", 20, 1.0)
+    bench.steps(3)
+    bench.scheduler.resume(sequence, [1], (CallDuration(1.0),))
+    bench.drain()
+    assert not [kept for kept in vars(policy).values() if isinstance(kept, set) and sequence.context in kept]

@@ -54,7 +54,7 @@ def test_a_block_that_has_become_cheaper_comes_first_and_one_without_pages_not_a
 
 def test_a_skipped_sequence_is_left_out_until_the_order_begins_anew() -> None:
     paused = Paused([100.0, 200.0])
-    paused.least.skip(paused.sequences[1])
+    paused.least.skip(paused.sequences[1], 0.0)
     assert paused.first(0.0) == "0"
     paused.least.restart()
     assert paused.first(0.0) == "1"
