@@ -74,7 +74,9 @@ class ChunkPlanner:
             return
         start = min(context.ready, length - 1)
         end = length if start == length - 1 else kv.gap_end(context, length)
-        end = min(end, start + max(0, min(most, self._chunk_tokens)))
+        end = min(end, start + min(most, self._chunk_tokens))
+        if start >= end:
+            return
         placed = kv.place(context, start, end)
         while placed < end and self._eviction.free_slot(builder, sequence, kv.pages_between(placed, end)):
             placed = kv.place(context, placed, end)

@@ -7,7 +7,7 @@ is the latest time at which a call began or ended.
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate, chain
 from typing import NamedTuple, Self, final
 
@@ -49,11 +49,11 @@ class SurvivalCurve(NamedTuple):
     stops: tuple[int, ...]
 
     @classmethod
-    def from_seen(cls, seen: list[Seen]) -> Self:
+    def from_seen(cls, seen: Sequence[tuple[float, bool]]) -> Self:
         """Kaplan and Meier's estimate. The mass beyond the longest duration is put at twice the longest censored one.
 
         Args:
-            seen: ascending.
+            seen: the values of each `Seen`, ascending.
         """
         times, weights, left = [], [], 1.0
         for index, (duration_s, censored) in enumerate(seen):
@@ -63,9 +63,9 @@ class SurvivalCurve(NamedTuple):
                 weights.append(weight)
                 left -= weight
         outlasted_s = None
-        if seen and seen[-1].censored:
+        if seen and seen[-1][1]:
             outlasted_s = times[-1] if times else 0.0
-            times.append(2.0 * seen[-1].duration_s)
+            times.append(2.0 * seen[-1][0])
             weights.append(left)
         mass = accumulate(reversed(weights), initial=0.0)
         moment = accumulate((w * x for w, x in zip(reversed(weights), reversed(times), strict=True)), initial=0.0)
@@ -170,8 +170,8 @@ class DurationHistory:
         """
         if 32 * self._num_changes > len(self._ring):
             self._num_changes = 0
-            ages = [Seen(max(0.0, self._now_s - at_s), True) for at_s in reversed(self._running.values())]
-            self._curve = SurvivalCurve.from_seen(sorted(self._sorted + ages))
+            ages = [(max(0.0, self._now_s - at_s), True) for at_s in reversed(self._running.values())]
+            self._curve = SurvivalCurve.from_seen(sorted([*self._sorted, *ages]))
         return self._curve
 
     def _pass(self, now_s: float) -> None:

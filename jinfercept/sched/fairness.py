@@ -98,7 +98,8 @@ class FairShare:
         while gave_way and gave_way[oldest := next(iter(gave_way))] < now - CREDIT_S:
             del gave_way[oldest]
         if len(queues) < 2:  # alone there is nothing to charge
-            self._find_ahead()
+            if met or self.ahead:
+                self._find_ahead()
             return bool(self.ahead)
         weights = [(queue.running or queue.waiting)[0].weight for queue in queues.values()]
         self._weights, self._most_weight = sum(weights), max(weights)

@@ -114,7 +114,8 @@ class Scheduler:
         if computed:
             end = sequence.max_computed = len(sequence.tokens)
             self.kv.computed(sequence.context, end - 1, end)
-        self.kv.commit(sequence.context, sequence.tokens)
+        if len(sequence.tokens) >= sequence.context.uncommitted:  # as rarely
+            self.kv.commit(sequence.context, sequence.tokens)
 
     def intercept(
         self, sequence: Sequence, now: float, calls: tuple[PendingCall, ...] = (), *, begun: bool = False
