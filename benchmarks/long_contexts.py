@@ -1,10 +1,11 @@
 """What contexts of agents cost the host: a pause and a return, plans beside many paused contexts, and memory per page.
 
-    python benchmarks/long_contexts.py [--policy copy_ahead] [--tokens 200000] [--json FILE]
+    python -m benchmarks.long_contexts [--policy copy_ahead] [--tokens 200000] [--json FILE]
 
 Nothing is computed: every sampled token is a 0. `pause + return` is the median of what the pages cost: release, refresh, hold
 and the first chunk's start. `plan` is `Scheduler.plan()` with 64 running and 400 paused contexts of 100,000 tokens, while some
-pause and as many return. `bytes per page` are Python's for the pages of one context, its token ids not counted.
+pause and as many return: processor time of the thread. `bytes per page` are Python's for the pages of one context, its token
+ids not counted.
 """
 
 import argparse
@@ -86,7 +87,7 @@ def plan_us(policy: str, share: float = 0.25) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policy", action="append", choices=list(SETTINGS))
+    parser.add_argument("--policy", action="append", help="a name, or your own as path.py:Class (default: every name)")
     parser.add_argument("--tokens", type=int, default=200_000)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

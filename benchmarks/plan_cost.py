@@ -46,13 +46,16 @@ class Desk:
     ) -> None:
         self.rng = random.Random(0)
         self.now = 0.0
+        profile, estimator = PROFILES["paper-gptj-6b-a100"], HistoryEstimator()
+        made = PolicyInputs(profile, profile.saturation, page_size, estimator).make(policy)
         total = (running + intercepted) * context_tokens
+        if made.protects_paused:  # no sequence would run in a pool that paused contexts fill
+            share = 1.0
         device = int((running * 1.2 + intercepted * share) * context_tokens)
         self.kv = KVManager(device // page_size, 2 * total // page_size, page_size)
-        profile, estimator = PROFILES["paper-gptj-6b-a100"], HistoryEstimator()
         self.scheduler = Scheduler(
             self.kv,
-            PolicyInputs(profile, profile.saturation, page_size, estimator).make(policy),
+            made,
             profile,
             estimator,
             buckets=(1, 8, 32, 128, 512, 2048),
@@ -70,10 +73,10 @@ class Desk:
                 self.pause(sequence)
 
     def step(self) -> float:
-        """Plan an iteration and apply it; returns the seconds that planning took."""
-        started = time.perf_counter()
+        """Plan an iteration and apply it; returns the processor seconds that planning took."""
+        started = time.thread_time()
         planned: PlannedStep = self.scheduler.plan(self.now)
-        took = time.perf_counter() - started
+        took = time.thread_time() - started
         self.now += 0.025
         for row in planned.sampled:
             self.scheduler.accept(row.sequence, 0)
