@@ -40,6 +40,7 @@ from tests.support.tiny_model import GOLDEN, TOOL, Workload
 SIZES: dict[str, Any] = {"page_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 100}
 SIZES |= {"kv_tokens": 112, "swap_space": 0.001, "check_pages": True}  # little more than the longest sequence
 SIZES |= {"dtype": "float32", "profile": "paper-gptj-6b-a100", "lazy": True}
+EXPERTS = ("mixtral", "qwen3_moe", "qwen3_moe_mixed")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PROMPT = {"prompt_token_ids": list(range(20))}
 
@@ -147,8 +148,7 @@ def test_several_devices_write_what_one_writes(name: str, num_devices: int, poli
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
 @pytest.mark.parametrize(
-    "name",
-    ["llama_gqa", "llama_tied", "qwen2", "qwen3", "olmo2", "gemma3", "mixtral", "qwen3_moe", "qwen3_moe_mixed", "gptj"],
+    "name", ["llama_gqa", "llama_tied", "qwen2", "qwen3", "olmo2", "gemma3", *EXPERTS, "gpt_oss", "gptj"]
 )
 def test_every_policy_on_several_devices_writes_what_one_device_writes(name: str, num_devices: int) -> None:
     check(name, num_devices, tuple(POLICIES))
@@ -165,7 +165,7 @@ def test_joined_weights_are_cut_as_those_that_are_apart(monkeypatch: pytest.Monk
     assert tokens(4) == apart
 
 
-@pytest.mark.parametrize("name", ["mixtral", pytest.param("qwen3_moe", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["gpt_oss", *(pytest.param(name, marks=pytest.mark.slow) for name in EXPERTS)])
 def test_experts_are_cut_among_devices(name: str) -> None:
     def served(num_devices: int) -> tuple[list[int], int]:
         with tiny_llm(name, tensor_parallel_size=num_devices) as llm:

@@ -29,6 +29,7 @@ from transformers import (
     GPT2Config,
     GPTJConfig,
     GPTJForCausalLM,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -71,6 +72,7 @@ GPTJ_SHAPE = {
     "eos_token_id": 2,
     "tie_word_embeddings": False,
 }
+YARN_LINES = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}  # as model cards advise
 TINY_CONFIGS = {
     "llama_gqa": LlamaConfig(**{**LLAMA_SHAPE, "num_hidden_layers": 3, "head_dim": 8, "eos_token_id": [2, 5]}),
     "llama_tied": LlamaConfig(**LLAMA_SHAPE, tie_word_embeddings=True, rms_norm_eps=1e-5),
@@ -143,6 +145,14 @@ TINY_CONFIGS = {
         rope_parameters=SHORT_ROPE,
         no_rope_layer_interval=2,
     ),
+    "gpt_oss": GptOssConfig(
+        **LLAMA_SHAPE | {"head_dim": 8, "intermediate_size": 16},
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        sliding_window=20,
+        swiglu_limit=2.0,
+        rope_parameters={**YARN_LINES, "rope_theta": 500.0, "truncate": False},
+    ),
     "gemma": GemmaConfig(**LLAMA_SHAPE, rope_parameters=SHORT_ROPE),
     "gemma2": Gemma2Config(
         **LLAMA_SHAPE,
@@ -168,7 +178,6 @@ TINY_CONFIGS = {
     "gptj": GPTJConfig(**GPTJ_SHAPE),
     "gptj_published": GPTJConfig(**GPTJ_SHAPE),
 }
-YARN_LINES = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}  # as model cards advise
 VARIANTS = {  # checkpoint, changes of its config (null removes a key), tensors that are added by name and shape
     "rope_scaling beside rope_parameters": ("llama_linear", {"rope_scaling": YARN_LINES}, {}),
     "rope_scaling beside rope_parameters and rope_theta": (

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Shaped
@@ -40,16 +40,18 @@ class StoredExperts(NamedTuple):
     """The places of the stacked weights `[X, in, out]` of a layer's experts, or `[X, in, 2, out]` of their two sides.
 
     The names have `{i}` for the layer, and `{x}` for the expert where experts are apart. Each expert's matrix is stored
-    `[out, in]`, or as ours if `as_ours`. Two sides have a name each, or one name for both.
+    `[out, in]`, or as ours, or as ours with a column's sides side by side on the last axis (`interleaved`). Two sides
+    have a name each, or one name for both.
     """
 
     names: tuple[str, ...]
-    as_ours: bool = False
+    order: Literal["out_in", "ours", "interleaved"] = "out_in"
 
     def tensors(self, ours: tuple[int, ...], i: int) -> dict[str, tuple[int, ...]]:
         """The stored shapes of layer i's weights, by name."""
-        if self.as_ours:
-            return {name.format(i=i): ours for name in self.names}
+        if self.order != "out_in":
+            stored = ours if self.order == "ours" else (*ours[:-2], math.prod(ours[-2:]))
+            return {name.format(i=i): stored for name in self.names}
         num_experts, depth, *outputs = ours
         matrix = math.prod(outputs) // len(self.names), depth
         return {

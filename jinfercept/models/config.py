@@ -55,6 +55,9 @@ ARCHITECTURES = {
         frozenset(("attention_bias",)),
         keys=_EXPERTS | {"moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"},
     ),
+    "gpt_oss": Architecture(
+        "llama", {"sinks": True}, frozenset(("attention_bias",)), keys=_EXPERTS | {"swiglu_alpha", "swiglu_limit"}
+    ),
     "gemma2": Architecture("gemma", {"post_norms": True}),
     "gemma3_text": Architecture("gemma", {"qk_norm": True, "post_norms": True}),
     "gptj": Architecture("gptj"),
@@ -73,7 +76,7 @@ _BELOW = {
 """No model has such sizes: a damaged config does."""
 _FLAGS = (
     *("tie_embeddings", "qkv_bias", "qk_norm", "o_bias", "mlp_bias"),
-    *("qk_row_norm", "pre_norms", "post_norms"),
+    *("qk_row_norm", "pre_norms", "post_norms", "sinks"),
 )
 
 
@@ -137,6 +140,8 @@ class ExpertsConfig:
         per_token: experts that compute a token.
         ffn_size: columns of each.
         normalised: whether the factors of a token's experts are divided by their sum.
+        swiglu: the limit of gates and ups, and the factor within the sigmoid (gpt-oss); None: outputs are `silu(gate) * up`.
+        biased: whether the router and the experts have biases (gpt-oss).
         parts: into which each expert is cut, so that several devices have as many parts each.
     """
 
@@ -144,11 +149,15 @@ class ExpertsConfig:
     per_token: int
     ffn_size: int
     normalised: bool
+    swiglu: tuple[float, float] | None = None
+    biased: bool = False
     parts: int = 1
 
     def __post_init__(self) -> None:
         for name in ("num_experts", "per_token", "ffn_size", "parts"):
             _check_number(name, getattr(self, name), whole=True, most=1 << 24)
+        for number in self.swiglu or ():
+            _check_number("a number of swiglu", number, whole=False)
         if not isinstance(self.normalised, bool):
             raise ModelError("norm_topk_prob is true or false", got=shown(self.normalised), fix="correct the config")
         if self.per_token > self.num_experts:
@@ -179,7 +188,8 @@ class ModelConfig:
         query_scale: of the scores, if it is not one over the root of `head_dim` (Gemma).
         soft_cap: of the scores, see `Scoring` (Gemma 2).
         logit_cap: the same of the logits (Gemma 2).
-        experts: of the feed-forward network (Mixtral, Qwen3-MoE); None: it has none.
+        sinks: attention has a sink for each query head, see `Scoring` (gpt-oss).
+        experts: of the feed-forward network (Mixtral, Qwen3-MoE, gpt-oss); None: it has none.
     """
 
     family: Family
@@ -210,6 +220,7 @@ class ModelConfig:
     query_scale: float | None = None
     soft_cap: float | None = None
     logit_cap: float | None = None
+    sinks: bool = False
     experts: ExpertsConfig | None = None
 
     def kind(self, layer: int) -> LayerKind:

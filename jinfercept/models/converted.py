@@ -84,7 +84,7 @@ class ConvertedCheckpoint:
 def _place(name: str) -> StoredTensor | StoredExperts:
     """The place of a layer's weight."""
     stored = f"layers.{{i}}.{name}"
-    return StoredExperts((stored,), as_ours=True) if name.startswith("experts_") else StoredTensor(stored)
+    return StoredExperts((stored,), "ours") if name.startswith("experts_") else StoredTensor(stored)
 
 
 def is_converted(directory: Path) -> bool:
@@ -128,7 +128,7 @@ def read_config(directory: Path) -> ModelConfig:
         fields = described["config"]
         kinds = tuple(LayerKind(window, rope and _rope(rope), dense) for window, rope, dense in fields["kinds"])
         own_types = {"rope": _rope(fields["rope"]), "kinds": kinds, "eos_token_ids": tuple(fields["eos_token_ids"])}
-        own_types["experts"] = ExpertsConfig(**fields["experts"]) if fields.get("experts") else None
+        own_types["experts"] = _experts(fields["experts"]) if fields.get("experts") else None
         return ModelConfig(**fields | own_types)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(
@@ -138,6 +138,10 @@ def read_config(directory: Path) -> ModelConfig:
 
 def _rope(fields: Mapping[str, Any]) -> RopeConfig:
     return RopeConfig(**{**fields, **{name: tuple(fields[name]) for name in ("factors", "long_factors")}})
+
+
+def _experts(fields: dict[str, Any]) -> ExpertsConfig:
+    return ExpertsConfig(**{**fields, "swiglu": fields["swiglu"] and tuple(fields["swiglu"])})
 
 
 def _damaged(what: object, error: ValueError) -> ModelError:

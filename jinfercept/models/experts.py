@@ -6,7 +6,7 @@ grouped product (`jax.lax.ragged_dot`) takes all. Devices have different experts
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from jinfercept.models.parallel import AXIS, num_devices
 MOST_BLOCK_ROWS = 64
 """Rows of one expert that a CPU multiplies at a time, at most: larger products do not run faster."""
 
+type Swiglu = tuple[float, float] | None
+"""See `ExpertsConfig.swiglu`."""
+
 
 class Choices(NamedTuple):
     """The experts of every token, the best first, and the factors of their outputs."""
@@ -27,15 +30,26 @@ class Choices(NamedTuple):
     factors: Float32[Array, "T C"]
 
 
+class ExpertWeights(NamedTuple):
+    """Stacked weights of a device's experts or parts of experts, and biases in models that have some."""
+
+    gate_up: Any  # [X, E, 2, F]
+    down: Any  # [X, F, E]
+    gate_up_bias: Any = None  # [X, 2, F]
+    down_bias: Any = None  # [X, E]
+
+
 class _Pairs(NamedTuple):
     """Pairs of a token and one of this device's experts, sorted by expert; those of other devices' experts are the last.
 
     Attributes:
         order: numbers of the pairs, `token * choices + choice`.
+        experts: of the pairs; beyond the last for those of other devices.
         sizes: pairs of each expert.
     """
 
     order: Int[Array, "N"]
+    experts: Int[Array, "N"]
     sizes: Int[Array, "X"]
 
 
@@ -48,45 +62,40 @@ def choose(logits: Float32[Array, "T X"], config: ExpertsConfig) -> Choices:
 
 
 def combined(
-    x: Float[Array, "T E"],
-    choices: Choices,
-    gate_up: Float[Array, "X E 2 F"],
-    down: Float[Array, "X F E"],
-    config: ExpertsConfig,
+    x: Float[Array, "T E"], choices: Choices, weights: ExpertWeights, config: ExpertsConfig
 ) -> Float[Array, "T E"]:
     """The sum of the outputs of every token's experts, times their factors; of this device's experts or parts of experts."""
     experts = choices.experts[..., None] * config.parts + jnp.arange(config.parts, dtype=jnp.int32)[None, None]
-    experts, num_experts = experts.reshape(len(x), -1), len(down)
+    experts, num_experts = experts.reshape(len(x), -1), len(weights.down)
     if num_devices() > 1:
         experts = experts - jax.lax.axis_index(AXIS) * num_experts
     is_here = (experts >= 0) & (experts < num_experts)
     flat = jnp.where(is_here, experts, num_experts).reshape(-1)
     order = jnp.argsort(flat, stable=True)
-    pairs = _Pairs(order, jnp.bincount(flat, length=num_experts))
+    pairs = _Pairs(order, flat[order], jnp.bincount(flat, length=num_experts))
     rows = x[order // experts.shape[1]]
     mean_rows = max(1, choices.experts.size // config.num_experts)
-    blocks = partial(_by_blocks, min(MOST_BLOCK_ROWS, 1 << (mean_rows - 1).bit_length()))
-    y = jax.lax.platform_dependent(rows, pairs, gate_up, down, cpu=blocks, default=_grouped)
+    blocks = partial(_by_blocks, config.swiglu, min(MOST_BLOCK_ROWS, 1 << (mean_rows - 1).bit_length()))
+    grouped = partial(_grouped, config.swiglu)
+    y = jax.lax.platform_dependent(rows, pairs, weights, cpu=blocks, default=grouped)
     by_choice = y[jnp.argsort(order)].reshape(*experts.shape, -1).astype(jnp.float32)
     factors = jnp.repeat(choices.factors, config.parts, axis=1)
     wide = jnp.where(is_here[..., None], by_choice * factors[..., None], 0.0)  # elsewhere rows may be anything
     return jnp.sum(wide, axis=1).astype(x.dtype)
 
 
-def _grouped(
-    rows: Float[Array, "N E"], pairs: _Pairs, gate_up: Float[Array, "X E 2 F"], down: Float[Array, "X F E"]
-) -> Float[Array, "N E"]:
+def _grouped(swiglu: Swiglu, rows: Float[Array, "N E"], pairs: _Pairs, weights: ExpertWeights) -> Float[Array, "N E"]:
     """The experts' outputs by grouped products."""
     product = partial(jax.lax.ragged_dot, group_sizes=pairs.sizes, precision=_precision(rows))
-    return product(_gated(product(rows, _joined(gate_up))), down)
+    inner = product(rows, _joined(weights.gate_up))
+    if weights.gate_up_bias is not None:
+        inner = inner + _joined(weights.gate_up_bias)[pairs.experts]
+    output = product(_gated(inner, swiglu), weights.down)
+    return output if weights.down_bias is None else output + weights.down_bias[pairs.experts]
 
 
 def _by_blocks(
-    block_rows: int,
-    rows: Float[Array, "N E"],
-    pairs: _Pairs,
-    gate_up: Float[Array, "X E 2 F"],
-    down: Float[Array, "X F E"],
+    swiglu: Swiglu, block_rows: int, rows: Float[Array, "N E"], pairs: _Pairs, weights: ExpertWeights
 ) -> Float[Array, "N E"]:
     """The experts' outputs block by block.
 
@@ -95,29 +104,43 @@ def _by_blocks(
     ends = jnp.cumsum(pairs.sizes)
     num_blocks = -(-pairs.sizes // block_rows)
     last_blocks = jnp.cumsum(num_blocks)
-    padded, weights = jnp.pad(rows, ((0, block_rows), (0, 0))), (_joined(gate_up), down)
+    padded = jnp.pad(rows, ((0, block_rows), (0, 0)))
+    gate_up_bias = None if weights.gate_up_bias is None else _joined(weights.gate_up_bias)
+    stacks = ExpertWeights(_joined(weights.gate_up), weights.down, gate_up_bias, weights.down_bias)
 
     def multiply(block: Int[Array, ""], y: Float[Array, "M E"]) -> Float[Array, "M E"]:
         expert = jnp.searchsorted(last_blocks, block, side="right")
         place = block - last_blocks[expert] + num_blocks[expert]
         start = ends[expert] - pairs.sizes[expert] + place * block_rows
+        own = jax.tree.map(lambda stack: jax.lax.dynamic_index_in_dim(stack, expert, keepdims=False), stacks)
         part = jax.lax.dynamic_slice_in_dim(padded, start, block_rows)
-        product = partial(jnp.dot, precision=_precision(rows))
-        first, second = (jax.lax.dynamic_index_in_dim(weight, expert, keepdims=False) for weight in weights)
-        return jax.lax.dynamic_update_slice_in_dim(y, product(_gated(product(part, first)), second), start, axis=0)
+        inner = _biased_product(part, own.gate_up, own.gate_up_bias)
+        output = _biased_product(_gated(inner, swiglu), own.down, own.down_bias)
+        return jax.lax.dynamic_update_slice_in_dim(y, output, start, axis=0)
 
     return jax.lax.fori_loop(0, last_blocks[-1], multiply, jnp.zeros_like(padded))[: len(rows)]
 
 
-def _joined(gate_up: Float[Array, "X E 2 F"]) -> Float[Array, "X E F2"]:
-    return gate_up.reshape(*gate_up.shape[:2], -1)
+def _biased_product(
+    rows: Float[Array, "N A"], matrix: Float[Array, "A B"], bias: Float[Array, "B"] | None
+) -> Float[Array, "N B"]:
+    y = jnp.dot(rows, matrix, precision=_precision(rows))
+    return y if bias is None else y + bias[None]
 
 
-def _gated(rows: Float[Array, "N F2"]) -> Float[Array, "N F"]:
+def _joined(sides: Float[Array, "*axes 2 F"]) -> Float[Array, "*axes F2"]:
+    return sides.reshape(*sides.shape[:-2], -1)
+
+
+def _gated(rows: Float[Array, "N F2"], swiglu: Swiglu) -> Float[Array, "N F"]:
     """Gated rows, of those that have the gates in their first half."""
     gate, up = jnp.split(rows, 2, axis=1)
-    return gated(gate, up, "silu")
+    if swiglu is None:
+        return gated(gate, up, "silu")
+    limit, factor = swiglu
+    gate, up = jnp.minimum(gate.astype(jnp.float32), limit), jnp.clip(up.astype(jnp.float32), -limit, limit)
+    return ((up + 1) * gate * jax.nn.sigmoid(factor * gate)).astype(rows.dtype)
 
 
-def _precision(rows: Float[Array, "N E"]) -> jax.lax.Precision | None:
+def _precision(rows: Float[Array, "N A"]) -> jax.lax.Precision | None:
     return jax.lax.Precision.HIGHEST if rows.dtype == jnp.float32 else None

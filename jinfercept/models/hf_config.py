@@ -36,6 +36,7 @@ _CLASSES = {
     "Gemma3ForCausalLM": "gemma3_text",
     "MixtralForCausalLM": "mixtral",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "GptOssForCausalLM": "gpt_oss",
     "GPTJForCausalLM": "gptj",
 }
 _OTHER_CLASSES = {
@@ -53,6 +54,7 @@ _OTHER_CLASSES = {
     "Gemma3TextModel": "gemma3_text",
     "MixtralModel": "mixtral",
     "Qwen3MoeModel": "qwen3_moe",
+    "GptOssModel": "gpt_oss",
     "GPTJModel": "gptj",
 }
 _LLAMA_KEYS = (
@@ -132,9 +134,21 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "mixtral": {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "num_experts_per_tok": 2, "rope_theta": 1e6},
     "qwen3_moe": {"rms_norm_eps": 1e-6, "num_key_value_heads": 4, "sliding_window": 4096}
     | {"num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    "gpt_oss": {
+        "rms_norm_eps": 1e-5,
+        "head_dim": 64,
+        "num_key_value_heads": 8,
+        "sliding_window": 128,
+        "rope_theta": 150_000.0,
+        "num_experts_per_tok": 4,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+        "attention_bias": True,
+    },
     "gptj": {"layer_norm_epsilon": 1e-5, "rotary_dim": 64, "n_positions": 2048},
 }
 """Values of transformers for keys that are not there."""
+_GPT_OSS_ROPE = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 
 
 def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -154,6 +168,8 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     architecture = ARCHITECTURES[name]
     check_keys(config, _UNDERSTOOD[architecture.family] | architecture.keys, where="config.json")
     config = _DEFAULTS[name] | dict(config)
+    if name == "gpt_oss" and not (config.get("rope_parameters") or config.get("rope_scaling")):
+        config["rope_parameters"] = _GPT_OSS_ROPE
     try:
         eos = _ids(config.get("eos_token_id")) + _ids((generation or {}).get("eos_token_id"))
         match architecture.family:
@@ -362,18 +378,25 @@ def _experts(config: Mapping[str, Any], name: str) -> ExpertsConfig:
     counts = [config[key] for key in ("num_local_experts", "num_experts") if config.get(key) is not None]
     if len(set(map(shown, counts))) > 1:
         raise ModelError("config.json says a size twice, in two ways", got=shown(counts), fix="correct the file")
-    count = counts[0] if counts else {"mixtral": 8, "qwen3_moe": 128}[name]
+    count = counts[0] if counts else {"mixtral": 8}.get(name, 128)
+    per_token = config["num_experts_per_tok"]
+    if name == "qwen3_moe":
+        normalised = _flag(config, "norm_topk_prob")
+        return ExpertsConfig(count, per_token, config["moe_intermediate_size"], normalised=normalised)
+    experts = ExpertsConfig(count, per_token, config["intermediate_size"], normalised=True)
     if name == "mixtral":
-        return ExpertsConfig(count, config["num_experts_per_tok"], config["intermediate_size"], normalised=True)
-    normalised = _flag(config, "norm_topk_prob")
-    return ExpertsConfig(count, config["num_experts_per_tok"], config["moe_intermediate_size"], normalised=normalised)
+        return experts
+    _check_factors(config, ("swiglu_limit", "swiglu_alpha"))
+    return replace(experts, swiglu=(config["swiglu_limit"], config["swiglu_alpha"]), biased=True)
 
 
 def _windows(config: Mapping[str, Any], name: str) -> tuple[int | None, ...]:
     """By layer the tokens that a query sees, itself included; None: all before it."""
     kinds, size = config.get("layer_types"), config.get("sliding_window") or None
     count, always = config["num_hidden_layers"], ARCHITECTURES[name].always_windowed
-    windowed = always or _flag(config, "use_sliding_window", default=name == "llama")
+    windowed = always or _flag(config, "use_sliding_window", default=name in ("llama", "gpt_oss"))
+    if name == "gpt_oss" and kinds is None:
+        kinds = ["full_attention" if index % 2 else "sliding_attention" for index in range(count)]
     if kinds is None:
         first = 0 if always or name in ("llama", "qwen3_moe") else config.get("max_window_layers", 0)
         return tuple(size if windowed and index >= first else None for index in range(count))

@@ -109,6 +109,16 @@ _STACKED_NAMES = {
     "experts_gate_up": StoredExperts(("model.layers.{i}.mlp.experts.gate_up_proj",)),
     "experts_down": StoredExperts(("model.layers.{i}.mlp.experts.down_proj",)),
 }
+_BIASED_NAMES = {
+    "router": StoredTensor("model.layers.{i}.mlp.router.weight", inputs=1),
+    "router_bias": StoredTensor("model.layers.{i}.mlp.router.bias"),
+    "experts_gate_up": StoredExperts(("model.layers.{i}.mlp.experts.gate_up_proj",), "interleaved"),
+    "experts_gate_up_bias": StoredExperts(("model.layers.{i}.mlp.experts.gate_up_proj_bias",), "interleaved"),
+    "experts_down": StoredExperts(("model.layers.{i}.mlp.experts.down_proj",), "ours"),
+    "experts_down_bias": StoredExperts(("model.layers.{i}.mlp.experts.down_proj_bias",), "ours"),
+    "sinks": StoredTensor("model.layers.{i}.self_attn.sinks"),
+}
+"""Of gpt-oss."""
 _FUSED: Fused = {
     "self_attn.qkv_proj.weight": tuple(f"self_attn.{name}_proj.weight" for name in "qkv"),
     "mlp.gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
@@ -230,7 +240,9 @@ def _names(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Tensor
     others = dict[str, StoredTensor | StoredExperts]()
     if config.post_norms:
         others |= _POST_NORMS
-    if any(".block_sparse_moe." in name for name in shapes):
+    if config.experts is not None and config.experts.biased:
+        others |= _BIASED_NAMES
+    elif any(".block_sparse_moe." in name for name in shapes):
         others |= _MIXTRAL_NAMES
     elif any(name.endswith(".experts.down_proj") for name in shapes):
         others |= _STACKED_NAMES

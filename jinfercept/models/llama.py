@@ -24,7 +24,7 @@ from jinfercept.models.blocks import (
     separate_heads,
 )
 from jinfercept.models.config import LayerKind, ModelConfig
-from jinfercept.models.experts import choose, combined
+from jinfercept.models.experts import ExpertWeights, choose, combined
 from jinfercept.models.parallel import add_partial_sums, gather_columns, on_first_device, sum_of_devices
 from jinfercept.models.rope import rotate, rotation
 
@@ -52,6 +52,7 @@ class LlamaLayer(nnx.Module):
         self.k_norm = nnx.Param(jnp.zeros(d, dtype)) if config.qk_norm else None
         self.q_row_norm = nnx.Param(jnp.zeros((h, d), dtype)) if config.qk_row_norm else None
         self.k_row_norm = nnx.Param(jnp.zeros((k, d), dtype)) if config.qk_row_norm else None
+        self.sinks = nnx.Param(jnp.zeros(h, dtype)) if config.sinks else None
         self.o = nnx.Param(jnp.zeros((h, d, e), dtype))
         self.o_bias = nnx.Param(jnp.zeros(e, dtype)) if config.o_bias else None
         self.attn_post_norm = nnx.Param(jnp.zeros(e, dtype)) if config.post_norms else None
@@ -66,6 +67,9 @@ class LlamaLayer(nnx.Module):
             self.router = nnx.Param(jnp.zeros((e, experts.num_experts), dtype))
             self.experts_gate_up = nnx.Param(jnp.zeros((count, e, 2, columns), dtype))
             self.experts_down = nnx.Param(jnp.zeros((count, columns, e), dtype))
+            self.router_bias = nnx.Param(jnp.zeros(experts.num_experts, dtype)) if experts.biased else None
+            self.experts_gate_up_bias = nnx.Param(jnp.zeros((count, 2, columns), dtype)) if experts.biased else None
+            self.experts_down_bias = nnx.Param(jnp.zeros((count, e), dtype)) if experts.biased else None
             return
         if self.joined:
             self.gate_up = nnx.Param(jnp.zeros((2, e, f), dtype))
@@ -91,8 +95,10 @@ class LlamaLayer(nnx.Module):
         """The partial sum of the feed-forward network."""
         if (experts := self.experts) is not None:
             rows = dense(y)
-            choices = choose(project("te,ex->tx", rows, self.router, out=jnp.float32), experts)
-            return combined(rows, choices, self.experts_gate_up[...], self.experts_down[...], experts)
+            choices = choose(project("te,ex->tx", rows, self.router, self.router_bias, out=jnp.float32), experts)
+            params = (self.experts_gate_up, self.experts_down, self.experts_gate_up_bias, self.experts_down_bias)
+            weights = ExpertWeights(*(None if param is None else param[...] for param in params))
+            return combined(rows, choices, weights, experts)
         activation = self.config.activation
         if self.joined:
             fed = project_gated(y, self.gate_up, self.down, self.gate_up_bias, activation=activation)
@@ -109,7 +115,8 @@ class LlamaLayer(nnx.Module):
     ) -> tuple[Float[Array, "T H D"], KV]:
         """The result of attention for the normed rows."""
         eps, rope = self.config.norm_eps, self.rope
-        fused = self.scoring.is_plain and not self.config.qk_row_norm
+        scoring = self.scoring if self.sinks is None else self.scoring._replace(sinks=self.sinks[...])
+        fused = scoring.is_plain and not self.config.qk_row_norm
         if self.joined and fused and isinstance(attend, AttendJoined):
             turn = rotation(positions, rope)
             if self.q_norm is not None and self.k_norm is not None:
@@ -121,7 +128,7 @@ class LlamaLayer(nnx.Module):
         if self.q_row_norm is not None and self.k_row_norm is not None:
             q, k = rms_norms_of_all_heads(q, k, self.q_row_norm, self.k_row_norm, eps)
         q, k = rotate(q, positions, rope), rotate(k, positions, rope)
-        return attend(q, k, v, kv) if self.scoring.is_plain else attend(q, k, v, kv, self.scoring)
+        return attend(q, k, v, kv) if scoring.is_plain else attend(q, k, v, kv, scoring)
 
     def _rows(self, x: Float[Array, "T E"], norm: nnx.Param[Float[Array, "E"]] | None) -> Rows:
         """What goes into a product, normed in models that do so."""

@@ -9,6 +9,7 @@ with zeros.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import starmap
 from math import gcd, lcm
 from operator import mod
 from typing import Any
@@ -50,6 +51,9 @@ WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
     "down": ("ffn", "embed"),
     "experts_gate_up": ("experts", "embed", "side", "expert_ffn"),
     "experts_down": ("experts", "expert_ffn", "embed"),
+    "experts_gate_up_bias": ("experts", "side", "expert_ffn"),
+    "experts_down_bias": ("experts", "embed"),
+    "sinks": ("heads",),
     "unembed": ("vocab", "embed"),
     "unembed_bias": ("vocab",),
 }
@@ -92,7 +96,7 @@ def serving_config(config: ModelConfig, num_devices: int) -> ModelConfig:
     the model cannot be cut into so many parts."""
     for part, size, divisor in (
         ("query heads", config.num_heads, num_devices),
-        ("feed-forward columns", *_columns(config, num_devices)),
+        *(("feed-forward columns", *columns) for columns in _columns(config, num_devices)),
     ):
         if size % divisor:
             raise ConfigError(
@@ -112,11 +116,14 @@ def serving_config(config: ModelConfig, num_devices: int) -> ModelConfig:
     return replace(config, num_kv_heads=num_kv_heads, experts=experts)
 
 
-def _columns(config: ModelConfig, num_devices: int) -> tuple[int, int]:
-    """Columns of the feed-forward network or of an expert, and the number of parts into which they are cut."""
-    if config.experts is None:
-        return config.ffn_size, num_devices
-    return config.experts.ffn_size, _expert_parts(config.experts, num_devices)
+def _columns(config: ModelConfig, num_devices: int) -> list[tuple[int, int]]:
+    """Columns of the feed-forward network and of an expert, and the numbers of parts into which they are cut."""
+    columns = list[tuple[int, int]]()
+    if config.experts is not None:
+        columns.append((config.experts.ffn_size, _expert_parts(config.experts, num_devices)))
+    if config.experts is None or any(kind.is_dense for kind in config.kinds):
+        columns.append((config.ffn_size, num_devices))
+    return columns
 
 
 def _expert_parts(experts: ExpertsConfig, num_devices: int) -> int:
@@ -139,10 +146,10 @@ def fit[X: (Shaped[np.ndarray, "..."], jax.Array)](name: str, weight: X, shape: 
         shape: the larger shape, or the weight's own.
     """
     arrays: Any = np if isinstance(weight, np.ndarray) else jnp
-    if name in ("experts_gate_up", "experts_down") and weight.shape != shape:
-        parts, columns = shape[0] // weight.shape[0], WEIGHT_AXES[name].index("expert_ffn")
-        cut = weight.reshape(*weight.shape[:columns], parts, shape[columns], *weight.shape[columns + 1 :])
-        return arrays.moveaxis(cut, columns, 1).reshape(shape)
+    if name.startswith("experts_") and weight.shape != shape:
+        num_parts = shape[0] // len(weight)
+        parts = [arrays.stack(expert_parts(name, expert, num_parts)) for expert in weight]
+        return arrays.concatenate(parts)
     for axis, (axis_name, size, wanted) in enumerate(zip(WEIGHT_AXES.get(name, ()), weight.shape, shape, strict=False)):
         if axis_name == "kv_heads" and size != wanted:
             weight = arrays.repeat(weight, wanted // size, axis=axis)
@@ -151,10 +158,21 @@ def fit[X: (Shaped[np.ndarray, "..."], jax.Array)](name: str, weight: X, shape: 
     return weight
 
 
+def expert_parts[X: (Shaped[np.ndarray, "..."], jax.Array)](name: str, weight: X, count: int) -> list[X]:
+    """The parts of one expert's weight, of which a bias of outputs is in the first alone."""
+    arrays: Any = np if isinstance(weight, np.ndarray) else jnp
+    axes = WEIGHT_AXES[name][1:]
+    if "expert_ffn" not in axes:
+        return [weight, *(arrays.zeros_like(weight),) * (count - 1)]
+    return arrays.split(weight, count, axis=axes.index("expert_ffn"))
+
+
 def _divisors(config: ModelConfig) -> str:
     """Numbers of devices that a model can be cut for."""
     counts = range(1, config.num_heads + 1)
     fitting = [
-        n for n in counts if not config.num_heads % lcm(n, config.num_kv_heads) and not mod(*_columns(config, n))
+        n
+        for n in counts
+        if not config.num_heads % lcm(n, config.num_kv_heads) and not any(starmap(mod, _columns(config, n)))
     ]
     return ", ".join(map(str, fitting))

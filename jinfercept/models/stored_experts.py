@@ -9,7 +9,7 @@ from jaxtyping import Shaped
 
 from jinfercept.models.checkpoint import Checkpoint, StoredExperts
 from jinfercept.models.mesh import ModelMesh
-from jinfercept.models.sharding import WEIGHT_AXES, partition_spec
+from jinfercept.models.sharding import WEIGHT_AXES, expert_parts, partition_spec
 from jinfercept.models.stored_weights import read_floats
 
 
@@ -22,10 +22,11 @@ def read_experts(
         name: of the weight, ours.
         wanted: its shape as the devices cut it, and its dtype.
     """
-    experts, columns = checkpoint.config.experts, WEIGHT_AXES[name].index("expert_ffn") - 1
+    experts = checkpoint.config.experts
     assert experts is not None
     num_parts = wanted.shape[0] // experts.num_experts
-    whole = tuple(size * num_parts if axis == columns else size for axis, size in enumerate(wanted.shape[1:]))
+    axes = zip(WEIGHT_AXES[name], wanted.shape, strict=True)
+    whole = tuple(size * num_parts if axis == "expert_ffn" else size for axis, size in axes)[1:]
 
     def stored(tensor: str, expert: int) -> Shaped[np.ndarray, "N ..."]:
         if "{x}" in tensor:
@@ -34,8 +35,15 @@ def read_experts(
 
     @lru_cache(1)
     def parts(expert: int) -> list[Shaped[np.ndarray, "..."]]:
-        rows = np.concatenate([stored(tensor, expert) for tensor in place.names])
-        return np.split(rows if place.as_ours else rows.T.reshape(whole), num_parts, axis=columns)
+        weight = np.concatenate([stored(tensor, expert) for tensor in place.names])
+        match place.order:
+            case "out_in":
+                weight = weight.T.reshape(whole)
+            case "interleaved":
+                weight = weight.reshape(*weight.shape[:-1], -1, 2).swapaxes(-1, -2)
+            case "ours":
+                pass
+        return expert_parts(name, weight, num_parts)
 
     def of_device(index: Any) -> Shaped[np.ndarray, "..."]:
         numbers = range(wanted.shape[0])[index[0]]

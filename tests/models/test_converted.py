@@ -20,7 +20,9 @@ def same(one: object, other: object) -> bool:
     return jax.tree.all(jax.tree.map(np.array_equal, one, other))
 
 
-@pytest.mark.parametrize("name", ["llama_tied", "llama_yarn", "qwen2", "gemma3", "qwen3_moe_mixed", "gptj_published"])
+@pytest.mark.parametrize(
+    "name", ["llama_tied", "llama_yarn", "qwen2", "gemma3", "qwen3_moe_mixed", "gpt_oss", "gptj_published"]
+)
 def test_a_converted_model_is_the_original(tmp_path, name, capsys):
     assert main(["convert", str(GOLDEN / name), str(tmp_path / "new"), "--dtype", "float32"]) == 0
     assert "float32" in capsys.readouterr().out

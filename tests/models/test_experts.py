@@ -12,7 +12,7 @@ import pytest
 
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.models.config import ExpertsConfig
-from jinfercept.models.experts import _by_blocks, _grouped, _Pairs, choose, combined
+from jinfercept.models.experts import ExpertWeights, _by_blocks, _grouped, _Pairs, choose, combined
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.load import bytes_to_load, load
 from jinfercept.models.model import param_bytes
@@ -48,7 +48,7 @@ def by_token(x: np.ndarray) -> np.ndarray:
 
 @jax.jit
 def computed(x: jax.Array) -> jax.Array:
-    return combined(x, choose(jnp.dot(x, ROUTER, precision="highest"), EXPERTS), GATE_UP, DOWN, EXPERTS)
+    return combined(x, choose(jnp.dot(x, ROUTER, precision="highest"), EXPERTS), ExpertWeights(GATE_UP, DOWN), EXPERTS)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 40])
@@ -63,12 +63,13 @@ def test_rows_of_padding_change_no_other_row() -> None:
     np.testing.assert_array_equal(computed(rubbish)[:5], computed(x)[:5])
 
 
-@pytest.mark.parametrize("block_rows", [1, 2, 8])
-def test_blocks_of_rows_and_grouped_products_are_the_same(block_rows: int) -> None:
-    pairs = _Pairs(jnp.arange(13), jnp.array([0, 7, 1, 0, 5], jnp.int32))
-    arguments = (drawn(13, 8), pairs, GATE_UP, DOWN)
-    blocks = jax.jit(partial(_by_blocks, block_rows))(*arguments)
-    np.testing.assert_allclose(blocks, _grouped(*arguments), atol=1e-4, rtol=0)
+@pytest.mark.parametrize(("block_rows", "swiglu"), [(1, None), (2, (1.0, 1.7)), (8, None)])
+def test_blocks_of_rows_and_grouped_products_are_the_same(block_rows: int, swiglu: tuple[float, float] | None) -> None:
+    sizes = jnp.array([0, 7, 1, 0, 5], jnp.int32)
+    pairs = _Pairs(jnp.arange(13), jnp.repeat(jnp.arange(5), sizes), sizes)
+    arguments = (drawn(13, 8), pairs, ExpertWeights(GATE_UP, DOWN, drawn(5, 2, 12), drawn(5, 8)))
+    blocks = jax.jit(partial(_by_blocks, swiglu, block_rows))(*arguments)
+    np.testing.assert_allclose(blocks, _grouped(swiglu, *arguments), atol=1e-4, rtol=0)
 
 
 def test_experts_apart_and_stacked_are_read_alike(tmp_path: Path) -> None:
@@ -108,10 +109,26 @@ def test_the_memory_of_weights_counts_all_experts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "dense"),
+    [
+        ({}, [False, False]),
+        ({"mlp_only_layers": [0]}, [True, False]),
+        ({"decoder_sparse_step": 2}, [True, False]),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [1]}, [True, True]),
+    ],
+)
+def test_layers_without_experts_are_a_kind(change: dict, dense: list[bool]) -> None:
+    config = config_from_hf(json.loads((GOLDEN / "qwen3_moe" / "config.json").read_text()) | change)
+    assert [config.kind(index).is_dense for index in range(2)] == dense
+    assert bool(config.kinds) == any(dense)
+
+
+@pytest.mark.parametrize(
     ("name", "change", "words"),
     [
         ("qwen3_moe", {"mlp_only_layers": 1}, "mlp_only_layers"),
         ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
+        ("gpt_oss", {"swiglu_limit": "seven"}, "swiglu_limit"),
         ("qwen3_moe", {"num_experts": 0, "num_local_experts": 0}, "num_experts"),
         ("qwen3_moe", {"num_experts": 4}, "says a size twice"),
         ("qwen3_moe", {"norm_topk_prob": 1}, "norm_topk_prob"),

@@ -34,6 +34,7 @@ TINY = (
     "mixtral",
     "qwen3_moe",
     "qwen3_moe_mixed",
+    "gpt_oss",
     "gptj",
     "gptj_published",
 )
