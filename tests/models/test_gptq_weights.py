@@ -133,7 +133,7 @@ def test_a_checkpoint_has_the_weights_that_its_definition_gives(tmp_path, kind):
     )
 
 
-@pytest.mark.parametrize("kind", ["gptq", "awq"])
+@pytest.mark.parametrize("kind", [pytest.param("gptq", marks=pytest.mark.slow), "awq"])
 def test_weights_that_are_stored_as_one_are_kept_apart(tmp_path, monkeypatch, kind):
     monkeypatch.setitem(globals(), "LINEAR", FUSED)
     monkeypatch.setitem(CONFIG, "architectures", ["Phi3ForCausalLM"])
