@@ -2,7 +2,8 @@
 
 No token is dropped, and a row's result does not depend on the others of its step. Pairs of a token and an expert are sorted by
 expert. A CPU multiplies blocks of rows of one expert, one block after the other, and reads the experts in use only; elsewhere a
-grouped product (`jax.lax.ragged_dot`) takes all. Devices have different experts, or different parts of them (`ExpertsConfig`).
+grouped product (`jax.lax.ragged_dot`) takes all. On a GPU, jax 0.11 makes products of all rows with all experts of it.
+Devices have different experts, or different parts of them (`ExpertsConfig`).
 """
 
 from functools import partial
