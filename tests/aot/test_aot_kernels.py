@@ -50,7 +50,9 @@ SCORED = [
     scored(stored_as("int8", case((32, 8), 128, 16, "bfloat16")), window=1024, soft_cap=30.0, sinks=True),
 ]
 SCORED_BESIDE_MOSAIC = [
-    (f"{name}, mosaic", sizes | {"attention": "mosaic"}) for name, sizes in SCORED if name.split()[3] in ("64", "128")
+    (f"{name}, mosaic", sizes | {"attention": "mosaic"})
+    for name, sizes in SCORED
+    if name.split()[3] in ("64", "128") and "int8" not in name
 ]
 SAMPLE = {
     "h100": [
