@@ -4,7 +4,6 @@ Values that are not there are those of transformers 5. A config that this packag
 another activation, a key that is not understood and could change the numbers) is refused here, before any weight is read.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,8 +18,18 @@ from jinfercept.models.config import (
     ModelConfig,
     RopeConfig,
 )
-from jinfercept.models.hf_keys import check_keys, require
-from jinfercept.models.hf_rope import Rope, rope_from_hf
+from jinfercept.models.hf_gemma import gemma_fields
+from jinfercept.models.hf_keys import (
+    LLAMA_KEYS,
+    check_factors,
+    check_keys,
+    check_layer_types,
+    check_numbers,
+    flag,
+    refuse_unless,
+    require,
+)
+from jinfercept.models.hf_rope import rope_from_hf
 
 _CLASSES = {
     "LlamaForCausalLM": "llama",
@@ -57,15 +66,6 @@ _OTHER_CLASSES = {
     "GptOssModel": "gpt_oss",
     "GPTJModel": "gptj",
 }
-_LLAMA_KEYS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "rms_norm_eps",
-    "max_position_embeddings",
-)
 _GPTJ_KEYS = ("vocab_size", "n_embd", "n_layer", "n_head", "rotary_dim", "layer_norm_epsilon", "n_positions")
 _GPTJ_ALIASES = {
     "hidden_size": "n_embd",
@@ -76,7 +76,7 @@ _GPTJ_ALIASES = {
 _COMMON_KEYS = frozenset(("architectures", "model_type", "vocab_size", "tie_word_embeddings", "quantization_config"))
 _LAYER_KEYS = (
     _COMMON_KEYS
-    | {*_LLAMA_KEYS, "num_key_value_heads", "head_dim", "hidden_act", "attention_bias", "sliding_window", "layer_types"}
+    | {*LLAMA_KEYS, "num_key_value_heads", "head_dim", "hidden_act", "attention_bias", "sliding_window", "layer_types"}
     | {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
 )
 _UNDERSTOOD: dict[Family, frozenset[str]] = {
@@ -176,7 +176,7 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
             case "llama":
                 fields = _llama_fields(config, name)
             case "gemma":
-                fields = _gemma_fields(config, name)
+                fields = gemma_fields(config, name)
             case "gptj":
                 fields = _gptj_fields(config)
         return ModelConfig(family=architecture.family, eos_token_ids=tuple(dict.fromkeys(eos)), **fields)
@@ -208,14 +208,14 @@ def architecture_name(config: Mapping[str, Any]) -> str:
 
 def _llama_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     architecture = ARCHITECTURES[name]
-    require(config, _LLAMA_KEYS, where="config.json")
-    _check_numbers(config, _LLAMA_KEYS, ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers"))
-    _refuse_unless(config, hidden_act=("silu", "swish"))
+    require(config, LLAMA_KEYS, where="config.json")
+    check_numbers(config, LLAMA_KEYS, ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers"))
+    refuse_unless(config, hidden_act=("silu", "swish"))
     num_heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
     rope = rope_from_hf(config, head_dim, config["max_position_embeddings"], name)
     attention_bias, mlp_bias = (
-        _flag(config, key) and key in architecture.biases for key in ("attention_bias", "mlp_bias")
+        flag(config, key) and key in architecture.biases for key in ("attention_bias", "mlp_bias")
     )
     fields = {
         "vocab_size": config["vocab_size"],
@@ -241,7 +241,7 @@ def _llama_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _granite_fields(config: Mapping[str, Any], rope: RopeConfig) -> dict[str, Any]:
-    _check_factors(config, ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"))
+    check_factors(config, ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"))
     return {
         "rope": rope.scoring(config["attention_multiplier"]),
         "embedding_multiplier": config["embedding_multiplier"],
@@ -254,7 +254,7 @@ def _smollm3_fields(config: Mapping[str, Any], rope: RopeConfig) -> dict[str, An
     """Some layers turn nothing; these are the windowed ones, if any are."""
     count, interval, turns = config["num_hidden_layers"], config["no_rope_layer_interval"], config.get("no_rope_layers")
     if turns is None:
-        _check_numbers(config, ("no_rope_layer_interval",), ())
+        check_numbers(config, ("no_rope_layer_interval",), ())
         turns = [int((index + 1) % interval != 0) for index in range(count)]
     if not isinstance(turns, list) or len(turns) < count or any(turn not in (0, 1) for turn in turns):
         raise ModelError(
@@ -269,87 +269,6 @@ def _smollm3_fields(config: Mapping[str, Any], rope: RopeConfig) -> dict[str, An
     return {
         "kinds": tuple(LayerKind(window, None if turn else still) for window, turn in zip(windows, turns, strict=False))
     }
-
-
-def _gemma_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    require(config, _LLAMA_KEYS, where="config.json")
-    optional = (
-        "num_key_value_heads",
-        "head_dim",
-        "sliding_window",
-        "sliding_window_pattern",
-        "_sliding_window_pattern",
-    )
-    _check_numbers(config, _LLAMA_KEYS, optional)
-    usual = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
-    if name == "gemma":
-        _refuse_unless(config, hidden_act=(*usual, "gelu"), hidden_activation=(*usual, None))
-    else:
-        _refuse_unless(config, hidden_activation=usual)
-    head_dim, bias = config["head_dim"], _flag(config, "attention_bias")
-    own = _gemma_ropes(config, head_dim) if name == "gemma3_text" else None
-    rope = rope_from_hf(config, head_dim, config["max_position_embeddings"], name) if own is None else own[0]
-    windowed = LayerKind(config.get("sliding_window") or None, None if own is None else own[1].config)
-    scalar = config.get("query_pre_attn_scalar")
-    return {
-        "vocab_size": config["vocab_size"],
-        "hidden_size": config["hidden_size"],
-        "num_layers": config["num_hidden_layers"],
-        "num_heads": config["num_attention_heads"],
-        "num_kv_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
-        "head_dim": head_dim,
-        "ffn_size": config["intermediate_size"],
-        "norm_eps": config["rms_norm_eps"],
-        "rope": rope.config,
-        "tie_embeddings": config["tie_word_embeddings"],
-        "max_position": rope.max_position,
-        "activation": "gelu_new",
-        "qkv_bias": bias,
-        "o_bias": bias,
-        "kinds": tuple(windowed if is_windowed else PLAIN_KIND for is_windowed in _gemma_pattern(config, name)),
-        "query_scale": None if scalar is None or name == "gemma" else scalar**-0.5,
-        "soft_cap": config.get("attn_logit_softcapping") if name == "gemma2" else None,
-        "logit_cap": None if name == "gemma" else config.get("final_logit_softcapping"),
-        **ARCHITECTURES[name].parts,
-    }
-
-
-def _gemma_pattern(config: Mapping[str, Any], name: str) -> list[bool]:
-    """By layer, whether it is windowed; () if none is."""
-    if name == "gemma":
-        return []
-    kinds, count = config.get("layer_types"), config["num_hidden_layers"]
-    if kinds is None:
-        every = config.get("_sliding_window_pattern") or config.get("sliding_window_pattern") or 6
-        every = every if name == "gemma3_text" else 2
-        return [bool((index + 1) % every) for index in range(count)]
-    _check_kinds(kinds, ("full_attention", "sliding_attention"), count)
-    return [kind == "sliding_attention" for kind in kinds]
-
-
-def _gemma_ropes(config: Mapping[str, Any], head_dim: int) -> tuple[Rope, Rope]:
-    """The rotations of Gemma 3's full layers and of its windowed ones, which transformers 4 wrote beside each other."""
-    stated = config.get("rope_parameters") or {}
-    full = {"rope_theta": config.get("rope_theta", 1_000_000.0), "rope_parameters": stated.get("full_attention")}
-    if config.get("rope_scaling"):
-        full["rope_scaling"] = config["rope_scaling"]
-    near = {
-        "rope_theta": config.get("rope_local_base_freq", 10_000.0),
-        "rope_parameters": stated.get("sliding_attention"),
-    }
-    longest = config["max_position_embeddings"]
-    ropes = [rope_from_hf(stated, head_dim, longest, "gemma3_text") for stated in (full, near)]
-    return ropes[0], ropes[1]
-
-
-def _check_kinds(kinds: Any, served: tuple[str, ...], count: int) -> None:
-    """Raise `ModelError` unless `layer_types` has a kind that is served for every layer."""
-    if not isinstance(kinds, list) or len(kinds) != count or any(kind not in served for kind in kinds):
-        raise ModelError(
-            f"layer_types of config.json has {' or '.join(served)} for each of {count} layers",
-            got=shown(kinds),
-            fix="use another model, or set sliding_window and use_sliding_window",
-        )
 
 
 def _kinds(windows: tuple[int | None, ...], are_dense: tuple[bool, ...]) -> tuple[LayerKind, ...]:
@@ -381,12 +300,12 @@ def _experts(config: Mapping[str, Any], name: str) -> ExpertsConfig:
     count = counts[0] if counts else {"mixtral": 8}.get(name, 128)
     per_token = config["num_experts_per_tok"]
     if name == "qwen3_moe":
-        normalised = _flag(config, "norm_topk_prob")
+        normalised = flag(config, "norm_topk_prob")
         return ExpertsConfig(count, per_token, config["moe_intermediate_size"], normalised=normalised)
     experts = ExpertsConfig(count, per_token, config["intermediate_size"], normalised=True)
     if name == "mixtral":
         return experts
-    _check_factors(config, ("swiglu_limit", "swiglu_alpha"))
+    check_factors(config, ("swiglu_limit", "swiglu_alpha"))
     return replace(experts, swiglu=(config["swiglu_limit"], config["swiglu_alpha"]), biased=True)
 
 
@@ -394,14 +313,14 @@ def _windows(config: Mapping[str, Any], name: str) -> tuple[int | None, ...]:
     """By layer the tokens that a query sees, itself included; None: all before it."""
     kinds, size = config.get("layer_types"), config.get("sliding_window") or None
     count, always = config["num_hidden_layers"], ARCHITECTURES[name].always_windowed
-    windowed = always or _flag(config, "use_sliding_window", default=name in ("llama", "gpt_oss"))
+    windowed = always or flag(config, "use_sliding_window", default=name in ("llama", "gpt_oss"))
     if name == "gpt_oss" and kinds is None:
         kinds = ["full_attention" if index % 2 else "sliding_attention" for index in range(count)]
     if kinds is None:
         first = 0 if always or name in ("llama", "qwen3_moe") else config.get("max_window_layers", 0)
         return tuple(size if windowed and index >= first else None for index in range(count))
     served = ("full_attention", "sliding_attention") if windowed and size else ("full_attention",)
-    _check_kinds(kinds, served, count)
+    check_layer_types(kinds, served, count)
     return tuple(size if windowed and (always or kind == "sliding_attention") else None for kind in kinds)
 
 
@@ -412,8 +331,8 @@ def _gptj_fields(config: Mapping[str, Any]) -> dict[str, Any]:
             raise ModelError("config.json says a size twice, in two ways", got=got[:200], fix="correct the file")
     config = {key: config[alias] for alias, key in _GPTJ_ALIASES.items() if alias in config} | dict(config)
     require(config, _GPTJ_KEYS, where="config.json")
-    _check_numbers(config, _GPTJ_KEYS, ("n_inner",))
-    _refuse_unless(config, activation_function=("gelu_new", "gelu_fast", "gelu_pytorch_tanh"))
+    check_numbers(config, _GPTJ_KEYS, ("n_inner",))
+    refuse_unless(config, activation_function=("gelu_new", "gelu_fast", "gelu_pytorch_tanh"))
     return {
         "vocab_size": config["vocab_size"],
         "hidden_size": config["n_embd"],
@@ -428,45 +347,6 @@ def _gptj_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         "max_position": config["n_positions"],
         "activation": "gelu_new",
     }
-
-
-def _check_numbers(config: Mapping[str, Any], keys: tuple[str, ...], optional: tuple[str, ...]) -> None:
-    """Raise `ModelError` unless sizes and epsilons are above 0 and sizes are whole; optional ones may be null or 0."""
-    for key in (*keys, *(key for key in optional if config.get(key))):
-        value, kinds = config[key], (int, float) if key.endswith(("eps", "epsilon")) else (int,)
-        if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
-            kind = "number" if float in kinds else "whole number"
-            raise ModelError(
-                f"{key} of config.json is a {kind} above 0",
-                got=shown(value),
-                fix="correct the file or download it again",
-            )
-
-
-def _check_factors(config: Mapping[str, Any], keys: tuple[str, ...]) -> None:
-    """Raise `ModelError` unless these are numbers above 0."""
-    for key in keys:
-        value = config[key]
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise ModelError(f"{key} of config.json is a number above 0", got=shown(value), fix="correct the file")
-
-
-def _flag(config: Mapping[str, Any], key: str, *, default: bool = False) -> bool:
-    """A key that is true or false. Raises `ModelError` for another value."""
-    value = config.get(key, default)
-    if not isinstance(value, bool):
-        raise ModelError(f"{key} of config.json is true or false", got=shown(value), fix="correct the file")
-    return value
-
-
-def _refuse_unless(config: Mapping[str, Any], **implemented: tuple[str | None, ...]) -> None:
-    for key, values in implemented.items():
-        if config.get(key, values[0]) not in values:
-            raise ModelError(
-                f"{key} of config.json is not supported",
-                got=shown(config[key]),
-                fix=f"use a model with {values[0]}",
-            )
 
 
 def _ids(eos: int | list[int] | None) -> list[int]:

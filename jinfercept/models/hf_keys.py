@@ -5,12 +5,23 @@ that a model's class does not read, so a variant that is saved under the name of
 is refused if its name has a word that fields of transformers' model families have, unless its value leaves all as it is.
 """
 
+import math
 import re
 from collections.abc import Mapping, Set
 from typing import Any
 
-from jinfercept.errors import ModelError
+from jinfercept.errors import ModelError, shown
 
+LLAMA_KEYS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "rms_norm_eps",
+    "max_position_embeddings",
+)
+"""Keys of Llama and its relatives that have to be there."""
 _WORDS = frozenset(  # those of the fields of `configuration_*.py` that shape a text model's output
     """
     act activation alibi altup attend attention attn bidirectional cap capping causal chunk clamp clip compress compressed
@@ -72,3 +83,52 @@ def _changes(key: str, value: Any) -> bool:
     if not words or _HARMLESS.search(key) or not value:
         return False
     return not (isinstance(value, int | float) and value is not True and value == 1 and words & _FACTORS)
+
+
+def check_numbers(config: Mapping[str, Any], keys: tuple[str, ...], optional: tuple[str, ...]) -> None:
+    """Raise `ModelError` unless sizes and epsilons are above 0 and sizes are whole; optional ones may be null or 0."""
+    for key in (*keys, *(key for key in optional if config.get(key))):
+        value, kinds = config[key], (int, float) if key.endswith(("eps", "epsilon")) else (int,)
+        if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
+            kind = "number" if float in kinds else "whole number"
+            raise ModelError(
+                f"{key} of config.json is a {kind} above 0",
+                got=shown(value),
+                fix="correct the file or download it again",
+            )
+
+
+def check_factors(config: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+    """Raise `ModelError` unless these are numbers above 0."""
+    for key in keys:
+        value = config[key]
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise ModelError(f"{key} of config.json is a number above 0", got=shown(value), fix="correct the file")
+
+
+def flag(config: Mapping[str, Any], key: str, *, default: bool = False) -> bool:
+    """A key that is true or false. Raises `ModelError` for another value."""
+    value = config.get(key, default)
+    if not isinstance(value, bool):
+        raise ModelError(f"{key} of config.json is true or false", got=shown(value), fix="correct the file")
+    return value
+
+
+def refuse_unless(config: Mapping[str, Any], **implemented: tuple[str | None, ...]) -> None:
+    for key, values in implemented.items():
+        if config.get(key, values[0]) not in values:
+            raise ModelError(
+                f"{key} of config.json is not supported",
+                got=shown(config[key]),
+                fix=f"use a model with {values[0]}",
+            )
+
+
+def check_layer_types(kinds: Any, served: tuple[str, ...], count: int) -> None:
+    """Raise `ModelError` unless `layer_types` has a kind that is served for every layer."""
+    if not isinstance(kinds, list) or len(kinds) != count or any(kind not in served for kind in kinds):
+        raise ModelError(
+            f"layer_types of config.json has {' or '.join(served)} for each of {count} layers",
+            got=shown(kinds),
+            fix="use another model, or set sliding_window and use_sliding_window",
+        )

@@ -1,0 +1,79 @@
+"""Reads what Gemma 1, 2 and 3 have of their own from a parsed `config.json`, by the rules of transformers 5."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jinfercept.models.config import ARCHITECTURES, PLAIN_KIND, LayerKind
+from jinfercept.models.hf_keys import LLAMA_KEYS, check_layer_types, check_numbers, flag, refuse_unless, require
+from jinfercept.models.hf_rope import Rope, rope_from_hf
+
+
+def gemma_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    require(config, LLAMA_KEYS, where="config.json")
+    optional = (
+        "num_key_value_heads",
+        "head_dim",
+        "sliding_window",
+        "sliding_window_pattern",
+        "_sliding_window_pattern",
+    )
+    check_numbers(config, LLAMA_KEYS, optional)
+    usual = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
+    if name == "gemma":
+        refuse_unless(config, hidden_act=(*usual, "gelu"), hidden_activation=(*usual, None))
+    else:
+        refuse_unless(config, hidden_activation=usual)
+    head_dim, bias = config["head_dim"], flag(config, "attention_bias")
+    own = _gemma_ropes(config, head_dim) if name == "gemma3_text" else None
+    rope = rope_from_hf(config, head_dim, config["max_position_embeddings"], name) if own is None else own[0]
+    windowed = LayerKind(config.get("sliding_window") or None, None if own is None else own[1].config)
+    scalar = config.get("query_pre_attn_scalar")
+    return {
+        "vocab_size": config["vocab_size"],
+        "hidden_size": config["hidden_size"],
+        "num_layers": config["num_hidden_layers"],
+        "num_heads": config["num_attention_heads"],
+        "num_kv_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
+        "head_dim": head_dim,
+        "ffn_size": config["intermediate_size"],
+        "norm_eps": config["rms_norm_eps"],
+        "rope": rope.config,
+        "tie_embeddings": config["tie_word_embeddings"],
+        "max_position": rope.max_position,
+        "activation": "gelu_new",
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "kinds": tuple(windowed if is_windowed else PLAIN_KIND for is_windowed in _gemma_pattern(config, name)),
+        "query_scale": None if scalar is None or name == "gemma" else scalar**-0.5,
+        "soft_cap": config.get("attn_logit_softcapping") if name == "gemma2" else None,
+        "logit_cap": None if name == "gemma" else config.get("final_logit_softcapping"),
+        **ARCHITECTURES[name].parts,
+    }
+
+
+def _gemma_pattern(config: Mapping[str, Any], name: str) -> list[bool]:
+    """By layer, whether it is windowed; () if none is."""
+    if name == "gemma":
+        return []
+    kinds, count = config.get("layer_types"), config["num_hidden_layers"]
+    if kinds is None:
+        every = config.get("_sliding_window_pattern") or config.get("sliding_window_pattern") or 6
+        every = every if name == "gemma3_text" else 2
+        return [bool((index + 1) % every) for index in range(count)]
+    check_layer_types(kinds, ("full_attention", "sliding_attention"), count)
+    return [kind == "sliding_attention" for kind in kinds]
+
+
+def _gemma_ropes(config: Mapping[str, Any], head_dim: int) -> tuple[Rope, Rope]:
+    """The rotations of Gemma 3's full layers and of its windowed ones, which transformers 4 wrote beside each other."""
+    stated = config.get("rope_parameters") or {}
+    full = {"rope_theta": config.get("rope_theta", 1_000_000.0), "rope_parameters": stated.get("full_attention")}
+    if config.get("rope_scaling"):
+        full["rope_scaling"] = config["rope_scaling"]
+    near = {
+        "rope_theta": config.get("rope_local_base_freq", 10_000.0),
+        "rope_parameters": stated.get("sliding_attention"),
+    }
+    longest = config["max_position_embeddings"]
+    ropes = [rope_from_hf(stated, head_dim, longest, "gemma3_text") for stated in (full, near)]
+    return ropes[0], ropes[1]
