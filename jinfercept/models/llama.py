@@ -81,7 +81,6 @@ class LlamaLayer(nnx.Module):
             self.up_bias = nnx.Param(jnp.zeros(f, dtype)) if config.mlp_bias else None
         self.down = nnx.Param(jnp.zeros((f, e), dtype))
         self.down_bias = nnx.Param(jnp.zeros(e, dtype)) if config.mlp_bias else None
-        self.ffn_post_norm = nnx.Param(jnp.zeros(e, dtype)) if config.post_norms else None
 
     def __call__[KV](
         self, x: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]

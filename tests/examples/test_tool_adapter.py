@@ -63,7 +63,7 @@ def test_a_fresh_adapter_changes_nothing_and_files_are_those_of_peft(tmp_path: P
     params = separate(load(GOLDEN / "llama_gqa", dtype="float32").params)
     adapter = first_adapter(params, 2, seed=1)
     same = adapted(params, adapter, 2.0)
-    assert jax.tree.all(jax.tree.map(lambda one, other: bool((one == other).all()), params, same))
+    assert jax.tree.all(jax.tree.map(lambda weight, other: bool((weight == other).all()), params, same))
     changed = jax.tree.map(lambda leaf: leaf + 0.5, adapter)
     save(tmp_path, changed, 2.0, "base")
     config, stored = (
