@@ -154,8 +154,9 @@ class ExpertsConfig:
     parts: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("num_experts", "per_token", "ffn_size", "parts"):
-            _check_number(name, getattr(self, name), whole=True, most=1 << 24)
+        for name in ("num_experts", "per_token", "parts"):
+            _check_number(name, getattr(self, name), whole=True, most=1 << 12)
+        _check_number("ffn_size", self.ffn_size, whole=True, most=_BELOW["ffn_size"])
         for number in self.swiglu or ():
             _check_number("a number of swiglu", number, whole=False)
         if not isinstance(self.normalised, bool):
@@ -293,6 +294,11 @@ class ModelConfig:
             _check_number(name, getattr(rope, name), whole=False)
         for factor in (*rope.factors, *rope.long_factors):
             _check_number("a rotary factor", factor, whole=False)
+
+
+def check_num_layers(count: Any) -> None:
+    """Raise `ModelError` unless a model can have so many layers: before there is something for each of them."""
+    _check_number("num_layers", count, whole=True, most=_BELOW["num_layers"])
 
 
 def _check_number(name: str, value: Any, *, whole: bool, least: int | None = None, most: int = 1 << 31) -> None:

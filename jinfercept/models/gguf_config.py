@@ -6,7 +6,15 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from jinfercept.errors import ModelError
-from jinfercept.models.config import ARCHITECTURES, PLAIN_KIND, ExpertsConfig, LayerKind, ModelConfig, RopeConfig
+from jinfercept.models.config import (
+    ARCHITECTURES,
+    PLAIN_KIND,
+    ExpertsConfig,
+    LayerKind,
+    ModelConfig,
+    RopeConfig,
+    check_num_layers,
+)
 from jinfercept.models.gguf_header import Header
 
 _SERVED = {
@@ -83,6 +91,7 @@ def _config(header: Header, rope_factors: RopeFactors) -> ModelConfig:
         "context_length",
         "attention.layer_norm_rms_epsilon",
     )
+    check_num_layers(num_layers)
     head_dim = meta.of_model("attention.key_length", hidden_size // num_heads)
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:

@@ -17,6 +17,7 @@ from jinfercept.models.config import (
     LayerKind,
     ModelConfig,
     RopeConfig,
+    check_num_layers,
 )
 from jinfercept.models.hf_gemma import gemma_fields
 from jinfercept.models.hf_keys import (
@@ -210,6 +211,7 @@ def _llama_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     architecture = ARCHITECTURES[name]
     require(config, LLAMA_KEYS, where="config.json")
     check_numbers(config, LLAMA_KEYS, ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers"))
+    check_num_layers(config["num_hidden_layers"])
     refuse_unless(config, hidden_act=("silu", "swish"))
     num_heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jinfercept.models.config import ARCHITECTURES, PLAIN_KIND, LayerKind
+from jinfercept.models.config import ARCHITECTURES, PLAIN_KIND, LayerKind, check_num_layers
 from jinfercept.models.hf_keys import LLAMA_KEYS, check_layer_types, check_numbers, flag, refuse_unless, require
 from jinfercept.models.hf_rope import Rope, rope_from_hf
 
@@ -18,6 +18,7 @@ def gemma_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "_sliding_window_pattern",
     )
     check_numbers(config, LLAMA_KEYS, optional)
+    check_num_layers(config["num_hidden_layers"])
     usual = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
     if name == "gemma":
         refuse_unless(config, hidden_act=(*usual, "gelu"), hidden_activation=(*usual, None))
