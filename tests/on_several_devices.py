@@ -165,7 +165,8 @@ def test_joined_weights_are_cut_as_those_that_are_apart(monkeypatch: pytest.Monk
     assert tokens(4) == apart
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", *(pytest.param(name, marks=pytest.mark.slow) for name in EXPERTS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt_oss", *EXPERTS])
 def test_experts_are_cut_among_devices(name: str) -> None:
     def served(num_devices: int) -> tuple[list[int], int]:
         with tiny_llm(name, tensor_parallel_size=num_devices) as llm:

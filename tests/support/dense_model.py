@@ -1,6 +1,8 @@
 """A whole model over one sequence with plain causal attention: what `models` must agree with golden files under."""
 
+from collections.abc import Hashable
 from functools import partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +10,9 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
 from jinfercept.layouts.scoring import PLAIN, Scoring
-from jinfercept.models.config import LayerKind
-from jinfercept.models.model import Model, Params, Weights
+from jinfercept.models.protocol import MixedModel, Params, ServedModel, Weights
 from jinfercept.models.quantized import is_quantized
+from jinfercept.runner.steps import kinds_of
 
 
 def dense_attend(
@@ -40,14 +42,16 @@ def dense(params: Params) -> Params:
     return jax.tree.map(lambda weight: weight.dense() if is_quantized(weight) else weight, params, is_leaf=is_quantized)
 
 
-def logits(model: Model, params: Params, tokens: Int[Array | np.ndarray, "T"]) -> Float32[Array, "T V"]:
+def logits(model: ServedModel, params: Params, tokens: Int[Array | np.ndarray, "T"]) -> Float32[Array, "T V"]:
     """Logits after every token of one sequence."""
     x = model.embed(params.embed, jnp.asarray(tokens), jnp.arange(len(tokens)))
-    for index, layer in enumerate(params.layers):
-        x = _layer(model, model.config.kind(index), layer, x)
+    kinds = kinds_of(model) or (None,) * len(params.layers)
+    for kind, layer in zip(kinds, params.layers, strict=True):
+        x = _layer(model, kind, layer, x)
     return jax.jit(model.head)(params.head, x)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _layer(model: Model, kind: LayerKind, params: Weights, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
-    return model.layer(params, x, jnp.arange(x.shape[0]), None, dense_attend, kind=kind)[0]
+def _layer(model: ServedModel, kind: Hashable, params: Weights, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
+    layer = model.layer if kind is None else partial(cast(MixedModel, model).layer, kind=kind)
+    return layer(params, x, jnp.arange(x.shape[0]), None, dense_attend)[0]
