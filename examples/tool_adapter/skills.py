@@ -1,4 +1,4 @@
-"""What invented tools do and what they are told: a table of skills, and the kinds of values that their parameters take."""
+"""Skills of invented tools: a table of what each does with its parameters, and the kinds of values that parameters take."""
 
 import calendar
 import random

@@ -1,4 +1,4 @@
-"""Marks in the text that a template is given: its names of special tokens are told from those that the template writes."""
+"""Marks in the messages of a chat: names of special tokens in them stay apart from those that the template writes."""
 
 import json
 import re

@@ -193,7 +193,7 @@ def _rope(meta: "_Metadata", head_dim: int, factors: RopeFactors) -> RopeConfig:
 
 
 def _divided(meta: "_Metadata", theta: float, rotary_dim: int, factors: RopeFactors, scaling: str) -> RopeConfig:
-    counts = [len(some) for some in factors if some]
+    counts = [len(divisors) for divisors in factors if divisors]
     expected = [rotary_dim // 2] * (1 if factors.every else 2)
     if counts != expected or scaling not in ("none", "longrope"):
         raise ModelError(
