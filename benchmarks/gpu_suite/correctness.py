@@ -4,8 +4,9 @@ Rows of tokens: `model`, `policy`, `by` (auto, or the reference on a cpu), `requ
 `copied_in_tokens`, `ok`; the same requests with scripted calls, in a contended pool. They are compared with those of the
 reference attention on the same device, in float32 with products of the highest precision, which are compared with a CPU's once.
 
-Rows of kernels: `check`, `heads`, `page_size`, `dtype`, `error` (‖out − reference‖ / ‖reference‖), `limit`, `ok`. Their inputs
-are numbers of bfloat16, so that one reference serves all types. Slots that no query sees hold NaN, so that reading one shows.
+Rows of kernels: `check`, `heads`, `window`, `soft_cap`, `with_sinks`, `page_size`, `dtype`, `error` (‖out − reference‖ /
+‖reference‖), `limit`, `ok`. Their inputs are numbers of bfloat16, so that one reference serves all types. Slots that no query
+sees hold NaN, so that reading one shows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from benchmarks.gpu_suite.attention_cases import make_batch, random_queries
 from benchmarks.gpu_suite.sizes import Checked, HeadSizes, Row, Sizes
 from jinfercept.bench.replay import Replayed, different, replay
 from jinfercept.layouts.pages import Batch, kv_shape
+from jinfercept.layouts.scoring import Scoring
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params
@@ -77,18 +79,23 @@ def memcheck_rows(sizes: Sizes) -> Iterator[Row]:
 def _check_kernels(checked: Checked) -> Iterator[Row]:
     heads = HeadSizes("", *checked.heads)
     q, pages, batch = _inputs(heads, checked.page_size)
+    sinks = jnp.linspace(-1.0, 3.0, heads.query, dtype=jnp.float32) if checked.with_sinks else None
+    scoring = Scoring(checked.window, checked.soft_cap, sinks)
     with jax.default_matmul_precision("highest"):
-        expected = np.asarray(jax.jit(paged_attention_reference)(q, pages, batch))
+        expected = np.asarray(jax.jit(partial(paged_attention_reference, scoring=scoring))(q, pages, batch))
     for dtype in checked.dtypes:
         for name in available(dtype, dtype, heads.dim, checked.page_size):
             shape = Heads(heads.query, heads.kv, heads.dim, jnp.dtype(dtype).itemsize)
             prepared = prepare(batch, cut_for(shape, dtype, dtype, implementation=name))
-            run = jax.jit(partial(paged_attention, implementation=name))
+            run = jax.jit(partial(paged_attention, scoring=scoring, implementation=name))
             out = np.asarray(run(q.astype(dtype), pages.astype(dtype), prepared).astype(jnp.float32))
             error = float(np.linalg.norm(out - expected) / np.linalg.norm(expected))
             yield {
                 "check": f"{name} attention",
                 "heads": f"{heads.query}/{heads.kv} × {heads.dim}",
+                "window": checked.window,
+                "soft_cap": checked.soft_cap,
+                "with_sinks": checked.with_sinks,
                 "page_size": checked.page_size,
                 "dtype": dtype,
                 "error": error if np.isfinite(error) else repr(error),

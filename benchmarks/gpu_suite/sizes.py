@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from jinfercept.models.config import ModelConfig, RopeConfig
+from jinfercept.models.config import PLAIN_KIND, ExpertsConfig, LayerKind, ModelConfig, RopeConfig
 
 Row = dict[str, Any]
 """One measurement, ready for JSON; every part says what its rows hold."""
@@ -67,6 +67,24 @@ SMALL_LLAMA = replace(
     ffn_size=128,
     rope=RopeConfig(theta=10_000.0, rotary_dim=16),
     max_position=512,
+)
+SMALL_GEMMA2 = replace(
+    SMALL_LLAMA,
+    family="gemma",
+    activation="gelu_new",
+    post_norms=True,
+    kinds=(LayerKind(window=24), PLAIN_KIND),
+    soft_cap=2.0,
+    logit_cap=3.0,
+    tie_embeddings=True,
+)
+SMALL_GPT_OSS = replace(
+    SMALL_LLAMA,
+    kinds=(LayerKind(window=24), PLAIN_KIND),
+    sinks=True,
+    qkv_bias=True,
+    o_bias=True,
+    experts=ExpertsConfig(8, 2, 64, normalised=True, swiglu=(7.0, 1.702), biased=True),
 )
 
 
@@ -147,11 +165,14 @@ class TransferWay(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """One shape of attention whose kernels are checked: (query heads, KV heads, head dim), page size, and types."""
+    """One shape of attention whose kernels are checked: (query heads, KV heads, head dim), page size, types, and `Scoring`."""
 
     heads: tuple[int, int, int]
     page_size: int
     dtypes: tuple[str, ...] = ("bfloat16",)
+    window: int | None = None
+    soft_cap: float | None = None
+    with_sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -246,8 +267,10 @@ FULL = Sizes(
         Checked((12, 12, 64), 16),
         Checked((8, 2, 96), 16),
         Checked((32, 8, 128), 64),
+        Checked((8, 4, 256), 16, window=96, soft_cap=5.0),
+        Checked((64, 8, 64), 16, window=128, with_sinks=True),
     ),
-    checked_models={"llama": SMALL_LLAMA, "gptj": SMALL_GPTJ},
+    checked_models={"llama": SMALL_LLAMA, "gptj": SMALL_GPTJ, "gemma2": SMALL_GEMMA2, "gpt-oss": SMALL_GPT_OSS},
     decodes=((64, 1000), (1, 1000), (256, 1000)),
     mixed=(64, 512, 448),
     pool_tokens=280_000,
@@ -278,7 +301,7 @@ TINY = Sizes(
     attention_pool_bytes=MIB,
     start={"kv_tokens": 256, "max_num_seqs": 8, "max_num_batched_tokens": 8, "page_size": 8},
     one_byte_pool=64 << 10,
-    checked=(Checked((4, 2, 16), 16, ("bfloat16", "float32")),),
+    checked=(Checked((4, 2, 16), 16, ("bfloat16", "float32")), Checked((4, 2, 16), 16, ("float32",), 7, 2.0, True)),
     checked_models={"llama": SMALL_LLAMA},
     decodes=((8, 16),),
     mixed=(2, 8, 6),

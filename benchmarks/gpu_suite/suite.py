@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         save()
         if left_s > 0:
             limit_s = (
-                left_s if options.tiny else min(left_s, PARTS[name].limit_s)
+                left_s if options.tiny else min(left_s, options.patience * PARTS[name].limit_s)
             )  # tiny parts are to end on any machine
             _run(name, options.tiny, limit_s, results, save)
             keep_choices(cache, name)
@@ -106,6 +106,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         help="folder with the .tar files of an earlier run, or of none (default: build/gpu-kept if it is there)",
     )
     parser.add_argument("--limit-s", type=float, default=540.0, help="seconds for all parts together (default: 540)")
+    parser.add_argument("--patience", type=float, default=1.0, help="factor of the limit of each part (default: 1)")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, to prove the suite where there is no GPU")
     parser.add_argument("--commit", help="the commit that runs, where the tree is no checkout")
     return parser.parse_args(argv)
@@ -121,8 +122,9 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError(
             "--kept is no folder", got=options.kept, fix="the folder that an earlier run has left, or none"
         )
-    if not options.limit_s > 0:
-        raise ConfigError("--limit-s is too small", got=options.limit_s, fix="seconds above 0")
+    for name, number in (("--limit-s", options.limit_s), ("--patience", options.patience)):
+        if not number > 0:
+            raise ConfigError(f"{name} is too small", got=number, fix="a number above 0")
     with suppress(OSError):  # which `check_writable` explains
         options.out.mkdir(parents=True, exist_ok=True)
     results = options.out / RESULTS
