@@ -16,6 +16,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SmolLM3Config,
 )
 
@@ -100,6 +101,19 @@ TINY_CONFIGS = {
         use_sliding_window=True,
         sliding_window=20,
         rope_parameters=SHORT_ROPE,
+    ),
+    "qwen3_next": Qwen3NextConfig(
+        **{**LLAMA_SHAPE, "num_hidden_layers": 4},
+        linear_num_key_heads=4,
+        linear_num_value_heads=8,
+        linear_key_head_dim=8,
+        linear_value_head_dim=4,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        mlp_only_layers=[1],
+        rope_parameters={**SHORT_ROPE, "partial_rotary_factor": 0.5},
     ),
     "olmo2": Olmo2Config(**LLAMA_SHAPE, rope_parameters=SHORT_ROPE),
     "phi3": Phi3Config(

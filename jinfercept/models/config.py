@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from jinfercept.errors import ModelError, shown
 from jinfercept.layouts.rows import Activation
 
-Family = Literal["llama", "gptj", "gemma"]
+Family = Literal["llama", "gptj", "gemma", "qwen3_next"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn", "factors", "proportional"]
 
 
@@ -58,6 +58,7 @@ ARCHITECTURES = {
     "gpt_oss": Architecture(
         "llama", {"sinks": True}, frozenset(("attention_bias",)), keys=_EXPERTS | {"swiglu_alpha", "swiglu_limit"}
     ),
+    "qwen3_next": Architecture("qwen3_next", turns_partly=True),
     "gemma2": Architecture("gemma", {"post_norms": True}),
     "gemma3_text": Architecture("gemma", {"qk_norm": True, "post_norms": True}),
     "gptj": Architecture("gptj"),
@@ -76,7 +77,7 @@ _BELOW = {
 """No model has such sizes: a damaged config does."""
 _FLAGS = (
     *("tie_embeddings", "qkv_bias", "qk_norm", "o_bias", "mlp_bias"),
-    *("qk_row_norm", "pre_norms", "post_norms", "sinks"),
+    *("qk_row_norm", "pre_norms", "post_norms", "sinks", "attention_gate"),
 )
 
 
@@ -121,11 +122,13 @@ class LayerKind(NamedTuple):
         window: a token sees so many tokens, itself and those before it; None: all before it.
         rope: the rotation of its queries and keys; None: that of the model.
         is_dense: its feed-forward network is one, though the model has experts.
+        is_recurrent: it has a state in place of attention, see `DeltaNetConfig`.
     """
 
     window: int | None = None
     rope: RopeConfig | None = None
     is_dense: bool = False
+    is_recurrent: bool = False
 
 
 PLAIN_KIND = LayerKind()
@@ -143,6 +146,7 @@ class ExpertsConfig:
         swiglu: the limit of gates and ups, and the factor within the sigmoid (gpt-oss); None: outputs are `silu(gate) * up`.
         biased: whether the router and the experts have biases (gpt-oss).
         parts: into which each expert is cut, so that several devices have as many parts each.
+        shared_ffn_size: columns of a further expert that computes every token, times a gate (Qwen3-Next); 0: there is none.
     """
 
     num_experts: int
@@ -152,11 +156,13 @@ class ExpertsConfig:
     swiglu: tuple[float, float] | None = None
     biased: bool = False
     parts: int = 1
+    shared_ffn_size: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_experts", "per_token", "parts"):
             _check_number(name, getattr(self, name), whole=True, most=1 << 12)
         _check_number("ffn_size", self.ffn_size, whole=True, most=_BELOW["ffn_size"])
+        _check_number("shared_ffn_size", self.shared_ffn_size, whole=True, least=0, most=_BELOW["ffn_size"])
         for number in self.swiglu or ():
             _check_number("a number of swiglu", number, whole=False)
         if not isinstance(self.normalised, bool):
@@ -167,6 +173,45 @@ class ExpertsConfig:
                 got=f"{self.per_token} of {self.num_experts}",
                 fix="correct the model's config",
             )
+
+
+@dataclass(frozen=True)
+class DeltaNetConfig:
+    """Recurrent layers with a gated delta rule (`delta_net.py`).
+
+    Attributes:
+        num_key_heads: heads of queries and keys.
+        num_value_heads: heads of values, as many for each key head.
+        key_dim, value_dim: dimensions of a head.
+        num_taps: tokens that the convolution before the rule sees.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    num_taps: int
+
+    def __post_init__(self) -> None:
+        for name in ("num_key_heads", "num_value_heads", "key_dim", "value_dim"):
+            _check_number(name, getattr(self, name), whole=True, most=1 << 16)
+        _check_number("num_taps", self.num_taps, whole=True, least=2, most=1 << 10)
+        if self.num_value_heads % self.num_key_heads:
+            raise ModelError(
+                "value heads of recurrent layers must divide evenly among key heads",
+                got=f"{self.num_value_heads} and {self.num_key_heads}",
+                fix="correct the model's config",
+            )
+
+    @property
+    def group(self) -> int:
+        """Value heads of each key head."""
+        return self.num_value_heads // self.num_key_heads
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a key head that the convolution sees: query, key, and values."""
+        return 2 * self.key_dim + self.group * self.value_dim
 
 
 @dataclass(frozen=True)
@@ -191,6 +236,8 @@ class ModelConfig:
         logit_cap: the same of the logits (Gemma 2).
         sinks: attention has a sink for each query head, see `Scoring` (gpt-oss).
         experts: of the feed-forward network (Mixtral, Qwen3-MoE, gpt-oss); None: it has none.
+        attention_gate: what attention gives is multiplied by gates, which are projected beside the queries (Qwen3-Next).
+        delta_net: of the recurrent layers (Qwen3-Next); None: there are none.
     """
 
     family: Family
@@ -223,10 +270,17 @@ class ModelConfig:
     logit_cap: float | None = None
     sinks: bool = False
     experts: ExpertsConfig | None = None
+    attention_gate: bool = False
+    delta_net: DeltaNetConfig | None = None
 
     def kind(self, layer: int) -> LayerKind:
         """The kind of a layer."""
         return self.kinds[layer] if self.kinds else PLAIN_KIND
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers that have keys and values: all that are not recurrent."""
+        return self.num_layers - sum(kind.is_recurrent for kind in self.kinds)
 
     def for_length(self, max_model_len: int | None) -> "ModelConfig":
         """The config for sequences of up to so many tokens. All positions turn by the long factors where that is more than
@@ -269,6 +323,12 @@ class ModelConfig:
                 _check_number("a window", kind.window, whole=True)
             if kind.rope is not None:
                 self._check_rope(kind.rope)
+        if any(kind.is_recurrent for kind in self.kinds) != (self.delta_net is not None):
+            raise ModelError(
+                "recurrent layers have sizes, and sizes have layers",
+                got=shown(self.delta_net),
+                fix="correct layer_types of the config",
+            )
         for name in ("query_scale", "soft_cap", "logit_cap"):
             if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), whole=False)

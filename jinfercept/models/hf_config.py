@@ -30,6 +30,7 @@ from jinfercept.models.hf_keys import (
     refuse_unless,
     require,
 )
+from jinfercept.models.hf_qwen import QWEN3_NEXT_KEYS, are_dense, qwen3_next_fields
 from jinfercept.models.hf_rope import rope_from_hf
 
 _CLASSES = {
@@ -46,6 +47,7 @@ _CLASSES = {
     "Gemma3ForCausalLM": "gemma3_text",
     "MixtralForCausalLM": "mixtral",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Qwen3NextForCausalLM": "qwen3_next",
     "GptOssForCausalLM": "gpt_oss",
     "GPTJForCausalLM": "gptj",
 }
@@ -64,6 +66,7 @@ _OTHER_CLASSES = {
     "Gemma3TextModel": "gemma3_text",
     "MixtralModel": "mixtral",
     "Qwen3MoeModel": "qwen3_moe",
+    "Qwen3NextModel": "qwen3_next",
     "GptOssModel": "gpt_oss",
     "GPTJModel": "gptj",
 }
@@ -85,6 +88,7 @@ _UNDERSTOOD: dict[Family, frozenset[str]] = {
     "gemma": _LAYER_KEYS
     | {"hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping"}
     | {"rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"},
+    "qwen3_next": _LAYER_KEYS | QWEN3_NEXT_KEYS,
     "gptj": _COMMON_KEYS | {*_GPTJ_KEYS, *_GPTJ_ALIASES, "n_inner", "activation_function"},
 }
 _GEMMA = {"rms_norm_eps": 1e-6, "head_dim": 256, "tie_word_embeddings": True}
@@ -135,6 +139,22 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "mixtral": {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "num_experts_per_tok": 2, "rope_theta": 1e6},
     "qwen3_moe": {"rms_norm_eps": 1e-6, "num_key_value_heads": 4, "sliding_window": 4096}
     | {"num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    "qwen3_next": {
+        "rms_norm_eps": 1e-6,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+    },
     "gpt_oss": {
         "rms_norm_eps": 1e-5,
         "head_dim": 64,
@@ -178,6 +198,8 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
                 fields = _llama_fields(config, name)
             case "gemma":
                 fields = gemma_fields(config, name)
+            case "qwen3_next":
+                fields = qwen3_next_fields(config, name)
             case "gptj":
                 fields = _gptj_fields(config)
         return ModelConfig(family=architecture.family, eos_token_ids=tuple(dict.fromkeys(eos)), **fields)
@@ -281,17 +303,7 @@ def _kinds(windows: tuple[int | None, ...], are_dense: tuple[bool, ...]) -> tupl
 
 def _are_dense(config: Mapping[str, Any], name: str) -> tuple[bool, ...]:
     """By layer, whether it has no experts though the model has."""
-    count = config["num_hidden_layers"]
-    if name != "qwen3_moe":
-        return (False,) * count
-    without, step = config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
-    if not isinstance(without, list) or not isinstance(step, int) or step < 1:
-        raise ModelError(
-            "mlp_only_layers and decoder_sparse_step of config.json are numbers of layers and a whole number above 0",
-            got=f"{shown(without)} and {shown(step)}",
-            fix="correct the file",
-        )
-    return tuple(index in without or (index + 1) % step > 0 for index in range(count))
+    return are_dense(config) if name == "qwen3_moe" else (False,) * config["num_hidden_layers"]
 
 
 def _experts(config: Mapping[str, Any], name: str) -> ExpertsConfig:

@@ -22,11 +22,12 @@ from jinfercept.models.gptq_weights import StoredType, WordFormat, is_named
 from jinfercept.models.hf_config import architecture_name, config_from_hf
 from jinfercept.models.model_directory import read_json
 from jinfercept.models.packed_rows import PackedRows, Packing
+from jinfercept.models.reordered_rows import QWEN3_NEXT_NAMES, ReorderedRows, reordered_rows
 from jinfercept.models.weight_files import Placed, placed_tensors
 
 log = logging.getLogger("jinfercept")
 
-_BASES: dict[Family, str] = {"llama": "model.", "gemma": "model.", "gptj": "transformer."}
+_BASES: dict[Family, str] = {"llama": "model.", "gemma": "model.", "qwen3_next": "model.", "gptj": "transformer."}
 """How the names of tensors begin."""
 _COMPARED_ROWS = 4096
 
@@ -65,6 +66,7 @@ _LLAMA = TensorNames(
 _NAMES: dict[Family, TensorNames] = {
     "llama": _LLAMA,
     "gemma": _LLAMA,
+    "qwen3_next": replace(_LLAMA, layer={**_LLAMA.layer, **QWEN3_NEXT_NAMES}),
     "gptj": TensorNames(
         embed={"embedding": StoredTensor("transformer.wte.weight")},
         layer={
@@ -136,6 +138,7 @@ class HFCheckpoint:
     _words: WordFormat | Float8Format | None
     _packed: frozenset[str] = field(repr=False)
     _parts: Mapping[str, Part] = field(repr=False)
+    _reordered: Mapping[str, ReorderedRows] = field(repr=False)
 
     @classmethod
     def open(cls, directory: Path, *, weights: bool = True) -> "HFCheckpoint":
@@ -166,7 +169,11 @@ class HFCheckpoint:
             )
         parts = fused_parts(shapes, _FUSED, config) if architecture.fused else {}
         shapes = split_shapes(shapes, parts)
-        return cls(config, _names(config, shapes), shapes, placed, words, packed, parts)._tied_as_stored()
+        reordered = {} if config.delta_net is None else reordered_rows(shapes, config.delta_net)
+        taken = {tensor for weight in reordered.values() for tensor, _ in weight.tensors}
+        shapes = {name: shape for name, shape in shapes.items() if name not in taken}
+        shapes |= {name: weight.shape for name, weight in reordered.items()}
+        return cls(config, _names(config, shapes), shapes, placed, words, packed, parts, reordered)._tied_as_stored()
 
     def _tied_as_stored(self) -> "HFCheckpoint":
         """The config with embedding and head tied as the stored tensors allow."""
@@ -210,6 +217,10 @@ class HFCheckpoint:
         return self._words.packing(inputs)
 
     def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
+        if (reordered := self._reordered.get(name)) is not None:
+            return reordered.read(
+                rows, lambda tensor, part: self._placed[tensor].file.read(self._placed[tensor].name, part)
+            )
         packing = self.packing(name)
         if packing is None:
             tensor, rows = self._stored_rows(name, rows)

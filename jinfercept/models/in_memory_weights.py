@@ -84,7 +84,7 @@ def _fitting(model: Model, params: Params, num_devices: int) -> Params:
             got=f"{num_devices} devices",
             fix="name the checkpoint instead",
         )
-    joined = bool(params.layers) and is_joined(params.layers[0])
+    joined = any(map(is_joined, params.layers))
     if num_devices == 1:
         _check(params, abstract_params(model.checkpoint_config, jnp.float32, joined=joined))
         return params

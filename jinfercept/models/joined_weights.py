@@ -98,7 +98,7 @@ def _specs(layer: Weights) -> Weights:
 
 def is_joined(layer: Weights) -> bool:
     """Whether a layer's weights are joined."""
-    return "qkv" in layer
+    return "qkv" in layer or "gate_up" in layer
 
 
 def separate_layer(layer: Weights) -> Weights:

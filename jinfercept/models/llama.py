@@ -7,6 +7,7 @@ and Qwen3-MoE have experts in place of the one feed-forward network (`experts.py
 nothing: their kind says so. Weights lie `[in, out]`, those of the same rows joined (`joined_weights.py`).
 """
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
@@ -36,9 +37,19 @@ class LlamaLayer(nnx.Module):
         self.config, self.joined = config, joined
         self.rope, self.scoring = kind.rope or config.rope, Scoring(kind.window, config.soft_cap)
         self.experts = None if kind.is_dense else config.experts
-        e, h, k, d = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
+        e = config.hidden_size
         self.attn_norm = nnx.Param(jnp.zeros(e, dtype)) if config.pre_norms else None
-        if joined:
+        self._make_attention(dtype)
+        self.attn_post_norm = nnx.Param(jnp.zeros(e, dtype)) if config.post_norms else None
+        self.ffn_norm = nnx.Param(jnp.zeros(e, dtype)) if config.pre_norms else None
+        self.ffn_post_norm = nnx.Param(jnp.zeros(e, dtype)) if config.post_norms else None
+        self._make_feed_forward(dtype)
+
+    def _make_attention(self, dtype: DTypeLike) -> None:
+        config = self.config
+        e, k, d = config.hidden_size, config.num_kv_heads, config.head_dim
+        h = config.num_heads * (2 if config.attention_gate else 1)  # every head's gates behind its queries
+        if self.joined:
             self.qkv = nnx.Param(jnp.zeros((e, k, h // k + 2, d), dtype))
             self.qkv_bias = nnx.Param(jnp.zeros((k, h // k + 2, d), dtype)) if config.qkv_bias else None
         else:
@@ -53,12 +64,8 @@ class LlamaLayer(nnx.Module):
         self.q_row_norm = nnx.Param(jnp.zeros((h, d), dtype)) if config.qk_row_norm else None
         self.k_row_norm = nnx.Param(jnp.zeros((k, d), dtype)) if config.qk_row_norm else None
         self.sinks = nnx.Param(jnp.zeros(h, dtype)) if config.sinks else None
-        self.o = nnx.Param(jnp.zeros((h, d, e), dtype))
+        self.o = nnx.Param(jnp.zeros((config.num_heads, d, e), dtype))
         self.o_bias = nnx.Param(jnp.zeros(e, dtype)) if config.o_bias else None
-        self.attn_post_norm = nnx.Param(jnp.zeros(e, dtype)) if config.post_norms else None
-        self.ffn_norm = nnx.Param(jnp.zeros(e, dtype)) if config.pre_norms else None
-        self.ffn_post_norm = nnx.Param(jnp.zeros(e, dtype)) if config.post_norms else None
-        self._make_feed_forward(dtype)
 
     def _make_feed_forward(self, dtype: DTypeLike) -> None:
         config, e, f = self.config, self.config.hidden_size, self.config.ffn_size
@@ -70,6 +77,11 @@ class LlamaLayer(nnx.Module):
             self.router_bias = nnx.Param(jnp.zeros(experts.num_experts, dtype)) if experts.biased else None
             self.experts_gate_up_bias = nnx.Param(jnp.zeros((count, 2, columns), dtype)) if experts.biased else None
             self.experts_down_bias = nnx.Param(jnp.zeros((count, e), dtype)) if experts.biased else None
+            if f := experts.shared_ffn_size:
+                self.shared_gate = nnx.Param(jnp.zeros((e, f), dtype))
+                self.shared_up = nnx.Param(jnp.zeros((e, f), dtype))
+                self.shared_down = nnx.Param(jnp.zeros((f, e), dtype))
+                self.shared_factor = nnx.Param(jnp.zeros((e, 1), dtype))
             return
         if self.joined:
             self.gate_up = nnx.Param(jnp.zeros((2, e, f), dtype))
@@ -86,9 +98,12 @@ class LlamaLayer(nnx.Module):
         self, x: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
     ) -> tuple[Float[Array, "T E"], KV]:
         attended, kv = self._attended(self._rows(x, self.attn_norm), positions, kv, attend)
-        out = biased_once(project("thd,hde->te", attended, self.o), self.o_bias)
-        x = self._added(x, out, self.attn_post_norm)
+        x = self._added(x, self._summed(attended), self.attn_post_norm)
         return self._added(x, self._fed(self._rows(x, self.ffn_norm)), self.ffn_post_norm), kv
+
+    def _summed(self, attended: Float[Array, "T H D"]) -> Float[Array, "T E"]:
+        """The partial sum over the heads."""
+        return biased_once(project("thd,hde->te", attended, self.o), self.o_bias)
 
     def _fed(self, y: Rows) -> Float[Array, "T E"]:
         """The partial sum of the feed-forward network."""
@@ -97,7 +112,8 @@ class LlamaLayer(nnx.Module):
             choices = choose(project("te,ex->tx", rows, self.router, self.router_bias, out=jnp.float32), experts)
             params = (self.experts_gate_up, self.experts_down, self.experts_gate_up_bias, self.experts_down_bias)
             weights = ExpertWeights(*(None if param is None else param[...] for param in params))
-            return combined(rows, choices, weights, experts)
+            fed = combined(rows, choices, weights, experts)
+            return fed + self._shared(rows) if experts.shared_ffn_size else fed
         activation = self.config.activation
         if self.joined:
             fed = project_gated(y, self.gate_up, self.down, self.gate_up_bias, activation=activation)
@@ -108,6 +124,12 @@ class LlamaLayer(nnx.Module):
             )
             fed = project("tf,fe->te", gated(gate, up, activation), self.down)
         return biased_once(fed, self.down_bias)
+
+    def _shared(self, y: Float[Array, "T E"]) -> Float[Array, "T E"]:
+        """The partial sum of the expert that computes every token, times its gate."""
+        gate, up = project("te,ef->tf", y, self.shared_gate), project("te,ef->tf", y, self.shared_up)
+        factor = jax.nn.sigmoid(project("te,ef->tf", y, self.shared_factor))
+        return factor * project("tf,fe->te", gated(gate, up, self.config.activation), self.shared_down)
 
     def _attended[KV](
         self, y: Rows, positions: Int[Array, "T"], kv: KV, attend: Attend[KV]

@@ -137,7 +137,7 @@ def _load(
     if activation_dtype == "int8":
         cut = _with_int8_rows(cut, checkpoint, quantization, mesh.size)
     params = _read_params(checkpoint, cut, dtype, mesh)
-    return Loaded(replace(served, joined=is_joined(params.layers[0])), params, source, _kind(source))
+    return Loaded(replace(served, joined=any(map(is_joined, params.layers))), params, source, _kind(source))
 
 
 def bytes_to_load(

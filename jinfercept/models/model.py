@@ -18,18 +18,21 @@ from jaxtyping import Array, Float, Float32, Int
 
 from jinfercept.cpu_kernels import native
 from jinfercept.layouts.kv_rows import row_width
+from jinfercept.layouts.states import StateArray
 from jinfercept.models.blocks import Attend, Embed
 from jinfercept.models.config import PLAIN_KIND, LayerKind, ModelConfig
 from jinfercept.models.gemma import GemmaEmbed, GemmaHead, GemmaLayer
 from jinfercept.models.gptj import GPTJHead, GPTJLayer
 from jinfercept.models.llama import LlamaHead, LlamaLayer
-from jinfercept.models.protocol import ModelDimensions, Params, Weights
+from jinfercept.models.protocol import ModelDimensions, Params, Weights, num_kv_layers
+from jinfercept.models.qwen3_next import qwen3_next_layer, state_arrays
 from jinfercept.models.sharding import cut_axis, padded_vocabulary, serving_config
 
 _BLOCKS = {
     "llama": (Embed, LlamaLayer, LlamaHead),
     "gptj": (Embed, GPTJLayer, GPTJHead),
     "gemma": (GemmaEmbed, GemmaLayer, GemmaHead),
+    "qwen3_next": (Embed, qwen3_next_layer, GemmaHead),
 }
 
 
@@ -79,6 +82,11 @@ class Model:
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """The kind of every layer; () if all are of the plain kind."""
         return self.config.kinds
+
+    def layer_states(self, kind: LayerKind) -> tuple[StateArray, ...]:
+        """The state of a recurrent layer of this kind; () if such layers have keys and values."""
+        sizes = self.config.delta_net
+        return state_arrays(sizes) if kind.is_recurrent and sizes is not None else ()
 
     def embed(self, params: Weights, tokens: Int[Array, "T"], positions: Int[Array, "T"]) -> Float[Array, "T E"]:
         """Vectors of the tokens; `params` is `Params.embed`."""
@@ -157,4 +165,4 @@ def param_bytes(config: ModelConfig, dtype: DTypeLike, num_devices: int = 1) -> 
 def kv_bytes_per_token(config: ModelDimensions, dtype: DTypeLike) -> int:
     """Keys and values of one token over all layers, in page arrays of this type, see `kv_rows.stored_dtype`."""
     width = row_width(config.head_dim, dtype)
-    return 2 * config.num_layers * config.num_kv_heads * width * jnp.dtype(dtype).itemsize
+    return 2 * num_kv_layers(config) * config.num_kv_heads * width * jnp.dtype(dtype).itemsize

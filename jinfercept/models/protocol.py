@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Float32, Int
 
+from jinfercept.layouts.states import StateArray
 from jinfercept.models.blocks import Attend
 
 Weights = dict[str, Any]
@@ -55,6 +56,11 @@ class ModelDimensions(Protocol):
     def eos_token_ids(self) -> tuple[int, ...]: ...
 
 
+def num_kv_layers(config: ModelDimensions) -> int:
+    """Layers that have keys and values: the config's `num_kv_layers`, which those of recurrent models have; else all."""
+    return getattr(config, "num_kv_layers", config.num_layers)
+
+
 @runtime_checkable
 class CutModel(Protocol):
     """A `ServedModel` that several devices can compute.
@@ -94,6 +100,27 @@ class MixedModel(Protocol):
     ) -> tuple[Float[Array, "T E"], KV]:
         """As `ServedModel.layer`, of this kind."""
         ...
+
+
+@runtime_checkable
+class RecurrentModel(MixedModel, Protocol):
+    """A `MixedModel` some of whose layers have a state of fixed size for each sequence in place of keys and values.
+
+    Such a layer gets its states as `kv`, an array `[slots, *shape]` for each `StateArray` of its kind, and the `StateRows` of
+    the step in the place of `attend`; it returns the states behind the step's tokens. Padding must not change them.
+    """
+
+    def layer_states(self, kind: Any) -> tuple[StateArray, ...]:
+        """The state of a layer of this kind; () if such layers have keys and values."""
+        ...
+
+
+def states_of(model: "ServedModel") -> tuple[tuple[StateArray, ...], ...]:
+    """The state of every layer, see `RecurrentModel`; () if no layer has one."""
+    if not isinstance(model, RecurrentModel):
+        return ()
+    states = tuple(model.layer_states(kind) for kind in model.layer_kinds)
+    return states if any(states) else ()
 
 
 @runtime_checkable

@@ -26,7 +26,7 @@ from jinfercept.models.parallel import AXIS
 from jinfercept.models.protocol import Params, Weights
 from jinfercept.models.quantized import QuantizedTensor
 
-MESH_AXES = {"vocab": AXIS, "heads": AXIS, "kv_heads": AXIS, "ffn": AXIS, "experts": AXIS}
+MESH_AXES = {"vocab": AXIS, "heads": AXIS, "kv_heads": AXIS, "key_heads": AXIS, "ffn": AXIS, "experts": AXIS}
 """The mesh axis that cuts an axis of the weights; no other axis is cut."""
 
 WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
@@ -53,6 +53,15 @@ WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
     "experts_down": ("experts", "expert_ffn", "embed"),
     "experts_gate_up_bias": ("experts", "side", "expert_ffn"),
     "experts_down_bias": ("experts", "embed"),
+    "shared_gate": ("embed", "ffn"),
+    "shared_up": ("embed", "ffn"),
+    "shared_down": ("ffn", "embed"),
+    "delta_qkvz": ("embed", "key_heads", "channels"),
+    "delta_ba": ("embed", "key_heads", "group"),
+    "delta_taps": ("taps", "key_heads", "channels"),
+    "delta_decay": ("key_heads", "group"),
+    "delta_step_bias": ("key_heads", "group"),
+    "delta_o": ("key_heads", "values", "embed"),
     "sinks": ("heads",),
     "unembed": ("vocab", "embed"),
     "unembed_bias": ("vocab",),
@@ -97,6 +106,7 @@ def serving_config(config: ModelConfig, num_devices: int) -> ModelConfig:
     for part, size, divisor in (
         ("query heads", config.num_heads, num_devices),
         *(("feed-forward columns", *columns) for columns in _columns(config, num_devices)),
+        *(("key heads of recurrent layers", *heads) for heads in _key_heads(config, num_devices)),
     ):
         if size % divisor:
             raise ConfigError(
@@ -121,9 +131,15 @@ def _columns(config: ModelConfig, num_devices: int) -> list[tuple[int, int]]:
     columns = list[tuple[int, int]]()
     if config.experts is not None:
         columns.append((config.experts.ffn_size, _expert_parts(config.experts, num_devices)))
+        columns.append((config.experts.shared_ffn_size, num_devices))
     if config.experts is None or any(kind.is_dense for kind in config.kinds):
         columns.append((config.ffn_size, num_devices))
     return columns
+
+
+def _key_heads(config: ModelConfig, num_devices: int) -> list[tuple[int, int]]:
+    """Key heads of the recurrent layers, if there are some, and the number of parts into which they are cut."""
+    return [] if config.delta_net is None else [(config.delta_net.num_key_heads, num_devices)]
 
 
 def _expert_parts(experts: ExpertsConfig, num_devices: int) -> int:
@@ -173,6 +189,7 @@ def _divisors(config: ModelConfig) -> str:
     fitting = [
         n
         for n in counts
-        if not config.num_heads % lcm(n, config.num_kv_heads) and not any(starmap(mod, _columns(config, n)))
+        if not config.num_heads % lcm(n, config.num_kv_heads)
+        and not any(starmap(mod, (*_columns(config, n), *_key_heads(config, n))))
     ]
     return ", ".join(map(str, fitting))

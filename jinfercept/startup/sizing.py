@@ -15,7 +15,7 @@ from jinfercept.models.embedded import cache_directory
 from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import Model
-from jinfercept.models.protocol import Params, ServedModel
+from jinfercept.models.protocol import Params, ServedModel, states_of
 from jinfercept.models.quantized import is_quantized, weights_of
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import step_bytes
@@ -60,6 +60,9 @@ def group_layers(
     settings; else the platform's default. Raises `ConfigError` if the pools cannot work.
     """
     for served in (model, *(() if draft is None else (draft.model,))):
+        if states_of(served):
+            got, fix = served.config.family, "use a model whose layers all have attention"
+            raise ConfigError("models with recurrent layers load, and are not served yet", got=got, fix=fix)
         _check_rows(served, config.cache.kv_cache_dtype)
     num_layers, given = model.config.num_layers, config.advanced.layers_per_step
     if given is not None:

@@ -35,6 +35,7 @@ TINY = (
     "qwen3_moe",
     "qwen3_moe_mixed",
     "gpt_oss",
+    "qwen3_next",
     "gptj",
     "gptj_published",
 )

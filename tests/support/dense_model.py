@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
 from jinfercept.layouts.scoring import PLAIN, Scoring
-from jinfercept.models.protocol import MixedModel, Params, ServedModel, Weights
+from jinfercept.layouts.states import StateRows
+from jinfercept.models.protocol import MixedModel, Params, RecurrentModel, ServedModel, Weights
 from jinfercept.models.quantized import is_quantized
 from jinfercept.runner.steps import kinds_of
 
@@ -54,4 +55,12 @@ def logits(model: ServedModel, params: Params, tokens: Int[Array | np.ndarray, "
 @partial(jax.jit, static_argnums=(0, 1))
 def _layer(model: ServedModel, kind: Hashable, params: Weights, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
     layer = model.layer if kind is None else partial(cast(MixedModel, model).layer, kind=kind)
-    return layer(params, x, jnp.arange(x.shape[0]), None, dense_attend)[0]
+    positions = jnp.arange(x.shape[0])
+    if kind is not None and isinstance(model, RecurrentModel) and (arrays := model.layer_states(kind)):
+        states = tuple(
+            jnp.ones((2, *array.shape), array.dtype or x.dtype) for array in arrays
+        )  # a row begins with zeros
+        length = jnp.array([len(x)])
+        rows = StateRows(jnp.array([1]), jnp.array([0, len(x)]), length, (length[0] == 1).astype(jnp.int32))
+        return layer(params, x, positions, states, rows)[0]  # pyright: ignore[reportArgumentType]
+    return layer(params, x, positions, None, dense_attend)[0]

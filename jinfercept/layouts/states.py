@@ -1,0 +1,85 @@
+"""The states of recurrent layers: one array for each part of a layer's state, one slot for each sequence that has one.
+
+A recurrent layer reads and writes the states of a step's rows; `StateRows` says which. Slot 0 is no sequence's. A row that
+begins at position 0 starts from zeros, whatever its slot holds. Padding tokens and unused rows change no state.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+
+class StateArray(NamedTuple):
+    """A part of the state that a recurrent layer has of one sequence.
+
+    Attributes:
+        shape: without the axis of the slots.
+        dtype: None: that of the weights.
+        cut_axis: of `shape`, which several devices cut; None: all have all of it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DTypeLike | None = None
+    cut_axis: int | None = None
+
+
+class StateRows(NamedTuple):
+    """A step's rows, see `layouts.pages.Batch`, with the slots of their states."""
+
+    slots: Int[Array, "S"]
+    query_starts: Int[Array, "S1"]
+    context_lens: Int[Array, "S"]
+    num_decode: Int[Array, ""]
+
+    @property
+    def lengths(self) -> Int[Array, "S"]:
+        """Query tokens of every row."""
+        return self.query_starts[1:] - self.query_starts[:-1]
+
+    @property
+    def begin(self) -> Bool[Array, "S"]:
+        """Whether a row begins its sequence."""
+        return self.context_lens == self.lengths
+
+    def read(self, state: Float[Array, "N *axes"]) -> Float[Array, "S *axes"]:
+        """The rows' states."""
+        rows = state.at[self.slots].get(mode="clip")
+        return jnp.where(self.begin.reshape(-1, *(1,) * (state.ndim - 1)), jnp.zeros_like(rows), rows)
+
+    def write(self, state: Float[Array, "N *axes"], rows: Float[Array, "S *axes"]) -> Float[Array, "N *axes"]:
+        """The state with those of the rows that are in use."""
+        slots = jnp.where(self.lengths > 0, self.slots, len(state))
+        return state.at[slots].set(rows.astype(state.dtype), mode="drop")
+
+
+def causal_convolution(
+    x: Float[Array, "T *channels"],
+    taps: Float[Array, "K *channels"],
+    state: Float[Array, "N K1 *channels"],
+    rows: StateRows,
+) -> tuple[Float[Array, "T *channels"], Float[Array, "N K1 *channels"]]:
+    """Every token's sum over the last K tokens of its sequence, itself included, times the taps; float32 inside.
+
+    Args:
+        state: the K - 1 tokens before the row's, the earliest first.
+
+    Returns:
+        The sums in x's dtype, and the state behind the rows.
+    """
+    num_before, lengths, starts = state.shape[1], rows.lengths, rows.query_starts[:-1]
+    before = rows.read(state)
+    row = jnp.clip(jnp.searchsorted(rows.query_starts[1:], jnp.arange(len(x)), side="right"), max=len(lengths) - 1)
+    place = jnp.arange(len(x)) - starts[row]
+
+    def tokens(row: Int[Array, "M"], place: Int[Array, "M"]) -> Float[Array, "M *channels"]:
+        """Tokens of rows by their places, which are below 0 for those of the state."""
+        own, earlier = x.at[starts[row] + place].get(mode="clip"), before.at[row, num_before + place].get(mode="clip")
+        return jnp.where((place >= 0).reshape(-1, *(1,) * (x.ndim - 1)), own, earlier.astype(x.dtype))
+
+    wide = [tokens(row, place - num_before + tap).astype(jnp.float32) * taps[tap][None] for tap in range(num_before)]
+    summed = sum(wide, start=x.astype(jnp.float32) * taps[num_before][None])
+    every_row = jnp.arange(len(lengths))
+    behind = [tokens(every_row, lengths - num_before + index) for index in range(num_before)]
+    return summed.astype(x.dtype), rows.write(state, jnp.stack(behind, axis=1))

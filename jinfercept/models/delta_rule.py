@@ -1,0 +1,135 @@
+"""The gated delta rule (arXiv 2412.06464), a recurrence over the tokens of a sequence, for the rows of a step.
+
+A head has a state `S [key_dim, value_dim]`. A token multiplies it by a decay, reads at its key what the state has, writes the
+difference to its own value there, times β, and reads at its query:
+
+    S ← exp(g) S;  S ← S + k ⊗ β (v - k S);  o = q S
+
+Rows of one token compute that, many at a time. Rows of more compute blocks of `BLOCK_TOKENS`, each as a few matrix products
+with the inverse of a triangular matrix (the chunked form of the paper), one block after the other. All is float32. Padding
+within a block has β = 0 and g = 0, which leaves the state as it is.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int
+
+from jinfercept.layouts.states import StateRows
+
+BLOCK_TOKENS = 64
+"""Tokens of a row that are computed at a time."""
+DECODE_ROWS = 32
+"""Rows of one token that are computed at a time: their states are copied."""
+
+_einsum = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+States = Float32[Array, "N K G D W"]
+"""A layer's states: `K` key heads, `G` value heads of each, `D` key_dim, `W` value_dim."""
+
+
+class DeltaInputs(NamedTuple):
+    """What the tokens bring. Queries and keys are normed, and queries scaled."""
+
+    q: Float32[Array, "T K D"]
+    k: Float32[Array, "T K D"]
+    v: Float32[Array, "T K G W"]
+    decay: Float32[Array, "T K G"]  # g, at most 0
+    beta: Float32[Array, "T K G"]
+
+    def part(self, start: Int[Array, ""], size: int) -> "DeltaInputs":
+        """Consecutive tokens."""
+        return DeltaInputs(*(jax.lax.dynamic_slice_in_dim(x, start, size) for x in self))
+
+
+def gated_delta_rule(inputs: DeltaInputs, states: States, rows: StateRows) -> tuple[Float32[Array, "T K G W"], States]:
+    """What the tokens read, and the states behind the rows. Padding tokens read anything."""
+    num_tokens, most = len(inputs.q), max(DECODE_ROWS, BLOCK_TOKENS)
+    padded = DeltaInputs(*(jnp.pad(x, ((0, most), *((0, 0),) * (x.ndim - 1))) for x in inputs))
+    read, states = _decode_rows(padded, jnp.zeros_like(padded.v), states, rows)
+    if num_tokens > 1:
+        read, states = _longer_rows(padded, read, states, rows)
+    return read[:num_tokens], states
+
+
+def _decode_rows(
+    inputs: DeltaInputs, read: Float32[Array, "P K G W"], states: States, rows: StateRows
+) -> tuple[Float32[Array, "P K G W"], States]:
+    """The rows of one token, which come first: the token of row s is token s."""
+    size = min(DECODE_ROWS, len(rows.slots))
+    missing = -len(rows.slots) % size
+    slots, begin = jnp.pad(rows.slots, (0, missing)), jnp.pad(rows.begin, (0, missing))
+
+    def compute(index: Int[Array, ""], carried: tuple[Array, Array]) -> tuple[Array, Array]:
+        read, states = carried
+        start = index * size
+        here = jax.lax.dynamic_slice_in_dim(slots, start, size)
+        fresh = jax.lax.dynamic_slice_in_dim(begin, start, size)
+        before = jnp.where(fresh[:, None, None, None, None], 0.0, states.at[here].get(mode="clip"))
+        output, behind = _token(inputs.part(start, size), before)
+        used = jnp.where(start + jnp.arange(size) < rows.num_decode, here, len(states))
+        return jax.lax.dynamic_update_slice_in_dim(read, output, start, 0), states.at[used].set(behind, mode="drop")
+
+    return jax.lax.fori_loop(0, -(-rows.num_decode // size), compute, (read, states))
+
+
+def _token(
+    token: DeltaInputs, before: Float32[Array, "S K G D W"]
+) -> tuple[Float32[Array, "S K G W"], Float32[Array, "S K G D W"]]:
+    """One token of every row."""
+    state = before * jnp.exp(token.decay)[..., None, None]
+    wrong = token.v - _einsum("skd,skgdw->skgw", token.k, state)
+    state = state + _einsum("skd,skgw->skgdw", token.k, wrong * token.beta[..., None])
+    return _einsum("skd,skgdw->skgw", token.q, state), state
+
+
+def _longer_rows(
+    inputs: DeltaInputs, read: Float32[Array, "P K G W"], states: States, rows: StateRows
+) -> tuple[Float32[Array, "P K G W"], States]:
+    """The rows of several tokens, block by block. A row's last block reaches into the next row, whose own blocks come later."""
+    num_blocks = jnp.where(rows.lengths > 1, -(-rows.lengths // BLOCK_TOKENS), 0)
+    last_blocks = jnp.cumsum(num_blocks)
+
+    def compute(block: Int[Array, ""], carried: tuple[Array, Array]) -> tuple[Array, Array]:
+        read, states = carried
+        row = jnp.searchsorted(last_blocks, block, side="right")
+        place = (block - last_blocks[row] + num_blocks[row]) * BLOCK_TOKENS
+        start, slot = rows.query_starts[row] + place, rows.slots[row]
+        is_own = place + jnp.arange(BLOCK_TOKENS) < rows.lengths[row]
+        part = inputs.part(start, BLOCK_TOKENS)
+        part = part._replace(
+            decay=jnp.where(is_own[:, None, None], part.decay, 0.0),
+            beta=jnp.where(is_own[:, None, None], part.beta, 0.0),
+        )
+        before = jax.lax.dynamic_index_in_dim(states, slot, keepdims=False)
+        before = jnp.where(rows.begin[row] & (place == 0), 0.0, before)
+        output, behind = _block(part, before)
+        states = jax.lax.dynamic_update_index_in_dim(states, behind, slot, 0)
+        return jax.lax.dynamic_update_slice_in_dim(read, output, start, 0), states
+
+    return jax.lax.fori_loop(0, last_blocks[-1], compute, (read, states))
+
+
+def _block(
+    block: DeltaInputs, before: Float32[Array, "K G D W"]
+) -> tuple[Float32[Array, "C K G W"], Float32[Array, "K G D W"]]:
+    """Consecutive tokens of one row."""
+    q, k, v, beta = block.q, block.k, block.v, block.beta
+    decay = jnp.cumsum(block.decay, axis=0)  # [C, K, G], from the block's start
+    by_head = jnp.moveaxis(decay, 0, -1)
+    causal = jnp.tril(jnp.ones((len(q), len(q)), bool))[None, None]
+    between = jnp.exp(jnp.where(causal, by_head[..., :, None] - by_head[..., None, :], -jnp.inf))  # [K, G, C, C]
+    earlier = _einsum("ikd,jkd->kij", k, k)[:, None] * between * jnp.moveaxis(beta, 0, -1)[..., None]
+    grown = jnp.exp(decay)[..., None]
+    targets = jnp.concatenate([v, grown * k[:, :, None]], axis=-1) * beta[..., None]  # [C, K, G, W + D]
+    solved = jax.lax.linalg.triangular_solve(
+        earlier, jnp.moveaxis(targets, 0, 2), left_side=True, lower=True, unit_diagonal=True
+    )
+    values, keys = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
+    written = values - _einsum("kgcd,kgdw->kgcw", keys, before)
+    seen = _einsum("ikd,jkd->kij", q, k)[:, None] * between
+    output = _einsum("ckgd,kgdw->ckgw", grown * q[:, :, None], before) + _einsum("kgij,kgjw->ikgw", seen, written)
+    left = jnp.exp(decay[-1][None] - decay)
+    behind = before * jnp.exp(decay[-1])[..., None, None]
+    return output, behind + _einsum("ckd,ckg,kgcw->kgdw", k, left, written)

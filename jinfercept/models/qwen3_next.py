@@ -1,0 +1,106 @@
+"""Qwen3-Next: three recurrent layers with a gated delta rule, then one of gated attention; experts with a shared one.
+
+Norms multiply by one plus their weight, as Gemma's do. Attention's results are multiplied by gates, and a part of each head is
+rotated. A recurrent layer has a state in place of keys and values: the tokens that its convolution still sees, and what the
+delta rule has written (`delta_rule.py`). Qwen3.5 is the same with other names of the stored weights.
+"""
+
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jinfercept.layouts.rows import Rows, dense
+from jinfercept.layouts.states import StateArray, StateRows, causal_convolution
+from jinfercept.models.blocks import Attend, project
+from jinfercept.models.config import DeltaNetConfig, LayerKind, ModelConfig
+from jinfercept.models.delta_rule import DeltaInputs, gated_delta_rule
+from jinfercept.models.gemma import GemmaLayer
+from jinfercept.models.rope import rotate
+
+_EPS = 1e-6
+"""Added to the squares of a query or a key before it is normed."""
+
+
+class GatedAttentionLayer(GemmaLayer):
+    """Attention whose results have gates, then the feed-forward network."""
+
+    def _attended[KV](
+        self, y: Rows, positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
+    ) -> tuple[Float[Array, "T H D"], KV]:
+        both, k, v = self._heads(y)
+        both = both.reshape(len(both), -1, 2, both.shape[-1])
+        q, gates = both[:, :, 0], both[:, :, 1]
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
+        attended, kv = attend(rotate(q, positions, self.rope), rotate(k, positions, self.rope), v, kv)
+        return attended * jax.nn.sigmoid(gates), kv
+
+
+class DeltaNetLayer(GemmaLayer):
+    """A convolution and a gated delta rule in place of attention, then the feed-forward network."""
+
+    @property
+    def _sizes(self) -> DeltaNetConfig:
+        assert self.config.delta_net is not None
+        return self.config.delta_net
+
+    def _make_attention(self, dtype: DTypeLike) -> None:
+        e, sizes = self.config.hidden_size, self._sizes
+        heads, values = sizes.num_key_heads, sizes.group * sizes.value_dim
+        self.delta_qkvz = nnx.Param(jnp.zeros((e, heads, sizes.channels + values), dtype))
+        self.delta_ba = nnx.Param(jnp.zeros((e, heads, 2 * sizes.group), dtype))
+        self.delta_taps = nnx.Param(jnp.zeros((sizes.num_taps, heads, sizes.channels), dtype))
+        self.delta_decay = nnx.Param(jnp.zeros((heads, sizes.group), dtype))
+        self.delta_step_bias = nnx.Param(jnp.zeros((heads, sizes.group), dtype))
+        self.delta_norm = nnx.Param(jnp.zeros(sizes.value_dim, dtype))
+        self.delta_o = nnx.Param(jnp.zeros((heads, values, e), dtype))
+
+    def _attended[KV](
+        self, y: Rows, positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
+    ) -> tuple[Float[Array, "T H D"], KV]:
+        """As of attention.
+
+        Args:
+            kv: the layer's states, as `state_arrays` says.
+            attend: the `StateRows`.
+        """
+        rows, (tokens, states) = cast(StateRows, attend), cast(Any, kv)
+        inputs = dense(y)
+        mixed, gates = jnp.split(project("te,ekc->tkc", inputs, self.delta_qkvz), [self._sizes.channels], axis=-1)
+        mixed, tokens = causal_convolution(mixed, self.delta_taps[...].astype(jnp.float32), tokens, rows)
+        read, states = gated_delta_rule(self._delta_inputs(jax.nn.silu(mixed), inputs), states, rows)
+        gates = gates.reshape(read.shape).astype(jnp.float32)
+        wide = read * jax.lax.rsqrt(jnp.mean(jnp.square(read), axis=-1, keepdims=True) + self.config.norm_eps)
+        normed = self.delta_norm[...][None, None, None] * wide.astype(inputs.dtype)
+        output = (normed * jax.nn.silu(gates)).astype(inputs.dtype)
+        return output.reshape(*output.shape[:2], -1), cast(KV, (tokens, states))
+
+    def _delta_inputs(self, mixed: Float[Array, "T K C"], inputs: Float[Array, "T E"]) -> DeltaInputs:
+        sizes, wide = self._sizes, mixed.astype(jnp.float32)
+        q, k, v = jnp.split(wide, [sizes.key_dim, 2 * sizes.key_dim], axis=-1)
+        q, k = (x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + _EPS) for x in (q, k))
+        beta, steps = jnp.split(project("te,ekg->tkg", inputs, self.delta_ba).astype(jnp.float32), 2, axis=-1)
+        steps = jax.nn.softplus(steps + self.delta_step_bias[...].astype(jnp.float32)[None])
+        decay = -jnp.exp(self.delta_decay[...].astype(jnp.float32))[None] * steps
+        v = v.reshape(*v.shape[:2], sizes.group, sizes.value_dim)
+        return DeltaInputs(q * sizes.key_dim**-0.5, k, v, decay, jax.nn.sigmoid(beta))
+
+    def _summed(self, attended: Float[Array, "T H D"]) -> Float[Array, "T E"]:
+        return project("tkc,kce->te", attended, self.delta_o)
+
+
+def qwen3_next_layer(config: ModelConfig, dtype: DTypeLike, *, kind: LayerKind, joined: bool) -> nnx.Module:
+    """A layer of a kind."""
+    return (DeltaNetLayer if kind.is_recurrent else GatedAttentionLayer)(config, dtype, kind=kind, joined=joined)
+
+
+def state_arrays(sizes: DeltaNetConfig) -> tuple[StateArray, ...]:
+    """The state of a recurrent layer: the tokens before the next one that its convolution sees, and the delta rule's."""
+    return (
+        StateArray((sizes.num_taps - 1, sizes.num_key_heads, sizes.channels), None, 1),
+        StateArray((sizes.num_key_heads, sizes.group, sizes.key_dim, sizes.value_dim), "float32", 0),
+    )
