@@ -17,7 +17,7 @@ DTypeChoice = Literal["auto", "float32", "bfloat16"]
 KVDTypeChoice = Literal["auto", "int8", "fp8"]
 ActivationDTypeChoice = Literal["auto", "int8"]
 LoadFormatChoice = Literal["auto", "dummy"]
-QuantizationChoice = Literal["auto", "none", "gguf", "gptq", "awq", "fp8"]
+QuantizationChoice = Literal["auto", "none", "gguf", "gptq", "awq", "fp8", "mxfp4"]
 PreemptionChoice = Literal["auto", "policy", "recompute", "swap"]
 TransferChoice = Literal["arrays", "kernel"]
 AttentionChoice = Literal["auto", "triton", "mosaic", "cpu", "reference"]
@@ -36,8 +36,8 @@ class ModelOptions:
     load_format: LoadFormatChoice = option("auto", "dummy: random weights for a checkpoint's config")
     quantization: QuantizationChoice = option(
         "auto",
-        "format of the checkpoint's quantised weights (gguf, gptq, awq, fp8), which then stay so on the device; none: they are "
-        "dequantised while they are loaded; auto: they stay, but for GGUF files on a CPU without kernels",
+        "format of the checkpoint's quantised weights (gguf, gptq, awq, fp8, mxfp4), which stay so on the device; none: they "
+        "are dequantised while they are loaded; auto: they stay, but for GGUF files on a CPU without kernels",
         "-q",
     )
     activation_dtype: ActivationDTypeChoice = option(

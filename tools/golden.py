@@ -25,13 +25,16 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     GPTJForCausalLM,
+    GptOssForCausalLM,
     PreTrainedConfig,
 )
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 COMMITTED = Path(__file__).parent.parent / "tests" / "golden"
 NUM_SHOWN = 24  # logits of a variant
 SHARDED = "llama_llama3"  # saved as several files with an index
 STACKED = "qwen3_moe"  # saved with the experts of a layer in one tensor, as transformers 5 has them in memory
+MXFP4 = "gpt_oss_mxfp4"  # saved as OpenAI's are: with experts in MXFP4
 PUBLISHED = "gptj_published"  # saved as GPT-J-6B was: torch's own format, float16, with the causal masks
 
 
@@ -76,8 +79,9 @@ def make_tiny(name: str, config: PreTrainedConfig, target: Path) -> None:
             if name == "qwen3_next" and key.endswith("norm.weight") and ".linear_attn." not in key:
                 values -= 1  # such norms multiply by one plus their weight
             parameter.copy_(values.to(narrow).to(torch.float32))
+        packed = packed_experts(rng, model) if name == MXFP4 else {}
 
-        golden = {}
+        golden = expert_golden(model) if packed else {}
         for i, length in enumerate(SEQUENCE_LENGTHS):
             tokens = rng.integers(0, VOCAB_SIZE, size=length)
             golden[f"tokens_{i}"] = tokens.astype(np.int32)
@@ -87,6 +91,8 @@ def make_tiny(name: str, config: PreTrainedConfig, target: Path) -> None:
     model.to(narrow).save_pretrained(target / name, max_shard_size=shard_size, save_original_format=name != STACKED)
     if name == PUBLISHED:
         save_as_published(model, target / name)
+    if name == MXFP4:
+        save_in_mxfp4(packed, target / name)
 
 
 def save_as_published(model: GPTJForCausalLM, folder: Path) -> None:
@@ -98,6 +104,37 @@ def save_as_published(model: GPTJForCausalLM, folder: Path) -> None:
         state[f"transformer.h.{i}.attn.bias"] = mask.view(1, 1, size, size)[:, :, :8, :8].clone()
         state[f"transformer.h.{i}.attn.masked_bias"] = torch.tensor(-1e9)
     torch.save(state, folder / "pytorch_model.bin")
+
+
+def packed_experts(rng: np.random.Generator, model: GptOssForCausalLM) -> dict[str, torch.Tensor]:
+    """Random blocks and scales of all experts, by name, whose numbers the model gets."""
+    packed = {}
+    for key, parameter in model.named_parameters():
+        if key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            count, inputs, outputs = parameter.shape
+            blocks = torch.from_numpy(rng.integers(0, 256, (count, outputs, inputs // 32, 16), dtype=np.uint8))
+            scales = torch.from_numpy(rng.integers(122, 125, (count, outputs, inputs // 32), dtype=np.uint8))
+            parameter.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+            packed |= {f"{key}_blocks": blocks, f"{key}_scales": scales}
+    return packed
+
+
+def expert_golden(model: GptOssForCausalLM) -> dict[str, np.ndarray]:
+    """The weights of the first layer's last expert."""
+    experts = model.model.layers[0].mlp.experts
+    return {"gate_up": experts.gate_up_proj[-1].numpy(), "down": experts.down_proj[-1].numpy()}
+
+
+def save_in_mxfp4(packed: dict[str, torch.Tensor], folder: Path) -> None:
+    """Blocks and scales in place of the experts' weights, as `config.json` then says."""
+    tensors = load_file(folder / "model.safetensors")
+    dense = {name.removesuffix("_blocks") for name in packed if name.endswith("_blocks")}
+    kept = {name: tensor for name, tensor in tensors.items() if name not in dense}
+    save_file(kept | packed, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    without = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": without}
+    write_json(folder / "config.json", config)
 
 
 def random_weight(rng: np.random.Generator, key: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -142,6 +142,14 @@ TINY_CONFIGS = {
         swiglu_limit=2.0,
         rope_parameters={**YARN_LINES, "rope_theta": 500.0, "truncate": False},
     ),
+    "gpt_oss_mxfp4": GptOssConfig(
+        **LLAMA_SHAPE | {"hidden_size": 64, "intermediate_size": 64},
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        sliding_window=20,
+        swiglu_limit=7.0,
+        rope_parameters={**YARN_LINES, "rope_theta": 500.0, "truncate": False},
+    ),
     "gemma": GemmaConfig(**LLAMA_SHAPE, rope_parameters=SHORT_ROPE),
     "gemma2": Gemma2Config(
         **LLAMA_SHAPE,

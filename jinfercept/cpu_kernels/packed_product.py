@@ -18,7 +18,7 @@ from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.code import BF16, F32, I8, I32, I64, Code
 from jinfercept.cpu_kernels.dense_product import Rows
 from jinfercept.cpu_kernels.tiles import PAIRS, ManyRows, add_products, fits, has_pairs, store, tile_rows
-from jinfercept.layouts.packed_weights import ORDER, WIDTH
+from jinfercept.layouts.packed_weights import DOUBLED_E2M1, E2M1, ORDER, WIDTH
 
 STEP = 8
 """Inputs of a word of 4-bit numbers, and of a step of the loop."""
@@ -32,7 +32,7 @@ def product(
     out: DTypeLike,
     x: Float[Array, "T K"],
     values: Shaped[Array, "B R W"],
-    scales: Float[Array, "B G W"],
+    scales: Shaped[Array, "B G W"],
     offsets: Float[Array, "B G W"] | None,
 ) -> Float[Array, "T N"]:
     """`x @ unpack(Packed(values, scales, offsets, zero))`, of what `supports` and `quantized_product.supports`.
@@ -104,12 +104,34 @@ class PackedNumbers:
             ]
         zero = vector([self.zero] * self.lanes)
         wide = ir.VectorType(F32, self.lanes)
+        if self.is_e2m1:
+            numbers = [[self._doubled(code, q) for q in row] for row in numbers]
         return [[b.sitofp(b.sub(q, zero) if self.zero else q, wide) for q in row] for row in numbers]
+
+    @property
+    def is_e2m1(self) -> bool:
+        """Whether the numbers are those of MXFP4: all that are read here are doubled."""
+        return self.scales == "uint8"
+
+    def _doubled(self, code: Code, bits: Any) -> Any:
+        """A vector of whole numbers, twice those of 4 bits that are e2m1."""
+        b, vector = code.builder, ir.VectorType(I32, self.lanes)
+
+        def every(number: int) -> Any:
+            return vector([number] * self.lanes)
+
+        size = b.shl(b.and_(bits, every(7)), every(2))
+        size = b.and_(b.lshr(every(int(DOUBLED_E2M1)), size), every(15))
+        return b.select(b.icmp_unsigned(">", bits, every(7)), b.neg(size), size)
 
     def pairs(self, code: Code, values: Any, k: Any, count: int) -> Iterator[list[Any]]:
         """As `rows`, of 4-bit numbers and looked up: so many vectors of bfloat16 pairs of each two rows."""
         b, vector, words = code.builder, ir.VectorType(I32, self.lanes), ir.VectorType(ir.IntType(16), 2 * self.lanes)
-        table = b.bitcast(PAIRS([float((n & 15) - self.zero) for n in range(32)]), words)
+        if self.is_e2m1:
+            numbers = [2 * number for number in (*E2M1, *(-number for number in E2M1))]
+        else:
+            numbers = [float(n - self.zero) for n in range(16)]
+        table = b.bitcast(PAIRS(2 * numbers), words)
         packed = self.words(code, values, k, count)
         for i in range(4):
             places = [b.lshr(word, vector([4 * i] * self.lanes)) if i else word for word in packed]
@@ -128,7 +150,19 @@ class PackedNumbers:
         """So many vectors of scales or offsets, from a place on."""
         kind = ir.HalfType() if self.scales == "float16" else F32
         places = [code.builder.add(place, I64(part * self.lanes)) for part in range(count)]
+        if self.is_e2m1:
+            return [self._power(code, operand, place) for place in places]
         return [code.wide(code.arg(operand), place, self.lanes, kind) for place in places]
+
+    def _power(self, code: Code, operand: int, place: Any) -> Any:
+        """A vector of the scales of `packed_weights.wide_scales`."""
+        b, vector = code.builder, ir.VectorType(I32, self.lanes)
+        stored = code.load(code.arg(operand), place, ir.VectorType(I8, self.lanes), of=I8)
+        exponents = b.sub(b.zext(stored, vector), vector([1] * self.lanes))
+        exponents = b.select(
+            b.icmp_signed("<", exponents, vector([0] * self.lanes)), vector([0] * self.lanes), exponents
+        )
+        return b.bitcast(b.shl(exponents, vector([23] * self.lanes)), ir.VectorType(F32, self.lanes))
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,27 @@
 """Weights of 4 or 8 bits as they lie: numbers in blocks of columns, with a scale for every few of a column.
 
-A weight is a matrix `[K, N]` of `scale * (q - zero) + offset`; scale and offset belong to `group` neighbours along K.
-A block is contiguous, so that a kernel that computes its columns reads memory in sequence.
+A weight is a matrix `[K, N]` of `scale * (q - zero) + offset`; scale and offset belong to `group` neighbours along K. In MXFP4
+(OCP's Microscaling Formats) numbers of 4 bits are floating-point, e2m1, and scales are powers of two, of which the exponent is
+stored: scales of type uint8 say so. A block is contiguous, so that a kernel that computes its columns reads memory in sequence.
 """
 
 from math import gcd
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, Float32, Shaped
 
 WIDTH = 32
 """Columns of a block."""
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Inputs of a word's numbers of 4 bits, from the lowest: a shift brings two neighbours to the same place of both halves."""
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The numbers of MXFP4 by their three lowest bits; the fourth is the sign."""
+DOUBLED_E2M1 = np.uint32(sum(int(2 * number) << 4 * bits for bits, number in enumerate(E2M1)))
+"""Twice these numbers, in 4 bits each."""
 
 
 class Packed(NamedTuple):
@@ -23,20 +30,20 @@ class Packed(NamedTuple):
     Attributes:
         values: int8 or float8_e4m3fn `[N / W, K, W]`; or uint32 `[N / W, K / 8, W]`: words of eight neighbouring inputs of a
             column, 4 bits each, in the order `ORDER`.
-        scales: `[N / W, K / group, W]`.
+        scales: `[N / W, K / group, W]`; of type uint8 in MXFP4, see `wide_scales`.
         offsets: as scales; None: no offsets.
         zero: subtracted from the numbers.
     """
 
     values: Shaped[Array, "B R W"]
-    scales: Float[Array, "B G W"]
+    scales: Shaped[Array, "B G W"]
     offsets: Float[Array, "B G W"] | None = None
     zero: int = 0
 
 
 def pack(
     q: Shaped[Array, "K N"],
-    scales: Float[Array, "G N"],
+    scales: Shaped[Array, "G N"],
     offsets: Float[Array, "G N"] | None = None,
     *,
     bits: int,
@@ -82,11 +89,28 @@ def unpack_blocks(packed: Packed, dtype: DTypeLike) -> Float[Array, "B K W"]:
     if values.dtype == jnp.uint32:
         shifts = jnp.asarray([4 * ORDER.index(row) for row in range(len(ORDER))], jnp.uint32)
         values = (values[:, :, None] >> shifts[None, None, :, None] & 15).astype(jnp.int8)
-    by_group = values.reshape(*scales.shape[:2], -1, scales.shape[2]).astype(jnp.float32) - zero
-    wide = by_group * scales[:, :, None].astype(jnp.float32)
+    by_group = wide_numbers(values.reshape(*scales.shape[:2], -1, scales.shape[2]), zero, scales.dtype)
+    wide = by_group * wide_scales(scales)[:, :, None]
     if offsets is not None:
         wide += offsets[:, :, None].astype(jnp.float32)
     return wide.astype(dtype).reshape(len(values), -1, scales.shape[2])
+
+
+def wide_numbers(q: Shaped[Array, "..."], zero: int, scales: DTypeLike) -> Float32[Array, "..."]:
+    """Stored numbers without their zero; those that scales of type uint8 belong to doubled."""
+    if scales != jnp.uint8:
+        return q.astype(jnp.float32) - zero
+    bits = q.astype(jnp.uint32)
+    doubled = (DOUBLED_E2M1 >> ((bits & 7) << 2) & 15).astype(jnp.int32).astype(jnp.float32)
+    return jnp.where(bits > 7, -doubled, doubled)
+
+
+def wide_scales(scales: Shaped[Array, "..."]) -> Float32[Array, "..."]:
+    """Scales of the numbers of `wide_numbers`: half of the power of two, where an exponent is stored with 127 added. Numbers
+    whose exponent is stored as 0 or 1 are 0; they are below 1e-36."""
+    if scales.dtype != jnp.uint8:
+        return scales.astype(jnp.float32)
+    return jax.lax.bitcast_convert_type(jnp.maximum(scales.astype(jnp.int32) - 1, 0) << 23, jnp.float32)
 
 
 def row_group(weight_group: int) -> int:

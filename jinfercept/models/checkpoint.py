@@ -60,6 +60,10 @@ class StoredExperts(NamedTuple):
             for x in range(num_experts)
         }
 
+    def tensor_names(self, i: int, num_experts: int) -> list[str]:
+        """The names of layer i's tensors."""
+        return [name.format(i=i, x=x) for name in self.names for x in range(num_experts if "{x}" in name else 1)]
+
 
 @dataclass(frozen=True)
 class TensorNames:
@@ -109,5 +113,6 @@ class PackedCheckpoint(Checkpoint, Protocol):
         ...
 
     def read_packed(self, name: str, rows: slice) -> PackedRows:
-        """As `read`, of a tensor that has a packing, with its numbers as they are stored."""
+        """As `read`, of a tensor that has a packing, with its numbers as they are stored. Of a stack of matrices these are the
+        rows of some of them, one matrix after the other: `[out, in]` each, whatever order `read` has."""
         ...

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Int
+from jaxtyping import Array, Float, Float32, Int, Shaped
 
 from jinfercept.layouts.rows import gated
 from jinfercept.models.config import ExpertsConfig
 from jinfercept.models.parallel import AXIS, num_devices
+from jinfercept.models.quantized import QuantizedTensor, is_quantized
 
 MOST_BLOCK_ROWS = 64
 """Rows of one expert that a CPU multiplies at a time, at most: larger products do not run faster."""
@@ -34,8 +35,8 @@ class Choices(NamedTuple):
 class ExpertWeights(NamedTuple):
     """Stacked weights of a device's experts or parts of experts, and biases in models that have some."""
 
-    gate_up: Any  # [X, E, 2, F]
-    down: Any  # [X, F, E]
+    gate_up: Any  # [X, E, 2, F], an array or quantised
+    down: Any  # [X, F, E], as well
     gate_up_bias: Any = None  # [X, 2, F]
     down_bias: Any = None  # [X, E]
 
@@ -77,8 +78,10 @@ def combined(
     rows = x[order // experts.shape[1]]
     mean_rows = max(1, choices.experts.size // config.num_experts)
     blocks = partial(_by_blocks, config.swiglu, min(MOST_BLOCK_ROWS, 1 << (mean_rows - 1).bit_length()))
-    grouped = partial(_grouped, config.swiglu)
-    y = jax.lax.platform_dependent(rows, pairs, weights, cpu=blocks, default=grouped)
+    if is_quantized(weights.gate_up) or is_quantized(weights.down):
+        y = blocks(rows, pairs, weights)
+    else:
+        y = jax.lax.platform_dependent(rows, pairs, weights, cpu=blocks, default=partial(_grouped, config.swiglu))
     by_choice = y[jnp.argsort(order)].reshape(*experts.shape, -1).astype(jnp.float32)
     factors = jnp.repeat(choices.factors, config.parts, axis=1)
     wide = jnp.where(is_here[..., None], by_choice * factors[..., None], 0.0)  # elsewhere rows may be anything
@@ -107,13 +110,14 @@ def _by_blocks(
     last_blocks = jnp.cumsum(num_blocks)
     padded = jnp.pad(rows, ((0, block_rows), (0, 0)))
     gate_up_bias = None if weights.gate_up_bias is None else _joined(weights.gate_up_bias)
-    stacks = ExpertWeights(_joined(weights.gate_up), weights.down, gate_up_bias, weights.down_bias)
+    gate_up = weights.gate_up if is_quantized(weights.gate_up) else _joined(weights.gate_up)
+    stacks = ExpertWeights(gate_up, weights.down, gate_up_bias, weights.down_bias)
 
     def multiply(block: Int[Array, ""], y: Float[Array, "M E"]) -> Float[Array, "M E"]:
         expert = jnp.searchsorted(last_blocks, block, side="right")
         place = block - last_blocks[expert] + num_blocks[expert]
         start = ends[expert] - pairs.sizes[expert] + place * block_rows
-        own = jax.tree.map(lambda stack: jax.lax.dynamic_index_in_dim(stack, expert, keepdims=False), stacks)
+        own = ExpertWeights(*(None if stack is None else _at(stack, expert) for stack in stacks))
         part = jax.lax.dynamic_slice_in_dim(padded, start, block_rows)
         inner = _biased_product(part, own.gate_up, own.gate_up_bias)
         output = _biased_product(_gated(inner, swiglu), own.down, own.down_bias)
@@ -123,10 +127,19 @@ def _by_blocks(
 
 
 def _biased_product(
-    rows: Float[Array, "N A"], matrix: Float[Array, "A B"], bias: Float[Array, "B"] | None
+    rows: Float[Array, "N A"], matrix: Float[Array, "A B"] | QuantizedTensor, bias: Float[Array, "B"] | None
 ) -> Float[Array, "N B"]:
-    y = jnp.dot(rows, matrix, precision=_precision(rows))
+    if isinstance(matrix, QuantizedTensor):
+        y = matrix.product(rows).reshape(len(rows), -1)
+    else:
+        y = jnp.dot(rows, matrix, precision=_precision(rows))
     return y if bias is None else y + bias[None]
+
+
+def _at(stack: Shaped[Array, "X ..."] | QuantizedTensor, index: Int[Array, ""]) -> Any:
+    if isinstance(stack, QuantizedTensor):
+        return stack.at(index)
+    return jax.lax.dynamic_index_in_dim(stack, index, keepdims=False)
 
 
 def _joined(sides: Float[Array, "*axes 2 F"]) -> Float[Array, "*axes F2"]:

@@ -21,6 +21,7 @@ from jinfercept.models.fused_weights import Fused, Part, fused_parts, split_shap
 from jinfercept.models.gptq_weights import StoredType, WordFormat, is_named
 from jinfercept.models.hf_config import architecture_name, config_from_hf
 from jinfercept.models.model_directory import read_json
+from jinfercept.models.mxfp4_weights import MXFP4Format
 from jinfercept.models.packed_rows import PackedRows, Packing
 from jinfercept.models.reordered_rows import QWEN3_NEXT_NAMES, ReorderedRows, reordered_rows
 from jinfercept.models.weight_files import Placed, placed_tensors
@@ -121,6 +122,7 @@ _BIASED_NAMES = {
     "sinks": StoredTensor("model.layers.{i}.self_attn.sinks"),
 }
 """Of gpt-oss."""
+_EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
 _FUSED: Fused = {
     "self_attn.qkv_proj.weight": tuple(f"self_attn.{name}_proj.weight" for name in "qkv"),
     "mlp.gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
@@ -135,7 +137,7 @@ class HFCheckpoint:
     names: TensorNames
     shapes: Mapping[str, tuple[int, ...]]
     _placed: Mapping[str, Placed] = field(repr=False)
-    _words: WordFormat | Float8Format | None
+    _words: WordFormat | Float8Format | MXFP4Format | None
     _packed: frozenset[str] = field(repr=False)
     _parts: Mapping[str, Part] = field(repr=False)
     _reordered: Mapping[str, ReorderedRows] = field(repr=False)
@@ -210,6 +212,8 @@ class HFCheckpoint:
         if self.shapes:
             stored = self._parts[name].tensor if name in self._parts else name
             return self._words.packing(self.shapes[name][1]) if stored in self._packed else None
+        if isinstance(self._words, MXFP4Format):
+            return self._words.packing(0) if name.endswith(_EXPERTS) else None
         is_packed = _is_linear(name) or (self._words.head and name == self.names.head["unembed"].name)
         inputs = self._words.group_size
         if not is_packed or inputs is None or is_named(name, self._words.unquantised):
@@ -226,7 +230,8 @@ class HFCheckpoint:
             tensor, rows = self._stored_rows(name, rows)
             file, stored = self._placed[tensor]
             return file.read(stored, rows)
-        return self.read_packed(name, rows).dense(packing.zero)
+        dense, shape = self.read_packed(name, rows).dense(packing.zero), self.shapes[name]
+        return dense if len(shape) == 2 else dense.reshape(-1, *shape[:0:-1]).swapaxes(1, 2)
 
     def read_packed(self, name: str, rows: slice) -> PackedRows:
         """See `PackedCheckpoint`."""
@@ -275,7 +280,7 @@ def _stated_apart(directory: Path) -> Mapping[str, Any]:
     return {}
 
 
-def _word_format(config: Mapping[str, Any]) -> WordFormat | Float8Format | None:
+def _word_format(config: Mapping[str, Any]) -> WordFormat | Float8Format | MXFP4Format | None:
     """How linear layers are quantised, by `config.json`; None: they are not. Raises `ModelError` for other quantisations."""
     stated = config.get("quantization_config")
     if stated is None:
@@ -287,11 +292,13 @@ def _word_format(config: Mapping[str, Any]) -> WordFormat | Float8Format | None:
             return WordFormat.from_config(stated)
         case "fp8" | "compressed-tensors":
             return Float8Format.from_config(stated)
+        case "mxfp4":
+            return MXFP4Format()
         case other:
             raise ModelError(
                 "the checkpoint's quantisation is not supported",
                 got=shown(other),
-                fix="use a checkpoint of gptq, awq or fp8, a GGUF file, or one that is not quantised",
+                fix="use a checkpoint of gptq, awq, fp8 or mxfp4, a GGUF file, or one that is not quantised",
             )
 
 

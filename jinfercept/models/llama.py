@@ -111,7 +111,7 @@ class LlamaLayer(nnx.Module):
             rows = dense(y)
             choices = choose(project("te,ex->tx", rows, self.router, self.router_bias, out=jnp.float32), experts)
             params = (self.experts_gate_up, self.experts_down, self.experts_gate_up_bias, self.experts_down_bias)
-            weights = ExpertWeights(*(None if param is None else param[...] for param in params))
+            weights = ExpertWeights(*(None if param is None else param.get_value() for param in params))
             fed = combined(rows, choices, weights, experts)
             return fed + self._shared(rows) if experts.shared_ffn_size else fed
         activation = self.config.activation

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 
 from jinfercept.cpu_kernels import native
-from jinfercept.errors import ConfigError, ModelError
+from jinfercept.errors import ModelError
 from jinfercept.models import embedded
 from jinfercept.models.checkpoint import Checkpoint, PackedCheckpoint, StoredExperts, StoredTensor
 from jinfercept.models.config import ModelConfig
@@ -30,7 +30,7 @@ from jinfercept.models.model_directory import check_model_directory
 from jinfercept.models.protocol import Params, ServedModel, Weights
 from jinfercept.models.quantized import QuantizedTensor, is_quantized, weights_of
 from jinfercept.models.quantized_weights import keep_quantized, read_quantized, weight_bytes
-from jinfercept.models.stored_experts import read_experts
+from jinfercept.models.stored_experts import read_experts, read_quantized_experts
 from jinfercept.models.stored_weights import StoredWeight, read_weight
 
 DTypeName = Literal["float32", "bfloat16", "auto"]
@@ -175,7 +175,6 @@ def keeps_quantized(checkpoint: Checkpoint, quantization: str, num_devices: int 
 
     Raises:
         ModelError: the checkpoint has no weights of this format.
-        ConfigError: the format is named, and the model has experts: `auto` dequantises these alone.
     """
     stored_format = _quantization(checkpoint)
     if quantization not in ("auto", "none", stored_format):
@@ -183,12 +182,6 @@ def keeps_quantized(checkpoint: Checkpoint, quantization: str, num_devices: int 
             "the model's weights are not quantised so",
             got=f"{quantization}, weights of {stored_format}",
             fix="quantization=auto",
-        )
-    if quantization not in ("auto", "none") and checkpoint.config.experts is not None:
-        raise ConfigError(
-            "the weights of experts do not stay quantised",
-            got=f"quantization={quantization}",
-            fix="quantization=auto, which dequantises those of experts alone",
         )
     if quantization == "auto":
         has_kernels = jax.default_backend() != "cpu" or (num_devices == 1 and native.usable())
@@ -290,11 +283,14 @@ def _read_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMes
 
     def block(stored: Mapping[str, StoredTensor | StoredExperts], shapes: Weights, i: int = 0) -> Weights:
         def read(ours: str, wanted: Any) -> Any:
-            if isinstance(place := stored[ours], StoredExperts):
+            place, packed = stored[ours], isinstance(wanted, QuantizedTensor)
+            if isinstance(place, StoredExperts):
+                if packed and isinstance(checkpoint, PackedCheckpoint):
+                    return read_quantized_experts(checkpoint, place, i, ours, wanted, mesh)
                 return read_experts(checkpoint, place, i, ours, wanted, mesh)
             tensor = place.name.format(i=i)
             weight = StoredWeight(ours, tensor, place, stored_shapes[tensor][0], wanted.shape)
-            if isinstance(wanted, QuantizedTensor) and isinstance(checkpoint, PackedCheckpoint):
+            if packed and isinstance(checkpoint, PackedCheckpoint):
                 return read_quantized(checkpoint, weight, wanted, piece_bytes, mesh)
             return read_weight(checkpoint, weight, dtype, piece_bytes, mesh)
 

@@ -1,6 +1,6 @@
 """`PackedRows`: rows of a quantised weight as a checkpoint has them, an output each, before devices get them in blocks.
 
-Knows numpy only; `gguf_blocks.py` and `gptq.py` make such rows.
+`gguf_blocks.py`, `gptq_weights.py`, `fp8_weights.py` and `mxfp4_weights.py` make such rows.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,10 @@ from typing import NamedTuple, Self
 import numpy as np
 from jaxtyping import Float32, Shaped
 
+from jinfercept.layouts.packed_weights import E2M1
+
+_SIGNED_E2M1 = np.array([*E2M1, *(-number for number in E2M1)], np.float32)
+
 
 class Packing(NamedTuple):
     """How a weight's numbers are stored.
@@ -16,7 +20,7 @@ class Packing(NamedTuple):
     Attributes:
         values: type of the stored numbers; uint32 has eight of 4 bits.
         group: neighbouring inputs of a column that have the same scale.
-        scales: type of scales and offsets.
+        scales: type of scales and offsets; uint8 of the exponents of MXFP4, see `packed_weights.py`.
         offset: whether there are offsets.
         zero: subtracted from the stored numbers.
     """
@@ -66,8 +70,11 @@ class PackedRows(NamedTuple):
 
     def dense(self, zero: int) -> Float32[np.ndarray, "R K"]:
         """The numbers that these stand for."""
-        by_group = _signed(self.values, zero).reshape(*self.scales.shape, -1).astype(np.float32)
-        wide = by_group * self.scales[..., None].astype(np.float32)
+        numbers = _signed(self.values, zero).reshape(*self.scales.shape, -1)
+        if self.scales.dtype == np.uint8:
+            wide = np.ldexp(_SIGNED_E2M1[numbers], self.scales[..., None].astype(np.int32) - 127)
+        else:
+            wide = numbers.astype(np.float32) * self.scales[..., None].astype(np.float32)
         if self.offsets is not None:
             wide += self.offsets[..., None].astype(np.float32)
         return wide.reshape(len(self.values), -1)

@@ -50,7 +50,9 @@ class QuantizedTensor:
     int8_rows: bool = False
 
     @classmethod
-    def of_shape(cls, shape: tuple[int, ...], num_inputs: int, packing: Packing, dtype: DTypeLike) -> Self:
+    def of_shape(
+        cls, shape: tuple[int, ...], num_inputs: int, packing: Packing, dtype: DTypeLike, stack: tuple[int, ...] = ()
+    ) -> Self:
         """The shapes of a weight's arrays.
 
         Args:
@@ -58,12 +60,13 @@ class QuantizedTensor:
             num_inputs: axes at its beginning over which products sum; 0: all but the first.
             packing: how it is stored.
             dtype: of the model.
+            stack: how many such weights there are, if it is a stack of them.
         """
         first, second = (shape[:num_inputs], shape[num_inputs:]) if num_inputs else (shape[1:], shape[:1])
         depth, num_blocks = prod(first), prod(second) // WIDTH
 
         def struct(num_rows: int, kind: str) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((num_blocks, num_rows, WIDTH), jnp.dtype(kind))
+            return jax.ShapeDtypeStruct((*stack, num_blocks, num_rows, WIDTH), jnp.dtype(kind))
 
         scales = struct(depth // packing.group, packing.scales)
         values = struct(depth // packing.per_value, packing.values)
@@ -106,8 +109,10 @@ class QuantizedTensor:
         return replace(self, dtype=jnp.dtype(dtype))
 
     def of_int8_rows(self) -> Self:
-        """The same weight, whose products round their rows to 8 bits if its numbers have 4 or 8 bits without an exponent."""
-        return replace(self, int8_rows=self.values.dtype in (jnp.int8, jnp.uint32))
+        """The same weight, whose products round their rows to 8 bits if its numbers have 4 or 8 bits without an exponent. Those
+        of a stack do not."""
+        is_whole = self.values.dtype in (jnp.int8, jnp.uint32) and self.scales.dtype != jnp.uint8
+        return replace(self, int8_rows=is_whole and self.values.ndim == 3)
 
     def __len__(self) -> int:
         """The first axis."""
@@ -134,6 +139,10 @@ class QuantizedTensor:
     def split(self) -> list[Self]:
         """The weights of a stack."""
         return [jax.tree.map(lambda array, i=i: array[i], self) for i in range(len(self.values))]
+
+    def at(self, index: Int[Array, ""]) -> Self:
+        """A weight of a stack."""
+        return jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, index, keepdims=False), self)
 
     def dense(self) -> Float[Array, "..."]:
         """The array that this stands for, in its `dtype`."""

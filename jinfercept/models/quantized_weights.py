@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -13,8 +13,9 @@ from jaxtyping import Shaped
 from jinfercept.errors import ConfigError
 from jinfercept.layouts.packed_weights import WIDTH
 from jinfercept.models.checkpoint import PackedCheckpoint, StoredExperts, StoredTensor
+from jinfercept.models.fp8_weights import E4M3
 from jinfercept.models.mesh import ModelMesh
-from jinfercept.models.packed_rows import PackedRows, common
+from jinfercept.models.packed_rows import PackedRows, Packing, common
 from jinfercept.models.protocol import Params, Weights
 from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.models.sharding import cut_axis, partition_spec
@@ -24,8 +25,8 @@ from jinfercept.models.stored_weights import StoredWeight, rows_of
 def keep_quantized(checkpoint: PackedCheckpoint, shapes: Params, num_devices: int) -> Params:
     """The shapes of a model's weights with `QuantizedTensor`s of shapes where the checkpoint's weights stay quantised.
 
-    Those do whose stored numbers a `QuantizedTensor` can hold in all layers, if there are as many outputs as whole blocks have;
-    those of experts do not.
+    Those do whose stored numbers a `QuantizedTensor` can hold in all layers, and for all experts, if there are as many outputs
+    as whole blocks have.
 
     Args:
         shapes: of the weights as so many devices serve them.
@@ -59,29 +60,62 @@ def _kept(
     num_devices: int,
 ) -> Any:
     """A weight's shape, quantised if it stays so."""
-    if isinstance(place, StoredExperts) or len(shape.shape) < 2 or place.flat:
+    if isinstance(place, StoredExperts):
+        return _kept_experts(checkpoint, place, shape, layers)
+    if len(shape.shape) < 2 or place.flat:
         return shape
-    packings = {checkpoint.packing(place.name.format(i=i)) for i in layers}
-    quantised = {packing for packing in packings if packing is not None}
     num_outputs, num_inputs = place.shape(shape.shape)
-    if (
-        len(quantised) < len(packings)
-        or num_outputs % WIDTH
-        or any(num_inputs % packing.group for packing in quantised)
-    ):
+    packing = _common_packing(checkpoint, [place.name.format(i=i) for i in layers], num_outputs, num_inputs)
+    if packing is None:
         return shape
-    packing = common(quantised)
     tensor = QuantizedTensor.of_shape(shape.shape, place.inputs, packing, shape.dtype)
     spec = partition_spec(name, tensor)
     parts = [num_devices if axis is not None else 1 for axis in (*spec, None, None)]
     if num_outputs % (WIDTH * parts[0]) or num_inputs % (packing.group * parts[1]):
-        raise ConfigError(
-            "a quantised weight is cut between blocks of 32 outputs and groups of inputs",
-            got=f"{place.name} of {num_outputs} outputs and {num_inputs} inputs in groups of {packing.group}, "
-            f"tensor_parallel_size={num_devices}",
-            fix="quantization=none, or fewer devices",
-        )
+        raise _cut_between(place.name, num_outputs, num_inputs, packing.group, f"tensor_parallel_size={num_devices}")
     return tensor
+
+
+def _kept_experts(checkpoint: PackedCheckpoint, place: StoredExperts, shape: Any, layers: Iterable[int]) -> Any:
+    """The shape of the stacked weights of experts, or of their parts, quantised if they stay so."""
+    experts = checkpoint.config.experts
+    assert experts is not None
+    if len(shape.shape) < 3:
+        return shape
+    num_stacked, num_inputs, *outputs = shape.shape
+    num_parts, num_outputs = num_stacked // experts.num_experts, math.prod(outputs)
+    whole_inputs = num_inputs if len(outputs) > 1 else num_inputs * num_parts
+    names = [name for i in layers for name in place.tensor_names(i, experts.num_experts)]
+    packing = _common_packing(checkpoint, names, num_outputs * (num_parts if len(outputs) > 1 else 1), whole_inputs)
+    if packing is None:
+        return shape
+    if num_outputs % WIDTH or num_inputs % packing.group:
+        raise _cut_between(place.names[0], num_outputs, num_inputs, packing.group, f"experts in {num_parts} parts")
+    return QuantizedTensor.of_shape(shape.shape[1:], 1, packing, shape.dtype, (num_stacked,))
+
+
+def _common_packing(
+    checkpoint: PackedCheckpoint, names: Iterable[str], num_outputs: int, num_inputs: int
+) -> Packing | None:
+    """How matrices are all stored that stay quantised; None: they do not."""
+    packings = {checkpoint.packing(name) for name in names}
+    quantised = {packing for packing in packings if packing is not None}
+    if (
+        len(quantised) < len(packings)
+        or num_outputs % WIDTH
+        or any(num_inputs % packing.group for packing in quantised)
+        or (len(quantised) > 1 and any(packing.values == E4M3 or packing.scales == "uint8" for packing in quantised))
+    ):
+        return None
+    return common(quantised)
+
+
+def _cut_between(name: str, num_outputs: int, num_inputs: int, group: int, cut: str) -> ConfigError:
+    return ConfigError(
+        "a quantised weight is cut between blocks of 32 outputs and groups of inputs",
+        got=f"{name} of {num_outputs} outputs and {num_inputs} inputs in groups of {group}, {cut}",
+        fix="quantization=none, or fewer devices",
+    )
 
 
 def weight_bytes(shapes: Params, num_devices: int) -> int:
@@ -115,31 +149,44 @@ def read_quantized(
     @cache
     def part(first: int, end: int) -> PackedRows:
         """Blocks of outputs, all inputs: arrays `[blocks, rows, WIDTH]`."""
-        blocks = jax.tree.map(lambda struct: np.empty((end - first, *struct.shape[1:]), struct.dtype), arrays)
+        blocks = jax.tree.map(
+            lambda struct: np.empty((end - first, *struct.shape[1:]), struct.dtype), arrays_of(wanted)
+        )
         for start in range(first, end, step):
             stop = min(end, start + step)
             rows = rows_of(stored, head_dim, read, slice(start * WIDTH, stop * WIDTH))
-            jax.tree.map(lambda to, new, at=slice(start - first, stop - first): _fill(to[at], new), blocks, rows)
+            jax.tree.map(lambda to, new, at=slice(start - first, stop - first): fill(to[at], new), blocks, rows)
         return blocks
 
-    arrays = PackedRows(wanted.values, wanted.scales, wanted.offsets)
-    sharding = mesh.sharding(partition_spec(stored.name, wanted))
+    def of_device(index: Any) -> PackedRows:
+        first, end, _ = index[0].indices(wanted.values.shape[0])
+        return jax.tree.map(lambda array: array[:, *index[1:]], part(first, end))
 
-    def placed(name: str) -> jax.Array | None:
-        struct = getattr(arrays, name)
+    return placed(wanted, mesh.sharding(partition_spec(stored.name, wanted)), of_device)
+
+
+def arrays_of(weight: QuantizedTensor) -> PackedRows:
+    """The arrays of a weight, or their shapes."""
+    return PackedRows(weight.values, weight.scales, weight.offsets)
+
+
+def placed(wanted: QuantizedTensor, sharding: Any, of_device: Callable[[Any], PackedRows]) -> QuantizedTensor:
+    """A weight on its devices.
+
+    Args:
+        of_device: the arrays of a part. All arrays are cut alike: it gets an index of each.
+    """
+
+    def place(name: str) -> jax.Array | None:
+        struct = getattr(wanted, name)
         if struct is None:
             return None
+        return jax.make_array_from_callback(struct.shape, sharding, lambda index: getattr(of_device(index), name))
 
-        def of_device(index: Any) -> Shaped[np.ndarray, "B R W"]:
-            first, end, _ = index[0].indices(struct.shape[0])
-            return getattr(part(first, end), name)[:, *index[1:]]
-
-        return jax.make_array_from_callback(struct.shape, sharding, of_device)
-
-    made = jax.block_until_ready(PackedRows(*(placed(name) for name in PackedRows._fields)))  # pyright: ignore[reportArgumentType]
-    return jax.tree.unflatten(jax.tree.structure(wanted), jax.tree.leaves(tuple(made)))
+    made = jax.block_until_ready([place(name) for name in PackedRows._fields])
+    return jax.tree.unflatten(jax.tree.structure(wanted), jax.tree.leaves(made))
 
 
-def _fill(blocks: Shaped[np.ndarray, "B R W"], rows: Shaped[np.ndarray, "N R"]) -> None:
+def fill(blocks: Shaped[np.ndarray, "B R W"], rows: Shaped[np.ndarray, "N R"]) -> None:
     """Write rows into blocks of columns."""
     blocks[:] = rows.reshape(len(blocks), WIDTH, -1).swapaxes(1, 2)

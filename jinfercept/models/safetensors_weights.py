@@ -18,6 +18,7 @@ _DTYPES = {
     "F16": "float16",
     "BF16": "bfloat16",
     "I32": "int32",
+    "U8": "uint8",
     "F8_E4M3": "float8_e4m3fn",
 }
 """Names that numpy has for them."""

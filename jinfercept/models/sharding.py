@@ -73,12 +73,15 @@ def partition_spec(name: str, weight: Any = None) -> PartitionSpec:
     """How a weight of this name is cut.
 
     Args:
-        weight: the weight, if it may be a `QuantizedTensor`: its arrays are all cut alike, by outputs or by inputs.
+        weight: the weight, if it may be a `QuantizedTensor`: its arrays are all cut alike, by outputs or by inputs,
+            or those of experts by expert.
     """
     if isinstance(weight, QuantizedTensor):
         axis, stacked = cut_axis(name), weight.values.ndim - 3
         if axis is None:
             return PartitionSpec()
+        if axis < stacked:
+            return PartitionSpec(AXIS)
         num_inputs = 1 + len(weight.inputs)
         by_output = axis == 0 if weight.outputs_first else axis - stacked >= num_inputs
         return PartitionSpec(*(None,) * stacked, *((AXIS,) if by_output else (None, AXIS)))

@@ -70,7 +70,7 @@ def supports(x: Float[Array, "T K"] | jax.ShapeDtypeStruct, packed: Packed) -> b
         and not jax.sharding.get_abstract_mesh().manual_axes  # several devices
         and x.dtype in (jnp.float32, jnp.bfloat16)
         and packed.values.dtype in (jnp.int8, jnp.uint32)
-        and packed.scales.dtype in (jnp.float16, jnp.float32)
+        and packed.scales.dtype in (jnp.float16, jnp.float32, jnp.uint8)
         and x.shape[1] // packed.scales.shape[1] % GROUP_STEP == 0
     )
 
@@ -80,7 +80,7 @@ def _by_xla(
     out: DTypeLike,
     x: Float[Array, "T K"],
     values: Shaped[Array, "B R W"],
-    scales: Float[Array, "B G W"],
+    scales: Shaped[Array, "B G W"],
     offsets: Float[Array, "B G W"] | None,
 ) -> Float[Array, "T N"]:
     weight = unpack(Packed(values, scales, offsets, zero), x.dtype)

@@ -13,6 +13,7 @@ from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped
 
+from jinfercept.layouts.packed_weights import wide_numbers, wide_scales
 from jinfercept.pallas.operands import EVERYWHERE
 from jinfercept.pallas.tiles import power_of_two
 
@@ -52,7 +53,7 @@ def product(
     order: tuple[int, ...],
     x: Float[Array, "T K"],
     values: Shaped[Array, "B R W"],
-    scales: Float[Array, "B G W"],
+    scales: Shaped[Array, "B G W"],
     offsets: Float[Array, "B G W"] | None,
     interpret: bool = False,
 ) -> Float[Array, "T N"]:
@@ -126,11 +127,11 @@ def _kernel(
         packed = jax.lax.bitcast_convert_type(packed, jnp.float8_e4m3fn) if float8 else packed
         group = stored * cut.per_value // cut.group
         at = block[None, :], group[:, None], lane[None, :]
-        scale = plgpu.load(scales_ref.at[at], mask=mask, other=0).astype(jnp.float32)
+        scale = wide_scales(plgpu.load(scales_ref.at[at], mask=mask, other=0))
         for i in range(num_places):
             bits = packed >> 4 * i & 15 if num_places > 1 else packed
-            numbers = (bits.astype(jnp.int32) if num_places > 1 else bits).astype(jnp.float32)
-            numbers = (numbers - cut.zero) * scale
+            bits = bits.astype(jnp.int32) if num_places > 1 else bits
+            numbers = wide_numbers(bits, cut.zero, scales_ref.dtype) * scale
             if offsets_ref:
                 numbers += plgpu.load(offsets_ref[0].at[at], mask=mask, other=0).astype(jnp.float32)
             inputs = plgpu.load(x_ref.at[i, row[:, None], stored[None, :]], mask=real & inside.T, other=0)

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jinfercept.errors import ConfigError, ModelError
+from jinfercept.errors import ModelError
 from jinfercept.models.config import ExpertsConfig
 from jinfercept.models.experts import ExpertWeights, _by_blocks, _grouped, _Pairs, choose, combined
 from jinfercept.models.hf_config import config_from_hf
-from jinfercept.models.load import bytes_to_load, load
+from jinfercept.models.load import load
 from jinfercept.models.model import param_bytes
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -86,20 +86,6 @@ def test_experts_apart_and_stacked_are_read_alike(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "apart" / "model.safetensors")
     apart, stacked = (load(folder, dtype="float32").params for folder in (tmp_path / "apart", GOLDEN / "qwen3_moe"))
     jax.tree.map(np.testing.assert_array_equal, apart, stacked)
-
-
-def test_quantised_weights_of_experts_are_dequantised(tmp_path: Path) -> None:
-    from tests.models.test_gguf_families import convert
-
-    convert("mixtral", tmp_path / "m.gguf", "llama", quantised="Q8_0")
-    ours, original = (
-        load(path, dtype="float32").params.layers[0] for path in (tmp_path / "m.gguf", GOLDEN / "mixtral")
-    )
-    np.testing.assert_allclose(ours["experts_gate_up"], original["experts_gate_up"], atol=0.01)
-    with pytest.raises(
-        ConfigError, match="experts do not stay quantised; got quantization=gguf; fix: quantization=auto"
-    ):
-        bytes_to_load(tmp_path / "m.gguf", "float32", quantization="gguf")
 
 
 def test_the_memory_of_weights_counts_all_experts() -> None:

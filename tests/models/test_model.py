@@ -35,6 +35,7 @@ TINY = (
     "qwen3_moe",
     "qwen3_moe_mixed",
     "gpt_oss",
+    "gpt_oss_mxfp4",
     "qwen3_next",
     "gptj",
     "gptj_published",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jinfercept.cpu_kernels import native
 from jinfercept.layouts.packed_weights import Packed, unpack
 from jinfercept.pallas.quantized_product import product, supports
-from tests.support.quantized_weight import weight
+from tests.support.quantized_weight import mxfp4_weight, weight
 
 
 @settings(max_examples=8)
@@ -48,6 +48,22 @@ def test_a_product_is_that_of_the_numbers(
     exact = np.abs(np.asarray(x, np.float32)) @ np.abs(numbers)
     tolerance = 1e-2 if dtype == "bfloat16" and (rows > 12 or not supports(x, packed)) else 1e-5
     assert np.all(np.abs(got - np.asarray(x, np.float32) @ numbers) <= tolerance * exact)
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows", [1, 4, 40])
+def test_a_product_in_mxfp4_is_that_of_the_numbers(
+    rows: int, dtype: str, older: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed, numbers = mxfp4_weight(96, 64)
+    np.testing.assert_array_equal(unpack(packed, jnp.bfloat16).astype(jnp.float32), numbers)
+    x = jax.random.normal(jax.random.key(0), (rows, 96), jnp.dtype(dtype))
+    if older and native.usable():
+        monkeypatch.setattr(native, "features", lambda: frozenset({"avx2", "fma"}))
+    got = jax.jit(lambda x: product(x, packed, jnp.float32))(x)
+    exact = np.abs(np.asarray(x, np.float32)) @ np.abs(numbers)
+    assert np.all(np.abs(got - np.asarray(x, np.float32) @ numbers) <= 1e-5 * exact)
 
 
 def test_a_product_is_part_of_a_scan_over_weights_and_of_a_map_over_rows():

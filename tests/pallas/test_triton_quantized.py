@@ -6,6 +6,7 @@ import pytest
 
 from jinfercept.layouts.packed_weights import ORDER, pack, unpack
 from jinfercept.pallas import triton_quantized
+from tests.support.quantized_weight import mxfp4_weight
 
 
 @pytest.mark.parametrize(
@@ -30,4 +31,12 @@ def test_the_kernel_multiplies_with_the_unpacked_numbers(
     x = jnp.asarray(rng.standard_normal((rows, inputs)), jnp.bfloat16)
     y = triton_quantized.product(zero, jnp.float32, ORDER, x, *packed[:3], interpret=True)
     expected = np.asarray(x, np.float64) @ np.asarray(unpack(packed, jnp.bfloat16), np.float64)
+    np.testing.assert_allclose(y, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_the_kernel_multiplies_numbers_in_mxfp4() -> None:
+    packed, numbers = mxfp4_weight(96, 64)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((20, 96)), jnp.bfloat16)
+    y = triton_quantized.product(0, jnp.float32, ORDER, x, *packed[:3], interpret=True)
+    expected = np.asarray(x, np.float64) @ numbers
     np.testing.assert_allclose(y, expected, atol=1e-5 * np.abs(expected).max())

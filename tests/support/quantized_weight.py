@@ -19,3 +19,13 @@ def weight(
     stored = jnp.asarray(q, jnp.uint8 if bits == 4 else jnp.int8)
     packed = pack(stored, jnp.asarray(scales), jnp.asarray(offsets) if offset else None, bits=bits, zero=zero)
     return packed, numbers.astype(np.float32)
+
+
+def mxfp4_weight(num_inputs: int, num_columns: int, *, seed: int = 0) -> tuple[Packed, np.ndarray]:
+    """A random weight in MXFP4, and its numbers by the definition."""
+    rng, values = np.random.default_rng(seed), np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    bits = rng.integers(0, 16, (num_inputs, num_columns))
+    exponents = rng.integers(90, 140, (num_inputs // 32, num_columns)).astype(np.uint8)
+    numbers = np.where(bits > 7, -values[bits & 7], values[bits & 7])
+    numbers = np.ldexp(numbers, np.repeat(exponents, 32, axis=0).astype(np.int32) - 127)
+    return pack(jnp.asarray(bits), jnp.asarray(exponents), bits=4), numbers
