@@ -1,4 +1,4 @@
-"""Whether tokens and kernels are right: small models' tokens when contexts move, then kernels against the reference.
+"""Whether tokens and kernels are right: small models' tokens when contexts move, and kernels against the reference.
 
 Rows of tokens: `model`, `policy`, `by` (auto, or the reference on a cpu), `requests`, `different`, `devices`, `tokens`,
 `copied_in_tokens`, `ok`; the same requests with scripted calls, in a contended pool. They are compared with those of the
@@ -50,9 +50,13 @@ ROOM = 1024
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Check tokens, then kernels."""
+    """Check tokens."""
     for number, (name, config) in enumerate(sizes.checked_models.items()):
         yield from _check_tokens(name, config, POLICIES, on_cpu=number == 0)
+
+
+def kernel_rows(sizes: Sizes) -> Iterator[Row]:
+    """Check kernels."""
     for checked in sizes.checked:
         yield from _check_kernels(checked)
 

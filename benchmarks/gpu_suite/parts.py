@@ -39,20 +39,23 @@ EVERY_ALLOCATION = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIEN
 
 JOBS: tuple[Mapping[str, Part], ...] = (
     {
-        "smoke": Part("smoke", 60.0),
+        "smoke": Part("smoke", 120.0),
+        "decode": Part("steps", 70.0, "decode_rows", OWN_MEMORY),
         "overlap": Part("transfers", 60.0, "overlap_rows", OWN_MEMORY),
-        "tokens": Part("correctness", 90.0),
-        "decode": Part("steps", 110.0, "decode_rows", OWN_MEMORY),
-        "uploads": Part("uploads", 25.0, environment=OWN_MEMORY),
-        "kernels": Part("kernels", 90.0, environment=OWN_MEMORY),
+        "checks": Part("correctness", 80.0, "kernel_rows"),
+        "kernels": Part("kernels", 150.0, environment=OWN_MEMORY),
+    },
+    {
+        "tokens": Part("correctness", 180.0),
+        "policies": Part("policies", 180.0),
+        "idle": Part("idle", 70.0),
         "transfers": Part("transfers", 90.0, environment=OWN_MEMORY),
     },
     {
-        "policies": Part("policies", 150.0),
+        "uploads": Part("uploads", 40.0, environment=OWN_MEMORY),
+        "groups": Part("steps", 150.0, "group_rows", OWN_MEMORY),
         "launches": Part("steps", 60.0, "launch_rows", OWN_MEMORY, xla_flags=()),
-        "idle": Part("idle", 60.0),
         "torch_peer": Part("torch_peer", 40.0),
-        "groups": Part("steps", 120.0, "group_rows", OWN_MEMORY),
         "memcheck": Part(
             "correctness", 90.0, "memcheck_rows", EVERY_ALLOCATION, (*NO_AUTOTUNING, *NO_GRAPHS), checked=True
         ),
@@ -61,7 +64,7 @@ JOBS: tuple[Mapping[str, Part], ...] = (
         "devices": Part("correctness", 300.0, "device_rows"),
     },
 )
-"""What one job of ten minutes measures, by name; the limits of a job's parts are less than 540 s together. The third is for
+"""What one job of ten minutes measures, by name; the limits of a job's parts are less than 540 s together. The last is for
 machines with several GPUs."""
 
 PARTS: Mapping[str, Part] = {name: part for job in JOBS for name, part in job.items()}
@@ -72,5 +75,5 @@ STEP_PARTS = ("decode", "groups")
 LINK_PARTS = ("overlap", "transfers")
 """Parts that load the host link beside a step, see `transfers`."""
 
-RIGHT_PARTS = ("smoke", "tokens")
+RIGHT_PARTS = ("smoke", "checks", "tokens")
 """Parts that check what is computed: every row is `ok` or not."""

@@ -158,7 +158,11 @@ class Policies(NamedTuple):
 
 
 class TransferWay(NamedTuple):
-    """A way in which pages cross the host link: fields of `RunnerShape`, by their names there. Another way is a field here."""
+    """A way in which pages cross the host link.
+
+    Attributes:
+        transfer_parts, staging_pages: of `RunnerShape`; without staging pages a kernel copies to and from one array.
+    """
 
     transfer_parts: int
     staging_pages: int
@@ -253,8 +257,8 @@ FULL = Sizes(
     link_bytes=GIB,
     calls=8,
     attention=(
-        *(AttentionCase(LLAMA_HEADS, *case) for case in ((64, 1, 2048), (256, 1, 1024), (32, 1, 8192), (1, 1, 1024))),
         *(AttentionCase(LLAMA_HEADS, *case) for case in ((1, 2048, 2048), (1, 512, 4096), (4, 512, 2048))),
+        *(AttentionCase(LLAMA_HEADS, *case) for case in ((64, 1, 2048), (256, 1, 1024), (32, 1, 8192), (1, 1, 1024))),
         *(AttentionCase(GPTJ_HEADS, *case) for case in ((64, 1, 2048), (32, 1, 8192), (1, 512, 4096))),
         *(AttentionCase(GEMMA_HEADS, *case, window=512) for case in ((16, 1, 8192), (1, 512, 4096))),
     ),
@@ -278,9 +282,9 @@ FULL = Sizes(
     upload_arrays=(1, 16, 256),
     upload_bytes=2 * MIB,
     behind_bytes=GIB,
-    overlap_ways=(TransferWay(1, 16), TransferWay(1, 1)),
+    overlap_ways=(TransferWay(1, 16), TransferWay(1, 0)),
     overlap_shares=(1.0, 0.5),
-    transfer_ways=(TransferWay(1, 1), TransferWay(1, 16), TransferWay(4, 1)),
+    transfer_ways=(TransferWay(1, 0), TransferWay(1, 16), TransferWay(4, 1)),
     transfer_shares=(0.9, 1.0, 0.5),
     transfer_pages=512,
     transfer_rows=(64, 1000),
@@ -312,7 +316,7 @@ TINY = Sizes(
     behind_bytes=MIB,
     overlap_ways=(TransferWay(1, 2), TransferWay(1, 1)),
     overlap_shares=(1.0,),
-    transfer_ways=(TransferWay(1, 1), TransferWay(1, 2), TransferWay(2, 1)),
+    transfer_ways=(TransferWay(1, 0), TransferWay(1, 2), TransferWay(2, 1)),
     transfer_shares=(0.9,),
     transfer_pages=4,
     transfer_rows=(8, 16),

@@ -148,8 +148,8 @@ def _run(name: str, tiny: bool, limit_s: float, results: dict[str, Any], save: C
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                _note(results, line)
                 results["seconds"] = time.monotonic() - began_s
+                _note(results, line)
                 save()
                 print(f"{name}: {line.rstrip()[:SHOWN_CHARACTERS]}", file=sys.stderr, flush=True)
             status = process.wait()
@@ -207,7 +207,7 @@ def _note(results: dict[str, Any], line: str) -> None:
     if row.keys() in ({"error"}, {"device"}):
         results |= row
     else:
-        results["rows"].append(row)
+        results["rows"].append(row | {"at_s": round(results["seconds"], 1)})
 
 
 def _summary(name: str, results: Mapping[str, Any]) -> str:
