@@ -27,7 +27,10 @@ ROWS = COMPUTING * HALF  # (query, head) pairs of a tile
 TOKENS = 128  # of context per step: as many as registers hold the scores of
 BUFFERED = 256 * 128  # numbers of keys that are being fetched or used; as many of values
 LOWEST = -1e30  # of a masked score: its weight is exactly 0
-COMPUTE_REGISTERS, FETCH_REGISTERS = 240, 32  # of a thread
+COMPUTE_REGISTERS, FETCH_REGISTERS = (
+    240,
+    24,
+)  # of a thread; together at most the 3 · 168 that a block of 384 threads starts with
 SCORES = plgpu.WGMMAAccumulatorRef((HALF, TOKENS), jnp.float32)
 
 
