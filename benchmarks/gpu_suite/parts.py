@@ -56,6 +56,7 @@ JOBS: tuple[Mapping[str, Part], ...] = (
         "groups": Part("steps", 150.0, "group_rows", OWN_MEMORY),
         "launches": Part("steps", 60.0, "launch_rows", OWN_MEMORY, xla_flags=()),
         "torch_peer": Part("torch_peer", 40.0),
+        "experts": Part("experts", 150.0, environment=OWN_MEMORY),
         "memcheck": Part(
             "correctness", 90.0, "memcheck_rows", EVERY_ALLOCATION, (*NO_AUTOTUNING, *NO_GRAPHS), checked=True
         ),

@@ -143,6 +143,24 @@ class AttentionCase(NamedTuple):
         }
 
 
+class ExpertsCase(NamedTuple):
+    """One product with the weights of experts.
+
+    Attributes:
+        model: whose they are.
+        num_experts, per_token: of a layer.
+        inputs, outputs: of the weight of an expert.
+        tokens: of the steps that are timed.
+    """
+
+    model: str
+    num_experts: int
+    per_token: int
+    inputs: int
+    outputs: int
+    tokens: tuple[int, ...]
+
+
 class Policies(NamedTuple):
     """A scaled mixed workload and the pools that make it contended; see `bench replay` for the scales."""
 
@@ -191,6 +209,7 @@ class Sizes:
         copy_bytes, matmul_size, link_bytes: of the ceilings; the last is a single array.
         calls: of attention in one executable, so that dispatch is not what is measured.
         attention: cases of kernels.
+        experts: cases of products with experts' weights.
         attention_pool_bytes: of one layer's pages; cases that do not fit are left out.
         start: options of the start that is tried, beside the defaults.
         one_byte_pool: bytes of one layer's pages of int8.
@@ -221,6 +240,7 @@ class Sizes:
     calls: int
     attention: tuple[AttentionCase, ...]
     attention_pool_bytes: int
+    experts: tuple[ExpertsCase, ...]
     start: Mapping[str, Any]
     one_byte_pool: int
     checked: tuple[Checked, ...]
@@ -263,6 +283,10 @@ FULL = Sizes(
         *(AttentionCase(GEMMA_HEADS, *case, window=512) for case in ((16, 1, 8192), (1, 512, 4096))),
     ),
     attention_pool_bytes=9 * 10**9,
+    experts=(
+        ExpertsCase("gpt-oss-20b", 32, 4, 2880, 5760, (1, 16, 64, 512, 2048)),
+        ExpertsCase("qwen3-30b-a3b", 128, 8, 2048, 1536, (1, 64, 2048)),
+    ),
     start={},
     one_byte_pool=2_500_000_000,
     checked=(
@@ -303,6 +327,7 @@ TINY = Sizes(
     calls=1,
     attention=tuple(AttentionCase(HeadSizes("small", 4, 2, 16), *case) for case in ((2, 1, 12), (1, 8, 12))),
     attention_pool_bytes=MIB,
+    experts=(ExpertsCase("small", 4, 2, 64, 64, (3,)),),
     start={"kv_tokens": 256, "max_num_seqs": 8, "max_num_batched_tokens": 8, "page_size": 8},
     one_byte_pool=64 << 10,
     checked=(Checked((4, 2, 16), 16, ("bfloat16", "float32")), Checked((4, 2, 16), 16, ("float32",), 7, 2.0, True)),

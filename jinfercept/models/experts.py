@@ -1,11 +1,13 @@
 """A feed-forward network of experts: a router chooses a few for each token, and their weighted outputs are added.
 
 No token is dropped, and a row's result does not depend on the others of its step. Pairs of a token and an expert are sorted by
-expert. A CPU multiplies blocks of rows of one expert, one block after the other, and reads the experts in use only; elsewhere a
-grouped product (`jax.lax.ragged_dot`) takes all. On a GPU, jax 0.11 makes products of all rows with all experts of it.
-Devices have different experts, or different parts of them (`ExpertsConfig`).
+expert. A CPU multiplies blocks of rows of one expert, one block after the other, and a GPU tiles of rows (`triton_grouped.py`):
+both read the experts in use only. Elsewhere, and in float32 on a GPU, `jax.lax.ragged_dot` takes all, of which jax 0.11 makes
+products of all rows with all experts on a GPU; quantised weights are multiplied by blocks of rows there. Devices have different
+experts, or different parts of them (`ExpertsConfig`).
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,10 +15,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int, Shaped
 
+from jinfercept.layouts.packed_weights import Packed
 from jinfercept.layouts.rows import gated
 from jinfercept.models.config import ExpertsConfig
 from jinfercept.models.parallel import AXIS, num_devices
 from jinfercept.models.quantized import QuantizedTensor, is_quantized
+from jinfercept.pallas import gpu_kernels
 
 MOST_BLOCK_ROWS = 64
 """Rows of one expert that a CPU multiplies at a time, at most: larger products do not run faster."""
@@ -75,27 +79,56 @@ def combined(
     flat = jnp.where(is_here, experts, num_experts).reshape(-1)
     order = jnp.argsort(flat, stable=True)
     pairs = _Pairs(order, flat[order], jnp.bincount(flat, length=num_experts))
-    rows = x[order // experts.shape[1]]
-    mean_rows = max(1, choices.experts.size // config.num_experts)
-    blocks = partial(_by_blocks, config.swiglu, min(MOST_BLOCK_ROWS, 1 << (mean_rows - 1).bit_length()))
-    if is_quantized(weights.gate_up) or is_quantized(weights.down):
-        y = blocks(rows, pairs, weights)
-    else:
-        y = jax.lax.platform_dependent(rows, pairs, weights, cpu=blocks, default=partial(_grouped, config.swiglu))
+    y = _of_pairs(
+        x[order // experts.shape[1]], pairs, weights, config, max(1, choices.experts.size // config.num_experts)
+    )
     by_choice = y[jnp.argsort(order)].reshape(*experts.shape, -1).astype(jnp.float32)
     factors = jnp.repeat(choices.factors, config.parts, axis=1)
     wide = jnp.where(is_here[..., None], by_choice * factors[..., None], 0.0)  # elsewhere rows may be anything
     return jnp.sum(wide, axis=1).astype(x.dtype)
 
 
-def _grouped(swiglu: Swiglu, rows: Float[Array, "N E"], pairs: _Pairs, weights: ExpertWeights) -> Float[Array, "N E"]:
-    """The experts' outputs by grouped products."""
-    product = partial(jax.lax.ragged_dot, group_sizes=pairs.sizes, precision=_precision(rows))
-    inner = product(rows, _joined(weights.gate_up))
+def _of_pairs(
+    rows: Float[Array, "N E"], pairs: _Pairs, weights: ExpertWeights, config: ExpertsConfig, mean_rows: int
+) -> Float[Array, "N E"]:
+    """The experts' outputs, for rows in the order of the pairs; `mean_rows` of each expert."""
+    stacks = (weights.gate_up, weights.down)
+    stored = {stack.values.dtype if isinstance(stack, QuantizedTensor) else stack.dtype for stack in stacks}
+    if (kernel := gpu_kernels.grouped_product(len(rows), pairs.sizes, rows.dtype, stored)) is not None:
+        return _grouped(config.swiglu, kernel, rows, pairs, weights)
+    blocks = partial(_by_blocks, config.swiglu, min(MOST_BLOCK_ROWS, 1 << (mean_rows - 1).bit_length()))
+    if any(map(is_quantized, stacks)):
+        return blocks(rows, pairs, weights)
+    grouped = partial(_grouped, config.swiglu, None)
+    return jax.lax.platform_dependent(rows, pairs, weights, cpu=blocks, default=grouped)
+
+
+def _grouped(
+    swiglu: Swiglu,
+    kernel: Callable[..., Float[Array, "N C"]] | None,
+    rows: Float[Array, "N E"],
+    pairs: _Pairs,
+    weights: ExpertWeights,
+) -> Float[Array, "N E"]:
+    """The experts' outputs by grouped products.
+
+    Args:
+        kernel: see `gpu_kernels.grouped_product`; None: XLA multiplies, with weights that are not quantised.
+    """
+    by_xla: Any = partial(jax.lax.ragged_dot, group_sizes=pairs.sizes, precision=_precision(rows))
+    product = kernel or by_xla
+    inner = product(rows, _stacked(weights.gate_up))
     if weights.gate_up_bias is not None:
         inner = inner + _joined(weights.gate_up_bias)[pairs.experts]
-    output = product(_gated(inner, swiglu), weights.down)
+    output = product(_gated(inner, swiglu), _stacked(weights.down))
     return output if weights.down_bias is None else output + weights.down_bias[pairs.experts]
+
+
+def _stacked(stack: Float[Array, "X ..."] | QuantizedTensor) -> Float[Array, "X A B"] | Packed:
+    """A stack of weights as grouped products take it."""
+    if isinstance(stack, QuantizedTensor):
+        return stack.packed
+    return _joined(stack) if stack.ndim > 3 else stack
 
 
 def _by_blocks(

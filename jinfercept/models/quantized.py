@@ -121,7 +121,7 @@ class QuantizedTensor:
     def product(self, x: Float[Array, "T ..."] | Rows, out: DTypeLike | None = None) -> Float[Array, "T ..."]:
         """Rows times this weight, summed over all axes of a row. `out`: type of the result, if not that of the rows."""
         rows = x.reshape(len(x), -1) if isinstance(x, jax.Array) else x
-        y = product(rows, self._packed, out or jax.tree.leaves(rows)[0].dtype, int8_rows=self.int8_rows)
+        y = product(rows, self.packed, out or jax.tree.leaves(rows)[0].dtype, int8_rows=self.int8_rows)
         return y.reshape(len(y), -1, *self.outputs)
 
     def products(self, x: Rows) -> Float[Array, "T G F"]:
@@ -134,7 +134,7 @@ class QuantizedTensor:
         """Rows of a weight whose outputs are its first axis."""
         block, column = index // WIDTH, index % WIDTH
         taken = jax.tree.map(lambda array: array[block, :, column][:, :, None], self)
-        return unpack_blocks(taken._packed, self.dtype).reshape(len(index), -1, *self.inputs)
+        return unpack_blocks(taken.packed, self.dtype).reshape(len(index), -1, *self.inputs)
 
     def split(self) -> list[Self]:
         """The weights of a stack."""
@@ -148,7 +148,7 @@ class QuantizedTensor:
         """The array that this stands for, in its `dtype`."""
         if self.values.ndim > 3:
             return jnp.stack([weight.dense() for weight in self.split()])
-        matrix = unpack(self._packed, self.dtype)
+        matrix = unpack(self.packed, self.dtype)
         return (matrix.T if self.outputs_first else matrix).reshape(self.shape)
 
     def with_columns(
@@ -171,7 +171,8 @@ class QuantizedTensor:
         return replace(jax.tree.map(changed, self, *others), outputs=outputs)
 
     @property
-    def _packed(self) -> Packed:
+    def packed(self) -> Packed:
+        """Its arrays as kernels take them."""
         return Packed(self.values, self.scales, self.offsets, self.zero)
 
 

@@ -4,12 +4,12 @@ JAX announces that it will remove the Triton backend; `docs/gpu_kernels.md` says
 kernel that moves changes its function here. Kernels are imported on demand: their compilers take up to half a second.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jinfercept.layouts.pages import Batch, KVPages
 from jinfercept.layouts.scoring import PLAIN, Scoring
@@ -106,6 +106,28 @@ def quantized_product(num_rows: int, dtype: DTypeLike, values: DTypeLike) -> Cal
     if compute_capability() < triton_quantized.least_capability(values) or num_rows > triton_quantized.MOST_ROWS:
         return None
     return triton_quantized.product
+
+
+def grouped_product(
+    num_rows: int, sizes: Int[Array, "X"], dtype: DTypeLike, values: Collection[DTypeLike]
+) -> Callable[..., Float[Array, "N C"]] | None:
+    """The product of rows that are sorted by expert with stacks of weights, see `triton_grouped.product`, if code is lowered
+    for a GPU that has it.
+
+    Args:
+        sizes: rows of each expert.
+        values: types of the stacks' stored numbers.
+    """
+    if not is_lowered_for_gpu() or jnp.dtype(dtype).itemsize != 2:
+        return None
+    from jinfercept.pallas import triton_grouped, triton_quantized
+
+    if compute_capability() < max(map(triton_quantized.least_capability, values)):
+        return None
+    quantised = any(jnp.dtype(kind) != jnp.dtype(dtype) for kind in values)
+    tile = triton_grouped.tile_rows(num_rows, len(sizes), quantised=quantised)
+    tiles = triton_grouped.row_tiles(sizes, num_rows, tile)
+    return lambda rows, stack: triton_grouped.product(rows, tiles, stack)
 
 
 def copy_kernel() -> Callable[..., Sequence[Array]]:

@@ -3,15 +3,16 @@
 A program multiplies a tile of rows with a few blocks of columns, over a part of the inputs; the parts' sums are added later.
 """
 
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jinfercept.layouts.packed_weights import wide_numbers, wide_scales
 from jinfercept.pallas.operands import EVERYWHERE
@@ -71,10 +72,8 @@ def product(
     float8 = values.dtype == jnp.float8_e4m3fn
     values = jax.lax.bitcast_convert_type(values, jnp.int8) if float8 else values  # masked loads know no float8
     cut = _cut(len(x), num_blocks, num_stored, per_value, x.shape[1] // scales.shape[1], zero)
-    by_place = x.reshape(len(x), num_stored, per_value)
-    planes = jnp.stack([by_place[:, :, row] for row in (order if per_value > 1 else (0,))])  # [places, T, R]
     num_parts = pl.cdiv(num_stored, cut.part)
-    operands = (planes, values, scales, *(() if offsets is None else (offsets,)))
+    operands = (by_place(x, num_stored, order), values, scales, *(() if offsets is None else (offsets,)))
     sums = pl.pallas_call(
         partial(_kernel, cut=cut, float8=float8),
         grid=(pl.cdiv(num_blocks, cut.blocks), pl.cdiv(len(x), cut.rows), num_parts),
@@ -112,33 +111,81 @@ def _kernel(
 ):
     """The sums of one tile of rows and columns over one part of the inputs."""
     *offsets_ref, out_ref = refs
-    num_places, num_rows, num_stored = x_ref.shape
-    num_blocks, _, width = values_ref.shape
+    num_blocks, num_stored, width = values_ref.shape
     first_block, tile, part = (pl.program_id(axis) for axis in range(3))
     row, place = tile * cut.rows + jnp.arange(cut.rows), jnp.arange(cut.blocks * width)
     block, lane = first_block * cut.blocks + place // width, place % width
-    real, there = (row < num_rows)[:, None], (block < num_blocks)[None, :]
+    real, there = (row < x_ref.shape[1])[:, None], (block < num_blocks)[None, :]
+    weight = WeightTile(
+        values_ref, scales_ref, offsets_ref, block, lane, there, cut.per_value, cut.group, cut.zero, float8
+    )
 
     def add(turn, sums):
         stored = part * cut.part + turn * cut.depth + jnp.arange(cut.depth)
-        inside = (stored < num_stored)[:, None]
-        mask = inside & there
-        packed = plgpu.load(values_ref.at[block[None, :], stored[:, None], lane[None, :]], mask=mask, other=0)
-        packed = jax.lax.bitcast_convert_type(packed, jnp.float8_e4m3fn) if float8 else packed
-        group = stored * cut.per_value // cut.group
-        at = block[None, :], group[:, None], lane[None, :]
-        scale = wide_scales(plgpu.load(scales_ref.at[at], mask=mask, other=0))
-        for i in range(num_places):
-            bits = packed >> 4 * i & 15 if num_places > 1 else packed
-            bits = bits.astype(jnp.int32) if num_places > 1 else bits
-            numbers = wide_numbers(bits, cut.zero, scales_ref.dtype) * scale
-            if offsets_ref:
-                numbers += plgpu.load(offsets_ref[0].at[at], mask=mask, other=0).astype(jnp.float32)
-            inputs = plgpu.load(x_ref.at[i, row[:, None], stored[None, :]], mask=real & inside.T, other=0)
-            sums += plgpu.dot(inputs, numbers.astype(inputs.dtype))
-        return sums
+        return add_products(sums, x_ref, row, real, weight, stored)
 
     turns = pl.cdiv(jnp.minimum(cut.part, num_stored - part * cut.part), cut.depth)
     sums = jax.lax.fori_loop(0, turns, add, jnp.zeros((cut.rows, cut.blocks * width), jnp.float32))
     where = out_ref.at[part, row[:, None], first_block * cut.blocks * width + place[None, :]]
     plgpu.store(where, sums.astype(out_ref.dtype), mask=real & there)
+
+
+class WeightTile(NamedTuple):
+    """Columns of a weight as a kernel reads them.
+
+    Attributes:
+        values, scales, offsets: references to the arrays of `Packed`; the last are those in a list, which may be empty.
+        block, lane: the blocks of the columns, and their places in these.
+        there: whether a column exists `[1, N]`.
+        per_value, group, zero: see `_Cut`.
+        float8: whether values are bytes that stand for float8.
+    """
+
+    values: Any
+    scales: Any
+    offsets: Sequence[Any]
+    block: Int[Array, "N"]
+    lane: Int[Array, "N"]
+    there: Bool[Array, "1 N"]
+    per_value: int
+    group: int
+    zero: int
+    float8: bool
+
+
+def add_products(
+    sums: Float[Array, "M N"],
+    x_ref: Any,
+    row: Int[Array, "M"],
+    real: Bool[Array, "M 1"],
+    weight: WeightTile,
+    stored: Int[Array, "R"],
+) -> Float[Array, "M N"]:
+    """`sums` with the products of some rows, over the inputs in some stored rows of a weight.
+
+    Args:
+        x_ref: reference to the rows, their inputs by place in a stored value `[places, T, R]`.
+        row, real: numbers of the rows, and whether they exist.
+    """
+    inside = (stored < weight.values.shape[1])[:, None]
+    mask = inside & weight.there
+    at = weight.block[None, :], stored[:, None], weight.lane[None, :]
+    packed = plgpu.load(weight.values.at[at], mask=mask, other=0)
+    packed = jax.lax.bitcast_convert_type(packed, jnp.float8_e4m3fn) if weight.float8 else packed
+    at = weight.block[None, :], (stored * weight.per_value // weight.group)[:, None], weight.lane[None, :]
+    scale = wide_scales(plgpu.load(weight.scales.at[at], mask=mask, other=0))
+    for i in range(x_ref.shape[0]):
+        bits = (packed >> 4 * i & 15).astype(jnp.int32) if weight.per_value > 1 else packed
+        numbers = wide_numbers(bits, weight.zero, weight.scales.dtype) * scale
+        if weight.offsets:
+            numbers += plgpu.load(weight.offsets[0].at[at], mask=mask, other=0).astype(jnp.float32)
+        inputs = plgpu.load(x_ref.at[i, row[:, None], stored[None, :]], mask=real & inside.T, other=0)
+        sums += plgpu.dot(inputs, numbers.astype(inputs.dtype))
+    return sums
+
+
+def by_place(x: Float[Array, "T K"], num_stored: int, order: tuple[int, ...]) -> Float[Array, "places T R"]:
+    """Rows with their inputs by their place in a stored value."""
+    per_value = x.shape[1] // num_stored
+    planes = x.reshape(len(x), num_stored, per_value)
+    return jnp.stack([planes[:, :, row] for row in (order if per_value > 1 else (0,))])

@@ -1,8 +1,8 @@
 """Run as a program where the CUDA plugin is on the path: compiles for a GPU that is not there, and says what came out.
 
 Reads one JSON object from stdin, `{"gpu": "h100", "num_devices": 1, "generation": "cuda13", "kernels": {name: sizes}, "pages":
-{name: sizes}, "quantized": {name: sizes}, "steps": {"model": …, "shape": …}, "one_program": {name: options},
-"read_ptx": false}`, and writes
+{name: sizes}, "quantized": {name: sizes}, "experts": {name: sizes}, "steps": {"model": …, "shape": …}, "one_program": {name:
+options}, "read_ptx": false}`, and writes
 `{"results": …, "sources": …}` to stdout. The results are by name the error of a compilation, or what `memory_analysis`, the
 optimised HLO and the PTX say of it; the sources are the files of the repository that were read. The folder `$AOT_RESULTS`
 holds the results of earlier runs by a hash of all that a compilation depends on.
@@ -31,7 +31,11 @@ from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.layouts.packed_weights import WIDTH, Packed
 from jinfercept.layouts.pages import Batch, kv_shape, write_kv
 from jinfercept.layouts.scoring import Scoring
+from jinfercept.models.config import ExpertsConfig
+from jinfercept.models.experts import ExpertWeights, choose, combined
 from jinfercept.models.hf_config import config_from_hf
+from jinfercept.models.packed_rows import Packing
+from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.pallas.attention import CUTS, paged_attention
 from jinfercept.pallas.gpu_heads import Heads, work_cut
 from jinfercept.pallas.quantized_product import product
@@ -110,13 +114,13 @@ def _facts(compiled: jax.stages.Compiled, folder: Path) -> Facts:
 
 
 def _code(folder: Path) -> dict[str, dict[str, Any]]:
-    """What PTX and its assembler say of the kernels for pages: their file has no other."""
+    """What PTX and its assembler say of the kernels for pages and for experts: their file has no other."""
     kernels = read_kernels(folder, str(tool("ptxas")), "", ())
     for ptx in (path.read_text() for path in folder.glob("*.ptx")):
         copied = Counter(str(int(size, 0)) for size in PTX_COPY.findall(ptx))
         for name, scale in address_scales(ptx).items():
             kernels[name] |= {"address_scale": scale, "copied": copied}
-    return {name: kernel for name, kernel in kernels.items() if name.startswith("paged_")}
+    return {name: kernel for name, kernel in kernels.items() if name.startswith(("paged_", "grouped_"))}
 
 
 def _accesses(folder: Path) -> dict[str, list[str]]:
@@ -238,6 +242,30 @@ def quantized(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None
     compiler.add(name, multiply, compiler.shape((num_rows, depth), jnp.bfloat16), values, scales, scales)
 
 
+def experts(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
+    """A layer's experts with biases, in bfloat16, in MXFP4 or in groups of 32 with offsets."""
+    num_experts, size, columns, rows = (case[key] for key in ("num_experts", "hidden_size", "ffn_size", "rows"))
+    config = ExpertsConfig(num_experts, case["per_token"], columns, normalised=True, swiglu=(7.0, 1.702), biased=True)
+    packing = {None: None, "mxfp4": Packing("uint32", 32, "uint8"), "int4": Packing("uint32", 32, offset=True)}
+    packing |= {"int8": Packing("int8", 32), "e4m3": Packing("float8_e4m3fn", 128, "float32")}
+
+    def stack(*dims: int) -> Any:
+        if (how := packing[case.get("values")]) is None:
+            return compiler.shape((num_experts, *dims), jnp.bfloat16)
+        stored = QuantizedTensor.of_shape(dims, 1, how, jnp.bfloat16, (num_experts,))
+        return jax.tree.map(lambda struct: compiler.shape(struct.shape, struct.dtype), stored)
+
+    biases = (compiler.shape((num_experts, *dims), jnp.bfloat16) for dims in ((2, columns), (size,)))
+    weights = ExpertWeights(stack(size, 2, columns), stack(columns, size), *biases)
+
+    def feed(x, router, weights):
+        logits = jnp.dot(x, router, preferred_element_type=jnp.float32)
+        return combined(x, choose(logits, config), weights, config)
+
+    x, router = compiler.shape((rows, size), jnp.bfloat16), compiler.shape((size, num_experts), jnp.bfloat16)
+    compiler.add(f"{name}, experts", feed, x, router, weights)
+
+
 def one_program(
     compiler: KernelCompiler, name: str, options: Mapping[str, Any], num_layers: int = 3, width: int = 2048
 ) -> None:
@@ -267,7 +295,7 @@ def one_program(
 
 def main() -> None:
     order = json.load(sys.stdin)
-    dumped = {"xla_dump_emitter_re": "ptx"} if "pages" in order or order.get("read_ptx") else {}
+    dumped = {"xla_dump_emitter_re": "ptx"} if "pages" in order or "experts" in order or order.get("read_ptx") else {}
     num_devices = order.get("num_devices", 1)
     compiler = KernelCompiler(order["gpu"], order["generation"], _facts, SOURCE, dumped, num_devices)
     with redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
@@ -281,6 +309,8 @@ def main() -> None:
             pages(compiler, name, case)
         for name, case in order.get("quantized", {}).items():
             quantized(compiler, name, case)
+        for name, case in order.get("experts", {}).items():
+            experts(compiler, name, case)
         for name, options in order.get("one_program", {}).items():
             one_program(compiler, name, options)
         results = compiler.results()

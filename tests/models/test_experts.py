@@ -69,7 +69,7 @@ def test_blocks_of_rows_and_grouped_products_are_the_same(block_rows: int, swigl
     pairs = _Pairs(jnp.arange(13), jnp.repeat(jnp.arange(5), sizes), sizes)
     arguments = (drawn(13, 8), pairs, ExpertWeights(GATE_UP, DOWN, drawn(5, 2, 12), drawn(5, 8)))
     blocks = jax.jit(partial(_by_blocks, swiglu, block_rows))(*arguments)
-    np.testing.assert_allclose(blocks, _grouped(swiglu, *arguments), atol=1e-4, rtol=0)
+    np.testing.assert_allclose(blocks, _grouped(swiglu, None, *arguments), atol=1e-4, rtol=0)
 
 
 def test_experts_apart_and_stacked_are_read_alike(tmp_path: Path) -> None:

@@ -1,0 +1,170 @@
+"""The Triton kernel for grouped products: rows that are sorted by expert, each times the weight of its expert.
+
+A program multiplies a tile of rows of one expert with a tile of its columns, and reads these of the stack where they lie; the
+numbers of quantised weights are unpacked in registers. Experts without rows are not read.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jaxtyping import Array, Float, Int, Shaped
+
+from jinfercept.layouts.packed_weights import ORDER, WIDTH, Packed
+from jinfercept.pallas.operands import EVERYWHERE
+from jinfercept.pallas.tiles import LEAST_ROWS, power_of_two
+from jinfercept.pallas.triton_quantized import WeightTile, add_products, by_place
+
+MOST_ROWS = 128  # of a tile
+MOST_PACKED_ROWS = 64  # with quantised weights: the inputs of a word are eight tiles in shared memory
+
+
+class RowTiles(NamedTuple):
+    """The tiles of rows of a product, each of one expert: their experts, first rows, and the rows after their last.
+
+    Attributes:
+        rows: of a tile, at most.
+    """
+
+    experts: Int[Array, "M"]
+    starts: Int[Array, "M"]
+    ends: Int[Array, "M"]
+    rows: int
+
+
+class _GroupCut(NamedTuple):
+    """How a product is divided.
+
+    Attributes:
+        rows: of a tile.
+        columns: of a tile; of a quantised weight whole blocks.
+        depth: inputs in a turn of the loop, or stored rows of a quantised weight.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+
+
+def tile_rows(num_rows: int, num_experts: int, *, quantised: bool) -> int:
+    """Rows of a tile for so many rows, of which every expert has about as many: a matrix unit needs 16."""
+    most = MOST_PACKED_ROWS if quantised else MOST_ROWS
+    return max(LEAST_ROWS, min(most, power_of_two(num_rows // num_experts or 1)))
+
+
+def row_tiles(sizes: Int[Array, "X"], num_rows: int, rows: int) -> RowTiles:
+    """The tiles of as many rows as the experts have by `sizes`, at most `num_rows`. There are as many tiles as there may be,
+    the last ones without rows."""
+    num_tiles = (num_rows + (rows - 1) * min(len(sizes), num_rows)) // rows
+    counts = -(-sizes // rows)
+    last, ends, tile = jnp.cumsum(counts), jnp.cumsum(sizes), jnp.arange(num_tiles)
+    experts = jnp.minimum(jnp.sum(tile[:, None] >= last[None], axis=1), len(sizes) - 1)
+    starts = ends[experts] - sizes[experts] + (tile - last[experts] + counts[experts]) * rows
+    tile_ends = jnp.where(tile < last[-1], jnp.minimum(starts + rows, ends[experts]), starts)
+    return RowTiles(experts.astype(jnp.int32), starts.astype(jnp.int32), tile_ends.astype(jnp.int32), rows)
+
+
+def product(
+    rows: Float[Array, "N K"], tiles: RowTiles, stack: Float[Array, "X K C"] | Packed, interpret: bool = False
+) -> Float[Array, "N C"]:
+    """Rows times the weights of their experts, summed in float32. Rows that are in no tile may be anything.
+
+    Args:
+        rows: of 16 bits a number, sorted by expert.
+        stack: weights, or the arrays of quantised ones with an axis for the experts in front.
+        interpret: run the kernel's Python instead of compiling it.
+    """
+    numbers, num_stages = (tiles.experts, tiles.starts, tiles.ends), 3
+    if isinstance(stack, Packed):
+        num_experts, num_blocks, num_stored, _ = stack.values.shape
+        cut = _GroupCut(tiles.rows, 64 if tiles.rows == LEAST_ROWS else 128, 32)
+        float8 = stack.values.dtype == jnp.float8_e4m3fn
+        values = jax.lax.bitcast_convert_type(stack.values, jnp.int8) if float8 else stack.values
+        arrays = [array for array in (values, stack.scales, stack.offsets) if array is not None]
+        arrays = [array.reshape(num_experts * num_blocks, *array.shape[2:]) for array in arrays]
+        operands, num_columns = (by_place(rows, num_stored, ORDER), *arrays), num_blocks * WIDTH
+        depth, num_stages = rows.shape[1], 2 if tiles.rows >= MOST_PACKED_ROWS else 3
+        sizes = {"group": depth // stack.scales.shape[2], "per_value": depth // num_stored, "zero": stack.zero}
+        kernel = partial(_packed_kernel, cut=cut, num_blocks=num_blocks, float8=float8, **sizes)
+    else:
+        cut = _GroupCut(tiles.rows, 64 if tiles.rows == LEAST_ROWS else 128, 64)
+        operands, num_columns, kernel = (rows, stack), stack.shape[2], partial(_kernel, cut=cut)
+    return pl.pallas_call(
+        kernel,
+        grid=(len(tiles.experts), pl.cdiv(num_columns, cut.columns)),
+        in_specs=[EVERYWHERE] * (3 + len(operands)),
+        out_specs=EVERYWHERE,
+        out_shape=jax.ShapeDtypeStruct((len(rows), num_columns), rows.dtype),
+        compiler_params=plgpu.CompilerParams(num_warps=4 if cut.rows < 64 else 8, num_stages=num_stages),
+        interpret=interpret,
+        name="grouped_product",
+    )(*numbers, *operands)
+
+
+def _kernel(
+    experts_ref,  # [M]
+    starts_ref,  # [M]
+    ends_ref,  # [M]
+    rows_ref,  # [N, K]
+    stack_ref,  # [X, K, C]
+    out_ref,  # [N, C]
+    *,
+    cut: _GroupCut,
+):
+    """One tile of rows and columns."""
+    tile = pl.program_id(0)
+    expert, start, end = experts_ref[tile], starts_ref[tile], ends_ref[tile]
+    _, num_inputs, num_columns = stack_ref.shape
+    row, column = start + jnp.arange(cut.rows), pl.program_id(1) * cut.columns + jnp.arange(cut.columns)
+    real, there = (row < end)[:, None], (column < num_columns)[None, :]
+
+    def add(turn, sums):
+        place = turn * cut.depth + jnp.arange(cut.depth)
+        inside = (place < num_inputs)[:, None]
+        weight = plgpu.load(stack_ref.at[expert, place[:, None], column[None, :]], mask=inside & there, other=0)
+        inputs = plgpu.load(rows_ref.at[row[:, None], place[None, :]], mask=real & inside.T, other=0)
+        return sums + plgpu.dot(inputs, weight)
+
+    sums = _summed(cut, start < end, num_inputs, add)
+    where = out_ref.at[row[:, None], column[None, :]]
+    plgpu.store(where, sums.astype(out_ref.dtype), mask=real & there)
+
+
+def _packed_kernel(
+    experts_ref,  # [M]
+    starts_ref,  # [M]
+    ends_ref,  # [M]
+    rows_ref,  # [places, N, R]
+    values_ref,  # [X B, R, W]
+    scales_ref,  # [X B, G, W]
+    *refs,  # offsets [X B, G, W], if there are any; the result [N, C]
+    cut: _GroupCut,
+    num_blocks: int,
+    float8: bool,
+    **sizes: Any,
+):
+    """One tile of rows and columns of quantised weights."""
+    *offsets_ref, out_ref = refs
+    tile = pl.program_id(0)
+    expert, start, end = experts_ref[tile], starts_ref[tile], ends_ref[tile]
+    row, column = start + jnp.arange(cut.rows), pl.program_id(1) * cut.columns + jnp.arange(cut.columns)
+    block, real = column // WIDTH, (row < end)[:, None]
+    there = (block < num_blocks)[None, :]
+    place = expert * num_blocks + block, column % WIDTH, there
+    weight = WeightTile(values_ref, scales_ref, offsets_ref, *place, float8=float8, **sizes)
+
+    def add(turn, sums):
+        return add_products(sums, rows_ref, row, real, weight, turn * cut.depth + jnp.arange(cut.depth))
+
+    sums = _summed(cut, start < end, values_ref.shape[1], add)
+    where = out_ref.at[row[:, None], column[None, :]]
+    plgpu.store(where, sums.astype(out_ref.dtype), mask=real & there)
+
+
+def _summed(cut: _GroupCut, is_there: Any, depth: int, add: Any) -> Shaped[Array, "M N"]:
+    """The sums of a tile; nothing is read for one without rows."""
+    turns = is_there.astype(jnp.int32) * pl.cdiv(depth, cut.depth)
+    return jax.lax.fori_loop(0, turns, add, jnp.zeros((cut.rows, cut.columns), jnp.float32))

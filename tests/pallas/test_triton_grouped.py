@@ -1,0 +1,59 @@
+"""The GPU's kernel for grouped products, interpreted, against products one by one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jinfercept.layouts.packed_weights import Packed, unpack
+from jinfercept.pallas.triton_grouped import product, row_tiles
+from tests.support.quantized_weight import mxfp4_weight, weight
+
+SIZES = ([0, 37, 1, 0, 22, 0], [16, 0, 0, 32, 0, 0], [0, 0, 0, 0, 0, 1], [0] * 6)
+
+
+def expected(x: jax.Array, stack: np.ndarray, sizes: list[int]) -> np.ndarray:
+    experts = np.repeat(np.arange(len(sizes)), sizes)
+    rows = np.asarray(x, np.float64)[: len(experts)]
+    return np.stack([row @ stack[expert].astype(np.float64) for row, expert in zip(rows, experts, strict=True)])
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("rows", [16, 32])
+def test_tiles_are_all_rows_of_all_experts(sizes: list[int], rows: int) -> None:
+    tiles = row_tiles(jnp.asarray(sizes), 64, rows)
+    pairs = [
+        (int(expert), row)
+        for expert, start, end in zip(tiles.experts, tiles.starts, tiles.ends, strict=True)
+        for row in range(int(start), int(end))
+    ]
+    assert pairs == list(zip(np.repeat(np.arange(6), sizes).tolist(), range(sum(sizes)), strict=True))
+    assert int(max(tiles.ends - tiles.starts)) <= rows
+
+
+@pytest.mark.parametrize("sizes", SIZES[:3])
+@pytest.mark.parametrize(("inputs", "outputs", "rows"), [(96, 144, 16), (64, 128, 64)])
+def test_rows_are_multiplied_with_the_weights_of_their_experts(
+    sizes: list[int], inputs: int, outputs: int, rows: int
+) -> None:
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((64, inputs)), jnp.bfloat16)
+    stack = jnp.asarray(rng.standard_normal((6, inputs, outputs)), jnp.bfloat16)
+    y = product(x, row_tiles(jnp.asarray(sizes), 64, rows), stack, interpret=True)
+    wanted = expected(x, np.asarray(stack), sizes)
+    np.testing.assert_allclose(np.asarray(y, np.float64)[: len(wanted)], wanted, atol=0.01 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "4 bits", "8 bits"])
+def test_rows_are_multiplied_with_quantised_weights(kind: str) -> None:
+    def made(seed: int) -> Packed:
+        if kind == "mxfp4":
+            return mxfp4_weight(96, 160, seed=seed)[0]
+        return weight(96, 160, bits=int(kind[0]), group=32, offset=kind[0] == "4", zero=8, seed=seed)[0]
+
+    packed = [made(seed) for seed in range(6)]
+    arrays = jax.tree.map(lambda *parts: jnp.stack(parts), *(each[:3] for each in packed))
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((64, 96)), jnp.bfloat16)
+    y = product(x, row_tiles(jnp.asarray(SIZES[0]), 64, 16), Packed(*arrays, zero=packed[0].zero), interpret=True)
+    wanted = expected(x, np.stack([unpack(each, jnp.bfloat16) for each in packed]), SIZES[0])
+    np.testing.assert_allclose(np.asarray(y, np.float64)[: len(wanted)], wanted, atol=0.01 * np.abs(wanted).max())
