@@ -41,13 +41,15 @@ def rows(sizes: Sizes) -> Iterator[Row]:
         for tokens in case.tokens:
             x, group_sizes = _random_rows(case, tokens)
             by_xla = jax.jit(jax.lax.ragged_dot)
-            candidates: dict[str, tuple[Any, Product]] = {"xla": (stack, by_xla)}
-            if jax.default_backend() == "gpu" and compute_capability() == HOPPER:
-                candidates["mosaic"] = (stack, jax.jit(_by_mosaic))
-            candidates["triton"] = (stack, jax.jit(partial(_by_triton, case)))
+            candidates: dict[str, tuple[Any, Product]] = {
+                "triton": (stack, jax.jit(partial(_by_triton, case))),
+                "xla": (stack, by_xla),
+            }
             candidates |= {
                 f"triton {name}": (weight, jax.jit(partial(_by_triton, case))) for name, weight in packed.items()
             }
+            if jax.default_backend() == "gpu" and compute_capability() == HOPPER:
+                candidates["mosaic"] = (stack, jax.jit(_by_mosaic))
             used = int(np.count_nonzero(group_sizes))
             for name, (weight, multiply) in candidates.items():
                 row = {"model": case.model, "tokens": tokens, "used": used, "implementation": name}
