@@ -1,4 +1,4 @@
-"""What the copies of a step cost the host: tiny pages, all out and then all in, for every way to hold host copies, in turns.
+"""What the copies of a step cost the host: tiny pages, all out and then all in, by the pages of an array, in turns.
 
 A full link of 50 GB/s moves 240 pages of Llama-3-8B in 10 ms. Seconds are those of the dispatching thread; what a CPU spends on
 the copies themselves is next to nothing.
@@ -29,7 +29,6 @@ from jinfercept.runner import page_arrays
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing_samples import NUM_FIELDS
 from jinfercept.runner.page_arrays import KVArrays
-from jinfercept.runner.pooled_pages import PooledKVArrays
 from jinfercept.runner.step_upload import MOST_TRANSFERS
 
 STAGING = (1, 16, 32)
@@ -40,10 +39,7 @@ def time_copies(pages: int, rounds: int = 40) -> dict[str, dict[str, float]]:
     """By the way to hold host copies: executables and arrays that move all pages out and in, and the median microseconds."""
     home = SingleDeviceSharding(jax.devices()[0], memory_kind="device")
     sizes: dict[str, Any] = {"parts": [(0, 2)], "num_kv_heads": 1, "head_dim": 2, "dtype": "float32", "home": home}
-    ways: dict[str, KVArrays | PooledKVArrays] = {
-        f"arrays of {staging}": KVArrays(pages, 1, staging_pages=staging, **sizes) for staging in STAGING
-    }
-    ways["kernel"] = PooledKVArrays(pages, 1, 2 * pages, **sizes)
+    ways = {f"arrays of {staging}": KVArrays(pages, 1, staging_pages=staging, **sizes) for staging in STAGING}
     for kv in ways.values():
         executables = Executables()
         kv.add_executables(executables)

@@ -90,8 +90,7 @@ def _link(parts: Parts) -> list[Figure]:
         best = min(full, key=lambda row: row["slowdown"]) if full else max(rows, key=lambda row: row["link_share"])
         rate = f"{best['link_share']:.0%} of the link, {best['bytes_per_s'] / 1e9:.1f} GB/s"
         reached = f"{best['slowdown']:+.1%} step time at {rate}"
-        how = f"arrays of {staging}" if staging else "one array, by a kernel"
-        what = f"decode, {way}, {'whole pages' if pieces == 1 else f'{pieces} parts'}, {how}"
+        what = f"decode, {way}, {'whole pages' if pieces == 1 else f'{pieces} parts'}, arrays of {staging}"
         figures.append(Figure(what, reached, bool(full) and best["slowdown"] <= SLOWDOWN))
     return figures
 

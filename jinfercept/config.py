@@ -19,7 +19,6 @@ ActivationDTypeChoice = Literal["auto", "int8"]
 LoadFormatChoice = Literal["auto", "dummy"]
 QuantizationChoice = Literal["auto", "none", "gguf", "gptq", "awq", "fp8", "mxfp4"]
 PreemptionChoice = Literal["auto", "policy", "recompute", "swap"]
-TransferChoice = Literal["arrays", "kernel"]
 AttentionChoice = Literal["auto", "triton", "mosaic", "cpu", "reference"]
 
 
@@ -165,11 +164,6 @@ class AdvancedOptions:
     staging_pages: int | None = option(
         None, "most pages of a context that cross the host link as one array, a power of two; default: 16, on a CPU 1"
     )
-    transfer: TransferChoice = option(
-        "arrays",
-        "how pages cross the host link; arrays: of `staging_pages`, beside compute; kernel: one executable per direction and "
-        "step, all host copies in one array, not beside compute: not measured yet",
-    )
     pinned_memory: bool = option(True, "copies of pages on the host are in page-locked memory; off: in pageable memory")
     pipeline_depth: int = option(1, "0: read a step's tokens before planning the next; 1: one step later")
     attention: AttentionChoice = option("auto", "implementation of attention")
@@ -236,7 +230,6 @@ class LLMOptions(RestartOptions, total=False):
     layers_per_step: int | None
     transfer_parts: int
     staging_pages: int | None
-    transfer: TransferChoice
     pinned_memory: bool
     attention: AttentionChoice
     joined_decode: bool
@@ -321,8 +314,6 @@ class EngineConfig:
         self._check_disk()
         if advanced.staging_pages not in (None, 1, 2, 4, 8, 16, 32):
             raise ConfigError("staging_pages is a power of two", got=advanced.staging_pages, fix="1, 2, 4, 8, 16 or 32")
-        if advanced.transfer == "kernel" and not advanced.pinned_memory:
-            raise ConfigError("kernels copy to pinned memory", got="pinned_memory=False", fix="leave it on")
         if advanced.pipeline_depth not in (0, 1):
             raise ConfigError("pipeline_depth is 0 or 1", got=advanced.pipeline_depth, fix="choose one of them")
 
@@ -333,7 +324,6 @@ class EngineConfig:
         for does_not_fit, got, fix in (
             (not cache.swap_space, "swap_space=0", "some swap_space: pages pass through the host's memory"),
             (not cache.enable_prefix_caching, "enable_prefix_caching=False", "prefix caching"),
-            (self.advanced.transfer == "kernel", "transfer=kernel", "transfer=arrays"),
             (self.scheduling.speculation.model is not None, "a draft model", "n-grams, or no drafts"),
             (self.hosts.num_hosts or self.hosts.coordinator, "several hosts", "one host"),
         ):

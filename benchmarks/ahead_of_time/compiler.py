@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.extend.source_info_util import register_exclusion
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxlib.mlir import ir
 
 from jinfercept.layouts.pages import KVPages, kv_shape
 from jinfercept.models.config import ModelConfig
@@ -78,13 +77,11 @@ class Compiler:
         *arguments: Any,
         donate: tuple[int, ...] = (),
         options: Mapping[str, Any] | None = None,
-        on_host: Sequence[int] = (),
     ) -> None:
         """Begin to compile a function.
 
         Args:
             options: of XLA, beside those of `Executables`.
-            on_host: numbers of the leaves of the arguments that lie in page-locked memory, which their shapes cannot say.
         """
         name = key if isinstance(key, str) else " ".join(map(str, key))
         options = {**COMPILER_OPTIONS, **(options or {})}
@@ -93,8 +90,6 @@ class Compiler:
             try:
                 with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
                     lowered = jax.jit(function, donate_argnums=tuple(donate)).lower(*arguments)
-                if on_host:
-                    _place_on_host(lowered, on_host)
                 return self._facts(lowered, options)
             except Exception as error:
                 return {"error": f"{type(error).__name__}: {error}"}
@@ -141,21 +136,6 @@ class Compiler:
         with tempfile.TemporaryDirectory() as folder:
             dumped = {"xla_dump_to": folder, **self._dumped} if self._dumped else {}
             return self._read(lowered.compile(compiler_options={**options, **dumped}), Path(folder))
-
-
-def _place_on_host(lowered: jax.stages.Lowered, leaves: Sequence[int]) -> None:
-    """Mark arguments of a program as arrays in page-locked memory."""
-    module: Any = lowered.compiler_ir()
-    with module.context:
-        [main] = [op for op in module.body.operations if op.attributes["sym_name"] == ir.StringAttr.get("main")]
-        marks = [dict(_items(ir.DictAttr(mark))) for mark in main.attributes["arg_attrs"]]
-        for leaf in leaves:
-            marks[leaf]["mhlo.memory_kind"] = ir.StringAttr.get("pinned_host")
-        main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(mark) for mark in marks])
-
-
-def _items(marks: Any) -> Iterator[tuple[str, Any]]:
-    return ((marks[index].name, marks[index].attr) for index in range(len(marks)))
 
 
 def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention: str) -> tuple[KVPages, ...]:

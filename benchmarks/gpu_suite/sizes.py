@@ -176,11 +176,7 @@ class Policies(NamedTuple):
 
 
 class TransferWay(NamedTuple):
-    """A way in which pages cross the host link.
-
-    Attributes:
-        transfer_parts, staging_pages: of `RunnerShape`; without staging pages a kernel copies to and from one array.
-    """
+    """A way in which pages cross the host link: fields of `RunnerShape`, by their names there. Another way is a field here."""
 
     transfer_parts: int
     staging_pages: int
@@ -306,9 +302,9 @@ FULL = Sizes(
     upload_arrays=(1, 16, 256),
     upload_bytes=2 * MIB,
     behind_bytes=GIB,
-    overlap_ways=(TransferWay(1, 16), TransferWay(1, 0)),
+    overlap_ways=(TransferWay(1, 128), TransferWay(1, 16)),
     overlap_shares=(1.0, 0.5),
-    transfer_ways=(TransferWay(1, 0), TransferWay(1, 16), TransferWay(4, 1)),
+    transfer_ways=(TransferWay(1, 1), TransferWay(1, 16), TransferWay(4, 1)),
     transfer_shares=(0.9, 1.0, 0.5),
     transfer_pages=512,
     transfer_rows=(64, 1000),
@@ -341,7 +337,7 @@ TINY = Sizes(
     behind_bytes=MIB,
     overlap_ways=(TransferWay(1, 2), TransferWay(1, 1)),
     overlap_shares=(1.0,),
-    transfer_ways=(TransferWay(1, 0), TransferWay(1, 2), TransferWay(2, 1)),
+    transfer_ways=(TransferWay(1, 1), TransferWay(1, 2), TransferWay(2, 1)),
     transfer_shares=(0.9,),
     transfer_pages=4,
     transfer_rows=(8, 16),

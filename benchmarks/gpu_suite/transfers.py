@@ -1,7 +1,7 @@
 """What a decode step costs while pages cross the host link, by the way of transferring: whole pages, in arrays, part by part.
 
 The same step runs again and again, each submitted before the last one's tokens are read, with and without pages that go
-out, come in, or both. Rows: the way (`transfer_parts` and `staging_pages`, see `TransferWay`), `tokens`, `context`,
+out, come in, or both. Rows: the way (`transfer_parts` and `staging_pages`, as `RunnerShape` has them), `tokens`, `context`,
 `way` (none, out, in, both), `share` of the link that was asked for, `pages` each way, `step_s`, `dispatch_s`, and `slowdown`
 (over the step without transfers, less 1), `bytes_per_s`, `link_bytes_per_s` (of one large array) and `link_share`, their ratio.
 
@@ -82,7 +82,6 @@ def _benches(sizes: Sizes, ways: Sequence[TransferWay]) -> Iterator[tuple[Row, B
 
 def _bench(sizes: Sizes, model: Model, params: Params, way: TransferWay, links: dict[str, float]) -> Bench:
     num_rows, context = sizes.transfer_rows
-    host_rows = (FORGOTTEN_AFTER + 3) * sizes.transfer_pages  # those that leave, those that come, and a step's
     shape = RunnerShape(
         num_pages=0,
         page_size=sizes.page_size,
@@ -90,8 +89,7 @@ def _bench(sizes: Sizes, model: Model, params: Params, way: TransferWay, links: 
         max_model_len=context,
         buckets=(num_rows,),
         layers_per_step=sizes.layers_per_step[0],
-        transfer_parts=way.transfer_parts,
-        **({"staging_pages": way.staging_pages} if way.staging_pages else {"host_rows": host_rows}),
+        **way._asdict(),
     )
     used = pages_of(shape, num_rows, context)
     shape = replace(shape, num_pages=used + 2 * sizes.transfer_pages)

@@ -4,7 +4,7 @@ JAX announces that it will remove the Triton backend; `docs/gpu_kernels.md` says
 kernel that moves changes its function here. Kernels are imported on demand: their compilers take up to half a second.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax.numpy as jnp
@@ -128,13 +128,6 @@ def grouped_product(
     tile = triton_grouped.tile_rows(num_rows, len(sizes), quantised=quantised)
     tiles = triton_grouped.row_tiles(sizes, num_rows, tile)
     return lambda rows, stack: triton_grouped.product(rows, tiles, stack)
-
-
-def copy_kernel() -> Callable[..., Sequence[Array]]:
-    """The kernel that copies pages to and from host memory, see `triton_copies.copy_pages`."""
-    from jinfercept.pallas import triton_copies
-
-    return triton_copies.copy_pages
 
 
 def best_attention(q: DTypeLike, pages: DTypeLike, head_dim: int) -> str | None:

@@ -24,7 +24,6 @@ from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.packing import enter, pack
 from jinfercept.runner.page_arrays import KVArrays
 from jinfercept.runner.page_transfers import PAGES_SPEC
-from jinfercept.runner.pooled_pages import PooledKVArrays
 from jinfercept.runner.sampler import Drawn, Hidden, Sampler, Samples
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.step_upload import MOST_TRANSFERS
@@ -117,11 +116,8 @@ class ModelRunner:
             "num_rows": shape.sample_rows[-1],
         }
         sizes = shape.num_pages, shape.page_size
-        if shape.host_rows:
-            self.kv = PooledKVArrays(*sizes, shape.host_rows, **pages)
-        else:
-            pages |= {"staging_pages": shape.staging_pages, "pinned": shape.pinned_memory}
-            self.kv = KVArrays(*sizes, **pages, moved_pages=shape.moved_pages)
+        pages |= {"staging_pages": shape.staging_pages, "pinned": shape.pinned_memory}
+        self.kv = KVArrays(*sizes, **pages, moved_pages=shape.moved_pages)
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
         self.executables = Executables() if executables is None else executables
         self.drafter: Drafter | None = None

@@ -22,7 +22,6 @@ class RunnerShape:
         staging_pages: most pages of one host array, a power of two; 1: every page is its own.
         pinned_memory: whether host arrays are page-locked.
         moved_pages: pages for which the device has memory beside the pool while they are on their way.
-        host_rows: pages of one array with all host copies, see `pooled_pages`; 0: there are arrays of `staging_pages`.
         joined_decode: the GPU kernel for decode rows also rotates queries and keys, and writes keys and values; never those
             of quantised pages.
         kv_cache_dtype: format of the pages: `auto`, the type of the weights; `int8`; `fp8`.
@@ -41,7 +40,6 @@ class RunnerShape:
     staging_pages: int = 1
     pinned_memory: bool = True
     moved_pages: int = 1 << 30
-    host_rows: int = 0
     joined_decode: bool = True
     kv_cache_dtype: str = "auto"
     num_drafts: int = 0

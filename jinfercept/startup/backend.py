@@ -63,9 +63,7 @@ def _pinned_memory(config: EngineConfig) -> dict[str, str]:
     the limit is the user's, who may have meant no more than a limit.
     """
     cache, advanced = config.cache, config.advanced
-    pinned_per_page = (
-        1 if advanced.staging_pages == 1 or advanced.transfer == "kernel" else 2
-    )  # the bound of `KVArrays`
+    pinned_per_page = 1 if advanced.staging_pages == 1 else 2  # the bound of `KVArrays`
     limit_gib = math.ceil(cache.swap_space * pinned_per_page) + PINNED_MARGIN_GIB
     settings = {_PINNED_LIMIT: str(limit_gib)}
     fits = 2 * limit_gib * GIB <= psutil.virtual_memory().available

@@ -113,15 +113,7 @@ def plan_pools(
     num_pages = memory.kv_tokens // config.cache.page_size
     shape = _runner_shape(num_pages, memory.max_model_len, config, layers_per_step)
     moved_pages = max(1, memory.moved_tokens // config.cache.page_size)
-    return memory, replace(shape, moved_pages=moved_pages, host_rows=host_rows(config, memory))
-
-
-def host_rows(config: EngineConfig, memory: MemoryPlan) -> int:
-    """Pages of the host pool that kernels copy to, with as many more as one step may move; 0: there is none."""
-    if config.advanced.transfer == "arrays":
-        return 0
-    page_size = config.cache.page_size
-    return memory.host_tokens // page_size + max(1, min(memory.kv_tokens, memory.moved_tokens) // page_size)
+    return memory, replace(shape, moved_pages=moved_pages)
 
 
 def draft_shape(draft: ServedModel, served: ServedModel, shape: RunnerShape) -> RunnerShape:
@@ -153,7 +145,6 @@ def profile_settings(
         "staging_pages": shape.staging_pages,
         **({} if shape.kv_cache_dtype == "auto" else {"kv_cache_dtype": shape.kv_cache_dtype}),
         **({} if shape.pinned_memory else {"pinned_memory": False}),
-        **({} if config.advanced.transfer == "arrays" else {"transfer": config.advanced.transfer}),
         "attention": config.advanced.attention,
         "joined_decode": config.advanced.joined_decode,
         "device": device if len(devices) == 1 else f"{len(devices)} x {device}",
@@ -238,8 +229,6 @@ def _check_rows(model: ServedModel, kv_cache_dtype: str) -> None:
 
 def staging_pages(config: EngineConfig, platform: str) -> int:
     """Most pages of an array on the host: on a CPU, where nothing crosses a link, each page is its own."""
-    if config.advanced.transfer == "kernel":
-        return 1
     return config.advanced.staging_pages or (1 if platform == "cpu" else STAGING_PAGES)
 
 

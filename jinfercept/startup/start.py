@@ -49,7 +49,7 @@ from jinfercept.startup.several_hosts import (
     model_facts,
     placement_of,
 )
-from jinfercept.startup.sizing import group_layers, host_rows, measured_profile, plan_pools, remembered_profile
+from jinfercept.startup.sizing import group_layers, measured_profile, plan_pools, remembered_profile
 from jinfercept.tokenizer.load import load_tokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from jinfercept.values.vllm_names import own_options
@@ -155,12 +155,6 @@ class EngineSetup:
         own.check(config)
         chunks(config, self.machine.shape, own)
         memory_plan = self.memory_plan.with_host(config.cache)
-        if host_rows(config, memory_plan) > self.machine.shape.host_rows:
-            raise ConfigError(
-                "only a new LLM can have more host memory for its kernels",
-                got=f"swap_space={config.cache.swap_space}",
-                fix="no more than at the start, or a new LLM",
-            )
         return replace(self, flags=merged, config=config, own=own, memory_plan=memory_plan)
 
     def assemble(self, record: Recorder | None = None) -> Assembled:
@@ -266,7 +260,6 @@ def _set_up_here(
         memory_plan, shape = plan_pools(loaded.model, loaded.params, config, grouping.layers_per_step, draft, lazy=lazy)
         if group is not None:
             memory_plan, shape = _alike(memory_plan, shape, group)
-            shape = replace(shape, host_rows=host_rows(config, memory_plan))
         log.info("%s", memory_plan)
         chunks(config, shape, own)
         runner, drafter = ModelRunner(loaded.model, loaded.params, shape, attention=config.advanced.attention), None

@@ -14,7 +14,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
 from math import prod
@@ -44,9 +44,7 @@ from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import joined_attention_triton, paged_attention_triton
 from jinfercept.pallas.work_schedule import Work, WorkSchedule
 from jinfercept.runner.page_transfers import add_transfers, transfer_sizes
-from jinfercept.runner.pooled_pages import add_copies
 from jinfercept.runner.shape import RunnerShape
-from jinfercept.runner.step_upload import CommonShape
 from tests.aot.addresses import address_scales
 from tests.support.batch_shapes import batch_shapes
 
@@ -74,14 +72,13 @@ class KernelCompiler(Compiler):
         *arguments: Any,
         donate: tuple[int, ...] = (),
         options: Mapping[str, Any] | None = None,
-        on_host: Sequence[int] = (),
     ) -> None:
         name = key if isinstance(key, str) else " ".join(map(str, key))
         strict = {
             "xla_gpu_fail_ptx_compilation_on_register_spilling": "paged" in name or " bits, " in name,
             "xla_gpu_enable_triton_gemm": False,
         }
-        super().add(name, function, *arguments, donate=donate, options=strict | dict(options or {}), on_host=on_host)
+        super().add(name, function, *arguments, donate=donate, options=strict | dict(options or {}))
 
 
 def _facts(compiled: jax.stages.Compiled, folder: Path) -> Facts:
@@ -220,13 +217,6 @@ def pages(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
 
     staging = case["staging_pages"]
     add_transfers(Named(), (pool, pool), transfer_sizes("gpu", staging), staging, 64)  # pyright: ignore[reportArgumentType]
-
-    class NamedOnHost:
-        def add(self, key: Any, *arguments: Any, **options: Any) -> None:
-            compiler.add(f"{name} {' '.join(map(str, key))}", *arguments, on_host=(2,), **options)
-
-    host = compiler.shape((1_000, 2, prod(pool.shape[1:]) * pool.dtype.itemsize // 4), jnp.uint32)
-    add_copies(NamedOnHost(), (pool, pool), host, CommonShape(64, transfer_sizes("gpu")[0]), "gpu")  # pyright: ignore[reportArgumentType]
 
 
 def quantized(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:

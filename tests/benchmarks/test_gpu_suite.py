@@ -96,17 +96,14 @@ def test_what_comes_back_is_few_files_of_limited_size(out: Path) -> None:
 
 
 def test_what_settles_most_comes_first() -> None:
-    first = ["smoke", "overlap", "tokens", "decode", "uploads", "kernels", "transfers", "policies"]
+    first = ["smoke", "decode", "overlap", "checks", "kernels", "tokens", "policies"]
     assert list(PARTS)[: len(first)] == first
-    assert PARTS["smoke"].limit_s == PARTS["overlap"].limit_s == 60
 
 
 def test_a_start_works_and_moved_contexts_are_right(rows: dict[str, list[Row]]) -> None:
     assert all(row["ok"] for name in ("smoke", "tokens") for row in rows[name])
     assert {row["check"] for row in rows["smoke"]} == {"start", "moved tokens", "one-byte pages"}
-    tokens = [row for row in rows["tokens"] if row["check"] == "tokens"]
-    assert rows["tokens"][: len(tokens)] == tokens  # first, before a kernel that hangs
-    assert [(row["policy"], row["by"], row["copied_in_tokens"] > 0) for row in tokens] == [
+    assert [(row["policy"], row["by"], row["copied_in_tokens"] > 0) for row in rows["tokens"]] == [
         ("swap", "auto", True),
         ("copy_ahead", "auto", True),
         ("preserve", "cpu", False),

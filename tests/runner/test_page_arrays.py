@@ -17,7 +17,6 @@ from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing_samples import NUM_FIELDS
 from jinfercept.runner.page_arrays import KVArrays, _cover
 from jinfercept.runner.page_transfers import transfer_sizes
-from jinfercept.runner.pooled_pages import PooledKVArrays
 from jinfercept.runner.step_upload import MOST_TRANSFERS
 
 NUM_PAGES, NUM_HOST = 24, 40
@@ -40,42 +39,34 @@ def moves(draw: st.DrawFn) -> list[Move]:
     return [Move(some(NUM_PAGES), some(NUM_HOST), some(NUM_HOST)) for _ in range(draw(st.integers(1, 5)))]
 
 
-def pool(staging: int, parts: tuple[tuple[int, int], ...]) -> KVArrays | PooledKVArrays:
-    """Pages with host copies in arrays of at most so many, or in one pool."""
+def pool(staging: int, parts: tuple[tuple[int, int], ...]) -> KVArrays:
+    """Pages with host copies in arrays of at most so many."""
     home = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="device")
     sizes = {"parts": parts, "dtype": jnp.float32, "home": home, "num_kv_heads": 1, "head_dim": 2}
-    pooled = PooledKVArrays(NUM_PAGES, 2, NUM_HOST + NUM_PAGES, **sizes)
-    kv = KVArrays(NUM_PAGES, 2, staging_pages=staging, moved_pages=MOVED_PAGES, **sizes) if staging else pooled
+    kv = KVArrays(NUM_PAGES, 2, staging_pages=staging, moved_pages=MOVED_PAGES, **sizes)
     run = Executables()
     kv.add_executables(run)
     return kv
 
 
-def copies(kv: KVArrays | PooledKVArrays, slot: int) -> Iterator[np.ndarray]:
+def copies(kv: KVArrays, slot: int) -> Iterator[np.ndarray]:
     """The layers of a page on the host."""
-    if isinstance(kv, PooledKVArrays):
-        for part in kv._pools:
-            yield from np.asarray(part)[kv.host[slot]].view(np.float32)
-        return
     array, index = kv.host[slot]
     for part in array.parts:
         yield from np.asarray(part)[index]
 
 
-def step(kv: KVArrays | PooledKVArrays, fetch: list[PageCopy], drop: list[int], offload: list[PageCopy]) -> None:
+def step(kv: KVArrays, fetch: list[PageCopy], drop: list[int], offload: list[PageCopy]) -> None:
     transfers, blank = kv.begin(fetch, drop, offload), np.zeros((NUM_FIELDS, 0), np.int32)
     kv.commons = [jnp.asarray(kv.common_shape.pack(blank, group)) for group in batched(transfers, MOST_TRANSFERS)]
-    pools = [pool.unsafe_buffer_pointer() for pool in kv._pools] if isinstance(kv, PooledKVArrays) else []
     for part in range(len(kv.parts)):
         kv.fetch(part)
         kv.offload(part)
         kv.scatter(part)
     kv.wait()
-    if isinstance(kv, PooledKVArrays):
-        assert [pool.unsafe_buffer_pointer() for pool in kv._pools] == pools, "host copies are written in place"
 
 
-def check(kv: KVArrays | PooledKVArrays, steps: list[Move]) -> None:
+def check(kv: KVArrays, steps: list[Move]) -> None:
     """Execute the moves beside a model of both memories: one number by slot, to which a layer adds 100 times its place."""
     kv.reset()
     kv.layers = tuple(
@@ -99,7 +90,7 @@ def check(kv: KVArrays | PooledKVArrays, steps: list[Move]) -> None:
         device |= landed
         step(kv, fetch, drop, offload)
         assert set(kv.host) == set(host)
-        arrays = kv.host.arrays if isinstance(kv, KVArrays) else []
+        arrays = kv.host.arrays
         assert sum(array.size for array in arrays) < max(1, 2 * len(host))
         assert all(len({contexts[slot] for slot in array.slots.values()}) == 1 for array in arrays)
         for slot, number in host.items():
@@ -109,17 +100,15 @@ def check(kv: KVArrays | PooledKVArrays, steps: list[Move]) -> None:
         assert all(np.all(layer[slot] == 100 * place + number) for slot, number in device.items())
 
 
-@pytest.fixture(
-    scope="module", params=[(1, ((0, 2),)), (4, ((0, 1), (1, 3))), (8, ((0, 1),)), (0, ((0, 1), (1, 2)))], ids=str
-)
-def kv(request: pytest.FixtureRequest) -> KVArrays | PooledKVArrays:
+@pytest.fixture(scope="module", params=[(1, ((0, 2),)), (4, ((0, 1), (1, 3))), (8, ((0, 1),))], ids=str)
+def kv(request: pytest.FixtureRequest) -> KVArrays:
     return pool(*request.param)
 
 
 @settings(max_examples=8)
 @given(steps=moves())
 def test_pages_come_back_as_they_left_and_less_than_half_of_the_host_memory_is_empty(
-    kv: KVArrays | PooledKVArrays, steps: list[Move]
+    kv: KVArrays, steps: list[Move]
 ) -> None:
     check(kv, steps)
 

@@ -33,7 +33,6 @@ def test_the_memory_for_host_copies_is_pinned_at_once_where_the_machine_has_it(m
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=64 * GIB))
     assert pinned(swap_space=4) == ("12", "true"), "arrays of several pages may be half empty"
     assert pinned(swap_space=4, staging_pages=1) == ("8", "true")
-    assert pinned(swap_space=4, transfer="kernel") == ("8", "true")
     assert pinned(swap_space=14) == ("32", "true")
     assert pinned(swap_space=15) == ("34", None), "more than half of what is left"
     assert pinned(swap_space=0)[1] is None

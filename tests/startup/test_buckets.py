@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from jinfercept.config import EngineConfig
-from jinfercept.errors import ConfigError
 from jinfercept.startup.sizing import buckets, staging_pages
 
 
@@ -32,13 +31,8 @@ def test_a_gpu_has_no_bucket_of_a_single_row() -> None:
 
 @pytest.mark.parametrize(
     ("options", "on_gpu", "on_cpu"),
-    [({}, 16, 1), ({"staging_pages": 4}, 4, 4), ({"staging_pages": 1}, 1, 1), ({"transfer": "kernel"}, 1, 1)],
+    [({}, 16, 1), ({"staging_pages": 4}, 4, 4), ({"staging_pages": 1}, 1, 1)],
 )
 def test_pages_of_a_context_cross_a_link_in_arrays_of_16(options: dict[str, Any], on_gpu: int, on_cpu: int) -> None:
     config = EngineConfig.from_options(options)
     assert (staging_pages(config, "gpu"), staging_pages(config, "cpu")) == (on_gpu, on_cpu)
-
-
-def test_kernels_copy_to_pinned_memory_only() -> None:
-    with pytest.raises(ConfigError, match="kernels copy to pinned memory; got pinned_memory=False"):
-        EngineConfig.from_options({"transfer": "kernel", "pinned_memory": False})
