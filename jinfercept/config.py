@@ -98,6 +98,11 @@ class CacheOptions:
         None, "GiB that may be written to `kv_disk` per day, since drives wear; default: the size of its file system"
     )
     enable_prefix_caching: bool = option(True, "keep full pages of finished requests until their slots are wanted")
+    num_states: int | None = option(
+        None,
+        "sequences with states of recurrent layers, running and paused ones, in models that have such layers; default: twice "
+        "max_num_seqs, or as many as a quarter of the free memory holds",
+    )
 
 
 @dataclass(frozen=True)
@@ -224,6 +229,7 @@ class LLMOptions(RestartOptions, total=False):
     kv_disk: str | None
     kv_disk_space: float | None
     kv_disk_writes: float | None
+    num_states: int | None
     page_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -279,6 +285,7 @@ class EngineConfig:
             ("page_size", cache.page_size, 1),
             ("kv_tokens", cache.kv_tokens, cache.page_size),
             ("swap_space", cache.swap_space, 0),
+            ("num_states", cache.num_states, 1),
             ("kv_disk_space", cache.kv_disk_space, 0),
             ("kv_disk_writes", cache.kv_disk_writes, 0),
             ("max_model_len", self.model.max_model_len, 2),

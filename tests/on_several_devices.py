@@ -23,7 +23,7 @@ from jinfercept.models.in_memory_weights import initial_params
 from jinfercept.models.load import load, read_config
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model
-from jinfercept.models.protocol import Params
+from jinfercept.models.protocol import Params, num_kv_layers
 from jinfercept.models.sharding import partition_specs
 from jinfercept.request import FollowUp
 from jinfercept.runner.steps import kinds_of, layers_key
@@ -96,7 +96,8 @@ def serve_everything(llm: LLM, policy: str, depth: int) -> Served:
 def reference(name: str) -> Served:
     """Of one device, the second."""
     with tiny_llm(name, devices="1") as llm:
-        assert llm.engine.setup.machine.runner.params.layers[0]["o"].devices() == {jax.devices()[1]}
+        weights = jax.tree.leaves(llm.engine.setup.machine.runner.params.layers[0])
+        assert all(weight.devices() == {jax.devices()[1]} for weight in weights)
         assert not any(
             collectives(llm, *key)
             for key in (("embed", 1), layers_key("layers", 1, (0, 1), kinds_of(llm.model)), ("head", 1, 1))
@@ -116,7 +117,8 @@ def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
         for index, policy in enumerate(policies):
             served = serve_everything(llm, policy, index % 2)
             assert served.tokens == expected.tokens
-            np.testing.assert_allclose(served.logprobs, expected.logprobs, atol=1e-4)
+            atol = 5e-4 if name == "qwen3_next" else 1e-4  # it norms what a convolution has almost cancelled
+            np.testing.assert_allclose(served.logprobs, expected.logprobs, atol=atol)
             if policy not in ("preserve", "heuristic_preserve"):
                 assert llm.counters.recomputed + llm.counters.copied_out > 0, "the pool was never short"
         assert compilations.count == 0
@@ -124,7 +126,7 @@ def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
         exchanged = collectives(llm, *layers_key("layers", 1, (0, 1), kinds_of(llm.model)))
         assert exchanged == ["all-reduce"] * {"gptj": 1, "olmo2": 3}.get(name, 2)
         assert collectives(llm, "head", 1, 1) == ["all-gather"]
-        moved = (4, llm.model.config.num_layers)
+        moved = (4, num_kv_layers(llm.model.config))
         for key in (("sample", 4, "filtered"), ("shape", 4), ("logprobs", 4), ("gather", *moved), ("scatter", *moved)):
             assert collectives(llm, *key) == []
 
@@ -135,6 +137,8 @@ def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
         ("llama_gqa", 4, ("copy_ahead", "discard")),  # two KV heads on four devices
         pytest.param("gemma3", 2, ("copy_ahead", "discard"), marks=pytest.mark.slow),
         pytest.param("mixtral", 4, ("min_waste", "discard"), marks=pytest.mark.slow),
+        pytest.param("qwen3_next", 2, ("copy_ahead", "discard"), marks=pytest.mark.slow),
+        pytest.param("qwen3_next", 4, ("min_waste", "preserve"), marks=pytest.mark.slow),
         pytest.param("qwen3", 2, ("min_waste", "lru_host"), marks=pytest.mark.slow),
         pytest.param("olmo2", 4, ("min_waste", "swap"), marks=pytest.mark.slow),
         pytest.param("gptj", 8, ("improved_discard", "preserve"), marks=pytest.mark.slow),

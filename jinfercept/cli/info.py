@@ -29,6 +29,8 @@ class Info:
 
         from jinfercept.models.load import bytes_to_load, quantization_of, read_config
         from jinfercept.models.model import Model, kv_bytes_per_token, param_bytes
+        from jinfercept.models.protocol import states_of
+        from jinfercept.runner.layer_states import slot_bytes
         from jinfercept.startup.backend import start_backend
 
         start_backend("auto")
@@ -50,15 +52,19 @@ class Info:
             ("longest sequence", f"{config.max_position:,}{_longer(config.rope.long_max_position)}"),
             ("rotary scaling", config.rope.scaling),
             *_windows(config),
+            *_recurrent(config),
             ("devices", ", ".join(f"{device.platform} {device.id}" for device in jax.devices())),
         ):
             table.add_row(name, str(value))
         for dtype in ("float32", "bfloat16"):
             weights, token = param_bytes(config, dtype, num_devices), kv_bytes_per_token(config, dtype) / num_devices
+            of_states = slot_bytes(states_of(served), dtype, num_devices)
             name = dtype if num_devices == 1 else f"{dtype}, on each of {num_devices} devices"
-            table.add_row(name, f"weights {weights / 2**30:.2f} GiB, KV {token / 2**10:.0f} KiB per token")
+            states = f", states {_size(of_states)} per sequence" if of_states else ""
+            table.add_row(name, f"weights {weights / 2**30:.2f} GiB, KV {token / 2**10:.0f} KiB per token{states}")
             num_tokens = 100 * 2**30 / (token * num_devices)
-            table.add_row(f"--kv-disk, {dtype}", f"100 GiB of --kv-disk-space hold {num_tokens:,.0f} tokens")
+            if not of_states:
+                table.add_row(f"--kv-disk, {dtype}", f"100 GiB of --kv-disk-space hold {num_tokens:,.0f} tokens")
         if (kind := quantization_of(self.model)) is not None:
             try:
                 weights = bytes_to_load(self.model, "bfloat16", num_devices, quantization=kind)
@@ -74,6 +80,20 @@ def _windows(config: "ModelConfig") -> list[tuple[str, str]]:
     windows = Counter(kind.window for kind in config.kinds if kind.window is not None)
     rows = (f"{count} of {config.num_layers} see {window:,} tokens" for window, count in windows.items())
     return [("windowed layers", row) for row in rows]
+
+
+def _recurrent(config: "ModelConfig") -> list[tuple[str, str]]:
+    """Which layers have states in place of keys and values, and what such a model is served without."""
+    count = config.num_layers - config.num_kv_layers
+    if not count:
+        return []
+    return [
+        ("recurrent layers", f"{count} of {config.num_layers}; no drafts, host copies, shared prefixes or disk tier")
+    ]
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB" if num_bytes >= 1 << 20 else f"{num_bytes / 2**10:.1f} KiB"
 
 
 def _longer(long_max_position: int) -> str:

@@ -19,7 +19,7 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Chunk, Masks, NewPages, Sample, Score, StepPlan
 from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
 
-VERSION = 6
+VERSION = 7
 """Changes with the form; processes of different versions refuse each other at the start."""
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -32,7 +32,7 @@ _FULL = np.uint32(0xFFFFFFFF)
 
 def encode_plan(plan: StepPlan) -> bytes:
     chunks = [
-        chunk if chunk.sample is None or chunk.sample.history is None else _entering(chunk, chunk.sample)
+        _numbers(chunk) if chunk.sample is None or chunk.sample.history is None else _entering(chunk, chunk.sample)
         for chunk in plan.chunks
     ]
     fields = (plan.number, plan.bucket, chunks, _columns(plan.offload), _columns(plan.fetch), plan.drop)
@@ -83,7 +83,12 @@ def _entering(chunk: Chunk, sample: Sample) -> tuple[object, ...]:
     assert sample.options is not None
     params = sample.options.params
     slot = (params.logit_bias, params.allowed_token_ids, params.bad_words_token_ids, sample.options.end_token_ids)
-    return (*chunk[:4], (*sample[:5], (sample.history, slot), sample.forced), *chunk[5:])
+    return (*chunk[:4], (*sample[:5], (sample.history, slot), sample.forced), *_numbers(chunk)[5:])
+
+
+def _numbers(chunk: Chunk) -> tuple[object, ...]:
+    """A chunk's fields, the last one only where the model has states."""
+    return chunk if chunk.state else chunk[:-1]
 
 
 def _plain(options: object) -> object:
@@ -96,11 +101,12 @@ def _plain(options: object) -> object:
 
 
 def _chunk(fields: tuple[Any, ...]) -> Chunk:
-    slot, start, tokens, new_pages, sample, score, num_drafts = fields
+    slot, start, tokens, new_pages, sample, score, num_drafts, *state = fields
     if new_pages:
         first, slots = new_pages
         new_pages = NewPages(first, array("i", slots))
-    return Chunk(slot, start, tokens, new_pages, sample and _sample(*sample), score and Score(*score), num_drafts)
+    sample, score = sample and _sample(*sample), score and Score(*score)
+    return Chunk(slot, start, tokens, new_pages, sample, score, num_drafts, *state)
 
 
 def _sample(

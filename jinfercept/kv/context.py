@@ -64,6 +64,9 @@ class Context:
     `root` is the name of its tree, and `page_size` the tokens of a page. `shared`: pages of other contexts are or were among
     the pages. `uncommitted` is the least number of accepted tokens with which one more page may be full.
     `num_stored` is the number of leading pages that a disk had when it was last asked; written by the disk tier.
+    `state` is the slot of its states of recurrent layers, 0 without one (`StatePool`). While the context is not held,
+    `state_position` is the number of leading tokens that these have seen; `state_size` is the memory of such states, in tokens
+    of KV.
 
     Its extents and runs are kept until one of the extents changes. A set that `watch` has named then gets the context.
     """
@@ -81,17 +84,22 @@ class Context:
         "ready",
         "root",
         "shared",
+        "state",
+        "state_position",
+        "state_size",
         "tail",
         "uncommitted",
     )
 
-    def __init__(self, root: bytes, tree: PageExtent, page_size: int) -> None:
+    def __init__(self, root: bytes, tree: PageExtent, page_size: int, state_size: int = 0) -> None:
         self.root = root
         self.page_size = page_size
         self.held = False
         self.shared = False
         self.ready = 0
         self.uncommitted = 0
+        self.state = self.state_position = 0
+        self.state_size = state_size
         self._num_stored = 0
         self._changed: set[Context] | None = None
         self.begin(tree)
@@ -247,8 +255,10 @@ class Context:
 
     @property
     def own_tokens(self) -> int:
-        """Tokens on the device that no other context refers to: C of the waste equations."""
-        return sum([extent.filled for extent in self.extents if extent.num_contexts == 1])
+        """Tokens on the device that no other context refers to, and those that take as much as its state: C of the waste
+        equations."""
+        own_state = self.state_size if self.state else 0
+        return own_state + sum([extent.filled for extent in self.extents if extent.num_contexts == 1])
 
     def slots(self, start: int, end: int) -> Slots:
         """The device slots of the pages `start … end - 1`, all of which have one."""

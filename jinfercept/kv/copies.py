@@ -9,6 +9,7 @@ from typing import final
 from jinfercept.kv.context import Context, bounds
 from jinfercept.kv.extent import PageExtent, common_pages, token_bytes
 from jinfercept.kv.page import PageCopies, Residency
+from jinfercept.kv.states import StatePool
 from jinfercept.kv.store import ExtentStore
 from jinfercept.kv.tails import ContextTails
 
@@ -17,8 +18,8 @@ from jinfercept.kv.tails import ContextTails
 class ContextCopies:
     """Moves pages of contexts between the memories."""
 
-    def __init__(self, store: ExtentStore, tails: ContextTails) -> None:
-        self._store, self._tails, self._page_size = store, tails, store.page_size
+    def __init__(self, store: ExtentStore, tails: ContextTails, states: StatePool) -> None:
+        self._store, self._tails, self._page_size, self._states = store, tails, store.page_size, states
 
     def num_fetchable(self, context: Context) -> int:
         """Pages of the context that can be fetched from the host now."""
@@ -92,7 +93,10 @@ class ContextCopies:
         """Drop pages from the device, from the host, or from both; returns how many device slots are free now.
 
         A page in use stays. So does one of several contexts that would be missing then: `evict_paused` takes such pages last.
+        A context with a state loses all its pages or none.
         """
+        if context.state and device:
+            return 0 if context.held else self.lose(context)
         freed = 0
         for extent, start, end in _within(context, pages):
             if extent.evictable_refs > 1 and (host or extent.host is None):
@@ -109,9 +113,20 @@ class ContextCopies:
                     self._store.drop_host(part)
         return freed
 
+    def lose(self, context: Context) -> int:
+        """Drop all pages of a context that does not run, and its state; returns the device slots that are free now."""
+        self._states.free(context)
+        return sum([self._store.drop_device(extent) for extent in list(context.extents)])
+
     def evict_paused(self, most: int = 1) -> int:
-        """Free up to `most` device slots of the pages that were paused first; returns how many."""
-        return self._store.evict_paused(most)
+        """Free up to `most` device slots of the pages that were paused first, those of whole contexts if they have states;
+        returns how many."""
+        if not self._states.is_used:
+            return self._store.evict_paused(most)
+        freed = 0
+        while freed < most and (extent := self._store.queues.paused.first()) is not None:
+            freed += sum([self.lose(context) for context in list(extent.contexts)])
+        return freed
 
     def adopt(self, context: Context, tokens: Sequence[int], num_pages: int) -> list[int | None]:
         """Lengthen a context that does not run by full pages that come to the host from elsewhere.

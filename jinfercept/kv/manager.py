@@ -13,8 +13,9 @@ from weakref import WeakValueDictionary
 
 from jinfercept.kv.context import Context
 from jinfercept.kv.copies import ContextCopies
-from jinfercept.kv.extent import PageExtent, common_pages, token_bytes
+from jinfercept.kv.extent import PageExtent, token_bytes
 from jinfercept.kv.page import Occupancy, Residency, root_digest
+from jinfercept.kv.states import StatePool
 from jinfercept.kv.store import ExtentStore
 from jinfercept.kv.tails import ContextTails
 
@@ -30,9 +31,11 @@ class KVManager:
         identity: of the model and the dtype, which KV depends on besides the tokens; different identities share no pages.
         prefix_caching: keep full pages of finished requests until their slots are needed.
         most_moved_pages: pages that one plan may move over the host link, both ways together; None: any number.
+        num_states, state_size: see `StatePool`.
 
     Attributes:
         copies: moves pages between the memories.
+        states: who has states of recurrent layers.
     """
 
     def __init__(
@@ -44,12 +47,15 @@ class KVManager:
         identity: str = "",
         prefix_caching: bool = True,
         most_moved_pages: int | None = None,
+        num_states: int = 0,
+        state_size: int = 0,
     ) -> None:
         self.page_size = page_size
         self.most_moved_pages = most_moved_pages
         self._store = ExtentStore(num_device_pages, num_host_pages, page_size, prefix_caching)
         self._tails = ContextTails(self._store)
-        self.copies = ContextCopies(self._store, self._tails)
+        self.states = StatePool(num_states, state_size)
+        self.copies = ContextCopies(self._store, self._tails, self.states)
         self._trees: WeakValueDictionary[bytes, PageExtent] = WeakValueDictionary()
         self._identity = identity
 
@@ -58,13 +64,15 @@ class KVManager:
     def open(self, salt: str = "") -> Context:
         """A new, empty context. Contexts of different `salt` share no pages."""
         root = root_digest(self._identity, self.page_size, salt)
-        return Context(root, self._tree(root), self.page_size)
+        return Context(root, self._tree(root), self.page_size, self.states.state_size)
 
     def open_beside(self, other: Context) -> Context:
         """A new, empty context that may share the pages of another one."""
-        return Context(other.root, self._tree(other.root), self.page_size)
+        return Context(other.root, self._tree(other.root), self.page_size, self.states.state_size)
 
     def _tree(self, root: bytes) -> PageExtent:
+        if self.states.is_used:
+            return PageExtent(shareable=False)
         tree = self._trees.get(root)
         if tree is None:
             tree = self._trees[root] = PageExtent()
@@ -77,27 +85,7 @@ class KVManager:
         """
         assert not context.held
         self._tails.publish(context)
-        size, page_bytes = self.page_size, self._store.page_bytes
-        start, num_full = context.tail.start, (len(tokens) - 1) // self.page_size
-        children = context.last.children
-        if num_full <= start or token_bytes(tokens[start * size : (start + 1) * size]) not in children:
-            return
-        wanted = token_bytes(tokens[start * size : num_full * size])
-        last, offset, present, alike = context.last, 0, 0, list[tuple[PageExtent, int]]()
-        while (child := last.children.get(wanted[offset : offset + page_bytes])) is not None:
-            num_pages = common_pages(child.tokens, wanted, offset, page_bytes)
-            alike.append((child, num_pages))
-            if child.residency is not Residency.MISSING:
-                present = len(alike)
-            last, offset = child, offset + num_pages * page_bytes
-            if num_pages < child.num_pages:
-                break
-        if present:
-            self._tails.drop(context)
-        for extent, num_pages in alike[:present]:
-            self._tails.enter(context, self._store.part(extent, extent.start, extent.start + num_pages))
-            context.shared = True
-        context.tail.start = context.last.end
+        self._tails.share(context, tokens)
 
     def hold(self, context: Context) -> None:
         """The sequence starts to run: turn its evictable references into references."""
@@ -117,6 +105,8 @@ class KVManager:
 
     def release(self, context: Context) -> None:
         """The sequence pauses: turn its references into evictable references. Pages for tokens that did not come are free."""
+        if context.state:
+            context.state_position = context.ready
         self.trim(context)
         self._tails.give_unfilled_back(context)
         context.held = False
@@ -129,9 +119,12 @@ class KVManager:
         self._tails.publish(context)
         if context.tail.num_pages > 1:
             self._tails.shorten(context, 1)
+        if context.state and not (context.ready and self.states.is_whole(context)):
+            self.copies.lose(context)
 
     def close(self, context: Context) -> None:
-        """The sequence is finished: give its references back, children before parents."""
+        """The sequence is finished: give its references back, children before parents, and its state."""
+        self.states.free(context)
         if context.held:
             self.trim(context)
             self._tails.give_unfilled_back(context)
@@ -168,6 +161,8 @@ class KVManager:
         """Shorten a context to the pages whose tokens are all among the first `num_tokens`, and give the others back."""
         assert not context.held
         self._tails.publish(context)
+        if context.state_position > num_tokens:
+            self.copies.lose(context)
         tail, num_pages = context.tail, num_tokens // self.page_size
         if tail.start * self.page_size + max(tail.filled, tail.host_filled) <= num_tokens:
             return
@@ -396,3 +391,4 @@ class KVManager:
             assert context.held or context.tail.num_pages <= 1, "the tail of a paused context"
             assert not context.tail.children
         self._store.check(refs, evictable_refs)
+        self.states.check(contexts)

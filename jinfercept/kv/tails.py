@@ -1,9 +1,10 @@
 """The tails of contexts: how their pages enter the tree of extents, where contexts share them, and how they are given back."""
 
+from collections.abc import Sequence
 from typing import final
 
 from jinfercept.kv.context import Context
-from jinfercept.kv.extent import NEVER, PageExtent, common_pages
+from jinfercept.kv.extent import NEVER, PageExtent, common_pages, token_bytes
 from jinfercept.kv.page import Residency
 from jinfercept.kv.store import ExtentStore
 
@@ -135,3 +136,27 @@ class ContextTails:
             store.freshen(own, fresh)
         self.enter(context, own)
         store.changed(own)
+
+    def share(self, context: Context, tokens: Sequence[int]) -> None:
+        """See `KVManager.refresh`; the tail is published."""
+        size, page_bytes = self._page_size, self._store.page_bytes
+        start, num_full = context.tail.start, (len(tokens) - 1) // self._page_size
+        children = context.last.children
+        if num_full <= start or token_bytes(tokens[start * size : (start + 1) * size]) not in children:
+            return
+        wanted = token_bytes(tokens[start * size : num_full * size])
+        last, offset, present, alike = context.last, 0, 0, list[tuple[PageExtent, int]]()
+        while (child := last.children.get(wanted[offset : offset + page_bytes])) is not None:
+            num_pages = common_pages(child.tokens, wanted, offset, page_bytes)
+            alike.append((child, num_pages))
+            if child.residency is not Residency.MISSING:
+                present = len(alike)
+            last, offset = child, offset + num_pages * page_bytes
+            if num_pages < child.num_pages:
+                break
+        if present:
+            self.drop(context)
+        for extent, num_pages in alike[:present]:
+            self.enter(context, self._store.part(extent, extent.start, extent.start + num_pages))
+            context.shared = True
+        context.tail.start = context.last.end

@@ -73,6 +73,7 @@ class Batch(NamedTuple):
     page_tables: Int[Array, "S P"]  # unused entries are the scratch page
     num_decode: Int[Array, ""]
     work: Any = None  # what kernels read, `work_schedule.Work`: the same for all layers
+    state_slots: Any = None  # of every row, [S], where the model has recurrent layers
 
 
 KVPages = Num[Array, "N B 2 K W"]

@@ -173,7 +173,10 @@ class HFCheckpoint:
         shapes = split_shapes(shapes, parts)
         reordered = {} if config.delta_net is None else reordered_rows(shapes, config.delta_net)
         taken = {tensor for weight in reordered.values() for tensor, _ in weight.tensors}
-        shapes = {name: shape for name, shape in shapes.items() if name not in taken}
+        unused = (
+            "mtp." if config.delta_net is not None else ()
+        )  # a draft of further tokens, as transformers leaves it out
+        shapes = {name: shape for name, shape in shapes.items() if name not in taken and not name.startswith(unused)}
         shapes |= {name: weight.shape for name, weight in reordered.items()}
         return cls(config, _names(config, shapes), shapes, placed, words, packed, parts, reordered)._tied_as_stored()
 

@@ -24,6 +24,7 @@ class PackedShape(NamedTuple):
         cut: how its attention cuts a batch, None if that has no work schedules.
         decode_only: the executable is for steps of decode rows: there is no schedule of chunks.
         joined: its attention rotates queries and keys itself, and writes keys and values.
+        has_states: rows have states of recurrent layers.
     """
 
     num_tokens: int  # T
@@ -32,6 +33,7 @@ class PackedShape(NamedTuple):
     cut: WorkCut | None = None
     decode_only: bool = False
     joined: bool = False
+    has_states: bool = False
 
 
 def enter(chunks: tuple[Chunk, ...], tables: Int32[np.ndarray, "slots P"]) -> None:
@@ -60,7 +62,7 @@ def pack(
     write_index[:] = np.arange(OUT_OF_RANGE, OUT_OF_RANGE + num_tokens, dtype=np.int32)
     if not chunks:
         return vector  # no unit of work either
-    slots, starts, lists, *_ = zip(*chunks, strict=True)
+    slots, starts, lists, *_, states = zip(*chunks, strict=True)
     rows = len(chunks)
     assert rows <= num_rows
     slots, starts = np.fromiter(slots, np.int32, rows), np.fromiter(starts, np.int32, rows)
@@ -77,6 +79,8 @@ def pack(
     positions[:used] = (starts - query_starts[:rows]).repeat(lengths) + np.arange(used, dtype=np.int32)
     page, offset = np.divmod(positions[:used], page_size)
     write_index[:used] = tables[token_slots[:used], page] * page_size + offset
+    if shape.has_states:
+        scheduled.pop()[:rows] = states
     if shape.cut is not None:
         work = schedules(
             shape.cut, query_starts, context_lens, int(num_decode[0]), num_tokens, decode_only=shape.decode_only
@@ -104,18 +108,20 @@ def in_place(packed: Int[Array, "packed"], shape: PackedShape) -> Batch:
     The tokens are as they were packed: layers do not read them.
     """
     *_, query_starts, context_lens, page_tables, num_decode = (parts := _parts(packed, shape))[:_BATCH_PARTS]
-    size = len(WorkSchedule._fields)
-    decodes, *chunks = (WorkSchedule(*parts[first : first + size]) for first in range(_BATCH_PARTS, len(parts), size))
+    size, end = len(WorkSchedule._fields), len(parts) - shape.has_states
+    decodes, *chunks = (WorkSchedule(*parts[first : first + size]) for first in range(_BATCH_PARTS, end, size))
     work = Work(query_starts, context_lens, page_tables, num_decode, decodes, chunks[0] if chunks else None)
     return _batch(packed, shape)._replace(work=work)
 
 
 def _batch(packed: Int[Array, "packed"], shape: PackedShape) -> Batch:
     """The batch as it was packed."""
+    parts = _parts(packed, shape)
     tokens, positions, write_index, _, query_starts, context_lens, page_tables, num_decode = (
-        part.array() for part in _parts(packed, shape)[:_BATCH_PARTS]
+        part.array() for part in parts[:_BATCH_PARTS]
     )
-    return Batch(tokens, positions, write_index, query_starts, context_lens, page_tables, num_decode[0])
+    batch = Batch(tokens, positions, write_index, query_starts, context_lens, page_tables, num_decode[0])
+    return batch._replace(state_slots=parts[-1].array()) if shape.has_states else batch
 
 
 _BATCH_PARTS = 8
@@ -131,12 +137,13 @@ class _RowPlace(NamedTuple):
 
 @lru_cache
 def _places(shape: PackedShape) -> tuple[_RowPlace, ...]:
-    """The parts of the vector: those of the batch, then the schedules field by field."""
-    num_tokens, num_rows, pages_per_row, cut, decode_only, _ = shape
+    """The parts of the vector: those of the batch, then the schedules field by field, then the slots of states."""
+    num_tokens, num_rows, pages_per_row, cut, decode_only, _, has_states = shape
     shapes = [*((num_tokens,),) * 4, (num_rows + 1,), (num_rows,), (num_rows, pages_per_row), (1,)]
     assert len(shapes) == _BATCH_PARTS
     if cut is not None:
         shapes += chain.from_iterable(cut.shapes(num_tokens, num_rows, decode_only=decode_only))
+    shapes += [(num_rows,)] * has_states
     ends = list(accumulate(map(prod, shapes)))
     return tuple(map(_RowPlace, [0, *ends], ends, shapes))
 

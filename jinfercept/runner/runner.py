@@ -18,9 +18,10 @@ from jaxtyping import Array, Int
 
 from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.models.mesh import beside, mesh_of, place
-from jinfercept.models.protocol import Params, ServedModel
+from jinfercept.models.protocol import Params, ServedModel, num_kv_layers, states_of
 from jinfercept.models.quantized import weights_of
 from jinfercept.runner.executables import Executables, Progress, silent
+from jinfercept.runner.layer_states import LayerStates, state_shapes, with_states
 from jinfercept.runner.packing import enter, pack
 from jinfercept.runner.page_arrays import KVArrays
 from jinfercept.runner.page_transfers import PAGES_SPEC
@@ -79,7 +80,7 @@ class ModelRunner:
 
     Args:
         model, params: the model and its weights; every layer has the same shapes. Where they lie on several devices, these cut
-            the pages by KV head.
+            the pages by KV head. A model with recurrent layers has one part of a transfer.
         shape: the static sizes.
         attention: implementation of attention, see `pallas.attention`.
         executables: to which its own are added.
@@ -87,6 +88,7 @@ class ModelRunner:
     Attributes:
         device: the first one of this process.
         executables: of the steps and the transfers.
+        layer_states: of recurrent layers.
         drafter: what makes the drafts that plans await, if there is a draft model.
         drafting: whether the draft model computes every plan too. A change forgets no KV: `reset` has to follow.
     """
@@ -107,8 +109,12 @@ class ModelRunner:
         leaf = weights_of(self.params.embed)[0]
         self.device = mesh_of(leaf).local_devices[0]
         self._parts, self._kinds = shape.parts(config.num_layers), kinds_of(model)
+        states = state_shapes(states_of(model), shape.num_states, leaf)
+        self.layer_states = LayerStates(states)
         pages: dict[str, Any] = {
-            "parts": [(groups[0][0], groups[-1][1]) for groups in self._parts],
+            "parts": [(groups[0][0], groups[-1][1]) for groups in self._parts]
+            if not states
+            else [(0, num_kv_layers(config))],
             "num_kv_heads": config.num_kv_heads,
             "head_dim": config.head_dim,
             "dtype": stored_dtype(shape.kv_cache_dtype, leaf.dtype),
@@ -132,7 +138,7 @@ class ModelRunner:
             shape.drafts_for or config.vocab_size,
             self._home,
         )
-        add_steps(self.executables, model, shape, attention, self.params, self.kv.shapes)
+        add_steps(self.executables, model, shape, attention, self.params, with_states(self.kv.shapes, states))
         self.kv.add_executables(self.executables)
 
     def forward(self, plan: StepPlan, last_tokens: Int[Array, "slots"] | None = None) -> ForwardTicket:
@@ -193,17 +199,19 @@ class ModelRunner:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all KV."""
+        """Forget all KV and all states."""
         self.kv.reset()
+        self.layer_states.reset()
         self._sampler.reset()
         if self.drafter is not None:
             self.drafter.runner.reset()
 
     def close(self) -> None:
-        """Free the weights and the pages."""
+        """Free the weights, the pages and the states."""
         self.params = Params({}, (), {})
         self.executables.close()
         self.kv.close()
+        self.layer_states.close()
         self._sampler.close()
         if self.drafter is not None:
             self.drafter.runner.close()
@@ -249,6 +257,7 @@ class ModelRunner:
     def allocate(self) -> None:
         """Allocate the pages. A step waits for the compilation of the executables that it is the first to need."""
         self.kv.reset()
+        self.layer_states.reset()
         if self.drafter is not None:
             self.drafter.runner.allocate()
 
@@ -277,10 +286,10 @@ class ModelRunner:
             if part:
                 kv.fetch(part)
             kv.offload(part)
-            layers = list(kv.layers)
+            layers = self.layer_states.beside(kv.layers)
             for first, end in groups:
                 step = self.executables[layers_key(layers_of, size, (first, end), self._kinds)]
                 x, layers[first:end] = step(self.params.layers[first:end], x, tuple(layers[first:end]), batch)
-            kv.layers = tuple(layers)
+            kv.layers = self.layer_states.take(layers)
             kv.scatter(part)
         return self._sampler.head(x, plan.chunks, samples, common, self.params.head)

@@ -28,6 +28,7 @@ class RunnerShape:
         num_drafts: most drafts of a sequence in a step.
         drafts_for: tokens in the vocabulary of the model for which this one drafts: its logits are cut, or filled with -inf, to
             as many, and its rows have no options but temperature and random key; 0: it serves itself.
+        num_states: slots of recurrent layers' states; 0 where the model has none.
     """
 
     num_pages: int
@@ -44,11 +45,13 @@ class RunnerShape:
     kv_cache_dtype: str = "auto"
     num_drafts: int = 0
     drafts_for: int = 0
+    num_states: int = 0
 
     def bucket(self, num_tokens: int) -> PackedShape:
         """The packed sizes of a bucket."""
         pages_per_row = -(-self.max_model_len // self.page_size)
-        return PackedShape(num_tokens, min(num_tokens, self.max_num_seqs), pages_per_row)
+        rows = min(num_tokens, self.max_num_seqs)
+        return PackedShape(num_tokens, rows, pages_per_row, has_states=self.num_states > 0)
 
     def groups(self, num_layers: int) -> list[tuple[int, int]]:
         """First and end layer of every group, the layers of one executable."""

@@ -3,24 +3,26 @@
 from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jinfercept.layouts.kv_rows import is_quantised, stored_dtype
-from jinfercept.layouts.pages import Batch, KVPages, PagesLike, kv_shape, write_kv
+from jinfercept.layouts.pages import Batch, KVPages, kv_shape, write_kv
 from jinfercept.layouts.scoring import PLAIN, Scoring
+from jinfercept.layouts.states import StateRows
 from jinfercept.models.blocks import Attend
 from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices
-from jinfercept.models.protocol import MixedModel, Params, ServedModel, Weights
+from jinfercept.models.protocol import MixedModel, Params, ServedModel, Weights, num_kv_layers, states_of
 from jinfercept.models.quantized import weights_of
 from jinfercept.pallas.attention import cut_for, paged_attention
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import joined_attention
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.runner.executables import Executables
+from jinfercept.runner.layer_states import kept_specs, state_shapes, with_states
 from jinfercept.runner.packing import PackedShape, in_place, packed_size, unpack
 from jinfercept.runner.page_transfers import PAGES_SPEC, transfer_sizes
 from jinfercept.runner.sampler import add_sampler, slots_bytes
@@ -34,16 +36,16 @@ def add_steps(
     shape: RunnerShape,
     attention: str,
     params: Params,
-    layers: tuple[PagesLike, ...],
+    layers: tuple[Any, ...],
 ) -> None:
     """Add every executable that a plan's chunks can need, for arrays or for their shapes.
 
     Args:
         run: to which they are added.
         attention: see `pallas.attention`; `auto` only for the default backend.
-        params, layers: the weights and the KV: arrays, or shapes with shardings.
+        params, layers: the weights and what every layer keeps, pages or states: arrays, or shapes with shardings.
     """
-    leaf, kinds = weights_of(params.embed)[0], kinds_of(model)
+    leaf, kinds, states = weights_of(params.embed)[0], kinds_of(model), states_of(model)
 
     def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=beside(leaf))
@@ -64,7 +66,7 @@ def add_steps(
         for key, (first, end) in groups.items():
             step = partial(_layers, model, attention, bucket, kinds[first:end] or (None,) * (end - first))
             arguments = (params.layers[first:end], x, layers[first:end], batch)
-            whole = over_devices(step, arguments, out=(EVERYWHERE, PAGES_SPEC))
+            whole = over_devices(step, arguments, out=(EVERYWHERE, kept_specs(states, first, end)))
             run.add(key, whole, *arguments, donate=(1, 2))
     add_sampler(
         run,
@@ -142,7 +144,8 @@ def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention
     dtype = stored_dtype(shape.kv_cache_dtype, leaf.dtype)
     dims = kv_shape(2, shape.page_size, config.num_kv_heads, config.head_dim, dtype)
     pages = jax.ShapeDtypeStruct(dims, dtype, sharding=beside(leaf, PAGES_SPEC))
-    add_steps(run, model, largest, attention, weights, (pages,) * config.num_layers)
+    kept = with_states((pages,) * num_kv_layers(config), state_shapes(states_of(model), shape.num_states, leaf))
+    add_steps(run, model, largest, attention, weights, kept)
     run.compile()
     return run.extra_bytes + slots_bytes(shape.max_num_seqs, config.vocab_size)
 
@@ -190,10 +193,10 @@ def _layers(
     kinds: tuple[Hashable, ...],
     params: tuple[Weights, ...],
     x: Float[Array, "T E"],
-    layers: tuple[KVPages, ...],
+    layers: tuple[Any, ...],
     batch: Batch | Int[Array, "upload"],
-) -> tuple[Float[Array, "T E"], tuple[KVPages, ...]]:
-    """A group of consecutive layers: each writes all of the step's keys and values before its attention.
+) -> tuple[Float[Array, "T E"], tuple[Any, ...]]:
+    """A group of consecutive layers: each writes all of the step's keys and values before its attention, or has states.
 
     A profile shows the scopes `layer0`, `layer1`, … by place in the group, not in the model: one executable serves all groups,
     whose calls follow each other in the order of the layers.
@@ -217,9 +220,12 @@ def _layers(
     if shape.joined:
         attend = _JoinedAttend(attend, step)
     written = []
-    for index, (kind, weights, pages) in enumerate(zip(kinds, params, layers, strict=True)):
+    for index, (kind, weights, kept) in enumerate(zip(kinds, params, layers, strict=True)):
         layer = model.layer if kind is None else partial(cast(MixedModel, model).layer, kind=kind)
+        seam: Any = attend
+        if isinstance(kept, tuple):
+            seam = StateRows(step.state_slots, step.query_starts, step.context_lens, step.num_decode)
         with jax.named_scope(f"layer{index}"):
-            x, pages = layer(weights, x, step.positions, pages, attend)
-        written.append(pages)
+            x, kept = layer(weights, x, step.positions, kept, seam)
+        written.append(kept)
     return x, tuple(written)

@@ -1,8 +1,9 @@
-"""Starts waiting sequences where the device has slots for their whole contexts. Orders and evicts nothing."""
+"""Starts waiting sequences where the device has slots for their whole contexts. Orders nothing."""
 
 from typing import final
 
 from jinfercept.kv.manager import KVManager
+from jinfercept.sched.eviction import Eviction
 from jinfercept.sched.load import RunMeans
 from jinfercept.sched.plan_builder import PlanBuilder
 from jinfercept.sched.policy import Policy
@@ -21,6 +22,7 @@ class Admission:
 
     Args:
         kv: the pages.
+        eviction: frees slots of states.
         policy: says which pages of paused contexts a request that starts may not take.
         budget: prices steps, and says what the link moves.
         means: counts what starts.
@@ -31,6 +33,7 @@ class Admission:
         self,
         kv: KVManager,
         queues: Queues,
+        eviction: Eviction,
         policy: Policy,
         budget: StepBudget,
         means: RunMeans,
@@ -38,6 +41,7 @@ class Admission:
         recomputes_late: bool,
     ) -> None:
         self._kv, self._queues, self._policy, self._means = kv, queues, policy, means
+        self._eviction = eviction
         self._held_back: tuple[Sequence, float] | None = None  # a new sequence, and since when
         self._recomputes_late = recomputes_late
         self._cost, self._largest, self._page_size = budget.cost, budget.buckets[-1], kv.page_size
@@ -49,14 +53,18 @@ class Admission:
             entitled: its tenant is below its share, so that no paused context holds slots against it.
         """
         kv, context = self._kv, sequence.context
+        if context.state_position >= sequence.length:
+            kv.copies.lose(context)  # the logits of its last token are to be computed, which the state has seen
         if not sequence.wants_scores:
             kv.refresh(context, sequence.tokens)
         kv.hold(context)
-        if self._queues.running and not self._has_room(sequence, builder.now, entitled=entitled):
+        has_room = not self._queues.running or self._has_room(sequence, builder.now, entitled=entitled)
+        if not has_room or (kv.states.lacks(context) and not self._eviction.free_state(builder)):
             kv.release(context)
             if not sequence.max_computed:
                 kv.close(context)  # all its pages are shared ones: they stay cached prefixes
             return False
+        kv.states.give(context)
         self._queues.run(sequence)
         sequence.planned = False
         builder.context_tokens += sequence.length

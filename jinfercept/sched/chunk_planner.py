@@ -52,7 +52,7 @@ class ChunkPlanner:
         sample = sequence.draw(start + 1)
         slot = sequence.row.slot
         assert slot is not None
-        builder.chunks.append((sequence, Chunk(slot, start, tokens, (), sample)))
+        builder.chunks.append((sequence, Chunk(slot, start, tokens, (), sample, state=context.state)))
         builder.query_tokens -= 1
         self._counters.computed += 1
         sequence.max_computed = start + 1
@@ -72,6 +72,8 @@ class ChunkPlanner:
             self._fetch(builder, sequence)
         if not sequence.wants_token or length >= self._max_model_len:
             return
+        if context.ready >= length and context.state:
+            self._restart(sequence)
         start = min(context.ready, length - 1)
         end = length if start == length - 1 else kv.gap_end(context, length)
         end = min(end, start + min(most, self._chunk_tokens))
@@ -91,7 +93,9 @@ class ChunkPlanner:
         tokens = tuple(sequence.tokens[start:end]) if end <= num_tokens else (FROM_DEVICE,)
         sample = sequence.draw(end) if end == sequence.length else None
         score = None if sequence.num_best is None else sequence.score(start, end)
-        chunk = Chunk(row.slot, start, tokens, row.new_pages(sequence.context, num_pages), sample, score)
+        pages, state = row.new_pages(sequence.context, num_pages), sequence.context.state
+        assert not state or start == sequence.context.ready, "a state has seen other tokens"
+        chunk = Chunk(row.slot, start, tokens, pages, sample, score, state=state)
         self._kv.computed(sequence.context, start, end)
         self._kv.commit(sequence.context, sequence.tokens)
         recomputed = max(0, min(end, sequence.max_computed) - start)
@@ -105,6 +109,16 @@ class ChunkPlanner:
         self._counters.computed += end - start
         builder.chunks.append((sequence, chunk))
         builder.query_tokens -= end - start
+
+    def _restart(self, sequence: Sequence) -> None:
+        """Compute a running sequence anew whose state has seen the token that is to be computed next."""
+        kv, context = self._kv, sequence.context
+        kv.release(context)
+        if context.state:
+            kv.copies.lose(context)
+        kv.hold(context)
+        kv.states.give(context)
+        sequence.row.cut(0)
 
     def fetch_more(self, builder: PlanBuilder) -> None:
         """Plan further fetches of running sequences, oldest first: the link moves more beside a step with chunks than beside

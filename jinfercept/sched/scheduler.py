@@ -80,7 +80,9 @@ class Scheduler:
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=kv.has_host)
         self._eviction = Eviction(kv, self._queues, self._fair, policy, transfers, self.counters, preempted)
         recomputes_late = policy.recomputes_late and preemption == "policy"  # a forced way is not to be mended
-        self._admission = Admission(kv, queues, policy, self._budget, self.means, recomputes_late=recomputes_late)
+        self._admission = Admission(
+            kv, queues, self._eviction, policy, self._budget, self.means, recomputes_late=recomputes_late
+        )
         self.speculation = Speculation(speculation, kv, self._budget, max_model_len, self.counters)
         self._chunks = ChunkPlanner(
             kv,

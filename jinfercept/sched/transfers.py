@@ -62,7 +62,11 @@ class Transfers:
             most: device slots that are needed: the move ends when so many are free; None: no end.
         """
         freed = done = 0
-        for run in move.sequence.context.runs(move.pages):
+        context = move.sequence.context
+        if context.state and move.action not in (Action.COPY, Action.UNCOPY):
+            pages, most = range(context.num_pages), None  # all or none
+            move = move._replace(pages=pages if move.pages.step > 0 else pages[::-1])
+        for run in context.runs(move.pages):
             pages = run.pages[:: move.pages.step]
             if most is not None and run.evictable:
                 pages = pages[: most - freed]

@@ -156,6 +156,8 @@ def assemble(
         identity=f"{machine.model_config} {config.model.dtype} {config.model.activation_dtype} {config.cache.kv_cache_dtype}",
         prefix_caching=config.cache.enable_prefix_caching,
         most_moved_pages=max(1, memory_plan.moved_tokens // page_size),
+        num_states=shape.num_states,
+        state_size=memory_plan.state_size(page_size),
     )
     clock = RealClock()
     log = RequestLog(clock.now)

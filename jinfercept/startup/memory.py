@@ -21,6 +21,7 @@ from jinfercept.models.mesh import local_bytes, mesh_of
 from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
 from jinfercept.models.quantized import weights_of
+from jinfercept.startup.recurrent import NO_STATES, StatePlan
 
 GIB = 1 << 30
 DEFAULT_KV_TOKENS = 16384
@@ -68,6 +69,7 @@ class MemoryPlan:
         num_devices: among which weights and pages are cut.
         num_local_devices: of these, the ones of this host.
         kv_repeats: how often every KV head is stored, so that all devices have as many.
+        states: of recurrent layers.
     """
 
     weight_bytes: int
@@ -83,13 +85,14 @@ class MemoryPlan:
     num_devices: int = 1
     num_local_devices: int = 1
     kv_repeats: int = 1
+    states: StatePlan = NO_STATES
 
     def __str__(self) -> str:
         reserved = f", {_gib(self.reserved_bytes)} kept free" if self.reserved_bytes else ""
         where = f"on each of {self.num_devices} devices " if self.num_devices > 1 else ""
         return (
             f"memory plan: {where}weights {_gib(self.weight_bytes)}, KV pool {_gib(self.kv_bytes)} for "
-            f"{self.kv_tokens:,} tokens"
+            f"{self.kv_tokens:,} tokens{self._states()}"
             f"{reserved}, host copies up to {_gib(self.host_bytes)} for {self.host_tokens:,} tokens; "
             f"sequences of up to {self.max_model_len:,} tokens{self._shorter()}{self._repeats()}{self._timed()}"
         )
@@ -99,6 +102,16 @@ class MemoryPlan:
         token_bytes = self.kv_bytes // (self.kv_tokens + page_size)
         kv_bytes = (kv_tokens + page_size) * token_bytes
         return replace(self, kv_tokens=kv_tokens, kv_bytes=kv_bytes, max_model_len=max_model_len)
+
+    def _states(self) -> str:
+        """The states of recurrent layers."""
+        if not self.states.num_states:
+            return ""
+        return f", {self.states.num_states} states of recurrent layers {_gib(self.states.num_bytes)}"
+
+    def state_size(self, page_size: int) -> int:
+        """Memory of one sequence's states of recurrent layers, in tokens of keys and values."""
+        return math.ceil(self.num_devices * self.states.slot_bytes / self.token_bytes(page_size))
 
     def _shorter(self) -> str:
         """Why sequences are shorter than the model's."""

@@ -25,6 +25,7 @@ from jinfercept.startup.layer_groups import GroupChoice, Tried, remembered_layer
 from jinfercept.startup.memory import FreeMemory, MemoryPlan, largest_product_bytes, plan_memory, token_kv_bytes
 from jinfercept.startup.probes import PlanRunner
 from jinfercept.startup.profiler import EFFORTS, ProfiledRunner, measure, profile_path, remember, remembered
+from jinfercept.startup.recurrent import plan_states
 
 GPU_LAYERS_PER_STEP = 4
 """Layers per executable on a GPU unless the user says otherwise: a few executables a step, and short to compile."""
@@ -60,9 +61,6 @@ def group_layers(
     settings; else the platform's default. Raises `ConfigError` if the pools cannot work.
     """
     for served in (model, *(() if draft is None else (draft.model,))):
-        if states_of(served):
-            got, fix = served.config.family, "use a model whose layers all have attention"
-            raise ConfigError("models with recurrent layers load, and are not served yet", got=got, fix=fix)
         _check_rows(served, config.cache.kv_cache_dtype)
     num_layers, given = model.config.num_layers, config.advanced.layers_per_step
     if given is not None:
@@ -103,15 +101,21 @@ def plan_pools(
     if not room.shared:
         longest = config.model.max_model_len or model.config.max_position
         shape, attention = _runner_shape(1, longest, config, layers_per_step), config.advanced.attention
+        shape = replace(shape, num_states=int(bool(states_of(model))))
         beside = step_bytes(model, params, shape, attention)
         timed = largest_product_bytes(params, shape.buckets[-1], shape.sample_rows[-1])
         if draft is not None:
             beside += step_bytes(draft.model, draft.params, draft_shape(draft.model, model, shape), attention)
     repeats = model.kv_repeats if isinstance(model, Model) else 1
     beside += COMPILING_THREADS * timed if lazy else 0
+    mesh, dtype = _mesh(params), str(weights_of(params)[0].dtype)
+    states = plan_states(model, dtype, mesh.size, config, room.free_bytes)
+    room = room._replace(free_bytes=room.free_bytes - states.num_bytes)
     memory = plan_memory(model.config, params, config, room, beside, timed, repeats, draft)
+    memory = replace(memory, states=states)
     num_pages = memory.kv_tokens // config.cache.page_size
     shape = _runner_shape(num_pages, memory.max_model_len, config, layers_per_step)
+    shape = replace(shape, num_states=states.num_states)
     moved_pages = max(1, memory.moved_tokens // config.cache.page_size)
     return memory, replace(shape, moved_pages=moved_pages)
 

@@ -43,6 +43,7 @@ from jinfercept.startup.draft_model import add_drafter, load_draft_model
 from jinfercept.startup.generation_config import sampling_defaults
 from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights, most_at_once
 from jinfercept.startup.profiler import EFFORTS
+from jinfercept.startup.recurrent import as_served
 from jinfercept.startup.several_hosts import (
     follow_to_the_end,
     join_hosts,
@@ -136,7 +137,7 @@ class EngineSetup:
         """
         own = OwnParts.take(flags, policy=policy, estimator=estimator, order=order).following(self.own, flags)
         merged = {**self.flags, **flags}
-        config = EngineConfig.from_options(merged)
+        config = as_served(EngineConfig.from_options(merged), self.model)
         fixed = sorted(set(flags) - CHANGEABLE)
         if fixed:
             raise ConfigError(
@@ -250,6 +251,7 @@ def _set_up_here(
     weights_s = time.monotonic()
     tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
     draft = load_draft_model(config, devices, tokenizer, across_hosts=group is not None)
+    config = as_served(config, loaded.model, None if draft is None else draft.model)
     progress("loading", 1, 1)
     loaded_s = time.monotonic()
     grouping = group_layers(loaded.model, loaded.params, config, effort if group is None else None, progress, draft)
@@ -310,9 +312,10 @@ def _set_up_here(
 def _alike(memory_plan: MemoryPlan, shape: RunnerShape, group: HostGroup) -> tuple[MemoryPlan, RunnerShape]:
     """The sizes that every host of a group has room for."""
     sizes = {"kv_tokens": memory_plan.kv_tokens, "max_model_len": memory_plan.max_model_len}
-    memory_plan = memory_plan.limited(shape.page_size, **group.least(sizes))
-    num_pages = memory_plan.kv_tokens // shape.page_size
-    return memory_plan, replace(shape, num_pages=num_pages, max_model_len=memory_plan.max_model_len)
+    states = memory_plan.states._replace(**group.least({"num_states": shape.num_states}))
+    memory_plan = replace(memory_plan.limited(shape.page_size, **group.least(sizes)), states=states)
+    num_pages, longest = memory_plan.kv_tokens // shape.page_size, memory_plan.max_model_len
+    return memory_plan, replace(shape, num_pages=num_pages, max_model_len=longest, num_states=states.num_states)
 
 
 def load_model(

@@ -57,6 +57,7 @@ chunks = st.builds(
     sample=st.none() | samples(),
     score=st.none() | st.builds(Score, numbers, some_ids, st.integers(0, 20)),
     num_drafts=st.integers(0, 1),
+    state=st.integers(0, 3),
 )
 copies = st.lists(st.builds(PageCopy, numbers, numbers, numbers), max_size=3).map(tuple)
 plans = st.builds(

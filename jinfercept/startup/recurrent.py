@@ -1,0 +1,105 @@
+"""What a start settles for a model with recurrent layers: how many states there are, and which options it is served without.
+
+A state is of a whole context and of no part of it, so that no page of it is shared, offloaded or stored, and no draft taken
+back.
+"""
+
+import logging
+from dataclasses import replace
+from typing import NamedTuple
+
+from jinfercept.config import EngineConfig
+from jinfercept.errors import ConfigError
+from jinfercept.models.protocol import ServedModel, states_of
+from jinfercept.runner.layer_states import slot_bytes
+
+log = logging.getLogger("jinfercept")
+
+GIB = 1 << 30
+STATES_SHARE = 4
+"""One in so many bytes of the free memory goes to states of paused contexts at most, unless the user says otherwise."""
+
+
+class StatePlan(NamedTuple):
+    """States of recurrent layers.
+
+    Attributes:
+        num_states: sequences that can have one; 0: the model has no such layers.
+        slot_bytes: of one sequence's, on each device.
+    """
+
+    num_states: int = 0
+    slot_bytes: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all states on each device, with the one that is no sequence's."""
+        return (self.num_states + 1) * self.slot_bytes if self.num_states else 0
+
+
+NO_STATES = StatePlan()
+
+
+def as_served(config: EngineConfig, model: ServedModel, draft: ServedModel | None = None) -> EngineConfig:
+    """The options with which a model is served: one with recurrent layers has no host tier and no shared prefixes.
+
+    Raises:
+        ConfigError: it cannot be served with what is asked for, or other models have no states.
+    """
+    if not states_of(model):
+        if draft is not None and states_of(draft):
+            raise ConfigError(
+                "a draft model has no recurrent layers",
+                got=draft.config.family,
+                fix="take one with attention in all layers",
+            )
+        if config.cache.num_states is not None:
+            raise ConfigError(
+                "the model has no recurrent layers",
+                got=f"num_states={config.cache.num_states}",
+                fix="leave num_states out",
+            )
+        return config
+    speculation = config.scheduling.speculation
+    for is_asked, got, fix in (
+        (draft is not None or speculation.num_speculative_tokens > 0, "speculative_config", "no drafts"),
+        (config.cache.kv_disk is not None, "kv_disk", "no disk tier"),
+    ):
+        if is_asked:
+            raise ConfigError("models with recurrent layers are not served with this", got=got, fix=fix)
+    log.info("recurrent layers: contexts are kept whole or computed again; no host tier, no shared prefixes")
+    return replace(
+        config,
+        cache=replace(config.cache, swap_space=0.0, enable_prefix_caching=False),
+        advanced=replace(config.advanced, transfer_parts=1, transfer="arrays"),
+    )
+
+
+def plan_states(model: ServedModel, dtype: str, num_devices: int, config: EngineConfig, free_bytes: int) -> StatePlan:
+    """How many sequences can have states. Raises `ConfigError` if that is less than may run at once.
+
+    Args:
+        dtype: of the weights.
+        free_bytes: on each device, beside the weights.
+    """
+    states = states_of(model)
+    if not states:
+        return NO_STATES
+    each, most_running = slot_bytes(states, dtype, num_devices), config.scheduling.max_num_seqs
+    num_states = config.cache.num_states
+    if num_states is None:
+        num_states = max(most_running, min(2 * most_running, free_bytes // STATES_SHARE // each))
+    plan = StatePlan(num_states, each)
+    if num_states < most_running:
+        raise ConfigError(
+            "every running sequence has a state",
+            got=f"num_states={num_states}",
+            fix=f"at least max_num_seqs={most_running}",
+        )
+    if plan.num_bytes > free_bytes:
+        raise ConfigError(
+            "the states of recurrent layers do not fit",
+            got=f"{num_states} of {each / GIB:.3f} GiB, {free_bytes / GIB:.2f} GiB free",
+            fix="lower max_num_seqs or num_states, or use a smaller model",
+        )
+    return plan
