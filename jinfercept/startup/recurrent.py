@@ -71,7 +71,7 @@ def as_served(config: EngineConfig, model: ServedModel, draft: ServedModel | Non
     return replace(
         config,
         cache=replace(config.cache, swap_space=0.0, enable_prefix_caching=False),
-        advanced=replace(config.advanced, transfer_parts=1, transfer="arrays"),
+        advanced=replace(config.advanced, transfer_parts=1),
     )
 
 
