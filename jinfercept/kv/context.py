@@ -255,10 +255,13 @@ class Context:
 
     @property
     def own_tokens(self) -> int:
-        """Tokens on the device that no other context refers to, and those that take as much as its state: C of the waste
-        equations."""
-        own_state = self.state_size if self.state else 0
-        return own_state + sum([extent.filled for extent in self.extents if extent.num_contexts == 1])
+        """Tokens on the device that no other context refers to: C of the waste equations."""
+        return sum([extent.filled for extent in self.extents if extent.num_contexts == 1])
+
+    @property
+    def state_tokens(self) -> int:
+        """Tokens of KV that take as much memory as its state of recurrent layers; 0 without one."""
+        return self.state_size if self.state else 0
 
     def slots(self, start: int, end: int) -> Slots:
         """The device slots of the pages `start … end - 1`, all of which have one."""

@@ -21,6 +21,7 @@ class DecisionCase(NamedTuple):
         context: C, tokens on the device that no other context shares.
         others: C_other, context tokens of the running sequences.
         chunk: tokens that a recomputation computes in one step.
+        state_tokens: tokens that take as much memory as the context's state of recurrent layers.
     """
 
     at_s: float
@@ -29,6 +30,7 @@ class DecisionCase(NamedTuple):
     context: int
     others: int
     chunk: int
+    state_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -72,8 +74,8 @@ class WasteEquations:
         """Equations (2), (4) and (3) for the tokens on the device; (2) is NaN without a predicted return."""
         rest_s = math.nan if case.remaining_s is None else case.remaining_s
         return Waste(
-            preserve_waste(rest_s, case.context),
-            chunked_discard_waste(case.context, case.others, case.chunk, self._inputs.forward_s),
+            preserve_waste(rest_s, case.context + case.state_tokens),
+            chunked_discard_waste(case.context, case.others, case.chunk, self._inputs.forward_s, case.state_tokens),
             swap_waste(case.context, case.others, self._inputs.cost.swap_s),
         )
 
@@ -83,7 +85,8 @@ class WasteEquations:
         Equation (5) for the tokens that stay, since every iteration decides anew; (4) for the dirty ones; for the clean ones
         (3) if transfers are synchronous, else 0.
         """
-        rest = case._replace(context=case.context - clean - dirty)
+        kept = case.context - clean - dirty
+        rest = case._replace(context=kept, state_tokens=case.state_tokens if kept else 0)
         token_s = choice(self.waste(rest)).waste
         if dirty:
             token_s += self.waste(case._replace(context=dirty)).discard

@@ -97,10 +97,11 @@ def _paused(stats: EngineStats, pause: OpenInterception, now: float, others: int
     sequence, age_s = pause.sequence, now - pause.began_s
     rest_s = remaining_s(stats.inputs.estimator, sequence, age_s)
     places, own, alone = _places(sequence)
-    case = DecisionCase(now, State.INTERCEPTED, rest_s, own, others, stats.equations.chunk(stats.last_queries))
+    chunk, state_tokens = stats.equations.chunk(stats.last_queries), sequence.context.state_tokens
+    case = DecisionCase(now, State.INTERCEPTED, rest_s, own, others, chunk, state_tokens)
     lost = case._replace(context=alone)
     price = {
-        "per_s": own,
+        "per_s": own + state_tokens,
         "preserve": stats.equations.waste(case).preserve,
         "discard": stats.equations.waste(lost).discard,
     }

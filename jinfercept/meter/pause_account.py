@@ -55,7 +55,8 @@ class PauseAccount:
     def __init__(self, sequence: Sequence, number: int, *, intercepted: bool, now: float) -> None:
         self.sequence, self.number, self.intercepted = sequence, number, intercepted
         self.began_s = self._since_s = now
-        self.context = self._resident = sequence.context.own_tokens
+        self.context, self.state_tokens = sequence.context.own_tokens, sequence.context.state_tokens
+        self._resident = self.context + self.state_tokens
         self._held = self._queued = self._recompute = self._fetch = self._stall = 0.0
         self._recomputed, self._copied_in = sequence.usage.recomputed, sequence.usage.copied_in
         self.recomputed = 0  # tokens, until now

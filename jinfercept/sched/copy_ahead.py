@@ -206,6 +206,10 @@ class CopyAhead(Policy):
         if not runs:
             return None
         wait_s = max(SOON_S, self._paused.expected_s(sequence) - now)
+        if state_tokens := sequence.context.state_tokens:  # all of the context goes, or none
+            num_tokens = sum([run.num_tokens for run in runs])
+            token_s = self._price.between_s(0, num_tokens) / (num_tokens + state_tokens)
+            return PageBlock(recompute_worth(token_s, wait_s), sequence, sequence.context.tail_first)
         head, tail = runs[0].pages, runs[-1].pages[::-1]
         head_s, tail_s = (self._token_s(sequence, pages[0]) for pages in (head, tail))
         token_s, pages = (head_s, head) if head_s < tail_s else (tail_s, tail)

@@ -28,7 +28,7 @@ class Verdict(NamedTuple):
     Attributes:
         preserve: equation (2), in token·seconds.
         discard: equation (4), in token·seconds.
-        tokens: on the device, shared with no other context.
+        tokens: on the device, shared with no other context, and those that take as much as its state.
     """
 
     sequence: Sequence
@@ -151,8 +151,9 @@ class MinWaste(Policy):
             tokens = sum([run.num_tokens for run in resident if not run.shared])
             age_s = now - sequence.paused_s
             rest_s = remaining_s(self._estimator, sequence, age_s)
-            discard = chunked_discard_waste(tokens, self._last.running_context, chunk, self._forward_s)
-            verdicts.append(Verdict(sequence, preserve_waste(rest_s, tokens), discard, tokens))
+            state = sequence.context.state_tokens
+            discard = chunked_discard_waste(tokens, self._last.running_context, chunk, self._forward_s, state)
+            verdicts.append(Verdict(sequence, preserve_waste(rest_s, tokens + state), discard, tokens + state))
         return verdicts
 
 

@@ -67,21 +67,25 @@ def swap_waste(context: int, batch_context: int, swap_s: Callable[[int], float])
     return 2.0 * swap_s(context) * batch_context
 
 
-def chunked_discard_waste(context: int, others: int, chunk: int, forward_s: Callable[[int], float]) -> float:
+def chunked_discard_waste(
+    context: int, others: int, chunk: int, forward_s: Callable[[int], float], state: int = 0
+) -> float:
     """Equation (4), discard and recompute in n chunks: `T_fwd(C)·C/2 + n·(T_fwd(C/n) - T_fwd(0))·C_other`, in token·seconds.
 
     Computed as it is executed: `C // chunk` full chunks and the rest, if there is one. So a chunk that divides C exactly
-    pays for its last chunk like any other, and the waste never falls when the context grows.
+    pays for its last chunk like any other, and the waste never falls when the context grows. A state of recurrent layers is
+    there from the first chunk on, and does not grow.
 
     Args:
         context: C, tokens of the intercepted context.
         others: C_other, context tokens of the other running requests; charged the growth only (the module says why).
         chunk: tokens recomputed in one iteration, at least 1; see `chunk_tokens`.
         forward_s: T_fwd, seconds of an iteration with so many query tokens.
+        state: memory of the context's state, in tokens.
     """
     full, rest = divmod(context, chunk)
     growth_s = full * _growth_s(chunk, forward_s) + _growth_s(rest, forward_s)
-    return forward_s(context) * context / 2 + growth_s * others
+    return forward_s(context) * (context / 2 + state) + growth_s * others
 
 
 def recompute_worth(recompute_s: float, per_return_s: float) -> float:

@@ -142,18 +142,19 @@ class DecisionLog:
         move = event.move
         pause = self._pauses.get(move.sequence.id) or self._aside(move.sequence, event.number, event.at_s)
         run = event.run
-        own = run.num_tokens if event.freed and not run.shared else 0
+        own, context = run.num_tokens if event.freed and not run.shared else 0, move.sequence.context
+        lost_state = context.state_size if own and not context.state else 0
         key = (id(pause), move.action, move.why)
         decision = self._decisions.get(key)
         if decision is None:
-            case = self._case(pause, move.sequence.context.own_tokens + own)
-            pause.touch(case.at_s, case.context)
+            case = self._case(pause, context.own_tokens + own, context.state_tokens + lost_state)
+            pause.touch(case.at_s, case.context + case.state_tokens)
             decision = self._decisions[key] = Decision(pause, case, move.action, move.why)
         decision.pages += run.num_pages
         decision.tokens += run.num_tokens
         decision.copied += event.copied_tokens
         if event.freed:
-            pause.lose(own)
+            pause.lose(own + lost_state)
             if move.action is not Action.LOSE and (event.copied_tokens or run.residency.on_host):
                 decision.freed_clean += run.num_tokens
             else:
@@ -228,12 +229,13 @@ class DecisionLog:
         first = pause.forecasts[0]
         if pause.untouched:
             chunk = self._equations.chunk(self._last_queries)
+            others, state = self._running_context(), pause.state_tokens
             case = DecisionCase(
-                pause.began_s, State.INTERCEPTED, first.remaining_s, pause.context, self._running_context(), chunk
+                pause.began_s, State.INTERCEPTED, first.remaining_s, pause.context, others, chunk, state
             )
             self._write(keep_line(pause, case, self._equations.waste(case)))
         if pause.prediction is None:
-            pause.prediction = Prediction(0.0, preserve_waste(first.remaining_s, pause.context))
+            pause.prediction = Prediction(0.0, preserve_waste(first.remaining_s, pause.context + pause.state_tokens))
         self._write(outcome_line(pause, self._now()))
 
     def _forecast_fresh(self) -> None:
@@ -261,12 +263,12 @@ class DecisionLog:
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
-    def _case(self, pause: PauseAccount, context: int) -> DecisionCase:
+    def _case(self, pause: PauseAccount, context: int, state_tokens: int) -> DecisionCase:
         now, sequence, rest_s = self._now(), pause.sequence, None
         if sequence.state is State.INTERCEPTED:
             rest_s = remaining_s(self._own_estimator, sequence, now - pause.began_s)
         chunk = self._equations.chunk(self._last_queries)
-        return DecisionCase(now, sequence.state, rest_s, context, self._running_context(), chunk)
+        return DecisionCase(now, sequence.state, rest_s, context, self._running_context(), chunk, state_tokens)
 
     def _flush(self, plan: int | None) -> None:
         decisions = list(self._decisions.values())

@@ -27,7 +27,7 @@ def test_a_paused_context_keeps_its_state_and_goes_on_behind_it() -> None:
     context = manager.open()
     run(manager, context, list(range(9)))
     assert context.state
-    assert context.own_tokens == 9 + 10
+    assert (context.own_tokens, context.state_tokens) == (9, 10)
     manager.release(context)
     assert context.state_position == 9
     manager.hold(context)
