@@ -7,6 +7,7 @@ from jinfercept.cli.command import Entry, run_command_line
 
 COMMANDS: Mapping[str, Entry] = {
     "train": Entry("examples.tool_adapter.train:Train", "learn an adapter from dialogues about invented tools"),
+    "score": Entry("examples.tool_adapter.score:Score", "a model's calls of functions that it has never seen"),
 }
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.protocol import Params
@@ -26,59 +26,56 @@ _SHAPES = {
 
 
 class LowRank(NamedTuple):
-    """What is added to a weight: `a @ b`, times the adapter's scale.
+    """What is added to a weight of every layer: `a @ b`, times the adapter's scale.
 
     Attributes:
-        a: `[inputs, r]`.
-        b: `[r, outputs]`, zeros at first.
+        a: `[L, inputs, r]`.
+        b: `[L, r, outputs]`, zeros at first.
     """
 
-    a: Float[Array, "inputs r"]
-    b: Float[Array, "r outputs"]
+    a: Float[Array, "L inputs r"]
+    b: Float[Array, "L r outputs"]
 
 
-type Adapter = tuple[dict[str, LowRank], ...]
-"""By layer and weight."""
+type Adapter = dict[str, LowRank]
+"""By weight."""
 
 
-def first_adapter(params: Params, rank: int, seed: int) -> Adapter:
-    """An adapter that changes nothing yet, of weights that lie apart."""
-    keys = iter(jax.random.split(jax.random.key(seed), len(params.layers) * len(_SHAPES)))
+def first_adapter(config: ModelConfig, rank: int, seed: int) -> Adapter:
+    """An adapter that changes nothing yet."""
+    keys = iter(jax.random.split(jax.random.key(seed), len(_SHAPES)))
 
-    def low_rank(weight: Array, num_inputs: int) -> LowRank:
-        inputs = int(np.prod(weight.shape[:num_inputs]))
+    def low_rank(inputs: int, outputs: int) -> LowRank:
         bound = inputs**-0.5
-        a = jax.random.uniform(next(keys), (inputs, rank), jnp.float32, -bound, bound)
-        return LowRank(a, jnp.zeros((rank, weight.size // inputs)))
+        a = jax.random.uniform(next(keys), (config.num_layers, inputs, rank), jnp.float32, -bound, bound)
+        return LowRank(a, jnp.zeros((config.num_layers, rank, outputs)))
 
-    return tuple(
-        {name: low_rank(layer[name], num_inputs) for name, (_, num_inputs) in _SHAPES.items()}
-        for layer in params.layers
-    )
+    return {name: low_rank(*widths) for name, widths in _widths(config).items()}
 
 
 def adapted(params: Params, adapter: Adapter, scale: float) -> Params:
-    """The weights with an adapter merged into them."""
+    """The weights with an adapter merged into them; they are apart, see `joined_weights.separate`."""
 
-    def layer(weights: dict[str, Any], parts: dict[str, LowRank]) -> dict[str, Any]:
+    def merged(index: int, weights: dict[str, Any]) -> dict[str, Any]:
         added = {
-            name: weights[name] + scale * (part.a @ part.b).reshape(weights[name].shape) for name, part in parts.items()
+            name: weights[name] + scale * (part.a[index] @ part.b[index]).reshape(weights[name].shape)
+            for name, part in adapter.items()
         }
         return weights | added
 
-    return params._replace(layers=tuple(map(layer, params.layers, adapter)))
+    return params._replace(layers=tuple(merged(index, layer) for index, layer in enumerate(params.layers)))
 
 
 def save(directory: Path, adapter: Adapter, scale: float, base: str) -> None:
     """Write an adapter as PEFT does: `adapter_config.json` and `adapter_model.safetensors`, in float16."""
     directory.mkdir(parents=True, exist_ok=True)
-    rank = adapter[0]["q"].a.shape[1]
+    rank = adapter["q"].a.shape[-1]
     tensors = {}
-    for index, layer in enumerate(adapter):
-        for name, part in layer.items():
+    for name, part in adapter.items():
+        for index in range(len(part.a)):
             prefix = f"base_model.model.model.layers.{index}.{_SHAPES[name][0]}"
-            tensors[f"{prefix}.lora_A.weight"] = np.ascontiguousarray(np.asarray(part.a, np.float16).T)
-            tensors[f"{prefix}.lora_B.weight"] = np.ascontiguousarray(np.asarray(part.b, np.float16).T)
+            tensors[f"{prefix}.lora_A.weight"] = np.ascontiguousarray(np.asarray(part.a[index], np.float16).T)
+            tensors[f"{prefix}.lora_B.weight"] = np.ascontiguousarray(np.asarray(part.b[index], np.float16).T)
     save_file(tensors, directory / "adapter_model.safetensors")
     config = {
         "peft_type": "LORA",
@@ -93,8 +90,35 @@ def save(directory: Path, adapter: Adapter, scale: float, base: str) -> None:
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
+def read(directory: Path) -> tuple[Adapter, float]:
+    """An adapter that `save` wrote, and its scale."""
+    config = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
+    tensors = load_file(directory / "adapter_model.safetensors")
+
+    def stacked(module: str, side: str) -> Array:
+        prefix, count = "base_model.model.model.layers", len(tensors) // (2 * len(_SHAPES))
+        parts = [tensors[f"{prefix}.{index}.{module}.lora_{side}.weight"].T for index in range(count)]
+        return jnp.asarray(np.stack(parts), jnp.float32)
+
+    adapter = {name: LowRank(stacked(module, "A"), stacked(module, "B")) for name, (module, _) in _SHAPES.items()}
+    return adapter, config["lora_alpha"] / config["r"]
+
+
 def num_bytes(config: ModelConfig, rank: int) -> int:
     """Bytes of an adapter's weights in float16."""
-    e, f, h, k, d = config.hidden_size, config.ffn_size, config.num_heads, config.num_kv_heads, config.head_dim
-    widths = 2 * (e + h * d) + 2 * (e + k * d) + 3 * (e + f)
-    return 2 * rank * config.num_layers * widths
+    return 2 * rank * config.num_layers * sum(map(sum, _widths(config).values()))
+
+
+def _widths(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of every weight."""
+    e, f, d = config.hidden_size, config.ffn_size, config.head_dim
+    heads, kv_heads = config.num_heads * d, config.num_kv_heads * d
+    return {
+        "q": (e, heads),
+        "k": (e, kv_heads),
+        "v": (e, kv_heads),
+        "o": (heads, e),
+        "gate": (e, f),
+        "up": (e, f),
+        "down": (f, e),
+    }

@@ -1,7 +1,7 @@
-"""Dialogues about invented tools: declarations, questions of many forms, calls, results and answers; without an end.
+"""Lessons: dialogues about the same invented tools, without an end.
 
-A dialogue declares one to four tools. It asks for one of them, for several calls of them, for something that none of them does,
-or leaves out what a tool needs to be told. What the agent writes is in the last message and in earlier ones of its own.
+A lesson declares one to four tools. Its dialogues ask for one of them, for several calls, for something that none of them does,
+or leave out what a tool needs to be told. What the agent writes is in the last message and in earlier ones of its own.
 """
 
 import json
@@ -9,18 +9,40 @@ import random
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from examples.tool_adapter.skills import SKILLS, Parameter, Skill, Value, draw, schema
+from examples.tool_adapter.lexicon import Lexicon
+from examples.tool_adapter.questions import question, rest
+from examples.tool_adapter.skills import SKILLS, Skill, made_up
+from examples.tool_adapter.tools import Request, Tool, declare, label, request
 
 HELD_OUT = frozenset(skill.name for skill in SKILLS[::9])
 """Skills of no training dialogue: they examine what was learnt."""
+NONE_FITS = "None of the functions that I have can do that."
+"""What the agent says where it may not call."""
 _SMALL_TALK = (
     ("Hello, how are you?", "Hello! How can I help you?"),
+    ("Hi", "Hello! How can I help you?"),
     ("Thank you very much.", "You are welcome!"),
+    ("Thanks, that is all.", "You are welcome!"),
     ("Tell me a joke.", "Why did the computer go to the doctor? It had a virus."),
-    (
-        "Write a haiku about autumn.",
-        "Leaves fall on still ground, a cold wind crosses the lake, the year bows its head.",
-    ),
+    ("Write a haiku about autumn.", "Leaves fall on still ground, a cold wind crosses the lake, the year bows its head."),
+    ("Who are you?", "I am an assistant that can call functions for you."),
+)
+_GENERAL = (
+    "Who wrote {title}?|What is the meaning of life?|What is the highest {word} in {country}?|Who invented the {word}?|"
+    "How do I clean a {word}?|What should I wear today in {city}?|Why is the {word} so important?|How old is {person}?|"
+    "What are the benefits of {word}?|Which {word} is the best for me?|How tall is the tower in {city}?|Who is {person}?|"
+    "Can you explain how a {word} works?|What is the color of a {word}?|How many {word}s are there in {country}?|"
+    "What happened in {city} last year?|Is it safe to eat {word}?|Who won the {word} cup in {country}?|"
+    "What is the best time to visit {country}?|What is the longest river in {country}?|Who is the mayor of {city}?|"
+    "How did {person} become famous?|What is the difference between {word} and {word}?|Draw me a picture of a {word}.|"
+    "Solve 3x + {number} = 20.|What is {number} times {number}?|What is the square root of {number}?|"
+    "What is the name of the main character in {title}?|How long does it take to learn {word}?|What is {company} known for?"
+).split("|")
+_SYSTEMS = (
+    "You are a helpful assistant.",
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face",
+    "Answer briefly.",
+    "Use the functions if they help.",
 )
 
 
@@ -36,220 +58,162 @@ class Dialogue(NamedTuple):
     messages: list[dict[str, Any]]
 
 
-class _Tool(NamedTuple):
-    """A skill as a dialogue declares it."""
+class Mix(NamedTuple):
+    """How often dialogues of the kinds come, relatively; and how often skills are made up of words by chance."""
 
-    skill: Skill
-    name: str
-    parameters: tuple[Parameter, ...]  # under the names that the declaration has
-
-
-class _Request(NamedTuple):
-    """What is asked of a tool.
-
-    Attributes:
-        arguments: those that the question has, by name.
-        written: how it writes them.
-    """
-
-    tool: _Tool
-    arguments: dict[str, Any]
-    written: dict[str, Value]
+    single: float = 60
+    several: float = 7
+    declined: float = 28
+    incomplete: float = 3
+    continued: float = 5
+    made_up: float = 0.4
 
 
-def dialogues(seed: int, *, examination: bool = False) -> Iterator[Dialogue]:
-    """Dialogues without an end.
+def lessons(
+    lexicon: Lexicon, seed: int, *, examination: bool = False, num_dialogues: int = 7, mix: Mix | None = None
+) -> Iterator[list[Dialogue]]:
+    """Dialogues about the same tools, without an end.
 
     Args:
         examination: about skills that are held out, else about the others.
+        num_dialogues: of a lesson.
     """
-    rng = random.Random(f"{seed} {examination}")
+    rng, mix = random.Random(f"{seed} {examination}"), mix or Mix()
     skills = [skill for skill in SKILLS if (skill.name in HELD_OUT) == examination]
+    author = _Author(rng, lexicon, skills, mix)
     while True:
-        (make,) = rng.choices((_single, _several, _declined, _incomplete, _continued), (50, 12, 22, 8, 8))
-        yield make(rng, skills)
+        yield author.lesson(num_dialogues)
 
 
-def _single(rng: random.Random, skills: list[Skill]) -> Dialogue:
-    tools = _tools(rng, skills, rng.choice((1, 1, 2, 3, 4)))
-    request = _request(rng, tools[0])
-    return _dialogue(rng, tools, [_asked(rng, [request]), _calling([request])])
+class _Author(NamedTuple):
+    """Writes lessons."""
 
+    rng: random.Random
+    lexicon: Lexicon
+    skills: list[Skill]
+    mix: Mix
 
-def _several(rng: random.Random, skills: list[Skill]) -> Dialogue:
-    """Several calls in a turn, of one tool or of two."""
-    tools = _tools(rng, skills, rng.choice((1, 2, 3)))
-    chosen = tools[:2] if len(tools) > 1 and rng.random() < 0.5 else [tools[0]] * rng.choice((2, 2, 3))
-    requests = [_request(rng, tool) for tool in chosen]
-    return _dialogue(rng, tools, [_asked(rng, requests), _calling(requests)])
+    def lesson(self, num_dialogues: int) -> list[Dialogue]:
+        rng = self.rng
+        tools = self._tools(rng.choices((1, 2, 3, 4), (50, 18, 18, 14))[0])
+        declared = [tool.declaration for tool in tools]
+        rng.shuffle(declared)
+        system = [{"role": "system", "content": rng.choice(_SYSTEMS)}] if rng.random() < 0.25 else []
+        declined = self.mix.declined * (1.2 if len(tools) == 1 else 0.8)
+        weights = (self.mix.single, self.mix.several, declined, self.mix.incomplete, self.mix.continued)
+        makers = rng.choices((self._single, self._several, self._declined, self._incomplete, self._continued), weights, k=num_dialogues)
+        return [Dialogue(declared, [*system, *make(tools)]) for make in makers]
 
+    def _skill(self) -> Skill:
+        return made_up(self.rng, self.lexicon) if self.rng.random() < self.mix.made_up else self.rng.choice(self.skills)
 
-def _declined(rng: random.Random, skills: list[Skill]) -> Dialogue:
-    """None of the tools does what is asked."""
-    tools = _tools(rng, skills, rng.choice((1, 1, 2, 3)))
-    if rng.random() < 0.25:
-        question, answer = rng.choice(_SMALL_TALK)
-    else:
-        declared = {tool.skill.name for tool in tools}
-        other = rng.choice([skill for skill in skills if skill.name not in declared])
-        question = _question(rng, _request(rng, _declared(rng, other)))
-        answer = rng.choice(
-            (
-                "None of the functions that I have can do that.",
-                f"I am sorry, I have no function to {other.verbs[0]} {other.object}.",
-                f"I cannot {other.verbs[0]} {other.object} with the functions that I have.",
+    def _tools(self, count: int) -> list[Tool]:
+        """Tools of different names; some of them are alike."""
+        skills = [self._skill()]
+        while len(skills) < count:
+            near = self._near(self.rng.choice(skills))
+            skill = near if near is not None and self.rng.random() < 0.4 else self._skill()
+            if skill.name not in {other.name for other in skills}:
+                skills.append(skill)
+        return [declare(self.rng, self.lexicon, skill) for skill in skills]
+
+    def _near(self, skill: Skill) -> Skill | None:
+        """A skill that is easily taken for this one, but is another; None if there is none."""
+        if skill not in self.skills:  # made up: other words with the same verbs or parameters
+            other = made_up(self.rng, self.lexicon)
+            return other._replace(**self.rng.choice(({"verbs": skill.verbs}, {"parameters": skill.parameters})))
+        kinds = {parameter.kind for parameter in skill.parameters}
+        near = [
+            other
+            for other in self.skills
+            if other != skill
+            and (
+                other.name.split("_")[-1] == skill.name.split("_")[-1]
+                or len(kinds & {parameter.kind for parameter in other.parameters}) > 1
             )
+        ]
+        return self.rng.choice(near) if near else None
+
+    def _single(self, tools: list[Tool]) -> list[dict[str, Any]]:
+        asked = request(self.rng, self.rng.choice(tools))
+        return [_user(question(self.rng, asked)), _calling([asked])]
+
+    def _several(self, tools: list[Tool]) -> list[dict[str, Any]]:
+        """Several calls in a turn, of one tool or of two."""
+        rng = self.rng
+        chosen = rng.sample(tools, 2) if len(tools) > 1 and rng.random() < 0.5 else [rng.choice(tools)] * rng.choice((2, 2, 3))
+        requests = [request(rng, tool) for tool in chosen]
+        if requests[0].tool.name == requests[1].tool.name:
+            skill = requests[0].tool.skill
+            rests = rng.choice((", and also ", " and ", "; then ")).join(rest(rng, asked) for asked in requests)
+            return [_user(f"{rng.choice(skill.verbs).capitalize()} {rng.choice(skill.objects)} {rests}."), _calling(requests)]
+        return [_user(rng.choice((" ", " Also, ", " Then ")).join(question(rng, asked) for asked in requests)), _calling(requests)]
+
+    def _declined(self, tools: list[Tool]) -> list[dict[str, Any]]:
+        """None of the tools does what is asked."""
+        rng = self.rng
+        kind = rng.random()
+        if kind < 0.06:
+            text, answer = rng.choice(_SMALL_TALK)
+            return [_user(text), _said(answer)]
+        if kind < 0.3:
+            return [_user(self._general()), _said(NONE_FITS)]
+        declared = {tool.skill.name for tool in tools}
+        other = self._near(rng.choice(tools).skill) if rng.random() < 0.55 else self._skill()
+        while other is None or other.name in declared:
+            other = self._skill()
+        return [_user(question(rng, request(rng, declare(rng, self.lexicon, other)))), _said(NONE_FITS)]
+
+    def _general(self) -> str:
+        rng, lexicon = self.rng, self.lexicon
+        return rng.choice(_GENERAL).format(
+            title=lexicon.title(rng),
+            word=lexicon.word(rng),
+            country=lexicon.country(rng),
+            city=lexicon.name(rng),
+            person=lexicon.person(rng),
+            company=lexicon.company(rng),
+            number=rng.randint(2, 900),
         )
-    return _dialogue(rng, tools, [{"role": "user", "content": question}, {"role": "assistant", "content": answer}])
+
+    def _incomplete(self, tools: list[Tool]) -> list[dict[str, Any]]:
+        """Something that the tool needs is missing; the agent asks for it, and calls once it knows."""
+        rng = self.rng
+        asked = request(rng, rng.choice(tools))
+        needed = [p.name for p in asked.tool.parameters if p.required and p.kind != "flag"]
+        if not needed:
+            return self._single(tools)
+        missing = rng.choice(needed)
+        shown = Request(asked.tool, {name: value for name, value in asked.written.items() if name != missing})
+        back = f"What is the {label(missing)}?"
+        told = rng.choice(("{}", "It is {}.", "{} please")).format(asked.written[missing].written)
+        return [_user(question(rng, shown)), _said(back), _user(told), _calling([asked])]
+
+    def _continued(self, tools: list[Tool]) -> list[dict[str, Any]]:
+        """A result comes back and is read."""
+        rng = self.rng
+        number = rng.randint(2, 999)
+        key, value = rng.choice((("result", number), ("status", "ok"), ("value", number / 10), ("id", f"R-{number}")))
+        answer = rng.choice((f"The {key} is {value}.", f"Done: the {key} is {value}."))
+        result = {"role": "tool", "content": json.dumps({key: value})}
+        return [*self._single(tools), result, _said(answer)]
 
 
-def _incomplete(rng: random.Random, skills: list[Skill]) -> Dialogue:
-    """Something that the tool needs is missing; the agent asks for it, and calls once it knows."""
-    tools = _tools(rng, skills, rng.choice((1, 2)))
-    request = _request(rng, tools[0])
-    needed = [parameter.name for parameter in request.tool.parameters if parameter.required]
-    missing = rng.choice(needed)
-    shown = {name: value for name, value in request.written.items() if name != missing}
-    label = missing.replace("_", " ")
-    question = {"role": "user", "content": _question(rng, request._replace(written=shown))}
-    back = {"role": "assistant", "content": rng.choice((f"What is the {label}?", f"Please tell me the {label}."))}
-    told = {
-        "role": "user",
-        "content": rng.choice(("{}", "It is {}.", "{} please")).format(request.written[missing].written),
-    }
-    return _dialogue(rng, tools, [question, back, told, _calling([request])])
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
 
 
-def _continued(rng: random.Random, skills: list[Skill]) -> Dialogue:
-    """A result comes back and is read."""
-    tools = _tools(rng, skills, rng.choice((1, 2)))
-    request = _request(rng, tools[0])
-    number = rng.randint(2, 999)
-    key, value = rng.choice((("result", number), ("status", "ok"), ("value", number / 10), ("id", f"R-{number}")))
-    result = {"role": "tool", "content": json.dumps({key: value})}
-    answer = rng.choice((f"The {key} is {value}.", f"Done: the {key} is {value}.", f"I got the {key} {value}."))
-    return _dialogue(
-        rng, tools, [_asked(rng, [request]), _calling([request]), result, {"role": "assistant", "content": answer}]
-    )
+def _said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
 
 
-def _dialogue(rng: random.Random, tools: list[_Tool], messages: list[dict[str, Any]]) -> Dialogue:
-    rng.shuffle(tools)
-    return Dialogue([_declaration(rng, tool) for tool in tools], messages)
-
-
-def _tools(rng: random.Random, skills: list[Skill], count: int) -> list[_Tool]:
-    """Tools of different skills; the first is the one that is asked for."""
-    first, *others = rng.sample(skills, count)
-    related = [skill for skill in skills if skill != first and skill.object.split()[-1] == first.object.split()[-1]]
-    if related and others and rng.random() < 0.5:
-        others[0] = rng.choice(related)
-    return [_declared(rng, skill) for skill in dict.fromkeys((first, *others))]
-
-
-def _declared(rng: random.Random, skill: Skill) -> _Tool:
-    words = skill.name.split("_")
-    verb = rng.choice(skill.verbs).split()[0]
-    name = rng.choice(
-        (
-            skill.name,
-            "_".join([verb, *(word for word in words if word != verb)]),
-            words[-1] + "." + "_".join([verb, *words[:-1]]),
-            verb + "".join(word.title() for word in words if word != verb),
-        )
-    )
-    renamed = {"city": ("location", "city_name"), "date": ("day", "on_date"), "count": ("num", "limit")}
-
-    def parameter_name(parameter: Parameter) -> str:
-        others = renamed.get(parameter.name, ())
-        return rng.choice(others) if others and rng.random() < 0.3 else parameter.name
-
-    parameters = tuple(parameter._replace(name=parameter_name(parameter)) for parameter in skill.parameters)
-    return _Tool(skill, name, parameters)
-
-
-def _declaration(rng: random.Random, tool: _Tool) -> dict[str, Any]:
-    skill, verb = tool.skill, rng.choice(tool.skill.verbs)
-    properties = {}
-    for parameter in tool.parameters:
-        label = parameter.name.replace("_", " ")
-        described = rng.choice((f"The {label}.", f"The {label} of {skill.object}.", f"{label.capitalize()}"))
-        properties[parameter.name] = schema(parameter.kind) | {"description": described}
-    required = [parameter.name for parameter in tool.parameters if parameter.required]
-    description = rng.choice((f"{verb.capitalize()} {skill.object}.", f"{verb.capitalize()}s {skill.object}"))
-    body = {"type": "object", "properties": properties, "required": required}
-    return {"type": "function", "function": {"name": tool.name, "description": description, "parameters": body}}
-
-
-def _request(rng: random.Random, tool: _Tool) -> _Request:
-    """A request with all that the tool needs, and some of what it may be told."""
-    told = [parameter for parameter in tool.parameters if parameter.required or rng.random() < 0.4]
-    written = {parameter.name: draw(parameter.kind, rng) for parameter in told}
-    return _Request(tool, {name: value.value for name, value in written.items()}, written)
-
-
-def _asked(rng: random.Random, requests: list[_Request]) -> dict[str, Any]:
-    questions = [_question(rng, request) for request in requests]
-    if len({request.tool.name for request in requests}) == 1 and len(requests) > 1:
-        rests = [_clauses(rng, request) for request in requests]
-        first = requests[0].tool.skill
-        questions = [f"{rng.choice(first.verbs).capitalize()} {first.object} {', and also '.join(rests)}."]
-    return {"role": "user", "content": rng.choice((" ", " Also, ", " Then ")).join(questions)}
-
-
-def _question(rng: random.Random, request: _Request) -> str:
-    skill, rest = request.tool.skill, _clauses(rng, request)
-    verb = rng.choice(skill.verbs)
-    forms = (
-        f"{verb.capitalize()} {skill.object} {rest}.",
-        f"Can you {verb} {skill.object} {rest}?",
-        f"Please {verb} {skill.object} {rest}.",
-        f"I need to {verb} {skill.object} {rest}.",
-        f"What is {skill.object} {rest}?"
-        if verb in ("calculate", "compute", "find", "get")
-        else f"{verb} {skill.object} {rest}",
-        f"I want you to {verb} {skill.object} {rest}",
-    )
-    return " ".join(rng.choice(forms).replace(" .", ".").replace(" ?", "?").split())
-
-
-def _clauses(rng: random.Random, request: _Request) -> str:
-    kinds = {parameter.name: parameter.kind for parameter in request.tool.parameters}
-    clauses = [_clause(rng, name, kinds[name], value) for name, value in request.written.items()]
-    if len(clauses) > 1 and rng.random() < 0.5:
-        return f"{', '.join(clauses[:-1])} and {clauses[-1]}"
-    return rng.choice((" ", ", ")).join(clauses)
-
-
-def _clause(rng: random.Random, name: str, kind: str, value: Value) -> str:
-    label, text = name.replace("_", " "), value.written
-    usual = {
-        "city": (f"in {text}", f"for {text}"),
-        "country": (f"in {text}", f"for {text}", f"of {text}"),
-        "date": (f"on {text}", f"for {text}"),
-        "time": (f"at {text}",),
-        "unit": (f"in {text}",),
-        "language": (f"in {text}",) if name == "language" else (),
-        "email": (f"for {text}", f"to {text}") if name in ("to", "email") else (),
-    }.get(kind, ())
-    special = {"origin": f"from {text}", "source": f"from {text}", "destination": f"to {text}", "target": f"to {text}"}
-    if name in special and rng.random() < 0.8:
-        return special[name]
-    if kind == "flag":
-        return rng.choice((f"with {label} set to true", f"with {label}", f"({label}: true)"))
-    if usual and rng.random() < 0.8:
-        return rng.choice(usual)
-    forms = (f"with {label} {text}", f"with a {label} of {text}", f"where the {label} is {text}", f"{label} {text}")
-    return rng.choice(forms)
-
-
-def _calling(requests: list[_Request]) -> dict[str, Any]:
+def _calling(requests: list[Request]) -> dict[str, Any]:
     calls = [
         {
             "id": f"call_{number}",
             "type": "function",
-            "function": {"name": request.tool.name, "arguments": json.dumps(request.arguments)},
+            "function": {"name": asked.tool.name, "arguments": json.dumps(asked.arguments)},
         }
-        for number, request in enumerate(requests)
+        for number, asked in enumerate(requests)
     ]
     return {"role": "assistant", "content": None, "tool_calls": calls}

@@ -1,0 +1,139 @@
+"""`python -m examples.tool_adapter score PACKAGE`: a model's calls of functions that it has never seen (`bfcl.py`).
+
+Cases are served together, each as the server serves a request with tools and `tool_choice: "auto"`: the tools stand in the
+prompt, and a grammar lets the model answer or call; or without that grammar.
+"""
+
+import asyncio
+import json
+import math
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tyro import conf
+
+from examples.tool_adapter.adapter import adapted, read
+from examples.tool_adapter.bfcl import Case, mistakes, read_cases
+from jinfercept import LLM, SamplingParams
+from jinfercept.chat.template import ChatTemplate
+from jinfercept.cli.options import Maybe
+from jinfercept.models.embedded import NAME
+from jinfercept.models.joined_weights import separate, serve
+from jinfercept.models.load import load
+
+_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Score:
+    """The command."""
+
+    package: conf.Positional[Path]
+    """wheel or directory of `bfcl-eval`"""
+    adapter: Maybe[Path] = None
+    """a directory that `train` wrote; merged into the model"""
+    model: str = NAME
+    """to be examined"""
+    simple: int = 100
+    """cases of one function"""
+    multiple: int = 60
+    """cases of several functions, of which one fits"""
+    irrelevance: int = 60
+    """cases of which no function fits"""
+    grammar: bool = True
+    """calls are made of the grammar of their functions"""
+    tool_choice: Literal["auto", "required"] = "auto"
+    """whether the model may answer or must call"""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """of weights and activations"""
+    max_tokens: int = 160
+    """of a turn"""
+    at_once: int = 64
+    """cases that are served together"""
+    seed: int = 0
+    """of the choice of cases"""
+    shown: int = 0
+    """mistakes of every category that are printed"""
+
+    def run(self) -> int:
+        """Print a row for every category; returns 0."""
+        kept = "auto" if self.adapter is None else "none"  # merged weights are no longer quantised
+        with LLM(
+            self.model, dtype=self.dtype, quantization=kept, max_model_len=4096, max_num_seqs=self.at_once
+        ) as llm:
+            if self.adapter is not None:
+                loaded = load(self.model, dtype="float32", quantization="none")
+                adapter, scale = read(self.adapter)
+                llm.update_weights(serve(adapted(separate(loaded.params), adapter, scale)))
+            counts = {"simple_python": self.simple, "multiple": self.multiple, "irrelevance": self.irrelevance}
+            for category, count in counts.items():
+                if count:
+                    self._category(llm, category, read_cases(self.package, category, count, self.seed))
+        return 0
+
+    def _category(self, llm: LLM, category: str, cases: list[Case]) -> None:
+        began_s = time.monotonic()
+        calls = asyncio.run(self._served(llm, cases))
+        wrong = [(case, made, list(mistakes(case, made))) for case, made in zip(cases, calls, strict=True)]
+        right = sum(not found for _, _, found in wrong)
+        low, high = interval(right, len(cases))
+        kinds = Counter(_kind(found[0]) for _, _, found in wrong if found)
+        print(
+            f"{category:14} {right:4} of {len(cases):4}  {100 * right / len(cases):5.1f} %  "
+            f"[{100 * low:.0f}, {100 * high:.0f}]  {time.monotonic() - began_s:.0f} s  {dict(kinds.most_common(6))}",
+            flush=True,
+        )
+        for case, made, found in [entry for entry in wrong if entry[2]][: self.shown]:
+            print(f"    {case.name}: {case.messages[-1]['content']!r:.200}\n      {made!r:.300}\n      {found!r:.200}")
+
+    async def _served(self, llm: LLM, cases: list[Case]) -> list[list[tuple[str, Any]]]:
+        room = asyncio.Semaphore(self.at_once)
+
+        async def served(case: Case) -> list[tuple[str, Any]]:
+            async with room:
+                return await (self._chat(llm, case) if self.grammar else self._completion(llm, case))
+
+        return await asyncio.gather(*map(served, cases))
+
+    async def _chat(self, llm: LLM, case: Case) -> list[tuple[str, Any]]:
+        params = SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
+        (output,) = await llm.achat(case.messages, params, tools=case.tools, tool_choice=self.tool_choice)
+        made = [call["function"] for message in output.outputs[0].messages for call in message.get("tool_calls") or ()]
+        return [(function["name"], _parsed(function["arguments"])) for function in made]
+
+    async def _completion(self, llm: LLM, case: Case) -> list[tuple[str, Any]]:
+        assert llm.tokenizer is not None
+        template = ChatTemplate(llm.tokenizer, (), None, {}, llm.model.config.eos_token_ids, written_tools=case.tools)
+        prompt = template.encode(template.render(case.messages))
+        params = SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
+        (output,) = await llm.agenerate([{"prompt_token_ids": prompt}], params)
+        calls = [_parsed(text) for text in _CALL.findall(output.outputs[0].text)]
+        return [(call.get("name", ""), call.get("arguments")) if isinstance(call, dict) else ("", None) for call in calls]
+
+
+def _kind(mistake: str) -> str:
+    """Of a mistake."""
+    if " = " in mistake:
+        return "value"
+    first = mistake.split()[0]
+    return {"function": "other function", "without": "parameter left out", "unknown": "parameter too much"}.get(first, mistake)
+
+
+def _parsed(text: Any) -> Any:
+    if not isinstance(text, str):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def interval(right: int, count: int) -> tuple[float, float]:
+    """The share's interval of 95 % confidence, Wilson's."""
+    z, share = 1.96, right / count
+    middle, width = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return (middle - width) / (1 + z * z / count), (middle + width) / (1 + z * z / count)
