@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 from jinfercept.errors import ConfigError
 
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
-_PYTHON = {"string": str, "integer": int, "float": float, "boolean": bool, "array": list, "tuple": list, "dict": dict, "any": str}
+_PYTHON = {
+    "string": str,
+    "integer": int,
+    "float": float,
+    "boolean": bool,
+    "array": list,
+    "tuple": list,
+    "dict": dict,
+    "any": str,
+}
 _IGNORED = re.compile(r"[ ,./\-_*^]")
 
 
@@ -52,7 +61,10 @@ def read_cases(package: Path, category: str, count: int, seed: int) -> list[Case
     lines = _read(package, f"BFCL_v4_{category}.json")
     if lines is None:
         raise ConfigError("no such cases", got=f"{category} in {package}", fix="give bfcl_eval's wheel, unchanged")
-    answers = {answer["id"]: answer["ground_truth"][0] for answer in _read(package, f"possible_answer/BFCL_v4_{category}.json") or ()}
+    answers = {
+        answer["id"]: answer["ground_truth"][0]
+        for answer in _read(package, f"possible_answer/BFCL_v4_{category}.json") or ()
+    }
     chosen = random.Random(seed).sample(lines, min(count, len(lines)))
     return [Case(line["id"], line["question"][0], line["function"], answers.get(line["id"])) for line in chosen]
 
@@ -163,7 +175,9 @@ def _is_record(value: Any, answer: Mapping[str, list[Any]]) -> bool:
         return False
     for key, item in value.items():
         plain = _plain(item) if isinstance(item, str) else item
-        if key not in answer or plain not in [_plain(other) if isinstance(other, str) else other for other in answer[key]]:
+        if key not in answer or plain not in [
+            _plain(other) if isinstance(other, str) else other for other in answer[key]
+        ]:
             return False
     return all(key in value or "" in values for key, values in answer.items())
 

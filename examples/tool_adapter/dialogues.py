@@ -9,10 +9,10 @@ import random
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from examples.tool_adapter.lexicon import Lexicon
+from examples.tool_adapter.lexicon import Lexicon, listed
 from examples.tool_adapter.questions import question, rest
 from examples.tool_adapter.skills import SKILLS, Skill, made_up
-from examples.tool_adapter.tools import Request, Tool, declare, label, request
+from examples.tool_adapter.tools import Request, Tool, declare, request
 
 HELD_OUT = frozenset(skill.name for skill in SKILLS[::9])
 """Skills of no training dialogue: they examine what was learnt."""
@@ -24,10 +24,13 @@ _SMALL_TALK = (
     ("Thank you very much.", "You are welcome!"),
     ("Thanks, that is all.", "You are welcome!"),
     ("Tell me a joke.", "Why did the computer go to the doctor? It had a virus."),
-    ("Write a haiku about autumn.", "Leaves fall on still ground, a cold wind crosses the lake, the year bows its head."),
+    (
+        "Write a haiku about autumn.",
+        "Leaves fall on still ground, a cold wind crosses the lake, the year bows its head.",
+    ),
     ("Who are you?", "I am an assistant that can call functions for you."),
 )
-_GENERAL = (
+_GENERAL = listed(
     "Who wrote {title}?|What is the meaning of life?|What is the highest {word} in {country}?|Who invented the {word}?|"
     "How do I clean a {word}?|What should I wear today in {city}?|Why is the {word} so important?|How old is {person}?|"
     "What are the benefits of {word}?|Which {word} is the best for me?|How tall is the tower in {city}?|Who is {person}?|"
@@ -36,8 +39,9 @@ _GENERAL = (
     "What is the best time to visit {country}?|What is the longest river in {country}?|Who is the mayor of {city}?|"
     "How did {person} become famous?|What is the difference between {word} and {word}?|Draw me a picture of a {word}.|"
     "Solve 3x + {number} = 20.|What is {number} times {number}?|What is the square root of {number}?|"
-    "What is the name of the main character in {title}?|How long does it take to learn {word}?|What is {company} known for?"
-).split("|")
+    "What is the name of the main character in {title}?|How long does it take to learn {word}?|What is {company} known for?",
+    "|",
+)
 _SYSTEMS = (
     "You are a helpful assistant.",
     "You are a helpful AI assistant named SmolLM, trained by Hugging Face",
@@ -101,7 +105,9 @@ class _Author(NamedTuple):
         system = [{"role": "system", "content": rng.choice(_SYSTEMS)}] if rng.random() < 0.25 else []
         declined = self.mix.declined * (1.2 if len(tools) == 1 else 0.8)
         weights = (self.mix.single, self.mix.several, declined, self.mix.incomplete, self.mix.continued)
-        makers = rng.choices((self._single, self._several, self._declined, self._incomplete, self._continued), weights, k=num_dialogues)
+        makers = rng.choices(
+            (self._single, self._several, self._declined, self._incomplete, self._continued), weights, k=num_dialogues
+        )
         return [Dialogue(declared, [*system, *make(tools)]) for make in makers]
 
     def _skill(self) -> Skill:
@@ -141,13 +147,23 @@ class _Author(NamedTuple):
     def _several(self, tools: list[Tool]) -> list[dict[str, Any]]:
         """Several calls in a turn, of one tool or of two."""
         rng = self.rng
-        chosen = rng.sample(tools, 2) if len(tools) > 1 and rng.random() < 0.5 else [rng.choice(tools)] * rng.choice((2, 2, 3))
+        chosen = (
+            rng.sample(tools, 2)
+            if len(tools) > 1 and rng.random() < 0.5
+            else [rng.choice(tools)] * rng.choice((2, 2, 3))
+        )
         requests = [request(rng, tool) for tool in chosen]
         if requests[0].tool.name == requests[1].tool.name:
             skill = requests[0].tool.skill
             rests = rng.choice((", and also ", " and ", "; then ")).join(rest(rng, asked) for asked in requests)
-            return [_user(f"{rng.choice(skill.verbs).capitalize()} {rng.choice(skill.objects)} {rests}."), _calling(requests)]
-        return [_user(rng.choice((" ", " Also, ", " Then ")).join(question(rng, asked) for asked in requests)), _calling(requests)]
+            return [
+                _user(f"{rng.choice(skill.verbs).capitalize()} {rng.choice(skill.objects)} {rests}."),
+                _calling(requests),
+            ]
+        return [
+            _user(rng.choice((" ", " Also, ", " Then ")).join(question(rng, asked) for asked in requests)),
+            _calling(requests),
+        ]
 
     def _declined(self, tools: list[Tool]) -> list[dict[str, Any]]:
         """None of the tools does what is asked."""
@@ -184,8 +200,9 @@ class _Author(NamedTuple):
         if not needed:
             return self._single(tools)
         missing = rng.choice(needed)
+        words = next(p.label for p in asked.tool.parameters if p.name == missing)
         shown = Request(asked.tool, {name: value for name, value in asked.written.items() if name != missing})
-        back = f"What is the {label(missing)}?"
+        back = f"What is the {words}?"
         told = rng.choice(("{}", "It is {}.", "{} please")).format(asked.written[missing].written)
         return [_user(question(rng, shown)), _said(back), _user(told), _calling([asked])]
 

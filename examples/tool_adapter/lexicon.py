@@ -4,11 +4,17 @@ import random
 import re
 from collections.abc import Iterable
 
+
+def listed(text: str, between: str | None = None) -> tuple[str, ...]:
+    """The words of a text."""
+    return tuple(text.split(between))
+
+
 PLACES = tuple(
     (city.replace("_", " "), region.replace("_", " "))
     for city, region in (
         pair.split("/")
-        for pair in """
+        for pair in listed("""
 Paris/France London/UK Berlin/Germany Tokyo/Japan Madrid/Spain Oslo/Norway Lima/Peru Cairo/Egypt Boston/MA Chicago/IL
 Toronto/Canada Sydney/Australia Mumbai/India Seoul/South_Korea Vienna/Austria Denver/Colorado Dublin/Ireland Lisbon/Portugal
 Rome/Italy Athens/Greece Prague/Czechia Warsaw/Poland Zurich/Switzerland Dallas/TX Houston/Texas Phoenix/AZ Portland/Oregon
@@ -18,26 +24,28 @@ Amsterdam/Netherlands Munich/Germany Kyoto/Japan Osaka/Japan Delhi/India Beijing
 Auckland/New_Zealand Santiago/Chile Bogota/Colombia Havana/Cuba Montreal/Canada Vancouver/BC New_York/NY Los_Angeles/CA
 San_Francisco/CA San_Diego/California Las_Vegas/NV New_Orleans/LA Salt_Lake_City/Utah Kansas_City/MO Mexico_City/Mexico
 Rio_de_Janeiro/Brazil Buenos_Aires/Argentina Cape_Town/South_Africa Tel_Aviv/Israel Hong_Kong/China Omaha/NE Tampa/FL
-""".split()
+""")
     )
 )
 """Cities with the region that may follow them."""
-_COUNTRIES = (
+_COUNTRIES = listed(
     "France Japan Brazil Canada Kenya India Norway Mexico Italy Egypt Chile Germany Spain Poland Greece Turkey Vietnam China "
     "Australia Sweden Peru Portugal Ireland Morocco Nigeria Thailand Iceland Austria USA UK South_Korea New_Zealand"
-).split()
-_FIRST = (
+)
+_FIRST = listed(
     "Ada John Maria Chen Amir Nina Tom Lucy Omar Sofia David Emma Liam Olivia Noah Ava Ethan Mia Lucas Isabella Hiro Yuki Raj "
     "Priya Carlos Elena Ivan Olga Fatima Hassan Grace Henry Julia Peter Alice Victor Clara Felix Rosa Samuel"
-).split()
-_LAST = (
+)
+_LAST = listed(
     "Lovelace Smith Garcia Wei Khan Rossi Baker Gray Said Johnson Brown Miller Davis Wilson Moore Taylor Anderson Thomas Lee "
     "Martin Clark Lewis Walker Young King Scott Green Adams Nelson Hill Tanaka Patel Novak Silva Costa Weber Larsen Okafor"
-).split()
+)
 _COMMON = frozenset(
-    "about above after again against among around because before being below between could doing during every from have having "
-    "here into itself might more most must never only other over same should since some such than that their them then there "
-    "these they this those through under until very were what when where which while will with without would your yours".split()
+    listed(
+        "about above after again against among around because before being below between could doing during every from have "
+        "having here into itself might more most must never only other over same should since some such than that their them then "
+        "there these they this those through under until very were what when where which while will with without would your yours"
+    )
 )
 
 
@@ -45,7 +53,7 @@ class Lexicon:
     """Words by chance.
 
     Args:
-        texts of a tokenizer's tokens; those that are a whole word with a space before it are used.
+        tokens: the texts of a tokenizer's tokens; those that are a whole word with a space before it are used.
     """
 
     def __init__(self, tokens: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
 """A Llama that learns an adapter: its layers stacked and scanned, products in one number type, gradients for the adapter alone.
 
-Weights stay as they are, and an adapter's products are computed beside theirs: merging it would cost a gradient of every weight.
-Dialogues about the same tools share the tokens that declare them: a row holds documents, a document a beginning and branches.
+Weights stay as they are, and an adapter's products are computed beside theirs: merging it would cost gradients of all weights.
+Dialogues about the same tools share the tokens that declare them: a row holds documents, and these a beginning and branches.
 """
 
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ class Frozen(NamedTuple):
 
     Attributes:
         embedding: `[V, E]`.
-        layers: by name, stacked: norms `[L, E]`, `qkv` `[L, E, (H + 2 K) D]`, `o` `[L, H D, E]`, `gate_up` `[L, E, 2 F]`, `down`.
+        layers: by name, stacked: norms `[L, E]`, `qkv` `[L, E, (H + 2 K) D]`, `o`, `gate_up` `[L, E, 2 F]`, `down`.
         norm: `[E]`.
         unembed: `[V, E]`.
     """
@@ -80,7 +80,9 @@ def frozen(params: Params, dtype: DTypeLike) -> Frozen:
         "down": stack("down"),
     }
     norm = jnp.asarray(params.head["norm"], jnp.float32)
-    return Frozen(*(jnp.asarray(params.embed["embedding"], dtype), layers, norm, jnp.asarray(params.head["unembed"], dtype)))
+    return Frozen(
+        *(jnp.asarray(params.embed["embedding"], dtype), layers, norm, jnp.asarray(params.head["unembed"], dtype))
+    )
 
 
 def loss(

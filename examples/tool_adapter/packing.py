@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-
 from examples.async_calls.dialogues import Tokens
 from examples.tool_adapter.dialogues import Dialogue
 from examples.tool_adapter.lexicon import Lexicon
@@ -111,7 +110,8 @@ def _packed(documents: Sequence[Document], width: int) -> list[list[Document]]:
 def batch(rows: Sequence[Sequence[Document]], width: int) -> Batch:
     """The arrays of rows."""
     shape = (len(rows), width)
-    made = Batch(*(np.zeros(shape, np.int32) for _ in range(4)), np.zeros(shape, bool))
+    ids, positions, documents, branch_numbers = (np.zeros(shape, np.int32) for _ in range(4))
+    made = Batch(ids, positions, documents, branch_numbers, np.zeros(shape, bool))
     for i, row in enumerate(rows):
         start = 0
         for number, (beginning, branches) in enumerate(row, 1):
@@ -132,7 +132,7 @@ def save_rows(file: Path, batches: Iterable[Batch]) -> int:
     arrays = [np.concatenate(parts) for parts in zip(*batches, strict=True)]
     small = (np.uint16, np.uint16, np.uint8, np.uint8, bool)
     named = {name: array.astype(kind) for name, array, kind in zip(Batch._fields, arrays, small, strict=True)}
-    np.savez_compressed(file, **named)
+    np.savez_compressed(file, allow_pickle=False, **named)
     return len(arrays[0])
 
 
@@ -140,5 +140,3 @@ def read_rows(file: Path) -> Batch:
     """All the rows of a file."""
     with np.load(file) as stored:
         return Batch(*(stored[name].astype(bool if name == "learnt" else np.int32) for name in Batch._fields))
-
-

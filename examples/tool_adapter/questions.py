@@ -4,9 +4,10 @@ import random
 import re
 from collections import Counter
 
+from examples.tool_adapter.kinds import UNITS
 from examples.tool_adapter.skills import Parameter
-from examples.tool_adapter.tools import Request, label
-from examples.tool_adapter.values import UNITS, Value
+from examples.tool_adapter.tools import Request
+from examples.tool_adapter.values import Value
 
 _ASKING = ("how", "what", "when", "whether", "which", "who", "if", "where")
 _OPTIONAL = re.compile(r"\[(.*?)\]")
@@ -66,10 +67,14 @@ def question(rng: random.Random, request: Request) -> str:
     if style < 0.14 and items:
         text = _conditional(rng, parameters, items, shown, what, asks)
     elif style < 0.2 and items:
-        listed = ", ".join(f"{label(name)}{rng.choice((' ', ': ', ' = '))}{_text(value)}" for name, value in items)
+        listed = ", ".join(
+            f"{parameters[name].label}{rng.choice((' ', ': ', ' = '))}{_text(value)}" for name, value in items
+        )
         text = rng.choice((f"{what}: {listed}", f"{what} with {listed}.", f"{what} ({listed})"))
     else:
-        text = _plain(rng, what, shown, asks, _joined(rng, [_clause(rng, parameters[name], value) for name, value in items]))
+        text = _plain(
+            rng, what, shown, asks, _joined(rng, [_clause(rng, parameters[name], value) for name, value in items])
+        )
     text = " ".join(text.replace(" .", ".").replace(" ?", "?").replace(" ,", ",").split())
     if rng.random() < 0.9:
         text = text[:1].upper() + text[1:]
@@ -112,7 +117,9 @@ def _parameters(request: Request) -> dict[str, Parameter]:
     parameters = request.tool.parameters
     kinds = Counter(parameter.kind for parameter in parameters)
     return {
-        p.name: p._replace(before=_ANYWHERE[p.kind]) if not p.before and p.kind in _ANYWHERE and kinds[p.kind] == 1 else p
+        p.name: p._replace(before=_ANYWHERE[p.kind])
+        if not p.before and p.kind in _ANYWHERE and kinds[p.kind] == 1
+        else p
         for p in parameters
     }
 
@@ -130,7 +137,12 @@ def _plain(rng: random.Random, what: str, shown: str, asks: bool, clauses: str) 
         f"I'd like to {what} {clauses}." if not asks else f"I'd like to know {shown} {clauses}.",
     ]
     if shown.startswith("the "):
-        forms += [f"What is {shown} {clauses}?", f"What's {shown} {clauses}?", f"Tell me {shown} {clauses}.", f"I need {shown} {clauses}."]
+        forms += [
+            f"What is {shown} {clauses}?",
+            f"What's {shown} {clauses}?",
+            f"Tell me {shown} {clauses}.",
+            f"I need {shown} {clauses}.",
+        ]
     elif asks:
         forms += [f"Do you know {shown} {clauses}?", f"{shown} {clauses}?", f"I want to know {shown} {clauses}."]
     elif not shown.startswith("to "):
@@ -139,16 +151,25 @@ def _plain(rng: random.Random, what: str, shown: str, asks: bool, clauses: str) 
 
 
 def _conditional(
-    rng: random.Random, parameters: dict[str, Parameter], items: list[tuple[str, Value]], shown: str, what: str, asks: bool
+    rng: random.Random,
+    parameters: dict[str, Parameter],
+    items: list[tuple[str, Value]],
+    shown: str,
+    what: str,
+    asks: bool,
 ) -> str:
     """The values first, then what is asked."""
     facts = []
     for name, value in items:
-        words = label(name)
+        words = parameters[name].label
         if parameters[name].kind == "flag":
             facts.append(f"{words} is {'on' if value.value else 'off'}")
         else:
-            facts.append(rng.choice((f"the {words} is {_text(value)}", f"my {words} is {_text(value)}", f"{words} = {_text(value)}")))
+            facts.append(
+                rng.choice(
+                    (f"the {words} is {_text(value)}", f"my {words} is {_text(value)}", f"{words} = {_text(value)}")
+                )
+            )
     joined = _joined(rng, facts, ", ")
     asked = f"what is {shown}" if shown.startswith("the ") else f"can you {what}"
     return rng.choice(
@@ -172,7 +193,7 @@ def _text(value: Value) -> str:
 
 
 def _clause(rng: random.Random, parameter: Parameter, value: Value) -> str:
-    words, text = label(parameter.name), value.written
+    words, text = parameter.label, value.written
     if parameter.kind == "flag":
         return _flag(rng, words, bool(value.value))
     if parameter.before and rng.random() < 0.7:
@@ -196,11 +217,15 @@ def _clause(rng: random.Random, parameter: Parameter, value: Value) -> str:
 def _flag(rng: random.Random, words: str, is_on: bool) -> str:
     first, _, others = words.partition(" ")
     if first == "include":
-        return rng.choice((f"including {others}", f"and include {others}") if is_on else (f"without {others}", f"excluding {others}"))
+        return rng.choice(
+            (f"including {others}", f"and include {others}") if is_on else (f"without {others}", f"excluding {others}")
+        )
     if first in ("avoid", "keep", "notify", "refund", "accepts", "has"):
         return rng.choice((f"and {words}", f"it should {words}") if is_on else (f"do not {words}", f"without {words}"))
     if words.endswith(" only"):
         return f"only {words.removesuffix(' only')}" if is_on else f"not only {words.removesuffix(' only')}"
     if is_on:
-        return rng.choice((f"with {words}", f"with {words} set to true", f"with {words} enabled", f"{words}", f"it should be {words}"))
+        return rng.choice(
+            (f"with {words}", f"with {words} set to true", f"with {words} enabled", f"{words}", f"it should be {words}")
+        )
     return rng.choice((f"not {words}", f"with {words} set to false", f"without {words}", f"with {words} disabled"))

@@ -62,9 +62,7 @@ class Score:
     def run(self) -> int:
         """Print a row for every category; returns 0."""
         kept = "auto" if self.adapter is None else "none"  # merged weights are no longer quantised
-        with LLM(
-            self.model, dtype=self.dtype, quantization=kept, max_model_len=4096, max_num_seqs=self.at_once
-        ) as llm:
+        with LLM(self.model, dtype=self.dtype, quantization=kept, max_model_len=4096, max_num_seqs=self.at_once) as llm:
             if self.adapter is not None:
                 loaded = load(self.model, dtype="float32", quantization="none")
                 adapter, scale = read(self.adapter)
@@ -112,7 +110,9 @@ class Score:
         params = SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
         (output,) = await llm.agenerate([{"prompt_token_ids": prompt}], params)
         calls = [_parsed(text) for text in _CALL.findall(output.outputs[0].text)]
-        return [(call.get("name", ""), call.get("arguments")) if isinstance(call, dict) else ("", None) for call in calls]
+        return [
+            (call.get("name", ""), call.get("arguments")) if isinstance(call, dict) else ("", None) for call in calls
+        ]
 
 
 def _kind(mistake: str) -> str:
@@ -120,7 +120,9 @@ def _kind(mistake: str) -> str:
     if " = " in mistake:
         return "value"
     first = mistake.split()[0]
-    return {"function": "other function", "without": "parameter left out", "unknown": "parameter too much"}.get(first, mistake)
+    return {"function": "other function", "without": "parameter left out", "unknown": "parameter too much"}.get(
+        first, mistake
+    )
 
 
 def _parsed(text: Any) -> Any:
@@ -135,5 +137,8 @@ def _parsed(text: Any) -> Any:
 def interval(right: int, count: int) -> tuple[float, float]:
     """The share's interval of 95 % confidence, Wilson's."""
     z, share = 1.96, right / count
-    middle, width = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    middle, width = (
+        share + z * z / (2 * count),
+        z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)),
+    )
     return (middle - width) / (1 + z * z / count), (middle + width) / (1 + z * z / count)

@@ -1,12 +1,11 @@
 """Tools of dialogues: a skill under a name, with fields that have types, units and descriptions; and what is asked of it."""
 
 import random
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from examples.tool_adapter.lexicon import Lexicon
-from examples.tool_adapter.skills import Parameter, Skill
+from examples.tool_adapter.skills import Parameter, Skill, as_words
 from examples.tool_adapter.values import Field, Value, field
 
 _SYNONYMS = {
@@ -32,6 +31,29 @@ _SYNONYMS = {
     "interest_rate": ("annual_rate", "rate"),
     "email": ("email_address", "mail"),
 }
+
+
+_DESCRIBED = {
+    "city": ("The name of the {}", "{} name, where the request applies", "The city that is meant by {}"),
+    "country": ("The name of the {}", "The country that is meant by {}"),
+    "person": ("The name of the {}", "Full name of the {}", "The person who is the {}"),
+    "money": ("The {} amount", "The amount of money of the {}", "Value of the {}"),
+    "count": ("The number of {}", "How many {}", "An integer: the {}"),
+    "number": ("The value of {}", "The numeric {}", "A number: the {}"),
+    "date": ("The {} of the request", "The day of the {}", "Date: the {}"),
+    "year": ("The {} to look at", "The specific {} for which the data is needed"),
+    "title": ("The name or title of the {}", "Title: the {}"),
+    "percent": ("The {} rate", "The annual {}", "The value of the {}"),
+    "numbers": ("A list of numbers: the {}", "The array of {}", "List of {}"),
+    "words": ("A list of {}", "The list of {}, as strings"),
+    "code": ("The identifier: {}", "The unique {}", "{} of the item"),
+    "sentence": ("The {} as text", "The content of the {}"),
+    "length": ("The {} of the object", "The measured {}"),
+    "mass": ("The {} of the object", "The measured {}"),
+    "duration": ("The {} that it takes", "The length of the {}"),
+    "language": ("The {} in which it should be", "Name of the {}"),
+}
+"""By kind what a description may say; the braces stand for the parameter."""
 
 
 class Tool(NamedTuple):
@@ -73,24 +95,37 @@ class Request(NamedTuple):
 def declare(rng: random.Random, lexicon: Lexicon, skill: Skill) -> Tool:
     """A tool of a skill: its own names, types and descriptions."""
     is_camel = rng.random() < 0.12
+    short = rng.random() < 0.1
     names: dict[str, Parameter] = {}
+    fields: dict[str, Field] = {}
     for parameter in skill.parameters:
-        name = rng.choice(_SYNONYMS[parameter.name]) if parameter.name in _SYNONYMS and rng.random() < 0.35 else parameter.name
+        name = (
+            rng.choice(_SYNONYMS[parameter.name])
+            if parameter.name in _SYNONYMS and rng.random() < 0.35
+            else parameter.name
+        )
         name = name if name not in names else parameter.name
+        words, kind = as_words(name), field(parameter.kind, rng, lexicon)
+        if short and rng.random() < 0.6:
+            name = _shortened(rng, name)
+        elif kind.note.startswith("in ") and rng.random() < 0.2:
+            name += f"_{kind.note}".replace(" ", "_").replace("/", "_per_")
         name = camel(name) if is_camel else name
-        names[name] = parameter._replace(name=name)
-    fields = {name: field(parameter.kind, rng, lexicon) for name, parameter in names.items()}
+        name = name if name not in names else parameter.name
+        names[name], fields[name] = parameter._replace(name=name, words=words), kind
     shown = rng.choice(skill.objects)
-    properties = {
-        name: _property(rng, parameter, fields[name], shown) for name, parameter in names.items()
-    }
+    properties = {name: _property(rng, parameter, fields[name], shown) for name, parameter in names.items()}
     body = {
         "type": "object",
         "properties": properties,
         "required": [name for name, parameter in names.items() if parameter.required],
     }
-    labels = [label(name) for name in names]
-    declaration = {"name": _function_name(rng, skill), "description": _description(rng, skill, shown, labels), "parameters": body}
+    labels = [parameter.label for parameter in names.values()]
+    declaration = {
+        "name": _function_name(rng, skill),
+        "description": _description(rng, skill, shown, labels),
+        "parameters": body,
+    }
     return Tool(skill, tuple(names.values()), fields, {"type": "function", "function": declaration})
 
 
@@ -106,9 +141,12 @@ def request(rng: random.Random, tool: Tool) -> Request:
     return Request(tool, written)
 
 
-def label(name: str) -> str:
-    """A parameter's name as words."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").lower()
+def _shortened(rng: random.Random, name: str) -> str:
+    """A name that says little, so that its description has to be read."""
+    words = name.split("_")
+    return rng.choice(
+        ("_".join(word[:3] for word in words), "".join(word[0] for word in words), words[0][:4], f"arg_{words[0][0]}")
+    )
 
 
 def camel(name: str) -> str:
@@ -154,7 +192,7 @@ def _description(rng: random.Random, skill: Skill, shown: str, labels: list[str]
 
 
 def _property(rng: random.Random, parameter: Parameter, field: Field, shown: str) -> dict[str, Any]:
-    words = label(parameter.name)
+    words = parameter.label
     noun = shown if shown.split()[0] in ("the", "a", "an") else "the request"
     text = rng.choice(
         (
@@ -167,8 +205,12 @@ def _property(rng: random.Random, parameter: Parameter, field: Field, shown: str
             f"The {words} to use",
         )
     )
+    if parameter.kind in _DESCRIBED and rng.random() < 0.4:
+        text = rng.choice(_DESCRIBED[parameter.kind]).format(words)
     if parameter.kind == "flag":
-        text = rng.choice((f"Whether to use {words}", f"If true, {words}", f"{words.capitalize()} or not", f"Flag for {words}"))
+        text = rng.choice(
+            (f"Whether to use {words}", f"If true, {words}", f"{words.capitalize()} or not", f"Flag for {words}")
+        )
     if field.note:
         text += rng.choice((f", {field.note}", f" ({field.note})", f" {field.note}"))
     made = {**field.schema, "description": text + rng.choice((".", ".", ""))}

@@ -46,11 +46,11 @@ class Train:
     """of the adapter"""
     alpha: float = 16.0
     """over the rank: what the adapter is multiplied with"""
-    steps: int = 256
+    steps: int = 512
     """batches to learn from"""
     stop_after: Maybe[int] = None
     """steps after which this run stops; another goes on"""
-    rows: int = 8
+    rows: int = 4
     """of a batch"""
     at_once: int = 2
     """rows that are computed together: more take more memory"""

@@ -1,8 +1,8 @@
 """Values that tools take: kinds of them, their JSON schemas, and how people write them in a question.
 
-A kind is a name in the tables of this file. A tool makes a `Field` of it: a type, a unit and choices stay the same in all that is
-asked of the tool. Words come from lists, and from the vocabulary of the model's tokenizer (`Lexicon`), so that what is copied from
-a question into a call is seldom the same twice.
+A kind is a name in the tables of `kinds.py`, or below. A tool makes a `Field` of it: a type, a unit and choices stay the same in
+all that is asked of the tool. Words come from lists, and from the vocabulary of the model's tokenizer (`Lexicon`), so that what
+is copied from a question into a call is seldom the same twice.
 """
 
 import calendar
@@ -10,108 +10,23 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from examples.tool_adapter.lexicon import PLACES, Lexicon
+from examples.tool_adapter.kinds import ENUMS, LISTS, UNITS
+from examples.tool_adapter.lexicon import PLACES, Lexicon, listed
 
-UNITS = {
-    "length": "meters centimeters kilometers feet miles inches",
-    "mass": "kilograms grams pounds kg",
-    "temperature": "degrees_Celsius degrees_Fahrenheit Kelvin",
-    "duration": "seconds minutes hours days weeks months years",
-    "speed": "m/s km/h mph meters_per_second",
-    "force": "newtons N",
-    "energy": "joules kJ kWh",
-    "voltage": "volts V",
-    "current": "amperes amps",
-    "frequency": "Hz kHz hertz",
-    "pressure": "pascals atm bar",
-    "volume": "liters milliliters gallons cubic_meters",
-    "surface": "square_meters square_feet hectares acres",
-    "angle": "degrees radians",
-    "power": "watts kilowatts horsepower",
-    "memory": "GB MB gigabytes",
-    "portion": "cups tablespoons servings slices",
+_RANGES = {
+    "temperature": (1, 120),
+    "angle": (1, 180),
+    "frequency": (20, 2000),
+    "voltage": (1, 240),
+    "duration": (1, 90),
 }
-"""By kind of quantity its units, of which a tool has one."""
-_RANGES = {"temperature": (1, 120), "angle": (1, 180), "frequency": (20, 2000), "voltage": (1, 240), "duration": (1, 90)}
-ENUMS = {
-    "unit": "meters feet kilometers miles inches centimeters",
-    "scale": "celsius fahrenheit kelvin",
-    "massunit": "grams kilograms pounds ounces",
-    "cabin": "economy business first premium_economy",
-    "repeat": "daily weekdays weekly monthly never",
-    "priority": "low medium high critical",
-    "status": "open closed in_progress blocked pending",
-    "vehicle": "driving walking cycling transit",
-    "environment": "staging production testing development",
-    "level": "debug info warning error",
-    "role": "admin editor viewer owner",
-    "chart": "bar line pie scatter histogram",
-    "encoding": "base64 hex utf-8 ascii",
-    "sortorder": "ascending descending newest oldest",
-    "fileformat": "pdf csv json xml png mp4",
-    "size": "small medium large extra_large",
-    "spice": "mild medium hot",
-    "diet": "vegan vegetarian gluten-free keto paleo",
-    "cuisine": "Italian Thai Mexican Indian French Japanese Greek Korean Lebanese",
-    "genre": "jazz rock comedy thriller classical drama horror folk",
-    "difficulty": "beginner intermediate advanced expert",
-    "season": "spring summer autumn winter",
-    "gender": "male female",
-    "activity": "sedentary light moderate active",
-    "material": "copper steel wood glass aluminum cotton concrete",
-    "shape": "circle square triangle rectangle hexagon",
-    "period": "day week month quarter year",
-    "payment": "credit_card cash bank_transfer paypal",
-    "instrument": "piano guitar violin drums flute cello",
-    "sport": "tennis chess golf boxing football basketball rugby",
-    "blood": "A+ B- O+ AB+",
-    "fuel": "gasoline diesel electric hybrid",
-    "method": "linear quadratic exponential logistic",
-    "property": "apartment house studio villa condo",
-    "detail": "brief summary full detailed",
-    "colour": "red blue green yellow white purple black orange",
-    "roomtype": "single double suite deluxe",
-    "soil": "clay sandy loam silt",
-    "weekday": "Monday Tuesday Wednesday Thursday Friday Saturday Sunday",
-}
-"""By kind the words of which a tool offers some, as an `enum` or in its description."""
-LISTS = {
-    "language": "English Spanish French German Japanese Portuguese Italian Korean Arabic Dutch",
-    "currency": "USD EUR GBP JPY CHF CAD AUD INR",
-    "animal": "elephant parrot wolf tortoise dolphin cat falcon octopus beaver",
-    "food": "chicken rice tofu apples salmon lentils bread spinach almonds cheese potatoes",
-    "dish": "pizza ramen tacos lasagna burger sushi paella pad_thai pancakes curry",
-    "formula": "H2O CO2 NaCl C6H12O6 H2SO4 Fe2O3 CH4 NH3",
-    "substance": "water ethanol helium iron gold carbon_dioxide oxygen glucose",
-    "muscle": "legs back chest arms core shoulders",
-    "medicine": "ibuprofen aspirin paracetamol amoxicillin insulin",
-    "specialty": "cardiology dermatology pediatrics neurology orthopedics",
-    "plant": "rose tomato oak cactus lavender basil sunflower",
-    "planet": "Mars Venus Jupiter Saturn Neptune Mercury",
-    "product": "headphones desk_lamp running_shoes laptop kettle backpack smartwatch",
-    "occupation": "software_engineer nurse data_analyst teacher plumber architect",
-    "subject": "algebra photosynthesis quantum_physics grammar the_Roman_Empire climate_change economics",
-    "expression": "3x^2+2x-5 x**2 sin(x) 2x+7 x^3-4x e^x x**3+1",
-    "event": "the_French_Revolution the_moon_landing World_War_II the_fall_of_Rome the_Gold_Rush",
-    "team": "Lakers Arsenal Bulls Barcelona Yankees Chelsea Warriors Bayern_Munich",
-    "ingredient": "garlic basil chicken mushrooms coconut_milk lemon chickpeas butter",
-    "holiday": "Christmas Easter Thanksgiving Diwali Halloween",
-    "room": "kitchen bedroom garage office hallway bathroom basement",
-    "table": "users orders products invoices sessions employees students",
-    "column": "name age price created_at email salary grade",
-    "component": "api auth billing search frontend cache worker",
-    "topic": "technology politics health science travel education sports finance",
-    "gene": "BRCA1 TP53 CFTR MYC",
-    "disease": "diabetes asthma influenza malaria anemia",
-    "card": "hearts spades king queen ace",
-}
-"""By kind words that are no closed set."""
-_SENTENCES = (
+_SENTENCES = listed(
     "I will be late today|The report is ready|Please call me back|The meeting moved to noon|Where is the train station|"
     "Thanks for your help|The package has arrived|We need more time|Good morning, how are you?|Dinner is at eight|"
-    "The weather is lovely|Don't forget the keys|I love this song|The server is down again"
-).split("|")
-_NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()  # noqa: SIM905
+    "The weather is lovely|Don't forget the keys|I love this song|The server is down again",
+    "|",
+)
+_NUMBER_WORDS = listed("zero one two three four five six seven eight nine ten eleven twelve")
 
 
 class Value(NamedTuple):
@@ -266,7 +181,9 @@ def _choice(rng: random.Random, words: Sequence[str]) -> Field:
     if rng.random() < 0.7:
         return Field({"type": "string", "enum": list(values.values())}, "", draw)
     shown = ", ".join(f"'{value}'" for value in values.values())
-    return Field({"type": "string"}, f"one of {shown}" if rng.random() < 0.6 else f"e.g. {next(iter(values.values()))}", draw)
+    return Field(
+        {"type": "string"}, f"one of {shown}" if rng.random() < 0.6 else f"e.g. {next(iter(values.values()))}", draw
+    )
 
 
 def _open(rng: random.Random, words: Sequence[str]) -> Field:
@@ -310,7 +227,12 @@ def _date(rng: random.Random) -> Field:
             return _same(value)
         return Value(value, rng.choice((long, long.replace(f" {day},", f" {day}th,") if 3 < day < 21 else long)))
 
-    note = {"iso": "in the format YYYY-MM-DD", "us": "in MM/DD/YYYY format", "written": "e.g. March 5, 2024", "free": ""}
+    note = {
+        "iso": "in the format YYYY-MM-DD",
+        "us": "in MM/DD/YYYY format",
+        "written": "e.g. March 5, 2024",
+        "free": "",
+    }
     return Field({"type": "string"}, note[form], draw)
 
 
@@ -368,7 +290,11 @@ def _url(rng: random.Random, lexicon: Lexicon) -> Value:
 
 def _path(rng: random.Random, lexicon: Lexicon) -> Value:
     name = rng.choice(("notes.txt", "data.csv", "report.pdf", "photo.png", "main.py"))
-    return _same(rng.choice((f"/home/{lexicon.word(rng)}/{name}", f"{lexicon.word(rng)}_{name}", f"C:/{lexicon.word(rng)}/{name}")))
+    return _same(
+        rng.choice(
+            (f"/home/{lexicon.word(rng)}/{name}", f"{lexicon.word(rng)}_{name}", f"C:/{lexicon.word(rng)}/{name}")
+        )
+    )
 
 
 def _address(rng: random.Random, lexicon: Lexicon) -> Value:

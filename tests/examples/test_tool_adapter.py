@@ -130,7 +130,9 @@ def test_a_fresh_adapter_changes_nothing_and_files_are_those_of_peft(tmp_path: P
     stored = load_file(tmp_path / "adapter_model.safetensors")
     described = json.loads((tmp_path / "adapter_config.json").read_text())
     prefix = "base_model.model.model.layers.1.self_attn.q_proj"
-    product = stored[f"{prefix}.lora_B.weight"].astype(np.float32) @ stored[f"{prefix}.lora_A.weight"].astype(np.float32)
+    product = stored[f"{prefix}.lora_B.weight"].astype(np.float32) @ stored[f"{prefix}.lora_A.weight"].astype(
+        np.float32
+    )
     weight = params.layers[1]["q"] + (described["lora_alpha"] / described["r"] * product.T).reshape(
         params.layers[1]["q"].shape
     )
@@ -166,8 +168,16 @@ def test_a_document_keeps_as_many_dialogues_as_there_is_room_for() -> None:
 
 
 def test_a_call_is_right_by_the_rules_of_the_leaderboard() -> None:
-    properties = {"city": {"type": "string"}, "size": {"type": "float"}, "tags": {"type": "array", "items": {"type": "string"}}}
-    function = {"name": "f", "description": "", "parameters": {"type": "dict", "properties": properties, "required": ["city"]}}
+    properties = {
+        "city": {"type": "string"},
+        "size": {"type": "float"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    }
+    function = {
+        "name": "f",
+        "description": "",
+        "parameters": {"type": "dict", "properties": properties, "required": ["city"]},
+    }
     answer = {"f": {"city": ["New York"], "size": [5.0, ""], "tags": [["a b"], ""]}}
     case = Case("1", [], [function], answer)
     assert case.tools[0]["function"]["parameters"]["type"] == "object"
