@@ -42,9 +42,10 @@ _LAST = listed(
 )
 _COMMON = frozenset(
     listed(
-        "about above after again against among around because before being below between could doing during every from have "
-        "having here into itself might more most must never only other over same should since some such than that their them then "
-        "there these they this those through under until very were what when where which while will with without would your yours"
+        "about above after again against among around because before being below between could doing during every from "
+        "have having here into itself might more most must never only other over same should since some such than that "
+        "their them then there these they this those through under until very were what when where which while will with "
+        "without would your yours"
     )
 )
 
