@@ -20,10 +20,12 @@ _PYTHON = {
     "string": str,
     "integer": int,
     "float": float,
+    "number": float,
     "boolean": bool,
     "array": list,
     "tuple": list,
     "dict": dict,
+    "object": dict,
     "any": str,
 }
 _IGNORED = re.compile(r"[ ,./\-_*^]")

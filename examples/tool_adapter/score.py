@@ -1,7 +1,7 @@
 """`python -m examples.tool_adapter score PACKAGE`: a model's calls of functions that it has never seen (`bfcl.py`).
 
 Cases are served together, each as the server serves a request with tools and `tool_choice: "auto"`: the tools stand in the
-prompt, and a grammar lets the model answer or call; or without that grammar.
+prompt, and a grammar lets the model answer or call; or without that grammar. An adapter is merged into dequantised weights.
 """
 
 import asyncio
@@ -18,6 +18,8 @@ from tyro import conf
 
 from examples.tool_adapter.adapter import adapted, read
 from examples.tool_adapter.bfcl import Case, mistakes, read_cases
+from examples.tool_adapter.held_out import held_out_cases
+from examples.tool_adapter.packing import lexicon
 from jinfercept import LLM, SamplingParams
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.cli.options import Maybe
@@ -44,6 +46,8 @@ class Score:
     """cases of several functions, of which one fits"""
     irrelevance: int = 60
     """cases of which no function fits"""
+    held_out: int = 0
+    """cases of the generator's own, about skills that were not learnt (`held_out.py`)"""
     grammar: bool = True
     """calls are made of the grammar of their functions"""
     tool_choice: Literal["auto", "required"] = "auto"
@@ -71,6 +75,9 @@ class Score:
             for category, count in counts.items():
                 if count:
                     self._category(llm, category, read_cases(self.package, category, count, self.seed))
+            if self.held_out:
+                assert llm.tokenizer is not None
+                self._category(llm, "held out", held_out_cases(lexicon(llm.tokenizer), self.held_out, self.seed))
         return 0
 
     def _category(self, llm: LLM, category: str, cases: list[Case]) -> None:

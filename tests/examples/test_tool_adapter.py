@@ -1,7 +1,7 @@
 """Made-up dialogues fit their tools and are written as the server writes them; an adapter learns, goes on and is merged."""
 
 import json
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,19 @@ import jax.numpy as jnp
 import jsonschema
 import numpy as np
 import pytest
+from jaxtyping import Array
 from safetensors.numpy import load_file
 
 from examples.tool_adapter.adapter import adapted, first_adapter, num_bytes, read, save
 from examples.tool_adapter.bfcl import Case, is_right
 from examples.tool_adapter.dialogues import HELD_OUT, Dialogue, lessons
+from examples.tool_adapter.held_out import held_out_cases
 from examples.tool_adapter.learning import RULE, Learner, learning_rates, most_learnt, stepper
 from examples.tool_adapter.network import Batch, frozen, loss
 from examples.tool_adapter.packing import batch, batches, document, lexicon, read_rows, save_rows, tokens
 from examples.tool_adapter.score import interval
 from examples.tool_adapter.train import Train
+from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import load
 from jinfercept.models.model import Model
@@ -75,7 +78,7 @@ def test_dialogues_of_a_row_share_their_beginning_and_are_computed_as_if_alone()
         lambda leaf: leaf + 0.02 * jax.random.normal(jax.random.key(leaf.size), leaf.shape), first_adapter(config, 2, 1)
     )
     rows = _rows(config.vocab_size)
-    value = loss(config, frozen(params, "float32"), adapter, 2.0, rows, 512)
+    value = jax.jit(lambda adapter: loss(config, frozen(params, "float32"), adapter, 2.0, rows, 512))(adapter)
     merged, model = adapted(params, adapter, 2.0), Model(config, joined=False)
     alone = sum(_alone(model, merged, rows, row) for row in range(2))
     np.testing.assert_allclose(value, alone, rtol=1e-4)
@@ -98,24 +101,27 @@ def _inner(rows: Batch) -> Any:
 
 
 def _alone(model: Model, params: Params, rows: Batch, row: int) -> float:
+    """The loss of a row's dialogues, each computed alone."""
+
+    @jax.jit
+    def chances(ids: Array) -> Array:
+        def attend(q: Array, k: Array, v: Array, kv: None, /, scoring: Scoring = PLAIN) -> tuple[Array, None]:
+            return jax.nn.dot_product_attention(q[None], k[None], v[None], is_causal=True)[0], kv
+
+        x = model.embed(params.embed, ids, jnp.arange(len(ids)))
+        for weights in params.layers:
+            x, _ = model.layer(weights, x, jnp.arange(len(ids)), None, attend)
+        return jax.nn.log_softmax(model.head(params.head, x))
+
     total = 0.0
-    for number in range(1, 3):
-        in_document = rows.documents[row] == number
-        for branch in range(1, 4):
-            own = in_document & ((rows.branches[row] == 0) | (rows.branches[row] == branch))
-            ids, learnt = jnp.asarray(rows.ids[row][own]), rows.learnt[row][own]
-            positions, later = jnp.arange(len(ids)), jnp.tril(jnp.ones((len(ids), len(ids)), bool))
-            np.testing.assert_array_equal(positions, rows.positions[row][own])
-
-            def attend(q: Any, k: Any, v: Any, kv: None, /, *_: Any, later: Any = later) -> tuple[Any, None]:
-                return jax.nn.dot_product_attention(q[None], k[None], v[None], mask=later)[0], kv
-
-            x = model.embed(params.embed, ids, positions)
-            for weights in params.layers:
-                x, _ = model.layer(weights, x, positions, None, attend)
-            chances = jax.nn.log_softmax(model.head(params.head, x))
-            of_branch = learnt & (rows.branches[row][own] == branch)
-            total -= float(sum(chances[place, ids[place + 1]] for place in np.flatnonzero(of_branch)))
+    for number, branch in product(range(1, 3), range(1, 4)):
+        followed = (rows.branches[row] == 0) | (rows.branches[row] == branch)
+        (own,) = np.nonzero((rows.documents[row] == number) & followed)
+        np.testing.assert_array_equal(rows.positions[row][own], range(len(own)))
+        ids = rows.ids[row][own]
+        table = np.asarray(chances(jnp.pad(ids, (0, 64 - len(ids)))))
+        (learnt,) = np.nonzero(rows.learnt[row][own])
+        total -= table[learnt, ids[learnt + 1]].sum()
     return total
 
 
@@ -198,6 +204,23 @@ def test_a_call_is_right_by_the_rules_of_the_leaderboard() -> None:
     assert not is_right(case, [])
     assert is_right(case._replace(answer=None), [])
     assert not is_right(case._replace(answer=None), [("f", {})])
+
+
+def test_cases_of_the_generator_have_one_right_answer() -> None:
+    cases = held_out_cases(LEXICON, 60, 1)
+    assert {case.answer is None for case in cases} == {True, False}
+    for case in cases:
+        if case.answer is None:
+            assert is_right(case, [])
+            continue
+        ((name, possible),) = case.answer.items()
+        arguments = {parameter: _first(values[0]) for parameter, values in possible.items()}
+        assert is_right(case, [(name, arguments)])
+        assert not is_right(case, [(name, arguments | {"other": 1})])
+
+
+def _first(value: Any) -> Any:
+    return {name: items[0] for name, items in value.items()} if isinstance(value, dict) else value
 
 
 def test_a_share_has_an_interval() -> None:
