@@ -9,8 +9,9 @@ from contextlib import closing
 from random import Random
 from typing import Any
 
-from benchmarks.gpu_suite.sizes import Row, Sizes
+from benchmarks.gpu_suite.sizes import GIB, Row, Sizes
 from jinfercept.bench.replay import Replayed, different, replay, resize_host
+from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.sim.arrivals import arrivals
 from jinfercept.sim.scripted import make_request, random_tokens, scaled
 from jinfercept.sim.workload import draw
@@ -36,7 +37,8 @@ def rows(sizes: Sizes) -> Iterator[Row]:
         "page_size": sizes.page_size,
         "kv_tokens": load.kv_tokens,
     }
-    flags |= {"max_num_seqs": load.max_num_seqs, "max_num_batched_tokens": load.bucket, "swap_space": 1.0}
+    host_bytes = load.host_tokens * kv_bytes_per_token(config, sizes.dtype)
+    flags |= {"max_num_seqs": load.max_num_seqs, "max_num_batched_tokens": load.bucket, "swap_space": host_bytes / GIB}
     first: Replayed | None = None
     with closing(set_up(config, load_format="dummy", profile="quick", **flags)) as setup:
         setup = resize_host(setup, load.host_tokens)

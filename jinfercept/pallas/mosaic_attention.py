@@ -2,7 +2,7 @@
 
 One block serves one KV head of one tile of queries, the heads of the group side by side. Tiles are gathered before the kernel
 and scattered after it, since TMA copies a tile in one piece. Sums are in float32. Its values are tested in interpret mode, and
-it compiles for H100 without spills. It was never timed, and therefore runs only where a user selects it.
+it compiles for H100 without spills and was right on one. It was not timed, and therefore runs only where a user selects it.
 """
 
 import jax

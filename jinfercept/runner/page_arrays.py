@@ -7,7 +7,7 @@ Transfers have a few static sizes, padded with slots out of range, so that nothi
 With `staging_pages` of 1 every page is an array, for each of which JAX takes about 30 µs of host time. With more, the pages of
 a context go out in arrays of up to so many, a power of two. A page is fetched with its whole array: a context that returns in
 part brings up to two arrays with unused pages; of pages that return singly, every one brings its array. Arrays for which the
-device has no memory beside the others follow the compute, one transfer after the other. Unmeasured on a GPU.
+device has no memory beside the others follow the compute, one transfer after the other.
 """
 
 import math

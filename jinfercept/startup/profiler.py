@@ -69,7 +69,7 @@ class Effort(NamedTuple):
 
 EFFORTS: Mapping[str, Effort] = {
     "measure": Effort(5, 1.2, math.inf, (0.0, 0.4, 1.0), True, (1, 2, 4, 8, 16, 32, 64), True, True),
-    "quick": Effort(2, 0.1, 1.5, (0.0, 1.0), False, (16,), False, False),
+    "quick": Effort(2, 0.1, 1.5, (0.0, 1.0), False, (16, 128), False, False),
 }
 """By the name that selects them as an engine's profile."""
 
@@ -107,6 +107,7 @@ def measure(
     settings: Mapping[str, Any],
     tiles: AttentionTiles | None = None,
     drafter: PlanRunner | None = None,
+    starts_cold: bool = False,
     progress: Progress = silent,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
@@ -120,6 +121,8 @@ def measure(
         settings: everything that the costs depend on; they are written to the profile's tables.
         tiles: of the runner's attention, if it works in such; the effort says whether they are priced.
         drafter: runs the draft model alone, if there is one; the runner's steps have its steps in them.
+        starts_cold: the first run of an executable never counts: a GPU loads its kernels and records its graph in that, which
+            takes up to 30 times as long.
         progress: called with what is done.
         clock: seconds.
 
@@ -131,7 +134,7 @@ def measure(
     usual = list(_steps(shape, effort))
     sparse = list(_sparse_steps(shape)) if tiles is not None else []
     try:
-        every = _time_steps(runner, [*usual, *sparse], effort, progress, clock)
+        every = _time_steps(runner, [*usual, *sparse], effort, starts_cold, progress, clock)
         draft_share = 0.0 if drafter is None else _draft_share(runner, drafter, shape, effort, clock)
         links = [_time_link(runner, shape, pages, effort, clock) for pages in _transfer_sizes(shape, effort)]
     finally:
@@ -180,9 +183,12 @@ def _time_steps(
     runner: PlanRunner,
     steps: Sequence[tuple[MeasuredStep, StepPlan]],
     effort: Effort,
+    starts_cold: bool,
     progress: Progress,
     clock: Callable[[], float],
 ) -> list[tuple[MeasuredStep, StepPlan, PlanTiming]]:
+    for _, plan in steps if starts_cold else ():
+        runner.collect(runner.submit(plan))
     started_s = clock()
     runs: list[list[PlanRun]] = [[] for _ in steps]
     for number in range(effort.rounds * len(steps)):

@@ -200,6 +200,7 @@ def measured_profile(
         settings=settings,
         tiles=attention_tiles(config.advanced.attention, shape.page_size),
         drafter=drafter,
+        starts_cold=jax.default_backend() != "cpu",
         progress=progress,
     )
     profile = replace(profile, tables={**profile.tables, "groups": [row._asdict() for row in tried]})

@@ -72,6 +72,13 @@ def test_mosaic_attention_agrees_with_the_reference_without_races() -> None:
     check(GROUPED, "bfloat16", steps)
 
 
+def test_warpgroups_ask_for_no_more_registers_than_a_block_starts_with() -> None:
+    threads = 128 * (mosaic_kernel.COMPUTING + 1)
+    at_start = 65_536 // threads // 8 * 8  # of a thread, in steps of 8: more waits for ever
+    asked = mosaic_kernel.COMPUTING * mosaic_kernel.COMPUTE_REGISTERS + mosaic_kernel.FETCH_REGISTERS
+    assert asked <= at_start * threads // 128
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_mosaic_attention_agrees_at_the_borders_of_steps() -> None:

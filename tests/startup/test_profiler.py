@@ -109,6 +109,24 @@ def test_a_quick_measurement_finds_the_steps_and_the_link() -> None:
     assert runner.num_plans < 50
 
 
+def test_the_first_run_of_an_executable_does_not_count_where_it_is_cold() -> None:
+    class Cold(PricedRunner):
+        """Its steps take two seconds more when a bucket runs for the first time."""
+
+        ran: set[int]
+
+        def step_s(self, plan: StepPlan) -> float:
+            is_first = plan.bucket not in self.ran
+            self.ran.add(plan.bucket)
+            return super().step_s(plan) + 2 * is_first
+
+    runner = Cold(SHAPE)
+    runner.ran = set[int]()
+    options: dict[str, Any] = {"effort": EFFORTS["quick"], "settings": {}, "starts_cold": True}
+    profile = measure(runner, SHAPE, name="x", kv_bytes_per_token=1, clock=lambda: runner.now_s, **options)
+    assert profile.bucket_s == pytest.approx(tuple(BUCKETS.values()))
+
+
 def test_impatience_leaves_the_large_buckets_to_a_rule_of_three() -> None:
     profile, _ = measured(EFFORTS["quick"]._replace(timeout_s=0.08))
     assert profile.bucket_tokens == (1, 8, 32)
