@@ -55,6 +55,9 @@ class ModelOptions:
         "defaults of sampling parameters; auto: of the checkpoint's generation_config.json; vllm: of the library; or a "
         "directory that has such a file",
     )
+    enable_return_routed_experts: bool = option(
+        False, "steps also return the experts of every token, for requests with `return_routed_experts`"
+    )
 
     @property
     def device_ids(self) -> tuple[int, ...] | None:
@@ -221,6 +224,7 @@ class LLMOptions(RestartOptions, total=False):
     activation_dtype: ActivationDTypeChoice
     max_model_len: int | None
     generation_config: str
+    enable_return_routed_experts: bool
     tensor_parallel_size: int | None
     devices: str | None
     kv_tokens: int | None

@@ -96,6 +96,8 @@ class CompletionOutput:
         messages: what a chat adds to its conversation, OpenAI-style: calls, their results and the answer, without markup; a
             turn's reasoning as its `reasoning_content`.
         cumulative_logprob: of all that the model generated, if `logprobs` were asked for.
+        routed_experts: if asked for, an int16 array `[tokens, layers, experts]`: of every token of the prompt and of
+            `token_ids` but the last, which no step has computed, the experts in each layer that has some, the best first.
     """
 
     index: int
@@ -110,6 +112,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     interrupts: tuple[Interrupt, ...] = ()
     cancelled: tuple[Call, ...] = ()
+    routed_experts: Any = None
     __repr__ = short_repr
 
 

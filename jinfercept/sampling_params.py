@@ -67,6 +67,8 @@ class SamplingParams:
         logprobs: report the log probability of each generated token, and of so many likeliest in its place; at most 20. Of the
             model's own logits, before anything above.
         prompt_logprobs: the same for the tokens of the prompt, which is then computed whole: no cached pages are used.
+        return_routed_experts: report which experts have computed each token, of a model that has some; for engines that were
+            started with `enable_return_routed_experts`. The prompt is computed whole, as for `prompt_logprobs`.
         forced_output_ids: tokens that are generated whatever the model says, from the first one on; it says what follows them.
             For tests and measurements: ends, calls and log probabilities are those of tokens that the model had chosen.
     """
@@ -94,6 +96,7 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    return_routed_experts: bool = False
     forced_output_ids: tuple[int, ...] | list[int] = ()
 
     def __new__(cls, *by_position: object, **parameters: object) -> Self:
@@ -112,7 +115,7 @@ class SamplingParams:
         self._check_ends()
         self._check_numbers()
         self._check_tokens()
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "return_routed_experts"):
             value = getattr(self, name)
             if type(value) is not bool:
                 raise RequestError(f"{name} is True or False", got=shown(value), fix="give one of them")

@@ -7,12 +7,13 @@ from jinfercept.request import Request
 from jinfercept.sampling_params import check_vocabulary
 
 
-def check_request(request: Request, vocab_size: int, max_model_len: int) -> None:
+def check_request(request: Request, vocab_size: int, max_model_len: int, *, returns_experts: bool = True) -> None:
     """Raises `RequestError` if the request can never be served.
 
     Args:
         vocab_size: token ids are below it.
         max_model_len: tokens that a sequence may have.
+        returns_experts: whether the runner returns the experts of tokens.
     """
     prompt, limit = request.prompt_token_ids, max_model_len
     if not prompt:
@@ -34,6 +35,12 @@ def check_request(request: Request, vocab_size: int, max_model_len: int) -> None
     check_vocabulary(request.params, vocab_size)
     if not 0.0 < request.weight < inf:
         raise RequestError("a tenant's weight is a finite number above 0", got=request.weight, fix="1 is the usual one")
+    if request.params.return_routed_experts and not returns_experts:
+        raise RequestError(
+            "the engine does not return the experts of tokens",
+            got="return_routed_experts=True",
+            fix="start it with enable_return_routed_experts=True",
+        )
     if request.params.n > 1:
         raise RequestError("the engine makes one output", got=f"n={request.params.n}", fix="submit forks(request)")
     if request.params.structured_outputs is not None and request.grammar is None:

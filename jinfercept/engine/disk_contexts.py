@@ -145,7 +145,7 @@ class DiskContexts:
 
     def _begin(self, sequence: RequestSequence) -> None:
         """Begin to read what a sequence lacks, where that is worth it."""
-        if sequence.wants_scores:
+        if sequence.wants_computation:
             return
         tokens, kv = sequence.tokens, self._kv
         num_stored = min((len(tokens) - 1) // kv.page_size, self._disk.num_stored(sequence.context.root, tokens))

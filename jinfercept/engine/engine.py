@@ -76,6 +76,7 @@ class Engine:
         request_log: RequestLog | None = None,
         retained: RetainedContexts | None = None,
         disk: DiskContexts | None = None,
+        returns_experts: bool = False,
     ) -> None:
         self.failure: BaseException | None = None
         self.scheduler = scheduler
@@ -86,7 +87,7 @@ class Engine:
         self._dispatcher = dispatcher
         self._clock = clock
         self._depth = depth
-        self._vocab_size = vocab_size
+        self._vocab_size, self._returns_experts = vocab_size, returns_experts
         self._check = check
         self._retained = RetainedContexts(scheduler) if retained is None else retained
         self._requests = RequestLifecycle(
@@ -108,7 +109,8 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `RequestError` if it can never be served."""
-        check_request(request, self._vocab_size, self.scheduler.max_model_len)
+        limits = self._vocab_size, self.scheduler.max_model_len
+        check_request(request, *limits, returns_experts=self._returns_experts)
         self._requests.reserve(request.id)
         self._arrivals.append(request)
         self.wake.set()

@@ -112,6 +112,7 @@ class RequestLifecycle:
             arrival_s=self._clock.now(),
             options=draw_options(params, stop),
             num_best=params.prompt_logprobs,
+            noted_from=_noted_from(request),
             leader=leader.sequence if leader else None,
             priority=request.priority,
             tenant=request.tenant,
@@ -161,6 +162,11 @@ class RequestLifecycle:
         for row, scores in zip(planned.scored, result.scores, strict=False):
             if row.sequence.epoch == row.epoch and (failure := self._sessions[row.sequence.id].note_scores(scores)):
                 self._fail(self._sessions[row.sequence.id], failure, events)
+        if result.experts is not None:
+            for chunk in planned.noted:
+                session = self._sessions.get(chunk.sequence.id)
+                if session is not None and session.sequence is chunk.sequence:
+                    session.experts.append((chunk.start, result.experts.of(chunk.place, chunk.num_tokens)))
         reports = result.logprobs or (None,) * len(result.tokens)
         for sequence, epoch, place, drafts in planned.sampled:
             if sequence.epoch != epoch:
@@ -381,3 +387,10 @@ class RequestLifecycle:
         done = session.output(reason, stop, now, paused_s)
         done = session.with_messages(done, rest, events)
         events.append(Finished(request.id, done, rest, failure))
+
+
+def _noted_from(request: Request) -> int | None:
+    """The first token whose experts are reported: the first that the request computes, whose prompt its leader may compute."""
+    if not request.params.return_routed_experts:
+        return None
+    return len(request.prompt_token_ids) - 1 if request.leader else 0

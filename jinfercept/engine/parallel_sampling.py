@@ -5,6 +5,7 @@ The first request computes the prompt; the others start afterwards, share its fu
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
@@ -65,5 +66,20 @@ def _together(group: list[RequestOutput]) -> RequestOutput:
         finished_s=max(metrics.finished_s for metrics in all_metrics),
         **{name: sum(getattr(metrics, name) for metrics in all_metrics) for name in counts},
     )
-    completions = [replace(output.outputs[0], index=index) for index, output in enumerate(group)]
+    first = group[0].outputs[0].routed_experts
+    completions = [
+        replace(output.outputs[0], index=index, routed_experts=_with_prompt(output.outputs[0].routed_experts, first))
+        for index, output in enumerate(group)
+    ]
     return replace(group[0], outputs=completions, metrics=metrics)
+
+
+def _with_prompt(experts: Any, first: Any) -> Any:
+    """The experts of a fork's tokens, with those of the tokens that the first fork has computed for it."""
+    if experts is None or first is None or experts is first:
+        return experts
+    known = (experts >= 0).all(axis=(1, 2))
+    missing = int(known.argmax()) if known.any() else len(experts)
+    whole = experts.copy()
+    whole[:missing] = first[:missing]
+    return whole

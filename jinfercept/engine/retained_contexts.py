@@ -126,7 +126,7 @@ class RetainedContexts:
         retained, num_tokens = self._followed(request, sequence)
         if retained is None:
             return False
-        if num_tokens < self._scheduler.kv.page_size or sequence.wants_scores:
+        if num_tokens < self._scheduler.kv.page_size or sequence.wants_computation:
             self.drop(retained.sequence.id, now)
             return False
         self._forget(retained)

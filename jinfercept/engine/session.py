@@ -22,7 +22,7 @@ from jinfercept.outputs import (
     RequestOutput,
 )
 from jinfercept.request import Request
-from jinfercept.sched.plan import TokenLogprobs
+from jinfercept.sched.plan import TokenExperts, TokenLogprobs
 from jinfercept.sched.sequence import PendingCall, Sequence
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ class Session:
         stream: token ids after the prompt: generated ones, and results of tools.
         logprobs: one entry per token of `stream`; None for results of tools.
         prompt_logprobs: one entry per scored token of the prompt; None for the first.
+        experts: of tokens that were computed, with the positions of their first ones, if the request wants to know them.
         flight: asynchronous calls; None if the request can have none.
         interrupts: results of asynchronous calls in `stream`.
         cancelled: asynchronous calls whose results are not in it, when the request has finished.
@@ -59,6 +60,7 @@ class Session:
     stream: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
+    experts: list[tuple[int, TokenExperts]] = field(default_factory=list)
     interceptions: list[Interception] = field(default_factory=list)
     flight: CallsInFlight | None = None
     interrupts: list[Interrupt] = field(default_factory=list)
@@ -168,6 +170,13 @@ class Session:
         self.logprobs.append(named)
         return named
 
+    def _routed_experts(self) -> Any | None:
+        """The experts of all tokens but the last, which no step has computed, if the request wants to know them."""
+        if not self.experts:
+            return None
+        num_tokens = len(self.request.prompt_token_ids) + len(self.stream) - 1
+        return self.experts[0][1].placed(self.experts, num_tokens)
+
     def note_scores(self, scores: tuple[TokenLogprobs, ...]) -> str | None:
         """Add the reports of the prompt's next tokens; returns why if they are no numbers."""
         first = len(self.prompt_logprobs)
@@ -211,6 +220,7 @@ class Session:
             cancelled=tuple(self.cancelled),
             logprobs=self.logprobs if reported else None,
             cumulative_logprob=self._sum_of_logprobs() if reported else None,
+            routed_experts=self._routed_experts(),
         )
         metrics = RequestMetrics(
             arrival_s=sequence.arrival_s,

@@ -54,6 +54,15 @@ class AttendJoined[KV](Attend[KV], Protocol):
         ...
 
 
+@runtime_checkable
+class NotesExperts(Protocol):
+    """Attention whose caller also wants to know which experts compute each token of a layer that has some."""
+
+    def note_experts(self, experts: Int[Array, "T C"], /) -> None:
+        """Called once by such a layer, while it is traced."""
+        ...
+
+
 class Embed(nnx.Module):
     """Token ids to vectors."""
 

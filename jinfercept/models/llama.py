@@ -18,6 +18,7 @@ from jinfercept.layouts.scoring import Scoring
 from jinfercept.models.blocks import (
     Attend,
     AttendJoined,
+    NotesExperts,
     project,
     project_gated,
     rms_norm,
@@ -99,17 +100,19 @@ class LlamaLayer(nnx.Module):
     ) -> tuple[Float[Array, "T E"], KV]:
         attended, kv = self._attended(self._rows(x, self.attn_norm), positions, kv, attend)
         x = self._added(x, self._summed(attended), self.attn_post_norm)
-        return self._added(x, self._fed(self._rows(x, self.ffn_norm)), self.ffn_post_norm), kv
+        return self._added(x, self._fed(self._rows(x, self.ffn_norm), attend), self.ffn_post_norm), kv
 
     def _summed(self, attended: Float[Array, "T H D"]) -> Float[Array, "T E"]:
         """The partial sum over the heads."""
         return biased_once(project("thd,hde->te", attended, self.o), self.o_bias)
 
-    def _fed(self, y: Rows) -> Float[Array, "T E"]:
+    def _fed(self, y: Rows, attend: object) -> Float[Array, "T E"]:
         """The partial sum of the feed-forward network."""
         if (experts := self.experts) is not None:
             rows = dense(y)
             choices = choose(project("te,ex->tx", rows, self.router, self.router_bias, out=jnp.float32), experts)
+            if isinstance(attend, NotesExperts):
+                attend.note_experts(choices.experts)
             params = (self.experts_gate_up, self.experts_down, self.experts_gate_up_bias, self.experts_down_bias)
             weights = ExpertWeights(*(None if param is None else param.get_value() for param in params))
             fed = combined(rows, choices, weights, experts)

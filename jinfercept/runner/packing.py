@@ -25,6 +25,7 @@ class PackedShape(NamedTuple):
         decode_only: the executable is for steps of decode rows: there is no schedule of chunks.
         joined: its attention rotates queries and keys itself, and writes keys and values.
         has_states: rows have states of recurrent layers.
+        routed_experts: see `RunnerShape`.
     """
 
     num_tokens: int  # T
@@ -34,6 +35,7 @@ class PackedShape(NamedTuple):
     decode_only: bool = False
     joined: bool = False
     has_states: bool = False
+    routed_experts: int = 0
 
 
 def enter(chunks: tuple[Chunk, ...], tables: Int32[np.ndarray, "slots P"]) -> None:
@@ -138,7 +140,7 @@ class _RowPlace(NamedTuple):
 @lru_cache
 def _places(shape: PackedShape) -> tuple[_RowPlace, ...]:
     """The parts of the vector: those of the batch, then the schedules field by field, then the slots of states."""
-    num_tokens, num_rows, pages_per_row, cut, decode_only, _, has_states = shape
+    num_tokens, num_rows, pages_per_row, cut, decode_only, _, has_states, _ = shape
     shapes = [*((num_tokens,),) * 4, (num_rows + 1,), (num_rows,), (num_rows, pages_per_row), (1,)]
     assert len(shapes) == _BATCH_PARTS
     if cut is not None:

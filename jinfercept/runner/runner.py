@@ -29,6 +29,7 @@ from jinfercept.runner.sampler import Drawn, Hidden, Sampler, Samples
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.step_upload import MOST_TRANSFERS
 from jinfercept.runner.steps import add_steps, kinds_of, layers_key, step_names, step_shapes
+from jinfercept.runner.token_experts import RowExperts
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 
 FIRST_PROMPT = 64
@@ -42,11 +43,13 @@ class ForwardTicket(NamedTuple):
         hidden: the arrays that sampling reads; None if the plan computes nothing.
         submitted_s: when `forward` was called, in monotonic seconds.
         drafts: of every chunk that awaited them.
+        experts: of every group of layers, if the runner returns them.
     """
 
     hidden: Hidden | None
     submitted_s: float
     drafts: tuple[tuple[int, ...], ...] = ()
+    experts: tuple[Array, ...] = ()
 
 
 class StepTicket(NamedTuple):
@@ -55,10 +58,12 @@ class StepTicket(NamedTuple):
     Attributes:
         drawn: its tokens and reports, on the device.
         submitted_s: when `forward` was called, in monotonic seconds.
+        experts: see `ForwardTicket`.
     """
 
     drawn: Drawn
     submitted_s: float
+    experts: tuple[Array, ...] = ()
 
 
 class Drafter(Protocol):
@@ -161,7 +166,8 @@ class ModelRunner:
         commons = [self.kv.common_shape.pack(samples.packed, group) for group in groups]
         if plan.chunks:
             enter(plan.chunks, self._tables)
-            return ForwardTicket(self._forward(plan, last_tokens, samples, commons), submitted_s, drafts)
+            hidden, experts = self._forward(plan, last_tokens, samples, commons)
+            return ForwardTicket(hidden, submitted_s, drafts, experts)
         self.kv.commons = place(commons, self._home)
         for part in range(len(self._parts)):
             self.kv.fetch(part)
@@ -182,7 +188,7 @@ class ModelRunner:
         """
         hidden = forward.hidden
         drawn = Drawn() if hidden is None else self._sampler.draw(hidden, self.params.head, masks)
-        return StepTicket(drawn, forward.submitted_s)
+        return StepTicket(drawn, forward.submitted_s, forward.experts)
 
     def submit(self, plan: StepPlan) -> StepTicket:
         """Dispatch both phases of a plan that has no constrained rows."""
@@ -191,7 +197,8 @@ class ModelRunner:
     def collect(self, ticket: StepTicket) -> StepResult:
         """Wait for a plan's tokens."""
         tokens, logprobs, scores = self._sampler.read(ticket.drawn)
-        return StepResult(tokens, time.monotonic() - ticket.submitted_s, logprobs, scores)
+        experts = RowExperts(np.concatenate(ticket.experts, axis=1)) if ticket.experts else None
+        return StepResult(tokens, time.monotonic() - ticket.submitted_s, logprobs, scores, experts)
 
     def update(self, params: Params) -> None:
         """Replace the weights by others of the same structure, shapes and dtypes, and forget all KV."""
@@ -272,8 +279,9 @@ class ModelRunner:
 
     def _forward(
         self, plan: StepPlan, last_tokens: Int[Array, "slots"], samples: Samples, commons: list[np.ndarray]
-    ) -> Hidden:
-        """Upload what the step reads, in one array, then dispatch it. No other executable waits for the host."""
+    ) -> tuple[Hidden, tuple[Array, ...]]:
+        """Upload what the step reads, in one array, then dispatch it. No other executable waits for the host. Returns the
+        experts of the groups of layers, too."""
         size, kv = plan.bucket, self.kv
         decode_only = (size, True) in self._buckets and all(len(chunk.tokens) == 1 for chunk in plan.chunks)
         packed = pack(plan.chunks, self._tables, self._shape.page_size, self._buckets[size, decode_only])
@@ -282,6 +290,7 @@ class ModelRunner:
         kv.fetch(0)
         x, batch, common = self.executables[embed, size](self.params.embed, last_tokens, upload)
         kv.commons = (common, *further)
+        experts = list[Array]()
         for part, groups in enumerate(self._parts):
             if part:
                 kv.fetch(part)
@@ -289,7 +298,10 @@ class ModelRunner:
             layers = self.layer_states.beside(kv.layers)
             for first, end in groups:
                 step = self.executables[layers_key(layers_of, size, (first, end), self._kinds)]
-                x, layers[first:end] = step(self.params.layers[first:end], x, tuple(layers[first:end]), batch)
+                x, layers[first:end], *noted = step(self.params.layers[first:end], x, tuple(layers[first:end]), batch)
+                for array in noted:
+                    array.copy_to_host_async()
+                    experts.append(array)
             kv.layers = self.layer_states.take(layers)
             kv.scatter(part)
-        return self._sampler.head(x, plan.chunks, samples, common, self.params.head)
+        return self._sampler.head(x, plan.chunks, samples, common, self.params.head), tuple(experts)

@@ -29,6 +29,7 @@ class RunnerShape:
         drafts_for: tokens in the vocabulary of the model for which this one drafts: its logits are cut, or filled with -inf, to
             as many, and its rows have no options but temperature and random key; 0: it serves itself.
         num_states: slots of recurrent layers' states; 0 where the model has none.
+        routed_experts: experts of a token in each layer that has some, which steps return; 0: they do not.
     """
 
     num_pages: int
@@ -46,12 +47,19 @@ class RunnerShape:
     num_drafts: int = 0
     drafts_for: int = 0
     num_states: int = 0
+    routed_experts: int = 0
 
     def bucket(self, num_tokens: int) -> PackedShape:
         """The packed sizes of a bucket."""
         pages_per_row = -(-self.max_model_len // self.page_size)
         rows = min(num_tokens, self.max_num_seqs)
-        return PackedShape(num_tokens, rows, pages_per_row, has_states=self.num_states > 0)
+        return PackedShape(
+            num_tokens,
+            rows,
+            pages_per_row,
+            has_states=self.num_states > 0,
+            routed_experts=self.routed_experts,
+        )
 
     def groups(self, num_layers: int) -> list[tuple[int, int]]:
         """First and end layer of every group, the layers of one executable."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Int16
 
 from jinfercept.layouts.kv_rows import is_quantised, stored_dtype
 from jinfercept.layouts.pages import Batch, KVPages, kv_shape, write_kv
@@ -66,7 +66,8 @@ def add_steps(
         for key, (first, end) in groups.items():
             step = partial(_layers, model, attention, bucket, kinds[first:end] or (None,) * (end - first))
             arguments = (params.layers[first:end], x, layers[first:end], batch)
-            whole = over_devices(step, arguments, out=(EVERYWHERE, kept_specs(states, first, end)))
+            out = (EVERYWHERE, kept_specs(states, first, end), *([EVERYWHERE] if shape.routed_experts else []))
+            whole = over_devices(step, arguments, out=out)
             run.add(key, whole, *arguments, donate=(1, 2))
     add_sampler(
         run,
@@ -169,6 +170,7 @@ class _JoinedAttend(NamedTuple):
 
     separate: Attend[KVPages]
     batch: Batch
+    noted: list[Int[Array, "T C"]]
 
     def __call__(
         self,
@@ -185,6 +187,38 @@ class _JoinedAttend(NamedTuple):
     ) -> tuple[Float[Array, "T H D"], KVPages]:
         return joined_attention(qkv, rotation, pages, self.batch)
 
+    def note_experts(self, experts: Int[Array, "T C"]) -> None:
+        self.noted.append(experts)
+
+
+class _NotingAttend(NamedTuple):
+    """Attention that collects the experts of every layer."""
+
+    attend: Attend[KVPages]
+    noted: list[Int[Array, "T C"]]
+
+    def __call__(
+        self,
+        q: Float[Array, "T H D"],
+        k: Float[Array, "T K D"],
+        v: Float[Array, "T K D"],
+        pages: KVPages,
+        scoring: Scoring = PLAIN,
+    ) -> tuple[Float[Array, "T H D"], KVPages]:
+        return self.attend(q, k, v, pages, scoring)
+
+    def note_experts(self, experts: Int[Array, "T C"]) -> None:
+        self.noted.append(experts)
+
+
+class _NotingRows(StateRows):
+    """Rows of a recurrent layer that collect its experts."""
+
+    noted: list[Int[Array, "T C"]]
+
+    def note_experts(self, experts: Int[Array, "T C"]) -> None:
+        self.noted.append(experts)
+
 
 def _layers(
     model: ServedModel,
@@ -195,11 +229,14 @@ def _layers(
     x: Float[Array, "T E"],
     layers: tuple[Any, ...],
     batch: Batch | Int[Array, "upload"],
-) -> tuple[Float[Array, "T E"], tuple[Any, ...]]:
+) -> tuple[Float[Array, "T E"], tuple[Any, ...]] | tuple[Float[Array, "T E"], tuple[Any, ...], Int16[Array, "T L C"]]:
     """A group of consecutive layers: each writes all of the step's keys and values before its attention, or has states.
 
     A profile shows the scopes `layer0`, `layer1`, … by place in the group, not in the model: one executable serves all groups,
     whose calls follow each other in the order of the layers.
+
+    Returns:
+        The tokens' vectors, the pages, and if `routed_experts` the experts of every token in the layers that have some.
     """
     step = batch if isinstance(batch, Batch) else in_place(batch, shape)
 
@@ -217,15 +254,22 @@ def _layers(
         )
         return attended, pages
 
+    noted, written = list[Int[Array, "T C"]](), list[Any]()
     if shape.joined:
-        attend = _JoinedAttend(attend, step)
-    written = []
+        attend = _JoinedAttend(attend, step, noted)
+    elif shape.routed_experts:
+        attend = _NotingAttend(attend, noted)
     for index, (kind, weights, kept) in enumerate(zip(kinds, params, layers, strict=True)):
         layer = model.layer if kind is None else partial(cast(MixedModel, model).layer, kind=kind)
         seam: Any = attend
         if isinstance(kept, tuple):
-            seam = StateRows(step.state_slots, step.query_starts, step.context_lens, step.num_decode)
+            rows = _NotingRows(step.state_slots, step.query_starts, step.context_lens, step.num_decode)
+            rows.noted = noted
+            seam = rows
         with jax.named_scope(f"layer{index}"):
             x, kept = layer(weights, x, step.positions, kept, seam)
         written.append(kept)
-    return x, tuple(written)
+    if not shape.routed_experts:
+        return x, tuple(written)
+    none = jnp.zeros((len(x), 0, shape.routed_experts), jnp.int16)
+    return x, tuple(written), jnp.stack(noted, axis=1).astype(jnp.int16) if noted else none

@@ -55,7 +55,7 @@ class Admission:
         kv, context = self._kv, sequence.context
         if context.state_position >= sequence.length:
             kv.copies.lose(context)  # the logits of its last token are to be computed, which the state has seen
-        if not sequence.wants_scores:
+        if not sequence.wants_computation:
             kv.refresh(context, sequence.tokens)
         kv.hold(context)
         has_room = not self._queues.running or self._has_room(sequence, builder.now, entitled=entitled)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from jinfercept.kv.page import PageCopy
 from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
@@ -150,6 +150,22 @@ class TokenLogprobs(NamedTuple):
     best: tuple[tuple[int, float], ...]
 
 
+class TokenExperts(Protocol):
+    """Which experts compute consecutive tokens, in each layer that has some."""
+
+    def of(self, place: int, count: int) -> "TokenExperts":
+        """Those of some of the tokens, from a place among them on."""
+        ...
+
+    def placed(self, others: Sequence[tuple[int, Any]], num_tokens: int) -> Any:
+        """An array `[tokens, layers, experts]` of numbers of experts, -1 where none are known.
+
+        Args:
+            others: experts with the positions of their first tokens; later ones replace earlier ones.
+        """
+        ...
+
+
 class StepResult(NamedTuple):
     """The tokens of a plan.
 
@@ -159,6 +175,7 @@ class StepResult(NamedTuple):
         elapsed_s: seconds from the dispatch of the forward pass until the tokens were read.
         logprobs: one per sampled row, None where the request asks for none; empty if no request asks for any.
         scores: one tuple per chunk with a score, in the plan's order, with one entry per target.
+        experts: of all query tokens, in the plan's order; None if the runner does not return them.
 
     A log probability is NaN where a logit is NaN or plus infinity.
     """
@@ -167,3 +184,4 @@ class StepResult(NamedTuple):
     elapsed_s: float
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     scores: tuple[tuple[TokenLogprobs, ...], ...] = ()
+    experts: TokenExperts | None = None

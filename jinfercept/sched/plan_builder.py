@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import NamedTuple, final
 
 from jinfercept.kv.page import PageCopies
@@ -118,6 +119,12 @@ class PlanBuilder:
                 sampled.append(Row(sequence, sequence.epoch, place, chunk.drafts if chunk.num_drafts else ()))
                 place += 1 + chunk.num_drafts
         scored = [sequence for sequence, chunk in self.chunks if chunk.score]
+        ends = accumulate(len(chunk.tokens) for chunk in plan.chunks)
+        noted = [
+            NotedChunk(sequence, chunk.start, end - len(chunk.tokens), len(chunk.tokens))
+            for (sequence, chunk), end in zip(self.chunks, ends, strict=True)
+            if sequence.noted_from is not None
+        ]
         return PlannedStep(
             plan,
             tuple(sampled),
@@ -125,6 +132,7 @@ class PlanBuilder:
             self.recomputed,
             scored=tuple([Row(sequence, sequence.epoch, place) for place, sequence in enumerate(scored)]),
             has_drafts=self.drafted > 0,
+            noted=tuple(noted),
         )
 
 
@@ -143,6 +151,20 @@ class Row(NamedTuple):
     drafts: tuple[int, ...] = ()
 
 
+class NotedChunk(NamedTuple):
+    """A chunk of a sequence whose experts are reported.
+
+    Attributes:
+        start: position of its first token in the sequence.
+        place: of this token among the plan's query tokens.
+    """
+
+    sequence: Sequence
+    start: int
+    place: int
+    num_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
     """A plan, and the sequences that its result is for.
@@ -153,6 +175,7 @@ class PlannedStep:
         recomputed_tokens: how many of the plan's query tokens that were.
         scored: of every chunk with a score.
         has_drafts: whether a sampled chunk has drafts.
+        noted: the chunks whose tokens' experts are reported.
     """
 
     plan: StepPlan
@@ -161,6 +184,7 @@ class PlannedStep:
     recomputed_tokens: int
     scored: tuple[Row, ...] = ()
     has_drafts: bool = False
+    noted: tuple[NotedChunk, ...] = ()
 
     def with_drafts(self, made: Iterable[tuple[int, ...]]) -> "PlannedStep":
         """The same with the drafts that a draft model made, of every sampled chunk that awaited some, in order."""

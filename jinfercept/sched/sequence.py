@@ -177,6 +177,7 @@ class Sequence:
         "max_computed",
         "max_tokens",
         "may_draft",
+        "noted_from",
         "num_best",
         "options",
         "pause",
@@ -209,6 +210,7 @@ class Sequence:
         arrival_s: float = 0.0,
         options: DrawOptions | None = None,
         num_best: int | None = None,
+        noted_from: int | None = None,
         leader: "Sequence | None" = None,
         priority: int = 0,
         tenant: str = "",
@@ -224,6 +226,7 @@ class Sequence:
             random_key: 64 bits, which the random numbers of its draws depend on.
             options: sampling options besides temperature and random key; None for the defaults.
             num_best: likeliest tokens to report at each place of the prompt; None: the prompt is not scored.
+            noted_from: position of the first token whose experts are reported; None: those of none are.
             leader: a sequence of the same prompt, which computes it for both; this one does not start before that.
             priority: smaller ones are served first, in whatever order the sequences arrived.
             tenant: whose use the sequence counts to.
@@ -239,6 +242,7 @@ class Sequence:
         self.arrival_s = arrival_s
         self.options = options
         self.num_best = num_best
+        self.noted_from = noted_from
         self.leader = leader
         self.external_spans = [(0, len(self.tokens))]
         self.priority = priority
@@ -296,6 +300,12 @@ class Sequence:
     def wants_scores(self) -> bool:
         """Whether tokens of its prompt are still to be scored, which needs their logits: cached KV does not do."""
         return self.num_best is not None and self.scored < self.external_spans[0][1] - 1
+
+    @property
+    def wants_computation(self) -> bool:
+        """Whether more than KV is still wanted of some of its tokens: cached KV does not do."""
+        noted = self.noted_from is not None and max(self.noted_from, self.max_computed) < len(self.tokens) - 1
+        return noted or self.wants_scores
 
     @property
     def waits_for_leader(self) -> bool:

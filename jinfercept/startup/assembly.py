@@ -189,6 +189,7 @@ def assemble(
         check=config.advanced.check_pages,
         request_log=log,
         disk=disk,
+        returns_experts=shape.routed_experts > 0,
     )
     return Assembled(engine, dispatcher, meter)
 

@@ -96,12 +96,12 @@ def plan_pools(
     Args:
         lazy: steps compile executables once the pages are there: what the compiler needs to time kernels is kept free, too.
     """
-    room = FreeMemory.on(*_mesh(params).local_devices)
+    room, routed_experts = FreeMemory.on(*_mesh(params).local_devices), _routed_experts(model, config)
     beside = timed = 0
     if not room.shared:
         longest = config.model.max_model_len or model.config.max_position
         shape, attention = _runner_shape(1, longest, config, layers_per_step), config.advanced.attention
-        shape = replace(shape, num_states=int(bool(states_of(model))))
+        shape = replace(shape, num_states=int(bool(states_of(model))), routed_experts=routed_experts)
         beside = step_bytes(model, params, shape, attention)
         timed = largest_product_bytes(params, shape.buckets[-1], shape.sample_rows[-1])
         if draft is not None:
@@ -117,12 +117,24 @@ def plan_pools(
     shape = _runner_shape(num_pages, memory.max_model_len, config, layers_per_step)
     shape = replace(shape, num_states=states.num_states)
     moved_pages = max(1, memory.moved_tokens // config.cache.page_size)
-    return memory, replace(shape, moved_pages=moved_pages)
+    return memory, replace(shape, moved_pages=moved_pages, routed_experts=routed_experts)
+
+
+def _routed_experts(model: ServedModel, config: EngineConfig) -> int:
+    """See `RunnerShape.routed_experts`. Raises `ConfigError` if the engine is to return experts that the model has not."""
+    if not config.model.enable_return_routed_experts:
+        return 0
+    experts = model.config.experts if isinstance(model, Model) else None
+    if experts is None:
+        got, fix = model.config.family, "leave enable_return_routed_experts out, or use a model with experts"
+        raise ConfigError("the model has no experts whose choice could be returned", got=got, fix=fix)
+    return experts.per_token
 
 
 def draft_shape(draft: ServedModel, served: ServedModel, shape: RunnerShape) -> RunnerShape:
     layers = min(shape.layers_per_step, draft.config.num_layers)
-    return replace(shape, layers_per_step=layers, num_drafts=0, drafts_for=served.config.vocab_size)
+    vocab_size = served.config.vocab_size
+    return replace(shape, layers_per_step=layers, num_drafts=0, drafts_for=vocab_size, routed_experts=0)
 
 
 def profile_settings(
