@@ -35,6 +35,7 @@ NUM_SHOWN = 24  # logits of a variant
 SHARDED = "llama_llama3"  # saved as several files with an index
 STACKED = "qwen3_moe"  # saved with the experts of a layer in one tensor, as transformers 5 has them in memory
 MXFP4 = "gpt_oss_mxfp4"  # saved as OpenAI's are: with experts in MXFP4
+HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # whose norms multiply by one plus their weight
 PUBLISHED = "gptj_published"  # saved as GPT-J-6B was: torch's own format, float16, with the causal masks
 
 
@@ -76,8 +77,8 @@ def make_tiny(name: str, config: PreTrainedConfig, target: Path) -> None:
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             values = torch.from_numpy(random_weight(rng, key, tuple(parameter.shape)))
-            if name == "qwen3_next" and key.endswith("norm.weight") and ".linear_attn." not in key:
-                values -= 1  # such norms multiply by one plus their weight
+            if name in HYBRIDS and key.endswith("norm.weight") and ".linear_attn." not in key:
+                values -= 1
             parameter.copy_(values.to(narrow).to(torch.float32))
         packed = packed_experts(rng, model) if name == MXFP4 else {}
 

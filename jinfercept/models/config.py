@@ -38,6 +38,7 @@ _MULTIPLIERS = frozenset(("embedding_multiplier", "attention_multiplier", "resid
 _NORMED_OUTPUTS = {"pre_norms": False, "post_norms": True, "qk_row_norm": True}
 _EXPERTS = frozenset(("num_experts", "num_local_experts", "num_experts_per_tok"))
 _EXPERTS |= {"router_jitter_noise", "router_aux_loss_coef"}  # of training
+_SHARED_EXPERT = _EXPERTS | {"moe_intermediate_size", "shared_expert_intermediate_size"}
 ARCHITECTURES = {
     "llama": Architecture("llama", biases=_ALL_BIASES),
     "mistral": Architecture("llama", always_windowed=True),
@@ -58,7 +59,13 @@ ARCHITECTURES = {
     "gpt_oss": Architecture(
         "llama", {"sinks": True}, frozenset(("attention_bias",)), keys=_EXPERTS | {"swiglu_alpha", "swiglu_limit"}
     ),
-    "qwen3_next": Architecture("qwen3_next", turns_partly=True),
+    "qwen3_next": Architecture(
+        "qwen3_next",
+        turns_partly=True,
+        keys=_SHARED_EXPERT | {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"},
+    ),
+    "qwen3_5_text": Architecture("qwen3_next", turns_partly=True),
+    "qwen3_5_moe_text": Architecture("qwen3_next", turns_partly=True, keys=_SHARED_EXPERT),
     "gemma2": Architecture("gemma", {"post_norms": True}),
     "gemma3_text": Architecture("gemma", {"qk_norm": True, "post_norms": True}),
     "gptj": Architecture("gptj"),

@@ -30,7 +30,7 @@ from jinfercept.models.hf_keys import (
     refuse_unless,
     require,
 )
-from jinfercept.models.hf_qwen import QWEN3_NEXT_KEYS, are_dense, qwen3_next_fields
+from jinfercept.models.hf_qwen import QWEN3_NEXT_KEYS, QWEN_HYBRIDS, are_dense, qwen3_next_fields, text_config
 from jinfercept.models.hf_rope import rope_from_hf
 
 _CLASSES = {
@@ -48,6 +48,8 @@ _CLASSES = {
     "MixtralForCausalLM": "mixtral",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen3NextForCausalLM": "qwen3_next",
+    "Qwen3_5ForCausalLM": "qwen3_5_text",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
     "GptOssForCausalLM": "gpt_oss",
     "GPTJForCausalLM": "gptj",
 }
@@ -67,6 +69,8 @@ _OTHER_CLASSES = {
     "MixtralModel": "mixtral",
     "Qwen3MoeModel": "qwen3_moe",
     "Qwen3NextModel": "qwen3_next",
+    "Qwen3_5TextModel": "qwen3_5_text",
+    "Qwen3_5MoeTextModel": "qwen3_5_moe_text",
     "GptOssModel": "gpt_oss",
     "GPTJModel": "gptj",
 }
@@ -139,22 +143,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "mixtral": {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "num_experts_per_tok": 2, "rope_theta": 1e6},
     "qwen3_moe": {"rms_norm_eps": 1e-6, "num_key_value_heads": 4, "sliding_window": 4096}
     | {"num_experts_per_tok": 8, "moe_intermediate_size": 768},
-    "qwen3_next": {
-        "rms_norm_eps": 1e-6,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "partial_rotary_factor": 0.25,
-        "full_attention_interval": 4,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
-    },
+    **QWEN_HYBRIDS,
     "gpt_oss": {
         "rms_norm_eps": 1e-5,
         "head_dim": 64,
@@ -185,6 +174,7 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
             got=shown(config if generation is None or isinstance(generation, Mapping) else generation),
             fix="download them again",
         )
+    config = text_config(config)
     name = architecture_name(config)
     architecture = ARCHITECTURES[name]
     check_keys(config, _UNDERSTOOD[architecture.family] | architecture.keys, where="config.json")
@@ -213,6 +203,7 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
 
 def architecture_name(config: Mapping[str, Any]) -> str:
     """A name in `ARCHITECTURES`: `model_type`, with which the class in `architectures` has to agree. Raises `ModelError`."""
+    config = text_config(config)
     names, kind = config.get("architectures"), config.get("model_type")
     stated = {}
     if isinstance(names, list) and names:

@@ -1,10 +1,10 @@
-"""Reads what Qwen3-Next has of its own from a parsed `config.json`, by the rules of transformers 5."""
+"""Reads what Qwen3-Next and Qwen3.5 have of their own from a parsed `config.json`, by the rules of transformers 5."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from jinfercept.errors import ModelError, shown
-from jinfercept.models.config import DeltaNetConfig, ExpertsConfig, LayerKind, check_num_layers
+from jinfercept.models.config import ARCHITECTURES, DeltaNetConfig, ExpertsConfig, LayerKind, check_num_layers
 from jinfercept.models.hf_keys import LLAMA_KEYS, check_layer_types, check_numbers, flag, refuse_unless, require
 from jinfercept.models.hf_rope import rope_from_hf
 
@@ -16,21 +16,60 @@ _DELTA_KEYS = {
     "linear_conv_kernel_dim": "num_taps",
 }
 _SIZES = ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts", "num_experts_per_tok")
-QWEN3_NEXT_KEYS = frozenset(
-    (*_DELTA_KEYS, *_SIZES, "full_attention_interval", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers")
-) | {"router_aux_loss_coef"}
-"""Keys of `config.json` that are read besides those of all layers."""
+_DRAFTS = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # of further tokens, which transformers leaves out
+QWEN3_NEXT_KEYS = frozenset((*_DELTA_KEYS, "full_attention_interval", "attn_output_gate", "mamba_ssm_dtype", *_DRAFTS))
+"""Keys of `config.json` that are read besides those of all layers, or that change nothing: states are float32."""
+_HYBRID = {
+    "rms_norm_eps": 1e-6,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+_MOE = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+QWEN_HYBRIDS: dict[str, dict[str, Any]] = {
+    "qwen3_next": {**_HYBRID, **_MOE, "num_experts": 512, "num_experts_per_tok": 10},
+    "qwen3_5_text": {**_HYBRID, "num_key_value_heads": 4},
+    "qwen3_5_moe_text": {**_HYBRID, **_MOE, "num_experts": 256, "num_experts_per_tok": 8},
+}
+"""Values of transformers for keys that are not there."""
+_WITH_IMAGES = {
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+}
+"""Models that read images, too, and their parts that read text."""
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of a model's part that reads text; of other models, the config itself."""
+    names, text = config.get("architectures"), config.get("text_config")
+    if not isinstance(text, Mapping) or not isinstance(names, list) or names[:1] == []:
+        return config
+    part = _WITH_IMAGES.get(str(names[0]))
+    if part is None:
+        return config
+    outer = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
+    return {**text, **outer, "architectures": [part]}
 
 
 def qwen3_next_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    has_experts = "num_experts" in ARCHITECTURES[name].keys
+    if name == "qwen3_5_moe_text":  # all layers have experts
+        config = {**config, "intermediate_size": config["moe_intermediate_size"]}
     require(config, LLAMA_KEYS, where="config.json")
-    check_numbers(config, (*LLAMA_KEYS, *_DELTA_KEYS, *_SIZES), ("num_key_value_heads", "head_dim"))
+    sizes = (*LLAMA_KEYS, *_DELTA_KEYS, *(_SIZES if has_experts else ()))
+    check_numbers(config, sizes, ("num_key_value_heads", "head_dim"))
+    if not flag(config, "attn_output_gate", default=True):
+        raise ModelError("attention of this family has gates", got="attn_output_gate false", fix="use another model")
     check_num_layers(config["num_hidden_layers"])
     refuse_unless(config, hidden_act=("silu", "swish"))
-    rope, bias = (
-        rope_from_hf(config, config["head_dim"], config["max_position_embeddings"], name),
-        flag(config, "attention_bias"),
-    )
+    rope = rope_from_hf(_without_sections(config), config["head_dim"], config["max_position_embeddings"], name)
+    bias = flag(config, "attention_bias")
     kinds = zip(_are_recurrent(config), are_dense(config), strict=True)
     return {
         "vocab_size": config["vocab_size"],
@@ -48,17 +87,29 @@ def qwen3_next_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "qkv_bias": bias,
         "o_bias": bias,
         "kinds": tuple(LayerKind(is_dense=dense, is_recurrent=recurrent) for recurrent, dense in kinds),
-        "experts": ExpertsConfig(
-            config["num_experts"],
-            config["num_experts_per_tok"],
-            config["moe_intermediate_size"],
-            normalised=flag(config, "norm_topk_prob", default=True),
-            shared_ffn_size=config["shared_expert_intermediate_size"],
-        ),
+        "experts": _experts(config, name) if has_experts else None,
         "delta_net": DeltaNetConfig(**{ours: config[theirs] for theirs, ours in _DELTA_KEYS.items()}),
         "qk_norm": True,
         "attention_gate": True,
     }
+
+
+def _without_sections(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config with the rotation of text alone: sections of pairs turn by places in images, which text has none of."""
+    ropes = {key: rope for key in ("rope_scaling", "rope_parameters") if isinstance(rope := config.get(key), Mapping)}
+    sections = ("mrope_section", "mrope_interleaved")
+    plain = {key: {name: value for name, value in rope.items() if name not in sections} for key, rope in ropes.items()}
+    return {**config, **plain}
+
+
+def _experts(config: Mapping[str, Any], name: str) -> ExpertsConfig:
+    return ExpertsConfig(
+        config["num_experts"],
+        config["num_experts_per_tok"],
+        config["moe_intermediate_size"],
+        normalised=name != "qwen3_next" or flag(config, "norm_topk_prob", default=True),
+        shared_ffn_size=config["shared_expert_intermediate_size"],
+    )
 
 
 def are_dense(config: Mapping[str, Any]) -> tuple[bool, ...]:

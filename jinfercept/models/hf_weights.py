@@ -23,7 +23,7 @@ from jinfercept.models.hf_config import architecture_name, config_from_hf
 from jinfercept.models.model_directory import read_json
 from jinfercept.models.mxfp4_weights import MXFP4Format
 from jinfercept.models.packed_rows import PackedRows, Packing
-from jinfercept.models.reordered_rows import QWEN3_NEXT_NAMES, ReorderedRows, reordered_rows
+from jinfercept.models.reordered_rows import QWEN3_NEXT_NAMES, ReorderedRows, reordered_rows, text_tensors
 from jinfercept.models.weight_files import Placed, placed_tensors
 
 log = logging.getLogger("jinfercept")
@@ -155,6 +155,8 @@ class HFCheckpoint:
         config, parsed = read_config(directory), read_json(directory / "config.json")
         architecture = ARCHITECTURES[architecture_name(parsed)]
         placed = placed_tensors(directory, _BASES[config.family], partly=not weights)
+        if config.delta_net is not None:
+            placed = text_tensors(placed)
         stored = {name: StoredType(at.file.shapes[at.name], at.file.dtypes[at.name]) for name, at in placed.items()}
         shapes, packed = {name: of.shape for name, of in stored.items()}, frozenset[str]()
         in_words = next((name for name in stored if name.endswith(".qweight")), None)
@@ -173,10 +175,7 @@ class HFCheckpoint:
         shapes = split_shapes(shapes, parts)
         reordered = {} if config.delta_net is None else reordered_rows(shapes, config.delta_net)
         taken = {tensor for weight in reordered.values() for tensor, _ in weight.tensors}
-        unused = (
-            "mtp." if config.delta_net is not None else ()
-        )  # a draft of further tokens, as transformers leaves it out
-        shapes = {name: shape for name, shape in shapes.items() if name not in taken and not name.startswith(unused)}
+        shapes = {name: shape for name, shape in shapes.items() if name not in taken}
         shapes |= {name: weight.shape for name, weight in reordered.items()}
         return cls(config, _names(config, shapes), shapes, placed, words, packed, parts, reordered)._tied_as_stored()
 

@@ -37,6 +37,8 @@ TINY = (
     "gpt_oss",
     "gpt_oss_mxfp4",
     "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
     "gptj",
     "gptj_published",
 )

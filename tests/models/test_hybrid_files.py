@@ -1,0 +1,63 @@
+"""Checkpoints of Qwen3-Next and Qwen3.5: parts that text does not need, and configs that cannot be."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jinfercept.errors import ModelError
+from jinfercept.models.hf_config import config_from_hf
+from jinfercept.models.load import load
+from tests.support.dense_model import logits
+from tests.support.joining import set_joined
+from tests.support.tiny_model import GOLDEN
+
+
+def stored(name: str) -> dict[str, Any]:
+    return json.loads((GOLDEN / name / "config.json").read_text())
+
+
+def test_the_text_part_of_a_model_that_reads_images_is_served(tmp_path: Path) -> None:
+    text = stored("qwen3_5") | {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1}
+    tied = text.pop("tie_word_embeddings")
+    whole = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text}
+    whole |= {"vision_config": {"depth": 2}, "image_token_id": 7, "tie_word_embeddings": tied}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    tensors = load_file(GOLDEN / "qwen3_5" / "model.safetensors")
+    renamed = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
+    others = {name: np.ones((2, 2), np.float32) for name in ("model.visual.blocks.0.proj.weight", "mtp.fc.weight")}
+    save_file(renamed | others, tmp_path / "model.safetensors")
+    given, expected = load(tmp_path, dtype="float32"), load(GOLDEN / "qwen3_5", dtype="float32")
+    assert given.model.config == expected.model.config
+    jax.tree.map(np.testing.assert_array_equal, given.params, expected.params)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", pytest.param("qwen3_next", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("joined", [False, True])
+def test_weights_may_be_joined(name: str, joined: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_joined(monkeypatch, joined)
+    loaded, golden = load(GOLDEN / name, dtype="float32"), np.load(GOLDEN / f"{name}.npz")
+    assert loaded.model.joined == joined
+    ours = logits(loaded.model, loaded.params, golden["tokens_1"])
+    np.testing.assert_allclose(ours, golden["logits_1"], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("qwen3_next", {"layer_types": ["linear_attention"] * 4}, "layers with attention and recurrent ones"),
+        ("qwen3_next", {"layer_types": ["linear_attention", "sliding_attention"] * 2}, "layer_types of config.json"),
+        ("qwen3_next", {"linear_num_value_heads": 6}, "value heads of recurrent layers must divide evenly"),
+        ("qwen3_next", {"linear_conv_kernel_dim": 1}, "num_taps is a whole number from 2 on"),
+        ("qwen3_next", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size of config.json"),
+        ("qwen3_next", {"attn_output_gate": False}, "attention of this family has gates"),
+        ("qwen3_5", {"num_experts": 4}, "not understood"),
+    ],
+)
+def test_what_cannot_be_is_refused(name: str, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        config_from_hf(stored(name) | changes)
