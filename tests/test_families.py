@@ -25,7 +25,7 @@ SLOW = [
             "phi3",
             "granite",
         ),
-        *("smollm3", "gemma", "gemma2", "gpt_oss_mxfp4", "gptj_published"),
+        *("smollm3", "gemma", "gemma2", "gpt_oss_mxfp4", "gptj_published", "qwen3_5", "qwen3_5_moe"),
     )
 ]
 
