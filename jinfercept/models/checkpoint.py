@@ -50,7 +50,8 @@ class StoredExperts(NamedTuple):
     def tensors(self, ours: tuple[int, ...], i: int) -> dict[str, tuple[int, ...]]:
         """The stored shapes of layer i's weights, by name."""
         if self.order != "out_in":
-            stored = ours if self.order == "ours" else (*ours[:-2], math.prod(ours[-2:]))
+            joined = *ours[:-2], math.prod(ours[-2:]) // len(self.names)
+            stored = ours if self.order == "ours" and len(self.names) == 1 else joined
             return {name.format(i=i): stored for name in self.names}
         num_experts, depth, *outputs = ours
         matrix = math.prod(outputs) // len(self.names), depth

@@ -61,6 +61,10 @@ def _q6_k(blocks: Blocks) -> PackedRows:
     return PackedRows(numbers.view(np.int8), _flat(scales))
 
 
+def _mxfp4(blocks: Blocks) -> PackedRows:
+    return PackedRows.of_4_bits(_nibbles(blocks[..., 1:], 16), np.ascontiguousarray(blocks[..., 0]))
+
+
 class _Format(NamedTuple):
     packing: Packing
     read: Callable[[Blocks], PackedRows]
@@ -74,6 +78,7 @@ _FORMATS: Mapping[str, _Format] = {
     "Q8_0": _Format(Packing("int8", 32), _q8_0),
     "Q4_K": _Format(Packing("uint32", 32, "float32", offset=True), _q4_k),
     "Q5_K": _Format(Packing("int8", 32, "float32", offset=True), _q5_k),
+    "MXFP4": _Format(Packing("uint32", 32, "uint8"), _mxfp4),
     "Q6_K": _Format(Packing("int8", 16, "float32", zero=32), _q6_k),
 }
 PACKINGS = {name: layout.packing for name, layout in _FORMATS.items()}

@@ -26,6 +26,7 @@ _SERVED = {
     "granite": "granite",
     "smollm3": "smollm3",
     "qwen3moe": "qwen3_moe",
+    "gpt-oss": "gpt_oss",
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
@@ -108,6 +109,8 @@ def _config(header: Header, rope_factors: RopeFactors) -> ModelConfig:
     if architecture == "smollm3":
         still = replace(rope, scaling="proportional", turning_pairs=0)
         kinds = tuple(LayerKind(rope=None if (index + 1) % 4 else still) for index in range(num_layers))
+    if architecture == "gpt-oss":
+        kinds = tuple(PLAIN_KIND if index % 2 else LayerKind(window) for index in range(num_layers))
     if rope.long_factors:
         max_position = rope.original_max_position
     biases = {name: tensor in header.tensors for name, tensor in _BIASES.items()}
@@ -173,6 +176,8 @@ def _experts(meta: "_Metadata", ffn_size: int) -> ExpertsConfig | None:
             got=f"gating function {gating}, scale {factor}, {meta.of_model('expert_shared_count', 0)} shared",
             fix="use another model",
         )
+    if meta.get("general.architecture") == "gpt-oss":  # whose numbers llama.cpp has in its code, too
+        return ExpertsConfig(count, used, columns, normalised=True, swiglu=(7.0, 1.702), biased=True)
     return ExpertsConfig(count, used, columns, normalised=meta.of_model("expert_weights_norm", True))
 
 
@@ -189,6 +194,10 @@ def _rope(meta: "_Metadata", head_dim: int, factors: RopeFactors) -> RopeConfig:
     if scaling == "linear":
         (factor,) = meta.require("rope.scaling.factor")
         return RopeConfig(theta, rotary_dim, scaling="linear", factor=float(factor))
+    if scaling == "yarn" and meta.get("general.architecture") == "gpt-oss":
+        factor, original = meta.require("rope.scaling.factor", "rope.scaling.original_context_length")
+        turned = {"original_max_position": original, "truncate": False, "attention_factor": 0.1 * math.log(factor) + 1}
+        return RopeConfig(theta, rotary_dim, scaling="yarn", factor=float(factor), **turned)
     raise ModelError("the GGUF file's rope scaling is not supported", got=scaling, fix="use the Hugging Face directory")
 
 

@@ -1,5 +1,5 @@
 """Checkpoints in `.gguf` files, as llama.cpp's converter writes them: Llama (so also Mistral and Mixtral), Qwen2, Qwen3,
-Qwen3-MoE, OLMo 2, Phi-3, Granite, SmolLM3 and Gemma.
+Qwen3-MoE, gpt-oss, OLMo 2, Phi-3, Granite, SmolLM3 and Gemma.
 
 A model may be split into several files (`llama-gguf-split`), of which the first has the metadata.
 
@@ -74,6 +74,17 @@ _POST_NORMED = replace(
         "ffn_post_norm": StoredTensor("blk.{i}.post_ffw_norm.weight"),
     },
 )
+_GPT_OSS = replace(
+    _NAMES,
+    layer={
+        **_NAMES.layer,
+        "ffn_norm": StoredTensor("blk.{i}.post_attention_norm.weight"),
+        "sinks": StoredTensor("blk.{i}.attn_sinks.weight"),
+        "router_bias": StoredTensor("blk.{i}.ffn_gate_inp.bias"),
+        "experts_gate_up_bias": StoredExperts(("blk.{i}.ffn_gate_exps.bias", "blk.{i}.ffn_up_exps.bias"), "ours"),
+        "experts_down_bias": StoredExperts(("blk.{i}.ffn_down_exps.bias",), "ours"),
+    },
+)
 _TYPES = (
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     *(
@@ -140,7 +151,8 @@ class GGUFCheckpoint:
 
     @property
     def names(self) -> TensorNames:
-        return _POST_NORMED if self.config.post_norms else _NAMES
+        is_gpt_oss = self.config.experts is not None and self.config.experts.biased
+        return _POST_NORMED if self.config.post_norms else _GPT_OSS if is_gpt_oss else _NAMES
 
     @property
     def quantization(self) -> str | None:
@@ -150,7 +162,7 @@ class GGUFCheckpoint:
     def packing(self, name: str) -> Packing | None:
         """See `PackedCheckpoint`."""
         tensor = self._tensors[self._stored_rows(name, slice(None))[0]]
-        return PACKINGS.get(_type_name(tensor.kind)) if len(tensor.shape) == 2 else None
+        return PACKINGS.get(_type_name(tensor.kind)) if len(tensor.shape) in (2, 3) else None
 
     def read(self, name: str, rows: slice) -> Float[np.ndarray, "..."]:
         tensor, rows = self._stored_rows(name, rows)
@@ -163,7 +175,8 @@ class GGUFCheckpoint:
         """See `PackedCheckpoint`."""
         stored, rows = self._stored_rows(name, rows)
         tensor = self._tensors[stored]
-        packed = packed_rows(_bytes(self._files[stored], tensor)[rows], tensor.kind)
+        data = _bytes(self._files[stored], tensor)[rows]
+        packed = packed_rows(data.reshape(-1, data.shape[-1]), tensor.kind)
         if not self._is_permuted(name):
             return packed
         return packed.changed(lambda rows: halves_apart(rows, self.config.head_dim))

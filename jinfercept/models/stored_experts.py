@@ -46,7 +46,7 @@ def read_experts(
             case "interleaved":
                 weight = weight.reshape(*weight.shape[:-1], -1, 2).swapaxes(-1, -2)
             case "ours":
-                pass
+                weight = weight.reshape(whole)
         return expert_parts(name, weight, num_parts)
 
     def of_device(index: Any) -> Shaped[np.ndarray, "..."]:

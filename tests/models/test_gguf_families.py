@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -96,7 +96,7 @@ def convert(
         writer.add_uint32(key, number)
     for tensor, divisors in factors.items():
         writer.add_tensor(tensor, np.array(divisors, np.float32))
-    if (count := config.get("num_local_experts")) is not None:
+    if (count := config.get("num_local_experts") or config.get("num_experts")) is not None:
         writer.add_expert_count(count)
         writer.add_expert_used_count(config["num_experts_per_tok"])
         if "moe_intermediate_size" in config:
@@ -104,15 +104,23 @@ def convert(
         tensors = stacked(tensors, count)
     for key, value in strings.items():
         writer.add_string(key.replace("__", "."), value)
+    if architecture == "gpt-oss":
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     for tensor, stored in tensors.items():
+        if stored.dtype == np.uint8:
+            writer.add_tensor(renamed_to(tensor, RENAMED), stored, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+            continue
         values = stored.astype(np.float32)
         if architecture in ("llama", "granite", "smollm3") and ("q_proj" in tensor or "k_proj" in tensor):
             values = pairs_side_by_side(values, config["head_dim"])
         if architecture.startswith("gemma") and tensor.endswith("norm.weight"):
             values = values + 1
-        renamed = POST_NORMED if architecture in ("gemma2", "gemma3", "olmo2") else ()
-        for old, new in (*renamed, *RENAMED):
-            tensor = tensor.replace(old, new)
+        renamed = POST_NORMED if architecture in ("gemma2", "gemma3", "olmo2", "gpt-oss") else ()
+        tensor = renamed_to(tensor, (*renamed, *RENAMED))
         if quantised is not None and values.ndim > 1 and values.shape[-1] % 32 == 0 and "gate_inp" not in tensor:
             kind = gguf.GGMLQuantizationType[quantised]
             writer.add_tensor(tensor, gguf.quants.quantize(values, kind), raw_dtype=kind)
@@ -126,6 +134,19 @@ def convert(
     writer.close()
 
 
+def renamed_to(tensor: str, renamed: Iterable[tuple[str, str]]) -> str:
+    for old, new in renamed:
+        tensor = tensor.replace(old, new)
+    return tensor
+
+
+def in_gguf_order(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Blocks of MXFP4 with their scales, in whose bytes the first 16 numbers stand before the others."""
+    numbers = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*blocks.shape[:-1], 32)
+    halves = numbers[..., :16] | numbers[..., 16:] << 4
+    return np.concatenate([scales[..., None], halves], axis=-1).reshape(*scales.shape[:-1], -1)
+
+
 def stacked(tensors: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
     """The tensors with those of experts as the converter stacks them, side by side."""
     made = {}
@@ -133,14 +154,30 @@ def stacked(tensors: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]
         if name.endswith("mlp.experts.gate_up_proj"):
             for side, part in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
                 made[name.replace("experts.gate_up_proj", f"{side}_exps.weight")] = part
+        elif name.endswith("gate_up_proj_bias"):
+            for first, side in enumerate(("gate", "up")):
+                made[name.replace("experts.gate_up_proj_bias", f"{side}_exps.bias")] = values[:, first::2]
+        elif name.endswith("down_proj_bias"):
+            made[name.replace("experts.down_proj_bias", "down_exps.bias")] = values
+        elif name.endswith("gate_up_proj_blocks"):
+            packed = in_gguf_order(values, tensors[name.replace("_blocks", "_scales")])
+            for first, side in enumerate(("gate", "up")):
+                made[name.replace("experts.gate_up_proj_blocks", f"{side}_exps.weight")] = packed[:, first::2]
+        elif name.endswith("down_proj_blocks"):
+            packed = in_gguf_order(values, tensors[name.replace("_blocks", "_scales")])
+            made[name.replace("experts.down_proj_blocks", "down_exps.weight")] = packed
+        elif name.endswith("sinks"):
+            made[f"{name}.weight"] = values
         elif name.endswith("mlp.experts.down_proj"):
             made[name.replace("experts.down_proj", "down_exps.weight")] = values
         elif ".experts.0." in name:
-            side = {"w1": "gate", "w2": "down", "w3": "up"}[name.split(".")[-2]]
+            own = name.split(".")[-2]
+            side = {"w1": "gate", "w2": "down", "w3": "up"}.get(own, own.removesuffix("_proj"))
             parts = [tensors[name.replace(".experts.0.", f".experts.{i}.")] for i in range(count)]
-            made[f"{name.split('.block_sparse')[0]}.mlp.{side}_exps.weight"] = np.stack(parts)
+            made[".".join([*name.split(".")[:3], f"mlp.{side}_exps.weight"])] = np.stack(parts)
         elif ".experts." not in name:
-            made[name.replace("block_sparse_moe", "mlp").replace("mlp.gate.weight", "mlp.gate_inp.weight")] = values
+            renamed = (("block_sparse_moe", "mlp"), ("mlp.gate.weight", "mlp.gate_inp.weight"), ("router", "gate_inp"))
+            made[renamed_to(name, renamed)] = values
     return made
 
 
@@ -179,6 +216,7 @@ def rope_factors(rope: dict[str, float], head_dim: int) -> np.ndarray:
         ("gemma3", "gemma3"),
         ("mixtral", "llama"),
         ("qwen3_moe", "qwen3moe"),
+        ("gpt_oss_mxfp4", "gpt-oss"),
     ],
 )
 def test_float32_logits_are_those_of_transformers(tmp_path, name, architecture):

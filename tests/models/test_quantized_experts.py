@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -10,9 +11,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jinfercept.errors import ModelError
+from jinfercept.models.joined_weights import serve
 from jinfercept.models.load import DTypeName, bytes_to_load, load, quantization_of
 from jinfercept.models.quantized import is_quantized
-from tests.support.dense_model import dense
+from tests.models.test_fp8_weights import KINDS as FLOAT8
+from tests.models.test_fp8_weights import scaled_layer, write_safetensors
+from tests.models.test_gguf_families import convert
+from tests.models.test_gptq_weights import KINDS, quantised_layer
+from tests.support.dense_model import dense, logits
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 MXFP4 = GOLDEN / "gpt_oss_mxfp4"
@@ -72,3 +78,101 @@ def test_the_bytes_of_experts_that_are_not_there_yet_are_those_of_their_blocks(t
     config = json.loads((MXFP4 / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert bytes_to_load(tmp_path, "bfloat16") == bytes_to_load(MXFP4, "bfloat16")
+
+
+def test_a_gguf_file_of_gpt_oss_has_the_weights_and_the_config_of_the_directory(tmp_path: Path) -> None:
+    convert("gpt_oss_mxfp4", tmp_path / "m.gguf", "gpt-oss")
+    stored, original = load(tmp_path / "m.gguf", dtype="float32"), load(MXFP4, dtype="float32")
+    config = replace(original.model.config, eos_token_ids=())
+    assert replace(stored.model.config, norm_eps=config.norm_eps) == config
+    assert is_quantized(stored.params.layers[0]["experts_down"])
+    jax.tree.map(np.testing.assert_array_equal, stored.params, original.params)
+    exact = load(tmp_path / "m.gguf", dtype="float32", quantization="none").params
+    jax.tree.map(np.testing.assert_array_equal, exact, dense(original.params))
+
+
+E, F, X = 64, 64, 4
+QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": E,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": F,
+    "moe_intermediate_size": F,
+    "num_experts": X,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
+ATTENTION = {"q_proj": (E, 64), "k_proj": (E, 32), "v_proj": (E, 32), "o_proj": (64, E)}
+HOW = KINDS | {f"fp8, {kind}": how for kind, how in FLOAT8.items()}
+
+
+def write_qwen3_moe(directory: Path, how: dict | None) -> Path:
+    """A random Qwen3-MoE, quantised but for its routers, and the same weights unquantised in its folder `plain`."""
+    rng, plain = np.random.default_rng(0), directory / "plain"
+    plain.mkdir(parents=True)
+    linear = {f"self_attn.{name}": sizes for name, sizes in ATTENTION.items()}
+    for expert in range(X):
+        sides = {"gate_proj": (E, F), "up_proj": (E, F), "down_proj": (F, E)}
+        linear |= {f"mlp.experts.{expert}.{name}": sizes for name, sizes in sides.items()}
+    shared = {"model.embed_tokens.weight": (64, E), "lm_head.weight": (64, E), "model.norm.weight": (E,)}
+    for i in range(2):
+        shared |= {f"model.layers.{i}.{name}_layernorm.weight": (E,) for name in ("input", "post_attention")}
+        shared |= {f"model.layers.{i}.self_attn.{name}_norm.weight": (16,) for name in "qk"}
+        shared[f"model.layers.{i}.mlp.gate.weight"] = (X, E)
+    weights = {name: rng.standard_normal(shape, np.float32) for name, shape in shared.items()}
+    stored = dict(weights)
+    for i in range(2):
+        for name, sizes in linear.items():
+            name = f"model.layers.{i}.{name}"
+            if how is None:
+                stored[f"{name}.weight"] = weights[f"{name}.weight"] = rng.standard_normal(sizes[::-1], np.float32) / 8
+                continue
+            kind = next((kind for kind, other in FLOAT8.items() if other is how), None)
+            tensors, weights[f"{name}.weight"] = (
+                quantised_layer(rng, *sizes, how) if kind is None else scaled_layer(rng, *sizes, kind)
+            )
+            stored |= {f"{name}.{part}": tensor for part, tensor in tensors.items()}
+    save_file(weights, plain / "model.safetensors")
+    (save_file if how not in FLOAT8.values() else write_safetensors)(stored, directory / "model.safetensors")
+    (plain / "config.json").write_text(json.dumps(QWEN3_MOE))
+    config = QWEN3_MOE if how is None else QWEN3_MOE | {"quantization_config": how}
+    (directory / "config.json").write_text(json.dumps(config))
+    return plain
+
+
+@pytest.mark.parametrize("kind", HOW)
+def test_experts_of_safetensors_checkpoints_stay_quantised(tmp_path: Path, kind: str) -> None:
+    plain = write_qwen3_moe(tmp_path / "m", HOW[kind])
+    expected, kept = load(plain, dtype="float32"), load(tmp_path / "m", dtype="float32")
+    layer = kept.params.layers[0]
+    assert is_quantized(layer["experts_gate_up"])
+    assert is_quantized(layer["experts_down"])
+    assert not is_quantized(layer["router"])
+    jax.tree.map(np.testing.assert_allclose, dense(kept.params), serve(expected.params))
+    tokens = np.arange(3, 40)
+    ours = logits(kept.model, kept.params, tokens)
+    np.testing.assert_allclose(ours, logits(expected.model, expected.params, tokens), atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Q8_0", "Q5_0"))])
+def test_experts_of_gguf_files_stay_quantised(tmp_path: Path, kind: str) -> None:
+    write_qwen3_moe(tmp_path / "m", None)
+    convert(str(tmp_path / "m"), tmp_path / "m.gguf", "qwen3moe", quantised=kind)
+    exact = load(tmp_path / "m.gguf", dtype="float32", quantization="none")
+    kept = load(tmp_path / "m.gguf", dtype="float32", quantization="gguf")
+    assert {name for name, weight in kept.params.layers[0].items() if is_quantized(weight)} >= {
+        "experts_gate_up",
+        "experts_down",
+    }
+    jax.tree.map(np.testing.assert_array_equal, dense(kept.params), exact.params)
+    tokens = np.arange(3, 40)
+    ours = logits(kept.model, kept.params, tokens)
+    np.testing.assert_allclose(ours, logits(exact.model, exact.params, tokens), atol=1e-3)
+    assert bytes_to_load(tmp_path / "m.gguf", "float32", quantization="gguf") == num_bytes(kept.params)
