@@ -37,6 +37,9 @@ OWN_MEMORY = {"XLA_CLIENT_MEM_FRACTION": "0.92", "XLA_PJRT_GPU_HOST_MEMORY_LIMIT
 EVERY_ALLOCATION = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Every array is an allocation of its own: in one large pool no access is out of bounds."""
 
+MORE_CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+"""Queues that streams share: with the 8 of CUDA's default, a copy may wait for another stream's kernels."""
+
 JOBS: tuple[Mapping[str, Part], ...] = (
     {
         "smoke": Part("smoke", 120.0),
@@ -49,7 +52,8 @@ JOBS: tuple[Mapping[str, Part], ...] = (
         "tokens": Part("correctness", 180.0),
         "policies": Part("policies", 180.0),
         "idle": Part("idle", 70.0),
-        "transfers": Part("transfers", 90.0, environment=OWN_MEMORY),
+        "transfers": Part("transfers", 60.0, environment=OWN_MEMORY),
+        "connections": Part("transfers", 45.0, "overlap_rows", {**OWN_MEMORY, **MORE_CONNECTIONS}),
     },
     {
         "uploads": Part("uploads", 40.0, environment=OWN_MEMORY),

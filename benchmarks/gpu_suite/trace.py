@@ -149,6 +149,26 @@ def until_first_kernel_s(events: Sequence[Event], steps: int, least_bytes: int) 
     return median(waits) / 1e9 if waits else None
 
 
+def array_starts_s(events: Sequence[Event], least_bytes: int) -> tuple[float, float] | None:
+    """Seconds from a step's first kernel to the start of the first and of the last array that it fetches, medians over steps
+    that follow each other; None without a fetch. A fetch that waits for its step's compute starts late.
+
+    Args:
+        events: by their start; every step uploads its numbers, then come its first kernel and its arrays.
+        least_bytes: of the arrays that are fetched.
+    """
+    coming = [event for event in events if event.name == INTO]
+    uploads = [event.end for event in coming if event.num_bytes < least_bytes]
+    arrays = [event.start for event in coming if event.num_bytes >= least_bytes]
+    kernels = [event.start for event in events if not event.is_copy]
+    each = len(arrays) // max(1, len(uploads))
+    if not each or not kernels:
+        return None
+    firsts = [kernels[min(bisect_left(kernels, end), len(kernels) - 1)] for end in uploads]
+    waits = [[start - first for start in arrays[each * step : each * (step + 1)]] for step, first in enumerate(firsts)]
+    return median(wait[0] for wait in waits) / 1e9, median(wait[-1] for wait in waits) / 1e9
+
+
 def merged(spans: Iterable[Span]) -> list[Span]:
     """The same times as spans that do not touch, in order."""
     joined: list[Span] = []

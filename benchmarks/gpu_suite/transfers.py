@@ -6,9 +6,10 @@ out, come in, or both. Rows: the way (`transfer_parts` and `staging_pages`, as `
 (over the step without transfers, less 1), `bytes_per_s`, `link_bytes_per_s` (of one large array) and `link_share`, their ratio.
 
 Beside these `overlap` has `embed_s`: from the submission of a step that runs alone until its first executable has ended; and,
-where pages come in, from a trace `first_kernel_s`: from the start of its fetch to its first kernel. Where they grow with the
-fetch, the step waits for it. `transfers` ends every way with a trace of full use of the link: a row for each kind of copy, see
-`trace.copies`.
+where pages come in, from traces `first_kernel_s`, from the start of its fetch to its first kernel, and of steps that follow each
+other `first_array_s` and `last_array_s`, from a step's first kernel to the start of its fetch's first and last array. Where the
+former grow with the fetch, the step waits for it; where the latter last as long as the compute, the fetch waits for the step.
+`transfers` ends every way with a trace of full use of the link: a row for each kind of copy, see `trace.copies`.
 """
 
 import time
@@ -24,7 +25,7 @@ import jax
 from benchmarks.gpu_suite.ceilings import WAYS, link_rate
 from benchmarks.gpu_suite.plans import FIRST_PAGE, fill, pages_of, settled, steady_s, step, turn
 from benchmarks.gpu_suite.sizes import Row, Sizes, TransferWay
-from benchmarks.gpu_suite.trace import Event, copies, traced, until_first_kernel_s
+from benchmarks.gpu_suite.trace import Event, array_starts_s, copies, traced, until_first_kernel_s
 from jinfercept.kv.page import PageCopy
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params, kv_bytes_per_token
@@ -144,7 +145,10 @@ def _alone(sizes: Sizes, bench: Bench, way: str, pages: int) -> Row:
         row: Row = {"embed_s": median(embed_s)}
         if way == "in":
             events = traced(lambda: run(plans))
-            row["first_kernel_s"] = until_first_kernel_s(events, steps, bench.page_bytes // len(runner.kv.parts))
+            array_bytes = bench.page_bytes // len(runner.kv.parts)
+            row["first_kernel_s"] = until_first_kernel_s(events, steps, array_bytes)
+            starts_s = array_starts_s(traced(lambda: turn(runner, plans, steps)), array_bytes)
+            row["first_array_s"], row["last_array_s"] = starts_s or (None, None)
         return row
 
     return _loaded(bench, way, pages, measure)

@@ -3,7 +3,15 @@
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.gpu_suite.trace import Event, copies, gaps, operations, plane_events, until_first_kernel_s
+from benchmarks.gpu_suite.trace import (
+    Event,
+    array_starts_s,
+    copies,
+    gaps,
+    operations,
+    plane_events,
+    until_first_kernel_s,
+)
 
 
 def test_the_streams_of_a_gpu_are_read_with_operations_and_the_bytes_of_copies() -> None:
@@ -58,6 +66,18 @@ def test_the_first_kernel_counts_from_the_fetch_and_not_from_the_upload_before_i
     events = [event for number in range(3) for event in step(10e9 * number)]
     assert until_first_kernel_s(events, 3, 4096) == 0.5
     assert until_first_kernel_s(events, 3, 8192) is None
+
+
+def test_the_arrays_of_a_step_count_from_its_first_kernel() -> None:
+    def step(start: float) -> list[Event]:
+        kernel = Event("Stream #1", "embed", start + 2e9, start + 9e9)
+        moved = [Event("Stream #2", "MemcpyH2D", start, start + 1e9, num_bytes=640)]
+        moved += [Event("Stream #3", "MemcpyH2D", start + at, start + at + 1e9, num_bytes=4096) for at in (1.5e9, 6e9)]
+        return [*moved, kernel]
+
+    events = sorted((event for number in range(3) for event in step(10e9 * number)), key=lambda event: event.start)
+    assert array_starts_s(events, 4096) == (-0.5, 4.0)
+    assert array_starts_s(events, 8192) is None
 
 
 def test_copies_count_as_hidden_where_kernels_run_at_the_same_time() -> None:
