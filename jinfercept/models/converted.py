@@ -18,7 +18,7 @@ from jaxtyping import Shaped
 
 from jinfercept.errors import ModelError
 from jinfercept.models.checkpoint import StoredExperts, StoredTensor, TensorNames
-from jinfercept.models.config import ExpertsConfig, LayerKind, ModelConfig, RopeConfig
+from jinfercept.models.config import DeltaNetConfig, ExpertsConfig, LayerKind, ModelConfig, RopeConfig
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.model import Model, abstract_params, untied
@@ -126,9 +126,10 @@ def read_config(directory: Path) -> ModelConfig:
         if described["format"] != _FORMAT:
             raise ValueError(f"format {described['format']}")
         fields = described["config"]
-        kinds = tuple(LayerKind(window, rope and _rope(rope), dense) for window, rope, dense in fields["kinds"])
+        kinds = tuple(LayerKind(window, rope and _rope(rope), *others) for window, rope, *others in fields["kinds"])
         own_types = {"rope": _rope(fields["rope"]), "kinds": kinds, "eos_token_ids": tuple(fields["eos_token_ids"])}
         own_types["experts"] = _experts(fields["experts"]) if fields.get("experts") else None
+        own_types["delta_net"] = DeltaNetConfig(**fields["delta_net"]) if fields.get("delta_net") else None
         return ModelConfig(**fields | own_types)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(

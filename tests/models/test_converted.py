@@ -21,7 +21,8 @@ def same(one: object, other: object) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama_tied", "llama_yarn", "qwen2", "gemma3", "qwen3_moe_mixed", "gpt_oss", "gptj_published"]
+    "name",
+    ["llama_tied", "llama_yarn", "qwen2", "gemma3", "qwen3_moe_mixed", "qwen3_next", "gpt_oss", "gptj_published"],
 )
 def test_a_converted_model_is_the_original(tmp_path, name, capsys):
     assert main(["convert", str(GOLDEN / name), str(tmp_path / "new"), "--dtype", "float32"]) == 0
