@@ -105,7 +105,5 @@ class LayerStates:
 
     def take(self, kept: Sequence[Any]) -> tuple[Array, ...]:
         """Take what the layers keep behind a step; returns the pages."""
-        if not self._shapes:
-            return tuple(kept)
         self.arrays = tuple(array if shapes else () for array, shapes in zip(kept, self._shapes, strict=True))
         return tuple(array for array, shapes in zip(kept, self._shapes, strict=True) if not shapes)

@@ -295,13 +295,13 @@ class ModelRunner:
             if part:
                 kv.fetch(part)
             kv.offload(part)
-            layers = self.layer_states.beside(kv.layers)
+            layers = self.layer_states.beside(kv.layers) if self.layer_states.arrays else list(kv.layers)
             for first, end in groups:
                 step = self.executables[layers_key(layers_of, size, (first, end), self._kinds)]
                 x, layers[first:end], *noted = step(self.params.layers[first:end], x, tuple(layers[first:end]), batch)
                 for array in noted:
                     array.copy_to_host_async()
                     experts.append(array)
-            kv.layers = self.layer_states.take(layers)
+            kv.layers = self.layer_states.take(layers) if self.layer_states.arrays else tuple(layers)
             kv.scatter(part)
         return self._sampler.head(x, plan.chunks, samples, common, self.params.head), tuple(experts)

@@ -119,7 +119,7 @@ class PlanBuilder:
                 sampled.append(Row(sequence, sequence.epoch, place, chunk.drafts if chunk.num_drafts else ()))
                 place += 1 + chunk.num_drafts
         scored = [sequence for sequence, chunk in self.chunks if chunk.score]
-        ends = accumulate(len(chunk.tokens) for chunk in plan.chunks)
+        ends = accumulate([len(chunk.tokens) for _, chunk in self.chunks])
         noted = [
             NotedChunk(sequence, chunk.start, end - len(chunk.tokens), len(chunk.tokens))
             for (sequence, chunk), end in zip(self.chunks, ends, strict=True)
