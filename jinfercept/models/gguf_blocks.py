@@ -11,6 +11,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from jaxtyping import Float32, Shaped, UInt8
 
+from jinfercept.layouts.packed_weights import from_e2m1
 from jinfercept.models.packed_rows import PackedRows, Packing
 
 type Blocks = UInt8[np.ndarray, "R B bytes"]
@@ -62,7 +63,7 @@ def _q6_k(blocks: Blocks) -> PackedRows:
 
 
 def _mxfp4(blocks: Blocks) -> PackedRows:
-    return PackedRows.of_4_bits(_nibbles(blocks[..., 1:], 16), np.ascontiguousarray(blocks[..., 0]))
+    return PackedRows.of_4_bits(from_e2m1(_nibbles(blocks[..., 1:], 16)), np.ascontiguousarray(blocks[..., 0]))
 
 
 class _Format(NamedTuple):

@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from jinfercept.errors import ModelError
+from jinfercept.layouts.packed_weights import from_e2m1
 from jinfercept.models.gptq_weights import Read, StoredType
 from jinfercept.models.packed_rows import PackedRows, Packing
 
@@ -60,6 +61,6 @@ class MXFP4Format:
     def rows(self, read: Read, rows: slice) -> PackedRows:
         """The rows of the matrices from one to another."""
         blocks, scales = read(_BLOCKS, (rows,)), read(_SCALES, (rows,))
-        numbers = np.stack([blocks & 15, blocks >> 4], axis=-1)
+        numbers = from_e2m1(np.stack([blocks & 15, blocks >> 4], axis=-1))
         num_rows = scales.shape[0] * scales.shape[1]
         return PackedRows.of_4_bits(numbers.reshape(num_rows, -1), np.ascontiguousarray(scales.reshape(num_rows, -1)))

@@ -151,9 +151,9 @@ def _packed_kernel(
     tile = pl.program_id(0)
     expert, start, end = experts_ref[tile], starts_ref[tile], ends_ref[tile]
     row, column = start + jnp.arange(cut.rows), pl.program_id(1) * cut.columns + jnp.arange(cut.columns)
-    block, real = column // WIDTH, (row < end)[:, None]
+    block, real = jax.lax.div(column, WIDTH), (row < end)[:, None]
     there = (block < num_blocks)[None, :]
-    place = expert * num_blocks + block, column % WIDTH, there
+    place = expert * num_blocks + block, jax.lax.rem(column, WIDTH), there
     weight = WeightTile(values_ref, scales_ref, offsets_ref, *place, float8=float8, **sizes)
 
     def add(turn, sums):

@@ -14,7 +14,7 @@ from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jinfercept.layouts.packed_weights import wide_numbers, wide_scales
+from jinfercept.layouts.packed_weights import e2m1_pairs, wide_numbers, wide_scales
 from jinfercept.pallas.operands import EVERYWHERE
 from jinfercept.pallas.tiles import power_of_two
 
@@ -114,7 +114,7 @@ def _kernel(
     num_blocks, num_stored, width = values_ref.shape
     first_block, tile, part = (pl.program_id(axis) for axis in range(3))
     row, place = tile * cut.rows + jnp.arange(cut.rows), jnp.arange(cut.blocks * width)
-    block, lane = first_block * cut.blocks + place // width, place % width
+    block, lane = first_block * cut.blocks + jax.lax.div(place, width), jax.lax.rem(place, width)
     real, there = (row < x_ref.shape[1])[:, None], (block < num_blocks)[None, :]
     weight = WeightTile(
         values_ref, scales_ref, offsets_ref, block, lane, there, cut.per_value, cut.group, cut.zero, float8
@@ -172,8 +172,17 @@ def add_products(
     at = weight.block[None, :], stored[:, None], weight.lane[None, :]
     packed = plgpu.load(weight.values.at[at], mask=mask, other=0)
     packed = jax.lax.bitcast_convert_type(packed, jnp.float8_e4m3fn) if weight.float8 else packed
-    at = weight.block[None, :], (stored * weight.per_value // weight.group)[:, None], weight.lane[None, :]
-    scale = wide_scales(plgpu.load(weight.scales.at[at], mask=mask, other=0))
+    group = jax.lax.div(stored * weight.per_value, weight.group)
+    at = weight.block[None, :], group[:, None], weight.lane[None, :]
+    stored_scale = plgpu.load(weight.scales.at[at], mask=mask, other=0)
+    if weight.scales.dtype == jnp.uint8 and x_ref.dtype == jnp.bfloat16:
+        for i, pair in enumerate(e2m1_pairs(packed, stored_scale)):
+            for place, half in ((i, pair & 0xFFFF), (i + 4, pair >> 16)):
+                numbers = jax.lax.bitcast_convert_type(half.astype(jnp.uint16), jnp.bfloat16)
+                inputs = plgpu.load(x_ref.at[place, row[:, None], stored[None, :]], mask=real & inside.T, other=0)
+                sums += plgpu.dot(inputs, numbers)
+        return sums
+    scale = wide_scales(stored_scale)
     for i in range(x_ref.shape[0]):
         bits = (packed >> 4 * i & 15).astype(jnp.int32) if weight.per_value > 1 else packed
         numbers = wide_numbers(bits, weight.zero, weight.scales.dtype) * scale

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jinfercept.cpu_kernels import native
-from jinfercept.layouts.packed_weights import Packed, unpack
+from jinfercept.layouts.packed_weights import ORDER, Packed, e2m1_pairs, from_e2m1, pack_nibbles, unpack
 from jinfercept.pallas.quantized_product import product, supports
 from tests.support.quantized_weight import mxfp4_weight, weight
 
@@ -48,6 +48,20 @@ def test_a_product_is_that_of_the_numbers(
     exact = np.abs(np.asarray(x, np.float32)) @ np.abs(numbers)
     tolerance = 1e-2 if dtype == "bfloat16" and (rows > 12 or not supports(x, packed)) else 1e-5
     assert np.all(np.abs(got - np.asarray(x, np.float32) @ numbers) <= tolerance * exact)
+
+
+def test_pairs_of_mxfp4_are_the_scaled_numbers() -> None:
+    bits, scales = np.arange(16, dtype=np.uint8), np.arange(1, 253, dtype=np.uint8)
+    rows = np.concatenate([bits[:8], bits[8:]])[:, None] + np.zeros((1, len(scales)), np.uint8)
+    words = jnp.asarray(pack_nibbles(jnp.asarray(from_e2m1(rows))))  # [2, scales]
+    pairs = np.stack(e2m1_pairs(words, jnp.asarray(scales)[None].repeat(2, 0)), axis=1)  # [2, 4, scales]
+    halves = np.concatenate([pairs & 0xFFFF, pairs >> 16], axis=1)[:, np.argsort(ORDER)].reshape(16, -1)
+    numbers = np.asarray(halves, np.uint16).view(jnp.bfloat16).astype(np.float64)
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    expected = np.ldexp(np.concatenate([values, -values])[:, None], scales.astype(int)[None] - 127)
+    normal = np.abs(expected) >= 2.0**-126
+    np.testing.assert_array_equal(numbers[normal], expected[normal])
+    assert np.abs(numbers[~normal]).max() < 2.0**-125
 
 
 @pytest.mark.parametrize("older", [False, True])

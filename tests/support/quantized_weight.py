@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jinfercept.layouts.packed_weights import Packed, pack
+from jinfercept.layouts.packed_weights import Packed, from_e2m1, pack
 
 
 def weight(
@@ -28,4 +28,4 @@ def mxfp4_weight(num_inputs: int, num_columns: int, *, seed: int = 0) -> tuple[P
     exponents = rng.integers(90, 140, (num_inputs // 32, num_columns)).astype(np.uint8)
     numbers = np.where(bits > 7, -values[bits & 7], values[bits & 7])
     numbers = np.ldexp(numbers, np.repeat(exponents, 32, axis=0).astype(np.int32) - 127)
-    return pack(jnp.asarray(bits), jnp.asarray(exponents), bits=4), numbers
+    return pack(jnp.asarray(from_e2m1(bits)), jnp.asarray(exponents), bits=4), numbers
