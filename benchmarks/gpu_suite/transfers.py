@@ -6,8 +6,8 @@ out, come in, or both. Rows: the way (`transfer_parts` and `staging_pages`, as `
 (over the step without transfers, less 1), `bytes_per_s`, `link_bytes_per_s` (of one large array) and `link_share`, their ratio.
 
 Beside these `overlap` has `embed_s`: from the submission of a step that runs alone until its first executable has ended; and,
-where pages come in, from traces `first_kernel_s`, from the start of its fetch to its first kernel, and of steps that follow each
-other `first_array_s` and `last_array_s`, from a step's first kernel to the start of its first and last array. Where the
+where pages come in, from traces `first_kernel_s`, from the start of its fetch to its first kernel, and of steps that follow
+each other `first_array_s` and `last_array_s`, from a step's first kernel to the start of its first and last array. Where the
 former grow with the fetch, the step waits for it; where the latter last as long as the compute, the fetch waits for the step.
 `transfers` ends every way with a trace of full use of the link: a row for each kind of copy, see `trace.copies`.
 """
