@@ -5,11 +5,12 @@ Groups are frozen, and a class of the engine gets only its own. Imports nothing 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from types import NoneType
-from typing import Any, Literal, Self, TypedDict, get_args, get_type_hints
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self, TypedDict, get_type_hints
 
 from jinfercept.errors import ConfigError, nearest, shown
+from jinfercept.values.adapter_choice import AdapterChoice
+from jinfercept.values.option_types import check_type, option
 from jinfercept.values.plain import plain
 from jinfercept.values.speculative_config import SpeculativeConfig
 
@@ -20,11 +21,6 @@ LoadFormatChoice = Literal["auto", "dummy"]
 QuantizationChoice = Literal["auto", "none", "gguf", "gptq", "awq", "fp8", "mxfp4"]
 PreemptionChoice = Literal["auto", "policy", "recompute", "swap"]
 AttentionChoice = Literal["auto", "triton", "mosaic", "cpu", "reference"]
-
-
-def option(default: Any, text: str, *aliases: str) -> Any:
-    """A field with its default, its help text, and other flags that mean the same."""
-    return field(default=default, metadata={"help": text, "aliases": aliases})
 
 
 @dataclass(frozen=True)
@@ -68,6 +64,31 @@ class ModelOptions:
         if not all(word.isdecimal() for word in words) or len(set(words)) < len(words):
             raise ConfigError("devices are different indices", got=shown(self.devices), fix="such as 0 or 0,1")
         return tuple(map(int, words))
+
+
+@dataclass(frozen=True)
+class AdapterOptions:
+    """Adapters (LoRA) of the model, many of which one step may have."""
+
+    loras: tuple[str, ...] | dict[str, Any] | None = option(
+        None,
+        "an adapter as PEFT saves it, as NAME=DIRECTORY: requests that name it as their model have it",
+        "--lora-modules",
+    )
+    max_loras: int | None = option(
+        None,
+        "adapters that fit at a time, of any modules; what is not taken at the start can be loaded later; default: those of "
+        "`loras`, with room for their modules alone",
+    )
+    max_lora_rank: int | None = option(
+        None, "the largest rank of an adapter; default: the largest of `loras`, or 16 without any"
+    )
+    tool_lora: str | None = option(None, "the adapter of chats with tools that name none")
+
+    @property
+    def choice(self) -> AdapterChoice:
+        """The adapters, and the room for them. Raises `ConfigError`."""
+        return AdapterChoice.parse(self.loras, self.max_loras, self.max_lora_rank, self.tool_lora)
 
 
 @dataclass(frozen=True)
@@ -218,6 +239,10 @@ class RestartOptions(TypedDict, total=False):
 class LLMOptions(RestartOptions, total=False):
     """Keyword arguments of `LLM` beside `policy`, `estimator`, `order` and `profile`, which it also takes as objects."""
 
+    loras: tuple[str, ...] | dict[str, Any] | None
+    max_loras: int | None
+    max_lora_rank: int | None
+    tool_lora: str | None
     dtype: DTypeChoice
     load_format: LoadFormatChoice
     quantization: QuantizationChoice
@@ -265,6 +290,7 @@ class EngineConfig:
     """All groups."""
 
     model: ModelOptions
+    adapters: AdapterOptions
     cache: CacheOptions
     scheduling: SchedulingOptions
     advanced: AdvancedOptions
@@ -294,6 +320,8 @@ class EngineConfig:
             ("kv_disk_writes", cache.kv_disk_writes, 0),
             ("max_model_len", self.model.max_model_len, 2),
             ("tensor_parallel_size", self.model.tensor_parallel_size, 1),
+            ("max_loras", self.adapters.max_loras, 1),
+            ("max_lora_rank", self.adapters.max_lora_rank, 1),
             ("max_num_seqs", scheduling.max_num_seqs, 1),
             ("max_chunk_tokens", scheduling.max_chunk_tokens, 1),
             ("layers_per_step", advanced.layers_per_step, 1),
@@ -322,6 +350,7 @@ class EngineConfig:
                 fix="leave one of them out",
             )
         assert scheduling.speculation
+        assert self.adapters.choice
         self._check_disk()
         if advanced.staging_pages not in (None, 1, 2, 4, 8, 16, 32):
             raise ConfigError("staging_pages is a power of two", got=advanced.staging_pages, fix="1, 2, 4, 8, 16 or 32")
@@ -349,29 +378,9 @@ ALIASES = {alias.strip("-").replace("-", "_"): name for name, f in OPTIONS.items
 """Options by vLLM's names for them."""
 
 
-def without_none(hint: Any) -> Any:
-    """`int` of `int | None`; any other type as it is."""
-    arguments = get_args(hint)
-    return arguments[0] if NoneType in arguments else hint
-
-
 def _group[G](group: type[G], options: Mapping[str, Any]) -> G:
     """One group of the flat options, its types and choices checked."""
     section = group(**{f.name: plain(options[f.name]) for f in fields(group) if f.name in options})  # pyright: ignore[reportArgumentType]
     for name, hint in get_type_hints(group).items():
         check_type(name, getattr(section, name), hint)
     return section
-
-
-def check_type(name: str, value: Any, hint: Any) -> None:
-    """Raise `ConfigError` if a value has another type than its annotation: a class, a `Literal`, or one of these or None."""
-    if (value is None and NoneType in get_args(hint)) or (isinstance(value, dict) and dict[str, Any] in get_args(hint)):
-        return
-    wanted = without_none(hint)
-    choices = get_args(wanted)
-    kind = str if choices else wanted
-    fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
-    if not fits or (kind is not bool and isinstance(value, bool)):
-        raise ConfigError(f"{name} has the wrong type", got=shown(value), fix=f"give a value of type {kind.__name__}")
-    if choices and value not in choices:
-        raise ConfigError(f"{name} is one of {', '.join(choices)}", got=shown(value), fix="choose one of them")

@@ -78,9 +78,7 @@ class LLM:
             (`docs/migration.md`); None is a default.
 
     Attributes:
-        model: the model.
-        tokenizer: its tokenizer; None for a model without one.
-        grammars: compiled structured outputs; None without a tokenizer.
+        tokenizer, grammars: of the model: its tokenizer, and compiled structured outputs; None for a model without one.
         make_requests, make_chats: make the requests that `generate` and `chat` submit; see `chat.request_maker`.
         engine: the engine that runs, as a server uses it.
 
@@ -122,6 +120,7 @@ class LLM:
             self.shape.max_model_len,
             self.sampling_defaults,
             lambda: engine.thread.check_process(),  # not of `self`: a closed LLM frees its weights at once
+            *(engine.adapters, self.config.adapters.tool_lora),
         )
         self.make_requests, self.make_chats = self._requests.make_requests, self._requests.make_chats
 
@@ -185,9 +184,9 @@ class LLM:
 
     def get_tokenizer(self) -> "PreTrainedTokenizerFast":
         """A tokenizer of `transformers` with the tokens of this model. Raises `ModelError` if the model has none."""
-        if self.tokenizer is None:
-            raise ModelError("this model has no tokenizer", got=self.engine.setup.name, fix="LLM(…, tokenizer=…)")
-        return self.tokenizer.to_transformers()
+        if self.tokenizer is not None:
+            return self.tokenizer.to_transformers()
+        raise ModelError("this model has no tokenizer", got=self.engine.setup.name, fix="LLM(…, tokenizer=…)")
 
     def reset_prefix_cache(self) -> bool:
         """Drop the pages of finished requests; False if others are not finished, which keep theirs."""
@@ -231,6 +230,20 @@ class LLM:
         """
         self.engine.update_weights(params)
 
+    @property
+    def loras(self) -> Mapping[str, str]:
+        """The directories of the adapters that requests may name."""
+        return self.engine.adapters.directories
+
+    def load_lora(self, name: str, directory: str | Path, *, in_place: bool = False) -> None:
+        """Load an adapter that PEFT saved, while requests run, too. With `in_place`, another one may have the name, and goes on
+        for its requests. Raises `ModelError` if it cannot be used, `ConfigError` if there is no room (`max_loras`)."""
+        self.engine.load_adapter(name, directory, in_place=in_place)
+
+    def unload_lora(self, name: str) -> None:
+        """Take an adapter's name away; its room is free once its requests have ended. Raises `RequestError` for others."""
+        self.engine.unload_adapter(name)
+
     # -- prompts and conversations ---------------------------------------------------------------------------------
 
     def generate(
@@ -241,6 +254,7 @@ class LLM:
         tools: Iterable[Tool] | None = None,
         detector: Detector | Iterable[Detector | None] | None = None,
         async_calls: AsyncCalls | None = None,
+        lora: str | Iterable[str | None] | None = None,
         on_event: Callable[[Event], None] | None = None,
         **others: Unpack[VllmArguments],
     ) -> list[RequestOutput]:
@@ -255,10 +269,11 @@ class LLM:
             async_calls: tools without a `start` text are called in context markup language, with their declared arguments;
                 by default if one of them has `calls="async"`. The model goes on while they run, and reads their results as
                 interrupts.
+            lora: name of an adapter; one for all, or one for each.
             on_event: called with tokens, calls, results and ends as they happen.
 
         Returns:
-            One output per prompt, in order. The finish reason is "error" where a request's own detector or grammar raised.
+            One output per prompt, in order.
 
         Raises:
             RequestError: a request can never be served; none is started then.
@@ -267,7 +282,7 @@ class LLM:
                 "error".
         """
         check_generate(others)
-        requests = self._requests.make_requests(prompts, sampling_params, tools, detector, async_calls=async_calls)
+        requests = self._requests.make_requests(prompts, sampling_params, tools, detector, None, "", async_calls, lora)
         return serve(self.engine.thread, requests, on_event=on_event)
 
     async def agenerate(
@@ -278,11 +293,12 @@ class LLM:
         tools: Iterable[Tool] | None = None,
         detector: Detector | Iterable[Detector | None] | None = None,
         async_calls: AsyncCalls | None = None,
+        lora: str | Iterable[str | None] | None = None,
         **others: Unpack[VllmArguments],
     ) -> list[RequestOutput]:
         """Does what `generate` does without blocking the event loop; cancelled, it aborts the requests."""
         check_generate(others)
-        requests = self._requests.make_requests(prompts, sampling_params, tools, detector, async_calls=async_calls)
+        requests = self._requests.make_requests(prompts, sampling_params, tools, detector, None, "", async_calls, lora)
         return await aserve(self.engine.thread, requests)
 
     def chat(

@@ -1,7 +1,9 @@
 """`Request`: a prompt and everything by which the engine serves it. Frozen."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from jinfercept.calls import READER, Tool
 from jinfercept.hooks import CallMarkup, Detector, Grammar, Renderer, Transcript
@@ -26,6 +28,21 @@ class FollowUp:
     expected_s: float | None = None
     reader: str = READER
     last: bool = False
+
+
+class Adapter(NamedTuple):
+    """A loaded adapter (LoRA) of the model.
+
+    Attributes:
+        slot: its place among the adapters in the model's weights, from 1 on.
+        digest: of its numbers: contexts of adapters with the same numbers are alike.
+        source: the directory that it was read from.
+    """
+
+    name: str
+    slot: int
+    digest: str
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +71,7 @@ class Request:
         tenant: the owner of the request; tenants share the engine fairly. "" is a tenant too, the only one without API keys.
         weight: of the tenant: while tenants compete, their shares of memory·time are as their weights.
         ids_below: the ids of the prompt, a tokenizer's, are whole numbers from 0 to below this; None: they are to be checked.
+        adapter: that the model has for this request; None: the model as it is.
     """
 
     id: str
@@ -75,3 +93,11 @@ class Request:
     markup: CallMarkup | None = None
     transcript: "Callable[[Request], Transcript] | None" = None
     ids_below: int | None = None
+    adapter: Adapter | None = None
+
+    @property
+    def kv_salt(self) -> str:
+        """Requests with different ones share no pages: different cache salts, or adapters with different numbers."""
+        if self.adapter is None:
+            return self.cache_salt
+        return hashlib.sha256(f"{self.adapter.digest}/{self.cache_salt}".encode(errors="surrogatepass")).hexdigest()

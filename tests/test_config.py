@@ -15,12 +15,12 @@ from jinfercept.config import (
     EngineOptions,
     LLMOptions,
     RestartOptions,
-    without_none,
 )
 from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
 from jinfercept.pallas.attention import IMPLEMENTATIONS
 from jinfercept.server.options import ServerOptions
+from jinfercept.values.option_types import without_none
 from jinfercept.values.speculative_config import SpeculativeConfig
 
 OPTIONS = {field.name: field for group in GROUPS.values() for field in fields(group)}

@@ -62,7 +62,8 @@ def is_single_chat(prompt: object, detector: object, options: ChatArguments) -> 
     checked_options(options)
     if isinstance(plain(prompt), int | float):
         raise RequestError("a prompt is a text or a list of token ids", got=shown(prompt), fix="give either")
-    if others := ", ".join(name for name in options if name in ChatOptions.__annotations__ and name != "async_calls"):
+    of_chats = ChatOptions.__annotations__.keys() - {"async_calls", "lora"}
+    if others := ", ".join(name for name in options if name in of_chats):
         raise RequestError("options of a chat need messages", got=others, fix="leave them out")
     return False
 

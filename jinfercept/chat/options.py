@@ -42,6 +42,7 @@ class ChatOptions(TypedDict, total=False):
         max_prompt_chars: limit of characters of a rendered conversation; None: no limit (default).
         async_calls: when the calls of tools run that do not say so themselves, what the end of the text does while futures are
             pending, and how many may be; a further call is waited for. Its markup is not for chats.
+        lora: name of the adapter; "": none, where chats with tools have one by default (`tool_lora`).
         special_tokens_in_text: whether the name of a special token (`<|im_end|>`) in messages, tools and chat_template_kwargs
             becomes that token, so that a text can end its turn and begin another; otherwise it is text (default: False).
     """
@@ -57,6 +58,7 @@ class ChatOptions(TypedDict, total=False):
     max_prompt_chars: int | None
     special_tokens_in_text: bool
     async_calls: AsyncCalls | None
+    lora: str | None
 
 
 class VllmArguments(TypedDict, total=False):
@@ -80,7 +82,7 @@ _SAMPLING = [field.name for field in fields(SamplingParams)]
 
 def check_generate(others: Mapping[str, Any]) -> None:
     """Raise `RequestError` for a keyword argument that `generate` has not, unless it is vLLM's and asks for nothing."""
-    names = ("prompts", "sampling_params", "tools", "detector", "async_calls", "on_event")
+    names = ("prompts", "sampling_params", "tools", "detector", "async_calls", "lora", "on_event")
     check_arguments("generate has no such argument", others, names, _SAMPLING)
 
 
@@ -90,6 +92,7 @@ _KINDS: dict[str, tuple[type, str, str]] = {
     "tool_call_parser": (str, "is a name", f"one of {', '.join(FORMATS)}"),
     "reasoning_parser": (str, "is a name or None", f"one of auto, {', '.join(REASONING_FORMATS)}"),
     "max_prompt_chars": (int, "is a whole number", "leave it out for no limit"),
+    "lora": (str, "is the name of an adapter", "one of `LLM.loras`"),
     "async_calls": (AsyncCalls, "are AsyncCalls", "AsyncCalls(on_end=…)"),
 }
 

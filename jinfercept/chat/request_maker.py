@@ -12,6 +12,7 @@ from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.options import ChatArguments, ChatOptions
 from jinfercept.chat.turn_tokens import TurnTokens
 from jinfercept.chat.written_tools import log_written_tools
+from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.parallel_sampling import forks
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.intercept.call_markup import AsyncCalls
@@ -31,6 +32,8 @@ class RequestMaker:
         max_model_len: limit of the tokens of a chat that a follow-up may continue.
         sampling_defaults: fields of the `SamplingParams` of prompts that bring none.
         check_process: raises in a forked child, where a tokenizer may hang.
+        adapters: that requests may name.
+        tool_lora: name of the adapter of chats with tools that name none.
     """
 
     def __init__(
@@ -41,10 +44,13 @@ class RequestMaker:
         max_model_len: int,
         sampling_defaults: Mapping[str, Any],
         check_process: Callable[[], None],
+        adapters: AdapterTable,
+        tool_lora: str | None = None,
     ) -> None:
         self.tokenizer, self._grammars, self._end_token_ids = tokenizer, grammars, end_token_ids
         self._max_model_len, self._sampling_defaults = max_model_len, sampling_defaults
         self._check_process = check_process
+        self._adapters, self._tool_lora = adapters, tool_lora
         self._ids = map("request-{}".format, count())
         self._note_written_tools = cache(log_written_tools)
         self.forget_chats()
@@ -62,18 +68,22 @@ class RequestMaker:
         ids: Iterable[str] | None = None,
         tenant: str = "",
         async_calls: AsyncCalls | None = None,
+        lora: str | Iterable[str | None] | None = None,
     ) -> list[Request]:
         """What `LLM.generate` serves; several of a prompt with `n` outputs.
 
         Args:
             ids: names for them, one for each prompt; made up by default.
             tenant: whose grammars they are.
+            lora: names of adapters, one for all or one for each prompt.
         """
         self._check_process()
         params = SamplingParams(**self._sampling_defaults) if params is None else params
         grammars = self._grammars and self._grammars.of(tenant)
         given = (ids or self._ids, prompts, params, tools, detector, self.tokenizer, grammars, async_calls)
         made = requests.make_requests(*given)
+        names = requests.one_each(lora, str, len(made), "lora")
+        made = [self._with_adapter(request, name) for request, name in zip(made, names, strict=True)]
         return [fork for request in made for fork in forks(request)]
 
     def make_chats(
@@ -91,10 +101,19 @@ class RequestMaker:
         params = replace(chats.DEFAULT_PARAMS, **self._sampling_defaults) if params is None else params
         grammars = self._grammars and self._grammars.of(tenant)
         given = (ids or self._ids, messages, params, tools, options, self.tokenizer, grammars, self._end_token_ids)
-        return chats.make_chats(*given, self._note_written_tools, self._turn_tokens, tenant, salt)
+        made = chats.make_chats(*given, self._note_written_tools, self._turn_tokens, tenant, salt)
+        name = options.get("lora")
+        if name is None and tools and self._tool_lora in self._adapters.names:
+            name = self._tool_lora
+        return [self._with_adapter(request, name) for request in made]
 
     def make_either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatArguments) -> list[Request]:
         """What `LLM.stream` serves: a single prompt or a single conversation."""
         if chats.is_single_chat(prompt, detector, options):
             return self.make_chats([prompt], params, tools, options)
-        return self.make_requests([prompt], params, tools, detector, async_calls=options.get("async_calls"))
+        own = {"async_calls": options.get("async_calls"), "lora": options.get("lora")}
+        return self.make_requests([prompt], params, tools, detector, **own)
+
+    def _with_adapter(self, request: Request, name: str | None) -> Request:
+        """The request with the adapter of this name. Raises `RequestError` if there is none."""
+        return replace(request, adapter=self._adapters.find(name)) if name else request

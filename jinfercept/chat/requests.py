@@ -54,7 +54,7 @@ def make_requests(
         async_calls: how tools without a start text are called, in markup; None: not, unless a tool asks for it.
     """
     listed = _prompts(prompts)
-    all_params = _one_each(
+    all_params = one_each(
         SamplingParams() if params is None else params, SamplingParams, len(listed), "sampling_params"
     )
     for prompt_params in all_params:
@@ -69,7 +69,7 @@ def make_requests(
         by_name |= marked.tools
     if detector is None and by_name and (marked is None or any(tool.start for tool in by_name.values())):
         detector = _text_detector(by_name, tokenizer)
-    detectors = _one_each(detector, None, len(listed), "detector")
+    detectors = one_each(detector, None, len(listed), "detector")
     for prompt_detector in detectors:
         if prompt_detector is not None and not callable(getattr(prompt_detector, "watch", None)):
             raise RequestError("a detector has a method watch()", got=shown(prompt_detector), fix="see hooks.Detector")
@@ -219,7 +219,7 @@ def _checked_tools(tools: Any) -> list[Tool | ChatTool]:
     return listed
 
 
-def _one_each(value: Any, kind: type | None, number: int, name: str) -> list[Any]:
+def one_each(value: Any, kind: type | None, number: int, name: str) -> list[Any]:
     """One value for each prompt, from one for all or a list."""
     single = kind is not None and isinstance(value, kind | str | Mapping)
     if value is None or single or not isinstance(value, Iterable):

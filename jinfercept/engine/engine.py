@@ -15,6 +15,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 
+from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.admission import check_request
 from jinfercept.engine.clock import Clock
 from jinfercept.engine.disk_contexts import CLOSE_S, DiskContexts
@@ -53,6 +54,7 @@ class Engine:
         request_log: gets every plan's result and every step's events; the `Observer` of the scheduler too.
         retained: contexts of finished requests; with the default limits if not given.
         disk: contexts on disk; None: there is no such tier.
+        adapters: that requests may have; None: there are none.
 
     Attributes:
         failure: exception of a failed step from which the engine could not recover; None while it can serve.
@@ -77,6 +79,7 @@ class Engine:
         retained: RetainedContexts | None = None,
         disk: DiskContexts | None = None,
         returns_experts: bool = False,
+        adapters: AdapterTable | None = None,
     ) -> None:
         self.failure: BaseException | None = None
         self.scheduler = scheduler
@@ -100,6 +103,7 @@ class Engine:
             open_text=open_text,
             encode=encode,
             seed=seed,
+            adapters=adapters or AdapterTable(),
         )
         self._arrivals: deque[Request | str] = deque()  # submitted requests, and ids of aborted ones
         self._in_flight: deque[tuple[PlannedStep, object]] = deque()
@@ -111,7 +115,7 @@ class Engine:
         """Queue a request. Raises `RequestError` if it can never be served."""
         limits = self._vocab_size, self.scheduler.max_model_len
         check_request(request, *limits, returns_experts=self._returns_experts)
-        self._requests.reserve(request.id)
+        self._requests.reserve(request)
         self._arrivals.append(request)
         self.wake.set()
 

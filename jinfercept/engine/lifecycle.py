@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from jinfercept.calls import Call, Result
+from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.async_calls import AsyncCallQueue
 from jinfercept.engine.clock import Clock
 from jinfercept.engine.constraints import Constraints
@@ -52,6 +53,7 @@ class RequestLifecycle:
         open_text: makes a request's text; None for a model without a tokenizer.
         encode: text of a result to token ids; None without a tokenizer.
         seed: of requests that have none, each of which draws apart.
+        adapters: that requests hold while they are not finished.
 
     Attributes:
         num_finished: requests that have finished, since the engine was made.
@@ -70,6 +72,7 @@ class RequestLifecycle:
         open_text: Callable[[Request], Text] | None,
         encode: Callable[[str], list[int]] | None,
         seed: int,
+        adapters: AdapterTable,
     ) -> None:
         self._scheduler = scheduler
         self._dispatcher = dispatcher
@@ -81,6 +84,7 @@ class RequestLifecycle:
         self._open_text = open_text
         self._encode = encode
         self._random_keys = RandomKeys(seed)
+        self._adapters = adapters
         self.num_finished = 0
         self.first_tokens = deque[tuple[str, float | None]](maxlen=MOST_FIRST_TOKENS)
         self._reserved: dict[str, object] = {}  # ids of requests that are not finished, submitted ones included
@@ -90,11 +94,20 @@ class RequestLifecycle:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def reserve(self, request_id: str) -> None:
-        """Take an id until its request finishes. Raises `RequestError` if it is taken. From any thread."""
+    def reserve(self, request: Request) -> None:
+        """Take a request's id and its adapter until it finishes. From any thread.
+
+        Raises:
+            RequestError: the id is taken, or the adapter is not there any more.
+        """
         mark = object()
-        if self._reserved.setdefault(request_id, mark) is not mark:  # atomic: two threads may submit one id
-            raise RequestError("a request of this id is not finished", got=request_id, fix="use another id")
+        if self._reserved.setdefault(request.id, mark) is not mark:  # atomic: two threads may submit one id
+            raise RequestError("a request of this id is not finished", got=request.id, fix="use another id")
+        try:
+            self._adapters.hold(request)
+        except RequestError:
+            del self._reserved[request.id]
+            raise
 
     def open(self, request: Request, events: list[Event]) -> Sequence | None:
         """Queue a request, on a retained context if it follows one; returns its sequence, None if it has ended."""
@@ -105,7 +118,7 @@ class RequestLifecycle:
         sequence = Sequence(
             request.id,
             request.prompt_token_ids,
-            self._scheduler.kv.open(request.cache_salt),
+            self._scheduler.kv.open(request.kv_salt),
             max_tokens=self._scheduler.max_model_len if params.max_tokens is None else params.max_tokens,
             temperature=params.temperature,
             random_key=self._random_keys.of_next(request),
@@ -118,6 +131,7 @@ class RequestLifecycle:
             tenant=request.tenant,
             weight=request.weight,
             session=request.follow_up.session if request.follow_up is not None else "",
+            adapter=0 if request.adapter is None else request.adapter.slot,
         )
         session = self._sessions[request.id] = Session(request, sequence, stop)
         if not self._retained.extend(request, sequence, self._clock.now()):
@@ -145,6 +159,8 @@ class RequestLifecycle:
     def close(self) -> None:
         """Abort every open request, and forget the ids of those that were never opened."""
         self.end_all("abort", None, [])
+        for request_id in [*self._reserved]:
+            self._adapters.release(request_id)
         self._reserved.clear()
 
     # -- tokens ----------------------------------------------------------------------------------------------------
@@ -382,6 +398,7 @@ class RequestLifecycle:
             self.first_tokens.append((request.id, None))
         del self._sessions[request.id]
         self.constraints.forget(request.id)
+        self._adapters.release(request.id)
         self._reserved.pop(request.id, None)
         rest = session.text.finish() if session.text else ""
         done = session.output(reason, stop, now, paused_s)

@@ -140,7 +140,7 @@ class RetainedContexts:
         """
         names = [] if request.follows is None else [request.follows]
         if request.follow_up is not None and request.follow_up.session:
-            root = self._scheduler.kv.open(request.cache_salt).root
+            root = self._scheduler.kv.open(request.kv_salt).root
             names.append(self._by_session.get((request.tenant, root, request.follow_up.session), ""))
         for name in names:
             retained = self._contexts.get(name)

@@ -101,12 +101,12 @@ def _plain(options: object) -> object:
 
 
 def _chunk(fields: tuple[Any, ...]) -> Chunk:
-    slot, start, tokens, new_pages, sample, score, num_drafts, *state = fields
+    slot, start, tokens, new_pages, sample, score, num_drafts, *others = fields
     if new_pages:
         first, slots = new_pages
         new_pages = NewPages(first, array("i", slots))
     sample, score = sample and _sample(*sample), score and Score(*score)
-    return Chunk(slot, start, tokens, new_pages, sample, score, num_drafts, *state)
+    return Chunk(slot, start, tokens, new_pages, sample, score, num_drafts, *others)
 
 
 def _sample(

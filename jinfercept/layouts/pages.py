@@ -74,6 +74,7 @@ class Batch(NamedTuple):
     num_decode: Int[Array, ""]
     work: Any = None  # what kernels read, `work_schedule.Work`: the same for all layers
     state_slots: Any = None  # of every row, [S], where the model has recurrent layers
+    adapters: Any = None  # of every token, [T], from 1 on, 0: none; where the model has room for adapters
 
 
 KVPages = Num[Array, "N B 2 K W"]

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from jinfercept.cpu_kernels import native
 from jinfercept.layouts.rows import Activation, Gated, Rows, dense, gated, rms_normed
 from jinfercept.layouts.scoring import PLAIN, Scoring
+from jinfercept.models.adapted import AdaptedTensor
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.parallel import look_up, num_devices, sum_of_devices
 from jinfercept.models.quantized import QuantizedTensor
@@ -87,19 +88,41 @@ def project(
 
     Args:
         spec: an einsum; the first axis of `x` are rows, and the result has the remaining axes of `x`, then of the weight.
-        x, weight, bias: the factors, and the term that is added. The weight is an array or a `QuantizedTensor`, which is
-            multiplied as it lies, by `Rows` that its kernel may compute.
+        x, weight, bias: the factors, and the term that is added. The weight is an array, a `QuantizedTensor`, which is
+            multiplied as it lies, by `Rows` that its kernel may compute, or one of these with adapters (`AdaptedTensor`).
         out: dtype of the product, if not that of `x`.
     """
     weights = weight.get_value()
+    if isinstance(weights, AdaptedTensor):
+        y = _product(spec, x, weights.base, out)
+        return biased(y + _change(spec, x, weights, y.dtype), bias)
+    return biased(_product(spec, x, weights, out), bias)
+
+
+def _product(
+    spec: str, x: Float[Array, "..."] | Rows, weights: Any, out: DTypeLike | None = None
+) -> Float[Array, "..."]:
+    """`einsum(spec, x, weights)`, of a weight without adapters."""
     if isinstance(weights, QuantizedTensor):
-        return biased(weights.product(x, out), bias)
+        return weights.product(x, out)
     x = x if isinstance(x, jax.Array) else dense(x)
     if (kernel := _kernel(spec, x, weights, out or x.dtype)) is None:
-        y = _by_xla(spec, out, x, weights)
-    else:
-        y = jax.lax.platform_dependent(x, weights, cpu=kernel, default=partial(_by_xla, spec, out))
-    return biased(y, bias)
+        return _by_xla(spec, out, x, weights)
+    return jax.lax.platform_dependent(x, weights, cpu=kernel, default=partial(_by_xla, spec, out))
+
+
+def _change(spec: str, x: Float[Array, "..."] | Rows, weights: AdaptedTensor, out: DTypeLike) -> Float[Array, "T ..."]:
+    """What the rows' adapters add to `einsum(spec, x, weights.base)`."""
+    left = spec.split(",")[0]
+    inner = weights.own_columns(_product(f"{left},{left[1:]}pc->{left[0]}pc", x, weights.a))
+    present = iter(range(inner.shape[1]))
+    parts = [None if b is None else _outer(inner[:, next(present)], b, out) for b in weights.b]
+    return weights.joined(parts)
+
+
+def _outer(inner: Float[Array, "T C"], b: Float[Array, "C ..."], out: DTypeLike) -> Float[Array, "T ..."]:
+    axes = "xyz"[: b.ndim - 1]
+    return _product(f"tc,c{axes}->t{axes}", inner, b, out)
 
 
 def biased(y: Float[Array, "T *axes"], bias: nnx.Param[Any] | None) -> Float[Array, "T *axes"]:
@@ -156,11 +179,17 @@ def project_gated(
 ) -> Float[Array, "T E"]:
     """A gated feed-forward network, `(act(x @ gate) * (x @ up)) @ down`, of joined matrices `[2, E, F]` and one `[F, E]`;
     the products with `gate` and `up` may have biases."""
-    if isinstance(both := gate_up.get_value(), QuantizedTensor):
-        sides = biased(both.products(x), gate_up_bias)
+    weights = gate_up.get_value()
+    both, change = weights, None
+    if isinstance(weights, AdaptedTensor):
+        both, change = weights.base, _change("te,ef->tf", x, weights, jax.tree.leaves(x)[0].dtype)
+    if isinstance(both, QuantizedTensor):
+        sides = both.products(x)
+        sides = biased(sides if change is None else sides + change, gate_up_bias)
         rows = Gated(sides) if activation == "silu" else gated(sides[:, 0], sides[:, 1], activation)
         return project("tf,fe->te", rows, down)
     gates = _project_each(dense(x), both)
+    gates = gates if change is None else gates + jnp.moveaxis(change, 1, 0)
     gates = gates if gate_up_bias is None else gates + gate_up_bias[...][:, None]
     return project("tf,fe->te", gated(gates[0], gates[1], activation), down)
 

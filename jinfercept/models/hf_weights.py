@@ -5,7 +5,7 @@ that is stored with other numbers than the embedding is used.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -123,10 +123,11 @@ _BIASED_NAMES = {
 }
 """Of gpt-oss."""
 _EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
-_FUSED: Fused = {
+FUSED: Fused = {
     "self_attn.qkv_proj.weight": tuple(f"self_attn.{name}_proj.weight" for name in "qkv"),
     "mlp.gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
 }
+"""Of Phi-3."""
 
 
 @dataclass(frozen=True)
@@ -171,13 +172,13 @@ class HFCheckpoint:
                 got=in_words[:200],
                 fix="put quantization_config into config.json, or quantize_config.json beside it",
             )
-        parts = fused_parts(shapes, _FUSED, config) if architecture.fused else {}
+        parts = fused_parts(shapes, FUSED, config) if architecture.fused else {}
         shapes = split_shapes(shapes, parts)
         reordered = {} if config.delta_net is None else reordered_rows(shapes, config.delta_net)
         taken = {tensor for weight in reordered.values() for tensor, _ in weight.tensors}
         shapes = {name: shape for name, shape in shapes.items() if name not in taken}
         shapes |= {name: weight.shape for name, weight in reordered.items()}
-        return cls(config, _names(config, shapes), shapes, placed, words, packed, parts, reordered)._tied_as_stored()
+        return cls(config, names_of(config, shapes), shapes, placed, words, packed, parts, reordered)._tied_as_stored()
 
     def _tied_as_stored(self) -> "HFCheckpoint":
         """The config with embedding and head tied as the stored tensors allow."""
@@ -252,9 +253,9 @@ class HFCheckpoint:
         return (name, rows) if part is None else (part.tensor, part.rows(rows))
 
 
-def _names(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> TensorNames:
-    """Where the weights of a model are, in a checkpoint of such tensors. Mixtral's experts have names of their own; experts as
-    transformers 5 has them in memory are stacked."""
+def names_of(config: ModelConfig, shapes: Iterable[str] = ()) -> TensorNames:
+    """Where the weights of a model are, in a checkpoint of tensors with these names. Mixtral's experts have names of their own;
+    experts as transformers 5 has them in memory are stacked."""
     others = dict[str, StoredTensor | StoredExperts]()
     if config.post_norms:
         others |= _POST_NORMS
@@ -328,7 +329,7 @@ def _refuse_adapter(file: Path) -> None:
         adapter = read_json(file)
         base = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
         raise ModelError(
-            "the directory has an adapter (LoRA) of another model, and adapters are not supported",
+            "the directory has an adapter (LoRA) of another model",
             got=f"{file.name} of {str(base)[:200]}",
-            fix="merge it into its base model (merge_and_unload of peft) and save that",
+            fix="name its base model, and this directory in `loras` (--lora-modules NAME=DIRECTORY)",
         )

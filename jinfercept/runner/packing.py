@@ -26,6 +26,7 @@ class PackedShape(NamedTuple):
         joined: its attention rotates queries and keys itself, and writes keys and values.
         has_states: rows have states of recurrent layers.
         routed_experts: see `RunnerShape`.
+        num_adapters: that the weights have room for; with any, the vector says which is every token's.
     """
 
     num_tokens: int  # T
@@ -36,6 +37,7 @@ class PackedShape(NamedTuple):
     joined: bool = False
     has_states: bool = False
     routed_experts: int = 0
+    num_adapters: int = 0
 
 
 def enter(chunks: tuple[Chunk, ...], tables: Int32[np.ndarray, "slots P"]) -> None:
@@ -61,10 +63,11 @@ def pack(
     tokens, positions, write_index, token_slots, query_starts, context_lens, page_tables, num_decode, *scheduled = [
         vector[first:end].reshape(dims) for first, end, dims in places
     ]
+    adapters = scheduled.pop() if shape.num_adapters else None
     write_index[:] = np.arange(OUT_OF_RANGE, OUT_OF_RANGE + num_tokens, dtype=np.int32)
     if not chunks:
         return vector  # no unit of work either
-    slots, starts, lists, *_, states = zip(*chunks, strict=True)
+    slots, starts, lists, *_, states, chunk_adapters = zip(*chunks, strict=True)
     rows = len(chunks)
     assert rows <= num_rows
     slots, starts = np.fromiter(slots, np.int32, rows), np.fromiter(starts, np.int32, rows)
@@ -78,6 +81,8 @@ def pack(
     num_decode[0] = np.count_nonzero(lengths == 1)
     tokens[:used] = np.fromiter(chain.from_iterable(lists), np.int32, used)
     token_slots[:used] = slots.repeat(lengths)
+    if adapters is not None:
+        adapters[:used] = np.fromiter(chunk_adapters, np.int32, rows).repeat(lengths)
     positions[:used] = (starts - query_starts[:rows]).repeat(lengths) + np.arange(used, dtype=np.int32)
     page, offset = np.divmod(positions[:used], page_size)
     write_index[:used] = tables[token_slots[:used], page] * page_size + offset
@@ -110,7 +115,7 @@ def in_place(packed: Int[Array, "packed"], shape: PackedShape) -> Batch:
     The tokens are as they were packed: layers do not read them.
     """
     *_, query_starts, context_lens, page_tables, num_decode = (parts := _parts(packed, shape))[:_BATCH_PARTS]
-    size, end = len(WorkSchedule._fields), len(parts) - shape.has_states
+    size, end = len(WorkSchedule._fields), len(parts) - shape.has_states - bool(shape.num_adapters)
     decodes, *chunks = (WorkSchedule(*parts[first : first + size]) for first in range(_BATCH_PARTS, end, size))
     work = Work(query_starts, context_lens, page_tables, num_decode, decodes, chunks[0] if chunks else None)
     return _batch(packed, shape)._replace(work=work)
@@ -122,8 +127,11 @@ def _batch(packed: Int[Array, "packed"], shape: PackedShape) -> Batch:
     tokens, positions, write_index, _, query_starts, context_lens, page_tables, num_decode = (
         part.array() for part in parts[:_BATCH_PARTS]
     )
-    batch = Batch(tokens, positions, write_index, query_starts, context_lens, page_tables, num_decode[0])
-    return batch._replace(state_slots=parts[-1].array()) if shape.has_states else batch
+    return Batch(
+        *(tokens, positions, write_index, query_starts, context_lens, page_tables, num_decode[0]),
+        state_slots=parts[-1 - bool(shape.num_adapters)].array() if shape.has_states else None,
+        adapters=parts[-1].array() if shape.num_adapters else None,
+    )
 
 
 _BATCH_PARTS = 8
@@ -139,13 +147,15 @@ class _RowPlace(NamedTuple):
 
 @lru_cache
 def _places(shape: PackedShape) -> tuple[_RowPlace, ...]:
-    """The parts of the vector: those of the batch, then the schedules field by field, then the slots of states."""
-    num_tokens, num_rows, pages_per_row, cut, decode_only, _, has_states, _ = shape
+    """The parts of the vector: those of the batch, then the schedules field by field, then the slots of states, and the
+    tokens' adapters."""
+    num_tokens, num_rows, pages_per_row, cut, decode_only, _, has_states, _, num_adapters = shape
     shapes = [*((num_tokens,),) * 4, (num_rows + 1,), (num_rows,), (num_rows, pages_per_row), (1,)]
     assert len(shapes) == _BATCH_PARTS
     if cut is not None:
         shapes += chain.from_iterable(cut.shapes(num_tokens, num_rows, decode_only=decode_only))
     shapes += [(num_rows,)] * has_states
+    shapes += [(num_tokens,)] * bool(num_adapters)
     ends = list(accumulate(map(prod, shapes)))
     return tuple(map(_RowPlace, [0, *ends], ends, shapes))
 

@@ -205,6 +205,10 @@ class ModelRunner:
         self.params = jax.device_put(params, self._homes)
         self.reset()
 
+    def replace_adapters(self, params: Params) -> None:
+        """Use weights from the next plan on that differ from those in use in their adapters alone. All KV stay."""
+        self.params = jax.device_put(params, self._homes)
+
     def reset(self) -> None:
         """Forget all KV and all states."""
         self.kv.reset()

@@ -26,6 +26,7 @@ class RunnerShape:
             of quantised pages.
         kv_cache_dtype: format of the pages: `auto`, the type of the weights; `int8`; `fp8`.
         num_drafts: most drafts of a sequence in a step.
+        num_adapters: adapters that the weights have room for.
         drafts_for: tokens in the vocabulary of the model for which this one drafts: its logits are cut, or filled with -inf, to
             as many, and its rows have no options but temperature and random key; 0: it serves itself.
         num_states: slots of recurrent layers' states; 0 where the model has none.
@@ -45,6 +46,7 @@ class RunnerShape:
     joined_decode: bool = True
     kv_cache_dtype: str = "auto"
     num_drafts: int = 0
+    num_adapters: int = 0
     drafts_for: int = 0
     num_states: int = 0
     routed_experts: int = 0
@@ -59,6 +61,7 @@ class RunnerShape:
             pages_per_row,
             has_states=self.num_states > 0,
             routed_experts=self.routed_experts,
+            num_adapters=self.num_adapters,
         )
 
     def groups(self, num_layers: int) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ from jinfercept.layouts.kv_rows import is_quantised, stored_dtype
 from jinfercept.layouts.pages import Batch, KVPages, kv_shape, write_kv
 from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.layouts.states import StateRows
+from jinfercept.models.adapted import for_rows
 from jinfercept.models.blocks import Attend
 from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices
 from jinfercept.models.protocol import MixedModel, Params, ServedModel, Weights, num_kv_layers, states_of
@@ -255,6 +256,8 @@ def _layers(
         return attended, pages
 
     noted, written = list[Int[Array, "T C"]](), list[Any]()
+    if step.adapters is not None:
+        params = for_rows(params, step.adapters, shape.num_adapters)
     if shape.joined:
         attend = _JoinedAttend(attend, step, noted)
     elif shape.routed_experts:

@@ -52,7 +52,8 @@ class ChunkPlanner:
         sample = sequence.draw(start + 1)
         slot = sequence.row.slot
         assert slot is not None
-        builder.chunks.append((sequence, Chunk(slot, start, tokens, (), sample, state=context.state)))
+        chunk = Chunk(slot, start, tokens, (), sample, state=context.state, adapter=sequence.adapter)
+        builder.chunks.append((sequence, chunk))
         builder.query_tokens -= 1
         self._counters.computed += 1
         sequence.max_computed = start + 1
@@ -95,7 +96,8 @@ class ChunkPlanner:
         score = None if sequence.num_best is None else sequence.score(start, end)
         pages, state = row.new_pages(sequence.context, num_pages), sequence.context.state
         assert not state or start == sequence.context.ready, "a state has seen other tokens"
-        chunk = Chunk(row.slot, start, tokens, pages, sample, score, state=state)
+        own = {"state": state, "adapter": sequence.adapter}
+        chunk = Chunk(row.slot, start, tokens, pages, sample, score, **own)
         self._kv.computed(sequence.context, start, end)
         self._kv.commit(sequence.context, sequence.tokens)
         recomputed = max(0, min(end, sequence.max_computed) - start)

@@ -85,6 +85,7 @@ class Chunk(NamedTuple):
             sampled rows, `sample` is that of the first, and the others differ from it by their position only.
         state: slot of the sequence's states of recurrent layers; 0 where the model has none. The first chunk of a sequence,
             at position 0, begins with zeros there.
+        adapter: number of the adapter that computes it, from 1 on; 0: the model as it is.
     """
 
     slot: int
@@ -95,6 +96,7 @@ class Chunk(NamedTuple):
     score: Score | None = None
     num_drafts: int = 0
     state: int = 0
+    adapter: int = 0
 
     @property
     def drafts(self) -> tuple[int, ...]:

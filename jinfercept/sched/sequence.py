@@ -166,6 +166,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
         "arrival_s",
         "context",
         "drafting",
@@ -216,6 +217,7 @@ class Sequence:
         tenant: str = "",
         weight: float = 1.0,
         session: str = "",
+        adapter: int = 0,
     ) -> None:
         """A waiting sequence.
 
@@ -232,6 +234,7 @@ class Sequence:
             tenant: whose use the sequence counts to.
             weight: of the tenant, above 0: what the sequence holds counts divided by it.
             session: of its request; "" for none.
+            adapter: number of the adapter that computes it; 0: none.
         """
         self.id = sequence_id
         self.tokens = array("i", tokens)
@@ -249,6 +252,7 @@ class Sequence:
         self.tenant = tenant
         self.weight = weight
         self.session = session or sequence_id
+        self.adapter = adapter
         self.place, self.row, self.pause, self.usage = QueuePlace(), RunnerRow(), Pause(), SequenceUsage()
         self.drafting: DraftState | None = None
         self.may_draft = options is None or not (options.remembered or options.params.forced_output_ids)

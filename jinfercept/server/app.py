@@ -14,6 +14,7 @@ from jinfercept.server.http.middleware import add_middleware
 from jinfercept.server.observe.live import live_router, page_router
 from jinfercept.server.observe.metrics import metrics_router
 from jinfercept.server.routes import (
+    adapters,
     chat_completions,
     completions,
     conversations,
@@ -61,7 +62,8 @@ def create_app(service: Service) -> FastAPI:
         app.include_router(router)
     options = service.options
     key = [Depends(HTTPBearer(auto_error=False))] if service.keys.needed else []  # for the document; see `GuardedRoute`
-    modules = chat_completions, completions, responses, conversations, messages, models, tokens, inbox
+    loading = () if options.lora_dir is None else (adapters,)
+    modules = *loading, chat_completions, completions, responses, conversations, messages, models, tokens, inbox
     guarded = [module.router for module in modules]
     for router in (*guarded, live_router(service)):
         app.include_router(router, responses=ERRORS, dependencies=key)

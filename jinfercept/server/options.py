@@ -2,11 +2,11 @@
 
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jinfercept.config import option
 from jinfercept.errors import ConfigError, shown
 from jinfercept.parsers.cml import DELIMITERS, Delimiters
 from jinfercept.parsers.formats import ALIASES, FORMATS
@@ -14,6 +14,7 @@ from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.server.access.key_file import KeyRules, key_digest, read_key_file
 from jinfercept.server.http.allowed_hosts import AllowedHosts, check_allowed_hosts
 from jinfercept.server.observe.tracing.choice import TracesChoice, traces_choice
+from jinfercept.values.option_types import option
 
 KEY_VARIABLE = "JINFERCEPT_API_KEY"
 STATE_VARIABLE = "JINFERCEPT_STATE_URL"
@@ -44,6 +45,11 @@ class ServerOptions:
         None,
         "seconds; requests whose first token is likely to come later are answered 429 at once, with the seconds after "
         "which it would come in time; default: none is refused for that",
+    )
+    lora_dir: str | None = option(
+        None,
+        "a folder of adapters that may be loaded and unloaded while the server runs, by operators where clients need keys; "
+        "default: none may",
     )
     chat_template: str | None = option(None, "a Jinja file instead of the model's template")
     tool_call_parser: str | None = option(None, "how the model writes calls; default: as its template shows")
@@ -182,6 +188,8 @@ class ServerOptions:
             )
         if not all(self.served_model_name):
             raise ConfigError("a name of the model is empty", got="''", fix="leave it out, or give one")
+        if self.lora_dir is not None and not Path(self.lora_dir).is_dir():
+            raise ConfigError("lora_dir is no folder", got=shown(self.lora_dir), fix="make it, or name another one")
         self._check_parsers()
         check_allowed_hosts(self.allowed_hosts)
         self.delimiters()
@@ -197,6 +205,13 @@ class ServerOptions:
             raise ConfigError(
                 "no such reasoning_parser", got=self.reasoning_parser, fix=f"one of {', '.join(thinkings)}"
             )
+
+    def check_adapters(self, names: Iterable[str], adapters: Iterable[str], num_slots: int) -> None:
+        """Raise `ConfigError` for an adapter with a name of the model, and for `lora_dir` without room for adapters."""
+        if both := sorted({*names} & {*adapters}):
+            raise ConfigError("an adapter has the name of the model", got=", ".join(both), fix="give it another one")
+        if self.lora_dir is not None and not num_slots:
+            raise ConfigError("there is no room for adapters", got="lora_dir", fix="give --max-loras too")
 
     def delimiters(self) -> Delimiters:
         """The delimiters of asynchronous calls. Raises `ConfigError` for texts that cannot be told apart."""

@@ -21,7 +21,7 @@ from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, RequestError
 from jinfercept.llm import LLM
 from jinfercept.protocols.errors import ApiError
-from jinfercept.request import Request
+from jinfercept.request import Adapter, Request
 from jinfercept.server.access.fair_thread_pool import FairThreadPool
 from jinfercept.server.access.key_file import KeyRules
 from jinfercept.server.access.key_limits import KeyLimits, PendingCalls
@@ -102,6 +102,7 @@ class Service:
         )
         self.root = str(model)
         self.names = options.served_model_name or (self.root,)
+        options.check_adapters(self.names, llm.engine.adapters.names, llm.engine.adapters.num_slots)
         self.created = int(time.time())
         self.draining = False
         self.keys = Keys(options.key_rules())
@@ -199,15 +200,19 @@ class Service:
         return self.llm.tokenizer
 
     def check_model(self, name: str | None) -> str:
-        """The name of the model for an answer; raises 404 for an unknown one."""
-        if name is None or name in self.names:
+        """The name of the model or of its adapter for an answer; raises 404 for an unknown one."""
+        if name is None or name in self.names or self.adapter(name) is not None:
             if (trace := TRACE.get()) is not None:
                 trace.name_model(name, name or self.names[0])
             return name or self.names[0]
-        names = ", ".join(self.names)
+        names = ", ".join((*self.names, *self.llm.loras))
         raise ApiError(
             404, f"there is no model {name[:200]!r} here, only {names}", param="model", code="model_not_found"
         )
+
+    def adapter(self, name: str | None) -> Adapter | None:
+        """The adapter that a request has by the model that it names; None: none by that."""
+        return None if name is None else self.llm.engine.adapters.get(name)
 
     def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
         """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 from jinfercept.config import EngineConfig
+from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.clock import RealClock
 from jinfercept.engine.disk_contexts import DiskContexts
 from jinfercept.engine.engine import Engine
@@ -36,6 +37,7 @@ from jinfercept.sched.profile import Profile
 from jinfercept.sched.speculation import SpeculationLimits
 from jinfercept.startup.disk_tier import DiskTier
 from jinfercept.startup.memory import MemoryPlan
+from jinfercept.startup.served_adapters import ServedAdapters
 from jinfercept.startup.several_hosts import disconnect
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
@@ -52,6 +54,7 @@ class Machine:
         draft_model: name of the model that drafts for the runner's; None: there is none.
         leader: the same, on host 0 of several: what it executes, all hosts execute.
         disk: contexts on disk; None: there is no such tier.
+        adapters: of the model; None: it has no room for any.
     """
 
     model_config: ModelDimensions
@@ -62,6 +65,12 @@ class Machine:
     draft_model: str | None = None
     leader: LeadingRunner[ForwardTicket, StepTicket] | None = None
     disk: DiskTier | None = None
+    adapters: ServedAdapters | None = None
+
+    @property
+    def adapter_table(self) -> AdapterTable:
+        """The adapters by name; an empty table if there is no room for any."""
+        return AdapterTable() if self.adapters is None else self.adapters.table
 
     @property
     def executor(self) -> ModelRunner | LeadingRunner[ForwardTicket, StepTicket]:
@@ -190,6 +199,7 @@ def assemble(
         request_log=log,
         disk=disk,
         returns_experts=shape.routed_experts > 0,
+        adapters=machine.adapter_table,
     )
     return Assembled(engine, dispatcher, meter)
 

@@ -15,6 +15,7 @@ import numpy as np
 from jinfercept.config import CacheOptions, EngineConfig
 from jinfercept.disk.store import DiskStore
 from jinfercept.errors import ConfigError
+from jinfercept.models.adapted import without_adapters
 from jinfercept.models.protocol import ModelDimensions, Params
 from jinfercept.sched.profile import Profile
 
@@ -45,8 +46,9 @@ def open_store(cache: CacheOptions) -> DiskStore | None:
 
 
 def identity_of(model: ModelDimensions, params: Params, config: EngineConfig) -> bytes:
-    """Digest of a model, its weights and the formats of its KV. Reads every weight once."""
-    leaves, structure = jax.tree.flatten(params)
+    """Digest of a model, its weights and the formats of its KV. Reads every weight once; adapters are told apart by the
+    salts of their contexts."""
+    leaves, structure = jax.tree.flatten(without_adapters(params))
     with ThreadPoolExecutor() as threads:
         checksums = [*threads.map(_checksum, leaves)]
     formats = [(leaf.shape, str(leaf.dtype)) for leaf in leaves]

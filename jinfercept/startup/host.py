@@ -2,20 +2,24 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn, final
 
+from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.process_end import ending_at_exit, interrupts_held_back
 from jinfercept.engine.state import EngineState
 from jinfercept.engine.thread import EngineThread
-from jinfercept.errors import RequestError
+from jinfercept.errors import ConfigError, RequestError
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.meter.timelines import Timeline
+from jinfercept.models.adapted import without_adapters
+from jinfercept.models.adapters import with_matrices_of
 from jinfercept.models.in_memory_weights import replacement_params
 from jinfercept.models.protocol import Params
-from jinfercept.request import Request
+from jinfercept.request import Adapter, Request
 from jinfercept.sched.estimators import EstimatorChoice
 from jinfercept.sched.load import EngineLoad, QueuedWork
 from jinfercept.sched.orders import OrderChoice
@@ -172,8 +176,10 @@ class EngineHost:
         runner = self.setup.machine.runner
         if self.setup.machine.leader is not None:
             raise RequestError("only one host can take new weights", got="several", fix="start all with the new ones")
-        with self._using_jax():
-            weights = replacement_params(self.setup.model, params, runner.params)
+        adapters = self.setup.machine.adapters
+        with self._using_jax(), nullcontext() if adapters is None else adapters.lock:
+            weights = replacement_params(self.setup.model, params, without_adapters(runner.params))
+            weights = with_matrices_of(weights, runner.params)
             setup = self.setup.changed()
             if (disk := setup.machine.disk) is not None:
                 identity = identity_of(setup.machine.model_config, weights, setup.config)
@@ -184,6 +190,33 @@ class EngineHost:
                 runner.update(weights)
                 self.setup = setup
                 self._begin(parts)
+
+    def load_adapter(self, name: str, directory: str | Path, *, in_place: bool = False) -> Adapter:
+        """As `LLM.load_lora`. Waits for the disk and for the end of a step, not for requests."""
+        self.check_open("to load an adapter")
+        machine = self.setup.machine
+        if machine.adapters is None:
+            raise ConfigError("this LLM has no room for adapters", got=name, fix="start with max_loras")
+        if machine.leader is not None:
+            raise ConfigError("several hosts have the adapters of their start", got=name, fix="name it in `loras`")
+        weights = machine.adapters.read(directory)
+        with machine.adapters.table.new_slot(name, replace=in_place) as slot:
+            with machine.adapters.lock, self._using_jax():
+                params = machine.adapters.written(machine.runner.params, slot, weights)
+                self.thread.ask(lambda: machine.runner.replace_adapters(params)).result()
+            adapter = Adapter(name, slot, weights.digest, str(directory))
+            machine.adapters.table.put(adapter)
+        return adapter
+
+    def unload_adapter(self, name: str) -> None:
+        """As `LLM.unload_lora`."""
+        self.check_open("to unload an adapter")
+        self.adapters.remove(name)
+
+    @property
+    def adapters(self) -> AdapterTable:
+        """The adapters by name."""
+        return self.setup.machine.adapter_table
 
     def check_idle(self, what: str) -> None:
         """Raise `RequestError` if requests are served, or the host is closed.

@@ -11,6 +11,7 @@ import jax
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError
 from jinfercept.layouts.kv_rows import BYTES
+from jinfercept.models.adapters import adapter_matrices
 from jinfercept.models.embedded import cache_directory
 from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import ModelMesh, mesh_of
@@ -133,8 +134,8 @@ def _routed_experts(model: ServedModel, config: EngineConfig) -> int:
 
 def draft_shape(draft: ServedModel, served: ServedModel, shape: RunnerShape) -> RunnerShape:
     layers = min(shape.layers_per_step, draft.config.num_layers)
-    vocab_size = served.config.vocab_size
-    return replace(shape, layers_per_step=layers, num_drafts=0, drafts_for=vocab_size, routed_experts=0)
+    none = {"num_drafts": 0, "num_adapters": 0, "routed_experts": 0}
+    return replace(shape, layers_per_step=layers, drafts_for=served.config.vocab_size, **none)
 
 
 def profile_settings(
@@ -152,6 +153,7 @@ def profile_settings(
         "model": repr(model.config),
         "dtype": str(weights[0].dtype),
         **({"weights": quantised} if quantised else {}),
+        **({"adapters": _adapters(params)} if shape.num_adapters else {}),
         **({} if draft is None else {"draft": f"{draft.model.config} {_formats(draft.params)}"}),
         "buckets": repr(shape.buckets),
         "max_num_seqs": shape.max_num_seqs,
@@ -173,6 +175,11 @@ def _formats(params: Params) -> str:
     """The formats of quantised weights and of the rows that they multiply, and nothing without any."""
     quantised = [weight for weight in weights_of(params) if is_quantized(weight)]
     return ", ".join(sorted({f"{weight.packing}{' of int8 rows' * weight.int8_rows}" for weight in quantised}))
+
+
+def _adapters(params: Params) -> str:
+    """The sizes of the adapters' matrices in a layer."""
+    return ", ".join(f"{name} {weight.a.shape}" for name, weight in adapter_matrices(params)[0].items())
 
 
 def remembered_profile(
@@ -264,6 +271,7 @@ def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, laye
         joined_decode=config.advanced.joined_decode,
         kv_cache_dtype=config.cache.kv_cache_dtype,
         num_drafts=config.scheduling.speculation.num_speculative_tokens,
+        num_adapters=config.adapters.choice.num_slots,
     )
 
 

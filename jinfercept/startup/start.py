@@ -44,6 +44,7 @@ from jinfercept.startup.generation_config import sampling_defaults
 from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights, most_at_once
 from jinfercept.startup.profiler import EFFORTS
 from jinfercept.startup.recurrent import as_served
+from jinfercept.startup.served_adapters import add_adapters
 from jinfercept.startup.several_hosts import (
     follow_to_the_end,
     join_hosts,
@@ -248,6 +249,7 @@ def _set_up_here(
     if defaults:
         log.info("sampling defaults from generation_config.json, which generation_config=vllm ignores: %s", defaults)
     loaded = load_model(model, params, config, devices).for_length(config.model.max_model_len)
+    loaded, adapters = add_adapters(loaded, config)
     weights_s = time.monotonic()
     tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
     draft = load_draft_model(config, devices, tokenizer, across_hosts=group is not None)
@@ -303,7 +305,15 @@ def _set_up_here(
         disk = DiskTier(store, identity_of(loaded.model.config, runner.params, config))
         profile = priced(profile, store, memory_plan.token_bytes(shape.page_size))
     machine = Machine(
-        loaded.model.config, tokenizer, runner, shape, profile, config.scheduling.speculation.model, leader, disk
+        loaded.model.config,
+        tokenizer,
+        runner,
+        shape,
+        profile,
+        config.scheduling.speculation.model,
+        leader,
+        disk,
+        adapters,
     )
     name = str(model) if isinstance(model, str | Path) else loaded.model.config.family
     return EngineSetup(loaded.model, machine, flags, config, own, memory_plan, times, defaults, name)

@@ -91,6 +91,15 @@ class Keys:
         """
         return None if not tenant or self.rules(tenant).operator else tenant
 
+    def check_operator(self, tenant: str) -> None:
+        """Raise `ApiError` 403 for a key that is no operator's, on a server with keys.
+
+        Args:
+            tenant: of the key, from `check`.
+        """
+        if self.watched_by(tenant) is not None:
+            raise ApiError(403, "this needs an operator's key (--operator-key)", code="operator_key_needed")
+
     def priority(self, tenant: str, requested: int) -> int:
         """The priority of a request: the requested one, clamped to the range of its key if there is one.
 

@@ -17,7 +17,7 @@ from jinfercept.protocols.encoding import OPENAI, EncodedReply, LargeReply, Stre
 from jinfercept.protocols.errors import ApiError, check_finish
 from jinfercept.protocols.schemas import MAX_SESSION_ID, Extensions, ResponseFormat, SamplingBody
 from jinfercept.protocols.usage import UsageCount
-from jinfercept.request import FollowUp, Request
+from jinfercept.request import Adapter, FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.server.access.keys import isolation
 from jinfercept.server.http.disconnection import unless_disconnected
@@ -47,6 +47,7 @@ class RequestHints:
         priority: smaller ones are served first; within the range of the key.
         release: no follow-up comes, so the context is not retained.
         follows: id of the finished request that this one continues.
+        adapter: whose name the body has as its model; None: the name is the model's own.
     """
 
     tenant: str = ""
@@ -57,6 +58,7 @@ class RequestHints:
     weight: float = 1.0
     release: bool = False
     follows: str | None = None
+    adapter: Adapter | None = None
 
 
 def read_hints(body: Extensions, request: HttpRequest) -> RequestHints:
@@ -82,6 +84,7 @@ def read_hints(body: Extensions, request: HttpRequest) -> RequestHints:
         priority=keys.priority(tenant, priority),
         weight=keys.rules(tenant).weight,
         release=bool(extension and extension.release),
+        adapter=service_of(request).adapter(getattr(body, "model", None)),
     )
 
 
@@ -100,6 +103,7 @@ def with_hints(requests: Sequence[Request], hints: RequestHints) -> list[Request
             weight=hints.weight,
             follows=hints.follows,
             follow_up=follow_up if request.leader is None else None,
+            adapter=hints.adapter or request.adapter,
         )
         for request in requests
     ]

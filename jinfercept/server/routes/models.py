@@ -1,4 +1,4 @@
-"""`/v1/models`: the names of the served model, as OpenAI's and as Anthropic's clients read them."""
+"""`/v1/models`: the names of the served model and of its adapters, as OpenAI's and as Anthropic's clients read them."""
 
 from datetime import UTC, datetime
 from typing import Literal
@@ -14,13 +14,14 @@ router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
 
 class ModelCard(BaseModel):
-    """One name of the model."""
+    """One name of the model, or an adapter: its `root` is its directory, and its `parent` the model's name."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "jinfercept"
     root: str
+    parent: str | None = None
     max_model_len: int
 
 
@@ -57,9 +58,9 @@ async def list_models(request: Request) -> ModelList | ModelPage:
     """The names of the model that is served; with the header `anthropic-version` in Anthropic's form."""
     service = service_of(request)
     if speaks_anthropic(request.scope):
-        listed = [_info(service, name) for name in service.names]
+        listed = [_info(service, name) for name in _names(service)]
         return ModelPage(data=listed, first_id=listed[0].id, last_id=listed[-1].id)
-    return ModelList(data=[_card(service, name) for name in service.names])
+    return ModelList(data=[_card(service, name) for name in _names(service)])
 
 
 @router.get("/v1/models/{model:path}")
@@ -70,8 +71,14 @@ async def show_model(model: str, request: Request) -> ModelCard | ModelInfo:
     return _info(service, name) if speaks_anthropic(request.scope) else _card(service, name)
 
 
+def _names(service: Service) -> tuple[str, ...]:
+    return (*service.names, *service.llm.loras)
+
+
 def _card(service: Service, name: str) -> ModelCard:
-    return ModelCard(id=name, created=service.created, root=service.root, max_model_len=service.max_model_len)
+    adapter = service.adapter(name)
+    root, parent = (service.root, None) if adapter is None else (adapter.source, service.names[0])
+    return ModelCard(id=name, created=service.created, root=root, parent=parent, max_model_len=service.max_model_len)
 
 
 def _info(service: Service, name: str) -> ModelInfo:

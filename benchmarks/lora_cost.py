@@ -1,0 +1,132 @@
+"""What adapters cost a decode step: the same step of one model with and without them, in turns."""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from jinfercept.errors import ConfigError
+from jinfercept.models.adapters import (
+    WEIGHTS,
+    AdapterRoom,
+    AdapterWeights,
+    Factors,
+    num_inputs,
+    with_adapter,
+    with_room,
+)
+from jinfercept.models.model import Model, abstract_params
+from jinfercept.runner.runner import ModelRunner
+from jinfercept.runner.shape import RunnerShape
+from jinfercept.sched.plan import StepPlan
+from jinfercept.startup.probes import full_rows, probe, settled
+from jinfercept.startup.start import EngineSetup, set_up
+
+MODULES: Mapping[str, frozenset[str]] = {
+    "q, v": frozenset({"q", "v"}),
+    "attention": frozenset({"q", "k", "v", "o"}),
+    "all": frozenset(WEIGHTS),
+}
+"""Modules that adapters change: the default of PEFT for Llama, those of attention, and all."""
+CONTEXT = 256
+"""Tokens of every row's context."""
+STEPS, ROUNDS = 4, 12
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured: adapters, their rank, and rows of a step, which have the adapters in turn."""
+
+    adapters: int
+    rank: int
+    rows: tuple[int, ...]
+
+
+class Cost(NamedTuple):
+    """Seconds of a step without and with adapters, medians of turns, and the median of the turns' ratios."""
+
+    modules: str
+    rows: int
+    base_s: float
+    adapted_s: float
+    ratio: float
+
+
+def measure(model: str, sizes: Sizes, flags: Mapping[str, Any]) -> list[Cost]:
+    """The costs, printed as a table too. Raises `ConfigError` for a model of one's own."""
+    setup = set_up(model, **{"max_num_seqs": max(sizes.rows), "lazy": True, **flags})
+    try:
+        costs = [cost for name in MODULES for cost in _costs(setup, name, sizes)]
+    finally:
+        setup.close()
+    table = Table(title=f"a decode step with {sizes.adapters} adapters of rank {sizes.rank}, {CONTEXT} tokens a row")
+    for column in ("modules", "rows", "without, ms", "with, ms", "ratio"):
+        table.add_column(column, justify="left" if column == "modules" else "right")
+    for cost in costs:
+        times = f"{1e3 * cost.base_s:.1f}", f"{1e3 * cost.adapted_s:.1f}", f"{cost.ratio:.2f}"
+        table.add_row(cost.modules, str(cost.rows), *times)
+    Console().print(table)
+    return costs
+
+
+def _costs(setup: EngineSetup, name: str, sizes: Sizes) -> list[Cost]:
+    if not isinstance(model := setup.model, Model):
+        raise ConfigError("a model of one's own has no adapters", got=setup.name, fix="name a checkpoint")
+    machine, room = setup.machine, AdapterRoom(sizes.adapters, sizes.rank, MODULES[name])
+    params = with_room(model, machine.runner.params, room)
+    for slot in range(1, sizes.adapters + 1):
+        params = with_adapter(model, params, slot, sizes.rank, _random_adapter(model, room, slot))
+    shape = replace(machine.shape, num_adapters=sizes.adapters)
+    adapted = ModelRunner(model, params, shape, attention=setup.config.advanced.attention)
+    adapted.allocate()
+    try:
+        return [_compare(name, machine.runner, adapted, shape, rows) for rows in sizes.rows]
+    finally:
+        adapted.close()
+
+
+def _random_adapter(model: Model, room: AdapterRoom, seed: int) -> AdapterWeights:
+    rng = np.random.default_rng(seed)
+
+    def normal(shape: Sequence[int]) -> np.ndarray:
+        return 0.02 * rng.standard_normal(shape, np.float32)
+
+    def layer(shapes: Mapping[str, Any]) -> dict[str, Factors]:
+        return {
+            name: Factors(
+                normal((*shape[: num_inputs(name)], room.rank)), normal((room.rank, *shape[num_inputs(name) :]))
+            )
+            for name in room.weights & shapes.keys()
+            if (shape := shapes[name].shape)
+        }
+
+    layers = abstract_params(model.checkpoint_config, jnp.float32, joined=False).layers
+    return AdapterWeights(tuple(map(layer, layers)), room.rank, "")
+
+
+def _compare(name: str, base: ModelRunner, adapted: ModelRunner, shape: RunnerShape, num_rows: int) -> Cost:
+    """Both in turns, each of a few steps."""
+    bucket = next(size for size in shape.buckets if size >= num_rows)
+    rows = full_rows(replace(shape, max_num_seqs=num_rows), num_rows, CONTEXT * num_rows)
+    plan = replace(probe(shape, num_rows, rows), bucket=bucket)
+    chunks = [chunk._replace(adapter=1 + chunk.slot % shape.num_adapters) for chunk in plan.chunks]
+    plans = {base: plan, adapted: replace(plan, chunks=tuple(chunks))}
+    for runner, first in plans.items():
+        runner.collect(runner.submit(first))
+    turns = [{runner: _seconds(runner, settled(first)) for runner, first in plans.items()} for _ in range(ROUNDS)]
+    base_s, adapted_s = ([turn[runner] for turn in turns] for runner in (base, adapted))
+    ratios = [with_s / without_s for with_s, without_s in zip(adapted_s, base_s, strict=True)]
+    return Cost(name, num_rows, *map(statistics.median, (base_s, adapted_s, ratios)))
+
+
+def _seconds(runner: ModelRunner, plan: StepPlan) -> float:
+    began_s = time.perf_counter()
+    for _ in range(STEPS):
+        runner.collect(runner.submit(plan))
+    return (time.perf_counter() - began_s) / STEPS

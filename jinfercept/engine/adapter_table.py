@@ -1,0 +1,109 @@
+"""`AdapterTable`: which adapters requests may name, and which requests hold them. Knows no weights.
+
+A request is served by the adapter that had its name when the request was made. An adapter that is unloaded or replaced keeps
+its slot until the last of its requests has ended, paused ones included; a new one of the same name is another adapter, in
+another slot.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import final
+
+from jinfercept.errors import ConfigError, RequestError, nearest
+from jinfercept.request import Adapter, Request
+
+
+@final
+class AdapterTable:
+    """The adapters of a model. All methods may be called from any thread.
+
+    Args:
+        num_slots: adapters that the weights have room for.
+    """
+
+    def __init__(self, num_slots: int = 0) -> None:
+        self.num_slots = num_slots
+        self._lock = threading.Lock()
+        self._named: dict[str, Adapter] = {}
+        self._held: dict[str, Adapter] = {}  # by request id
+        self._reserved: set[int] = set()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the adapters, in the order in which they were loaded."""
+        return tuple(self._named)
+
+    @property
+    def directories(self) -> dict[str, str]:
+        """The directories that they were read from, by name."""
+        return {name: adapter.source for name, adapter in tuple(self._named.items())}
+
+    def get(self, name: str) -> Adapter | None:
+        """The adapter that has this name now."""
+        return self._named.get(name)
+
+    def find(self, name: str) -> Adapter:
+        """The adapter that has this name now. Raises `RequestError` if there is none."""
+        adapter = self._named.get(name)
+        if adapter is None:
+            known = f"one of {', '.join(self._named)}" if self._named else "load one: `loras`, or `load_lora`"
+            raise RequestError("there is no such adapter", got=f"{name[:200]}{nearest(name, self.names)}", fix=known)
+        return adapter
+
+    @contextmanager
+    def new_slot(self, name: str, *, replace: bool = False) -> Iterator[int]:
+        """A free slot, from 1 on, while an adapter is written into it; `put` ends that.
+
+        Args:
+            replace: whether another adapter may have the name.
+
+        Raises:
+            ConfigError: the name is taken, or every slot is.
+        """
+        with self._lock:
+            if name in self._named and not replace:
+                raise ConfigError("an adapter has this name", got=name, fix="unload it, or load it in place")
+            taken = {adapter.slot for adapter in (*self._named.values(), *self._held.values())} | self._reserved
+            slot = next((slot for slot in range(1, self.num_slots + 1) if slot not in taken), None)
+            if slot is None:
+                ending = len(taken) - len(self._named)
+                waits = f", and {ending} whose requests have not ended" if ending else ""
+                raise ConfigError(
+                    "there is no room for another adapter",
+                    got=f"{len(self._named)} of {self.num_slots}{waits}",
+                    fix="unload one, or start with a larger max_loras",
+                )
+            self._reserved.add(slot)
+        try:
+            yield slot
+        finally:
+            self._reserved.discard(slot)
+
+    def put(self, adapter: Adapter) -> None:
+        """Serve an adapter under its name from now on; one that had the name serves only the requests that hold it."""
+        with self._lock:
+            self._named[adapter.name] = adapter
+
+    def remove(self, name: str) -> Adapter:
+        """Take a name away; requests that hold the adapter go on. Raises `RequestError` if there is none."""
+        adapter = self.find(name)
+        with self._lock:
+            self._named.pop(name, None)
+        return adapter
+
+    def hold(self, request: Request) -> None:
+        """Keep a request's adapter until `release`. Raises `RequestError` if it is not there any more."""
+        adapter = request.adapter
+        if adapter is None:
+            return
+        with self._lock:
+            if self._named.get(adapter.name) != adapter:
+                raise RequestError(
+                    "the adapter was unloaded or replaced", got=adapter.name, fix="make the request again"
+                )
+            self._held[request.id] = adapter
+
+    def release(self, request_id: str) -> None:
+        """The request has ended; one that holds none is ignored."""
+        self._held.pop(request_id, None)

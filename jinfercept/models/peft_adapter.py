@@ -1,0 +1,263 @@
+"""Reads adapters as PEFT saves them: a directory with `adapter_config.json` and `adapter_model.safetensors`.
+
+What PEFT can train and this cannot serve is refused, and so is every key of the config that could change an output and is not
+understood: an adapter never counts in part.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from jinfercept.errors import ModelError, shown
+from jinfercept.models.adapters import AdapterWeights, Factors, num_inputs
+from jinfercept.models.checkpoint import StoredTensor
+from jinfercept.models.config import ModelConfig
+from jinfercept.models.hf_weights import FUSED, names_of
+from jinfercept.models.model import abstract_params
+from jinfercept.models.model_directory import check_regular, read_json
+from jinfercept.models.safetensors_weights import SafetensorsFile
+from jinfercept.models.sharding import WEIGHT_AXES
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
+_UNDERSTOOD = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
+_MEANINGLESS = frozenset(
+    {
+        *("auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_version"),
+        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),  # the tensors say where it is
+        *("lora_dropout", "eva_config", "runtime_config", "ephemeral_gpu_offload", "qalora_group_size"),
+        *("megatron_core", "ensure_weight_tying"),
+    }
+)
+_HARMLESS_STARTS = (True, False, "gaussian", "eva", "orthogonal")
+"""Values of `init_lora_weights` after which the base's weights are as they were."""
+_SHOWN = 5
+
+
+class _Scaling(NamedTuple):
+    """The ranks of an adapter's modules and the factors of their products."""
+
+    rank: int
+    alpha: float
+    root: bool
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+
+    def rank_of(self, module: str) -> int:
+        return self.ranks.get(_pattern(self.ranks, module), self.rank)
+
+    def of(self, module: str) -> float:
+        """The factor of a module's product."""
+        rank, alpha = self.rank_of(module), self.alphas.get(_pattern(self.alphas, module), self.alpha)
+        return alpha / math.sqrt(rank) if self.root else alpha / rank
+
+
+class _Place(NamedTuple):
+    """Where a module's matrices go: our weights, whose outputs are its rows in this order."""
+
+    layer: int
+    weights: tuple[str, ...]
+
+
+def read_adapter(directory: str | Path, config: ModelConfig, most_rank: int | None = None) -> AdapterWeights:
+    """An adapter in PEFT's form.
+
+    Args:
+        directory: of the adapter.
+        config: of the model that it changes, as its checkpoint has it.
+        most_rank: the largest rank that there is room for; None: any.
+
+    Raises:
+        ModelError: it cannot be read, is of another kind, or does not fit the model.
+    """
+    directory = Path(directory).expanduser()
+    for name in (_CONFIG, _WEIGHTS):
+        if not (directory / name).exists():
+            raise ModelError(
+                "an adapter is a directory that PEFT saved",
+                got=f"{directory}, without {name}",
+                fix=f"give one with {_CONFIG} and {_WEIGHTS} (`save_pretrained`)",
+            )
+        check_regular(directory / name)
+    scaling = _scaling(read_json(directory / _CONFIG), directory)
+    file = SafetensorsFile.open(directory / _WEIGHTS)
+    places, layers = _places(config), [dict[str, Factors]() for _ in range(config.num_layers)]
+    expected = abstract_params(config, jnp.float32, joined=False).layers
+    digest, largest = hashlib.sha256(), 0
+    for module, sides in sorted(_modules(file).items()):
+        place = _place(module, sides, places, config)
+        shapes = {name: expected[place.layer][name].shape for name in place.weights}
+        _check_shapes(file, module, sides, shapes, scaling.rank_of(module), most_rank)
+        a, b = (_read(file, sides[side]) for side in "AB")
+        b = b * np.float32(scaling.of(module))
+        for part in (a, b):
+            digest.update(f"{module} {part.shape} ".encode() + np.ascontiguousarray(part).tobytes())
+        start = 0
+        for name, shape in shapes.items():
+            inputs, outputs = shape[: num_inputs(name)], shape[num_inputs(name) :]
+            rows = b[start : start + math.prod(outputs)]
+            start += len(rows)
+            layers[place.layer][name] = Factors(a.T.reshape(*inputs, -1), rows.T.reshape(-1, *outputs))
+        largest = max(largest, len(a))
+    return AdapterWeights(tuple(layers), largest, digest.hexdigest())
+
+
+def _scaling(config: Any, directory: Path) -> _Scaling:
+    """What the config says. Raises `ModelError` for what is not served."""
+    if not isinstance(config, Mapping) or config.get("peft_type") != "LORA":
+        kind = config.get("peft_type") if isinstance(config, Mapping) else config
+        raise ModelError("only adapters of type LORA are served", got=shown(kind), fix="train a LoRA adapter")
+    start = config.get("init_lora_weights", True)
+    if start not in _HARMLESS_STARTS:
+        raise ModelError(
+            "an adapter that was started from parts of the base's weights changes these too",
+            got=f"init_lora_weights={shown(start)} in {directory}",
+            fix="save it with path_initial_model_for_weight_conversion of PEFT, which makes it a plain adapter",
+        )
+    others = {
+        key: value
+        for key, value in config.items()
+        if key not in _UNDERSTOOD | _MEANINGLESS | {"init_lora_weights"} and value and value != "none"
+    }
+    if others:
+        raise ModelError(
+            "the adapter does what is not served",
+            got=", ".join(f"{key[:40]}={shown(value)[:40]}" for key, value in [*others.items()][:_SHOWN]),
+            fix="train a plain LoRA: no DoRA, no biases, no modules_to_save, no tokens of its own",
+        )
+    ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
+    patterns_fit = isinstance(ranks, Mapping) and isinstance(alphas, Mapping)
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    numbers = [rank, alpha, *ranks.values(), *alphas.values()] if patterns_fit else []
+    if not patterns_fit or not all(type(number) in (int, float) and 0 < number < math.inf for number in numbers):
+        raise ModelError(
+            "ranks and lora_alpha of an adapter are numbers above 0",
+            got=f"r={shown(rank)}, lora_alpha={shown(alpha)} in {directory}",
+            fix=f"correct {_CONFIG}",
+        )
+    return _Scaling(rank, alpha, bool(config.get("use_rslora")), ranks, alphas)  # pyright: ignore[reportArgumentType]
+
+
+def _pattern(patterns: Mapping[str, Any], module: str) -> str:
+    """The key of `rank_pattern` or `alpha_pattern` that a module has, as PEFT finds it; "" for none."""
+    try:
+        return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), "")
+    except re.error as error:
+        raise ModelError(
+            "a pattern of the adapter is no regular expression", got=str(error)[:200], fix=f"correct {_CONFIG}"
+        ) from error
+
+
+def _modules(file: SafetensorsFile) -> dict[str, dict[str, str]]:
+    """The names of both matrices of every module, by `A` and `B`. Raises `ModelError` for tensors that are none."""
+    modules, others = dict[str, dict[str, str]](), list[str]()
+    for name in file.shapes:
+        match = _TENSOR.fullmatch(name)
+        if match is None or not name.startswith(_PREFIX):
+            others.append(name)
+        else:
+            modules.setdefault(match["module"].removeprefix(_PREFIX), {})[match["side"]] = name
+    others += [f"{module} without its other half" for module, sides in modules.items() if len(sides) < 2]
+    if others or not modules:
+        raise ModelError(
+            "an adapter has tensors lora_A and lora_B of modules, and nothing else",
+            got=_some(others) if others else "no tensors",
+            fix="train a plain LoRA: no embeddings, biases or saved modules",
+        )
+    return modules
+
+
+def _places(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Our weights, apart, by the names that transformers has for their modules, with `{i}` for the layer."""
+    ours = {
+        place.name: weight
+        for weight, place in names_of(config).layer.items()
+        if isinstance(place, StoredTensor) and place.inputs and weight in WEIGHT_AXES
+    }
+    places = {name: (weight,) for name, weight in ours.items()}
+    for whole, parts in FUSED.items():
+        bases = {name.removesuffix(parts[0]) for name in ours if name.endswith(parts[0])}
+        places |= {
+            base + whole: tuple(ours[base + part] for part in parts)
+            for base in bases
+            if all(base + part in ours for part in parts)
+        }
+    return {name.removesuffix(".weight"): weights for name, weights in places.items()}
+
+
+def _place(module: str, sides: Mapping[str, str], places: Mapping[str, tuple[str, ...]], config: ModelConfig) -> _Place:
+    """Where a module's matrices go. Raises `ModelError` for one that the model has not, or that cannot have adapters."""
+    number = re.search(r"\.(\d+)\.", module)
+    name = module if number is None else f"{module[: number.start()]}.{{i}}.{module[number.end() :]}"
+    if ".experts." in module or module.endswith(".experts"):
+        raise ModelError(
+            "adapters of experts are not served",
+            got=module[:200],
+            fix="train one for the modules of attention, or merge it into its base model",
+        )
+    layer = -1 if number is None else int(number[1])
+    if name not in places or layer >= config.num_layers:
+        known = ", ".join(sorted({place.rsplit(".", 1)[-1] for place in places}))
+        raise ModelError(
+            "the model has no such module for an adapter",
+            got=f"{module[:200]} of {config.num_layers} layers",
+            fix=f"train one for {known} of this model's layers",
+        )
+    expected = abstract_params(config, jnp.float32, joined=False).layers[layer]
+    if any(weight not in expected for weight in places[name]):
+        raise ModelError(
+            "this layer has experts in place of the module", got=module[:200], fix="train one for attention alone"
+        )
+    return _Place(layer, places[name])
+
+
+def _check_shapes(
+    file: SafetensorsFile,
+    module: str,
+    sides: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+    rank: int,
+    most_rank: int | None,
+) -> None:
+    first = next(iter(shapes))
+    depth = math.prod(shapes[first][: num_inputs(first)])
+    width = sum(math.prod(shape[num_inputs(name) :]) for name, shape in shapes.items())
+    have = {side: file.shapes[sides[side]] for side in "AB"}
+    if have != {"A": (rank, depth), "B": (width, rank)}:
+        raise ModelError(
+            "an adapter's matrices do not fit the model's weight",
+            got=f"{module[:200]}: lora_A {[*have['A']]}, lora_B {[*have['B']]}; "
+            f"a weight of {depth} inputs and {width} outputs, rank {rank}",
+            fix="use the adapter's own base model",
+        )
+    if most_rank is not None and rank > most_rank:
+        raise ModelError(
+            "the adapter's rank is larger than there is room for",
+            got=f"rank {rank} of {module[:200]}, room for {most_rank}",
+            fix=f"max_lora_rank={rank}",
+        )
+
+
+def _read(file: SafetensorsFile, name: str) -> Float[np.ndarray, "..."]:
+    matrix = file.read(name, slice(None))
+    if not jnp.issubdtype(matrix.dtype, jnp.floating) or not np.isfinite(matrix.astype(np.float32)).all():
+        raise ModelError(
+            "an adapter's numbers are finite floating-point numbers",
+            got=f"{name[:200]} of {matrix.dtype}",
+            fix="train it again",
+        )
+    return matrix.astype(np.float32)
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = [*names]
+    more = [f"and {len(listed) - _SHOWN} more"] * (len(listed) > _SHOWN)
+    return ", ".join([*(name[:120] for name in listed[:_SHOWN]), *more])

@@ -1,0 +1,86 @@
+"""The adapters of an engine: read beside its model at the start, and loaded and unloaded while it serves."""
+
+import logging
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import final
+
+from jinfercept.config import EngineConfig
+from jinfercept.engine.adapter_table import AdapterTable
+from jinfercept.errors import ConfigError
+from jinfercept.models.adapters import AdapterRoom, AdapterWeights, room_for, with_adapter, with_room
+from jinfercept.models.load import Loaded
+from jinfercept.models.model import Model
+from jinfercept.models.peft_adapter import read_adapter
+from jinfercept.models.protocol import Params, ServedModel
+from jinfercept.request import Adapter
+
+log = logging.getLogger("jinfercept")
+
+
+@final
+class ServedAdapters:
+    """The adapters of one model.
+
+    Args:
+        model: that they change.
+        room: in its weights.
+
+    Attributes:
+        table: the adapters by name.
+        lock: held while weights are replaced.
+    """
+
+    def __init__(self, model: Model, room: AdapterRoom) -> None:
+        self._model, self._room = model, room
+        self.table = AdapterTable(room.slots)
+        self.lock = threading.Lock()
+
+    def read(self, directory: str | Path) -> AdapterWeights:
+        """An adapter that fits the room. Raises `ModelError`, or `ConfigError` if its modules have no room."""
+        adapter = read_adapter(directory, self._model.checkpoint_config, self._room.rank)
+        if others := sorted(adapter.weights - self._room.weights):
+            raise ConfigError(
+                "the adapter changes modules for which there is no room",
+                got=f"{', '.join(others)}; there is room for {self._room}",
+                fix="start with max_loras, which makes room for all",
+            )
+        return adapter
+
+    def written(self, params: Params, slot: int, adapter: AdapterWeights) -> Params:
+        """The weights with an adapter in a slot, from 1 on."""
+        return with_adapter(self._model, params, slot, self._room.rank, adapter)
+
+
+def add_adapters(
+    loaded: Loaded[ServedModel], config: EngineConfig
+) -> tuple[Loaded[ServedModel], ServedAdapters | None]:
+    """The model with room for the adapters of the options, and with these; as it was if there are none.
+
+    Raises:
+        ConfigError: there is no room for adapters in models of one's own.
+        ModelError: one of them cannot be read, or does not fit the model.
+    """
+    choice = config.adapters.choice
+    if not choice.num_slots:
+        return loaded, None
+    if not isinstance(model := loaded.model, Model):
+        raise ConfigError(
+            "a model of one's own has no adapters", got=type(model).__name__, fix="merge them into its weights"
+        )
+    read = {
+        name: read_adapter(place, model.checkpoint_config, choice.most_rank)
+        for name, place in choice.directories.items()
+    }
+    room = room_for(read.values(), choice.num_slots if choice.of_any_modules else None, choice.most_rank)
+    adapters = ServedAdapters(model, room)
+    params = with_room(model, loaded.params, room)
+    for name, weights in read.items():
+        with adapters.table.new_slot(name) as slot:
+            params = adapters.written(params, slot, weights)
+            adapters.table.put(Adapter(name, slot, weights.digest, choice.directories[name]))
+    if not read:
+        params = with_adapter(model, params, 1, room.rank, None)  # compiles what writes adapters
+    log.info("adapters: %s; room for %s", ", ".join(read) or "none yet", room)
+    return replace(loaded, params=params), adapters

@@ -1,0 +1,60 @@
+"""The adapters (LoRA) that options name, and how many there is room for."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+from jinfercept.errors import ConfigError, shown
+
+
+class AdapterChoice(NamedTuple):
+    """The adapters of a start.
+
+    Attributes:
+        directories: by name.
+        num_slots: adapters that there is room for.
+        of_any_modules: whether that room is for adapters of any modules, loaded later; else for those named alone.
+        most_rank: the largest rank that there is room for; None: the largest of those named, or 16 without any.
+        of_tools: name of the adapter of chats with tools that name none; None: they have none.
+    """
+
+    directories: Mapping[str, str]
+    num_slots: int
+    of_any_modules: bool
+    most_rank: int | None
+    of_tools: str | None
+
+    @classmethod
+    def parse(
+        cls,
+        loras: Sequence[str] | Mapping[str, Any] | None,
+        max_loras: int | None,
+        max_lora_rank: int | None,
+        tool_lora: str | None,
+    ) -> Self:
+        """The adapters of the options with these names. Raises `ConfigError` for values that cannot work together."""
+        directories = _directories(loras)
+        if max_loras is not None and max_loras < len(directories):
+            got, fix = f"{max_loras} for {len(directories)}", f"{len(directories)} or more"
+            raise ConfigError("max_loras is less than the adapters that are named", got=got, fix=fix)
+        num_slots = len(directories) if max_loras is None else max_loras
+        if max_lora_rank is not None and not num_slots:
+            raise ConfigError("max_lora_rank is for adapters", got="no room for any", fix="give max_loras or loras too")
+        if tool_lora is not None and tool_lora not in directories:
+            known = ", ".join(directories) or "none are named"
+            raise ConfigError("tool_lora is none of the adapters", got=shown(tool_lora), fix=f"one of loras: {known}")
+        return cls(directories, num_slots, max_loras is not None, max_lora_rank, tool_lora)
+
+
+def _directories(loras: Sequence[str] | Mapping[str, Any] | None) -> dict[str, str]:
+    """The directories by name. Raises `ConfigError` for an entry that is none, and a name given twice."""
+    if isinstance(loras, Mapping):
+        pairs = [(str(name), str(place)) for name, place in loras.items()]
+    else:
+        words = [word.partition("=") for word in loras or ()]
+        pairs = [(name.strip(), place.strip()) for name, _, place in words]
+    if not all(name and place for name, place in pairs):
+        raise ConfigError("an adapter has a name and a directory", got=shown(loras), fix="NAME=DIRECTORY for each")
+    directories = dict(pairs)
+    if len(directories) < len(pairs):
+        raise ConfigError("two adapters have one name", got=shown(loras), fix="give each a name of its own")
+    return directories

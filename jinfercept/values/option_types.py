@@ -1,0 +1,36 @@
+"""Options as fields of dataclasses: their help, their types, and whether a value has its type."""
+
+from dataclasses import field
+from types import NoneType
+from typing import Any, get_args, get_origin
+
+from jinfercept.errors import ConfigError, shown
+
+
+def option(default: Any, text: str, *aliases: str) -> Any:
+    """A field with its default, its help text, and other flags that mean the same."""
+    return field(default=default, metadata={"help": text, "aliases": aliases})
+
+
+def without_none(hint: Any) -> Any:
+    """`int` of `int | None`; any other type as it is."""
+    arguments = get_args(hint)
+    return arguments[0] if NoneType in arguments else hint
+
+
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Raise `ConfigError` if a value has another type than its annotation: a class, a `Literal`, or one of these or None."""
+    if (value is None and NoneType in get_args(hint)) or (isinstance(value, dict) and dict[str, Any] in get_args(hint)):
+        return
+    wanted = without_none(hint)
+    if get_origin(wanted) is tuple:
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            raise ConfigError(f"{name} is a list of texts", got=shown(value), fix="give several, or one in a list")
+        return
+    choices = get_args(wanted)
+    kind = str if choices else wanted
+    fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
+    if not fits or (kind is not bool and isinstance(value, bool)):
+        raise ConfigError(f"{name} has the wrong type", got=shown(value), fix=f"give a value of type {kind.__name__}")
+    if choices and value not in choices:
+        raise ConfigError(f"{name} is one of {', '.join(choices)}", got=shown(value), fix="choose one of them")
