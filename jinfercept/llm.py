@@ -102,16 +102,15 @@ class LLM:
         progress: Progress | None = None,
         **options: Unpack[LLMOptions],
     ) -> None:
-        given: dict[str, Any] = {"params": params, "tokenizer": tokenizer, "profile": profile, "mesh": mesh}
-        given |= {"policy": policy, "estimator": estimator, "order": order, **options}
+        given: dict[str, Any] = {"params": params, "tokenizer": tokenizer, "profile": profile, "mesh": mesh, **options}
+        given |= {"policy": policy, "estimator": estimator, "order": order}
         if not isinstance(model, EngineSetup):
             with nullcontext(progress) if progress else StartDisplay() as shown:
                 model = set_up(model, lazy=lazy, progress=shown, **given)
         elif any(value is not None for value in given.values()):
             raise ConfigError("an EngineSetup has its options", got=sorted(given), fix="give them to `set_up`")
         self.engine = engine = EngineHost(model)
-        self.model: ServedModel = model.model
-        self.tokenizer = model.machine.tokenizer
+        self.model, self.tokenizer = model.model, model.machine.tokenizer
         self.grammars = Grammars(self.tokenizer, self.model.config.vocab_size) if self.tokenizer else None
         self._requests = RequestMaker(
             self.tokenizer,

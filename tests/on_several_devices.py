@@ -33,6 +33,7 @@ from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.dense_model import logits
 from tests.support.fake_engine import POLICIES
 from tests.support.joining import set_joined
+from tests.support.peft_adapters import ALL, GPTJ, write_adapter
 from tests.support.sample_tokenizers import VOCAB, byte_level
 from tests.support.tiny_gguf import write as write_gguf
 from tests.support.tiny_model import GOLDEN, TOOL, Workload
@@ -300,3 +301,42 @@ def test_a_model_of_ones_own_runs_on_two_devices() -> None:
         LLM(Uncut(), params=params, tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="the KV heads do not divide evenly among the devices; got 2 on 4 devices"):
         LLM(model, params=params, tensor_parallel_size=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_devices", [2, 4, 8])
+@pytest.mark.parametrize("name", ["llama_gqa", "phi3", "gptj", "olmo2"])
+def test_adapters_are_cut_as_their_weights_are(name: str, num_devices: int, tmp_path: Path) -> None:
+    config, targets = tiny_config(name), GPTJ if name == "gptj" else ALL
+    head, ffn = config.head_dim, config.ffn_size
+    outputs = {
+        "q_proj": config.num_heads * head,
+        "k_proj": config.num_kv_heads * head,
+        "v_proj": config.num_kv_heads * head,
+    }
+    outputs |= {"gate_proj": ffn, "up_proj": ffn, "fc_in": ffn}
+    inputs = {"o_proj": config.num_heads * head, "out_proj": config.num_heads * head, "down_proj": ffn, "fc_out": ffn}
+    layers = "transformer.h.{}.{}.{}.weight" if name == "gptj" else "model.layers.{}.{}.{}.weight"
+    attention = ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj")
+    shapes = {
+        layers.format(i, ("attn" if name == "gptj" else "self_attn") if target in attention else "mlp", target): (
+            outputs.get(target, config.hidden_size),
+            inputs.get(target, config.hidden_size),
+        )
+        for i in range(config.num_layers)
+        for target in targets
+    }
+    loras = {letter: write_adapter(tmp_path / letter, shapes, targets, seed=seed) for seed, letter in enumerate("ab")}
+
+    def served(num_devices: int) -> list[list[int]]:
+        with tiny_llm(name, tensor_parallel_size=num_devices, loras=loras, max_loras=3, seed=5) as llm:
+            names = (None, "a", "b")
+            made = llm.generate([PROMPT] * 3, GREEDY, lora=names)
+            llm.load_lora("c", tmp_path / "b")
+            made += llm.generate([PROMPT], GREEDY, lora="c")
+            return [output.outputs[0].token_ids for output in made]
+
+    alone = served(1)
+    assert served(num_devices) == alone
+    assert alone[2] == alone[3]
+    assert len({*map(tuple, alone)}) == 3

@@ -4,7 +4,7 @@ import inspect
 import json
 import math
 from dataclasses import FrozenInstanceError, asdict, dataclass, fields
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -100,7 +100,7 @@ def test_every_option_is_a_flag_in_its_group(capsys: pytest.CaptureFixture[str])
         parsed("--help")
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     places = [shown.index(f"{name} options") for name in GROUPS]
-    assert list(GROUPS) == ["model", "cache", "scheduling", "advanced", "hosts"]
+    assert list(GROUPS) == ["model", "adapters", "cache", "scheduling", "advanced", "hosts"]
     assert places == sorted(places)
     for group, begin, end in zip(GROUPS.values(), places, [*places[1:], None], strict=True):
         for field in fields(group):
@@ -112,7 +112,8 @@ def test_every_option_is_a_flag_in_its_group(capsys: pytest.CaptureFixture[str])
 def test_every_option_has_a_help_text_and_a_default_of_its_type() -> None:
     for name, field in OPTIONS.items():
         assert field.metadata["help"]
-        choices = get_args(without_none(HINTS[name]))
+        kind = without_none(HINTS[name])
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
         assert not choices or field.default in choices
 
 
@@ -131,7 +132,10 @@ SPECIAL_VALUES = {
     "kv_tokens": 64,
     "devices": "3",
     "speculative_config": DRAFTS,
+    "loras": ("sql=adapters/sql",),
 }
+NEEDED = {"tool_lora": {"max_loras": 1}, "max_lora_rank": {"max_loras": 1}}
+"""Options without which others make no sense."""
 
 
 def a_value(name: str) -> Any:
@@ -145,12 +149,11 @@ def test_every_flag_arrives_in_its_group_with_its_type() -> None:
     values, arguments = {name: a_value(name) for name in OPTIONS}, list[str]()
     for name, value in values.items():
         flag = name.replace("_", "-")
-        arguments += (
-            [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-        )
+        text = value[0] if isinstance(value, tuple) else str(value)
+        arguments += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", text]
     assert parsed(*arguments) == values
     for name, value in values.items():
-        groups = asdict(EngineConfig.from_options({name: value})).values()
+        groups = asdict(EngineConfig.from_options({name: value, **NEEDED.get(name, {})})).values()
         assert [group[name] for group in groups if name in group] == [value]
 
 

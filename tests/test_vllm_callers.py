@@ -83,7 +83,7 @@ def test_a_dtype_has_any_of_its_names(dtype: Any, ours: str) -> None:
         ({"dtype": "int3"}, "dtype is one of"),
         ({"dtype": 3}, "dtype is one of"),
         ({"kv_tokens": np.float32(2.5)}, "kv_tokens has the wrong type; got 2.5"),
-        ({"enable_lora": True}, "no such option"),
+        ({"enable_eplb": True}, "no such option"),
         ({"tokenizer": "no/such/directory/here"}, "no such tokenizer; got no/such/directory/here"),
         ({"tokenizer": GOLDEN / "llama_gqa"}, "no tokenizer in this place"),
         ({"tokenizer": 3}, "this is no tokenizer; got 3"),
@@ -175,7 +175,7 @@ def test_sampling_parameters_are_given_by_name() -> None:
         ("generate", {"prompt_token_ids": [[1]]}, "fix: prompts"),
         ("generate", {"max_new_tokens": 3}, "fix: in SamplingParams: max_tokens"),
         ("generate", {"temperature": 0}, "fix: SamplingParams(temperature=…)"),
-        ("generate", {"lora_request": object()}, "there are no adapters"),
+        ("generate", {"lora_request": object()}, "an adapter is named by lora="),
         ("generate", {"tool": []}, "got tool (did you mean 'tools'?)"),
         (
             "generate",

@@ -31,6 +31,7 @@ UNNEEDED = {
     "--enable-auto-tool-choice": Flag("tools are called wherever the model's template knows them"),
     "--enable-prompt-tokens-details": Flag("usage always has them"),
     "--enable-request-id-headers": Flag("every answer has its x-request-id"),
+    "--enable-lora": Flag("--lora-modules and --max-loras make room for adapters"),
     "--enforce-eager": Flag(_COMPILED),
     "--compilation-config": Flag(_COMPILED, (), "-O"),
     "--max-seq-len-to-capture": Flag(_COMPILED, ()),
@@ -83,7 +84,7 @@ VALUES = {
 
 CALLS = {
     "use_tqdm": Flag("no bar is drawn; on_event gets the progress", ()),
-    "lora_request": Flag("there are no adapters", ("None",)),
+    "lora_request": Flag("an adapter is named by lora=", ("None",)),
     "priority": Flag("prompts are served in their order", ("None",)),
     "tokenization_kwargs": Flag("a prompt is encoded as its tokenizer does", ("{}",)),
     "mm_processor_kwargs": Flag("prompts are text", ("{}",)),

@@ -144,7 +144,7 @@ def test_what_cannot_work_is_said_before_the_model_is_looked_for(
     ("command", "message"),
     [
         (["serve", "m", "--kv-tokns", "5"], "no such flag: --kv-tokns (did you mean '--kv-tokens'?)"),
-        (["run", "m", "--sytem=x", "--colour"], "--sytem (did you mean '--system'?), --colour; see"),
+        (["run", "m", "--sytem=x", "--jubilant"], "--sytem (did you mean '--system'?), --jubilant; see"),
         (["bench", "sessions", "m", "--turnz", "5"], "--turnz (did you mean '--turns'?)"),
     ],
 )

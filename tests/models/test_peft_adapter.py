@@ -1,0 +1,186 @@
+"""Adapters are read as PEFT writes them; what it can train and this cannot serve is refused."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jinfercept.errors import ModelError
+from jinfercept.models.adapters import AdapterWeights
+from jinfercept.models.load import read_config
+from jinfercept.models.peft_adapter import read_adapter
+from tests.support.peft_adapters import ALL, GPTJ, PHI, shapes_of, write_adapter
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+CONFIG = read_config(GOLDEN / "llama_gqa")
+WHOLE = "base_model.model.model.layers.1.self_attn.q_proj"
+
+
+def written(directory: Path, *targets: str, base: str = "llama_gqa", **options: Any) -> Path:
+    return write_adapter(directory, shapes_of(GOLDEN / base), targets or ALL, **options)
+
+
+def rewrite(directory: Path, change: Any) -> None:
+    file = directory / "adapter_model.safetensors"
+    save_file(change(load_file(file)), file)
+
+
+def change_of(adapter: AdapterWeights, layer: int, name: str) -> np.ndarray:
+    """What is added to a weight, `[in, out]`."""
+    a, b = adapter.layers[layer][name]
+    return a.reshape(-1, a.shape[-1]) @ b.reshape(len(b), -1)
+
+
+@pytest.mark.parametrize(
+    ("options", "scale"),
+    [
+        ({"lora_alpha": 6}, 6 / 4),
+        ({"lora_alpha": 6, "use_rslora": True}, 6 / math.sqrt(4)),
+        ({"alpha_pattern": {"q_proj": 10}}, 10 / 4),
+        ({"alpha_pattern": {r"layers\.0\.self_attn\.q_proj": 10}}, 8 / 4),
+        ({"init_lora_weights": "gaussian", "eva_config": {"rho": 2.0}, "future_key": None}, 8 / 4),
+    ],
+)
+def test_an_adapter_has_the_scale_of_its_config(tmp_path: Path, options: dict[str, Any], scale: float) -> None:
+    adapter = read_adapter(written(tmp_path, **options), CONFIG)
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    a, b = tensors[f"{WHOLE}.lora_A.weight"], tensors[f"{WHOLE}.lora_B.weight"]
+    np.testing.assert_allclose(change_of(adapter, 1, "q"), scale * (b @ a).T, rtol=1e-5, atol=1e-6)
+    assert adapter.rank == 4
+    assert adapter.weights == {"q", "k", "v", "o", "gate", "up", "down"}
+
+
+def test_a_rank_of_its_own_is_that_of_the_pattern(tmp_path: Path) -> None:
+    written(tmp_path, "q_proj", rank_pattern={"layers.1.self_attn.q_proj": 2}, lora_alpha=8)
+    rewrite(
+        tmp_path,
+        lambda tensors: {
+            name: (tensor[:2] if "lora_A" in name else tensor[:, :2]).copy() if WHOLE in name else tensor
+            for name, tensor in tensors.items()
+        },
+    )
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    expected = 8 / 2 * (tensors[f"{WHOLE}.lora_B.weight"] @ tensors[f"{WHOLE}.lora_A.weight"]).T
+    np.testing.assert_allclose(change_of(read_adapter(tmp_path, CONFIG), 1, "q"), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_modules_that_are_fused_are_those_of_their_parts(tmp_path: Path) -> None:
+    config = read_config(GOLDEN / "phi3")
+    adapter = read_adapter(written(tmp_path, *PHI, base="phi3"), config)
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    name = "base_model.model.model.layers.0.self_attn.qkv_proj"
+    whole = 2 * (tensors[f"{name}.lora_B.weight"] @ tensors[f"{name}.lora_A.weight"]).T
+    parts = np.concatenate([change_of(adapter, 0, part) for part in "qkv"], axis=1)
+    np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_gptj_has_modules_of_its_own(tmp_path: Path) -> None:
+    adapter = read_adapter(written(tmp_path, *GPTJ, base="gptj"), read_config(GOLDEN / "gptj"))
+    assert adapter.weights == {"q", "k", "v", "o", "up", "down"}
+
+
+def test_numbers_of_sixteen_bits_are_read(tmp_path: Path) -> None:
+    written(tmp_path)
+    rewrite(tmp_path, lambda tensors: {name: tensor.astype(np.float16) for name, tensor in tensors.items()})
+    halves = read_adapter(tmp_path, CONFIG)
+    rewrite(tmp_path, lambda tensors: {name: tensor.astype(ml_dtypes.bfloat16) for name, tensor in tensors.items()})
+    np.testing.assert_allclose(
+        change_of(read_adapter(tmp_path, CONFIG), 0, "q"), change_of(halves, 0, "q"), rtol=0.1, atol=0.05
+    )
+
+
+def test_adapters_with_the_same_numbers_have_the_same_digest(tmp_path: Path) -> None:
+    first, same, scaled, other = (
+        read_adapter(written(tmp_path / name, **changes), CONFIG).digest
+        for name, changes in (
+            ("a", dict[str, Any]()),
+            ("b", {"lora_dropout": 0.5}),
+            ("c", {"lora_alpha": 9}),
+            ("d", {"seed": 1}),
+        )
+    )
+    assert first == same
+    assert len({first, scaled, other}) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"peft_type": "IA3"}, "of type LORA are served; got 'IA3'"),
+        ({"use_dora": True}, "use_dora=True"),
+        ({"bias": "all"}, "bias='all'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save="),
+        ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters="),
+        ({"lora_bias": True}, "lora_bias=True"),
+        ({"trainable_token_indices": [3]}, "trainable_token_indices="),
+        ({"key_of_next_year": {"a": 1}}, "key_of_next_year="),
+        ({"init_lora_weights": "pissa_niter_4"}, "started from parts of the base's weights.*pissa_niter_4"),
+        ({"r": 0}, "numbers above 0; got r=0"),
+        ({"lora_alpha": "big"}, "lora_alpha='big'"),
+        ({"rank_pattern": {"q_proj": -1}}, "numbers above 0"),
+        ({"alpha_pattern": {"q_(proj": 1}}, "no regular expression"),
+        ({"r": 3}, "do not fit the model's weight.*rank 3"),
+    ],
+)
+def test_what_is_not_served_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read_adapter(written(tmp_path, **options), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t | {"base_model.model.lm_head.lora_embedding_A": t[f"{WHOLE}.lora_A.weight"]}, "nothing else; got"),
+        (lambda t: {name: tensor for name, tensor in t.items() if "lora_B" not in name}, "without its other half"),
+        (lambda t: {name.replace("layers.1.", "layers.7."): tensor for name, tensor in t.items()}, r"layers\.7\."),
+        (lambda t: {name.replace("q_proj", "c_attn"): tensor for name, tensor in t.items()}, "no such module.*c_attn"),
+        (lambda t: t | {f"{WHOLE}.lora_A.weight": np.zeros((4, 8), np.float32)}, r"do not fit.*lora_A \[4, 8\]"),
+        (lambda t: t | {f"{WHOLE}.lora_A.weight": np.full((4, 32), np.nan, np.float32)}, "finite"),
+        (lambda t: t | {f"{WHOLE}.lora_A.weight": np.zeros((4, 32), np.int32)}, "finite floating-point"),
+        (
+            lambda t: {name.replace("self_attn.q_proj", "mlp.experts.0.w1"): tensor for name, tensor in t.items()},
+            "adapters of experts are not served",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    written(tmp_path)
+    rewrite(tmp_path, change)
+    with pytest.raises(ModelError, match=message):
+        read_adapter(tmp_path, CONFIG)
+
+
+def test_a_layer_with_experts_has_no_modules_in_their_place(tmp_path: Path) -> None:
+    config = read_config(GOLDEN / "qwen3_moe_mixed")
+    experts = next(i for i in range(config.num_layers) if not config.kind(i).is_dense)
+    attention = write_adapter(tmp_path, shapes_of(GOLDEN / "qwen3_moe_mixed"), ("q_proj",))
+    assert read_adapter(attention, config).weights == {"q"}
+    name = f"base_model.model.model.layers.{experts}.mlp.up_proj"
+    one = np.zeros((4, config.hidden_size), np.float32), np.zeros((config.ffn_size, 4), np.float32)
+    rewrite(tmp_path, lambda t: t | {f"{name}.lora_{side}.weight": m for side, m in zip("AB", one, strict=True)})
+    with pytest.raises(ModelError, match="experts in place of the module"):
+        read_adapter(tmp_path, config)
+
+
+def test_a_rank_above_the_room_is_refused(tmp_path: Path) -> None:
+    assert read_adapter(written(tmp_path), CONFIG, 4).rank == 4
+    with pytest.raises(ModelError, match=r"rank 4 of .*room for 3; fix: max_lora_rank=4"):
+        read_adapter(tmp_path, CONFIG, 3)
+
+
+def test_a_directory_without_an_adapter_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"without adapter_config\.json"):
+        read_adapter(tmp_path, CONFIG)
+    written(tmp_path)
+    (tmp_path / "adapter_config.json").write_text(json.dumps(["LORA"]))
+    with pytest.raises(ModelError, match="of type LORA"):
+        read_adapter(tmp_path, CONFIG)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
+    (tmp_path / "adapter_config.json").write_text("{")
+    with pytest.raises(ModelError, match="not valid JSON"):
+        read_adapter(tmp_path, CONFIG)
