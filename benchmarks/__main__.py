@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from jinfercept.cli.command import Entry, run_command_line
-from jinfercept.cli.options import HOSTS, Files, Maybe, Several, Switch, engine_flags
+from jinfercept.cli.options import HOSTS, Files, Maybe, ModelName, Several, Switch, engine_flags
 from jinfercept.cli.sessions import OutputFlags, OwnModel, ServerFlags, ShapeFlags
 from jinfercept.cli.simulate import SOURCE
 from jinfercept.config import EngineOptions
@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, Entry] = {
     "cpu-products": Entry(
         "benchmarks.__main__:CPUProducts", "products on a CPU by type of the weight, and its bandwidth"
     ),
+    "lora-cost": Entry("benchmarks.__main__:LoraCost", "a decode step with adapters beside the same step without them"),
     "gpu-report": Entry("benchmarks.__main__:GpuReport", "files of tools/gpu_suite as one table against the aims"),
     "gpu-bill": Entry("benchmarks.__main__:GpuBill", "what a step costs a GPU, read from code compiled ahead of time"),
 }
@@ -278,6 +279,31 @@ class CPUProducts:
         from benchmarks.cpu_products import ROWS, measure
 
         measure(numbers("--rows", self.rows, int) or ROWS)
+        return 0
+
+
+@dataclass(frozen=True)
+class LoraCost:
+    """The command."""
+
+    model: ModelName
+    engine: Annotated[EngineOptions, engine_flags("loras", "max_loras", "max_lora_rank", "tool_lora", *HOSTS)]
+    adapters: int = 8
+    """that there are, all in use"""
+    rank: int = 16
+    """of each"""
+    rows: Several = ()
+    """of a step, each with a token of its own (default: 8,32)"""
+
+    def run(self) -> int:
+        """Measure; returns 0. Raises `ConfigError` for sizes below 1."""
+        from benchmarks.lora_cost import Sizes, measure
+
+        rows = numbers("--rows", self.rows, int) or (8, 32)
+        if min(self.adapters, self.rank, *rows) < 1:
+            got, fix = f"{self.adapters} adapters of rank {self.rank}, rows {rows}", "1 or more of each"
+            raise ConfigError("sizes are at least 1", got=got, fix=fix)
+        measure(self.model, Sizes(self.adapters, self.rank, tuple(rows)), self.engine)
         return 0
 
 

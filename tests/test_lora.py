@@ -56,6 +56,7 @@ FAMILIES |= {
     "mixtral": ATTENTION,
     "gpt_oss": ATTENTION,
     "qwen3_moe_mixed": ATTENTION,
+    "qwen3_next": (*ATTENTION, "out_proj", "shared_expert.up_proj", "shared_expert.down_proj"),
 }
 QUICK = ("phi3",)
 

@@ -18,9 +18,10 @@ from jinfercept.engine.constraints import Constraints
 from jinfercept.engine.draw_failures import draw_failure
 from jinfercept.engine.protocols import CallDispatcher
 from jinfercept.engine.random_key import RandomKeys
+from jinfercept.engine.reservations import Reservations
 from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.engine.session import Session
-from jinfercept.errors import RequestError, describe_failure
+from jinfercept.errors import describe_failure
 from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
 from jinfercept.hooks import Text
 from jinfercept.intercept.dispatcher import lasted_s
@@ -84,10 +85,9 @@ class RequestLifecycle:
         self._open_text = open_text
         self._encode = encode
         self._random_keys = RandomKeys(seed)
-        self._adapters = adapters
         self.num_finished = 0
         self.first_tokens = deque[tuple[str, float | None]](maxlen=MOST_FIRST_TOKENS)
-        self._reserved: dict[str, object] = {}  # ids of requests that are not finished, submitted ones included
+        self._reserved = Reservations(adapters)
         self._sessions: dict[str, Session] = {}
         self.constraints = Constraints()
 
@@ -95,19 +95,8 @@ class RequestLifecycle:
         return len(self._sessions)
 
     def reserve(self, request: Request) -> None:
-        """Take a request's id and its adapter until it finishes. From any thread.
-
-        Raises:
-            RequestError: the id is taken, or the adapter is not there any more.
-        """
-        mark = object()
-        if self._reserved.setdefault(request.id, mark) is not mark:  # atomic: two threads may submit one id
-            raise RequestError("a request of this id is not finished", got=request.id, fix="use another id")
-        try:
-            self._adapters.hold(request)
-        except RequestError:
-            del self._reserved[request.id]
-            raise
+        """Take a request's id and its adapter until it finishes, see `Reservations.take`. From any thread."""
+        self._reserved.take(request)
 
     def open(self, request: Request, events: list[Event]) -> Sequence | None:
         """Queue a request, on a retained context if it follows one; returns its sequence, None if it has ended."""
@@ -159,8 +148,6 @@ class RequestLifecycle:
     def close(self) -> None:
         """Abort every open request, and forget the ids of those that were never opened."""
         self.end_all("abort", None, [])
-        for request_id in [*self._reserved]:
-            self._adapters.release(request_id)
         self._reserved.clear()
 
     # -- tokens ----------------------------------------------------------------------------------------------------
@@ -398,8 +385,7 @@ class RequestLifecycle:
             self.first_tokens.append((request.id, None))
         del self._sessions[request.id]
         self.constraints.forget(request.id)
-        self._adapters.release(request.id)
-        self._reserved.pop(request.id, None)
+        self._reserved.release(request.id)
         rest = session.text.finish() if session.text else ""
         done = session.output(reason, stop, now, paused_s)
         done = session.with_messages(done, rest, events)

@@ -22,7 +22,7 @@ from jinfercept.models.protocol import Params, Weights
 from jinfercept.models.quantized import weights_of
 from jinfercept.models.sharding import MESH_AXES, WEIGHT_AXES, fit
 
-WEIGHTS = ("q", "k", "v", "o", "gate", "up", "down")
+WEIGHTS = ("q", "k", "v", "o", "gate", "up", "down", "shared_gate", "shared_up", "shared_down", "delta_o")
 """Names of the weights, apart, that adapters may change."""
 _PARTS = JOINED | SIDES
 
@@ -68,7 +68,7 @@ class AdapterRoom:
 
 def num_inputs(name: str) -> int:
     """Axes of a weight, apart, over which products sum."""
-    return 2 if name == "o" else 1
+    return 2 if name in ("o", "delta_o") else 1
 
 
 def with_room(model: Model, params: Params, room: AdapterRoom) -> Params:

@@ -16,14 +16,13 @@ import numpy as np
 from jaxtyping import Float
 
 from jinfercept.errors import ModelError, shown
-from jinfercept.models.adapters import AdapterWeights, Factors, num_inputs
+from jinfercept.models.adapters import WEIGHTS, AdapterWeights, Factors, num_inputs
 from jinfercept.models.checkpoint import StoredTensor
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.hf_weights import FUSED, names_of
 from jinfercept.models.model import abstract_params
 from jinfercept.models.model_directory import check_regular, read_json
 from jinfercept.models.safetensors_weights import SafetensorsFile
-from jinfercept.models.sharding import WEIGHT_AXES
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -180,7 +179,7 @@ def _places(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     ours = {
         place.name: weight
         for weight, place in names_of(config).layer.items()
-        if isinstance(place, StoredTensor) and place.inputs and weight in WEIGHT_AXES
+        if isinstance(place, StoredTensor) and weight in WEIGHTS
     }
     places = {name: (weight,) for name, weight in ours.items()}
     for whole, parts in FUSED.items():

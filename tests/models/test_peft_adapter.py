@@ -95,15 +95,8 @@ def test_numbers_of_sixteen_bits_are_read(tmp_path: Path) -> None:
 
 
 def test_adapters_with_the_same_numbers_have_the_same_digest(tmp_path: Path) -> None:
-    first, same, scaled, other = (
-        read_adapter(written(tmp_path / name, **changes), CONFIG).digest
-        for name, changes in (
-            ("a", dict[str, Any]()),
-            ("b", {"lora_dropout": 0.5}),
-            ("c", {"lora_alpha": 9}),
-            ("d", {"seed": 1}),
-        )
-    )
+    variants: list[dict[str, Any]] = [{}, {"lora_dropout": 0.5}, {"lora_alpha": 9}, {"seed": 1}]
+    first, same, scaled, other = (read_adapter(written(tmp_path, **options), CONFIG).digest for options in variants)
     assert first == same
     assert len({first, scaled, other}) == 3
 
