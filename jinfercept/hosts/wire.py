@@ -87,8 +87,8 @@ def _entering(chunk: Chunk, sample: Sample) -> tuple[object, ...]:
 
 
 def _numbers(chunk: Chunk) -> tuple[object, ...]:
-    """A chunk's fields, the last one only where the model has states."""
-    return chunk if chunk.state else chunk[:-1]
+    """A chunk's fields, the last one only where an adapter computes it."""
+    return chunk if chunk.adapter else chunk[:-1]
 
 
 def _plain(options: object) -> object:
@@ -101,12 +101,12 @@ def _plain(options: object) -> object:
 
 
 def _chunk(fields: tuple[Any, ...]) -> Chunk:
-    slot, start, tokens, new_pages, sample, score, num_drafts, *others = fields
+    slot, start, tokens, new_pages, sample, score, num_drafts, *adapter = fields
     if new_pages:
-        first, slots = new_pages
-        new_pages = NewPages(first, array("i", slots))
+        first, slots, state = new_pages
+        new_pages = NewPages(first, array("i", slots), state)
     sample, score = sample and _sample(*sample), score and Score(*score)
-    return Chunk(slot, start, tokens, new_pages, sample, score, num_drafts, *others)
+    return Chunk(slot, start, tokens, new_pages, sample, score, num_drafts, *adapter)
 
 
 def _sample(

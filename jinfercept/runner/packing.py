@@ -40,22 +40,31 @@ class PackedShape(NamedTuple):
     num_adapters: int = 0
 
 
-def enter(chunks: tuple[Chunk, ...], tables: Int32[np.ndarray, "slots P"]) -> None:
-    """Write the chunks' new pages into the page tables."""
+def enter(
+    chunks: tuple[Chunk, ...], tables: Int32[np.ndarray, "slots P"], states: Int32[np.ndarray, "slots"] | None = None
+) -> None:
+    """Write the chunks' new pages into the page tables, and the slots of their sequences' states."""
     for chunk in chunks:
         if chunk.new_pages:
-            first, slots = chunk.new_pages
+            first, slots, state = chunk.new_pages
             tables[chunk.slot, first : first + len(slots)] = slots
+            if states is not None:
+                states[chunk.slot] = state
 
 
 def pack(
-    chunks: tuple[Chunk, ...], tables: Int32[np.ndarray, "slots P"], page_size: int, shape: PackedShape
+    chunks: tuple[Chunk, ...],
+    tables: Int32[np.ndarray, "slots P"],
+    page_size: int,
+    shape: PackedShape,
+    states: Int32[np.ndarray, "slots"] | None = None,
 ) -> Int32[np.ndarray, "packed"]:
     """The packed batch of a plan.
 
     Args:
         chunks: at most `num_rows`, of at most `num_tokens` tokens together; those of one token come first.
         tables: device slots of every sequence slot's pages.
+        states: slots of every sequence slot's states, if the model has some.
     """
     num_tokens, num_rows, *_ = shape
     places = _places(shape)
@@ -67,7 +76,7 @@ def pack(
     write_index[:] = np.arange(OUT_OF_RANGE, OUT_OF_RANGE + num_tokens, dtype=np.int32)
     if not chunks:
         return vector  # no unit of work either
-    slots, starts, lists, *_, states, chunk_adapters = zip(*chunks, strict=True)
+    slots, starts, lists, *_, chunk_adapters = zip(*chunks, strict=True)
     rows = len(chunks)
     assert rows <= num_rows
     slots, starts = np.fromiter(slots, np.int32, rows), np.fromiter(starts, np.int32, rows)
@@ -86,8 +95,8 @@ def pack(
     positions[:used] = (starts - query_starts[:rows]).repeat(lengths) + np.arange(used, dtype=np.int32)
     page, offset = np.divmod(positions[:used], page_size)
     write_index[:used] = tables[token_slots[:used], page] * page_size + offset
-    if shape.has_states:
-        scheduled.pop()[:rows] = states
+    if states is not None:
+        scheduled.pop()[:rows] = states[slots]
     if shape.cut is not None:
         work = schedules(
             shape.cut, query_starts, context_lens, int(num_decode[0]), num_tokens, decode_only=shape.decode_only

@@ -130,6 +130,7 @@ class ModelRunner:
         pages |= {"staging_pages": shape.staging_pages, "pinned": shape.pinned_memory}
         self.kv = KVArrays(*sizes, **pages, moved_pages=shape.moved_pages)
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
+        self._state_slots = np.zeros(shape.max_num_seqs, np.int32) if states else None
         self.executables = Executables() if executables is None else executables
         self.drafter: Drafter | None = None
         self.drafting = True
@@ -165,7 +166,7 @@ class ModelRunner:
         groups = [*batched(transfers, MOST_TRANSFERS)] or [()]  # of more transfers than an upload holds
         commons = [self.kv.common_shape.pack(samples.packed, group) for group in groups]
         if plan.chunks:
-            enter(plan.chunks, self._tables)
+            enter(plan.chunks, self._tables, self._state_slots)
             hidden, experts = self._forward(plan, last_tokens, samples, commons)
             return ForwardTicket(hidden, submitted_s, drafts, experts)
         self.kv.commons = place(commons, self._home)
@@ -288,7 +289,8 @@ class ModelRunner:
         experts of the groups of layers, too."""
         size, kv = plan.bucket, self.kv
         decode_only = (size, True) in self._buckets and all(len(chunk.tokens) == 1 for chunk in plan.chunks)
-        packed = pack(plan.chunks, self._tables, self._shape.page_size, self._buckets[size, decode_only])
+        shape = self._buckets[size, decode_only]
+        packed = pack(plan.chunks, self._tables, self._shape.page_size, shape, self._state_slots)
         upload, *further = place([np.concatenate((packed, commons[0])), *commons[1:]], self._home)
         embed, layers_of = step_names(decode_only)
         kv.fetch(0)

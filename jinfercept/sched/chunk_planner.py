@@ -52,8 +52,7 @@ class ChunkPlanner:
         sample = sequence.draw(start + 1)
         slot = sequence.row.slot
         assert slot is not None
-        chunk = Chunk(slot, start, tokens, (), sample, state=context.state, adapter=sequence.adapter)
-        builder.chunks.append((sequence, chunk))
+        builder.chunks.append((sequence, Chunk(slot, start, tokens, (), sample, None, 0, sequence.adapter)))
         builder.query_tokens -= 1
         self._counters.computed += 1
         sequence.max_computed = start + 1
@@ -94,10 +93,9 @@ class ChunkPlanner:
         tokens = tuple(sequence.tokens[start:end]) if end <= num_tokens else (FROM_DEVICE,)
         sample = sequence.draw(end) if end == sequence.length else None
         score = None if sequence.num_best is None else sequence.score(start, end)
-        pages, state = row.new_pages(sequence.context, num_pages), sequence.context.state
-        assert not state or start == sequence.context.ready, "a state has seen other tokens"
-        own = {"state": state, "adapter": sequence.adapter}
-        chunk = Chunk(row.slot, start, tokens, pages, sample, score, **own)
+        assert not sequence.context.state or start == sequence.context.ready, "a state has seen other tokens"
+        pages, adapter = row.new_pages(sequence.context, num_pages), sequence.adapter
+        chunk = Chunk(row.slot, start, tokens, pages, sample, score, adapter=adapter)
         self._kv.computed(sequence.context, start, end)
         self._kv.commit(sequence.context, sequence.tokens)
         recomputed = max(0, min(end, sequence.max_computed) - start)

@@ -64,10 +64,12 @@ class NewPages(NamedTuple):
 
     Attributes:
         slots: the device slots.
+        state: slot of the sequence's states of recurrent layers; 0 where the model has none.
     """
 
     first: int
     slots: Sequence[int]
+    state: int = 0
 
 
 class Chunk(NamedTuple):
@@ -83,8 +85,6 @@ class Chunk(NamedTuple):
         num_drafts: the last so many tokens are drafts, all of them known or all `FROM_DRAFT_MODEL`. The token at each draft's
             position is drawn too, from the logits before it, and after the last draft one more: the chunk has `1 + num_drafts`
             sampled rows, `sample` is that of the first, and the others differ from it by their position only.
-        state: slot of the sequence's states of recurrent layers; 0 where the model has none. The first chunk of a sequence,
-            at position 0, begins with zeros there.
         adapter: number of the adapter that computes it, from 1 on; 0: the model as it is.
     """
 
@@ -95,7 +95,6 @@ class Chunk(NamedTuple):
     sample: Sample | None
     score: Score | None = None
     num_drafts: int = 0
-    state: int = 0
     adapter: int = 0
 
     @property

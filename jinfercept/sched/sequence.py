@@ -113,7 +113,7 @@ class RunnerRow:
         if first >= num_pages:
             return ()
         self.num_pages = num_pages
-        return NewPages(first, context.slots(first, num_pages))
+        return NewPages(first, context.slots(first, num_pages), context.state)
 
     def cut(self, num_pages: int) -> None:
         """The context has only so many pages left."""

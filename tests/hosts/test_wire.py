@@ -53,11 +53,13 @@ chunks = st.builds(
     start=numbers,
     tokens=st.just((FROM_DEVICE,)) | st.lists(ids, min_size=1, max_size=9).map(tuple),
     new_pages=st.just(())
-    | st.builds(NewPages, numbers, st.lists(numbers, min_size=1).map(lambda slots: array("i", slots))),
+    | st.builds(
+        NewPages, numbers, st.lists(numbers, min_size=1).map(lambda slots: array("i", slots)), st.integers(0, 3)
+    ),
     sample=st.none() | samples(),
     score=st.none() | st.builds(Score, numbers, some_ids, st.integers(0, 20)),
     num_drafts=st.integers(0, 1),
-    state=st.integers(0, 3),
+    adapter=st.integers(0, 2),
 )
 copies = st.lists(st.builds(PageCopy, numbers, numbers, numbers), max_size=3).map(tuple)
 plans = st.builds(

@@ -33,9 +33,10 @@ class Desk:
     def step(self) -> None:
         self.now += 1.0
         planned = self.scheduler.plan(self.now)
-        states = [chunk.state for chunk in planned.plan.chunks]
+        states = [sequence.context.state for sequence in self.scheduler.running]
         assert all(states)
         assert len(set(states)) == len(states)
+        assert all(chunk.new_pages.state in states for chunk in planned.plan.chunks if chunk.new_pages)
         tokens = self.runner.submit(planned.plan).tokens
         for (sequence, *_), token in zip(planned.sampled, tokens, strict=True):
             self.scheduler.accept(sequence, token)
