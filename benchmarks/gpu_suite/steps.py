@@ -5,7 +5,7 @@ bandwidth, and the operations over the measured matmul rate. Rows: `model`, `lay
 
 * decode, mixed: `batch` (decoding rows), `context`, `chunk`, `bucket`, `sampling`, `seconds`, `dispatch_s`, `roofline_s`,
   `bound` (memory or compute) and `times`, seconds over roofline;
-* trace: of the decode steps before it, with `graphs` or without: `step_s` by the wall clock, which a profiler slows, `kernels`
+* trace: of the steps before it, with `graphs` or without: `step_s` by the wall clock, which a profiler slows, `kernels`
   and `busy_s` of a step, `idle_share` and `largest_gap_s`; operation: its longest ones, see `trace.operations`, where the shape
   tells a product (qkv, o, gate and up, down, head) by its columns;
 * ceilings: the rates; start: once for each runner `start_s`, what compiling it took; choice: of the profiler's rule.
@@ -141,7 +141,7 @@ def _measure(sizes: Sizes, config: ModelConfig, params: Params, bench: Bench) ->
                 seconds, dispatch_s = steady_s(runner, iter(lambda plan=plan: plan, None), 4 * sizes.enough_s)
                 common = {"step": "mixed" if case.chunk else "decode", **case._asdict(), "bucket": plan.bucket}
                 yield {**common, "sampling": sampling, "seconds": seconds, "dispatch_s": dispatch_s}
-                if bench.traced and not case.chunk and sampling == "greedy":
+                if bench.traced and sampling == "greedy":
                     yield from _traced(sizes, runner, plan, case)
     finally:
         runner.close()
@@ -156,18 +156,20 @@ def _traced(sizes: Sizes, runner: ModelRunner, plan: StepPlan, case: StepCase) -
     if not kernels:
         return
     graphs = TRACED_WITH_GRAPHS[0] in os.environ.get("XLA_FLAGS", "").split()
-    common = {"batch": case.batch, "context": case.context, "graphs": graphs}
+    common = {"batch": case.batch, "context": case.context, "chunk": case.chunk, "graphs": graphs}
     spans = gaps((event.start, event.end) for event in kernels)
     spans["busy_s"] /= count
     yield {"step": "trace", **common, "step_s": walls[0], "kernels": len(kernels) / count, **spans}
-    for row in operations(kernels, _programs(runner, plan.bucket), count)[:MOST_OPERATIONS]:
+    for row in operations(kernels, _programs(runner, plan.bucket, not case.chunk), count)[:MOST_OPERATIONS]:
         yield {"step": "operation", **common, **row}
 
 
-def _programs(runner: ModelRunner, bucket: int) -> list[str]:
-    """The compiled programs of a bucket's steps of decode rows, as far as they can be read."""
+def _programs(runner: ModelRunner, bucket: int, decode_only: bool) -> list[str]:
+    """The compiled programs of a bucket's steps, as far as they can be read."""
     keys = [key for key in runner.executables.compile_s if isinstance(key, tuple) and bucket in key]
-    others = ("embed", "layers") if any(key[0] == "decode layers" for key in keys) else ()
+    others = ("decode embed", "decode layers")
+    if decode_only:
+        others = ("embed", "layers") if any(key[0] == "decode layers" for key in keys) else ()
     programs = []
     for key in keys:
         if key[0] not in others:

@@ -120,9 +120,11 @@ def check_transfers(rows: Sequence[Row], ways: Sequence[TransferWay]) -> None:
 
 
 def test_the_time_of_every_operation_stands_beside_a_decode_step(rows: dict[str, list[Row]]) -> None:
-    trace, *operations = [row for row in rows["decode"] if row["step"] in ("trace", "operation")]
+    measured = [row for row in rows["decode"] if row["step"] in ("trace", "operation")]
+    assert all(row["graphs"] for row in measured)
+    assert {row["chunk"] for row in measured} == {0, 2, TINY.mixed[2]}, "steps with a chunk too"
+    trace, *operations = [row for row in measured if not row["chunk"]]
     assert (trace["step"], {row["step"] for row in operations}) == ("trace", {"operation"})
-    assert all(row["graphs"] for row in (trace, *operations))
     assert any(" f32[8,128]" in row["shape"] for row in operations)  # the products of the hidden layers
 
 
