@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, Entry] = {
         "benchmarks.__main__:CPUProducts", "products on a CPU by type of the weight, and its bandwidth"
     ),
     "lora-cost": Entry("benchmarks.__main__:LoraCost", "a decode step with adapters beside the same step without them"),
+    "moe": Entry("benchmarks.moe:MoE", "decode and prefill of a small model with experts, beside transformers"),
     "gpu-report": Entry("benchmarks.__main__:GpuReport", "files of tools/gpu_suite as one table against the aims"),
     "gpu-bill": Entry("benchmarks.__main__:GpuBill", "what a step costs a GPU, read from code compiled ahead of time"),
 }

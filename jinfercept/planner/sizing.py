@@ -18,7 +18,16 @@ from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica
 from jinfercept.sched.data_sheets import ACCELERATORS
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.roofline import LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, LLAMA_13B, QWEN_32B, ProfiledModel, roofline
+from jinfercept.sched.roofline import (
+    LLAMA_2_7B,
+    LLAMA_3_8B,
+    LLAMA_3_70B,
+    LLAMA_13B,
+    QWEN3_30B_A3B,
+    QWEN_32B,
+    ProfiledModel,
+    roofline,
+)
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.workload import Script
 
@@ -32,7 +41,7 @@ Detail = Literal["stepped", "coarse"]
 LLAMA_3_1B = ProfiledModel("llama-3.2-1b", 1.236e9, num_layers=16, num_kv_heads=8, head_dim=64, hidden_size=2048)
 
 MODELS: Mapping[str, ProfiledModel] = {
-    model.name: model for model in (LLAMA_3_1B, LLAMA_2_7B, LLAMA_3_8B, LLAMA_13B, QWEN_32B, LLAMA_3_70B)
+    model.name: model for model in (LLAMA_3_1B, LLAMA_2_7B, LLAMA_3_8B, LLAMA_13B, QWEN_32B, QWEN3_30B_A3B, LLAMA_3_70B)
 }
 """By name; another model needs a measured profile."""
 PAPER_KV_TOKENS: Mapping[str, int] = {"paper-gptj-6b-a100": 53_000, "paper-vicuna-13b-2xa100": 56_000}

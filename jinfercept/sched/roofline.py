@@ -18,6 +18,20 @@ COLLECTIVES_PER_LAYER = 2
 """Sums over the devices that share a layer: of attention's results and of the feed-forward network's."""
 
 
+class ProfiledExperts(NamedTuple):
+    """The experts of a model.
+
+    Attributes:
+        params: weights of all of them, in all layers.
+        num_experts: of a layer.
+        per_token: that compute a token.
+    """
+
+    params: float
+    num_experts: int
+    per_token: int
+
+
 class ProfiledModel(NamedTuple):
     """The numbers of a model that a roofline needs.
 
@@ -28,6 +42,7 @@ class ProfiledModel(NamedTuple):
         hidden_size: numbers of a token between layers.
         bytes_per_number: of weights and KV alike; 2 is bfloat16.
         quantized_kv: KV has a byte for a number and a scale of four for each key and value, as `kv_cache_dtype` int8 and fp8.
+        experts: of a model that has some.
     """
 
     name: str
@@ -38,6 +53,19 @@ class ProfiledModel(NamedTuple):
     hidden_size: int
     bytes_per_number: int = 2
     quantized_kv: bool = False
+    experts: ProfiledExperts | None = None
+
+    @property
+    def active_params(self) -> float:
+        """Weights that compute one token."""
+        return self.read_params(1)
+
+    def read_params(self, num_tokens: int) -> float:
+        """Weights that a step of so many tokens reads: of the experts those that compute one of them, see `experts_in_use`."""
+        if (experts := self.experts) is None:
+            return self.params
+        used = experts_in_use(experts.num_experts, experts.per_token, num_tokens)
+        return self.params - experts.params * (1 - used / experts.num_experts)
 
     def kv_bytes_per_token(self, num_devices: int = 1) -> int:
         """Keys and values of one token over all layers and devices: each has a KV head at least, if need be another's."""
@@ -54,11 +82,33 @@ QWEN_32B = ProfiledModel("qwen2.5-32b", 32.76e9, num_layers=64, num_kv_heads=8, 
 QWEN_32B_FP8 = QWEN_32B._replace(name="qwen2.5-32b-fp8", bytes_per_number=1)
 
 
+QWEN3_30B_A3B = ProfiledModel(
+    "qwen3-30b-a3b",
+    30.532e9,
+    num_layers=48,
+    num_kv_heads=4,
+    head_dim=128,
+    hidden_size=2048,
+    experts=ProfiledExperts(48 * 128 * 3 * 2048 * 768, num_experts=128, per_token=8),
+)
+
+
+def experts_in_use(count: int, per_token: int, num_tokens: int) -> float:
+    """The expected number of a layer's experts that compute at least one of a step's tokens: `count · (1 − (1 − k / count)^n)`.
+
+    By linearity of expectation, where every token chooses `k = per_token` different experts, all sets equally likely and
+    independent of the other tokens': a token leaves an expert out with the probability `1 − k / count` (the classical occupancy
+    problem; Feller, An Introduction to Probability Theory and Its Applications I, chapter IV). Uneven choices use fewer.
+    """
+    return count * (1 - (1 - per_token / count) ** num_tokens)
+
+
 def roofline(model: ProfiledModel, accelerator: str, num_devices: int = 1, *, attention: bool = False) -> Profile:
     """A profile derived from a model's size and a data sheet, without a measurement.
 
     A step reads all weights (`flat_s`) or computes two operations per weight and query token, whichever takes longer, and
-    reads the KV of its contexts. With several accelerators, each holds a share of weights and KV and has a host link of its
+    reads the KV of its contexts. Of experts it reads those in use, and a token is computed by some: the price of a step has
+    buckets then, powers of two. With several accelerators, each holds a share of weights and KV and has a host link of its
     own, and every layer adds up their parts twice (arXiv 1909.08053), in rings, behind nothing.
 
     Args:
@@ -84,9 +134,14 @@ def roofline(model: ProfiledModel, accelerator: str, num_devices: int = 1, *, at
             fix="take more accelerators or larger ones",
         )
     bandwidth = sheet.memory_bytes_per_s * REACHED_BANDWIDTH * num_devices
-    read_s = weight_bytes / bandwidth
     flops = sheet.bf16_flops * REACHED_FLOPS * num_devices
-    per_query_s = 2 * model.params / flops
+    per_query_s = 2 * model.active_params / flops
+
+    def read_s(num_tokens: int) -> float:
+        return model.read_params(num_tokens) * model.bytes_per_number / bandwidth
+
+    saturation = max(8, round(weight_bytes / bandwidth / per_query_s / 8) * 8)
+    sizes = () if model.experts is None else tuple(1 << power for power in range((2 * saturation).bit_length()))
     collectives = COLLECTIVES_PER_LAYER * model.num_layers if num_devices > 1 else 0
     exchanged_bytes = collectives * 2 * (num_devices - 1) / num_devices * model.hidden_size * model.bytes_per_number
     one_way = sheet.link.one_way_bytes_per_s * num_devices / token_bytes
@@ -97,9 +152,9 @@ def roofline(model: ProfiledModel, accelerator: str, num_devices: int = 1, *, at
         per_query_s=per_query_s,
         per_context_s=token_bytes / bandwidth,
         per_pair_s=4 * model.num_layers * model.hidden_size / flops if attention else 0.0,
-        flat_s=read_s + collectives * COLLECTIVE_S,
+        flat_s=read_s(1) + collectives * COLLECTIVE_S,
         collective_s=exchanged_bytes / (sheet.peer_bytes_per_s * REACHED_PEER_BANDWIDTH),
-        saturation=max(8, round(read_s / per_query_s / 8) * 8),
+        saturation=saturation,
         link_out_tokens_per_s=one_way,
         link_in_tokens_per_s=one_way,
         link_both_tokens_per_s=sheet.link.both_ways_bytes_per_s * num_devices / token_bytes,
@@ -107,6 +162,8 @@ def roofline(model: ProfiledModel, accelerator: str, num_devices: int = 1, *, at
         disk_read_tokens_per_s=NVME.read_bytes_per_s / token_bytes,
         disk_write_tokens_per_s=NVME.write_bytes_per_s / token_bytes,
         disk_latency_s=NVME.latency_s,
+        bucket_tokens=sizes,
+        bucket_s=tuple(max(read_s(size), per_query_s * size) + collectives * COLLECTIVE_S for size in sizes),
         tables={
             "derived": {
                 "accelerator": accelerator,
