@@ -1,6 +1,7 @@
 """The offline API as a user meets it, on the embedded model."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 
@@ -62,6 +63,23 @@ def test_the_model_calls_its_tools_and_reads_what_they_return(smollm2: LLM) -> N
         assert sum(pause.context) > 0
     returned = sum(pause.span[1] - pause.span[0] for pause in completion.interceptions)
     assert completion.num_generated == len(completion.token_ids) - returned
+
+
+def weather(city: str) -> dict[str, str]:
+    """Get the weather of a city."""
+    return {"sky": f"rain in {city}"}
+
+
+def test_a_chat_with_tools_calls_them_by_the_adapter_that_comes_along(smollm2: LLM) -> None:
+    question = [{"role": "user", "content": "Do I need an umbrella in Oslo?"}]
+    params = SamplingParams(temperature=0.0, max_tokens=48)
+    [output] = smollm2.chat(question, params, tools=[weather])
+    called, result, answer = output.outputs[0].messages
+    assert json.loads(called["tool_calls"][0]["function"]["arguments"]) == {"city": "Oslo"}
+    assert json.loads(result["content"]) == weather("Oslo")
+    assert "rain" in answer["content"]
+    [without] = smollm2.chat(question, params, tools=[weather], lora="")
+    assert [message.get("tool_calls") for message in without.outputs[0].messages] == [None]
 
 
 def test_events_tell_the_story_in_order_and_their_texts_add_up(smollm2: LLM) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from examples.tool_adapter.lexicon import Lexicon, listed
 from examples.tool_adapter.questions import question, rest
-from examples.tool_adapter.skills import SKILLS, Skill, made_up
+from examples.tool_adapter.skills import SKILLS, Skill, made_up, twisted
 from examples.tool_adapter.tools import Request, Tool, declare, request
 
 HELD_OUT = frozenset(skill.name for skill in SKILLS[::9])
@@ -165,7 +165,9 @@ class _Author(NamedTuple):
         if kind < 0.25:
             return [_user(self._general()), _said(NONE_FITS)]
         declared = {tool.skill.name for tool in tools}
-        other = self._near(rng.choice(tools).skill) if rng.random() < 0.7 else self._skill()
+        skill, way = rng.choice(tools).skill, rng.random()
+        other = twisted(rng, self.lexicon, skill) if way < 0.4 else None
+        other = other or (self._near(skill) if way < 0.8 else self._skill())
         while other.name in declared:
             other = self._skill()
         return [_user(question(rng, request(rng, declare(rng, self.lexicon, other)))), _said(NONE_FITS)]

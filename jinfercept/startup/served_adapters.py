@@ -2,13 +2,15 @@
 
 import logging
 import threading
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
-from jinfercept.config import EngineConfig
+from jinfercept.config import AdapterOptions, EngineConfig
 from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.errors import ConfigError
+from jinfercept.models import embedded
 from jinfercept.models.adapters import AdapterRoom, AdapterWeights, room_for, with_adapter, with_room
 from jinfercept.models.load import Loaded
 from jinfercept.models.model import Model
@@ -16,6 +18,8 @@ from jinfercept.models.peft_adapter import read_adapter
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.request import Adapter
 
+TOOLS = "tools"
+"""Name of the adapter with which the embedded model calls tools."""
 log = logging.getLogger("jinfercept")
 
 
@@ -51,6 +55,21 @@ class ServedAdapters:
     def written(self, params: Params, slot: int, adapter: AdapterWeights) -> Params:
         """The weights with an adapter in a slot, from 1 on."""
         return with_adapter(self._model, params, slot, self._room.rank, adapter)
+
+
+def with_tool_adapter(model: object, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a start, with the adapter of the embedded model for chats with tools; as they are for other models, and
+    where an option of adapters is given. `tool_lora=""` is a start without it.
+
+    Raises:
+        ModelError: the adapter is not whole.
+    """
+    given = {name for name in (field.name for field in fields(AdapterOptions)) if flags.get(name) is not None}
+    if flags.get("tool_lora") == "":
+        return {name: value for name, value in flags.items() if name != "tool_lora"}
+    if str(model) != embedded.NAME or given or flags.get("load_format") == "dummy":
+        return dict(flags)
+    return {**flags, "loras": {TOOLS: str(embedded.tool_adapter())}, "tool_lora": TOOLS}
 
 
 def add_adapters(

