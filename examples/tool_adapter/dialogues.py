@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from examples.tool_adapter.lexicon import Lexicon, listed
 from examples.tool_adapter.questions import question, rest
-from examples.tool_adapter.skills import SKILLS, Skill, made_up, twisted
+from examples.tool_adapter.skills import SKILLS, Skill, made_up
 from examples.tool_adapter.tools import Request, Tool, declare, request
 
 HELD_OUT = frozenset(skill.name for skill in SKILLS[::9])
@@ -117,18 +117,28 @@ class _Author(NamedTuple):
         """Tools of different names; some of them are alike."""
         skills = [self._skill()]
         while len(skills) < count:
-            skill = self._near(self.rng.choice(skills)) if self.rng.random() < 0.4 else self._skill()
+            near = self._near(self.rng.choice(skills))
+            skill = near if near is not None and self.rng.random() < 0.4 else self._skill()
             if skill.name not in {other.name for other in skills}:
                 skills.append(skill)
         return [declare(self.rng, self.lexicon, skill) for skill in skills]
 
-    def _near(self, skill: Skill) -> Skill:
-        """A skill that is easily taken for this one, but is another."""
+    def _near(self, skill: Skill) -> Skill | None:
+        """A skill that is easily taken for this one, but is another; None if there is none."""
         if skill not in self.skills:  # made up: other words with the same verbs or parameters
             other = made_up(self.rng, self.lexicon)
             return other._replace(**self.rng.choice(({"verbs": skill.verbs}, {"parameters": skill.parameters})))
-        alike = sorted((other for other in self.skills if other != skill), key=lambda other: -_likeness(skill, other))
-        return self.rng.choice(alike[:12])
+        kinds = {parameter.kind for parameter in skill.parameters}
+        near = [
+            other
+            for other in self.skills
+            if other != skill
+            and (
+                other.name.split("_")[-1] == skill.name.split("_")[-1]
+                or len(kinds & {parameter.kind for parameter in other.parameters}) > 1
+            )
+        ]
+        return self.rng.choice(near) if near else None
 
     def _single(self, tools: list[Tool]) -> list[dict[str, Any]]:
         asked = request(self.rng, self.rng.choice(tools))
@@ -162,13 +172,11 @@ class _Author(NamedTuple):
         if kind < 0.06:
             text, answer = rng.choice(_SMALL_TALK)
             return [_user(text), _said(answer)]
-        if kind < 0.25:
+        if kind < 0.3:
             return [_user(self._general()), _said(NONE_FITS)]
         declared = {tool.skill.name for tool in tools}
-        skill, way = rng.choice(tools).skill, rng.random()
-        other = twisted(rng, self.lexicon, skill) if way < 0.4 else None
-        other = other or (self._near(skill) if way < 0.8 else self._skill())
-        while other.name in declared:
+        other = self._near(rng.choice(tools).skill) if rng.random() < 0.55 else self._skill()
+        while other is None or other.name in declared:
             other = self._skill()
         return [_user(question(rng, request(rng, declare(rng, self.lexicon, other)))), _said(NONE_FITS)]
 
@@ -206,14 +214,6 @@ class _Author(NamedTuple):
         answer = rng.choice((f"The {key} is {value}.", f"Done: the {key} is {value}."))
         result = {"role": "tool", "content": json.dumps({key: value})}
         return [*self._single(tools), result, _said(answer)]
-
-
-def _likeness(skill: Skill, other: Skill) -> int:
-    """How easily one skill is taken for another: what they share of their names and of their parameters."""
-    words = set(skill.name.split("_")) & set(other.name.split("_"))
-    names = {p.name for p in skill.parameters} & {p.name for p in other.parameters}
-    kinds = {p.kind for p in skill.parameters if p.required} & {p.kind for p in other.parameters if p.required}
-    return 2 * len(words) + 2 * len(names) + len(kinds)
 
 
 def _user(text: str) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from examples.tool_adapter.network import Batch
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
-_PACKED_TOGETHER = 32
-"""Rows' worth of documents from which rows are filled: more leave less padding."""
+_PACKED_TOGETHER = 256
+"""Documents of which rows are filled: more leave less padding."""
 
 
 class Document(NamedTuple):
@@ -74,7 +74,7 @@ def batches(documents: Iterator[Document], rows: int, width: int) -> Iterator[Ba
     waiting: list[list[Document]] = []
     while True:
         while len(waiting) < rows:
-            some = [shortened(made, width) for made in islice(documents, rows * _PACKED_TOGETHER)]
+            some = [shortened(made, width) for made in islice(documents, _PACKED_TOGETHER)]
             if not some:
                 return
             waiting += _packed([made for made in some if made.branches], width)

@@ -95,24 +95,3 @@ def made_up(rng: random.Random, lexicon: Lexicon) -> Skill:
             label = f"{lexicon.word(rng)}_{parameter.name}"
         chosen[label] = parameter._replace(name=label, required=not chosen or rng.random() < 0.65)
     return Skill(verbs, objects, "_".join(words), tuple(chosen.values()))
-
-
-def twisted(rng: random.Random, lexicon: Lexicon, skill: Skill) -> Skill | None:
-    """A skill that nobody offers: what it is done to has a word of this one's, and it takes the same parameters. None if no
-    object has two parts."""
-    heads = [match for text in skill.objects if (match := _OF.fullmatch(text))]
-    if heads:  # "the price of a box" for "the volume of a box"
-        match = rng.choice(heads)
-        head, whole = match["head"], match["whole"]
-        other = rng.choice([other for other in _HEADS if other not in {match["head"] for match in heads}])
-        text = f"the {other} of {whole}" if rng.random() < 0.75 else f"the {head} of the {lexicon.word(rng)}"
-    elif "_" in skill.name and not skill.phrases:  # made up
-        kept, *_ = words = rng.sample(skill.name.split("_"), len(skill.name.split("_")))
-        text = "the " + " ".join([kept, *(lexicon.word(rng) for _ in words[1:])])
-    else:
-        return None
-    return skill._replace(objects=(text,), name=f"{skill.name}_{lexicon.word(rng)}", phrases=())
-
-
-_OF = re.compile(r"the (?P<head>[\w ]+?) of (?P<whole>.+)")
-_HEADS = sorted({match["head"] for skill in SKILLS for text in skill.objects if (match := _OF.fullmatch(text))})
