@@ -23,8 +23,10 @@ from jinfercept.models.config import ModelConfig
 from jinfercept.models.mesh import EVERYWHERE
 from jinfercept.models.model import Model, abstract_params
 from jinfercept.models.parallel import AXIS
+from jinfercept.models.protocol import states_of
 from jinfercept.models.sharding import partition_specs
 from jinfercept.runner.executables import COMPILER_OPTIONS
+from jinfercept.runner.layer_states import state_shapes, with_states
 from jinfercept.runner.page_transfers import PAGES_SPEC
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import add_steps
@@ -153,7 +155,8 @@ def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention
         lambda leaf, spec: compiler.shape(leaf.shape, leaf.dtype, spec), params, partition_specs(params)
     )
     pool = kv_shape(shape.num_pages + 1, shape.page_size, model.config.num_kv_heads, config.head_dim)
-    layers = (compiler.shape(pool, jnp.bfloat16, PAGES_SPEC),) * config.num_layers
+    layers = (compiler.shape(pool, jnp.bfloat16, PAGES_SPEC),) * config.num_kv_layers
+    states = state_shapes(states_of(model), shape.num_states, params.embed["embedding"])
     with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
-        add_steps(compiler, model, shape, attention, params, layers)
+        add_steps(compiler, model, shape, attention, params, with_states(layers, states))
     return layers

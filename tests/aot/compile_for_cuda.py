@@ -199,7 +199,7 @@ def steps(compiler: KernelCompiler, case: dict[str, Any]) -> None:
     config = config_from_hf(case["model"])
     shape = RunnerShape(**case["shape"] | {"buckets": tuple(case["shape"]["buckets"])})
     layers = add_runner(compiler, config, shape, case.get("attention", "triton"))
-    ways = [replace(shape, transfer_parts=parts).parts(config.num_layers) for parts in (1, shape.transfer_parts)]
+    ways = [replace(shape, transfer_parts=parts).parts(len(layers)) for parts in (1, shape.transfer_parts)]
     for num_layers in {groups[-1][1] - groups[0][0] for parts in ways for groups in parts}:
         add_transfers(compiler, layers[:num_layers], transfer_sizes("gpu"), 1, shape.sample_rows[-1])  # pyright: ignore[reportArgumentType]
 

@@ -64,6 +64,20 @@ MODELS["gemma-3-1b"] = {
     "rope_theta": 1_000_000.0,
     "rope_local_base_freq": 10_000.0,
 }
+MODELS["qwen3-next-80b"] = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "num_hidden_layers": 4,  # of 48
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "intermediate_size": 5120,
+    "num_experts": 64,  # of 512
+    "max_position_embeddings": 262_144,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000_000.0,
+}
 KV_HEADS = {"llama-3-8b": (8, 128), "gpt-j-6b": (16, 256)}
 NUM_PAGES, PAGE_SIZE, LAYERS_PER_STEP, BUCKETS = 6000, 16, 2, [64, 256]
 TRANSFER_PARTS = 2
@@ -71,10 +85,16 @@ LAYER_BYTES = 2 * prod((NUM_PAGES + 1, PAGE_SIZE, 2))  # of the pool in bfloat16
 
 
 def compile_steps(
-    model: str, gpu: str, attention: str = "triton", num_devices: int = 1, buckets: Sequence[int] = BUCKETS
+    model: str,
+    gpu: str,
+    attention: str = "triton",
+    num_devices: int = 1,
+    buckets: Sequence[int] = BUCKETS,
+    **sizes: int,
 ) -> dict[str, dict[str, Any]]:
     shape = {"num_pages": NUM_PAGES, "page_size": PAGE_SIZE, "max_num_seqs": 64, "max_model_len": 2048}
     shape |= {"buckets": buckets, "layers_per_step": LAYERS_PER_STEP, "transfer_parts": TRANSFER_PARTS}
+    shape |= sizes
     steps = {"model": MODELS[model], "shape": shape, "attention": attention}
     compiled = compile_for(gpu, steps=steps, num_devices=num_devices)
     for name, facts in compiled.items():
@@ -169,3 +189,16 @@ def test_aot_steps_of_windowed_and_full_layers_compile_in_place(gpu: str) -> Non
         assert facts["kernels"] == kernels * LAYERS_PER_STEP
         assert facts["temp_bytes"] < 2**25
         assert facts["alias_bytes"] >= LAYERS_PER_STEP * LAYER_BYTES * 256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", ["h100", "a100"])
+def test_aot_steps_of_recurrent_layers_write_states_in_place(gpu: str) -> None:
+    num_states, bucket = 256, BUCKETS[0]
+    compiled = compile_steps("qwen3-next-80b", gpu, buckets=[bucket], num_states=num_states, transfer_parts=1)
+    state_bytes = (num_states + 1) * (4 * 32 * 128 * 128 + 2 * 3 * 8192)
+    groups = [facts for name, facts in compiled.items() if name.startswith(f"layers {bucket} {LAYERS_PER_STEP} ")]
+    recurrent, mixed = sorted(groups, key=lambda facts: -facts["alias_bytes"])
+    assert recurrent["alias_bytes"] >= 2 * state_bytes
+    assert mixed["alias_bytes"] >= state_bytes + LAYER_BYTES * 2 * 256
+    assert max(facts["temp_bytes"] for facts in groups) < state_bytes / 4, "the states of 32 rows at a time"
