@@ -150,4 +150,4 @@ def interval(right: int, count: int) -> tuple[float, float]:
         share + z * z / (2 * count),
         z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)),
     )
-    return (middle - width) / (1 + z * z / count), (middle + width) / (1 + z * z / count)
+    return max(0.0, (middle - width) / (1 + z * z / count)), min(1.0, (middle + width) / (1 + z * z / count))
