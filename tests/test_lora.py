@@ -11,8 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from jinfercept.calls import Call, Tool
+from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.streaming import serve
 from jinfercept.errors import ConfigError, ModelError, RequestError
 from jinfercept.events import Token
@@ -30,11 +32,11 @@ from jinfercept.startup.compile_counter import CompileCounter
 from tests.support import tiny_gguf
 from tests.support.fake_engine import POLICIES
 from tests.support.joining import set_joined
-from tests.support.peft_adapters import ALL, ATTENTION, GPTJ, PHI, merged, shapes_of, write_adapter
+from tests.support.peft_adapters import ALL, ATTENTION, GPTJ, PHI, matrices, merged, shapes_of, write_adapter
 from tests.support.sample_tokenizers import VOCAB, byte_level
 from tests.support.tiny_model import GOLDEN, TOOL, Workload, streams, tiny_llm
 
-NAME = "llama_gqa"
+NAME, FILE = "llama_gqa", "adapter_model.safetensors"
 EXAMPLE = Path(__file__).parent.parent / "examples" / "own_model.py"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPTS = [
@@ -332,6 +334,32 @@ def test_a_paused_request_keeps_its_adapter_whatever_is_loaded_in_its_place(
 
 
 CALL = ScriptedDetector({4: [Call("wait", "")]})
+
+
+def test_numbers_of_an_adapter_that_become_infinite_reach_no_row_of_another(
+    llm: LLM, written: dict[str, Path], tmp_path: Path
+) -> None:
+    expected = mixed(llm)
+    giant = write_adapter(tmp_path / "giant", shapes_of(GOLDEN / NAME))
+    tensors = matrices(giant)
+    save_file({name: np.full_like(tensor, 3e38) for name, tensor in tensors.items()}, giant / FILE)
+    with pytest.raises(ModelError, match=r"too large for the model's type; got inf in float32"):
+        llm.load_lora("d", giant)
+    sizes = {"A": 3e38, "B": 1.0}
+    save_file({name: np.full_like(tensor, sizes[name[-8]]) for name, tensor in tensors.items()}, giant / FILE)
+    llm.load_lora("d", giant)
+    assert mixed(llm) == expected
+
+
+def test_two_loads_of_one_name_at_once_are_not_both_done() -> None:
+    table = AdapterTable(3)
+    with table.new_slot("a") as first:
+        with pytest.raises(ConfigError, match="an adapter has this name; got a"), table.new_slot("a"):
+            pass
+        with table.new_slot("a", replace=True) as second:
+            assert first != second
+    with table.new_slot("a") as slot:
+        assert slot == first
 
 
 def test_a_request_that_was_made_for_an_adapter_of_before_is_refused(llm: LLM, written: dict[str, Path]) -> None:

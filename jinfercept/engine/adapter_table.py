@@ -27,7 +27,7 @@ class AdapterTable:
         self._lock = threading.Lock()
         self._named: dict[str, Adapter] = {}
         self._held: dict[str, Adapter] = {}  # by request id
-        self._reserved: set[int] = set()
+        self._reserved: dict[int, str] = {}  # slots that are being written, and the names of their adapters
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,9 +62,10 @@ class AdapterTable:
             ConfigError: the name is taken, or every slot is.
         """
         with self._lock:
-            if name in self._named and not replace:
+            if (name in self._named or name in self._reserved.values()) and not replace:
                 raise ConfigError("an adapter has this name", got=name, fix="unload it, or load it in place")
-            taken = {adapter.slot for adapter in (*self._named.values(), *self._held.values())} | self._reserved
+            taken = {adapter.slot for adapter in (*self._named.values(), *self._held.values())}
+            taken |= self._reserved.keys()
             slot = next((slot for slot in range(1, self.num_slots + 1) if slot not in taken), None)
             if slot is None:
                 ending = len(taken) - len(self._named)
@@ -74,11 +75,12 @@ class AdapterTable:
                     got=f"{len(self._named)} of {self.num_slots}{waits}",
                     fix="unload one, or start with a larger max_loras",
                 )
-            self._reserved.add(slot)
+            self._reserved[slot] = name
         try:
             yield slot
         finally:
-            self._reserved.discard(slot)
+            with self._lock:
+                self._reserved.pop(slot, None)
 
     def put(self, adapter: Adapter) -> None:
         """Serve an adapter under its name from now on; one that had the name serves only the requests that hold it."""
@@ -106,4 +108,5 @@ class AdapterTable:
 
     def release(self, request_id: str) -> None:
         """The request has ended; one that holds none is ignored."""
-        self._held.pop(request_id, None)
+        with self._lock:
+            self._held.pop(request_id, None)

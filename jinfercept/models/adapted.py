@@ -24,7 +24,7 @@ class AdaptedTensor:
         a: `[*inputs, P, C]`.
         b: for each part of a joined weight, in the order of its columns, `[C, *outputs]`, multiplied by the adapters' scale, or
             None if no adapter changes it; for any other weight one such array.
-        rows: 1 where an adapter is that of a row, else 0: `[T, adapters]`; None outside a step.
+        rows: whether an adapter is that of a row: `[T, adapters]`; None outside a step.
     """
 
     base: Any
@@ -33,9 +33,9 @@ class AdaptedTensor:
     rows: Any = None
 
     def own_columns(self, inner: Float[Array, "T P C"]) -> Float[Array, "T P C"]:
-        """The product of the rows with `a`, and zeros in place of other rows' adapters."""
+        """The product of the rows with `a`, and zeros in place of other rows' adapters, even if these make it infinite."""
         by_adapter = inner.reshape(*inner.shape[:2], self.rows.shape[1], -1)
-        return (by_adapter * self.rows.astype(inner.dtype)[:, None, :, None]).reshape(inner.shape)
+        return jnp.where(self.rows[:, None, :, None], by_adapter, 0).reshape(inner.shape)
 
     def joined(self, parts: list[Float[Array, "T ..."] | None]) -> Float[Array, "T ..."]:
         """The changes of all parts of a joined weight, in the order of its columns; of any other weight, its only one."""

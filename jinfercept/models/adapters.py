@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from jinfercept.errors import ModelError
 from jinfercept.models.adapted import AdaptedTensor, is_adapted
 from jinfercept.models.joined_weights import JOINED, SIDES
 from jinfercept.models.mesh import ModelMesh, mesh_of, place
@@ -109,6 +110,9 @@ def with_adapter(model: Model, params: Params, slot: int, rank: int, adapter: Ad
         params: with room for it.
         rank: of the room.
         adapter: None: nothing, all zeros.
+
+    Raises:
+        ModelError: a number of the adapter is too large for the type of the weights.
     """
     mesh, shapes = mesh_of(weights_of(params.embed)[0]), _served_shapes(model)
     start = jnp.asarray((slot - 1) * rank, jnp.int32)
@@ -172,8 +176,21 @@ def _padded(
             served = (own_rank, *apart[part].shape[num_inputs(part) :])
             fitting = factors.b if num_inputs(part) > 1 else fit(part, factors.b, served)
             outer[:own_rank] = fitting.reshape(own_rank, *shape)
-        b.append(place(outer.astype(dtype), mesh.sharding(_b_spec(part, len(parts)))))
-    return place(a.astype(dtype), mesh.sharding(_a_spec(present[0]))), tuple(b)
+        b.append(place(_rounded(outer, dtype), mesh.sharding(_b_spec(part, len(parts)))))
+    return place(_rounded(a, dtype), mesh.sharding(_a_spec(present[0]))), tuple(b)
+
+
+def _rounded(matrix: Float[np.ndarray, "..."], dtype: Any) -> Float[np.ndarray, "..."]:
+    """A matrix as it is served. Raises `ModelError` if a number becomes infinite, which rows of other adapters would notice."""
+    with np.errstate(over="ignore"):
+        rounded = matrix.astype(dtype)
+    if not np.isfinite(rounded.astype(np.float32)).all():
+        raise ModelError(
+            "an adapter's numbers are too large for the model's type",
+            got=f"{np.abs(matrix).max():.3g} in {rounded.dtype}, with the scale of lora_alpha",
+            fix="correct adapter_config.json, or serve the model in bfloat16",
+        )
+    return rounded
 
 
 def _served_shapes(model: Model) -> Params:

@@ -7,7 +7,7 @@ understood: an adapter never counts in part.
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +22,13 @@ from jinfercept.models.config import ModelConfig
 from jinfercept.models.hf_weights import FUSED, names_of
 from jinfercept.models.model import abstract_params
 from jinfercept.models.model_directory import check_regular, read_json
+from jinfercept.models.protocol import Weights
 from jinfercept.models.safetensors_weights import SafetensorsFile
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
+_LAYER = re.compile(r"\.(0|[1-9][0-9]{0,8})\.")
 _UNDERSTOOD = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
 _MEANINGLESS = frozenset(
     {
@@ -38,6 +40,11 @@ _MEANINGLESS = frozenset(
 )
 _HARMLESS_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` after which the base's weights are as they were."""
+_MOST = 1 << 31
+"""Ranks and `lora_alpha` are smaller."""
+_PLAIN = re.compile(r"(\w|[-.]|\\\.)*")
+"""Patterns that are names of modules, or ends of these. There may be one for every module."""
+_MOST_PLAIN, _MOST_OTHERS, _MOST_CHARACTERS = 1 << 12, 64, 200
 _SHOWN = 5
 
 
@@ -47,15 +54,15 @@ class _Scaling(NamedTuple):
     rank: int
     alpha: float
     root: bool
-    ranks: Mapping[str, int]
-    alphas: Mapping[str, float]
+    ranks: "_Patterns"
+    alphas: "_Patterns"
 
     def rank_of(self, module: str) -> int:
-        return self.ranks.get(_pattern(self.ranks, module), self.rank)
+        return self.ranks.of(module, self.rank)
 
     def of(self, module: str) -> float:
         """The factor of a module's product."""
-        rank, alpha = self.rank_of(module), self.alphas.get(_pattern(self.alphas, module), self.alpha)
+        rank, alpha = self.rank_of(module), self.alphas.of(module, self.alpha)
         return alpha / math.sqrt(rank) if self.root else alpha / rank
 
 
@@ -92,14 +99,21 @@ def read_adapter(directory: str | Path, config: ModelConfig, most_rank: int | No
     expected = abstract_params(config, jnp.float32, joined=False).layers
     digest, largest = hashlib.sha256(), 0
     for module, sides in sorted(_modules(file).items()):
-        place = _place(module, sides, places, config)
+        place = _place(module, places, expected)
         shapes = {name: expected[place.layer][name].shape for name in place.weights}
         _check_shapes(file, module, sides, shapes, scaling.rank_of(module), most_rank)
         a, b = (_read(file, sides[side]) for side in "AB")
-        b = b * np.float32(scaling.of(module))
+        with np.errstate(over="ignore"):  # what is too large then is refused where it is written
+            b = b * np.float32(scaling.of(module))
         for part in (a, b):
             digest.update(f"{module} {part.shape} ".encode() + np.ascontiguousarray(part).tobytes())
         start = 0
+        if twice := [name for name in shapes if name in layers[place.layer]]:
+            raise ModelError(
+                "two modules of an adapter change one weight",
+                got=f"{', '.join(twice)} of layer {place.layer}, again by {module[:200]}",
+                fix="train it again, for modules of this model",
+            )
         for name, shape in shapes.items():
             inputs, outputs = shape[: num_inputs(name)], shape[num_inputs(name) :]
             rows = b[start : start + math.prod(outputs)]
@@ -136,23 +150,55 @@ def _scaling(config: Any, directory: Path) -> _Scaling:
     patterns_fit = isinstance(ranks, Mapping) and isinstance(alphas, Mapping)
     rank, alpha = config.get("r"), config.get("lora_alpha")
     numbers = [rank, alpha, *ranks.values(), *alphas.values()] if patterns_fit else []
-    if not patterns_fit or not all(type(number) in (int, float) and 0 < number < math.inf for number in numbers):
+    if not patterns_fit or not all(type(number) in (int, float) and 0 < number < _MOST for number in numbers):
         raise ModelError(
-            "ranks and lora_alpha of an adapter are numbers above 0",
+            "ranks and lora_alpha of an adapter are numbers above 0, and none is huge",
             got=f"r={shown(rank)}, lora_alpha={shown(alpha)} in {directory}",
             fix=f"correct {_CONFIG}",
         )
-    return _Scaling(rank, alpha, bool(config.get("use_rslora")), ranks, alphas)  # pyright: ignore[reportArgumentType]
+    own = _Patterns(ranks), _Patterns(alphas)
+    return _Scaling(rank, alpha, bool(config.get("use_rslora")), *own)  # pyright: ignore[reportArgumentType]
 
 
-def _pattern(patterns: Mapping[str, Any], module: str) -> str:
-    """The key of `rank_pattern` or `alpha_pattern` that a module has, as PEFT finds it; "" for none."""
-    try:
-        return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), "")
-    except re.error as error:
-        raise ModelError(
-            "a pattern of the adapter is no regular expression", got=str(error)[:200], fix=f"correct {_CONFIG}"
-        ) from error
+class _Patterns:
+    """`rank_pattern` or `alpha_pattern`: numbers of modules whose names end as a regular expression says.
+
+    Those are matched by backtracking, so that some would take years: but for names, patterns are few, short and simple.
+
+    Args:
+        numbers: by pattern.
+
+    Raises:
+        ModelError: a pattern is no regular expression, or could take long.
+    """
+
+    def __init__(self, numbers: Mapping[str, Any]) -> None:
+        others = [pattern for pattern in numbers if not _PLAIN.fullmatch(pattern)]
+        slow = next(
+            (pattern for pattern in numbers if len(pattern) > _MOST_CHARACTERS or _may_take_long(pattern)), None
+        )
+        if slow is not None or len(others) > _MOST_OTHERS or len(numbers) > _MOST_PLAIN:
+            raise ModelError(
+                "patterns of an adapter are few, and quick to match",
+                got=f"{len(numbers)} patterns, {len(others)} of which are no names" if slow is None else slow[:80],
+                fix=f"write names of modules as patterns in {_CONFIG}",
+            )
+        try:
+            self._patterns = [(re.compile(rf"(.*\.)?({key})$"), number) for key, number in numbers.items()]
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ModelError(
+                "a pattern of the adapter is no regular expression", got=str(error)[:200], fix=f"correct {_CONFIG}"
+            ) from error
+
+    def of(self, module: str, default: float) -> Any:
+        """A module's number: of the first pattern that fits, as PEFT finds it."""
+        return next((number for pattern, number in self._patterns if pattern.match(module)), default)
+
+
+def _may_take_long(pattern: str) -> bool:
+    """Whether a pattern has several repetitions, or choices among them, that backtracking may have to try in all ways."""
+    bare = re.sub(r"\\.", "x", pattern)
+    return len(re.findall(r"[*+?{]", bare)) > 3 or bare.count("(") > 3 or re.search(r"\)[*+{]", bare) is not None
 
 
 def _modules(file: SafetensorsFile) -> dict[str, dict[str, str]]:
@@ -163,7 +209,9 @@ def _modules(file: SafetensorsFile) -> dict[str, dict[str, str]]:
         if match is None or not name.startswith(_PREFIX):
             others.append(name)
         else:
-            modules.setdefault(match["module"].removeprefix(_PREFIX), {})[match["side"]] = name
+            sides = modules.setdefault(match["module"].removeprefix(_PREFIX), {})
+            if sides.setdefault(match["side"], name) != name:
+                others.append(f"{name} beside {sides[match['side']]}")
     others += [f"{module} without its other half" for module, sides in modules.items() if len(sides) < 2]
     if others or not modules:
         raise ModelError(
@@ -192,9 +240,13 @@ def _places(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     return {name.removesuffix(".weight"): weights for name, weights in places.items()}
 
 
-def _place(module: str, sides: Mapping[str, str], places: Mapping[str, tuple[str, ...]], config: ModelConfig) -> _Place:
-    """Where a module's matrices go. Raises `ModelError` for one that the model has not, or that cannot have adapters."""
-    number = re.search(r"\.(\d+)\.", module)
+def _place(module: str, places: Mapping[str, tuple[str, ...]], layers: Sequence[Weights]) -> _Place:
+    """Where a module's matrices go. Raises `ModelError` for one that the model has not, or that cannot have adapters.
+
+    Args:
+        layers: of the model, in the shapes of its checkpoint.
+    """
+    number = _LAYER.search(module)
     name = module if number is None else f"{module[: number.start()]}.{{i}}.{module[number.end() :]}"
     if ".experts." in module or module.endswith(".experts"):
         raise ModelError(
@@ -203,15 +255,14 @@ def _place(module: str, sides: Mapping[str, str], places: Mapping[str, tuple[str
             fix="train one for the modules of attention, or merge it into its base model",
         )
     layer = -1 if number is None else int(number[1])
-    if name not in places or layer >= config.num_layers:
+    if name not in places or not 0 <= layer < len(layers):
         known = ", ".join(sorted({place.rsplit(".", 1)[-1] for place in places}))
         raise ModelError(
             "the model has no such module for an adapter",
-            got=f"{module[:200]} of {config.num_layers} layers",
+            got=f"{module[:200]} of {len(layers)} layers",
             fix=f"train one for {known} of this model's layers",
         )
-    expected = abstract_params(config, jnp.float32, joined=False).layers[layer]
-    if any(weight not in expected for weight in places[name]):
+    if any(weight not in layers[layer] for weight in places[name]):
         raise ModelError(
             "this layer has experts in place of the module", got=module[:200], fix="train one for attention alone"
         )

@@ -79,6 +79,19 @@ def test_modules_that_are_fused_are_those_of_their_parts(tmp_path: Path) -> None
     np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-6)
 
 
+KEYS_OF_PHI = {"A": (4, 32), "B": (16, 4)}
+"""Shapes of an adapter's matrices for the keys."""
+
+
+def test_a_module_beside_its_part_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, *PHI, base="phi3")
+    name = "base_model.model.model.layers.0.self_attn"
+    own = {f"{name}.k_proj.lora_{side}.weight": np.zeros(shape, np.float32) for side, shape in KEYS_OF_PHI.items()}
+    rewrite(tmp_path, lambda tensors: tensors | own)
+    with pytest.raises(ModelError, match=r"two modules .* change one weight; got k of layer 0, again by .*qkv_proj"):
+        read_adapter(tmp_path, read_config(GOLDEN / "phi3"))
+
+
 def test_gptj_has_modules_of_its_own(tmp_path: Path) -> None:
     adapter = read_adapter(written(tmp_path, *GPTJ, base="gptj"), read_config(GOLDEN / "gptj"))
     assert adapter.weights == {"q", "k", "v", "o", "up", "down"}
@@ -113,10 +126,17 @@ def test_adapters_with_the_same_numbers_have_the_same_digest(tmp_path: Path) -> 
         ({"trainable_token_indices": [3]}, "trainable_token_indices="),
         ({"key_of_next_year": {"a": 1}}, "key_of_next_year="),
         ({"init_lora_weights": "pissa_niter_4"}, "started from parts of the base's weights.*pissa_niter_4"),
-        ({"r": 0}, "numbers above 0; got r=0"),
+        ({"r": 0}, "numbers above 0.*got r=0"),
         ({"lora_alpha": "big"}, "lora_alpha='big'"),
         ({"rank_pattern": {"q_proj": -1}}, "numbers above 0"),
         ({"alpha_pattern": {"q_(proj": 1}}, "no regular expression"),
+        ({"rank_pattern": {"q{99999999999999999999}": 4}}, "no regular expression"),
+        ({"rank_pattern": {"(q_proj|k_proj)*(.*)x": 4}}, r"few, and quick to match; got \(q_proj"),
+        ({"rank_pattern": {"(a|a)" * 30: 4}}, "few, and quick"),
+        ({"rank_pattern": {".*" * 20: 4}}, "few, and quick"),
+        ({"rank_pattern": {f"layers.{i}.*q_proj": 4 for i in range(65)}}, "got 65 patterns, 65 of which are no names"),
+        ({"alpha_pattern": {f"layers.{i}.q_proj": 4 for i in range(5000)}}, "got 5000 patterns"),
+        ({"lora_alpha": 10**400}, "none is huge"),
         ({"r": 3}, "do not fit the model's weight.*rank 3"),
     ],
 )
@@ -134,6 +154,13 @@ def test_what_is_not_served_is_refused(tmp_path: Path, options: dict[str, Any], 
         (lambda t: {name.replace("q_proj", "c_attn"): tensor for name, tensor in t.items()}, "no such module.*c_attn"),
         (lambda t: t | {f"{WHOLE}.lora_A.weight": np.zeros((4, 8), np.float32)}, r"do not fit.*lora_A \[4, 8\]"),
         (lambda t: t | {f"{WHOLE}.lora_A.weight": np.full((4, 32), np.nan, np.float32)}, "finite"),
+        (lambda t: {name.replace("layers.1.", "layers.{i}."): tensor for name, tensor in t.items()}, "no such module"),
+        (lambda t: {name.replace("layers.1.", "layers.01."): tensor for name, tensor in t.items()}, "no such module"),
+        (
+            lambda t: {name.replace("rs.1.", f"rs.{'1' * 5000}."): tensor for name, tensor in t.items()},
+            "no such module",
+        ),
+        (lambda t: t | {f"{WHOLE}.lora_A.default.weight": t[f"{WHOLE}.lora_A.weight"]}, "lora_A.* beside "),
         (lambda t: t | {f"{WHOLE}.lora_A.weight": np.zeros((4, 32), np.int32)}, "finite floating-point"),
         (
             lambda t: {name.replace("self_attn.q_proj", "mlp.experts.0.w1"): tensor for name, tensor in t.items()},
