@@ -24,6 +24,7 @@ from jinfercept.models.model import abstract_params
 from jinfercept.models.model_directory import check_regular, read_json
 from jinfercept.models.protocol import Weights
 from jinfercept.models.safetensors_weights import SafetensorsFile
+from jinfercept.values.module_patterns import ModulePatterns
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -42,9 +43,6 @@ _HARMLESS_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` after which the base's weights are as they were."""
 _MOST = 1 << 31
 """Ranks and `lora_alpha` are smaller."""
-_PLAIN = re.compile(r"(\w|[-.]|\\\.)*")
-"""Patterns that are names of modules, or ends of these. There may be one for every module."""
-_MOST_PLAIN, _MOST_OTHERS, _MOST_CHARACTERS = 1 << 12, 64, 200
 _SHOWN = 5
 
 
@@ -54,8 +52,8 @@ class _Scaling(NamedTuple):
     rank: int
     alpha: float
     root: bool
-    ranks: "_Patterns"
-    alphas: "_Patterns"
+    ranks: ModulePatterns
+    alphas: ModulePatterns
 
     def rank_of(self, module: str) -> int:
         return self.ranks.of(module, self.rank)
@@ -156,49 +154,8 @@ def _scaling(config: Any, directory: Path) -> _Scaling:
             got=f"r={shown(rank)}, lora_alpha={shown(alpha)} in {directory}",
             fix=f"correct {_CONFIG}",
         )
-    own = _Patterns(ranks), _Patterns(alphas)
-    return _Scaling(rank, alpha, bool(config.get("use_rslora")), *own)  # pyright: ignore[reportArgumentType]
-
-
-class _Patterns:
-    """`rank_pattern` or `alpha_pattern`: numbers of modules whose names end as a regular expression says.
-
-    Those are matched by backtracking, so that some would take years: but for names, patterns are few, short and simple.
-
-    Args:
-        numbers: by pattern.
-
-    Raises:
-        ModelError: a pattern is no regular expression, or could take long.
-    """
-
-    def __init__(self, numbers: Mapping[str, Any]) -> None:
-        others = [pattern for pattern in numbers if not _PLAIN.fullmatch(pattern)]
-        slow = next(
-            (pattern for pattern in numbers if len(pattern) > _MOST_CHARACTERS or _may_take_long(pattern)), None
-        )
-        if slow is not None or len(others) > _MOST_OTHERS or len(numbers) > _MOST_PLAIN:
-            raise ModelError(
-                "patterns of an adapter are few, and quick to match",
-                got=f"{len(numbers)} patterns, {len(others)} of which are no names" if slow is None else slow[:80],
-                fix=f"write names of modules as patterns in {_CONFIG}",
-            )
-        try:
-            self._patterns = [(re.compile(rf"(.*\.)?({key})$"), number) for key, number in numbers.items()]
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ModelError(
-                "a pattern of the adapter is no regular expression", got=str(error)[:200], fix=f"correct {_CONFIG}"
-            ) from error
-
-    def of(self, module: str, default: float) -> Any:
-        """A module's number: of the first pattern that fits, as PEFT finds it."""
-        return next((number for pattern, number in self._patterns if pattern.match(module)), default)
-
-
-def _may_take_long(pattern: str) -> bool:
-    """Whether a pattern has several repetitions, or choices among them, that backtracking may have to try in all ways."""
-    bare = re.sub(r"\\.", "x", pattern)
-    return len(re.findall(r"[*+?{]", bare)) > 3 or bare.count("(") > 3 or re.search(r"\)[*+{]", bare) is not None
+    of_modules = ModulePatterns.parse(ranks), ModulePatterns.parse(alphas)
+    return _Scaling(rank, alpha, bool(config.get("use_rslora")), *of_modules)  # pyright: ignore[reportArgumentType]
 
 
 def _modules(file: SafetensorsFile) -> dict[str, dict[str, str]]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64, Shaped
 
+from jinfercept.errors import ModelError
 from jinfercept.models.checkpoint import StoredTensor
 from jinfercept.models.config import DeltaNetConfig
 
@@ -64,7 +65,11 @@ class ReorderedRows(NamedTuple):
         """Rows of the weight; consecutive ones are read together."""
         places = self.order[rows]
         pieces = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
-        return np.concatenate([self._consecutive(int(piece[0]), len(piece), read) for piece in pieces if len(piece)])
+        found = [self._consecutive(int(piece[0]), len(piece), read) for piece in pieces if len(piece)]
+        if len(types := {str(piece.dtype) for piece in found}) > 1:
+            got = f"{', '.join(sorted(types))} in {', '.join(name for name, _ in self.tensors)}"
+            raise ModelError("parts of one weight have one type of numbers", got=got, fix="use another checkpoint")
+        return np.concatenate(found)
 
     def _consecutive(self, place: int, count: int, read: Read) -> Shaped[np.ndarray, "rows columns"]:
         for tensor, size in self.tensors:
@@ -87,10 +92,10 @@ def reordered_rows(shapes: Mapping[str, tuple[int, ...]], sizes: DeltaNetConfig)
         order = _by_head(parts[end], sizes.num_key_heads)
         for name in [name for name in shapes if name.endswith(f".linear_attn.{tensors[0]}")]:
             base = name.removesuffix(tensors[0])
-            stored = [(base + tensor, shapes.get(base + tensor, (0,))[0]) for tensor in tensors]
-            if sum(size for _, size in stored) == len(order):
-                columns = int(np.prod(shapes[name][1:]))
-                found[base + end] = ReorderedRows(tuple(stored), order, (len(order), columns))
+            stored = {base + tensor: shapes.get(base + tensor) or (0,) for tensor in tensors}
+            sizes_of = tuple((tensor, shape[0]) for tensor, shape in stored.items())
+            if sum(size for _, size in sizes_of) == len(order) and len({shape[1:] for shape in stored.values()}) == 1:
+                found[base + end] = ReorderedRows(sizes_of, order, (len(order), int(np.prod(shapes[name][1:]))))
     return found
 
 

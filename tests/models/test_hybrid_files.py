@@ -61,3 +61,20 @@ def test_weights_may_be_joined(name: str, joined: bool, monkeypatch: pytest.Monk
 def test_what_cannot_be_is_refused(name: str, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         config_from_hf(stored(name) | changes)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (lambda z: z[:, :-1].copy(), r"in_proj_qkvz.weight expected .* got nothing"),
+        (lambda z: np.float32(1), r"in_proj_qkvz.weight expected .* got nothing"),
+        (lambda z: z.astype(np.int8), r"have one type of numbers; got .*int8 in .*in_proj_qkv.weight"),
+    ],
+)
+def test_parts_of_a_weight_that_do_not_fit_each_other_are_refused(tmp_path: Path, changed: Any, words: str) -> None:
+    tensors = load_file(GOLDEN / "qwen3_5" / "model.safetensors")
+    name = "model.layers.0.linear_attn.in_proj_z.weight"
+    save_file(tensors | {name: np.asarray(changed(tensors[name]))}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(stored("qwen3_5")))
+    with pytest.raises(ModelError, match=words):
+        load(tmp_path, dtype="float32")
