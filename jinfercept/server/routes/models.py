@@ -1,6 +1,7 @@
 """`/v1/models`: the names of the served model and of its adapters, as OpenAI's and as Anthropic's clients read them."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal
 
 from fastapi import APIRouter, Request
@@ -14,7 +15,7 @@ router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
 
 class ModelCard(BaseModel):
-    """One name of the model, or an adapter: its `root` is its directory, and its `parent` the model's name."""
+    """One name of the model, or an adapter: its `root` is the name of its directory, and its `parent` the model's name."""
 
     id: str
     object: Literal["model"] = "model"
@@ -76,8 +77,8 @@ def _names(service: Service) -> tuple[str, ...]:
 
 
 def _card(service: Service, name: str) -> ModelCard:
-    adapter = service.adapter(name)
-    root, parent = (service.root, None) if adapter is None else (adapter.source, service.names[0])
+    adapter = service.adapter(name)  # clients learn no path of the server's
+    root, parent = (service.root, None) if adapter is None else (Path(adapter.source).name, service.names[0])
     return ModelCard(id=name, created=service.created, root=root, parent=parent, max_model_len=service.max_model_len)
 
 
