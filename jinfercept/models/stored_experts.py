@@ -39,7 +39,9 @@ def read_experts(
 
     @lru_cache(1)
     def parts(expert: int) -> list[Shaped[np.ndarray, "..."]]:
-        weight = np.concatenate([stored(tensor, expert) for tensor in place.names])
+        weight = np.concatenate(
+            [stored(tensor, expert) for tensor in place.names], dtype=wanted.dtype, casting="unsafe"
+        )
         match place.order:
             case "out_in":
                 weight = weight.T.reshape(whole)

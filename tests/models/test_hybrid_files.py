@@ -78,3 +78,14 @@ def test_parts_of_a_weight_that_do_not_fit_each_other_are_refused(tmp_path: Path
     (tmp_path / "config.json").write_text(json.dumps(stored("qwen3_5")))
     with pytest.raises(ModelError, match=words):
         load(tmp_path, dtype="float32")
+
+
+def test_experts_may_be_stored_in_several_types(tmp_path: Path) -> None:
+    tensors = load_file(GOLDEN / "qwen3_next" / "model.safetensors")
+    halves = {name: tensor.astype(np.float16) for name, tensor in tensors.items() if ".up_proj." in name}
+    save_file(tensors | halves, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(stored("qwen3_next")))
+    given, expected = load(tmp_path, dtype="float32"), load(GOLDEN / "qwen3_next", dtype="float32")
+    jax.tree.map(
+        lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=1e-3), given.params, expected.params
+    )
