@@ -31,6 +31,7 @@ import jinfercept
 from jinfercept.chat import turn_tokens
 from jinfercept.chat.request_maker import RequestMaker
 from jinfercept.chat.template import ChatTemplate
+from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.admission import check_request
 from jinfercept.engine.clock import RealClock
 from jinfercept.engine.lifecycle import RequestLifecycle
@@ -227,7 +228,7 @@ class Door:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         [self.end] = tokenizer.eos_token_ids
-        self.maker = RequestMaker(tokenizer, None, [self.end], MAX_LEN, {}, lambda: None)
+        self.maker = RequestMaker(tokenizer, None, [self.end], MAX_LEN, {}, lambda: None, AdapterTable())
         numbers = SimpleNamespace(config=SimpleNamespace(vocab_size=tokenizer.ids_below))
         llm = SimpleNamespace(make_chats=self.maker.make_chats, sampling_defaults={}, grammars=None, model=numbers)
         service: Any = SimpleNamespace(llm=llm, options=ServerOptions(), tools=ServerTools(), chat_template=None)
@@ -251,6 +252,7 @@ class Door:
         scheduler = Scheduler(kv, policy, profile, estimator, **limits)
         retained, vocab = RetainedContexts(scheduler), self.tokenizer.ids_below
         options: Any = {"vocab_size": vocab, "eos_token_ids": (), "open_text": None, "encode": None, "seed": 0}
+        options["adapters"] = AdapterTable()
         lifecycle = RequestLifecycle(scheduler, cast(Any, None), RealClock(), retained, **options)
         started = time.process_time()
         check_request(request, vocab, MAX_LEN)

@@ -52,7 +52,7 @@ class PricedRunner:
         for chunk in plan.chunks:
             end = chunk.start + len(chunk.tokens)
             assert end <= self.shape.max_model_len
-            first, slots = chunk.new_pages or (0, ())
+            first, slots, *_ = chunk.new_pages or (0, ())
             self.tables |= {(chunk.slot, index): slot for index, slot in enumerate(slots, first)}
             for index in range(-(-end // self.shape.page_size)):
                 assert 1 <= self.tables[chunk.slot, index] <= self.shape.num_pages
