@@ -96,8 +96,6 @@ def _facts(compiled: jax.stages.Compiled, folder: Path) -> Facts:
         "error": None,
         "temp_bytes": memory.temp_size_in_bytes,
         "alias_bytes": memory.alias_size_in_bytes,
-        "host_alias_bytes": memory.host_alias_size_in_bytes,
-        "host_temp_bytes": memory.host_temp_size_in_bytes,
         "made": sorted(made, reverse=True)[:100],
         "kernels": entry.count('custom_call_target="__gpu$xla.gpu.triton"'),
         "mosaic_kernels": entry.count('custom_call_target="mosaic_gpu_v2"'),
