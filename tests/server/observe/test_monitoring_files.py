@@ -29,11 +29,14 @@ Labels = Mapping[str, set[str]]
 def exposed(server: Running, scripted: Scripted) -> Labels:
     """Labels of all metrics by name, after a request that calls a tool of the server and is followed up."""
     says(scripted, server, "It costs 23.", [*QUESTION, called("", ("price", "lamp")), returned("23")])
-    ask(server, QUESTION)
     names: defaultdict[str, set[str]] = defaultdict(set)
-    for family in text_string_to_metric_families(server.http.get("/metrics").text):
-        for sample in family.samples:
-            names[sample.name] |= sample.labels.keys() | OF_TARGETS
+    for _ in range(50):
+        ask(server, QUESTION)
+        for family in text_string_to_metric_families(server.http.get("/metrics").text):
+            for sample in family.samples:
+                names[sample.name] |= sample.labels.keys() | OF_TARGETS
+        if "jinfercept:moved_pages_total" in names:  # by a tool that took longer than a step
+            break
     return names | {"up": set(OF_TARGETS)}
 
 
