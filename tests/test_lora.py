@@ -21,19 +21,14 @@ from jinfercept.events import Token
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.models.load import load
-from jinfercept.models.model import Model
-from jinfercept.models.peft_adapter import read_adapter
-from jinfercept.models.protocol import Params
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp
-from jinfercept.runner.packing import PackedShape, packed_size
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
-from tests.support import tiny_gguf
 from tests.support.fake_engine import POLICIES
 from tests.support.joining import set_joined
 from tests.support.peft_adapters import ALL, ATTENTION, GPTJ, PHI, matrices, merged, shapes_of, write_adapter
-from tests.support.sample_tokenizers import VOCAB, byte_level
+from tests.support.sample_tokenizers import byte_level
 from tests.support.tiny_model import GOLDEN, TOOL, Workload, streams, tiny_llm
 
 NAME, FILE = "llama_gqa", "adapter_model.safetensors"
@@ -152,44 +147,6 @@ def test_some_modules_of_a_joined_weight_may_have_adapters(
     written = adapters(tmp_path, NAME, targets, "a")
     with tiny_llm(loras=written) as llm:
         assert mixed(llm, (None, "a")) == of_merged(tmp_path, written)
-
-
-@pytest.mark.parametrize("kind", [pytest.param("Q8_0", marks=pytest.mark.slow), "Q4_1"])
-def test_weights_that_stay_quantised_have_adapters(kind: str, tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    tiny_gguf.write(file, kind=kind, layers=({}, {}), vocab_size=VOCAB)
-    places = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj"}
-    places |= {"attn_output": "self_attn.o_proj"} | {
-        f"ffn_{side}": f"mlp.{side}_proj" for side in ("gate", "up", "down")
-    }
-    shapes = {
-        f"model.layers.{i}.{places[name.removesuffix('.weight')]}.weight": shape
-        for i in range(2)
-        for name, shape in tiny_gguf.LAYER.items()
-        if name.removesuffix(".weight") in places
-    }
-    written = {letter: write_adapter(tmp_path / letter, shapes, seed=place) for place, letter in enumerate("ab")}
-    flags: dict[str, Any] = {"dtype": "float32", "page_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32}
-    flags |= {"profile": "paper-gptj-6b-a100", "kv_tokens": 1024, "tokenizer": byte_level()}
-    with LLM(file, quantization="gguf", loras=written, **flags) as llm:
-        made = streams(llm.generate(PROMPTS * 3, GREEDY, lora=[name for name in (None, "a", "b") for _ in PROMPTS]))
-    dense, expected = load(file, dtype="float32", quantization="none"), list[list[int]]()
-    for adapter in (None, *written.values()):
-        params = dense.params if adapter is None else with_change(dense.model, dense.params, adapter)
-        with LLM(dense.model, params=params, **flags) as llm:
-            expected += streams(llm.generate(PROMPTS, GREEDY))
-    assert made == expected
-
-
-def with_change(model: Model, params: Params, directory: Path) -> Params:
-    """Weights, apart, with those of an adapter added."""
-    from jinfercept.models.joined_weights import separate
-
-    layers = list[dict[str, Any]]()
-    for layer, factors in zip(separate(params).layers, read_adapter(directory, model.config).layers, strict=True):
-        changes = {name: np.tensordot(a, b, axes=1) for name, (a, b) in factors.items()}
-        layers.append({name: weight + changes.get(name, 0.0) for name, weight in layer.items()})
-    return params._replace(layers=tuple(layers))
 
 
 @pytest.fixture(scope="module")
@@ -423,33 +380,10 @@ def test_mistakes_say_what_is_there(llm: LLM, written: dict[str, Path], tmp_path
             few.load_lora("b", tmp_path / f"{NAME}-a")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"loras": ["a"]}, "a name and a directory"),
-        ({"loras": ["a=x", "a=y"]}, "two adapters have one name"),
-        ({"loras": 3}, "loras is a list of texts"),
-        ({"loras": ["a=x", "b=y"], "max_loras": 1}, "max_loras is less than the adapters that are named; got 1 for 2"),
-        ({"max_loras": 0}, "max_loras is too small"),
-        ({"max_lora_rank": 8}, "max_lora_rank is for adapters"),
-        ({"loras": ["a=x"], "tool_lora": "b"}, "tool_lora is none of the adapters; got 'b'; fix: one of loras: a"),
-    ],
-)
-def test_options_that_cannot_be_are_refused_before_anything_is_loaded(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        tiny_llm(**options)
-
-
 def test_a_model_of_ones_own_has_no_adapters(written: dict[str, Path]) -> None:
     model, params = runpy.run_path(str(EXAMPLE))["make"]()
     with pytest.raises(ConfigError, match="a model of one's own has no adapters"):
         LLM(model, params=params, loras=written)
-
-
-def test_without_adapters_a_step_uploads_what_it_did() -> None:
-    shape = PackedShape(8, 4, 3)
-    assert packed_size(shape) == 4 * 8 + 5 + 4 + 12 + 1
-    assert packed_size(shape._replace(num_adapters=2)) == packed_size(shape) + 8
 
 
 def test_adapters_are_part_of_the_memory_plan(llm: LLM) -> None:

@@ -141,8 +141,8 @@ class _Author(NamedTuple):
         return self.rng.choice(near) if near else None
 
     def _single(self, tools: list[Tool]) -> list[dict[str, Any]]:
-        asked = request(self.rng, self.rng.choice(tools))
-        return [_user(question(self.rng, asked)), _calling([asked])]
+        wanted = request(self.rng, self.rng.choice(tools))
+        return [_user(question(self.rng, wanted)), _calling([wanted])]
 
     def _several(self, tools: list[Tool]) -> list[dict[str, Any]]:
         """Several calls in a turn, of one tool or of two."""
@@ -155,13 +155,13 @@ class _Author(NamedTuple):
         requests = [request(rng, tool) for tool in chosen]
         if requests[0].tool.name == requests[1].tool.name:
             skill = requests[0].tool.skill
-            rests = rng.choice((", and also ", " and ", "; then ")).join(rest(rng, asked) for asked in requests)
+            rests = rng.choice((", and also ", " and ", "; then ")).join(rest(rng, wanted) for wanted in requests)
             return [
                 _user(f"{rng.choice(skill.verbs).capitalize()} {rng.choice(skill.objects)} {rests}."),
                 _calling(requests),
             ]
         return [
-            _user(rng.choice((" ", " Also, ", " Then ")).join(question(rng, asked) for asked in requests)),
+            _user(rng.choice((" ", " Also, ", " Then ")).join(question(rng, wanted) for wanted in requests)),
             _calling(requests),
         ]
 
@@ -195,16 +195,16 @@ class _Author(NamedTuple):
     def _incomplete(self, tools: list[Tool]) -> list[dict[str, Any]]:
         """Something that the tool needs is missing; the agent asks for it, and calls once it knows."""
         rng = self.rng
-        asked = request(rng, rng.choice(tools))
-        needed = [p.name for p in asked.tool.parameters if p.required and p.kind != "flag"]
+        wanted = request(rng, rng.choice(tools))
+        needed = [p.name for p in wanted.tool.parameters if p.required and p.kind != "flag"]
         if not needed:
             return self._single(tools)
         missing = rng.choice(needed)
-        words = next(p.label for p in asked.tool.parameters if p.name == missing)
-        shown = Request(asked.tool, {name: value for name, value in asked.written.items() if name != missing})
+        words = next(p.label for p in wanted.tool.parameters if p.name == missing)
+        shown = Request(wanted.tool, {name: value for name, value in wanted.written.items() if name != missing})
         back = f"What is the {words}?"
-        told = rng.choice(("{}", "It is {}.", "{} please")).format(asked.written[missing].written)
-        return [_user(question(rng, shown)), _said(back), _user(told), _calling([asked])]
+        told = rng.choice(("{}", "It is {}.", "{} please")).format(wanted.written[missing].written)
+        return [_user(question(rng, shown)), _said(back), _user(told), _calling([wanted])]
 
     def _continued(self, tools: list[Tool]) -> list[dict[str, Any]]:
         """A result comes back and is read."""
@@ -229,8 +229,8 @@ def _calling(requests: list[Request]) -> dict[str, Any]:
         {
             "id": f"call_{number}",
             "type": "function",
-            "function": {"name": asked.tool.name, "arguments": json.dumps(asked.arguments)},
+            "function": {"name": wanted.tool.name, "arguments": json.dumps(wanted.arguments)},
         }
-        for number, asked in enumerate(requests)
+        for number, wanted in enumerate(requests)
     ]
     return {"role": "assistant", "content": None, "tool_calls": calls}

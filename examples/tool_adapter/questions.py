@@ -171,13 +171,13 @@ def _conditional(
                 )
             )
     joined = _joined(rng, facts, ", ")
-    asked = f"what is {shown}" if shown.startswith("the ") else f"can you {what}"
+    query = f"what is {shown}" if shown.startswith("the ") else f"can you {what}"
     return rng.choice(
         (
-            f"If {joined}, {asked}?",
+            f"If {joined}, {query}?",
             f"Given that {joined}, {what}.",
             f"{joined.capitalize() if joined[0].islower() and rng.random() < 0.5 else joined}. {what.capitalize()}.",
-            f"Suppose {joined}. {asked.capitalize()}?",
+            f"Suppose {joined}. {query.capitalize()}?",
         )
     )
 

@@ -86,16 +86,16 @@ class Score:
         began_s = time.monotonic()
         calls = asyncio.run(self._served(llm, cases))
         wrong = [(case, made, list(mistakes(case, made))) for case, made in zip(cases, calls, strict=True)]
-        right = sum(not found for _, _, found in wrong)
+        right = sum(not faults for _, _, faults in wrong)
         low, high = interval(right, len(cases))
-        kinds = Counter(_kind(found[0]) for _, _, found in wrong if found)
+        kinds = Counter(_kind(faults[0]) for _, _, faults in wrong if faults)
         print(
             f"{category:14} {right:4} of {len(cases):4}  {100 * right / len(cases):5.1f} %  "
             f"[{100 * low:.0f}, {100 * high:.0f}]  {time.monotonic() - began_s:.0f} s  {dict(kinds.most_common(6))}",
             flush=True,
         )
-        for case, made, found in [entry for entry in wrong if entry[2]][: self.shown]:
-            print(f"    {case.name}: {case.messages[-1]['content']!r:.200}\n      {made!r:.300}\n      {found!r:.200}")
+        for case, made, faults in [entry for entry in wrong if entry[2]][: self.shown]:
+            print(f"    {case.name}: {case.messages[-1]['content']!r:.200}\n      {made!r:.300}\n      {faults!r:.200}")
 
     async def _served(self, llm: LLM, cases: list[Case]) -> list[list[tuple[str, Any]]]:
         room = asyncio.Semaphore(self.at_once)

@@ -40,7 +40,8 @@ class Skill(NamedTuple):
         verbs: any of which asks for it.
         objects: what it is done to, under several names.
         name: of the function, in words joined by underscores.
-        phrases: questions for it (`phrases.txt`), with places for parameters; what is in brackets is for those that are told.
+        phrases: questions for the skill (`phrases.txt`), with places for its parameters; words in brackets are left out of a
+            question that does not tell the parameter within them.
     """
 
     verbs: tuple[str, ...]
@@ -81,7 +82,7 @@ _COMMON = tuple(map(_parameter, _MADE_UP["parameters"].split()))
 
 
 def made_up(rng: random.Random, lexicon: Lexicon) -> Skill:
-    """A skill that nobody has: a verb, an object and parameters by chance, so that words alone tell what belongs together."""
+    """A skill of a random verb, object and parameters: only equal words tell which question belongs to which tool."""
     verbs = tuple(verb.replace("_", " ") for verb in rng.choice(_VERBS).split("|"))
     words = [lexicon.word(rng) for _ in range(rng.choice((1, 2, 2, 3)))]
     noun = " ".join(words)

@@ -47,8 +47,8 @@ class AdapterTable:
         """The adapter that has this name now. Raises `RequestError` if there is none."""
         adapter = self._named.get(name)
         if adapter is None:
-            known = f"one of {', '.join(self._named)}" if self._named else "load one: `loras`, or `load_lora`"
-            raise RequestError("there is no such adapter", got=f"{name[:200]}{nearest(name, self.names)}", fix=known)
+            fix = f"one of {', '.join(self._named)}" if self._named else "load one: `loras`, or `load_lora`"
+            raise RequestError("there is no such adapter", got=f"{name[:200]}{nearest(name, self.names)}", fix=fix)
         return adapter
 
     @contextmanager

@@ -78,8 +78,8 @@ def _with_prompt(experts: Any, first: Any) -> Any:
     """The experts of a fork's tokens, with those of the tokens that the first fork has computed for it."""
     if experts is None or first is None or experts is first:
         return experts
-    known = (experts >= 0).all(axis=(1, 2))
-    missing = int(known.argmax()) if known.any() else len(experts)
+    computed = (experts >= 0).all(axis=(1, 2))
+    missing = int(computed.argmax()) if computed.any() else len(experts)
     whole = experts.copy()
     whole[:missing] = first[:missing]
     return whole

@@ -213,11 +213,11 @@ def _place(module: str, places: Mapping[str, tuple[str, ...]], layers: Sequence[
         )
     layer = -1 if number is None else int(number[1])
     if name not in places or not 0 <= layer < len(layers):
-        known = ", ".join(sorted({place.rsplit(".", 1)[-1] for place in places}))
+        modules = ", ".join(sorted({place.rsplit(".", 1)[-1] for place in places}))
         raise ModelError(
             "the model has no such module for an adapter",
             got=f"{module[:200]} of {len(layers)} layers",
-            fix=f"train one for {known} of this model's layers",
+            fix=f"train one for {modules} of this model's layers",
         )
     if any(weight not in layers[layer] for weight in places[name]):
         raise ModelError(

@@ -65,11 +65,11 @@ class ReorderedRows(NamedTuple):
         """Rows of the weight; consecutive ones are read together."""
         places = self.order[rows]
         pieces = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
-        found = [self._consecutive(int(piece[0]), len(piece), read) for piece in pieces if len(piece)]
-        if len(types := {str(piece.dtype) for piece in found}) > 1:
+        parts = [self._consecutive(int(piece[0]), len(piece), read) for piece in pieces if len(piece)]
+        if len(types := {str(piece.dtype) for piece in parts}) > 1:
             got = f"{', '.join(sorted(types))} in {', '.join(name for name, _ in self.tensors)}"
             raise ModelError("parts of one weight have one type of numbers", got=got, fix="use another checkpoint")
-        return np.concatenate(found)
+        return np.concatenate(parts)
 
     def _consecutive(self, place: int, count: int, read: Read) -> Shaped[np.ndarray, "rows columns"]:
         for tensor, size in self.tensors:
@@ -87,7 +87,7 @@ def reordered_rows(shapes: Mapping[str, tuple[int, ...]], sizes: DeltaNetConfig)
         "in_proj_ba.weight": (sizes.group,) * 2,
         "conv1d.weight": (*keys, *values),
     }
-    found = dict[str, ReorderedRows]()
+    reordered = dict[str, ReorderedRows]()
     for end, tensors in _TOGETHER.items():
         order = _by_head(parts[end], sizes.num_key_heads)
         for name in [name for name in shapes if name.endswith(f".linear_attn.{tensors[0]}")]:
@@ -95,8 +95,8 @@ def reordered_rows(shapes: Mapping[str, tuple[int, ...]], sizes: DeltaNetConfig)
             stored = {base + tensor: shapes.get(base + tensor) or (0,) for tensor in tensors}
             sizes_of = tuple((tensor, shape[0]) for tensor, shape in stored.items())
             if sum(size for _, size in sizes_of) == len(order) and len({shape[1:] for shape in stored.values()}) == 1:
-                found[base + end] = ReorderedRows(sizes_of, order, (len(order), int(np.prod(shapes[name][1:]))))
-    return found
+                reordered[base + end] = ReorderedRows(sizes_of, order, (len(order), int(np.prod(shapes[name][1:]))))
+    return reordered
 
 
 def _by_head(widths: tuple[int, ...], num_heads: int) -> Int64[np.ndarray, "rows"]:

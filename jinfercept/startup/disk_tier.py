@@ -46,8 +46,8 @@ def open_store(cache: CacheOptions) -> DiskStore | None:
 
 
 def identity_of(model: ModelDimensions, params: Params, config: EngineConfig) -> bytes:
-    """Digest of a model, its weights and the formats of its KV. Reads every weight once; adapters are told apart by the
-    salts of their contexts."""
+    """Digest of a model, its weights and the formats of its KV. Reads every weight once, but none of adapters: the digests of
+    an adapter's contexts have a salt of their own."""
     leaves, structure = jax.tree.flatten(without_adapters(params))
     with ThreadPoolExecutor() as threads:
         checksums = [*threads.map(_checksum, leaves)]

@@ -40,8 +40,8 @@ class AdapterChoice(NamedTuple):
         if max_lora_rank is not None and not num_slots:
             raise ConfigError("max_lora_rank is for adapters", got="no room for any", fix="give max_loras or loras too")
         if tool_lora is not None and tool_lora not in directories and num_slots == len(directories):
-            known = ", ".join(directories) or "none are named"
-            raise ConfigError("tool_lora is none of the adapters", got=shown(tool_lora), fix=f"one of loras: {known}")
+            names = ", ".join(directories) or "none are named"
+            raise ConfigError("tool_lora is none of the adapters", got=shown(tool_lora), fix=f"one of loras: {names}")
         return cls(directories, num_slots, max_loras is not None, max_lora_rank, tool_lora)
 
 

@@ -181,8 +181,8 @@ def test_a_layer_with_experts_has_no_modules_in_their_place(tmp_path: Path) -> N
     attention = write_adapter(tmp_path, shapes_of(GOLDEN / "qwen3_moe_mixed"), ("q_proj",))
     assert read_adapter(attention, config).weights == {"q"}
     name = f"base_model.model.model.layers.{experts}.mlp.up_proj"
-    one = np.zeros((4, config.hidden_size), np.float32), np.zeros((config.ffn_size, 4), np.float32)
-    rewrite(tmp_path, lambda t: t | {f"{name}.lora_{side}.weight": m for side, m in zip("AB", one, strict=True)})
+    pair = np.zeros((4, config.hidden_size), np.float32), np.zeros((config.ffn_size, 4), np.float32)
+    rewrite(tmp_path, lambda t: t | {f"{name}.lora_{side}.weight": m for side, m in zip("AB", pair, strict=True)})
     with pytest.raises(ModelError, match="experts in place of the module"):
         read_adapter(tmp_path, config)
 

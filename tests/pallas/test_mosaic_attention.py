@@ -75,8 +75,8 @@ def test_mosaic_attention_agrees_with_the_reference_without_races() -> None:
 def test_warpgroups_ask_for_no_more_registers_than_a_block_starts_with() -> None:
     threads = 128 * (mosaic_kernel.COMPUTING + 1)
     at_start = 65_536 // threads // 8 * 8  # of a thread, in steps of 8: more waits for ever
-    asked = mosaic_kernel.COMPUTING * mosaic_kernel.COMPUTE_REGISTERS + mosaic_kernel.FETCH_REGISTERS
-    assert asked <= at_start * threads // 128
+    registers = mosaic_kernel.COMPUTING * mosaic_kernel.COMPUTE_REGISTERS + mosaic_kernel.FETCH_REGISTERS
+    assert registers <= at_start * threads // 128
 
 
 @pytest.mark.slow

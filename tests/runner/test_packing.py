@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jinfercept.layouts.pages import OUT_OF_RANGE, VectorPart, as_array
 from jinfercept.pallas.attention import prepare
 from jinfercept.pallas.work_schedule import WorkCut
-from jinfercept.runner.packing import PackedShape, enter, in_place, pack, unpack
+from jinfercept.runner.packing import PackedShape, enter, in_place, pack, packed_size, unpack
 from jinfercept.runner.packing_samples import pack_samples, sampled_rows, unpack_samples
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, NewPages, Sample
@@ -117,3 +117,9 @@ def test_every_sample_knows_its_options_and_those_without_have_none() -> None:
     assert rows.repetition.tolist() == [1.0, 1.5, 1.0]
     assert rows.presence.tolist() == [0.0, -1.0, 0.0]
     assert rows.frequency.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_without_adapters_a_step_uploads_what_it_did() -> None:
+    shape = PackedShape(8, 4, 3)
+    assert packed_size(shape) == 4 * 8 + 5 + 4 + 12 + 1
+    assert packed_size(shape._replace(num_adapters=2)) == packed_size(shape) + 8
