@@ -16,10 +16,10 @@ from msgpack import packb, unpackb
 
 from jinfercept.kv.page import PageCopies, PageCopy
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.plan import Chunk, Masks, NewPages, Sample, Score, StepPlan
+from jinfercept.sched.plan import Chunk, Masks, NewPages, Sample, Score, StepPlan, WindowCopies, WindowEntries
 from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
 
-VERSION = 7
+VERSION = 8
 """Changes with the form; processes of different versions refuse each other at the start."""
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -35,14 +35,17 @@ def encode_plan(plan: StepPlan) -> bytes:
         _numbers(chunk) if chunk.sample is None or chunk.sample.history is None else _entering(chunk, chunk.sample)
         for chunk in plan.chunks
     ]
-    fields = (plan.number, plan.bucket, chunks, _columns(plan.offload), _columns(plan.fetch), plan.drop)
+    window = () if plan.window is None else _moves(plan.window)
+    fields = (plan.number, plan.bucket, chunks, _moves(plan), window)
     return packb(fields, default=_plain)  # pyright: ignore[reportReturnType] # bytes, without autoreset
 
 
 def decode_plan(body: bytes) -> StepPlan:
     """The plan that `encode_plan` was given, as far as a runner reads it."""
-    number, bucket, chunks, offload, fetch, drop = _unpacked(body)
-    return StepPlan(number, bucket, tuple(map(_chunk, chunks)), _copies(offload), _copies(fetch), drop)
+    number, bucket, chunks, (offload, fetch, drop), window = _unpacked(body)
+    if window:
+        window = WindowCopies(_copies(window[0]), _copies(window[1]), window[2])
+    return StepPlan(number, bucket, tuple(map(_chunk, chunks)), _copies(offload), _copies(fetch), drop, window or None)
 
 
 def encode_masks(masks: Masks) -> bytes:
@@ -103,8 +106,10 @@ def _plain(options: object) -> object:
 def _chunk(fields: tuple[Any, ...]) -> Chunk:
     slot, start, tokens, new_pages, sample, score, num_drafts, *adapter = fields
     if new_pages:
-        first, slots, state = new_pages
-        new_pages = NewPages(first, array("i", slots), state)
+        first, slots, state, window = new_pages
+        if window:
+            window = WindowEntries(window[0], array("i", window[1]))
+        new_pages = NewPages(first, array("i", slots), state, window)
     sample, score = sample and _sample(*sample), score and Score(*score)
     return Chunk(slot, start, tokens, new_pages, sample, score, num_drafts, *adapter)
 
@@ -131,6 +136,11 @@ def _options(numbers: tuple[Any, ...], slot: Mapping[str, Any], end_token_ids: t
 def _known_options(numbers: tuple[Any, ...]) -> DrawOptions:
     """The options of a draw; a request has the same in all its steps."""
     return _options(numbers, {}, ())
+
+
+def _moves(moves: StepPlan | WindowCopies) -> tuple[object, ...]:
+    """What moves between the memories, and the host slots that are freed."""
+    return _columns(moves.offload), _columns(moves.fetch), moves.drop
 
 
 def _columns(copies: Sequence[PageCopy]) -> tuple[bytes, bytes, bytes] | tuple[()]:

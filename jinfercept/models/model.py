@@ -83,6 +83,10 @@ class Model:
         """The kind of every layer; () if all are of the plain kind."""
         return self.config.kinds
 
+    def layer_window(self, kind: LayerKind) -> int | None:
+        """Tokens that a token sees in layers of this kind; None: all before it."""
+        return kind.window
+
     def layer_states(self, kind: LayerKind) -> tuple[StateArray, ...]:
         """The state of a recurrent layer of this kind; () if such layers have keys and values."""
         sizes = self.config.delta_net

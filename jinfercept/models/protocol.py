@@ -103,6 +103,24 @@ class MixedModel(Protocol):
 
 
 @runtime_checkable
+class WindowedModel(MixedModel, Protocol):
+    """A `MixedModel` that says which of its layers see a window of tokens: these may have a smaller pool of their own."""
+
+    def layer_window(self, kind: Any) -> int | None:
+        """Tokens that a token sees in layers of this kind, itself and those before it; None: all. Not less than the window of
+        the `Scoring` with which such a layer calls `attend`."""
+        ...
+
+
+def windows_of(model: "ServedModel") -> tuple[int | None, ...]:
+    """The window of every layer, see `WindowedModel`; () if no layer has one or the model does not say."""
+    if not isinstance(model, WindowedModel):
+        return ()
+    windows = tuple(model.layer_window(kind) for kind in model.layer_kinds)
+    return windows if any(windows) else ()
+
+
+@runtime_checkable
 class RecurrentModel(MixedModel, Protocol):
     """A `MixedModel` some of whose layers have a state of fixed size for each sequence in place of keys and values.
 

@@ -46,7 +46,7 @@ def enter(
     """Write the chunks' new pages into the page tables, and the slots of their sequences' states."""
     for chunk in chunks:
         if chunk.new_pages:
-            first, slots, state = chunk.new_pages
+            first, slots, state, _ = chunk.new_pages
             tables[chunk.slot, first : first + len(slots)] = slots
             if states is not None:
                 states[chunk.slot] = state

@@ -31,6 +31,8 @@ class RunnerShape:
             as many, and its rows have no options but temperature and random key; 0: it serves itself.
         num_states: slots of recurrent layers' states; 0 where the model has none.
         routed_experts: experts of a token in each layer that has some, which steps return; 0: they do not.
+        num_window_pages: pages of the pool of layers whose window is smaller than the longest sequence; 0: these share the pool
+            of the others. Never with `num_states`; needs `transfer_parts` of 1, and layers of both sorts.
     """
 
     num_pages: int
@@ -50,6 +52,7 @@ class RunnerShape:
     drafts_for: int = 0
     num_states: int = 0
     routed_experts: int = 0
+    num_window_pages: int = 0
 
     def bucket(self, num_tokens: int) -> PackedShape:
         """The packed sizes of a bucket."""

@@ -59,17 +59,32 @@ class Score(NamedTuple):
     num_best: int
 
 
+class WindowEntries(NamedTuple):
+    """Consecutive entries of the page table of layers with a window.
+
+    Attributes:
+        first: number of the first entry.
+        slots: device slots in the pool of these layers.
+    """
+
+    first: int
+    slots: Sequence[int]
+
+
 class NewPages(NamedTuple):
     """Consecutive entries of a page table.
 
     Attributes:
         slots: the device slots.
         state: slot of the sequence's states of recurrent layers; 0 where the model has none.
+        window: new entries of the table of layers with a window, where these have a pool of their own. Those of pages that the
+            chunk's first token does not see any more may be stale.
     """
 
     first: int
     slots: Sequence[int]
     state: int = 0
+    window: WindowEntries | tuple[()] = ()
 
 
 class Chunk(NamedTuple):
@@ -108,6 +123,14 @@ class Chunk(NamedTuple):
         return self.num_drafts > 0 and self.tokens[-1] == FROM_DRAFT_MODEL
 
 
+class WindowCopies(NamedTuple):
+    """Copies of pages of layers with a window, as those of a `StepPlan`; device and host slots have numbers of their own."""
+
+    offload: Sequence[PageCopy] = ()
+    fetch: Sequence[PageCopy] = ()
+    drop: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One iteration, executed in two phases: forward (fetch, drop, offload, compute, scatter), then sample.
@@ -120,6 +143,7 @@ class StepPlan:
         fetch: pages copied from the host beside the compute, and written to their device slots behind it: they are readable
             from the next plan on.
         drop: host slots whose arrays are freed.
+        window: the same of layers with a window, where these have a pool of their own; None: nothing moves.
     """
 
     number: int
@@ -128,6 +152,7 @@ class StepPlan:
     offload: Sequence[PageCopy] = ()
     fetch: Sequence[PageCopy] = ()
     drop: tuple[int, ...] = ()
+    window: WindowCopies | None = None
 
     @property
     def awaits_drafts(self) -> bool:
@@ -140,7 +165,7 @@ class StepPlan:
         return sum([len(chunk.tokens) for chunk in self.chunks])
 
     def __bool__(self) -> bool:
-        return bool(self.chunks or self.offload or self.fetch or self.drop)
+        return bool(self.chunks or self.offload or self.fetch or self.drop or any(self.window or ()))
 
 
 class TokenLogprobs(NamedTuple):

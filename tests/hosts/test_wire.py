@@ -13,7 +13,16 @@ from jinfercept.kv.page import PageCopy
 from jinfercept.runner.packing_samples import pack_samples, sampled_rows
 from jinfercept.runner.packing_slots import pack_slot
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.plan import FROM_DEVICE, Chunk, NewPages, Sample, Score, StepPlan
+from jinfercept.sched.plan import (
+    FROM_DEVICE,
+    Chunk,
+    NewPages,
+    Sample,
+    Score,
+    StepPlan,
+    WindowCopies,
+    WindowEntries,
+)
 from jinfercept.sched.sampling_options import TokenHistory, draw_options
 
 VOCAB = 64
@@ -47,15 +56,14 @@ def samples(draw: st.DrawFn) -> Sample:
     return Sample(asked.temperature, random_key, draw(numbers), options, draw(st.booleans()), history, forced)
 
 
+slots = st.lists(numbers).map(lambda slots: array("i", slots))
 chunks = st.builds(
     Chunk,
     slot=st.integers(0, 255),
     start=numbers,
     tokens=st.just((FROM_DEVICE,)) | st.lists(ids, min_size=1, max_size=9).map(tuple),
     new_pages=st.just(())
-    | st.builds(
-        NewPages, numbers, st.lists(numbers, min_size=1).map(lambda slots: array("i", slots)), st.integers(0, 3)
-    ),
+    | st.builds(NewPages, numbers, slots, st.integers(0, 3), st.just(()) | st.builds(WindowEntries, numbers, slots)),
     sample=st.none() | samples(),
     score=st.none() | st.builds(Score, numbers, some_ids, st.integers(0, 20)),
     num_drafts=st.integers(0, 1),
@@ -70,6 +78,7 @@ plans = st.builds(
     offload=copies,
     fetch=copies,
     drop=some_ids,
+    window=st.none() | st.builds(WindowCopies, copies, copies, some_ids),
 )
 
 
