@@ -216,9 +216,7 @@ def _check_kinds(tensors: Mapping[str, TensorInfo]) -> None:
     unknown = sorted({_type_name(info.kind) for info in tensors.values()} - set(_TYPES))
     if unknown:
         raise ModelError(
-            "the file's quantisation is not supported",
-            got=", ".join(unknown),
-            fix=f"use one of {', '.join(_TYPES)}",
+            "the file's quantisation is not supported", got=", ".join(unknown), fix=f"use one of {', '.join(_TYPES)}"
         )
 
 

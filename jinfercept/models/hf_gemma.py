@@ -10,14 +10,8 @@ from jinfercept.models.hf_rope import Rope, rope_from_hf
 
 def gemma_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     require(config, LLAMA_KEYS, where="config.json")
-    optional = (
-        "num_key_value_heads",
-        "head_dim",
-        "sliding_window",
-        "sliding_window_pattern",
-        "_sliding_window_pattern",
-    )
-    check_numbers(config, LLAMA_KEYS, optional)
+    patterns = ("sliding_window_pattern", "_sliding_window_pattern")
+    check_numbers(config, LLAMA_KEYS, ("num_key_value_heads", "head_dim", "sliding_window", *patterns))
     check_num_layers(config["num_hidden_layers"])
     usual = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
     if name == "gemma":

@@ -38,13 +38,7 @@ _HARMLESS = re.compile(
     r"^_|^output_|^summary_|^task_|drop|initializer|loss|flash|fp32|gradient|penalty|label|_tokens?$|_token_ids?$"
     r"|^attn_implementation$|^is_decoder$"
 )
-_USUAL = {
-    "causal": True,
-    "is_causal": True,
-    "rotary": True,
-    "scale_attn_weights": True,
-    "use_rope": True,
-}
+_USUAL = {"causal": True, "is_causal": True, "rotary": True, "scale_attn_weights": True, "use_rope": True}
 """Values that leave a model as it is, of keys for which false, 0 or nothing does not."""
 _FACTORS = frozenset(("scale", "scaling", "multiplier", "factor", "scalar", "ratio", "mult"))
 
@@ -118,9 +112,7 @@ def refuse_unless(config: Mapping[str, Any], **implemented: tuple[str | None, ..
     for key, values in implemented.items():
         if config.get(key, values[0]) not in values:
             raise ModelError(
-                f"{key} of config.json is not supported",
-                got=shown(config[key]),
-                fix=f"use a model with {values[0]}",
+                f"{key} of config.json is not supported", got=shown(config[key]), fix=f"use a model with {values[0]}"
             )
 
 

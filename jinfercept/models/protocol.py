@@ -114,10 +114,8 @@ class WindowedModel(MixedModel, Protocol):
 
 def windows_of(model: "ServedModel") -> tuple[int | None, ...]:
     """The window of every layer, see `WindowedModel`; () if no layer has one or the model does not say."""
-    if not isinstance(model, WindowedModel):
-        return ()
-    windows = tuple(model.layer_window(kind) for kind in model.layer_kinds)
-    return windows if any(windows) else ()
+    windows = [*map(model.layer_window, model.layer_kinds)] if isinstance(model, WindowedModel) else []
+    return tuple(windows) if any(windows) else ()
 
 
 @runtime_checkable
@@ -135,10 +133,8 @@ class RecurrentModel(MixedModel, Protocol):
 
 def states_of(model: "ServedModel") -> tuple[tuple[StateArray, ...], ...]:
     """The state of every layer, see `RecurrentModel`; () if no layer has one."""
-    if not isinstance(model, RecurrentModel):
-        return ()
-    states = tuple(model.layer_states(kind) for kind in model.layer_kinds)
-    return states if any(states) else ()
+    states = [*map(model.layer_states, model.layer_kinds)] if isinstance(model, RecurrentModel) else []
+    return tuple(states) if any(states) else ()
 
 
 @runtime_checkable

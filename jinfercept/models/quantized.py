@@ -152,10 +152,7 @@ class QuantizedTensor:
         return (matrix.T if self.outputs_first else matrix).reshape(self.shape)
 
     def with_columns(
-        self,
-        change: Callable[..., Shaped[Array, "..."]],
-        *others: Self,
-        outputs: tuple[int, ...],
+        self, change: Callable[..., Shaped[Array, "..."]], *others: Self, outputs: tuple[int, ...]
     ) -> Self:
         """A weight with other columns, those of several weights alike.
 
