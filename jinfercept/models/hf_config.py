@@ -17,7 +17,6 @@ from jinfercept.models.config import (
     LayerKind,
     ModelConfig,
     RopeConfig,
-    check_num_layers,
 )
 from jinfercept.models.hf_gemma import gemma_fields
 from jinfercept.models.hf_keys import (
@@ -26,7 +25,9 @@ from jinfercept.models.hf_keys import (
     check_keys,
     check_layer_types,
     check_numbers,
+    check_sizes,
     flag,
+    layer_fields,
     refuse_unless,
     require,
 )
@@ -222,31 +223,16 @@ def architecture_name(config: Mapping[str, Any]) -> str:
 
 def _llama_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     architecture = ARCHITECTURES[name]
-    require(config, LLAMA_KEYS, where="config.json")
-    check_numbers(config, LLAMA_KEYS, ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers"))
-    check_num_layers(config["num_hidden_layers"])
+    check_sizes(config, (), ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers"))
     refuse_unless(config, hidden_act=("silu", "swish"))
-    num_heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rope = rope_from_hf(config, head_dim, config["max_position_embeddings"], name)
     attention_bias, mlp_bias = (
         flag(config, key) and key in architecture.biases for key in ("attention_bias", "mlp_bias")
     )
     fields = {
-        "vocab_size": config["vocab_size"],
-        "hidden_size": config["hidden_size"],
-        "num_layers": config["num_hidden_layers"],
-        "num_heads": num_heads,
-        "num_kv_heads": config.get("num_key_value_heads") or num_heads,
-        "head_dim": head_dim,
-        "ffn_size": config["intermediate_size"],
-        "norm_eps": config["rms_norm_eps"],
-        "rope": rope.config,
-        "tie_embeddings": config.get("tie_word_embeddings", False),
-        "max_position": rope.max_position,
+        **layer_fields(config, rope, head_dim, bias=attention_bias),
         "activation": "silu",
-        "qkv_bias": attention_bias,
-        "o_bias": attention_bias,
         "mlp_bias": mlp_bias,
         "kinds": _kinds(_windows(config, name), _are_dense(config, name)),
         "experts": _experts(config, name) if "num_experts" in architecture.keys else None,

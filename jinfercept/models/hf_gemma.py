@@ -3,41 +3,27 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jinfercept.models.config import ARCHITECTURES, PLAIN_KIND, LayerKind, check_num_layers
-from jinfercept.models.hf_keys import LLAMA_KEYS, check_layer_types, check_numbers, flag, refuse_unless, require
+from jinfercept.models.config import ARCHITECTURES, PLAIN_KIND, LayerKind
+from jinfercept.models.hf_keys import check_layer_types, check_sizes, flag, layer_fields, refuse_unless
 from jinfercept.models.hf_rope import Rope, rope_from_hf
 
 
 def gemma_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    require(config, LLAMA_KEYS, where="config.json")
     patterns = ("sliding_window_pattern", "_sliding_window_pattern")
-    check_numbers(config, LLAMA_KEYS, ("num_key_value_heads", "head_dim", "sliding_window", *patterns))
-    check_num_layers(config["num_hidden_layers"])
+    check_sizes(config, (), ("num_key_value_heads", "head_dim", "sliding_window", *patterns))
     usual = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
     if name == "gemma":
         refuse_unless(config, hidden_act=(*usual, "gelu"), hidden_activation=(*usual, None))
     else:
         refuse_unless(config, hidden_activation=usual)
-    head_dim, bias = config["head_dim"], flag(config, "attention_bias")
+    head_dim = config["head_dim"]
     own = _gemma_ropes(config, head_dim) if name == "gemma3_text" else None
     rope = rope_from_hf(config, head_dim, config["max_position_embeddings"], name) if own is None else own[0]
     windowed = LayerKind(config.get("sliding_window") or None, None if own is None else own[1].config)
     scalar = config.get("query_pre_attn_scalar")
     return {
-        "vocab_size": config["vocab_size"],
-        "hidden_size": config["hidden_size"],
-        "num_layers": config["num_hidden_layers"],
-        "num_heads": config["num_attention_heads"],
-        "num_kv_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
-        "head_dim": head_dim,
-        "ffn_size": config["intermediate_size"],
-        "norm_eps": config["rms_norm_eps"],
-        "rope": rope.config,
-        "tie_embeddings": config["tie_word_embeddings"],
-        "max_position": rope.max_position,
+        **layer_fields(config, rope, head_dim, bias=flag(config, "attention_bias")),
         "activation": "gelu_new",
-        "qkv_bias": bias,
-        "o_bias": bias,
         "kinds": tuple(windowed if is_windowed else PLAIN_KIND for is_windowed in _gemma_pattern(config, name)),
         "query_scale": None if scalar is None or name == "gemma" else scalar**-0.5,
         "soft_cap": config.get("attn_logit_softcapping") if name == "gemma2" else None,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from jinfercept.errors import ModelError, shown
+from jinfercept.models.config import RopeConfig, check_num_layers
 
 LLAMA_KEYS = (
     "vocab_size",
@@ -90,6 +91,40 @@ def check_numbers(config: Mapping[str, Any], keys: tuple[str, ...], optional: tu
                 got=shown(value),
                 fix="correct the file or download it again",
             )
+
+
+def check_sizes(config: Mapping[str, Any], own: tuple[str, ...], optional: tuple[str, ...]) -> None:
+    """Raise `ModelError` unless the sizes of layers like Llama's, and those of a family's own, are there and right."""
+    require(config, LLAMA_KEYS, where="config.json")
+    check_numbers(config, (*LLAMA_KEYS, *own), optional)
+    check_num_layers(config["num_hidden_layers"])
+
+
+def layer_fields(
+    config: Mapping[str, Any], rope: tuple[RopeConfig, int], head_dim: int, *, bias: bool
+) -> dict[str, Any]:
+    """Fields of a `ModelConfig` that families with layers like Llama's have under the same keys.
+
+    Args:
+        rope: of the layers, and the tokens of the longest sequence that it is right for.
+        bias: whether attention has biases.
+    """
+    num_heads = config["num_attention_heads"]
+    return {
+        "vocab_size": config["vocab_size"],
+        "hidden_size": config["hidden_size"],
+        "num_layers": config["num_hidden_layers"],
+        "num_heads": num_heads,
+        "num_kv_heads": config.get("num_key_value_heads") or num_heads,
+        "head_dim": head_dim,
+        "ffn_size": config["intermediate_size"],
+        "norm_eps": config["rms_norm_eps"],
+        "rope": rope[0],
+        "tie_embeddings": config.get("tie_word_embeddings", False),
+        "max_position": rope[1],
+        "qkv_bias": bias,
+        "o_bias": bias,
+    }
 
 
 def check_factors(config: Mapping[str, Any], keys: tuple[str, ...]) -> None:

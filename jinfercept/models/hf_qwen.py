@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jinfercept.errors import ModelError, shown
-from jinfercept.models.config import ARCHITECTURES, DeltaNetConfig, ExpertsConfig, LayerKind, check_num_layers
-from jinfercept.models.hf_keys import LLAMA_KEYS, check_layer_types, check_numbers, flag, refuse_unless, require
+from jinfercept.models.config import ARCHITECTURES, DeltaNetConfig, ExpertsConfig, LayerKind
+from jinfercept.models.hf_keys import check_layer_types, check_numbers, check_sizes, flag, layer_fields, refuse_unless
 from jinfercept.models.hf_rope import rope_from_hf
 
 _DELTA_KEYS = {
@@ -61,31 +61,15 @@ def qwen3_next_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     has_experts = "num_experts" in ARCHITECTURES[name].keys
     if name == "qwen3_5_moe_text":  # all layers have experts
         config = {**config, "intermediate_size": config["moe_intermediate_size"]}
-    require(config, LLAMA_KEYS, where="config.json")
-    sizes = (*LLAMA_KEYS, *_DELTA_KEYS, *(_SIZES if has_experts else ()))
-    check_numbers(config, sizes, ("num_key_value_heads", "head_dim"))
+    check_sizes(config, (*_DELTA_KEYS, *(_SIZES if has_experts else ())), ("num_key_value_heads", "head_dim"))
     if not flag(config, "attn_output_gate", default=True):
         raise ModelError("attention of this family has gates", got="attn_output_gate false", fix="use another model")
-    check_num_layers(config["num_hidden_layers"])
     refuse_unless(config, hidden_act=("silu", "swish"))
     rope = rope_from_hf(_without_sections(config), config["head_dim"], config["max_position_embeddings"], name)
-    bias = flag(config, "attention_bias")
     kinds = zip(_are_recurrent(config), are_dense(config), strict=True)
     return {
-        "vocab_size": config["vocab_size"],
-        "hidden_size": config["hidden_size"],
-        "num_layers": config["num_hidden_layers"],
-        "num_heads": config["num_attention_heads"],
-        "num_kv_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
-        "head_dim": config["head_dim"],
-        "ffn_size": config["intermediate_size"],
-        "norm_eps": config["rms_norm_eps"],
-        "rope": rope.config,
-        "tie_embeddings": config.get("tie_word_embeddings", False),
-        "max_position": rope.max_position,
+        **layer_fields(config, rope, config["head_dim"], bias=flag(config, "attention_bias")),
         "activation": "silu",
-        "qkv_bias": bias,
-        "o_bias": bias,
         "kinds": tuple(LayerKind(is_dense=dense, is_recurrent=recurrent) for recurrent, dense in kinds),
         "experts": _experts(config, name) if has_experts else None,
         "delta_net": DeltaNetConfig(**{ours: config[theirs] for theirs, ours in _DELTA_KEYS.items()}),
