@@ -306,6 +306,13 @@ def test_numbers_of_an_adapter_that_become_infinite_reach_no_row_of_another(
     save_file({name: np.full_like(tensor, sizes[name[-8]]) for name, tensor in tensors.items()}, giant / FILE)
     llm.load_lora("d", giant)
     assert mixed(llm) == expected
+    names = [name for name in LORAS for _ in PROMPTS]
+    *others, own = llm.generate([*PROMPTS * len(LORAS), PROMPTS[0]], GREEDY, lora=[*names, "d"])
+    assert streams(others) == expected
+    failure = "FloatingPointError: the model's logits with the adapter 'd' are NaN or infinite; fix: "
+    assert f"{own.outputs[0].stop_reason}".startswith(failure)
+    scored = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    assert f"{llm.generate(PROMPTS[0], scored, lora='d')[0].outputs[0].stop_reason}".startswith(failure)
 
 
 def test_two_loads_of_one_name_at_once_are_not_both_done() -> None:

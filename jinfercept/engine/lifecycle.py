@@ -242,7 +242,8 @@ class RequestLifecycle:
         computed: bool = False,  # see `Scheduler.accept`
     ) -> None:
         sequence, text = session.sequence, session.text
-        if (token < 0 or report is not None) and (failure := draw_failure(token, report)) is not None:
+        adapter = session.request.adapter
+        if (token < 0 or report is not None) and (failure := draw_failure(token, report, adapter)) is not None:
             if sequence.context.shared:  # perhaps only because of a page that another request computed
                 self._scheduler.isolate(sequence)
             else:

@@ -182,7 +182,7 @@ class Session:
         first = len(self.prompt_logprobs)
         tokens = self.request.prompt_token_ids[first : first + len(scores)]
         self.prompt_logprobs += map(self._named, tokens, scores)
-        return score_failure(scores)
+        return score_failure(scores, self.request.adapter)
 
     def _sum_of_logprobs(self) -> float:
         """The sum over the tokens that the model generated."""

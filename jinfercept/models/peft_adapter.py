@@ -1,7 +1,6 @@
 """Reads adapters as PEFT saves them: a directory with `adapter_config.json` and `adapter_model.safetensors`.
 
-What PEFT can train and this cannot serve is refused, and so is every key of the config that could change an output and is not
-understood: an adapter never counts in part.
+What PEFT can train and this cannot serve is refused: an adapter never counts in part.
 """
 
 import hashlib
@@ -9,13 +8,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from jinfercept.errors import ModelError, shown
+from jinfercept.errors import ModelError
 from jinfercept.models.adapters import WEIGHTS, AdapterWeights, Factors, num_inputs
 from jinfercept.models.checkpoint import StoredTensor
 from jinfercept.models.config import ModelConfig
@@ -24,44 +23,13 @@ from jinfercept.models.model import abstract_params
 from jinfercept.models.model_directory import check_regular, read_json
 from jinfercept.models.protocol import Weights
 from jinfercept.models.safetensors_weights import SafetensorsFile
-from jinfercept.values.module_patterns import ModulePatterns
+from jinfercept.values.peft_config import PeftConfig
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 _LAYER = re.compile(r"\.(0|[1-9][0-9]{0,8})\.")
-_UNDERSTOOD = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
-_MEANINGLESS = frozenset(
-    {
-        *("auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_version"),
-        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),  # the tensors say where it is
-        *("lora_dropout", "eva_config", "runtime_config", "ephemeral_gpu_offload", "qalora_group_size"),
-        *("megatron_core", "ensure_weight_tying"),
-    }
-)
-_HARMLESS_STARTS = (True, False, "gaussian", "eva", "orthogonal")
-"""Values of `init_lora_weights` after which the base's weights are as they were."""
-_MOST = 1 << 31
-"""Ranks and `lora_alpha` are smaller."""
 _SHOWN = 5
-
-
-class _Scaling(NamedTuple):
-    """The ranks of an adapter's modules and the factors of their products."""
-
-    rank: int
-    alpha: float
-    root: bool
-    ranks: ModulePatterns
-    alphas: ModulePatterns
-
-    def rank_of(self, module: str) -> int:
-        return self.ranks.of(module, self.rank)
-
-    def of(self, module: str) -> float:
-        """The factor of a module's product."""
-        rank, alpha = self.rank_of(module), self.alphas.of(module, self.alpha)
-        return alpha / math.sqrt(rank) if self.root else alpha / rank
 
 
 class _Place(NamedTuple):
@@ -91,7 +59,7 @@ def read_adapter(directory: str | Path, config: ModelConfig, most_rank: int | No
                 fix=f"give one with {_CONFIG} and {_WEIGHTS} (`save_pretrained`)",
             )
         check_regular(directory / name)
-    scaling = _scaling(read_json(directory / _CONFIG), directory)
+    stated = PeftConfig.parse(read_json(directory / _CONFIG), directory)
     file = SafetensorsFile.open(directory / _WEIGHTS)
     places, layers = _places(config), [dict[str, Factors]() for _ in range(config.num_layers)]
     expected = abstract_params(config, jnp.float32, joined=False).layers
@@ -99,10 +67,10 @@ def read_adapter(directory: str | Path, config: ModelConfig, most_rank: int | No
     for module, sides in sorted(_modules(file).items()):
         place = _place(module, places, expected)
         shapes = {name: expected[place.layer][name].shape for name in place.weights}
-        _check_shapes(file, module, sides, shapes, scaling.rank_of(module), most_rank)
+        _check_shapes(file, module, sides, shapes, stated.rank_of(module), most_rank)
         a, b = (_read(file, sides[side]) for side in "AB")
         with np.errstate(over="ignore"):  # what is too large then is refused where it is written
-            b = b * np.float32(scaling.of(module))
+            b = b * np.float32(stated.scale_of(module))
         for part in (a, b):
             digest.update(f"{module} {part.shape} ".encode() + np.ascontiguousarray(part).tobytes())
         start = 0
@@ -119,43 +87,6 @@ def read_adapter(directory: str | Path, config: ModelConfig, most_rank: int | No
             layers[place.layer][name] = Factors(a.T.reshape(*inputs, -1), rows.T.reshape(-1, *outputs))
         largest = max(largest, len(a))
     return AdapterWeights(tuple(layers), largest, digest.hexdigest())
-
-
-def _scaling(config: Any, directory: Path) -> _Scaling:
-    """What the config says. Raises `ModelError` for what is not served."""
-    if not isinstance(config, Mapping) or config.get("peft_type") != "LORA":
-        kind = config.get("peft_type") if isinstance(config, Mapping) else config
-        raise ModelError("only adapters of type LORA are served", got=shown(kind), fix="train a LoRA adapter")
-    start = config.get("init_lora_weights", True)
-    if start not in _HARMLESS_STARTS:
-        raise ModelError(
-            "an adapter that was started from parts of the base's weights changes these too",
-            got=f"init_lora_weights={shown(start)} in {directory}",
-            fix="save it with path_initial_model_for_weight_conversion of PEFT, which makes it a plain adapter",
-        )
-    others = {
-        key: value
-        for key, value in config.items()
-        if key not in _UNDERSTOOD | _MEANINGLESS | {"init_lora_weights"} and value and value != "none"
-    }
-    if others:
-        raise ModelError(
-            "the adapter does what is not served",
-            got=", ".join(f"{key[:40]}={shown(value)[:40]}" for key, value in [*others.items()][:_SHOWN]),
-            fix="train a plain LoRA: no DoRA, no biases, no modules_to_save, no tokens of its own",
-        )
-    ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
-    patterns_fit = isinstance(ranks, Mapping) and isinstance(alphas, Mapping)
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    numbers = [rank, alpha, *ranks.values(), *alphas.values()] if patterns_fit else []
-    if not patterns_fit or not all(type(number) in (int, float) and 0 < number < _MOST for number in numbers):
-        raise ModelError(
-            "ranks and lora_alpha of an adapter are numbers above 0, and none is huge",
-            got=f"r={shown(rank)}, lora_alpha={shown(alpha)} in {directory}",
-            fix=f"correct {_CONFIG}",
-        )
-    of_modules = ModulePatterns.parse(ranks), ModulePatterns.parse(alphas)
-    return _Scaling(rank, alpha, bool(config.get("use_rslora")), *of_modules)  # pyright: ignore[reportArgumentType]
 
 
 def _modules(file: SafetensorsFile) -> dict[str, dict[str, str]]:

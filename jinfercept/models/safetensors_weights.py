@@ -46,6 +46,8 @@ class SafetensorsFile:
             raise ModelError(
                 f"{path.name} is not a readable safetensors file", got=str(error)[:200], fix="download it again"
             ) from error
+        except MemoryError as error:
+            raise _too_large(path, error) from error
 
     def read(self, name: str, rows: slice | tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
         try:
@@ -57,6 +59,8 @@ class SafetensorsFile:
             raise ModelError(
                 f"{name} of {self.path.name} cannot be read", got=str(error)[:200], fix="use a float32 or bfloat16 file"
             ) from error
+        except MemoryError as error:
+            raise _too_large(self.path, error) from error
 
     def _float8(self, name: str) -> Shaped[np.ndarray, "..."]:
         """A tensor in e4m3, which the package does not read for numpy: the file begins with the length of its header."""
@@ -64,3 +68,11 @@ class SafetensorsFile:
             length = int.from_bytes(file.read(8), "little")
             first, _ = json.loads(file.read(length))[name]["data_offsets"]
         return np.memmap(self.path, ml_dtypes.float8_e4m3fn, "r", 8 + length + first, self.shapes[name])
+
+
+def _too_large(path: Path, error: MemoryError) -> ModelError:
+    """A file is mapped as a whole, without reading it: a process whose addresses are limited may have no room for it."""
+    got = f"{path.stat().st_size} bytes: {error}"[:200]
+    return ModelError(
+        f"{path.name} is larger than the memory that this process may have", got=got, fix="use a smaller file"
+    )

@@ -1,6 +1,8 @@
 """Hostile model files: loading one runs nothing of it, takes little memory, and is an error that says what, got and fix."""
 
+import json
 import pickle
+import resource
 import struct
 import tracemalloc
 import zipfile
@@ -13,6 +15,7 @@ import pytest
 from jinfercept.errors import ModelError
 from jinfercept.models import torch_weights
 from jinfercept.models.gguf_weights import GGUFCheckpoint
+from jinfercept.models.safetensors_weights import SafetensorsFile
 from jinfercept.models.torch_weights import TorchFile
 from jinfercept.tokenizer.gguf_vocab import read_vocab
 
@@ -107,6 +110,23 @@ def test_an_archive_that_unpacks_to_much_is_refused_packed(tmp_path: Path) -> No
         TorchFile.open(path)
     assert tracemalloc.get_traced_memory()[1] < 10 << 20
     tracemalloc.stop()
+
+
+def test_a_safetensors_file_larger_than_the_address_space_is_refused(tmp_path: Path) -> None:
+    path, size = tmp_path / "model.safetensors", 64 << 30
+    described = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(described)) + described)
+    with path.open("r+b") as file:
+        file.truncate(8 + len(described) + size)
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + (16 << 30), before[1]))
+    try:
+        with pytest.raises(ModelError, match=r"than the memory that this process may have; got 687194\d{5} bytes"):
+            SafetensorsFile.open(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert SafetensorsFile.open(path).shapes == {"w": (size,)}
 
 
 def key(name: str, kind: int, value: bytes) -> bytes:

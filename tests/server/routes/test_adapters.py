@@ -5,7 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
@@ -139,6 +141,19 @@ def test_what_cannot_be_loaded_is_said(served: Running, folder: Path) -> None:
     assert "use_dora=True" in reply.json()["error"]["message"]
     assert load(served, "", "first").status_code == 400
     assert [load(served, name, "second").status_code for name in ("x", "y", "z")] == [200, 200, 400]
+
+
+def test_an_adapter_whose_numbers_overflow_fails_its_own_requests_by_name(served: Running, folder: Path) -> None:
+    file = write_adapter(folder / "giant", shapes_of(GOLDEN / NAME), rank=2) / "adapter_model.safetensors"
+    save_file(
+        {name: np.full_like(tensor, 3e38 if "A" in name else 1.0) for name, tensor in load_file(file).items()}, file
+    )
+    expected = answer(served, "sql")
+    assert load(served, "giant", "giant").status_code == 200
+    reply = served.chat(model="giant")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "engine_error")
+    assert "logits with the adapter 'giant' are NaN or infinite" in reply.json()["error"]["message"]
+    assert answer(served, "sql") == expected
 
 
 def test_only_operators_load_where_there_are_keys(llm: LLM, folder: Path) -> None:
