@@ -183,6 +183,7 @@ class SamplingBody(Extensions):
     bad_words: Annotated[list[Text], Field(max_length=1024), FIRST_ERROR] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     return_token_ids: bool | None = None
+    return_routed_experts: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Text | dict[str, Any] | None = None

@@ -72,6 +72,7 @@ class Service:
 
     Attributes:
         max_model_len: maximum tokens of a prompt and its answer together.
+        expert_bytes: of a token's experts in all layers, at most; 0: the engine does not return them.
         max_prompt_chars: maximum characters of one prompt: longer ones are refused before they are tokenised.
         root: path or name of the model.
         names: of the model in requests; answers have the first one by default.
@@ -97,6 +98,7 @@ class Service:
         self.tools = tools or ServerTools()
         self.inbox: Inbox | None = self.tools.inbox
         self.max_model_len = llm.shape.max_model_len
+        self.expert_bytes = 2 * llm.shape.routed_experts * llm.model.config.num_layers
         self.max_prompt_chars = options.max_prompt_chars or max(
             _MIN_PROMPT_CHARS, _CHARS_PER_TOKEN * self.max_model_len
         )

@@ -24,6 +24,7 @@ from jinfercept.protocols.answer_state import AnswerState, merged_message
 from jinfercept.protocols.encoding import DONE, encode_event, encode_long_event
 from jinfercept.protocols.errors import check_finish
 from jinfercept.protocols.openai.chat_schemas import ChatBody, NamedTool
+from jinfercept.protocols.openai.experts import encoded_experts
 from jinfercept.protocols.openai.logprobs import SMALL_ENTRIES, chat_logprobs, is_small, num_reported, prompt_logprobs
 from jinfercept.protocols.server_tool_calls import ServerToolCalls, call_reports, round_reports
 from jinfercept.protocols.usage import UsageCount
@@ -118,6 +119,8 @@ class ChatAnswer:
             choice["logprobs"] = chat_logprobs(pairs, self._body.top_logprobs or 0, self._tokenizer)
         if self._body.return_token_ids:
             choice["token_ids"] = generated_tokens(completion)
+        if self._body.return_routed_experts:
+            choice["routed_experts"] = encoded_experts(completion.routed_experts)
         return choice
 
     def _finish_reason(self, completion: CompletionOutput) -> str:

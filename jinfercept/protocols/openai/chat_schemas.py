@@ -182,6 +182,7 @@ class ChatChoice(BaseModel):
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = None
     token_ids: list[TokenId] | None = None
+    routed_experts: str | None = None
 
 
 class ChatCompletion(BaseModel):

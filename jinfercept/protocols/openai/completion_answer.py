@@ -15,6 +15,7 @@ from jinfercept.outputs import CompletionOutput, Interrupt, RequestOutput
 from jinfercept.protocols.encoding import DONE, Lazy, encode_event
 from jinfercept.protocols.errors import ApiError, check_finish
 from jinfercept.protocols.openai.completion_schemas import CompletionBody
+from jinfercept.protocols.openai.experts import encoded_experts
 from jinfercept.protocols.openai.logprobs import Reported, completion_logprobs, is_small, prompt_logprobs
 from jinfercept.protocols.usage import UsageCount
 from jinfercept.request import Request
@@ -140,6 +141,8 @@ class CompletionAnswer:
             choice["prompt_logprobs"] = report.scores
         if body.return_token_ids:
             choice |= {"token_ids": token_ids, "prompt_token_ids": output.prompt_token_ids}
+        if body.return_routed_experts:
+            choice["routed_experts"] = encoded_experts(completion.routed_experts)
         return choice
 
     async def stream(self, stream: AsyncStream) -> AsyncGenerator[bytes]:

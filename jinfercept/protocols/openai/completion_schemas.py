@@ -57,6 +57,7 @@ class CompletionChoice(BaseModel):
     stop_reason: str | int | None = None
     token_ids: list[TokenId] | None = None
     prompt_token_ids: list[TokenId] | None = None
+    routed_experts: str | None = None
 
 
 class Completion(BaseModel):

@@ -8,6 +8,7 @@ from typing import Any
 from jinfercept.outputs import Logprob, RequestOutput
 from jinfercept.protocols.encoding import Lazy
 from jinfercept.protocols.errors import ApiError
+from jinfercept.protocols.openai import experts
 from jinfercept.request import Request
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
@@ -40,6 +41,7 @@ def check_report(
     *,
     per_choice: bool = False,
     copies: int = 1,
+    expert_bytes: int = 0,
 ) -> None:
     """Raise 400 for more than `MAX_ENTRIES`.
 
@@ -50,6 +52,7 @@ def check_report(
         answer: field and number of best tokens of the report of the generated tokens.
         per_choice: whether every choice carries the report of its prompt, or only the first of each prompt.
         copies: number of times that an answer carries the report of a generated token.
+        expert_bytes: of each token's experts, if the requests ask for these.
     """
     entries: dict[str, int] = {}
     for request in requests:
@@ -59,12 +62,16 @@ def check_report(
         entries[field] = entries.get(field, 0) + copies * num_reported(room if most is None else min(most, room), best)
         for field, best in prompt if per_choice or request.leader is None else ():
             entries[field] = entries.get(field, 0) + num_reported(length, best)
+        if request.params.return_routed_experts:
+            num_tokens = max_model_len if most is None else min(length + most, max_model_len)
+            entries[experts.FIELD] = entries.get(experts.FIELD, 0) + experts.num_entries(num_tokens * expert_bytes)
     total = sum(entries.values())
     if total > MAX_ENTRIES:
         field = max(entries, key=lambda name: entries[name])
         raise ApiError.bad(
-            f"a body may ask for {MAX_ENTRIES} log probabilities, over all tokens and choices; got {total}, "
-            f"{entries[field]} of them by {field}; fix: a smaller {field}, n or max_tokens, or fewer prompts",
+            f"a body may ask for {MAX_ENTRIES} log probabilities, over all tokens and choices (experts count as log "
+            f"probabilities of as many bytes); got {total}, {entries[field]} of them by {field}; fix: less of {field}, "
+            "a smaller n or max_tokens, or fewer prompts",
             field,
         )
 
@@ -80,6 +87,8 @@ def is_small(outputs: Iterable[RequestOutput], prompt: Sequence[int | None], ans
     for output in outputs:
         total += sum(num_reported(len(output.prompt_tokens), best) for best in prompt)
         total += sum(num_reported(len(completion.token_ids), answer) for completion in output.outputs)
+        reported = [completion.routed_experts for completion in output.outputs]
+        total += sum(experts.num_entries(array.nbytes) for array in reported if array is not None)
     return total <= SMALL_ENTRIES
 
 

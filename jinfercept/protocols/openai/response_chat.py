@@ -33,7 +33,8 @@ _METADATA_LIMITS = (16, 64, 512)
 
 def check_supported(body: ResponsesBody) -> None:
     """Raise 400 for fields and values that `/v1/responses` does not support."""
-    for name, harmless in (("n", 1), ("response_format", None), ("prompt_logprobs", None), ("return_token_ids", False)):
+    others = {"n": 1, "response_format": None, "prompt_logprobs": None}
+    for name, harmless in (others | {"return_token_ids": False, "return_routed_experts": False}).items():
         if getattr(body, name) not in (None, harmless):
             raise ApiError.bad(f"{name} is not for responses", name, "unsupported_parameter")
     for name in _UNSUPPORTED:

@@ -71,7 +71,8 @@ def make_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) 
     requests = rendered_chat(service, body, hints, name)
     check_requests(service, requests, "messages")
     report = ("top_logprobs" if body.top_logprobs else "logprobs", _logprobs(body))
-    check_report(requests, service.max_model_len, [("prompt_logprobs", body.prompt_logprobs)], report)
+    prompt = [("prompt_logprobs", body.prompt_logprobs)]
+    check_report(requests, service.max_model_len, prompt, report, expert_bytes=service.expert_bytes)
     return with_hints(requests, hints)
 
 

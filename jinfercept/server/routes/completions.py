@@ -87,7 +87,8 @@ def make_completions(
         raise ApiError.of(error, "prompt") from error
     check_requests(service, requests, "prompt")
     reports = [("prompt_logprobs", prompt_logprobs), ("logprobs", body.logprobs if body.echo else None)]
-    check_report(requests, service.max_model_len, reports, ("logprobs", body.logprobs), per_choice=True)
+    report, size = ("logprobs", body.logprobs), service.expert_bytes
+    check_report(requests, service.max_model_len, reports, report, per_choice=True, expert_bytes=size)
     return with_hints(requests, hints)
 
 

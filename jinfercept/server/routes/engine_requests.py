@@ -15,6 +15,7 @@ from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.outputs import RequestOutput
 from jinfercept.protocols.encoding import OPENAI, EncodedReply, LargeReply, StreamFormat
 from jinfercept.protocols.errors import ApiError, check_finish
+from jinfercept.protocols.openai.experts import check_experts
 from jinfercept.protocols.schemas import MAX_SESSION_ID, Extensions, ResponseFormat, SamplingBody
 from jinfercept.protocols.usage import UsageCount
 from jinfercept.request import Adapter, FollowUp, Request
@@ -30,7 +31,7 @@ _FIELD = "jinfercept.async_calls"
 _SAME_NAMES = (
     *("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output"),
     *("ignore_eos", "min_tokens", "skip_special_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs"),
+    *("logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs", "return_routed_experts"),
 )
 """Fields with the same name in the body and in `SamplingParams`."""
 _NAMES = frozenset(field.name for field in fields(SamplingParams))
@@ -165,6 +166,8 @@ def sampling_params(
     except RequestError as error:
         raise ApiError.of(error, _field_of(error)) from error
     _check_tokens(params, llm.model.config.vocab_size)
+    if params.return_routed_experts:
+        check_experts(getattr(llm.model.config, "experts", None) is not None, llm.shape.routed_experts > 0, body.stream)
     if structured is None:
         return params
     field, options = structured

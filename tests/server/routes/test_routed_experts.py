@@ -1,0 +1,113 @@
+"""The experts of tokens over HTTP, as vLLM writes them."""
+
+import base64
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jinfercept.llm import LLM
+from jinfercept.models.load import read_config
+from jinfercept.sampling_params import SamplingParams
+from tests.support.live_server import Running, running
+from tests.support.sample_tokenizers import VOCAB, byte_level
+from tests.support.tiny_model import GOLDEN
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+WANTED = {"return_routed_experts": True, "temperature": 0, "max_tokens": 4, "ignore_eos": True}
+PARAMS = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, return_routed_experts=True)
+
+
+def small(name: str, **flags: Any) -> LLM:
+    config = replace(read_config(GOLDEN / name), vocab_size=VOCAB, eos_token_ids=())
+    sizes: dict[str, Any] = {"page_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 16, "kv_tokens": 512}
+    sizes |= {"profile": "paper-gptj-6b-a100", "dtype": "float32"}
+    return LLM(config, load_format="dummy", tokenizer=byte_level(), **sizes, **flags)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    template = tmp_path_factory.mktemp("chat") / "plain.jinja"
+    template.write_text(TEMPLATE)
+    with (
+        small("mixtral", enable_return_routed_experts=True) as llm,
+        running(llm, chat_template=str(template)) as server,
+    ):
+        yield server
+
+
+def decoded(choice: dict[str, Any]) -> np.ndarray:
+    return np.load(io.BytesIO(base64.b64decode(choice["routed_experts"])))
+
+
+def expected(served: Running, prompt: str) -> np.ndarray:
+    [output] = served.llm.generate(prompt, PARAMS)
+    return output.outputs[0].routed_experts
+
+
+@pytest.mark.parametrize("prompts", ["a lamp", ["a lamp", "pencils"]])
+def test_a_completion_has_the_experts_of_its_tokens(served: Running, prompts: Any) -> None:
+    reply = served.http.post("/v1/completions", json={"prompt": prompts, "n": 1} | WANTED).json()
+    for choice, prompt in zip(reply["choices"], [prompts] if isinstance(prompts, str) else prompts, strict=True):
+        experts = decoded(choice)
+        assert (experts.dtype, experts.shape[1:]) == (np.int16, (2, 2))
+        np.testing.assert_array_equal(experts, expected(served, prompt))
+
+
+def test_every_choice_of_a_chat_has_those_of_the_prompt_too(served: Running) -> None:
+    plain = served.chat(return_token_ids=True, n=2, **WANTED | {"temperature": 1}).json()
+    assert all("routed_experts" in choice for choice in plain["choices"])
+    num_tokens = len(plain["prompt_token_ids"]) + 4 - 1
+    first, second = (decoded(choice) for choice in plain["choices"])
+    assert len(first) == len(second) == num_tokens
+    np.testing.assert_array_equal(first[: num_tokens - 3], second[: num_tokens - 3])
+    assert (second >= 0).all()
+    assert "routed_experts" not in served.chat().json()["choices"][0]
+    np.testing.assert_array_equal(decoded(served.chat(**WANTED).json()["choices"][0]), expected(served, "Hi"))
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "message"),
+    [
+        ("chat/completions", {"stream": True}, "does not come in a stream"),
+        ("completions", {"stream": True}, "does not come in a stream"),
+        ("completions", {"return_routed_experts": "yes"}, "return_routed_experts: Input should be a valid boolean"),
+        ("responses", {}, "return_routed_experts is not for responses"),
+    ],
+)
+def test_where_they_cannot_come_is_said(served: Running, path: str, more: dict[str, Any], message: str) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi", "input": "Hi"}
+    fields = {"chat/completions": ("messages",), "completions": ("prompt",), "responses": ("input",)}[path]
+    reply = served.http.post(f"/v1/{path}", json={name: body[name] for name in fields} | WANTED | more)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "return_routed_experts")
+    assert message in reply.json()["error"]["message"]
+
+
+def test_a_body_may_not_ask_for_more_than_log_probabilities_have(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.service, "expert_bytes", 1 << 20)
+    assert served.chat(**WANTED).status_code == 200
+    reply = served.chat(n=64, **WANTED | {"temperature": 1, "max_tokens": 100})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "return_routed_experts")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mixtral", "the server returns no experts; fix: start it with --enable-return-routed-experts"),
+        ("llama_gqa", "the model has no experts"),
+    ],
+)
+def test_a_server_that_returns_none_refuses(name: str, message: str, tmp_path: Path) -> None:
+    template = tmp_path / "plain.jinja"
+    template.write_text(TEMPLATE)
+    with small(name) as llm, running(llm, chat_template=str(template)) as server:
+        for reply in (server.chat(**WANTED), server.http.post("/v1/completions", json={"prompt": "a"} | WANTED)):
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, "return_routed_experts")
+            assert message in reply.json()["error"]["message"]
+        assert server.chat(return_routed_experts=False).status_code == 200
