@@ -57,6 +57,14 @@ def as_array(ints: Ints) -> Int[Array, "..."]:
     return ints.array() if isinstance(ints, VectorPart) else jnp.asarray(ints)
 
 
+class WindowBatch(NamedTuple):
+    """What layers with pages in the pool for windows read in place of a `Batch`'s fields of these names."""
+
+    write_index: Int[Array, "T"]
+    page_tables: Int[Array, "S P"]  # entries before a row's window are the scratch page
+    work: Any = None
+
+
 class Batch(NamedTuple):
     """One step's queries, ragged: row `s` owns the query tokens `query_starts[s] : query_starts[s + 1]`.
 
@@ -75,6 +83,12 @@ class Batch(NamedTuple):
     work: Any = None  # what kernels read, `work_schedule.Work`: the same for all layers
     state_slots: Any = None  # of every row, [S], where the model has recurrent layers
     adapters: Any = None  # of every token, [T], from 1 on, 0: none; where the model has room for adapters
+    window: Any = None  # `WindowBatch`, where layers with a window have a pool of their own
+
+    @property
+    def of_windows(self) -> "Batch":
+        """The batch for layers with pages in the pool for windows."""
+        return self._replace(**self.window._asdict(), window=None)
 
 
 KVPages = Num[Array, "N B 2 K W"]

@@ -3,16 +3,17 @@
 For kernels with work schedules the vector has these too, and they read it where it lies.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate, batched, chain, pairwise
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Int32
 
-from jinfercept.layouts.pages import OUT_OF_RANGE, Batch, VectorPart
+from jinfercept.layouts.pages import OUT_OF_RANGE, Batch, VectorPart, WindowBatch
 from jinfercept.pallas.work_schedule import Work, WorkCut, WorkSchedule, schedules
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
 
@@ -27,6 +28,7 @@ class PackedShape(NamedTuple):
         has_states: rows have states of recurrent layers.
         routed_experts: see `RunnerShape`.
         num_adapters: that the weights have room for; with any, the vector says which is every token's.
+        window: tokens of the longest window of the layers that have a pool for windows; 0: there is none.
     """
 
     num_tokens: int  # T
@@ -38,18 +40,24 @@ class PackedShape(NamedTuple):
     has_states: bool = False
     routed_experts: int = 0
     num_adapters: int = 0
+    window: int = 0
 
 
 def enter(
-    chunks: tuple[Chunk, ...], tables: Int32[np.ndarray, "slots P"], states: Int32[np.ndarray, "slots"] | None = None
+    chunks: tuple[Chunk, ...],
+    tables: Int32[np.ndarray, "slots P"],
+    states: Int32[np.ndarray, "slots"] | None = None,
+    window_tables: Int32[np.ndarray, "slots P"] | None = None,
 ) -> None:
     """Write the chunks' new pages into the page tables, and the slots of their sequences' states."""
     for chunk in chunks:
         if chunk.new_pages:
-            first, slots, state, _ = chunk.new_pages
+            first, slots, state, window = chunk.new_pages
             tables[chunk.slot, first : first + len(slots)] = slots
             if states is not None:
                 states[chunk.slot] = state
+            if window and window_tables is not None:
+                window_tables[chunk.slot, window.first : window.first + len(window.slots)] = window.slots
 
 
 def pack(
@@ -58,6 +66,7 @@ def pack(
     page_size: int,
     shape: PackedShape,
     states: Int32[np.ndarray, "slots"] | None = None,
+    window_tables: Int32[np.ndarray, "slots P"] | None = None,
 ) -> Int32[np.ndarray, "packed"]:
     """The packed batch of a plan.
 
@@ -65,15 +74,15 @@ def pack(
         chunks: at most `num_rows`, of at most `num_tokens` tokens together; those of one token come first.
         tables: device slots of every sequence slot's pages.
         states: slots of every sequence slot's states, if the model has some.
+        window_tables: as `tables`, of layers with pages in the pool for windows, if it has some.
     """
     num_tokens, num_rows, *_ = shape
     places = _places(shape)
     vector = np.zeros(places[-1].end, np.int32)
-    tokens, positions, write_index, token_slots, query_starts, context_lens, page_tables, num_decode, *scheduled = [
-        vector[first:end].reshape(dims) for first, end, dims in places
-    ]
-    adapters = scheduled.pop() if shape.num_adapters else None
-    write_index[:] = np.arange(OUT_OF_RANGE, OUT_OF_RANGE + num_tokens, dtype=np.int32)
+    parts = _split(shape, [vector[first:end].reshape(dims) for first, end, dims in places])
+    tokens, positions, write_index, token_slots, query_starts, context_lens, page_tables, num_decode = parts.batch
+    for index in (write_index, *parts.window[:1]):
+        index[:] = np.arange(OUT_OF_RANGE, OUT_OF_RANGE + num_tokens, dtype=np.int32)
     if not chunks:
         return vector  # no unit of work either
     slots, starts, lists, *_, chunk_adapters = zip(*chunks, strict=True)
@@ -90,18 +99,24 @@ def pack(
     num_decode[0] = np.count_nonzero(lengths == 1)
     tokens[:used] = np.fromiter(chain.from_iterable(lists), np.int32, used)
     token_slots[:used] = slots.repeat(lengths)
-    if adapters is not None:
-        adapters[:used] = np.fromiter(chunk_adapters, np.int32, rows).repeat(lengths)
+    if parts.adapters is not None:
+        parts.adapters[:used] = np.fromiter(chunk_adapters, np.int32, rows).repeat(lengths)
     positions[:used] = (starts - query_starts[:rows]).repeat(lengths) + np.arange(used, dtype=np.int32)
     page, offset = np.divmod(positions[:used], page_size)
     write_index[:used] = tables[token_slots[:used], page] * page_size + offset
     if states is not None:
-        scheduled.pop()[:rows] = states[slots]
+        parts.states[:rows] = states[slots]
+    if window_tables is not None:
+        window_index, window_pages = parts.window
+        window_index[:used] = window_tables[token_slots[:used], page] * page_size + offset
+        seen, ends = np.maximum(starts - shape.window + 1, 0) // page_size, (starts + lengths - 1) // page_size + 1
+        for row, slot, first, end in zip(range(rows), slots.tolist(), seen.tolist(), ends.tolist(), strict=True):
+            window_pages[row, first:end] = window_tables[slot, first:end]
     if shape.cut is not None:
         work = schedules(
             shape.cut, query_starts, context_lens, int(num_decode[0]), num_tokens, decode_only=shape.decode_only
         )
-        for into, numbers in zip(scheduled, chain.from_iterable(work), strict=True):
+        for into, numbers in zip(parts.schedules, chain.from_iterable(work), strict=True):
             into[:] = numbers
     return vector
 
@@ -113,7 +128,7 @@ def packed_size(shape: PackedShape) -> int:
 
 def unpack(packed: Int[Array, "packed"], last_tokens: Int[Array, "slots"], shape: PackedShape) -> Batch:
     """The batch on the device, with `FROM_DEVICE` replaced by the slots' last tokens."""
-    tokens, _, _, token_slots, *_ = (part.array() for part in _parts(packed, shape)[:4])
+    tokens, _, _, token_slots, *_ = (part.array() for part in _parts(packed, shape).batch[:4])
     tokens = jnp.where(tokens == FROM_DEVICE, last_tokens[token_slots], tokens)
     return _batch(packed, shape)._replace(tokens=tokens)
 
@@ -123,27 +138,50 @@ def in_place(packed: Int[Array, "packed"], shape: PackedShape) -> Batch:
 
     The tokens are as they were packed: layers do not read them.
     """
-    *_, query_starts, context_lens, page_tables, num_decode = (parts := _parts(packed, shape))[:_BATCH_PARTS]
-    size, end = len(WorkSchedule._fields), len(parts) - shape.has_states - bool(shape.num_adapters)
-    decodes, *chunks = (WorkSchedule(*parts[first : first + size]) for first in range(_BATCH_PARTS, end, size))
+    parts = _parts(packed, shape)
+    *_, query_starts, context_lens, page_tables, num_decode = parts.batch
+    decodes, *chunks = (WorkSchedule(*fields) for fields in batched(parts.schedules, len(WorkSchedule._fields)))
     work = Work(query_starts, context_lens, page_tables, num_decode, decodes, chunks[0] if chunks else None)
-    return _batch(packed, shape)._replace(work=work)
+    batch = _batch(packed, shape)._replace(work=work)
+    if not shape.window:
+        return batch
+    return batch._replace(window=batch.window._replace(work=work._replace(page_tables=parts.window[1])))
 
 
 def _batch(packed: Int[Array, "packed"], shape: PackedShape) -> Batch:
     """The batch as it was packed."""
     parts = _parts(packed, shape)
     tokens, positions, write_index, _, query_starts, context_lens, page_tables, num_decode = (
-        part.array() for part in parts[:_BATCH_PARTS]
+        part.array() for part in parts.batch
     )
     return Batch(
         *(tokens, positions, write_index, query_starts, context_lens, page_tables, num_decode[0]),
-        state_slots=parts[-1 - bool(shape.num_adapters)].array() if shape.has_states else None,
-        adapters=parts[-1].array() if shape.num_adapters else None,
+        state_slots=parts.states.array() if shape.has_states else None,
+        adapters=parts.adapters.array() if shape.num_adapters else None,
+        window=WindowBatch(*(part.array() for part in parts.window)) if shape.window else None,
     )
 
 
 _BATCH_PARTS = 8
+
+
+class _PackedParts(NamedTuple):
+    """The parts of the vector, or what is at their places."""
+
+    batch: Sequence[Any]
+    schedules: Sequence[Any]
+    states: Any
+    window: Sequence[Any]  # the write index and the page tables
+    adapters: Any
+
+
+def _split(shape: PackedShape, parts: Sequence[Any]) -> _PackedParts:
+    """The parts in the order of `_places`, by what they are."""
+    own = shape.has_states, 2 * bool(shape.window), bool(shape.num_adapters)
+    ends = [*accumulate([*own], initial=len(parts) - sum(own))]
+    states, window, adapters = (parts[first:end] for first, end in pairwise(ends))
+    whole = [part[0] if part else None for part in (states, adapters)]
+    return _PackedParts(parts[:_BATCH_PARTS], parts[_BATCH_PARTS : ends[0]], whole[0], window, whole[1])
 
 
 class _RowPlace(NamedTuple):
@@ -156,18 +194,19 @@ class _RowPlace(NamedTuple):
 
 @lru_cache
 def _places(shape: PackedShape) -> tuple[_RowPlace, ...]:
-    """The parts of the vector: those of the batch, then the schedules field by field, then the slots of states, and the
-    tokens' adapters."""
-    num_tokens, num_rows, pages_per_row, cut, decode_only, _, has_states, _, num_adapters = shape
+    """The parts of the vector: those of the batch, then the schedules field by field, then the slots of states, the write
+    index and the page tables of layers with a window, and the tokens' adapters."""
+    num_tokens, num_rows, pages_per_row, cut, decode_only, _, has_states, _, num_adapters, window = shape
     shapes = [*((num_tokens,),) * 4, (num_rows + 1,), (num_rows,), (num_rows, pages_per_row), (1,)]
     assert len(shapes) == _BATCH_PARTS
     if cut is not None:
         shapes += chain.from_iterable(cut.shapes(num_tokens, num_rows, decode_only=decode_only))
     shapes += [(num_rows,)] * has_states
+    shapes += [(num_tokens,), (num_rows, pages_per_row)] * bool(window)
     shapes += [(num_tokens,)] * bool(num_adapters)
     ends = list(accumulate(map(prod, shapes)))
     return tuple(map(_RowPlace, [0, *ends], ends, shapes))
 
 
-def _parts(vector: Int[Array, "packed"], shape: PackedShape) -> list[VectorPart]:
-    return [VectorPart(vector, place.first, place.shape) for place in _places(shape)]
+def _parts(vector: Int[Array, "packed"], shape: PackedShape) -> _PackedParts:
+    return _split(shape, [VectorPart(vector, place.first, place.shape) for place in _places(shape)])

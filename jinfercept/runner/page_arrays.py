@@ -115,6 +115,7 @@ class KVArrays:
         self.host = HostSlots()
         self._offloads: list[tuple[int, list[HostArray]]] = []  # by gather: its size, arrays
         self._fetches: list[tuple[int, list[Fetched]]] = []  # by scatter: its size, arrays
+        self._first_transfer = 0  # of the step's, in `commons`
         self._early = 0  # scatters whose arrays come during the compute
         self._compactions: list[Compaction] = []
         self._arrived: list[HostPages] = []  # on the device: of the fetches, then of the compactions
@@ -139,16 +140,20 @@ class KVArrays:
         self.layers = tuple(self._zeros() for _ in self.shapes)
 
     def begin(
-        self, fetch: Sequence[PageCopy], drop: Iterable[int], offload: Sequence[PageCopy]
+        self, fetch: Sequence[PageCopy], drop: Iterable[int], offload: Sequence[PageCopy], first_transfer: int = 0
     ) -> list[Int32[np.ndarray, "_"]]:
         """Set the pages that a step moves. One step may fetch, drop and refill the same host slot, in this order.
 
         Waits for the offloads of the step before the last one, if its compute did not hide them, so that pages in flight take
         no more memory than two steps' transfers.
 
+        Args:
+            first_transfer: transfers of other pages that come before these in `commons`.
+
         Returns:
             The slots of every gather, scatter and selection, for the step's upload.
         """
+        self._first_transfer = first_transfer
         if len(self._in_flight) == 2 and self._in_flight[0]:
             jax.block_until_ready(self._in_flight[0])
         self._in_flight.append([])
@@ -237,7 +242,8 @@ class KVArrays:
 
     def _slots(self, number: int) -> tuple[Array, Array]:
         """Where the slots of a step's transfer are: in which common part, and in which row of that."""
-        return self.commons[number // MOST_TRANSFERS], self._numbers[number % MOST_TRANSFERS]
+        upload, row = divmod(self._first_transfer + number, MOST_TRANSFERS)
+        return self.commons[upload], self._numbers[row]
 
     def _scatters(self, fetch: Sequence[PageCopy]) -> list[tuple[int, list[Fetched], Int32[np.ndarray, "slots"]]]:
         """The arrays of these pages by the scatters that write them, each with its size and its slots: arrays of full size

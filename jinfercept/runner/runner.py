@@ -30,7 +30,8 @@ from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.step_upload import MOST_TRANSFERS
 from jinfercept.runner.steps import add_steps, kinds_of, layers_key, step_names, step_shapes
 from jinfercept.runner.token_experts import RowExperts
-from jinfercept.sched.plan import Masks, StepPlan, StepResult
+from jinfercept.runner.window_pages import by_pool, pool_windows, with_windows
+from jinfercept.sched.plan import Masks, StepPlan, StepResult, WindowCopies
 
 FIRST_PROMPT = 64
 """Tokens of a first prompt whose bucket is compiled before it arrives."""
@@ -93,6 +94,8 @@ class ModelRunner:
     Attributes:
         device: the first one of this process.
         executables: of the steps and the transfers.
+        kv: the pages, without those in the pool for windows.
+        window_kv: the pages in the pool for windows; None: there is none.
         layer_states: of recurrent layers.
         drafter: what makes the drafts that plans await, if there is a draft model.
         drafting: whether the draft model computes every plan too. A change forgets no KV: `reset` has to follow.
@@ -116,20 +119,27 @@ class ModelRunner:
         self._parts, self._kinds = shape.parts(config.num_layers), kinds_of(model)
         states = state_shapes(states_of(model), shape.num_states, leaf)
         self.layer_states = LayerStates(states)
+        self._windows = pool_windows(model, shape)
+        num_windowed = sum(map(bool, self._windows))
         pages: dict[str, Any] = {
-            "parts": [(groups[0][0], groups[-1][1]) for groups in self._parts]
-            if not states
-            else [(0, num_kv_layers(config))],
             "num_kv_heads": config.num_kv_heads,
             "head_dim": config.head_dim,
             "dtype": stored_dtype(shape.kv_cache_dtype, leaf.dtype),
             "home": beside(leaf, PAGES_SPEC),
             "num_rows": shape.sample_rows[-1],
         }
-        sizes = shape.num_pages, shape.page_size
-        pages |= {"staging_pages": shape.staging_pages, "pinned": shape.pinned_memory}
-        self.kv = KVArrays(*sizes, **pages, moved_pages=shape.moved_pages)
+        pages |= {"staging_pages": shape.staging_pages, "pinned": shape.pinned_memory, "moved_pages": shape.moved_pages}
+        parts = [(groups[0][0], groups[-1][1]) for groups in self._parts]
+        if states or num_windowed:
+            parts = [(0, num_kv_layers(config) - num_windowed)]
+        self.kv, self.window_kv = KVArrays(shape.num_pages, shape.page_size, parts=parts, **pages), None
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
+        self._window_tables = None
+        if num_windowed:
+            sizes = shape.num_window_pages, shape.page_size
+            self.window_kv = KVArrays(*sizes, parts=[(0, num_windowed)], **pages)
+            self._window_tables = np.zeros_like(self._tables)
+        self._pools = (self.kv,) if self.window_kv is None else (self.kv, self.window_kv)
         self._state_slots = np.zeros(shape.max_num_seqs, np.int32) if states else None
         self.executables = Executables() if executables is None else executables
         self.drafter: Drafter | None = None
@@ -144,8 +154,11 @@ class ModelRunner:
             shape.drafts_for or config.vocab_size,
             self._home,
         )
-        add_steps(self.executables, model, shape, attention, self.params, with_states(self.kv.shapes, states))
+        kept = with_windows(with_states(self.kv.shapes, states), self._pools[-1].shapes, self._windows)
+        add_steps(self.executables, model, shape, attention, self.params, kept)
         self.kv.add_executables(self.executables)
+        if self.window_kv is not None:
+            self.window_kv.add_executables(self.executables.under("windows"))
 
     def forward(self, plan: StepPlan, last_tokens: Int[Array, "slots"] | None = None) -> ForwardTicket:
         """Dispatch a plan's transfers, layers and head, in the order of `StepPlan`.
@@ -162,19 +175,25 @@ class ModelRunner:
         if self.drafter is not None and self.drafting:
             plan, drafts = self.drafter.fill(plan, last_tokens)
         transfers = self.kv.begin(plan.fetch, plan.drop, plan.offload)
+        if self.window_kv is not None:
+            offload, fetch, drop = plan.window or WindowCopies()
+            transfers += self.window_kv.begin(fetch, drop, offload, first_transfer=len(transfers))
         samples = self._sampler.pack(plan.chunks)
         groups = [*batched(transfers, MOST_TRANSFERS)] or [()]  # of more transfers than an upload holds
         commons = [self.kv.common_shape.pack(samples.packed, group) for group in groups]
         if plan.chunks:
-            enter(plan.chunks, self._tables, self._state_slots)
+            enter(plan.chunks, self._tables, self._state_slots, self._window_tables)
             hidden, experts = self._forward(plan, last_tokens, samples, commons)
             return ForwardTicket(hidden, submitted_s, drafts, experts)
-        self.kv.commons = place(commons, self._home)
-        for part in range(len(self._parts)):
-            self.kv.fetch(part)
-            self.kv.offload(part)
-            self.kv.scatter(part)
-        self.kv.wait()
+        uploaded = place(commons, self._home)
+        for kv in self._pools:
+            kv.commons = uploaded
+            for part in range(len(self._parts)):
+                kv.fetch(part)
+                kv.offload(part)
+                kv.scatter(part)
+        for kv in self._pools:
+            kv.wait()
         return ForwardTicket(None, submitted_s)
 
     def drafts(self, forward: ForwardTicket) -> tuple[tuple[int, ...], ...]:
@@ -212,7 +231,8 @@ class ModelRunner:
 
     def reset(self) -> None:
         """Forget all KV and all states."""
-        self.kv.reset()
+        for kv in self._pools:
+            kv.reset()
         self.layer_states.reset()
         self._sampler.reset()
         if self.drafter is not None:
@@ -222,7 +242,8 @@ class ModelRunner:
         """Free the weights, the pages and the states."""
         self.params = Params({}, (), {})
         self.executables.close()
-        self.kv.close()
+        for kv in self._pools:
+            kv.close()
         self.layer_states.close()
         self._sampler.close()
         if self.drafter is not None:
@@ -268,7 +289,8 @@ class ModelRunner:
 
     def allocate(self) -> None:
         """Allocate the pages. A step waits for the compilation of the executables that it is the first to need."""
-        self.kv.reset()
+        for kv in self._pools:
+            kv.reset()
         self.layer_states.reset()
         if self.drafter is not None:
             self.drafter.runner.allocate()
@@ -287,27 +309,47 @@ class ModelRunner:
     ) -> tuple[Hidden, tuple[Array, ...]]:
         """Upload what the step reads, in one array, then dispatch it. No other executable waits for the host. Returns the
         experts of the groups of layers, too."""
-        size, kv = plan.bucket, self.kv
+        size = plan.bucket
         decode_only = (size, True) in self._buckets and all(len(chunk.tokens) == 1 for chunk in plan.chunks)
         shape = self._buckets[size, decode_only]
-        packed = pack(plan.chunks, self._tables, self._shape.page_size, shape, self._state_slots)
+        tables = self._state_slots, self._window_tables
+        packed = pack(plan.chunks, self._tables, self._shape.page_size, shape, *tables)
         upload, *further = place([np.concatenate((packed, commons[0])), *commons[1:]], self._home)
         embed, layers_of = step_names(decode_only)
-        kv.fetch(0)
+        for kv in self._pools:
+            kv.fetch(0)
         x, batch, common = self.executables[embed, size](self.params.embed, last_tokens, upload)
-        kv.commons = (common, *further)
+        for kv in self._pools:
+            kv.commons = (common, *further)
         experts = list[Array]()
         for part, groups in enumerate(self._parts):
-            if part:
-                kv.fetch(part)
-            kv.offload(part)
-            layers = self.layer_states.beside(kv.layers) if self.layer_states.arrays else list(kv.layers)
+            for kv in self._pools:
+                if part:
+                    kv.fetch(part)
+                kv.offload(part)
+            layers = self._kept()
             for first, end in groups:
                 step = self.executables[layers_key(layers_of, size, (first, end), self._kinds)]
                 x, layers[first:end], *noted = step(self.params.layers[first:end], x, tuple(layers[first:end]), batch)
                 for array in noted:
                     array.copy_to_host_async()
                     experts.append(array)
-            kv.layers = self.layer_states.take(layers) if self.layer_states.arrays else tuple(layers)
-            kv.scatter(part)
+            self._keep(layers)
+            for kv in self._pools:
+                kv.scatter(part)
         return self._sampler.head(x, plan.chunks, samples, common, self.params.head), tuple(experts)
+
+    def _kept(self) -> list[Any]:
+        """What every layer keeps: its pages or its states."""
+        if self.layer_states.arrays:
+            return self.layer_states.beside(self.kv.layers)
+        return list(with_windows(self.kv.layers, self._pools[-1].layers, self._windows))
+
+    def _keep(self, kept: list[Any]) -> None:
+        """Take what the layers keep behind a step."""
+        if self.layer_states.arrays:
+            self.kv.layers = self.layer_states.take(kept)
+        elif self.window_kv is None:
+            self.kv.layers = tuple(kept)
+        else:
+            self.kv.layers, self.window_kv.layers = by_pool(kept, self._windows)

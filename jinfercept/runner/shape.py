@@ -56,16 +56,20 @@ class RunnerShape:
 
     def bucket(self, num_tokens: int) -> PackedShape:
         """The packed sizes of a bucket."""
-        pages_per_row = -(-self.max_model_len // self.page_size)
         rows = min(num_tokens, self.max_num_seqs)
         return PackedShape(
             num_tokens,
             rows,
-            pages_per_row,
+            self.most_tokens // self.page_size,
             has_states=self.num_states > 0,
             routed_experts=self.routed_experts,
             num_adapters=self.num_adapters,
         )
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that a sequence's page table has room for."""
+        return -(-self.max_model_len // self.page_size) * self.page_size
 
     def groups(self, num_layers: int) -> list[tuple[int, int]]:
         """First and end layer of every group, the layers of one executable."""

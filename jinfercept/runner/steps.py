@@ -29,6 +29,7 @@ from jinfercept.runner.page_transfers import PAGES_SPEC, transfer_sizes
 from jinfercept.runner.sampler import add_sampler, slots_bytes
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.step_upload import CommonShape
+from jinfercept.runner.window_pages import pool_windows
 
 
 def add_steps(
@@ -51,6 +52,7 @@ def add_steps(
     def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=beside(leaf))
 
+    windows = pool_windows(model, shape) or (0,) * len(layers)
     last_tokens, embedded_by_size = struct((shape.max_num_seqs + 1,), jnp.int32), {}
     platform = mesh_of(leaf).devices[0].platform
     common_shape = CommonShape(shape.sample_rows[-1], transfer_sizes(platform, shape.staging_pages)[0])
@@ -65,7 +67,8 @@ def add_steps(
         embedded_by_size[size] = x
         groups = {layers_key(layers_name, size, group, kinds): group for group in shape.groups(len(layers))}
         for key, (first, end) in groups.items():
-            step = partial(_layers, model, attention, bucket, kinds[first:end] or (None,) * (end - first))
+            kinds_of_group = kinds[first:end] or (None,) * (end - first)
+            step = partial(_layers, model, attention, bucket, kinds_of_group, windows[first:end])
             arguments = (params.layers[first:end], x, layers[first:end], batch)
             out = (EVERYWHERE, kept_specs(states, first, end), *([EVERYWHERE] if shape.routed_experts else []))
             whole = over_devices(step, arguments, out=out)
@@ -100,8 +103,9 @@ def step_shapes(
     joined = shape.joined_decode and not is_quantised(stored)  # they attend to the row's own key before it is rounded
     kinds = [(size, False) for size in shape.buckets]
     kinds += [] if cut is None else [(size, True) for size in shape.decode_buckets]
+    own = {"cut": cut, "window": max(pool_windows(model, shape), default=0)}
     return {
-        (size, alone): shape.bucket(size)._replace(cut=cut, decode_only=alone, joined=alone and joined)
+        (size, alone): shape.bucket(size)._replace(decode_only=alone, joined=alone and joined, **own)
         for size, alone in kinds
     }
 
@@ -140,7 +144,8 @@ def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention
     def struct(leaf: Array) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding.with_memory_kind("device"))
 
-    run, largest = Executables(), replace(shape, num_pages=1, buckets=shape.buckets[-1:])
+    pools = {"num_pages": 1, "num_window_pages": min(1, shape.num_window_pages)}
+    run, largest = Executables(), replace(shape, buckets=shape.buckets[-1:], **pools)
     weights = jax.tree.map(struct, params)
     leaf = weights_of(weights.embed)[0]
     dtype = stored_dtype(shape.kv_cache_dtype, leaf.dtype)
@@ -221,25 +226,8 @@ class _NotingRows(StateRows):
         self.noted.append(experts)
 
 
-def _layers(
-    model: ServedModel,
-    attention: str,
-    shape: PackedShape,
-    kinds: tuple[Hashable, ...],
-    params: tuple[Weights, ...],
-    x: Float[Array, "T E"],
-    layers: tuple[Any, ...],
-    batch: Batch | Int[Array, "upload"],
-) -> tuple[Float[Array, "T E"], tuple[Any, ...]] | tuple[Float[Array, "T E"], tuple[Any, ...], Int16[Array, "T L C"]]:
-    """A group of consecutive layers: each writes all of the step's keys and values before its attention, or has states.
-
-    A profile shows the scopes `layer0`, `layer1`, … by place in the group, not in the model: one executable serves all groups,
-    whose calls follow each other in the order of the layers.
-
-    Returns:
-        The tokens' vectors, the pages, and if `routed_experts` the experts of every token in the layers that have some.
-    """
-    step = batch if isinstance(batch, Batch) else in_place(batch, shape)
+def _attention(attention: str, shape: PackedShape, step: Batch, noted: list[Int[Array, "T C"]]) -> Attend[KVPages]:
+    """What layers call for attention: it writes keys and values, and notes experts in the list if they are wanted."""
 
     def attend(
         q: Float[Array, "T H D"],
@@ -255,16 +243,42 @@ def _layers(
         )
         return attended, pages
 
+    if shape.joined:
+        return _JoinedAttend(attend, step, noted)
+    return _NotingAttend(attend, noted) if shape.routed_experts else attend
+
+
+def _layers(
+    model: ServedModel,
+    attention: str,
+    shape: PackedShape,
+    kinds: tuple[Hashable, ...],
+    windows: tuple[int, ...],
+    params: tuple[Weights, ...],
+    x: Float[Array, "T E"],
+    layers: tuple[Any, ...],
+    batch: Batch | Int[Array, "upload"],
+) -> tuple[Float[Array, "T E"], tuple[Any, ...]] | tuple[Float[Array, "T E"], tuple[Any, ...], Int16[Array, "T L C"]]:
+    """A group of consecutive layers: each writes all of the step's keys and values before its attention, or has states.
+
+    A profile shows the scopes `layer0`, `layer1`, … by place in the group, not in the model: one executable serves all groups,
+    whose calls follow each other in the order of the layers.
+
+    Args:
+        windows: of the layers with pages in the pool for windows, 0 for the others.
+
+    Returns:
+        The tokens' vectors, the pages, and if `routed_experts` the experts of every token in the layers that have some.
+    """
+    step = batch if isinstance(batch, Batch) else in_place(batch, shape)
     noted, written = list[Int[Array, "T C"]](), list[Any]()
     if step.adapters is not None:
         params = for_rows(params, step.adapters, shape.num_adapters)
-    if shape.joined:
-        attend = _JoinedAttend(attend, step, noted)
-    elif shape.routed_experts:
-        attend = _NotingAttend(attend, noted)
-    for index, (kind, weights, kept) in enumerate(zip(kinds, params, layers, strict=True)):
+    attend = _attention(attention, shape, step, noted)
+    windowed = _attention(attention, shape, step.of_windows, noted) if shape.window else attend
+    for index, (kind, window, weights, kept) in enumerate(zip(kinds, windows, params, layers, strict=True)):
         layer = model.layer if kind is None else partial(cast(MixedModel, model).layer, kind=kind)
-        seam: Any = attend
+        seam: Any = windowed if window else attend
         if isinstance(kept, tuple):
             rows = _NotingRows(step.state_slots, step.query_starts, step.context_lens, step.num_decode)
             rows.noted = noted

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jinfercept.layouts.pages import OUT_OF_RANGE, VectorPart, as_array
@@ -12,10 +12,10 @@ from jinfercept.pallas.work_schedule import WorkCut
 from jinfercept.runner.packing import PackedShape, enter, in_place, pack, packed_size, unpack
 from jinfercept.runner.packing_samples import pack_samples, sampled_rows, unpack_samples
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.plan import FROM_DEVICE, Chunk, NewPages, Sample
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, NewPages, Sample, WindowEntries
 from jinfercept.sched.sampling_options import draw_options
 
-PAGE_SIZE, PAGES, SLOTS = 4, 10, 8
+PAGE_SIZE, PAGES, SLOTS, WINDOW = 4, 10, 8, 10
 SHAPE = PackedShape(num_tokens=40, num_rows=SLOTS, pages_per_row=PAGES)
 
 
@@ -87,6 +87,44 @@ def test_kernels_read_in_place_what_the_batch_says_and_its_schedules(
     )
 
 
+@settings(max_examples=30)
+@given(plans(), st.booleans())
+def test_layers_with_a_window_have_tables_of_their_own_from_the_window_on(
+    chunks: tuple[Chunk, ...], in_kernels: bool
+) -> None:
+    shape = SHAPE._replace(window=WINDOW, num_adapters=2, cut=WorkCut(2, 8, 4, 3) if in_kernels else None)
+    tables, stale = np.zeros((SLOTS, PAGES), np.int32), np.full((SLOTS, PAGES), 999, np.int32)
+    alone = tuple(chunk._replace(new_pages=NewPages(0, (), 0, _from_window(chunk))) for chunk in chunks)
+    enter(alone, tables, None, stale)
+    assert not tables.any()
+    enter(chunks, tables, None, stale)
+    upload = jnp.asarray(pack(chunks, tables, PAGE_SIZE, shape, None, stale))
+    batch = in_place(upload, shape) if in_kernels else unpack(upload, jnp.arange(SLOTS), shape)
+    ours = batch.of_windows
+    want, wrote = np.zeros((SLOTS, PAGES), np.int32), list[int]()
+    for row, chunk in enumerate(chunks):
+        first, pages = _from_window(chunk)
+        want[row, first : first + len(pages)] = pages
+        positions = range(chunk.start, chunk.start + len(chunk.tokens))
+        wrote += [pages[position // PAGE_SIZE - first] * PAGE_SIZE + position % PAGE_SIZE for position in positions]
+    np.testing.assert_array_equal(ours.page_tables, want)
+    assert ours.write_index[: len(wrote)].tolist() == wrote
+    np.testing.assert_array_equal(ours.write_index[len(wrote) :], batch.write_index[len(wrote) :])
+    if in_kernels:
+        np.testing.assert_array_equal(as_array(ours.work.page_tables), want)
+        assert ours.work._replace(page_tables=None) == batch.work._replace(page_tables=None)
+    plain = unpack(jnp.asarray(pack(chunks, tables, PAGE_SIZE, SHAPE)), jnp.arange(SLOTS), SHAPE)
+    read = batch._replace(window=None, work=None, adapters=None, tokens=plain.tokens)
+    jax.tree.map(np.testing.assert_array_equal, read, plain)
+
+
+def _from_window(chunk: Chunk) -> WindowEntries:
+    """Entries from the first page on that the chunk's first token sees."""
+    first = max(0, chunk.start - WINDOW + 1) // PAGE_SIZE
+    num_pages = -(-(chunk.start + len(chunk.tokens)) // PAGE_SIZE) - first
+    return WindowEntries(first, range(500 + PAGES * chunk.slot, 500 + PAGES * chunk.slot + num_pages))
+
+
 @given(plans())
 def test_every_sample_knows_its_token(chunks: tuple[Chunk, ...]) -> None:
     samples = jnp.asarray(pack_samples(sampled_rows(chunks), SLOTS, SLOTS))
@@ -119,7 +157,8 @@ def test_every_sample_knows_its_options_and_those_without_have_none() -> None:
     assert rows.frequency.tolist() == [0.0, 0.0, 0.0]
 
 
-def test_without_adapters_a_step_uploads_what_it_did() -> None:
+def test_without_adapters_and_windows_a_step_uploads_what_it_did() -> None:
     shape = PackedShape(8, 4, 3)
     assert packed_size(shape) == 4 * 8 + 5 + 4 + 12 + 1
     assert packed_size(shape._replace(num_adapters=2)) == packed_size(shape) + 8
+    assert packed_size(shape._replace(window=10)) == packed_size(shape) + 8 + 12
