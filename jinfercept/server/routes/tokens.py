@@ -6,19 +6,18 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from jinfercept.chat.template import ChatTemplate
-from jinfercept.errors import JinferceptError
 from jinfercept.protocols.errors import ApiError
-from jinfercept.protocols.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS, Message, ToolDeclaration
-from jinfercept.protocols.schemas import FIRST_ERROR, Body, Text, TokenId
-from jinfercept.server.routes.chat_completions import check_conversation, field_of_chat
+from jinfercept.protocols.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS, ChatBody, Message, ToolDeclaration
+from jinfercept.protocols.schemas import FIRST_ERROR, Body, Extensions, Text, TokenId
+from jinfercept.server.routes.chat_completions import rendered_chat
+from jinfercept.server.routes.engine_requests import RequestHints, read_hints
 from jinfercept.server.routes.guarded_route import GuardedRoute
 from jinfercept.server.service import Service, service_of
 
 router = APIRouter(route_class=GuardedRoute, tags=["tokens"])
 
 
-class TokenizeBody(Body):
+class TokenizeBody(Extensions):
     """A text, or a conversation that the chat template renders."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
@@ -60,7 +59,9 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     service.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError.bad("give either a prompt or messages", "prompt")
-    return Response(await service.prepare(request, lambda: _tokenized(service, body)), media_type="application/json")
+    hints = read_hints(body, request)
+    tokenized = await service.prepare(request, lambda: _tokenized(service, body, hints))
+    return Response(tokenized, media_type="application/json")
 
 
 @router.post("/detokenize")
@@ -79,26 +80,23 @@ def _text(service: Service, tokens: list[int]) -> str:
     return service.tokenizer.decode(tokens, skip_special_tokens=False)
 
 
-def _tokenized(service: Service, body: TokenizeBody) -> bytes:
-    ids = _tokens(service, body)
+def _tokenized(service: Service, body: TokenizeBody, hints: RequestHints) -> bytes:
+    ids = _tokens(service, body, hints)
     texts = [service.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
     answer = Tokenized(count=len(ids), max_model_len=service.max_model_len, tokens=ids, token_strs=texts)
     return answer.model_dump_json().encode()
 
 
-def _tokens(service: Service, body: TokenizeBody) -> list[int]:
-    tokenizer = service.tokenizer
+def _tokens(service: Service, body: TokenizeBody, hints: RequestHints) -> list[int]:
+    """The tokens of a text, or of the prompt that `/v1/chat/completions` makes of a conversation."""
     if body.messages is None:
         service.check_chars(body.prompt, "prompt")
-        return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
-    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-    messages = [message.as_read for message in body.messages]
-    check_conversation(service, messages, tools, body.chat_template_kwargs)
-    try:
-        variables, as_tokens = body.chat_template_kwargs or {}, service.options.special_tokens_in_text
-        template = ChatTemplate(tokenizer, tools, service.chat_template, variables, (), as_tokens)
-        text = template.render(messages, body.add_generation_prompt is not False)
-        service.check_chars(text, "messages")
-        return template.encode(text)
-    except JinferceptError as error:
-        raise ApiError.of(error, field_of_chat(error, bool(tools))) from error
+        return service.tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+    chat = ChatBody(
+        messages=body.messages,
+        tools=body.tools,
+        chat_template_kwargs=body.chat_template_kwargs,
+        add_generation_prompt=body.add_generation_prompt,
+    )
+    [request] = rendered_chat(service, chat, hints, "tokens")
+    return list(request.prompt_token_ids)
