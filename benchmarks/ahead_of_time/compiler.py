@@ -30,6 +30,7 @@ from jinfercept.runner.layer_states import state_shapes, with_states
 from jinfercept.runner.page_transfers import PAGES_SPEC
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import add_steps
+from jinfercept.runner.window_pages import pool_windows, with_windows
 
 TARGETS = Path(__file__).parent / "targets"
 register_exclusion(str(Path(__file__).parents[2]))
@@ -147,16 +148,24 @@ def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention
         compiler: a `Compiler`, or what adds to one. Its GPUs cut weights and pages.
 
     Returns:
-        The layers' pages, for transfers.
+        The pages of the layers that are not in the pool for windows, for transfers.
     """
     model = Model(config, joined=True).on_devices(compiler.mesh.size)
     params = abstract_params(model.config, jnp.bfloat16, joined=True, num_devices=compiler.mesh.size)
     params = jax.tree.map(
         lambda leaf, spec: compiler.shape(leaf.shape, leaf.dtype, spec), params, partition_specs(params)
     )
-    pool = kv_shape(shape.num_pages + 1, shape.page_size, model.config.num_kv_heads, config.head_dim)
-    layers = (compiler.shape(pool, jnp.bfloat16, PAGES_SPEC),) * config.num_kv_layers
+
+    def pool(num_pages: int, num_layers: int) -> tuple[KVPages, ...]:
+        dims = kv_shape(num_pages + 1, shape.page_size, model.config.num_kv_heads, config.head_dim)
+        return (compiler.shape(dims, jnp.bfloat16, PAGES_SPEC),) * num_layers
+
+    windows = pool_windows(model, shape)
+    num_windowed = sum(map(bool, windows))
+    layers = pool(shape.num_pages, config.num_kv_layers - num_windowed)
+    windowed = pool(shape.num_window_pages, num_windowed)
     states = state_shapes(states_of(model), shape.num_states, params.embed["embedding"])
     with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
-        add_steps(compiler, model, shape, attention, params, with_states(layers, states))
+        kept = with_windows(with_states(layers, states), windowed, windows)
+        add_steps(compiler, model, shape, attention, params, kept)
     return layers

@@ -192,6 +192,22 @@ def test_aot_steps_of_windowed_and_full_layers_compile_in_place(gpu: str) -> Non
 
 
 @pytest.mark.slow
+def test_aot_steps_write_in_place_into_a_pool_for_windows_too() -> None:
+    sizes, bucket = {"num_window_pages": 2500, "transfer_parts": 1}, BUCKETS[0]
+    compiled = compile_steps("gemma-3-1b", "h100", buckets=[bucket], **sizes)
+    windowed_bytes = LAYER_BYTES * 256 * (sizes["num_window_pages"] + 1) // (NUM_PAGES + 1)
+    for decode, kernels in (("", 3), ("decode ", 2)):
+        begin = f"{decode}layers {bucket} {LAYERS_PER_STEP} "  # a layer of each pool
+        [facts] = [facts for name, facts in compiled.items() if name.startswith(begin)]
+        assert facts["kernels"] == kernels * LAYERS_PER_STEP
+        assert facts["temp_bytes"] < 2**25
+        assert facts["alias_bytes"] >= LAYER_BYTES * 256 + windowed_bytes
+        large = [made for size, made in facts["made"] if size >= windowed_bytes // 2]
+        assert len(large) <= LAYERS_PER_STEP
+        assert all("scatter" in made or "dynamic_update_slice" in made for made in large), large
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", ["h100", "a100"])
 def test_aot_steps_of_recurrent_layers_write_states_in_place(gpu: str) -> None:
     num_states, bucket = 256, BUCKETS[0]
