@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from jinfercept.sched.plan import FROM_DEVICE, Chunk, Masks, StepPlan, StepResult
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, Masks, NewPages, StepPlan, StepResult, WindowCopies, WindowEntries
 
 VOCAB = 97
 """Token ids of the fake model are below it."""
@@ -23,6 +23,53 @@ def next_token(context: list[int], words: Sequence[int] | None = None) -> int:
     return allowed[draw % len(allowed)]
 
 
+class FakePages:
+    """The pages of one pool, their host copies, and the page tables.
+
+    Attributes:
+        device, host: by slot and offset, positions and tokens.
+        tables: by sequence slot and page number, device slots.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.device: dict[int, dict[int, tuple[int, int]]] = {}
+        self.host: dict[int, dict[int, tuple[int, int]]] = {}
+        self.tables: dict[int, dict[int, int]] = {}
+
+    def begin(self, moves: StepPlan | WindowCopies) -> dict[int, dict[int, tuple[int, int]]]:
+        """What leaves the device, or comes: pages by the device slots where they land behind the compute."""
+        landing = {copy.device_slot: dict(self.host[copy.host_slot]) for copy in moves.fetch}
+        assert len(landing) == len(moves.fetch), "two pages land in a slot"
+        for slot in moves.drop:
+            del self.host[slot]
+        for copy in moves.offload:
+            assert copy.host_slot not in self.host, "a host slot holds two pages"
+            self.host[copy.host_slot] = dict(self.device[copy.device_slot])
+        return landing
+
+    def enter(self, chunk: Chunk, entries: WindowEntries | tuple[()]) -> None:
+        """Take entries of a page table, and empty the pages that the chunk begins."""
+        table = self.tables.setdefault(chunk.slot, {})
+        if entries:
+            table.update(enumerate(entries.slots, entries.first))
+        for position in range(chunk.start, chunk.start + len(chunk.tokens)):
+            if position % self.page_size == 0:
+                self.device[table[position // self.page_size]] = {}
+
+    def write(self, slot: int, position: int, token: int) -> None:
+        page = self.tables[slot][position // self.page_size]
+        assert page != 0
+        self.device[page][position % self.page_size] = (position, token)
+
+    def read(self, slot: int, start: int, end: int) -> list[int]:
+        """A sequence's tokens."""
+        table, size = self.tables[slot], self.page_size
+        entries = [self.device[table[place // size]].get(place % size) for place in range(start, end)]
+        assert [entry and entry[0] for entry in entries] == list(range(start, end)), "a context has a hole"
+        return [entry[1] for entry in entries if entry]
+
+
 class FakeRunner:
     """Executes plans on pages of token ids, in the order that `StepPlan` fixes, and asserts what a real one assumes.
 
@@ -32,6 +79,7 @@ class FakeRunner:
         fail_at: number of the plan that raises, from 1; None: none does.
         write: the model: a token for a context and the words of a mask.
         draft: the draft model, of whose tokens one of three is replaced by another; None: the same model.
+        window: tokens that a token has to find in the pages of layers with a window; None: there is no pool for these.
 
     Attributes:
         plans: all of them, with the drafts of the draft model.
@@ -45,17 +93,16 @@ class FakeRunner:
         fail_at: int | None = None,
         write: FakeModel | None = None,
         draft: FakeModel | None = None,
+        window: int | None = None,
     ) -> None:
         self.page_size, self.buckets, self.fail_at = page_size, buckets, fail_at
         self.write = write or next_token
-        self.draft = draft or self.write
+        self.draft, self.window = draft or self.write, window
         self.plans: list[StepPlan] = []
         self.reset()
 
     def reset(self) -> None:
-        self.device: dict[int, dict[int, tuple[int, int]]] = {}  # slot → offset → (position, token)
-        self.host: dict[int, dict[int, tuple[int, int]]] = {}
-        self.tables: dict[int, dict[int, int]] = {}
+        self.pages, self.window_pages = FakePages(self.page_size), FakePages(self.page_size)
         self.last: dict[int, int] = {}
         self.drafted: dict[int, tuple[int, ...]] = {}
         self.unsampled = False  # a forward pass was dispatched, its sampling was not
@@ -70,19 +117,19 @@ class FakeRunner:
         self.plans.append(plan)
         if self.fail_at == len(self.plans):
             raise RuntimeError("the device is gone")
-        landing = {copy.device_slot: dict(self.host[copy.host_slot]) for copy in plan.fetch}
-        for slot in plan.drop:
-            del self.host[slot]
-        for copy in plan.offload:
-            assert copy.host_slot not in self.host, "a host slot holds two pages"
-            self.host[copy.host_slot] = dict(self.device[copy.device_slot])
+        assert self.window is not None or plan.window is None
+        landing, window_landing = self.pages.begin(plan), self.window_pages.begin(plan.window or WindowCopies())
+        for chunk in plan.chunks:
+            first, slots, _, window = chunk.new_pages or NewPages(0, ())
+            self.pages.enter(chunk, WindowEntries(first, slots))
+            if self.window is not None:
+                self.window_pages.enter(chunk, window)
         self.drafted = {chunk.slot: self._draft(chunk) for chunk in plan.chunks if chunk.awaits_drafts}
         if self.drafted:
             plan = self.plans[-1] = replace(plan, chunks=tuple(map(self._with_drafts, plan.chunks)))
         contexts = self._compute(plan)
-        for copy in plan.fetch:
-            self.device[copy.device_slot] = landing.pop(copy.device_slot)
-        assert not landing
+        self.pages.device |= landing
+        self.window_pages.device |= window_landing
         return contexts
 
     def drafts(self, forward: list[tuple[int, list[int]]]) -> tuple[tuple[int, ...], ...]:
@@ -113,10 +160,7 @@ class FakeRunner:
         return ticket
 
     def _draft(self, chunk: Chunk) -> tuple[int, ...]:
-        table, context = self.tables.get(chunk.slot, {}) | _entries(chunk), list[int]()
-        for position in range(chunk.start):
-            context.append(self.device[table[position // self.page_size]][position % self.page_size][1])
-        context.append(chunk.tokens[0])
+        context = [*self.pages.read(chunk.slot, 0, chunk.start), chunk.tokens[0]]
         for _ in range(chunk.num_drafts):
             likely = self.draft(context, None)
             context.append(likely if next_token(context) % 3 else (likely + 1) % VOCAB)
@@ -130,35 +174,23 @@ class FakeRunner:
         assert plan.num_tokens <= plan.bucket
         assert not plan.chunks or plan.bucket in self.buckets
         assert len({chunk.slot for chunk in plan.chunks}) == len(plan.chunks)
-        for chunk in plan.chunks:
-            table = self.tables.setdefault(chunk.slot, {})
-            table.update(_entries(chunk))
-            for position in range(chunk.start, chunk.start + len(chunk.tokens)):
-                if position % self.page_size == 0:  # a page begins anew
-                    self.device[table[position // self.page_size]] = {}
         for chunk in plan.chunks:  # all rows are written before any is read, as in a layer, in any order
-            table = self.tables[chunk.slot]
             tokens = (self.last[chunk.slot],) if chunk.tokens == (FROM_DEVICE,) else chunk.tokens
             for position, token in enumerate(tokens, start=chunk.start):
-                slot, offset = table[position // self.page_size], position % self.page_size
-                assert slot != 0
-                self.device[slot][offset] = (position, token)
+                self.pages.write(chunk.slot, position, token)
+                if self.window is not None:
+                    self.window_pages.write(chunk.slot, position, token)
         contexts = []
         for chunk in plan.chunks:
+            end = chunk.start + len(chunk.tokens)
+            if self.window is not None:
+                seen = max(0, chunk.start - self.window + 1)
+                assert self.window_pages.read(chunk.slot, seen, end) == self.pages.read(chunk.slot, seen, end)
             if chunk.sample is None:
                 continue
-            end = chunk.start + len(chunk.tokens)
             assert chunk.sample.position == end - chunk.num_drafts
             assert not chunk.num_drafts or chunk.sample.forced is None
-            table = self.tables[chunk.slot]
-            entries = [self.device[table[i // self.page_size]].get(i % self.page_size) for i in range(end)]
-            assert [entry and entry[0] for entry in entries] == list(range(end)), "a context has a hole"
-            context = [entry[1] for entry in entries if entry]
+            context = self.pages.read(chunk.slot, 0, end)
             slot = -1 if chunk.num_drafts else chunk.slot  # rows with drafts leave the slot's last token as it is
             contexts += [(slot, context[:length]) for length in range(chunk.sample.position, end + 1)]
         return contexts
-
-
-def _entries(chunk: Chunk) -> dict[int, int]:
-    """The entries of the page table that come with a chunk."""
-    return dict(enumerate(chunk.new_pages.slots, chunk.new_pages.first)) if chunk.new_pages else {}

@@ -193,9 +193,9 @@ def test_aot_steps_of_windowed_and_full_layers_compile_in_place(gpu: str) -> Non
 
 @pytest.mark.slow
 def test_aot_steps_write_in_place_into_a_pool_for_windows_too() -> None:
-    sizes, bucket = {"num_window_pages": 2500, "transfer_parts": 1}, BUCKETS[0]
-    compiled = compile_steps("gemma-3-1b", "h100", buckets=[bucket], **sizes)
-    windowed_bytes = LAYER_BYTES * 256 * (sizes["num_window_pages"] + 1) // (NUM_PAGES + 1)
+    num_pages, bucket = 2500, BUCKETS[0]
+    compiled = compile_steps("gemma-3-1b", "h100", buckets=[bucket], num_window_pages=num_pages, transfer_parts=1)
+    windowed_bytes = LAYER_BYTES * 256 * (num_pages + 1) // (NUM_PAGES + 1)
     for decode, kernels in (("", 3), ("decode ", 2)):
         begin = f"{decode}layers {bucket} {LAYERS_PER_STEP} "  # a layer of each pool
         [facts] = [facts for name, facts in compiled.items() if name.startswith(begin)]

@@ -1,6 +1,7 @@
 """Layers with a window have few pages of their own, which are used again behind the window: every number stays the same."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from jinfercept.runner import steps
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import Chunk, NewPages, Sample, Score, StepPlan, StepResult, WindowCopies, WindowEntries
+from jinfercept.testing.fake_runner import FakeRunner
 from tests.support.tiny_model import GOLDEN
 
 WINDOW, VOCAB, SIZE, BUCKET = 20, 128, 4, 8  # the model's window; tokens of a page, and of a step
@@ -79,8 +81,8 @@ class Pages:
 class Planner:
     """Makes plans of two pools."""
 
-    def __init__(self) -> None:
-        self.pages, self.window = Pages(SHAPE.num_pages), Pages(NUM_WINDOW_PAGES, WINDOW)
+    def __init__(self, window: int = WINDOW) -> None:
+        self.pages, self.window = Pages(SHAPE.num_pages), Pages(NUM_WINDOW_PAGES, window)
         self.number = 0
 
     def plan(self, rows: Sequence[Row], window: WindowCopies | None = None, **moves: Any) -> StepPlan:
@@ -154,8 +156,16 @@ def test_a_small_pool_for_windows_gives_the_numbers_of_one_pool(
         interpret_triton(monkeypatch)
     planner = Planner()
     plans = long_sequences(planner, decodes=22 if implementation == "auto" else 6)
-    assert planner.window.num_used > 2 * NUM_WINDOW_PAGES
+    assert planner.window.num_used >= 2 * NUM_WINDOW_PAGES
     check(plans, implementation)
+
+
+@pytest.mark.parametrize("window", [WINDOW, WINDOW - SIZE])
+def test_the_fake_runner_notices_pages_that_are_given_back_too_early(window: int) -> None:
+    fake = FakeRunner(SIZE, (BUCKET,), window=WINDOW)
+    with nullcontext() if window == WINDOW else pytest.raises((AssertionError, KeyError)):
+        for plan in long_sequences(Planner(window), decodes=22):
+            fake.submit(plan)
 
 
 @pytest.mark.parametrize(
