@@ -59,6 +59,10 @@ class GPT2:
         count = self.config.num_layers
         return () if self.config.window is None else tuple("banded" if index % 2 else "dense" for index in range(count))
 
+    def layer_window(self, kind: str) -> int | None:
+        """Tokens that a token sees in layers of this kind; None: all before it."""
+        return self.config.window if kind == "banded" else None
+
     def embed(self, params: Weights, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         return params["wte.weight"][tokens] + params["wpe.weight"][positions]
 
@@ -69,7 +73,7 @@ class GPT2:
         q, k, v = jnp.split(_dense(params, "attn.c_attn", _norm(params, "ln_1", x)), 3, axis=-1)
         q, k, v = q.reshape(heads), k.reshape(heads), v.reshape(heads)
         # the engine writes the keys and values into pages, and attends to all that this token may see
-        attended, kv = attend(q, k, v, kv, Scoring(window=self.config.window if kind == "banded" else None))
+        attended, kv = attend(q, k, v, kv, Scoring(window=self.layer_window(kind)))
         x = x + _dense(params, "attn.c_proj", attended.reshape(x.shape))
         inner = jax.nn.gelu(_dense(params, "mlp.c_fc", _norm(params, "ln_2", x)), approximate=True)
         return x + _dense(params, "mlp.c_proj", inner), kv

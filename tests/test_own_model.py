@@ -12,7 +12,7 @@ import pytest
 
 from jinfercept.errors import ModelError
 from jinfercept.llm import LLM
-from jinfercept.models.protocol import MixedModel, Params, ServedModel
+from jinfercept.models.protocol import MixedModel, Params, ServedModel, WindowedModel, windows_of
 from tests.support.dense_model import dense_attend
 from tests.support.tiny_model import GOLDEN
 
@@ -73,7 +73,8 @@ def test_the_example_of_gpt2_has_the_logits_of_transformers() -> None:
 @pytest.mark.parametrize("window", [None, 8])
 def test_learned_positions_and_layers_of_two_kinds_are_served(window: int | None) -> None:
     model: Any = GPT2["GPT2"](GPT2["Sizes"](window=window))
-    assert all(isinstance(model, protocol) for protocol in (ServedModel, MixedModel))
+    assert all(isinstance(model, protocol) for protocol in (ServedModel, MixedModel, WindowedModel))
+    assert windows_of(model) == (() if window is None else (None, window, None, window)[: model.config.num_layers])
     params = jax.tree.map(jnp.asarray, GPT2["random_weights"](model.config))
     for prompt, tokens in zip([[1, 2, 3], list(range(40))], GPT2["main"](window=window), strict=True):
         rows = gpt2_logits(model, params, jnp.asarray(prompt + tokens))[len(prompt) - 1 : -1]

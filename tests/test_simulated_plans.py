@@ -1,5 +1,7 @@
 """A simulation makes the plans of an engine that computes: same arrivals, calls and clock; only the tokens differ."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 
@@ -11,16 +13,12 @@ from tests.support.scheduler_scenarios import Scenario, ScenarioRun, scenarios
 def without_tokens(run: ScenarioRun) -> list[StepPlan]:
     """The plans of a run, with every token that has a value set to 0."""
     return [
-        StepPlan(
-            plan.number,
-            plan.bucket,
-            tuple(
+        replace(
+            plan,
+            chunks=tuple(
                 chunk._replace(tokens=tuple(token if token == FROM_DEVICE else 0 for token in chunk.tokens))
                 for chunk in plan.chunks
             ),
-            plan.offload,
-            plan.fetch,
-            plan.drop,
         )
         for plan in (planned.plan for planned in run.plans)
     ]
