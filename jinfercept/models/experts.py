@@ -1,10 +1,10 @@
 """A feed-forward network of experts: a router chooses a few for each token, and their weighted outputs are added.
 
 No token is dropped, and a row's result does not depend on the others of its step. Pairs of a token and an expert are sorted by
-expert. A CPU multiplies blocks of rows of one expert, one block after the other, and a GPU tiles of rows (`triton_grouped.py`):
-both read the experts in use only. Elsewhere, and in float32 on a GPU, `jax.lax.ragged_dot` takes all, of which jax 0.11 makes
-products of all rows with all experts on a GPU; quantised weights are multiplied by blocks of rows there. Devices have different
-experts, or different parts of them (`ExpertsConfig`).
+expert. Kernels of a CPU (`grouped_product.py`) and of a GPU (`triton_grouped.py`) multiply tiles of an expert's rows, and a CPU
+without its own blocks of them, one after the other: all read the experts in use only. Elsewhere, and in float32 on a GPU,
+`jax.lax.ragged_dot` takes all, of which jax 0.11 makes products of all rows with all experts on a GPU; quantised weights are
+multiplied by blocks of rows there and on a CPU. Devices have different experts, or different parts of them (`ExpertsConfig`).
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int, Shaped
 
+from jinfercept.cpu_kernels import native
 from jinfercept.layouts.packed_weights import Packed
 from jinfercept.layouts.rows import gated
 from jinfercept.models.config import ExpertsConfig
@@ -79,13 +80,56 @@ def combined(
     flat = jnp.where(is_here, experts, num_experts).reshape(-1)
     order = jnp.argsort(flat, stable=True)
     pairs = _Pairs(order, flat[order], jnp.bincount(flat, length=num_experts))
-    y = _of_pairs(
-        x[order // experts.shape[1]], pairs, weights, config, max(1, choices.experts.size // config.num_experts)
-    )
-    by_choice = y[jnp.argsort(order)].reshape(*experts.shape, -1).astype(jnp.float32)
+    mean_rows = max(1, choices.experts.size // config.num_experts)
+    by_choice = _of_choices(x, pairs, weights, config, mean_rows).reshape(*experts.shape, -1).astype(jnp.float32)
     factors = jnp.repeat(choices.factors, config.parts, axis=1)
     wide = jnp.where(is_here[..., None], by_choice * factors[..., None], 0.0)  # elsewhere rows may be anything
     return jnp.sum(wide, axis=1).astype(x.dtype)
+
+
+def _of_choices(
+    x: Float[Array, "T E"], pairs: _Pairs, weights: ExpertWeights, config: ExpertsConfig, mean_rows: int
+) -> Float[Array, "N E"]:
+    """The experts' outputs, for the pairs in the order of their numbers; `mean_rows` of each expert."""
+
+    def sorted_rows(x: Float[Array, "T E"], pairs: _Pairs, weights: ExpertWeights) -> Float[Array, "N E"]:
+        rows = x[pairs.order // (len(pairs.order) // len(x))]
+        return _of_pairs(rows, pairs, weights, config, mean_rows)[jnp.argsort(pairs.order)]
+
+    if not _has_cpu_kernel(x, weights):
+        return sorted_rows(x, pairs, weights)
+    by_kernel = partial(_by_cpu_kernel, config.swiglu)
+    return jax.lax.platform_dependent(x, pairs, weights, cpu=by_kernel, default=sorted_rows)
+
+
+def _has_cpu_kernel(x: Float[Array, "T E"], weights: ExpertWeights) -> bool:
+    """Whether a CPU's own code multiplies rows with these stacks."""
+    stacks = (weights.gate_up, weights.down)
+    if not native.usable() or num_devices() > 1 or any(map(is_quantized, stacks)):
+        return False
+    from jinfercept.cpu_kernels import grouped_product
+
+    shapes = (_stacked(stack).shape for stack in stacks)
+    return all(
+        grouped_product.supports(shape, x.dtype, stack.dtype) for shape, stack in zip(shapes, stacks, strict=True)
+    )
+
+
+def _by_cpu_kernel(
+    swiglu: Swiglu, x: Float[Array, "T E"], pairs: _Pairs, weights: ExpertWeights
+) -> Float[Array, "N E"]:
+    """As `_of_choices`. No row is copied: a product reads the rows of tokens, or writes those of choices."""
+    from jinfercept.cpu_kernels import grouped_product
+
+    order, places = pairs.order, jnp.arange(len(pairs.order))
+    sources = order // (len(order) // len(x))
+    inner = grouped_product.product(x, _stacked(weights.gate_up), pairs.sizes, sources, places)
+    if weights.gate_up_bias is not None:
+        inner = inner + _joined(weights.gate_up_bias)[pairs.experts]
+    output = grouped_product.product(_gated(inner, swiglu), weights.down, pairs.sizes, places, order)
+    if weights.down_bias is None:
+        return output
+    return output + weights.down_bias[jnp.zeros_like(pairs.experts).at[order].set(pairs.experts)]
 
 
 def _of_pairs(

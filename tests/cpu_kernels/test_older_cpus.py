@@ -39,7 +39,7 @@ def called(kernel: Any) -> set[str]:
 
 
 def test_products_and_attention_call_no_function_of_a_compilers_library(kernels: list[Any]):
-    from jinfercept.cpu_kernels import chunks, decode, dense_product
+    from jinfercept.cpu_kernels import chunks, decode, dense_product, grouped_product
     from jinfercept.pallas import quantized_product
 
     def products(x: jax.Array, w: jax.Array, tied: jax.Array) -> list[jax.Array]:
@@ -57,6 +57,9 @@ def test_products_and_attention_call_no_function_of_a_compilers_library(kernels:
         packed, _ = weight(64, 96, bits=bits, group=32, offset=True)
         for rows in (1, 40):
             jax.eval_shape(lambda x, packed=packed: quantized_product.product(x, packed, jnp.bfloat16), shape(rows, 64))
+    numbers = jax.ShapeDtypeStruct((5,), jnp.int32)
+    stack = jax.ShapeDtypeStruct((5, 64, 64), jnp.bfloat16)
+    jax.eval_shape(grouped_product.product, shape(3, 64), stack, numbers, numbers, numbers)
     q, pages, batch = make_step(
         Shapes(140, 11, 14, 16, 9, 3, 32), 2, [(1, 7), (1, 20), (40, 100)], 4, dtype=jnp.bfloat16
     )
@@ -64,6 +67,6 @@ def test_products_and_attention_call_no_function_of_a_compilers_library(kernels:
     if chunks.supports(q, pages):
         jax.eval_shape(chunks.chunk_attention, q, pages, batch, answer)
     different = {kernel.name: kernel for kernel in kernels}
-    assert len(different) >= 7, sorted(different)
+    assert len(different) >= 8, sorted(different)
     unknown = {name: called(kernel) - EXISTING for name, kernel in different.items()}
     assert not any(unknown.values()), unknown

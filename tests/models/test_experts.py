@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jinfercept.cpu_kernels import native
 from jinfercept.errors import ModelError
 from jinfercept.models.config import ExpertsConfig
-from jinfercept.models.experts import ExpertWeights, _by_blocks, _grouped, _Pairs, choose, combined
+from jinfercept.models.experts import ExpertWeights, _by_blocks, _grouped, _has_cpu_kernel, _Pairs, choose, combined
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.load import load
 from jinfercept.models.model import param_bytes
@@ -70,6 +71,26 @@ def test_blocks_of_rows_and_grouped_products_are_the_same(block_rows: int, swigl
     arguments = (drawn(13, 8), pairs, ExpertWeights(GATE_UP, DOWN, drawn(5, 2, 12), drawn(5, 8)))
     blocks = jax.jit(partial(_by_blocks, swiglu, block_rows))(*arguments)
     np.testing.assert_allclose(blocks, _grouped(swiglu, None, *arguments), atol=1e-4, rtol=0)
+
+
+@pytest.mark.skipif(not native.usable(), reason="kernels need llvmlite and an x86 CPU with AVX2")
+@pytest.mark.parametrize("with_biases", [False, True])
+@pytest.mark.parametrize("num_rows", [3, 40])
+def test_a_cpus_kernel_and_blocks_of_rows_are_the_same(num_rows: int, with_biases: bool) -> None:
+    config = ExpertsConfig(num_experts=5, per_token=2, ffn_size=64, normalised=True)
+    biases = (drawn(5, 2, 64), drawn(5, 128)) if with_biases else ()
+    weights = ExpertWeights(drawn(5, 128, 2, 64) / 8, drawn(5, 64, 128) / 8, *biases)
+    x, logits = drawn(num_rows, 128), drawn(num_rows, 5)
+    assert _has_cpu_kernel(x, weights)
+
+    def compute(x: jax.Array, logits: jax.Array) -> jax.Array:
+        return combined(x, choose(logits, config), weights, config)
+
+    by_kernel = jax.jit(compute)(x, logits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "features", frozenset)
+        by_blocks = jax.jit(lambda *arguments: compute(*arguments))(x, logits)
+    np.testing.assert_allclose(by_kernel, by_blocks, atol=1e-4, rtol=0)
 
 
 def test_experts_apart_and_stacked_are_read_alike(tmp_path: Path) -> None:
