@@ -109,10 +109,7 @@ def _has_cpu_kernel(x: Float[Array, "T E"], weights: ExpertWeights) -> bool:
         return False
     from jinfercept.cpu_kernels import grouped_product
 
-    shapes = (_stacked(stack).shape for stack in stacks)
-    return all(
-        grouped_product.supports(shape, x.dtype, stack.dtype) for shape, stack in zip(shapes, stacks, strict=True)
-    )
+    return all(grouped_product.supports(_matrices(stack).shape, x.dtype, stack.dtype) for stack in stacks)
 
 
 def _by_cpu_kernel(
@@ -123,7 +120,7 @@ def _by_cpu_kernel(
 
     order, places = pairs.order, jnp.arange(len(pairs.order))
     sources = order // (len(order) // len(x))
-    inner = grouped_product.product(x, _stacked(weights.gate_up), pairs.sizes, sources, places)
+    inner = grouped_product.product(x, _matrices(weights.gate_up), pairs.sizes, sources, places)
     if weights.gate_up_bias is not None:
         inner = inner + _joined(weights.gate_up_bias)[pairs.experts]
     output = grouped_product.product(_gated(inner, swiglu), weights.down, pairs.sizes, places, order)
@@ -172,6 +169,10 @@ def _stacked(stack: Float[Array, "X ..."] | QuantizedTensor) -> Float[Array, "X 
     """A stack of weights as grouped products take it."""
     if isinstance(stack, QuantizedTensor):
         return stack.packed
+    return _matrices(stack)
+
+
+def _matrices(stack: Float[Array, "X ..."]) -> Float[Array, "X A B"]:
     return _joined(stack) if stack.ndim > 3 else stack
 
 
