@@ -144,6 +144,20 @@ class Code:
         """The numbers of two vectors at these places, those of `y` after those of `x`."""
         return self.builder.shuffle_vector(x, y, ir.VectorType(I32, len(order))(order))
 
+    def in_pairs(self, upper: Any, lower: Any) -> list[Any]:
+        """Pairs of the same column of two rows of 32, half of the columns in each vector: one instruction leaves them so."""
+        by_lane = [[8 * lane + place + 32 * row for place in range(4) for row in range(2)] for lane in range(4)]
+        return [
+            self.shuffle(upper, lower, [4 * half + place for lane in by_lane for place in lane]) for half in range(2)
+        ]
+
+    def in_order(self, first: Any, second: Any) -> list[Any]:
+        """The numbers of all columns, of those that belong to the vectors of `in_pairs`."""
+        columns = [8 * lane + 4 * side + place for side in range(2) for lane in range(4) for place in range(4)]
+        return [
+            self.shuffle(first, second, [columns.index(16 * half + place) for place in range(16)]) for half in range(2)
+        ]
+
     def least(self, x: Any, y: Any) -> Any:
         """The smaller one of two whole numbers."""
         return self.builder.select(self.builder.icmp_signed("<", x, y), x, y)

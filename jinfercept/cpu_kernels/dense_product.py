@@ -15,18 +15,7 @@ from llvmlite import ir
 
 from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.code import BF16, F32, I32, I64, Code, Variable
-from jinfercept.cpu_kernels.tiles import (
-    PAIRS,
-    ManyRows,
-    add_products,
-    fits,
-    has_pairs,
-    interleaved_pairs,
-    order_of_pairs,
-    store,
-    tile_rows,
-    zeros,
-)
+from jinfercept.cpu_kernels.tiles import PAIRS, ManyRows, add_products, fits, has_pairs, store, tile_rows, zeros
 
 BLOCK = 32  # numbers in a cache line, and outputs of an item of few rows
 AHEAD = 32  # rows of the weight that are fetched before they are needed
@@ -127,7 +116,7 @@ class _ByColumns(Rows):
         for row, totals in enumerate(sums):
             vectors = [total.get() for total in totals]
             if self.pairs:
-                vectors = [code.shuffle(vectors[0], vectors[1], order_of_pairs(half)) for half in range(2)]
+                vectors = code.in_order(*vectors)
             for part, vector in enumerate(vectors):
                 start = b.add(b.mul(I64(row), columns), I64(part * self.lanes))
                 store(code, vector, b.add(start, column), self.out)
@@ -138,7 +127,7 @@ class _ByColumns(Rows):
             starts = range(0, BLOCK, self.lanes)
             return [self._load(code, weight, code.builder.add(place, I64(start))) for start in starts]
         upper, lower = (self._load(code, weight, row) for row in (place, code.builder.add(place, columns)))
-        return [code.shuffle(upper, lower, interleaved_pairs(half)) for half in range(2)]
+        return code.in_pairs(upper, lower)
 
 
 @dataclass(frozen=True)

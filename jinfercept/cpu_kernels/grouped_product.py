@@ -17,16 +17,7 @@ from llvmlite import ir
 
 from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.code import BF16, F32, I8, I16, I32, I64, Code
-from jinfercept.cpu_kernels.tiles import (
-    BUFFER_BYTES,
-    PAIRS,
-    add_products,
-    has_pairs,
-    interleaved_pairs,
-    order_of_pairs,
-    store,
-    zeros,
-)
+from jinfercept.cpu_kernels.tiles import BUFFER_BYTES, PAIRS, add_products, has_pairs, store, zeros
 
 VECTORS = 4
 """Of a block's columns."""
@@ -36,9 +27,7 @@ UNROLLED = 4
 """Rows of a weight in a step of the loop over them."""
 FEWEST_TILED = 4
 """Rows of an expert in the mean from which on matrix tiles are faster than vectors."""
-_TILE_ROWS, _TILE_DEPTH = 16, 32
-_TILE_BYTES = 64  # of a row
-_CONFIG_ROWS = 48  # where the configuration of matrix tiles has their rows
+_TILE_ROWS, _TILE_DEPTH, _TILE_BYTES = 16, 32, 64  # the bytes of a row
 
 
 def product(
@@ -120,13 +109,18 @@ class _Grouped(ABC):
         weight = code.at(code.arg(1), b.add(first, column), self._number)
         self.multiply(code, start.get(), self._size(code, expert.get()), weight, column)
 
-    def _place(self, code: Code, operand: int, row: Any) -> Any:
-        """The source of a row, operand 3, or its place, operand 4."""
-        return code.builder.sext(code.load(code.arg(operand), row, I32), I64)
+    def _row(self, code: Code, number: Any) -> Any:
+        """Address of a row's numbers."""
+        source = self._whole(code, 3, number)
+        return code.at(code.arg(0), code.builder.mul(source, code.dim(1, 1)), self._number)
 
-    def _row(self, code: Code, row: Any) -> Any:
-        """Address of a row of `x`."""
-        return code.at(code.arg(0), code.builder.mul(self._place(code, 3, row), code.dim(1, 1)), self._number)
+    def _start(self, code: Code, number: Any, column: Any) -> Any:
+        """Where in the result a row's products with a block begin."""
+        place = self._whole(code, 4, number)
+        return code.builder.add(code.builder.mul(place, code.dim(1, 2)), column)
+
+    def _whole(self, code: Code, operand: int, index: Any) -> Any:
+        return code.builder.sext(code.load(code.arg(operand), index, I32), I64)
 
     def _weights(self, code: Code, weight: Any, k: Any, vectors: int) -> list[Any]:
         """So many vectors of a row's numbers; of two rows as pairs, in another order."""
@@ -139,14 +133,14 @@ class _Grouped(ABC):
         for start in range(0, vectors * self.lanes, PAIRS.count):
             rows = [b.add(row, I64(start)) for row in (place, b.add(place, columns))]
             upper, lower = (code.load(weight, row, PAIRS, of=BF16) for row in rows)
-            result += [code.shuffle(upper, lower, interleaved_pairs(half)) for half in range(2)]
+            result += code.in_pairs(upper, lower)
         return result
 
     def _in_order(self, code: Code, vectors: list[Any]) -> list[Any]:
         if not self.pairs:
             return vectors
         halves = zip(vectors[::2], vectors[1::2], strict=True)
-        return [code.shuffle(*two, order_of_pairs(half)) for two in halves for half in range(2)]
+        return [vector for two in halves for vector in code.in_order(*two)]
 
     def _fetch(self, code: Code, weight: Any, k: Any, vectors: int) -> None:
         """Ask for the rows of a step that come later, or for those of the next columns."""
@@ -174,7 +168,7 @@ class _Grouped(ABC):
         return code.builder.sdiv(code.dim(1, 2), I64(VECTORS * self.lanes))
 
     def _size(self, code: Code, expert: Any) -> Any:
-        return code.builder.sext(code.load(code.arg(2), expert, I32), I64)
+        return self._whole(code, 2, expert)
 
     def _is_used(self, code: Code, expert: Any) -> Any:
         """1 or 0."""
@@ -206,10 +200,10 @@ class _InRegisters(_Grouped):
 
     def _tile(self, code: Code, first: Any, count: int, weight: Any, column: Any) -> None:
         """Multiply rows with a block, or many with one half of it after the other."""
-        b, depth, columns = code.builder, code.dim(1, 1), code.dim(1, 2)
+        b, depth = code.builder, code.dim(1, 1)
         rows = [b.add(first, I64(row)) for row in range(count)]
         xs = [self._row(code, row) for row in rows]
-        starts = [b.add(b.mul(self._place(code, 4, row), columns), column) for row in rows]
+        starts = [self._start(code, row, column) for row in rows]
         vectors = VECTORS if count <= self._most // 2 else VECTORS // 2
         with code.loop(I64(0), I64(VECTORS * self.lanes), vectors * self.lanes) as part:
             sums = [zeros(code, vectors, self.lanes) for _ in xs]
@@ -251,75 +245,55 @@ class _InTiles(_Grouped):
         return f"grouped_product_in_tiles_{self.dtype}"
 
     def multiply(self, code: Code, start: Any, size: Any, weight: Any, column: Any) -> None:
-        b, depth = code.builder, code.dim(1, 1)
-        line = I64(VECTORS * _TILE_BYTES)
-        block, xs, sums, config = (
-            self._buffer(code, num_bytes)
-            for num_bytes in (
-                b.mul(b.sdiv(depth, I64(2)), line),
-                b.mul(depth, I64(2 * _TILE_ROWS)),
-                I64(_TILE_ROWS * VECTORS * _TILE_BYTES),
-                I64(64),
-            )
-        )
+        b, depth, line = code.builder, code.dim(1, 1), VECTORS * _TILE_BYTES
+        sizes = (b.mul(depth, I64(line // 2)), b.mul(depth, I64(2 * _TILE_ROWS)), I64(_TILE_ROWS * line), I64(64))
+        block, xs, sums, config = (self._buffer(code, num_bytes) for num_bytes in sizes)
         with code.loop(I64(0), depth, UNROLLED) as k:
             self._fetch(code, weight, k, VECTORS)
-            for more in range(0, UNROLLED, 2):
-                row = b.add(k, I64(more))
-                place = b.mul(b.sdiv(row, I64(2)), line)
-                for vector, pair in enumerate(self._weights(code, weight, row, VECTORS)):
-                    code.store(pair, block, b.add(place, I64(vector * _TILE_BYTES)), of=I8)
+            for k in (b.add(k, I64(more)) for more in range(0, UNROLLED, 2)):
+                pairs = code.at(block, b.mul(k, I64(line // 2)))
+                for vector, numbers in enumerate(self._weights(code, weight, k, VECTORS)):
+                    code.store(numbers, pairs, vector * _TILE_BYTES, of=I8)
         with code.loop(I64(0), size, _TILE_ROWS) as tile:
-            rows = code.least(b.sub(size, tile), I64(_TILE_ROWS))
-            with code.loop(I64(0), rows) as row:
-                source = self._row(code, b.add(b.add(start, tile), row))
+            count, first = code.least(b.sub(size, tile), I64(_TILE_ROWS)), b.add(start, tile)
+            with code.loop(I64(0), count) as row:
+                source, copy = self._row(code, b.add(first, row)), code.at(xs, b.mul(row, depth), BF16)
                 with code.loop(I64(0), depth, PAIRS.count) as k:
-                    code.store(code.load(source, k, PAIRS, of=BF16), xs, b.add(b.mul(row, depth), k), of=BF16)
-            self._configure(code, config, rows)
+                    code.store(code.load(source, k, PAIRS, of=BF16), copy, k, of=BF16)
+            self._configure(code, config, count)
             self._multiply_tiles(code, block, xs, sums)
-            with code.loop(I64(0), rows) as row:
-                parts = [
-                    code.load(sums, b.add(b.mul(row, line), I64(vector * _TILE_BYTES)), self._sums, of=I8)
-                    for vector in range(VECTORS)
-                ]
-                place = self._place(code, 4, b.add(b.add(start, tile), row))
-                first = b.add(b.mul(place, code.dim(1, 2)), column)
-                for part, vector in enumerate(self._in_order(code, parts)):
-                    store(code, vector, b.add(first, I64(part * self.lanes)), self.dtype)
+            with code.loop(I64(0), count) as row:
+                own, place = code.at(sums, b.mul(row, I64(line))), self._start(code, b.add(first, row), column)
+                kind = ir.VectorType(F32, self.lanes)
+                vectors = [code.load(own, vector * _TILE_BYTES, kind, of=I8) for vector in range(VECTORS)]
+                for part, vector in enumerate(self._in_order(code, vectors)):
+                    store(code, vector, b.add(place, I64(part * self.lanes)), self.dtype)
         code.call("llvm.x86.tilerelease", ir.VoidType())
 
     def _multiply_tiles(self, code: Code, block: Any, xs: Any, sums: Any) -> None:
-        b, depth = code.builder, code.dim(1, 1)
-        nothing, line = ir.VoidType(), I64(VECTORS * _TILE_BYTES)
+        b, line, nothing = code.builder, I64(VECTORS * _TILE_BYTES), ir.VoidType()
+        row_bytes = b.mul(code.dim(1, 1), I64(2))
         for tile in range(VECTORS):
             code.call("llvm.x86.tilezero", nothing, I8(tile))
-        with code.loop(I64(0), depth, _TILE_DEPTH) as k:
-            code.call("llvm.x86.tileloadd64", nothing, I8(4), code.at(xs, b.mul(k, I64(2))), b.mul(depth, I64(2)))
-            pairs = b.mul(b.sdiv(k, I64(2)), line)
+        with code.loop(I64(0), row_bytes, _TILE_BYTES) as place:
+            code.call("llvm.x86.tileloadd64", nothing, I8(4), code.at(xs, place), row_bytes)
+            pairs = code.at(block, b.mul(place, I64(VECTORS * _TILE_ROWS)))
             for tile in range(VECTORS):
                 weights = I8(5 + tile % 3)
-                place = code.at(block, b.add(pairs, I64(tile * _TILE_BYTES)))
-                code.call("llvm.x86.tileloadd64", nothing, weights, place, line)
+                code.call("llvm.x86.tileloadd64", nothing, weights, code.at(pairs, tile * _TILE_BYTES), line)
                 code.call("llvm.x86.tdpbf16ps", nothing, I8(tile), I8(4), weights)
         for tile in range(VECTORS):
             code.call("llvm.x86.tilestored64", nothing, I8(tile), code.at(sums, tile * _TILE_BYTES), line)
 
-    def _configure(self, code: Code, config: Any, rows: Any) -> None:
-        """Tell the CPU the sizes of the tiles: those of sums and of the rows have so many rows."""
-        b = code.builder
-        zero = ir.VectorType(I8, 64)([0] * 64)
-        code.store(zero, config, 0, of=I8)
-        code.store(I8(1), config, 0)
-        for tile in range(8):
-            code.store(I16(_TILE_BYTES), config, 8 + tile)
-            code.store(b.trunc(rows, I8) if tile < 5 else I8(_TILE_ROWS), config, _CONFIG_ROWS + tile)
-        code.call("llvm.x86.ldtilecfg", ir.VoidType(), config)
-
     def _buffer(self, code: Code, num_bytes: Any) -> Any:
         place = code.builder.alloca(I8, num_bytes)
-        place.align = 64
+        place.align = _TILE_BYTES
         return place
 
-    @property
-    def _sums(self) -> ir.Type:
-        return ir.VectorType(F32, self.lanes)
+    def _configure(self, code: Code, config: Any, rows: Any) -> None:
+        """Tell the CPU the sizes of the tiles: those of sums and of the rows have so many rows."""
+        code.store(ir.VectorType(I8, 64)([1] + [0] * 63), config, 0, of=I8)
+        for tile in range(8):
+            code.store(I16(_TILE_BYTES), config, 8 + tile)
+            code.store(code.builder.trunc(rows, I8) if tile < 5 else I8(_TILE_ROWS), config, 48 + tile)
+        code.call("llvm.x86.ldtilecfg", ir.VoidType(), config)

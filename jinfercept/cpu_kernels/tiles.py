@@ -179,14 +179,3 @@ def store(code: Code, values: Any, offset: Any, out: str) -> None:
     if number == BF16:
         values = code.narrow(values)
     code.store(values, code.ret(0), offset, of=number)
-
-
-def interleaved_pairs(half: int) -> list[int]:
-    """Pairs of the same column of two rows, in the order in which one instruction leaves them: by 128-bit lanes."""
-    return [8 * lane + 4 * half + place + 32 * row for lane in range(4) for place in range(4) for row in range(2)]
-
-
-def order_of_pairs(half: int) -> list[int]:
-    """Where half of the columns are in the sums of the pairs of both halves."""
-    columns = [8 * lane + 4 * side + place for side in range(2) for lane in range(4) for place in range(4)]
-    return [columns.index(16 * half + place) for place in range(16)]
