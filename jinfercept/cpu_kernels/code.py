@@ -151,12 +151,11 @@ class Code:
             self.shuffle(upper, lower, [4 * half + place for lane in by_lane for place in lane]) for half in range(2)
         ]
 
-    def in_order(self, first: Any, second: Any) -> list[Any]:
-        """The numbers of all columns, of those that belong to the vectors of `in_pairs`."""
+    def in_order(self, halves: list[Any]) -> list[Any]:
+        """The numbers of all columns, of those that belong to the vectors of `in_pairs`; of several of these."""
         columns = [8 * lane + 4 * side + place for side in range(2) for lane in range(4) for place in range(4)]
-        return [
-            self.shuffle(first, second, [columns.index(16 * half + place) for place in range(16)]) for half in range(2)
-        ]
+        orders = [[columns.index(16 * half + place) for place in range(16)] for half in range(2)]
+        return [self.shuffle(*two, order) for two in zip(halves[::2], halves[1::2], strict=True) for order in orders]
 
     def least(self, x: Any, y: Any) -> Any:
         """The smaller one of two whole numbers."""

@@ -116,7 +116,7 @@ class _ByColumns(Rows):
         for row, totals in enumerate(sums):
             vectors = [total.get() for total in totals]
             if self.pairs:
-                vectors = code.in_order(*vectors)
+                vectors = code.in_order(vectors)
             for part, vector in enumerate(vectors):
                 start = b.add(b.mul(I64(row), columns), I64(part * self.lanes))
                 store(code, vector, b.add(start, column), self.out)

@@ -5,7 +5,6 @@ other rows there are: its product has the same bits. CPUs with bfloat16 dot prod
 matrix tiles (AMX) tiles of pairs where experts have several rows; others widen numbers to float32 first.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,7 @@ UNROLLED = 4
 """Rows of a weight in a step of the loop over them."""
 FEWEST_TILED = 4
 """Rows of an expert in the mean from which on matrix tiles are faster than vectors."""
-_TILE_ROWS, _TILE_DEPTH, _TILE_BYTES = 16, 32, 64  # the bytes of a row
+_TILE_ROWS, _TILE_BYTES = 16, 64  # of a row
 
 
 def product(
@@ -45,10 +44,11 @@ def product(
         places: a permutation.
     """
     pairs = x.dtype == jnp.bfloat16 and has_pairs()
-    depth, mean_rows = stack.shape[1], len(places) // len(stack)
-    is_tiled = pairs and mean_rows >= FEWEST_TILED and _InTiles.fits(depth) and native.has_matrix_tiles()
-    kernel = (_InTiles if is_tiled else _InRegisters)(x.dtype.name, native.lanes(), pairs)
-    result = jax.ShapeDtypeStruct((len(places), stack.shape[2]), x.dtype)
+    (_, depth, columns), has_many = stack.shape, len(places) // len(stack) >= FEWEST_TILED
+    fits = depth % PAIRS.count == 0 and depth * 2 * (_TILE_BYTES + _TILE_ROWS) <= BUFFER_BYTES
+    tiled = pairs and has_many and fits and native.has_matrix_tiles()
+    kernel = _GroupedProduct(x.dtype.name, native.lanes(), pairs, tiled)
+    result = jax.ShapeDtypeStruct((len(places), columns), x.dtype)
     return native.call(kernel, result, x, stack, *(numbers.astype(jnp.int32) for numbers in (sizes, sources, places)))
 
 
@@ -63,33 +63,27 @@ def supports(stack: tuple[int, ...], *dtypes: DTypeLike) -> bool:
 
 
 @dataclass(frozen=True)
-class _Grouped(ABC):
-    """Operands: see `product`.
+class _GroupedProduct:
+    """Operands: see `product`. In registers, tiles of rows are multiplied whose sums are all there.
+
+    In matrix tiles, rows are multiplied with a copy of the block that has pairs. Tiles 0 to 3 have the sums of 16 columns each,
+    tile 4 has numbers of the rows, and tiles 5 to 7 of the block.
 
     Attributes:
         dtype: name of the type of rows, weights and result.
         lanes: numbers of float32 in a vector.
         pairs: whether the CPU multiplies pairs of bfloat16.
+        tiled: whether it does in matrix tiles.
     """
 
     dtype: str
     lanes: int
     pairs: bool
+    tiled: bool
 
     @property
-    @abstractmethod
     def name(self) -> str:
-        """See `Kernel`."""
-
-    @abstractmethod
-    def multiply(self, code: Code, start: Any, size: Any, weight: Any, column: Any) -> None:
-        """Multiply all rows of an expert with a block.
-
-        Args:
-            start, size: the expert's first row and their number.
-            weight: address of the block's first number.
-            column: the block's first column.
-        """
+        return f"grouped_product_{self.dtype}_{self.lanes}_{self.pairs}_{self.tiled}"
 
     def num_items(self, code: Code) -> Any:
         b, used = code.builder, code.variable(I64(0))
@@ -107,7 +101,8 @@ class _Grouped(ABC):
         column = b.mul(b.srem(index, blocks), I64(VECTORS * self.lanes))
         first = b.mul(b.mul(expert.get(), code.dim(1, 1)), code.dim(1, 2))
         weight = code.at(code.arg(1), b.add(first, column), self._number)
-        self.multiply(code, start.get(), self._size(code, expert.get()), weight, column)
+        multiply = self._in_tiles if self.tiled else self._in_registers
+        multiply(code, start.get(), self._size(code, expert.get()), weight, column)
 
     def _row(self, code: Code, number: Any) -> Any:
         """Address of a row's numbers."""
@@ -136,12 +131,6 @@ class _Grouped(ABC):
             result += code.in_pairs(upper, lower)
         return result
 
-    def _in_order(self, code: Code, vectors: list[Any]) -> list[Any]:
-        if not self.pairs:
-            return vectors
-        halves = zip(vectors[::2], vectors[1::2], strict=True)
-        return [vector for two in halves for vector in code.in_order(*two)]
-
     def _fetch(self, code: Code, weight: Any, k: Any, vectors: int) -> None:
         """Ask for the rows of a step that come later, or for those of the next columns."""
         b, depth, columns = code.builder, code.dim(1, 1), code.dim(1, 2)
@@ -159,11 +148,6 @@ class _Grouped(ABC):
     def _number(self) -> ir.Type:
         return F32 if self.dtype == "float32" else BF16
 
-    @property
-    def _step(self) -> int:
-        """Rows of the weight that are multiplied at once."""
-        return 2 if self.pairs else 1
-
     def _blocks(self, code: Code) -> Any:
         return code.builder.sdiv(code.dim(1, 2), I64(VECTORS * self.lanes))
 
@@ -175,16 +159,7 @@ class _Grouped(ABC):
         b = code.builder
         return b.zext(b.icmp_signed(">", self._size(code, expert), I64(0)), I64)
 
-
-@dataclass(frozen=True)
-class _InRegisters(_Grouped):
-    """Tiles of an expert's rows, whose sums are all in registers."""
-
-    @property
-    def name(self) -> str:
-        return f"grouped_product_{self.dtype}_{self.lanes}_{self.pairs}"
-
-    def multiply(self, code: Code, start: Any, size: Any, weight: Any, column: Any) -> None:
+    def _in_registers(self, code: Code, start: Any, size: Any, weight: Any, column: Any) -> None:
         b = code.builder
         num_tiles = b.sdiv(b.add(size, I64(self._most - 1)), I64(self._most))
         rows = b.sdiv(b.add(size, b.sub(num_tiles, I64(1))), num_tiles)
@@ -209,50 +184,33 @@ class _InRegisters(_Grouped):
             sums = [zeros(code, vectors, self.lanes) for _ in xs]
             with code.loop(I64(0), depth, UNROLLED) as k:
                 self._fetch(code, code.at(weight, part, self._number), k, vectors)
-                for more in range(0, UNROLLED, self._step):
+                for more in range(0, UNROLLED, 2 if self.pairs else 1):
                     self._add(code, sums, xs, b.add(k, I64(more)), code.at(weight, part, self._number))
             for totals, start in zip(sums, starts, strict=True):
-                for place, vector in enumerate(self._in_order(code, [total.get() for total in totals])):
+                vectors = [total.get() for total in totals]
+                for place, vector in enumerate(code.in_order(vectors) if self.pairs else vectors):
                     store(code, vector, b.add(b.add(start, part), I64(place * self.lanes)), self.dtype)
 
     def _add(self, code: Code, sums: list[list[Any]], xs: list[Any], k: Any, weight: Any) -> None:
         """Add the products with a row of the weight, or with two, to the sums."""
         weights = self._weights(code, weight, k, len(sums[0]))
         for totals, numbers in zip(sums, xs, strict=True):
-            if self.pairs:
-                x = code.load(numbers, k, I32, of=BF16)
-            else:
-                x = code.load(numbers, k, self._number)
-                x = x if self._number == F32 else code.builder.fpext(x, F32)
+            x = code.load(numbers, k, I32 if self.pairs else self._number, of=self._number)
+            x = code.builder.fpext(x, F32) if x.type == BF16 else x
             for total, part in zip(totals, weights, strict=True):
                 add_products(code, total, code.splat(x, self.lanes), part)
 
-
-@dataclass(frozen=True)
-class _InTiles(_Grouped):
-    """A block is written as pairs into a buffer, and multiplied with copies of rows by instructions for matrix tiles.
-
-    Tiles 0 to 3 have the sums of 16 columns each, tile 4 has numbers of the rows, and tiles 5 to 7 of the block.
-    """
-
-    @classmethod
-    def fits(cls, depth: int) -> bool:
-        """Whether rows of so many numbers can be multiplied."""
-        return depth % _TILE_DEPTH == 0 and depth * (2 * _TILE_BYTES + 2 * _TILE_ROWS) <= BUFFER_BYTES
-
-    @property
-    def name(self) -> str:
-        return f"grouped_product_in_tiles_{self.dtype}"
-
-    def multiply(self, code: Code, start: Any, size: Any, weight: Any, column: Any) -> None:
+    def _in_tiles(self, code: Code, start: Any, size: Any, weight: Any, column: Any) -> None:
         b, depth, line = code.builder, code.dim(1, 1), VECTORS * _TILE_BYTES
         sizes = (b.mul(depth, I64(line // 2)), b.mul(depth, I64(2 * _TILE_ROWS)), I64(_TILE_ROWS * line), I64(64))
-        block, xs, sums, config = (self._buffer(code, num_bytes) for num_bytes in sizes)
+        block, xs, sums, config = buffers = [b.alloca(I8, num_bytes) for num_bytes in sizes]
+        for place in buffers:
+            place.align = _TILE_BYTES
         with code.loop(I64(0), depth, UNROLLED) as k:
             self._fetch(code, weight, k, VECTORS)
-            for k in (b.add(k, I64(more)) for more in range(0, UNROLLED, 2)):
-                pairs = code.at(block, b.mul(k, I64(line // 2)))
-                for vector, numbers in enumerate(self._weights(code, weight, k, VECTORS)):
+            for row in (b.add(k, I64(more)) for more in range(0, UNROLLED, 2)):
+                pairs = code.at(block, b.mul(row, I64(line // 2)))
+                for vector, numbers in enumerate(self._weights(code, weight, row, VECTORS)):
                     code.store(numbers, pairs, vector * _TILE_BYTES, of=I8)
         with code.loop(I64(0), size, _TILE_ROWS) as tile:
             count, first = code.least(b.sub(size, tile), I64(_TILE_ROWS)), b.add(start, tile)
@@ -266,7 +224,7 @@ class _InTiles(_Grouped):
                 own, place = code.at(sums, b.mul(row, I64(line))), self._start(code, b.add(first, row), column)
                 kind = ir.VectorType(F32, self.lanes)
                 vectors = [code.load(own, vector * _TILE_BYTES, kind, of=I8) for vector in range(VECTORS)]
-                for part, vector in enumerate(self._in_order(code, vectors)):
+                for part, vector in enumerate(code.in_order(vectors)):
                     store(code, vector, b.add(place, I64(part * self.lanes)), self.dtype)
         code.call("llvm.x86.tilerelease", ir.VoidType())
 
@@ -284,11 +242,6 @@ class _InTiles(_Grouped):
                 code.call("llvm.x86.tdpbf16ps", nothing, I8(tile), I8(4), weights)
         for tile in range(VECTORS):
             code.call("llvm.x86.tilestored64", nothing, I8(tile), code.at(sums, tile * _TILE_BYTES), line)
-
-    def _buffer(self, code: Code, num_bytes: Any) -> Any:
-        place = code.builder.alloca(I8, num_bytes)
-        place.align = _TILE_BYTES
-        return place
 
     def _configure(self, code: Code, config: Any, rows: Any) -> None:
         """Tell the CPU the sizes of the tiles: those of sums and of the rows have so many rows."""
