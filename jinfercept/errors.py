@@ -6,6 +6,7 @@ copied: their messages, attributes and notes stay, and of an attribute that cann
 """
 
 import pickle
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -130,6 +131,12 @@ def describe_failure(error: BaseException) -> str:
         text = type(error).__name__
         text = f"{text}: {error}"
     return text
+
+
+def is_users_interrupt(error: BaseException) -> bool:
+    """Whether an exception is the interrupt of the user, who interrupts the main thread: raised anywhere else, a
+    `KeyboardInterrupt` is that of code which raises it."""
+    return issubclass(type(error), KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def shown(value: object) -> str:

@@ -5,7 +5,6 @@ list that the caller passes.
 """
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, final
@@ -20,8 +19,8 @@ from jinfercept.engine.protocols import CallDispatcher
 from jinfercept.engine.random_key import RandomKeys
 from jinfercept.engine.reservations import Reservations
 from jinfercept.engine.retained_contexts import RetainedContexts
-from jinfercept.engine.session import Session
-from jinfercept.errors import describe_failure
+from jinfercept.engine.session import Session, lost_output, new_session
+from jinfercept.errors import describe_failure, is_users_interrupt
 from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
 from jinfercept.hooks import Text
 from jinfercept.intercept.dispatcher import lasted_s
@@ -30,7 +29,6 @@ from jinfercept.outputs import FinishReason, Interception
 from jinfercept.request import Request
 from jinfercept.sched.plan import Masks, StepResult, TokenLogprobs
 from jinfercept.sched.plan_builder import PlannedStep
-from jinfercept.sched.sampling_options import draw_options
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import CallDuration, Sequence, State
 from jinfercept.sched.speculation import kept
@@ -100,29 +98,21 @@ class RequestLifecycle:
 
     def open(self, request: Request, events: list[Event]) -> Sequence | None:
         """Queue a request, on a retained context if it follows one; returns its sequence, None if it has ended."""
-        self._retained.drop(request.id, self._clock.now())  # one of the same name
-        params = request.params
-        stop = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self._eos_token_ids)
         leader = self._sessions.get(request.leader) if request.leader else None
-        sequence = Sequence(
-            request.id,
-            request.prompt_token_ids,
-            self._scheduler.kv.open(request.kv_salt),
-            max_tokens=self._scheduler.max_model_len if params.max_tokens is None else params.max_tokens,
-            temperature=params.temperature,
-            random_key=self._random_keys.of_next(request),
-            arrival_s=self._clock.now(),
-            options=draw_options(params, stop),
-            num_best=params.prompt_logprobs,
-            noted_from=_noted_from(request),
-            leader=leader.sequence if leader else None,
-            priority=request.priority,
-            tenant=request.tenant,
-            weight=request.weight,
-            session=request.follow_up.session if request.follow_up is not None else "",
-            adapter=0 if request.adapter is None else request.adapter.slot,
-        )
-        session = self._sessions[request.id] = Session(request, sequence, stop)
+        try:
+            key, now = self._random_keys.of_next(request), self._clock.now()
+            session = new_session(request, self._scheduler, key, now, self._eos_token_ids, leader)
+        except BaseException as error:
+            self._reserved.release(request.id)
+            if is_users_interrupt(error):
+                raise
+            self._note_end(request.id, None)
+            lost = lost_output(request, describe_failure(error), self._clock.now())
+            events.append(Finished(request.id, lost, ""))
+            return None
+        sequence = session.sequence
+        self._sessions[request.id] = session
+        self._retained.drop(request.id, self._clock.now())  # one of the same name
         if not self._retained.extend(request, sequence, self._clock.now()):
             self._scheduler.add(sequence)
         try:
@@ -213,9 +203,8 @@ class RequestLifecycle:
         self._finish(session, "error", failure, events)
 
     def _fail_by_own_code(self, session: Session, error: BaseException, events: list[Event]) -> None:
-        """End a request whose detector, grammar or renderer raised: whatever it was, it concerns no other request. Only on the
-        main thread, where no `EngineThread` steps the engine, a `KeyboardInterrupt` is the user's."""
-        if issubclass(type(error), KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        """End a request whose detector, grammar or renderer raised: whatever it was, it concerns no other request."""
+        if is_users_interrupt(error):
             raise error
         self._finish(session, "error", describe_failure(error), events)
 
@@ -381,9 +370,7 @@ class RequestLifecycle:
         self._async.cancel(session, now)
         if reason not in ("stop", "length") or not self._retained.keep(session, now):
             self._scheduler.finish(sequence, now)
-        self.num_finished += 1
-        if session.first_token_s is None:
-            self.first_tokens.append((request.id, None))
+        self._note_end(request.id, session.first_token_s)
         del self._sessions[request.id]
         self.constraints.forget(request.id)
         self._reserved.release(request.id)
@@ -392,9 +379,7 @@ class RequestLifecycle:
         done = session.with_messages(done, rest, events)
         events.append(Finished(request.id, done, rest, failure))
 
-
-def _noted_from(request: Request) -> int | None:
-    """The first token whose experts are reported: the first that the request computes, whose prompt its leader may compute."""
-    if not request.params.return_routed_experts:
-        return None
-    return len(request.prompt_token_ids) - 1 if request.leader else 0
+    def _note_end(self, request_id: str, first_token_s: float | None) -> None:
+        self.num_finished += 1
+        if first_token_s is None:
+            self.first_tokens.append((request_id, None))

@@ -23,6 +23,8 @@ from jinfercept.outputs import (
 )
 from jinfercept.request import Request
 from jinfercept.sched.plan import TokenExperts, TokenLogprobs
+from jinfercept.sched.sampling_options import draw_options
+from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import PendingCall, Sequence
 
 log = logging.getLogger(__name__)
@@ -260,3 +262,49 @@ class Session:
         except Exception:
             log.exception("the end of a chat could not be read: request %s", output.request_id)
             return output
+
+
+def new_session(
+    request: Request,
+    scheduler: Scheduler,
+    random_key: int,
+    now: float,
+    end_token_ids: frozenset[int],
+    leader: Session | None,
+) -> Session:
+    """A session whose sequence is not added to the scheduler yet.
+
+    Args:
+        random_key: of the request's draws.
+        end_token_ids: of the model's text.
+        leader: of the request that computes the prompt; None: it is this one.
+    """
+    params, follow_up = request.params, request.follow_up
+    stop = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else end_token_ids)
+    first_computed = len(request.prompt_token_ids) - 1 if request.leader else 0
+    sequence = Sequence(
+        request.id,
+        request.prompt_token_ids,
+        scheduler.kv.open(request.kv_salt),
+        max_tokens=scheduler.max_model_len if params.max_tokens is None else params.max_tokens,
+        temperature=params.temperature,
+        random_key=random_key,
+        arrival_s=now,
+        options=draw_options(params, stop),
+        num_best=params.prompt_logprobs,
+        noted_from=first_computed if params.return_routed_experts else None,
+        leader=leader.sequence if leader else None,
+        priority=request.priority,
+        tenant=request.tenant,
+        weight=request.weight,
+        session=follow_up.session if follow_up is not None else "",
+        adapter=0 if request.adapter is None else request.adapter.slot,
+    )
+    return Session(request, sequence, stop)
+
+
+def lost_output(request: Request, failure: str, now: float) -> RequestOutput:
+    """The output of a request that ended before it had a session."""
+    completion = CompletionOutput(0, "", [], "error", failure)
+    metrics = RequestMetrics(now, None, now, 0.0, 0, 0, 0, 0)
+    return RequestOutput(request.id, request.prompt, request.prompt_token_ids, [completion], 0, metrics)

@@ -211,7 +211,7 @@ class Executables:
     def _wait_for_quiet(self) -> None:
         latest = time.monotonic() + LONGEST_WAIT_S
         while not self._ends() and (left := min(self._called_s[0] + QUIET_S, latest) - time.monotonic()) > 0:
-            self._stopped.wait(left)
+            self._stopped.wait(min(left, 1.0))
 
     def _ends(self) -> bool:
         """Whether `close` was called or the process ends."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
-from jinfercept.errors import ConfigError, PluginError, describe_failure, shown
+from jinfercept.errors import ConfigError, PluginError, describe_failure, is_users_interrupt, shown
 from jinfercept.kv.context import bounds
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.order import Order
@@ -236,8 +236,10 @@ class _Calls:
     def __call__[T](self, name: str, method: Callable[..., T], *arguments: object) -> T:
         try:
             return method(*arguments)
-        except (KeyboardInterrupt, PluginError):  # of another method, which this one has called through a mover
+        except PluginError:  # of another method, which this one has called through a mover
             raise
         except BaseException as error:
+            if is_users_interrupt(error):
+                raise
             problem = f"raises {describe_failure(error)} in {name}{source_line(error, __file__)}"
             raise PluginError(self.plugin, problem) from error

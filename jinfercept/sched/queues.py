@@ -94,10 +94,12 @@ class Queues:
         self._enter(sequence, State.INTERCEPTED)
 
     def finish(self, sequence: Sequence) -> None:
-        if self._ranking is not None:
-            self._ranking.order.finished(sequence)
-        self.leave(sequence)
-        self._enter(sequence, State.FINISHED)
+        try:
+            if self._ranking is not None:
+                self._ranking.order.finished(sequence)
+        finally:
+            self.leave(sequence)
+            self._enter(sequence, State.FINISHED)
 
     def leave(self, sequence: Sequence) -> None:
         """Take the sequence off the queue that it is on, if it is on one."""

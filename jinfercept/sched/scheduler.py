@@ -219,14 +219,18 @@ class Scheduler:
         """Remove a sequence in whatever state it is: its pages are free or cached at once."""
         if sequence.state is State.FINISHED:
             return
-        if sequence.state is State.INTERCEPTED:
-            for call in sequence.awaited:
-                self._estimator.observe(call, now - sequence.paused_s + call.head_start_s, clean=False)
-        self._policy.resume(sequence, now)
-        self.means.end(sequence)
-        sequence.void_pending()
-        self._queues.finish(sequence)
-        self.kv.close(sequence.context)
+        try:
+            if sequence.state is State.INTERCEPTED:
+                for call in sequence.awaited:
+                    self._estimator.observe(call, now - sequence.paused_s + call.head_start_s, clean=False)
+            self._policy.resume(sequence, now)
+        finally:  # an estimator, a policy or an order that raises keeps no page
+            self.means.end(sequence)
+            sequence.void_pending()
+            try:
+                self._queues.finish(sequence)
+            finally:
+                self.kv.close(sequence.context)
 
     @property
     def protects_paused(self) -> bool:

@@ -148,10 +148,28 @@ class BreaksInAPlan(Breaks):
             raise KeyError("moves")
 
 
-def test_a_policy_that_raises_in_a_plan_costs_the_requests_of_that_plan_alone(llm: LLM) -> None:
+class Interrupts(BreaksInAPlan):
+    """The same with what `KeyboardInterrupt` of the user is on the main thread."""
+
+    def moves(self, budget: object, now: float, mover: object) -> None:
+        self.num_plans += 1
+        if self.num_plans == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (BreaksInAPlan, r"the policy BreaksInAPlan raises KeyError: 'moves' in moves"),
+        (Interrupts, r"the policy Interrupts raises KeyboardInterrupt: +in moves"),
+    ],
+)
+def test_a_policy_that_raises_in_a_plan_costs_the_requests_of_that_plan_alone(
+    llm: LLM, policy: type[BreaksInAPlan], message: str
+) -> None:
     expected = llm.generate(PROMPT, SHORT)[0].outputs[0].token_ids
-    llm.restart(policy=BreaksInAPlan, estimator=ElapsedEstimator)
-    with pytest.raises(EngineError, match=r"PluginError: the policy BreaksInAPlan raises KeyError: 'moves' in moves"):
+    llm.restart(policy=policy, estimator=ElapsedEstimator)
+    with pytest.raises(EngineError, match=f"PluginError: {message}"):
         llm.generate(PROMPT, SHORT)
     assert llm.generate(PROMPT, SHORT)[0].outputs[0].token_ids == expected
     llm.engine.check_pages()
