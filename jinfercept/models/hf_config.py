@@ -56,24 +56,10 @@ _CLASSES = {
 }
 _OTHER_CLASSES = {
     "LLaMAForCausalLM": "llama",  # the first conversions of Llama
-    "LlamaModel": "llama",
-    "MistralModel": "mistral",
-    "Qwen2Model": "qwen2",
-    "Qwen3Model": "qwen3",
-    "Olmo2Model": "olmo2",
-    "Phi3Model": "phi3",
-    "GraniteModel": "granite",
-    "SmolLM3Model": "smollm3",
-    "GemmaModel": "gemma",
-    "Gemma2Model": "gemma2",
-    "Gemma3TextModel": "gemma3_text",
-    "MixtralModel": "mixtral",
-    "Qwen3MoeModel": "qwen3_moe",
-    "Qwen3NextModel": "qwen3_next",
-    "Qwen3_5TextModel": "qwen3_5_text",
-    "Qwen3_5MoeTextModel": "qwen3_5_moe_text",
-    "GptOssModel": "gpt_oss",
-    "GPTJModel": "gptj",
+    **{
+        name.replace("ForCausalLM", "TextModel" if kind.endswith("_text") else "Model"): kind
+        for name, kind in _CLASSES.items()
+    },
 }
 _GPTJ_KEYS = ("vocab_size", "n_embd", "n_layer", "n_head", "rotary_dim", "layer_norm_epsilon", "n_positions")
 _GPTJ_ALIASES = {
@@ -96,26 +82,17 @@ _UNDERSTOOD: dict[Family, frozenset[str]] = {
     "qwen3_next": _LAYER_KEYS | QWEN3_NEXT_KEYS,
     "gptj": _COMMON_KEYS | {*_GPTJ_KEYS, *_GPTJ_ALIASES, "n_inner", "activation_function"},
 }
+_GRANITE_FACTORS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 _GEMMA = {"rms_norm_eps": 1e-6, "head_dim": 256, "tie_word_embeddings": True}
+_GEMMA_2 = {**_GEMMA, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096}
+_QWEN_2 = {"rms_norm_eps": 1e-6, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"rms_norm_eps": 1e-6},
     "mistral": {"rms_norm_eps": 1e-6, "num_key_value_heads": 8, "sliding_window": 4096},
-    "qwen2": {"rms_norm_eps": 1e-6, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
-    "qwen3": {
-        "rms_norm_eps": 1e-6,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-    },
+    "qwen2": _QWEN_2,
+    "qwen3": {**_QWEN_2, "head_dim": 128},
     "olmo2": {"rms_norm_eps": 1e-5},
-    "granite": {
-        "rms_norm_eps": 1e-6,
-        "embedding_multiplier": 1.0,
-        "attention_multiplier": 1.0,
-        "residual_multiplier": 1.0,
-        "logits_scaling": 1.0,
-    },
+    "granite": {"rms_norm_eps": 1e-6, **dict.fromkeys(_GRANITE_FACTORS, 1.0)},
     "smollm3": {
         "rms_norm_eps": 1e-6,
         "num_key_value_heads": 4,
@@ -125,22 +102,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     "gemma": {**_GEMMA, "num_key_value_heads": 16, "max_position_embeddings": 8192},
-    "gemma2": {
-        **_GEMMA,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 8192,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-        "final_logit_softcapping": 30.0,
-        "attn_logit_softcapping": 50.0,
-    },
-    "gemma3_text": {
-        **_GEMMA,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 131_072,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-    },
+    "gemma2": {**_GEMMA_2, "max_position_embeddings": 8192}
+    | {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
+    "gemma3_text": {**_GEMMA_2, "max_position_embeddings": 131_072},
     "mixtral": {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "num_experts_per_tok": 2, "rope_theta": 1e6},
     "qwen3_moe": {"rms_norm_eps": 1e-6, "num_key_value_heads": 4, "sliding_window": 4096}
     | {"num_experts_per_tok": 8, "moe_intermediate_size": 768},
@@ -242,7 +206,7 @@ def _llama_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _granite_fields(config: Mapping[str, Any], rope: RopeConfig) -> dict[str, Any]:
-    check_factors(config, ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"))
+    check_factors(config, _GRANITE_FACTORS)
     return {
         "rope": rope.scoring(config["attention_multiplier"]),
         "embedding_multiplier": config["embedding_multiplier"],

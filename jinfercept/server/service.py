@@ -130,12 +130,7 @@ class Service:
                 options.max_stored_responses_per_key,
             )
         self._upkeep = StateUpkeep(
-            self.database,
-            self.server,
-            self.responses,
-            lambda: self.inbox,
-            limits,
-            options.state_heartbeat,
+            self.database, self.server, self.responses, lambda: self.inbox, limits, options.state_heartbeat
         )
         self.pending_calls = PendingCalls(options.max_pending_calls_per_key)
         self.tracing: Tracing | None = None
@@ -289,13 +284,7 @@ class Service:
             self._preparing[key] -= number
             self._preparing += Counter()  # drops keys with no requests
 
-    def submit(
-        self,
-        requests: Sequence[Request],
-        *,
-        ends_only: bool = False,
-        patient: bool = False,
-    ) -> AsyncStream:
+    def submit(self, requests: Sequence[Request], *, ends_only: bool = False, patient: bool = False) -> AsyncStream:
         """Submit prepared requests to the engine.
 
         Args:

@@ -4,12 +4,12 @@ Every key that could change an output and is not understood is refused, and so i
 """
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from jinfercept.errors import ModelError, shown
-from jinfercept.values.module_patterns import ModulePatterns
 
 _UNDERSTOOD = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
 _MEANINGLESS = frozenset(
@@ -33,7 +33,38 @@ _HARMLESS_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` after which the base's weights are as they were."""
 _MOST = 1 << 31
 """Ranks and `lora_alpha` are smaller."""
-_SHOWN = 5
+_MOST_PATTERNS, _MOST_CHARACTERS, _MOST_REPEATS, _MOST_IN_ONE, _SHOWN = 1 << 12, 200, 128, 3, 5
+
+
+class _ModulePatterns(NamedTuple):
+    """Numbers of modules by compiled patterns of their names."""
+
+    numbers: list[tuple[re.Pattern[str], Any]]
+
+    @classmethod
+    def parse(cls, numbers: Mapping[str, Any]) -> Self:
+        """The patterns of a file. Raises `ModelError` for one that is none, and for what may take long to match: names are
+        matched by backtracking, which tries all ways in which repetitions and choices can be combined."""
+        repeats = [len(re.findall(r"[*+?{(]", pattern)) for pattern in numbers]
+        many = len(numbers) > _MOST_PATTERNS or sum(repeats) > _MOST_REPEATS or max(repeats, default=0) > _MOST_IN_ONE
+        if many or any(len(pattern) > _MOST_CHARACTERS or re.search(r"\)[*+{]", pattern) for pattern in numbers):
+            raise ModelError(
+                "patterns of an adapter are few and simple",
+                got=f"{len(numbers)}: {', '.join(pattern[:80] for pattern in [*numbers][:_SHOWN])}",
+                fix="write names of modules as patterns in adapter_config.json",
+            )
+        try:
+            return cls([(re.compile(rf"(.*\.)?({pattern})$"), number) for pattern, number in numbers.items()])
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ModelError(
+                "a pattern of the adapter is no regular expression",
+                got=str(error)[:200],
+                fix="correct adapter_config.json",
+            ) from error
+
+    def of(self, module: str, default: float) -> Any:
+        """A module's number: that of the first pattern that fits, as PEFT finds it."""
+        return next((number for pattern, number in self.numbers if pattern.match(module)), default)
 
 
 class PeftConfig(NamedTuple):
@@ -42,8 +73,8 @@ class PeftConfig(NamedTuple):
     rank: int
     alpha: float
     root: bool
-    ranks: ModulePatterns
-    alphas: ModulePatterns
+    ranks: _ModulePatterns
+    alphas: _ModulePatterns
 
     @classmethod
     def parse(cls, config: Any, directory: Path) -> Self:
@@ -89,7 +120,7 @@ class PeftConfig(NamedTuple):
                 got=f"r={shown(rank)}, lora_alpha={shown(alpha)}, {shown({**ranks, **alphas})} in {directory}",
                 fix="correct adapter_config.json",
             )
-        of_modules = ModulePatterns.parse(ranks), ModulePatterns.parse(alphas)
+        of_modules = _ModulePatterns.parse(ranks), _ModulePatterns.parse(alphas)
         return cls(rank, alpha, bool(config.get("use_rslora")), *of_modules)  # pyright: ignore[reportArgumentType]
 
     def rank_of(self, module: str) -> int:

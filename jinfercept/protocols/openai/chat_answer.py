@@ -8,17 +8,7 @@ from typing import Any, final
 
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.parallel_sampling import joined
-from jinfercept.events import (
-    Arguments,
-    CallStarted,
-    Content,
-    Event,
-    Finished,
-    Intercepted,
-    Reasoning,
-    Resumed,
-    Token,
-)
+from jinfercept.events import Arguments, CallStarted, Content, Event, Finished, Intercepted, Reasoning, Resumed, Token
 from jinfercept.outputs import CompletionOutput, Logprob, RequestOutput
 from jinfercept.protocols.answer_state import AnswerState, merged_message
 from jinfercept.protocols.encoding import DONE, encode_event, encode_long_event
