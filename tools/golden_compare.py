@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 def compare(fresh: Path, committed: Path) -> list[str]:
     """One sentence for each file of either folder that is missing or differs by more than float32 noise."""
-    names = sorted({str(p.relative_to(root)) for root in (fresh, committed) for p in root.rglob("*") if p.is_file()})
+    files = [(root, path) for root in (fresh, committed) for path in root.rglob("*") if path.is_file()]
+    names = sorted({str(path.relative_to(root)) for root, path in files} - {"README.md"})
     checks = {
         ".model": same_bytes,
         ".npz": same_arrays,

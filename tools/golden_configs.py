@@ -38,6 +38,7 @@ LLAMA_SHAPE = {
     "eos_token_id": 2,
 }
 SHORT_ROPE = {"rope_type": "default", "rope_theta": 500.0}
+IMAGE_ROPE = {**SHORT_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
 GPTJ_SHAPE = {
     "vocab_size": VOCAB_SIZE,
     "n_positions": 128,
@@ -125,12 +126,7 @@ TINY_CONFIGS = {
         linear_value_head_dim=8,
         layer_types=["linear_attention", "full_attention", "linear_attention"],
         tie_word_embeddings=True,
-        rope_parameters={
-            **SHORT_ROPE,
-            "partial_rotary_factor": 0.5,
-            "mrope_section": [2, 1, 1],
-            "mrope_interleaved": True,
-        },
+        rope_parameters=IMAGE_ROPE,
     ),
     "qwen3_5_moe": Qwen3_5MoeTextConfig(
         **{key: value for key, value in LLAMA_SHAPE.items() if key != "intermediate_size"},
@@ -143,12 +139,7 @@ TINY_CONFIGS = {
         num_experts=4,
         num_experts_per_tok=2,
         layer_types=["linear_attention", "full_attention"],
-        rope_parameters={
-            **SHORT_ROPE,
-            "partial_rotary_factor": 0.5,
-            "mrope_section": [2, 1, 1],
-            "mrope_interleaved": True,
-        },
+        rope_parameters=IMAGE_ROPE,
     ),
     "olmo2": Olmo2Config(**LLAMA_SHAPE, rope_parameters=SHORT_ROPE),
     "phi3": Phi3Config(
