@@ -1,10 +1,10 @@
 """Heartbeats of servers, and what lost servers, expiry and limits leave to be cleaned up."""
 
 from collections.abc import Container, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, delete, exists, func, select, update
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from jinfercept.state.queries import ServerClock, clock, is_live, replace_row, take_turns
 from jinfercept.state.tables import OPEN, ConversationRow, InboxRow, ResponseRow, ServerRow
@@ -70,7 +70,7 @@ def sweep(session: Session, server: ServerClock, limits: StateLimits) -> bool:
     if not take_turns(session, _LOCK):
         return False
     now = clock(session)
-    _close_lost(session, now, server.lost_s)
+    _close_lost(session, now, server)
     more = _remove_conversations(session, now)
     more |= _shrink(session, limits)
     return _remove_responses(session, now) or more
@@ -96,13 +96,17 @@ def excess(sizes: Mapping[str, int], most: int, most_of_tenant: int | None) -> d
     return {tenant: num_bytes for tenant, num_bytes in over.items() if num_bytes > 0}
 
 
-def _close_lost(session: Session, now: float, lost_s: float) -> None:
-    live = is_live(ResponseRow.server_id, now, lost_s)
-    session.execute(update(ResponseRow).where(ResponseRow.status.in_(OPEN), ~live).values(status="failed"))
-    in_turn = ConversationRow.turn_server_id.is_not(None)
-    _free_turns(session, in_turn & ~is_live(ConversationRow.turn_server_id, now, lost_s))
-    session.execute(delete(InboxRow).where(~is_live(InboxRow.server_id, now, lost_s)))
-    session.execute(delete(ServerRow).where(ServerRow.seen_at < now - lost_s - _FORGET_S))
+def _close_lost(session: Session, now: float, server: ServerClock) -> None:
+    """A server that sweeps lives, however long ago its heartbeat was."""
+
+    def is_lost(owner: InstrumentedAttribute[Any]) -> ColumnElement[bool]:
+        return (owner != server.server_id) & ~is_live(owner, now, server.lost_s)
+
+    lost = ResponseRow.status.in_(OPEN), is_lost(ResponseRow.server_id)
+    session.execute(update(ResponseRow).where(*lost).values(status="failed"))
+    _free_turns(session, ConversationRow.turn_server_id.is_not(None) & is_lost(ConversationRow.turn_server_id))
+    session.execute(delete(InboxRow).where(is_lost(InboxRow.server_id)))
+    session.execute(delete(ServerRow).where(ServerRow.seen_at < now - server.lost_s - _FORGET_S))
 
 
 def _free_turns(session: Session, wanted: ColumnElement[bool]) -> None:

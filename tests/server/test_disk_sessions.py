@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
+from jinfercept.disk.speed import DiskSpeed
 from tests.support.chat_templates import QWEN
 from tests.support.live_server import Running, running
 from tests.support.scripted_model import scripted_llm
@@ -22,7 +24,11 @@ def metric(server: Running, name: str, label: str = "") -> float:
     return float(value)
 
 
-def test_a_conversation_goes_on_after_a_restart_of_its_server(tmp_path: Path) -> None:
+def test_a_conversation_goes_on_after_a_restart_of_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = DiskSpeed(1e9, 1e9, 1e-4)  # a busy machine measures a slow disk, from which nothing is worth reading
+    monkeypatch.setattr("jinfercept.disk.store.measure_speed", lambda *arguments: fast)
+    for module in ("engine", "disk_contexts"):
+        monkeypatch.setattr(f"jinfercept.engine.{module}.CLOSE_S", 60.0)
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Tell me of the sea. " * 20}]
     flags = {"swap_space": 0.001, "kv_disk": str(tmp_path / "kv"), "kv_disk_space": 0.01}
     num_known = 0

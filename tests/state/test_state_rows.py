@@ -152,6 +152,13 @@ def test_what_a_lost_server_has_left_fails_at_a_sweep_and_its_turns_are_free(
         database.run_now(lambda session, server=server: upkeep.beat(session, server, ("other",)))
 
 
+def test_a_server_that_sweeps_late_keeps_its_own(databases: tuple[StateDatabase, StateDatabase]) -> None:
+    tenant, late, documents = uuid.uuid4().hex, ServerClock(SERVERS[0].server_id, -1.0), begun()
+    number = insert(databases[0], SERVERS[0], tenant, documents)
+    databases[0].run_now(lambda session: upkeep.sweep(session, late, NO_LIMITS))
+    assert settle(databases[0], SERVERS[0], tenant, documents, number) is not None
+
+
 def test_beyond_a_limit_a_key_loses_its_oldest_and_modest_keys_nothing(
     databases: tuple[StateDatabase, StateDatabase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
