@@ -127,16 +127,18 @@ def default_buckets(max_num_seqs: int) -> tuple[int, ...]:
     return buckets(scheduling.max_num_seqs, scheduling.max_num_batched_tokens, "gpu")
 
 
-def model_bytes(case: Case) -> ModelBytes:
-    """The sizes of a case's model, or of a GPU's part of it."""
+def model_bytes(case: Case, rows: int) -> ModelBytes:
+    """The sizes of a case's model, or of a GPU's part of it, for a step of so many rows."""
     config = serving_config(case.config, case.num_devices)
     shapes = abstract_params(config, jnp.bfloat16)
     weights = sum(2 * leaf.size for leaf in jax.tree.leaves((shapes.layers, shapes.head))) // case.num_devices
+    experts = sum(case.expert_bytes) * config.num_layers // case.num_devices
     tiles = choose_tiles(
         config.head_dim, config.num_heads // config.num_kv_heads, 2, HOPPER, 1
     )  # decode tiles are alike
     return ModelBytes(
-        weights=weights,
+        weights=weights - int(experts * case.idle_share(rows)),
+        active=weights - int(experts * case.idle_share(1)),
         kv_per_token=kv_bytes_per_token(config, jnp.bfloat16) // case.num_devices,
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads // case.num_devices,
@@ -194,7 +196,7 @@ def _steps(readings: Sequence[Reading], devices: Devices) -> Iterator[dict[str, 
                 plain = case._replace(triton_products=False)
                 of_step = _with_shared(by_case[case], by_case.get(plain, []))
                 likely, worse = (
-                    predict(of_step, device, model_bytes(case), rows, context).row()
+                    predict(of_step, device, model_bytes(case, rows), rows, context).row()
                     for device in _guesses(devices, case)
                 )
                 yield {

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from benchmarks.gpu_suite.sizes import GPTJ_6B, LLAMA_3_8B
-from jinfercept.models.config import ModelConfig, RopeConfig
+from jinfercept.models.config import ExpertsConfig, ModelConfig, RopeConfig
 
 QWEN3_8B = replace(
     LLAMA_3_8B,
@@ -17,15 +17,25 @@ QWEN3_8B = replace(
     max_position=40_960,
     qk_norm=True,
 )
+QWEN3_30B_A3B = replace(
+    QWEN3_8B,
+    hidden_size=2048,
+    num_layers=48,
+    num_kv_heads=4,
+    ffn_size=6144,
+    experts=ExpertsConfig(num_experts=128, per_token=8, ffn_size=768, normalised=True),
+)
 LLAMA_3_70B = replace(LLAMA_3_8B, hidden_size=8192, num_layers=80, num_heads=64, ffn_size=28_672)
 MODELS: dict[str, ModelConfig] = {"llama-3-8b": LLAMA_3_8B, "gpt-j-6b": GPTJ_6B, "qwen3-8b": QWEN3_8B}
 CUT_MODELS: dict[str, ModelConfig] = {"llama-3-70b": LLAMA_3_70B}
 """Models that one GPU does not hold."""
+EXPERT_MODELS: dict[str, ModelConfig] = {"qwen3-30b-a3b": QWEN3_30B_A3B}
 GPUS = ("h100", "a100")
 ROWS = (1, 8, 64, 256, 512)
 STEPS = ((1, 1000), (8, 1000), (64, 1000), (256, 1000), (512, 1000), (48, 8000), (1, 131_000), (2, 131_000))
 """Rows that decode, and tokens of context of each, of the predicted steps."""
 DEFAULT_ROWS = {"llama-3-8b": ROWS, "gpt-j-6b": (1, 64), "qwen3-8b": (1, 64)}
+EXPERT_ROWS = (1, 64)
 TRITON_ROWS = (1, 64, 256)
 """Rows of Llama-3-8B that the default set compiles with Triton products too."""
 CUT_AMONG = (("h100", 4), ("a100", 8))
@@ -62,11 +72,24 @@ class Case(NamedTuple):
     @property
     def config(self) -> ModelConfig:
         """Of the model."""
-        return (MODELS | CUT_MODELS)[self.model]
+        return (MODELS | CUT_MODELS | EXPERT_MODELS)[self.model]
 
     def takes(self, context: int) -> bool:
         """Whether steps with so many tokens of context a row are predicted by these executables."""
         return (context > MAX_MODEL_LEN) == (self.max_model_len > MAX_MODEL_LEN)
+
+    @property
+    def expert_bytes(self) -> tuple[int, int]:
+        """Of the stacks of a layer's experts in bfloat16: of gates and inputs, and of outputs. Zeros without experts."""
+        if (experts := self.config.experts) is None:
+            return 0, 0
+        size = 2 * experts.num_experts * self.config.hidden_size * experts.ffn_size
+        return 2 * size, size
+
+    def idle_share(self, rows: int) -> float:
+        """The expected part of the experts that compute none of so many rows."""
+        experts = self.config.experts
+        return 0.0 if experts is None else (1 - experts.per_token / experts.num_experts) ** rows
 
     @property
     def library(self) -> str:
@@ -78,12 +101,12 @@ def default_cases() -> list[Case]:
     """A few minutes on two cores: Llama-3-8B on an H100 in all rows, the others in some; Llama-3-70B on several GPUs."""
     cases = [case for model, rows in DEFAULT_ROWS.items() for case in _of("h100", model, rows, False)]
     cases += _of("h100", "llama-3-8b", TRITON_ROWS, True)
-    return [*cases, long_case(), *_cut(), *_of("a100", "llama-3-8b", (1, 64, 256), False)]
+    return [*cases, long_case(), *_cut(), *_with_experts(), *_of("a100", "llama-3-8b", (1, 64, 256), False)]
 
 
 def full_cases() -> list[Case]:
-    """Every model, number of rows, GPU and way of multiplying; Llama-3-70B on several GPUs as in the default set."""
-    return [long_case(), *_cut()] + [
+    """Every model, number of rows, GPU and way of multiplying; Llama-3-70B and experts as in the default set."""
+    return [long_case(), *_cut(), *_with_experts()] + [
         case for gpu in GPUS for model in MODELS for triton in (False, True) for case in _of(gpu, model, ROWS, triton)
     ]
 
@@ -110,6 +133,10 @@ def with_default_buckets(cases: Sequence[Case], buckets: Iterable[int]) -> list[
 
 def _cut() -> list[Case]:
     return [Case(gpu, "llama-3-70b", 64, 64, transfers=True, num_devices=count) for gpu, count in CUT_AMONG]
+
+
+def _with_experts() -> list[Case]:
+    return [case for model in EXPERT_MODELS for case in _of("h100", model, EXPERT_ROWS, False)]
 
 
 def _of(gpu: str, model: str, rows: Sequence[int], triton: bool) -> list[Case]:

@@ -65,7 +65,7 @@ class Device(NamedTuple):
             return assumed.collective_latency + sent / assumed.peer_rate
         moved = traffic.read + traffic.made
         bounds = [assumed.shortest_kernel, moved / (assumed.copy_rate * self.reach(launch, rows))]
-        flops = traffic.weight * rows * 2 / NUMBER_BYTES
+        flops = traffic.weight * rows * traffic.row_share * 2 / NUMBER_BYTES
         if launch.thunk.kind in MATRIX_LIBRARIES or (kernel is not None and kernel.has_products):
             bounds.append(flops / (assumed.tensor_rate * assumed.tensor_reach))
         else:

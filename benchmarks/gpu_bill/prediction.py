@@ -20,13 +20,15 @@ class ModelBytes(NamedTuple):
     """The sizes of a model, or of a GPU's part of it, that a step's time depends on; bytes in bfloat16.
 
     Attributes:
-        weights: bytes of all layers and the head.
+        weights: bytes of all layers and the head; of experts of those in use.
+        active: of these bytes those that multiply a row.
         kv_per_token: bytes of all layers.
         layers_per_call: layers of an executable in an engine.
         tile_tokens: context tokens per turn of the decode kernel.
     """
 
     weights: int
+    active: int
     kv_per_token: int
     num_layers: int
     num_kv_heads: int
@@ -127,7 +129,7 @@ def predict(readings: Sequence[Reading], device: Device, model: ModelBytes, rows
     step.calls += groups + 3
     step.graphs += groups * min(1.0, layers.graph_nodes)
     memory_s = model.weights / assumed.copy_rate, rows * context * model.kv_per_token / assumed.copy_rate
-    compute_s = max(0.0, model.weights * rows / assumed.tensor_rate - sum(memory_s))
+    compute_s = max(0.0, model.active * rows / assumed.tensor_rate - sum(memory_s))
     launches, uploads = step.kernels * assumed.launch_gap, assumed.uploads * assumed.upload_bubble
     on_device = step.products + step.attention + step.empty_blocks + step.collectives + step.others
     device_s = on_device + launches + uploads

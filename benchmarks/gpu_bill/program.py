@@ -50,6 +50,7 @@ class Traffic(NamedTuple):
         pages: whether pages of KV are written, gathered from or read.
         arguments: names and bytes of those operands that are arguments of the executable, or of a branch.
         is_result: whether the executable, or a branch, has it as a result.
+        row_share: the part of the rows that each number of the weight multiplies.
     """
 
     read: int
@@ -59,6 +60,7 @@ class Traffic(NamedTuple):
     pages: bool
     arguments: tuple[tuple[str, int], ...]
     is_result: bool
+    row_share: float = 1.0
 
 
 NO_TRAFFIC = Traffic(0, 0, 0, 0, False, (), False)

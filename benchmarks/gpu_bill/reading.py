@@ -105,8 +105,20 @@ def reading(line: Mapping[str, Any]) -> Reading:
     if result.error is None:
         result.temp_bytes = fields["temp_bytes"]
         result.thunks = _thunk(fields["thunks"], result.traffic)
+        result.traffic = {place: _of_used_experts(traffic, result.case) for place, traffic in result.traffic.items()}
         result.kernels = {name: Kernel(**kernel) for name, kernel in fields["kernels"].items()}
     return result
+
+
+def _of_used_experts(traffic: Traffic, case: Case) -> Traffic:
+    """What a product with a stack of experts reads: of those in use. All others as they are."""
+    experts = case.config.experts
+    if experts is None or traffic.weight not in case.expert_bytes:
+        return traffic
+    idle = int(traffic.weight * case.idle_share(case.bucket))
+    arguments = ((name, size - idle if size == traffic.weight else size) for name, size in traffic.arguments)
+    share = experts.per_token / experts.num_experts
+    return traffic._replace(read=traffic.read - idle, arguments=tuple(arguments), row_share=share)
 
 
 def _thunk(described: Mapping[str, Any], traffic: dict[int, Traffic]) -> Thunk:

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.ahead_of_time.plugin import PluginMissingError
 from benchmarks.gpu_bill.assumptions import Assumptions, ProductReach, assumed, listed
-from benchmarks.gpu_bill.bill import make_bill
+from benchmarks.gpu_bill.bill import make_bill, model_bytes
 from benchmarks.gpu_bill.budgets import broken, budgets, rewritten
 from benchmarks.gpu_bill.cases import Case, long_case, sample_case
 from benchmarks.gpu_bill.kernel_time import DecodeWork, Device
@@ -48,7 +48,13 @@ ENTRY %main (pages: bf16[100,4], rows: bf16[2,4], index: s32[2,1]) -> bf16[100,4
 }
 """
 MODEL = ModelBytes(
-    weights=int(16e9), kv_per_token=131_072, num_layers=32, num_kv_heads=8, layers_per_call=32, tile_tokens=64
+    weights=int(16e9),
+    active=int(16e9),
+    kv_per_token=131_072,
+    num_layers=32,
+    num_kv_heads=8,
+    layers_per_call=32,
+    tile_tokens=64,
 )
 
 
@@ -90,6 +96,14 @@ def test_aot_contexts_of_131072_tokens_keep_every_budget_and_are_predicted() -> 
     assert broken(bill["executables"], budgets()) == []
     assert [(row["rows"], row["context"]) for row in bill["steps"]] == [(1, 131_000), (2, 131_000)]
     assert all(1 < row["ratio"] < 1.5 for row in bill["steps"])
+
+
+def test_a_step_reads_the_experts_in_use_and_multiplies_with_those_of_a_row() -> None:
+    case = Case("h100", "qwen3-30b-a3b", 1, 1)
+    of_one, of_many = (model_bytes(case, rows) for rows in (1, 4096))
+    assert of_one.weights == of_one.active == of_many.active
+    assert of_many.weights - of_one.weights == pytest.approx(48 * 120 * 3 * 2 * 2048 * 768)
+    assert 6.0e9 < of_one.active < 6.2e9
 
 
 def test_thunks_are_read_with_their_branches_loops_and_launches() -> None:
