@@ -8,6 +8,7 @@ from typing import NamedTuple
 from jinfercept.kv.extent import PageExtent
 from jinfercept.kv.page import Residency
 from jinfercept.kv.pool import Slots
+from jinfercept.kv.windows import ContextWindow
 
 _START = attrgetter("start")
 
@@ -66,7 +67,8 @@ class Context:
     `num_stored` is the number of leading pages that a disk had when it was last asked; written by the disk tier.
     `state` is the slot of its states of recurrent layers, 0 without one (`StatePool`). While the context is not held,
     `state_position` is the number of leading tokens that these have seen; `state_size` is the memory of such states, in tokens
-    of KV.
+    of KV. `window` are its pages in layers with windows that have pages of their own; None where the model has none, and
+    `window_cost` is the memory of one such page, in tokens of KV.
 
     Its extents and runs are kept until one of the extents changes. A set that `watch` has named then gets the context.
     """
@@ -89,9 +91,19 @@ class Context:
         "state_size",
         "tail",
         "uncommitted",
+        "window",
+        "window_cost",
     )
 
-    def __init__(self, root: bytes, tree: PageExtent, page_size: int, state_size: int = 0) -> None:
+    def __init__(
+        self,
+        root: bytes,
+        tree: PageExtent,
+        page_size: int,
+        state_size: int = 0,
+        window: ContextWindow | None = None,
+        window_cost: float = 0.0,
+    ) -> None:
         self.root = root
         self.page_size = page_size
         self.held = False
@@ -100,6 +112,7 @@ class Context:
         self.uncommitted = 0
         self.state = self.state_position = 0
         self.state_size = state_size
+        self.window, self.window_cost = window, window_cost
         self._num_stored = 0
         self._changed: set[Context] | None = None
         self.begin(tree)
@@ -260,8 +273,19 @@ class Context:
 
     @property
     def state_tokens(self) -> int:
-        """Tokens of KV that take as much memory as its state of recurrent layers; 0 without one."""
-        return self.state_size if self.state else 0
+        """Tokens of KV that take as much memory as its state of recurrent layers and its pages of layers with windows."""
+        window_size = 0 if self.window is None else round(len(self.window.slots) * self.window_cost)
+        return window_size + (self.state_size if self.state else 0)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose KV are on the device or on the host."""
+        return sum([extent.num_tokens for extent in self.extents])
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no page is missing."""
+        return all(extent.residency is not Residency.MISSING for extent in self.extents)
 
     def slots(self, start: int, end: int) -> Slots:
         """The device slots of the pages `start … end - 1`, all of which have one."""

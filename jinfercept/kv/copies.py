@@ -12,18 +12,21 @@ from jinfercept.kv.page import PageCopies, Residency
 from jinfercept.kv.states import StatePool
 from jinfercept.kv.store import ExtentStore
 from jinfercept.kv.tails import ContextTails
+from jinfercept.kv.windows import WindowPool
 
 
 @final
 class ContextCopies:
     """Moves pages of contexts between the memories."""
 
-    def __init__(self, store: ExtentStore, tails: ContextTails, states: StatePool) -> None:
-        self._store, self._tails, self._page_size, self._states = store, tails, store.page_size, states
+    def __init__(self, store: ExtentStore, tails: ContextTails, states: StatePool, windows: WindowPool) -> None:
+        self._store, self._tails, self._page_size = store, tails, store.page_size
+        self._states, self._windows = states, windows
 
     def num_fetchable(self, context: Context) -> int:
-        """Pages of the context that can be fetched from the host now."""
-        return sum([extent.num_pages for extent in context.extents if extent.is_fetchable])
+        """Pages of the context that can be fetched from the host now; its window counts as one."""
+        pages = sum([extent.num_pages for extent in context.extents if extent.is_fetchable])
+        return pages + self._windows.is_fetchable(context)
 
     def fetch(self, context: Context, most: int, pages: range | None = None) -> tuple[PageCopies, int]:
         """Fetch up to `most` pages of a context to slots that are free or of finished prefixes.
@@ -54,7 +57,10 @@ class ContextCopies:
         return copies, num_tokens
 
     def drop_fetchable(self, context: Context) -> None:
-        """Drop what could be fetched from the host and what no other context refers to, so that it is recomputed."""
+        """Drop what could be fetched from the host and what no other context refers to, so that it is recomputed; nothing of a
+        context with a window, which could not go on."""
+        if context.window is not None:
+            return
         for extent in context.extents:
             if extent.is_fetchable and extent.num_contexts == 1:
                 self._store.drop_host(extent)
@@ -93,10 +99,15 @@ class ContextCopies:
         """Drop pages from the device, from the host, or from both; returns how many device slots are free now.
 
         A page in use stays. So does one of several contexts that would be missing then: `evict_paused` takes such pages last.
-        A context with a state loses all its pages or none.
+        A context with a state loses all its pages or none, and one with a window all that it alone has.
         """
         if context.state and device:
             return 0 if context.held else self.lose(context)
+        if context.window is not None and not context.held:
+            if self._loses(context, pages, device=device, host=host):
+                return self.lose(context)
+            if device and context.num_pages - 1 in pages:
+                self._windows.drop_device(context)
         freed = 0
         for extent, start, end in _within(context, pages):
             if extent.evictable_refs > 1 and (host or extent.host is None):
@@ -113,20 +124,54 @@ class ContextCopies:
                     self._store.drop_host(part)
         return freed
 
+    @staticmethod
+    def _loses(context: Context, pages: range, *, device: bool, host: bool) -> bool:
+        """Whether a page that is dropped would be missing."""
+        for extent, _, _ in context.parts(*bounds(pages)):
+            if extent.num_contexts > 1 or extent.residency is Residency.MISSING:
+                continue
+            stays_on_device = extent.device is not None and not (device and extent.is_evictable)
+            if not stays_on_device and (host or extent.host is None):
+                return True
+        return False
+
     def lose(self, context: Context) -> int:
-        """Drop all pages of a context that does not run, and its state; returns the device slots that are free now."""
+        """Drop all pages of a context that does not run, but for those that others have, with its state and its window; returns
+        the device slots that are free now."""
         self._states.free(context)
-        return sum([self._store.drop_device(extent) for extent in list(context.extents)])
+        if context.window is None:
+            return sum([self._store.drop_device(extent) for extent in list(context.extents)])
+        self._windows.free(context)
+        freed = 0
+        for extent in list(context.extents):
+            if extent.num_contexts == 1:
+                freed += self._store.drop_device(extent)
+                if extent.host is not None and not extent.fetching:
+                    self._store.drop_host(extent)
+        return freed
 
     def evict_paused(self, most: int = 1) -> int:
-        """Free up to `most` device slots of the pages that were paused first, those of whole contexts if they have states;
-        returns how many."""
-        if not self._states.is_used:
+        """Free up to `most` device slots of the pages that were paused first, those of whole contexts if they have states or
+        windows; returns how many."""
+        if not self._states.is_used and not self._windows.is_used:
             return self._store.evict_paused(most)
-        freed = 0
-        while freed < most and (extent := self._store.queues.paused.first()) is not None:
+        freed, paused = 0, self._store.queues.paused
+        while freed < most and (extent := next((first for first in paused if not first.fetching), None)) is not None:
+            if extent.residency is Residency.CLEAN:  # of no context with a state
+                freed += self._store.drop_device(extent)
+                continue
             freed += sum([self.lose(context) for context in list(extent.contexts)])
+            freed += self._store.drop_device(extent)
         return freed
+
+    def evict_window(self, running: Context | None) -> int:
+        """Lose a paused context if a running one lacks slots for its window; returns the device slots of other layers that are
+        free now, and 1 at least if there was such a context."""
+        windows = self._windows
+        if running is None or running.window is None or windows.find(windows.lacking(running)):
+            return 0
+        context = windows.first_paused
+        return 0 if context is None else max(1, self.lose(context))
 
     def adopt(self, context: Context, tokens: Sequence[int], num_pages: int) -> list[int | None]:
         """Lengthen a context that does not run by full pages that come to the host from elsewhere.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from jinfercept.kv.page import Residency
 from jinfercept.kv.pool import SlotPool, Slots
+from jinfercept.kv.windows import PrefixWindow
 
 if TYPE_CHECKING:
     from jinfercept.kv.context import Context
@@ -72,11 +73,13 @@ class PageExtent:
         last_use: grows from use to use.
         contexts: those that have the pages, which keep their runs until the extent changes (`changed`).
         marks: what `mark` has made of it since then; None: nothing.
+        checkpoints: where contexts of layers with windows can go on, by the index behind a page (`WindowPool`).
         shareable: contexts that come find the extent; false under a root that was forgotten.
     """
 
     __slots__ = (
         "__weakref__",
+        "checkpoints",
         "children",
         "contexts",
         "device",
@@ -112,6 +115,7 @@ class PageExtent:
         self.last_use = 0
         self.contexts: set[Context] = set()
         self.marks: ExtentMarks | None = None
+        self.checkpoints: dict[int, PrefixWindow] = {}
         self.shareable = shareable
 
     @property
@@ -199,6 +203,7 @@ class PageExtent:
             self.host_filled -= size
         self.start += num_pages
         self.num_pages -= num_pages
+        head.checkpoints, self.checkpoints = _cut_checkpoints(self.checkpoints, self.start)
         assert before is not None
         before.add_child(head, page_bytes)
         head.add_child(self, page_bytes)
@@ -236,6 +241,7 @@ class PageExtent:
         child.start = self.start
         child.num_pages += self.num_pages
         child.last_use = max(child.last_use, self.last_use)
+        child.checkpoints |= self.checkpoints
         before.add_child(child, page_bytes)
         self.parent, self.num_pages, self.children = None, 0, {}
         self.tokens, self.device, self.host = bytearray(), None, None
@@ -259,6 +265,8 @@ class PageExtent:
         self.num_pages = num_kept
         child.num_pages += num_pages
         child.start -= num_pages
+        self.checkpoints, handed = _cut_checkpoints(self.checkpoints, child.start)
+        child.checkpoints |= handed
         self.children = {child.key(page_size * TOKEN_BYTES): child}
 
     def check(self, page_size: int) -> None:
@@ -298,6 +306,17 @@ def _cut_bytes(tokens: bytearray, end: int) -> tuple[bytearray, bytearray]:
     rest = tokens[end:]
     del tokens[end:]
     return tokens, rest
+
+
+def _cut_checkpoints(
+    checkpoints: dict[int, PrefixWindow], end: int
+) -> tuple[dict[int, PrefixWindow], dict[int, PrefixWindow]]:
+    """Those up to an index, and those behind it."""
+    if not checkpoints:
+        return {}, checkpoints
+    return {index: checkpoints[index] for index in checkpoints if index <= end}, {
+        index: checkpoints[index] for index in checkpoints if index > end
+    }
 
 
 def _cut_slots(slots: Slots, end: int) -> tuple[Slots, Slots]:

@@ -18,6 +18,7 @@ from jinfercept.kv.page import Occupancy, Residency, root_digest
 from jinfercept.kv.states import StatePool
 from jinfercept.kv.store import ExtentStore
 from jinfercept.kv.tails import ContextTails
+from jinfercept.kv.windows import NO_WINDOWS, ContextWindow, WindowPool, WindowSizes
 
 
 @final
@@ -32,10 +33,12 @@ class KVManager:
         prefix_caching: keep full pages of finished requests until their slots are needed.
         most_moved_pages: pages that one plan may move over the host link, both ways together; None: any number.
         num_states, state_size: see `StatePool`.
+        windows: pages of layers with windows, if these have pages of their own.
 
     Attributes:
         copies: moves pages between the memories.
         states: who has states of recurrent layers.
+        windows: the pages of layers with windows.
     """
 
     def __init__(
@@ -49,13 +52,17 @@ class KVManager:
         most_moved_pages: int | None = None,
         num_states: int = 0,
         state_size: int = 0,
+        windows: WindowSizes = NO_WINDOWS,
     ) -> None:
         self.page_size = page_size
         self.most_moved_pages = most_moved_pages
-        self._store = ExtentStore(num_device_pages, num_host_pages, page_size, prefix_caching)
-        self._tails = ContextTails(self._store)
+        self.windows = WindowPool(windows, page_size)
+        self._window_cost = windows.page_cost
+        self._store = ExtentStore(num_device_pages, num_host_pages, page_size, prefix_caching, self.windows)
+        self._tails = ContextTails(self._store, self.windows)
         self.states = StatePool(num_states, state_size)
-        self.copies = ContextCopies(self._store, self._tails, self.states)
+        self.copies = ContextCopies(self._store, self._tails, self.states, self.windows)
+        self._prefix_caching = prefix_caching
         self._trees: WeakValueDictionary[bytes, PageExtent] = WeakValueDictionary()
         self._identity = identity
 
@@ -63,12 +70,15 @@ class KVManager:
 
     def open(self, salt: str = "") -> Context:
         """A new, empty context. Contexts of different `salt` share no pages."""
-        root = root_digest(self._identity, self.page_size, salt)
-        return Context(root, self._tree(root), self.page_size, self.states.state_size)
+        return self._open(root_digest(self._identity, self.page_size, salt))
 
     def open_beside(self, other: Context) -> Context:
         """A new, empty context that may share the pages of another one."""
-        return Context(other.root, self._tree(other.root), self.page_size, self.states.state_size)
+        return self._open(other.root)
+
+    def _open(self, root: bytes) -> Context:
+        window = ContextWindow() if self.windows.is_used else None
+        return Context(root, self._tree(root), self.page_size, self.states.state_size, window, self._window_cost)
 
     def _tree(self, root: bytes) -> PageExtent:
         if self.states.is_used:
@@ -85,7 +95,19 @@ class KVManager:
         """
         assert not context.held
         self._tails.publish(context)
+        self._settle(context)
         self._tails.share(context, tokens)
+
+    def _settle(self, context: Context) -> None:
+        """Shorten a context that does not run to what it can go on from, if layers have windows: all that it has, or what is
+        before its last checkpoint."""
+        if not self.windows.is_used or (context.is_whole and self.windows.reaches(context, context.num_tokens)):
+            return
+        last, index = self._tails.last_checkpoint(context.extents)
+        self.windows.free(context)
+        self._shorten(context, index)
+        if last is not None:
+            self.windows.go_on(context, context.last, index)
 
     def hold(self, context: Context) -> None:
         """The sequence starts to run: turn its evictable references into references."""
@@ -93,6 +115,7 @@ class KVManager:
         self._tails.publish(context)
         if context.tail.num_pages and context.tail.residency is Residency.MISSING:
             self._tails.drop(context)
+        self._settle(context)
         context.held = True
         context.tail.refs, context.tail.evictable_refs = 1, 0
         context.tail.changed()
@@ -121,6 +144,25 @@ class KVManager:
             self._tails.shorten(context, 1)
         if context.state and not (context.ready and self.states.is_whole(context)):
             self.copies.lose(context)
+        if context.window is not None:
+            self.windows.cut(context, context.num_pages)
+            self.windows.trim(context, context.num_tokens)
+            self._drop_last_copy(context)
+            self._mark(context, likely=True)
+            if not (context.is_whole and self.windows.reaches(context, context.num_tokens)):
+                self.copies.lose(context)
+
+    def _drop_last_copy(self, context: Context) -> None:
+        """The last page of a paused context counts as copied only with its window, which is copied with it."""
+        last = context.extents[-1] if context.extents else None
+        if last is None or last.host is None or last.device is None or last.num_contexts > 1:
+            return
+        if not self.windows.is_copied(context, context.num_tokens):
+            self._store.drop_host(self._store.part(last, last.end - 1, last.end))
+
+    def _mark(self, context: Context, *, likely: bool) -> None:
+        if self._prefix_caching and context.last.parent is not None and context.last.shareable:
+            self.windows.mark(context, context.last, context.last.end, likely=likely)
 
     def close(self, context: Context) -> None:
         """The sequence is finished: give its references back, children before parents, and its state."""
@@ -133,6 +175,9 @@ class KVManager:
                 if extent is not context.tail:
                     self._store.count(extent, -1, 1)
         self._tails.publish(context)
+        if context.window is not None:
+            self._mark(context, likely=True)
+            self.windows.free(context)
         self._tails.drop(context)
         use, tree = self._store.next_use(), context.last
         for extent in reversed(context.extents):
@@ -163,9 +208,15 @@ class KVManager:
         self._tails.publish(context)
         if context.state_position > num_tokens:
             self.copies.lose(context)
-        tail, num_pages = context.tail, num_tokens // self.page_size
-        if tail.start * self.page_size + max(tail.filled, tail.host_filled) <= num_tokens:
-            return
+        tail = context.tail
+        if tail.start * self.page_size + max(tail.filled, tail.host_filled) > num_tokens:
+            self._shorten(context, num_tokens // self.page_size)
+        if context.window is not None:
+            self.windows.cut(context, context.num_pages)
+        self._settle(context)
+
+    def _shorten(self, context: Context, num_pages: int) -> None:
+        """Shorten a context that does not run to its first pages, and drop its tail."""
         self._tails.drop(context)
         while (extent := context.last).end > num_pages:
             if extent.start < num_pages:
@@ -196,6 +247,18 @@ class KVManager:
             self._tails.publish(context)
         context.uncommitted = (max(first, num_full) + 1) * size
 
+    def mark(self, context: Context) -> None:
+        """Let others go on behind the full pages of a running context, and where they part from it, if layers have windows."""
+        window = context.window
+        if window is None or not self._prefix_caching:
+            return
+        self._mark(context, likely=False)
+        if 0 < window.branch * self.page_size <= context.ready:
+            extent = self._tails.twin(context, window.branch)
+            if extent is not None:
+                self.windows.mark(context, extent, window.branch, likely=True)
+            window.branch = 0
+
     # -- computing -------------------------------------------------------------------------------------------------
 
     def advance(self, context: Context) -> None:
@@ -208,7 +271,7 @@ class KVManager:
             ready = end
             if extent.filled < extent.num_pages * size:
                 break
-        context.ready = ready
+        context.ready = ready if self.windows.is_there(context) else 0
 
     def gap_end(self, context: Context, limit: int) -> int:
         """End of the tokens to compute from `ready` on: the next page on the device or the host, or `limit`.
@@ -217,6 +280,8 @@ class KVManager:
             limit: tokens of the sequence.
         """
         size, index = self.page_size, context.ready // self.page_size
+        if not self.windows.is_there(context):
+            return context.ready
         for extent in context.extents_from(index):
             if extent.device is None and extent.host is None:
                 continue
@@ -246,9 +311,12 @@ class KVManager:
         """Pages of the tokens `start … end - 1`."""
         return (end - 1) // self.page_size - start // self.page_size + 1
 
-    def free_slot(self) -> bool:
-        """Whether a device slot is free; if none is, the least recently used page of finished prefixes gives up its own."""
-        return self._store.num_free > 0 or self._store.evict_cached(1) > 0
+    def free_slot(self, context: Context) -> bool:
+        """Whether a device slot is free for a context, and slots for its window if it lacks some; if none is, the least
+        recently used page of finished prefixes gives up its own."""
+        if self._store.num_free <= 0 and self._store.evict_cached(1) <= 0:
+            return False
+        return context.window is None or self.windows.find(self.windows.lacking(context))
 
     def place(self, context: Context, start: int, end: int) -> int:
         """Give the pages of the tokens `start … end - 1` of a held context device slots that are free or of finished prefixes.
@@ -260,6 +328,10 @@ class KVManager:
         if start >= end:
             return end
         size, store = self.page_size, self._store
+        if context.window is not None:
+            end = min(end, self.windows.extend(context, (end - 1) // size + 1) * size)
+            if end <= start:
+                return start
         first, last = start // size, (end - 1) // size + 1
         if first < context.num_pages:
             for extent, begin, stop in context.parts(first, last):
@@ -300,6 +372,7 @@ class KVManager:
             or filled >= tail.num_pages * size
             or tail.host is not None
             or tail.device is None
+            or (context.window is not None and not context.window.has_room(context.ready // size))
         ):
             return False
         tail.filled = filled + 1
@@ -312,6 +385,8 @@ class KVManager:
     def computed(self, context: Context, start: int, end: int) -> None:
         """Note that the plan computes the tokens `start … end - 1`, and drop host copies that are now too short."""
         size = self.page_size
+        if context.window is not None:
+            self.windows.computed(context, start)
         for extent, _, stop in context.parts(start // size, (end - 1) // size + 1):
             assert extent.device is not None
             first = extent.start * size
@@ -335,6 +410,8 @@ class KVManager:
         num_filled = -(-tail.filled // self.page_size)
         if tail.device is not None and num_filled < tail.num_pages:
             self._tails.shorten(context, num_filled)
+            if context.window is not None:
+                self.windows.cut(context, context.num_pages)
         return context.num_pages
 
     # -- plans and pools -------------------------------------------------------------------------------------------
@@ -342,6 +419,8 @@ class KVManager:
     def begin_plan(self) -> None:
         """Start a plan: pages that the last one fetched are readable, pages that it copied out can be fetched."""
         self._store.begin()
+        if self.windows.is_used:
+            self.windows.begin()
 
     def take_dropped(self) -> tuple[int, ...]:
         """Host slots freed since the last call: the runner forgets their arrays."""
@@ -375,8 +454,9 @@ class KVManager:
 
     def drop_prefixes(self) -> None:
         """Drop every finished prefix, on the device and on the host, since the weights changed or the arrays were lost."""
-        self._store.begin()  # copies to the host arrive, so that no page is left out
+        self.begin_plan()  # copies to the host arrive, so that no page is left out
         self._store.clear()
+        self.windows.clear()
 
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
@@ -392,3 +472,4 @@ class KVManager:
             assert not context.tail.children
         self._store.check(refs, evictable_refs)
         self.states.check(contexts)
+        self.windows.check(contexts)

@@ -7,14 +7,15 @@ from jinfercept.kv.context import Context
 from jinfercept.kv.extent import NEVER, PageExtent, common_pages, token_bytes
 from jinfercept.kv.page import Residency
 from jinfercept.kv.store import ExtentStore
+from jinfercept.kv.windows import WindowPool
 
 
 @final
 class ContextTails:
     """Moves pages between the tails of contexts and the tree."""
 
-    def __init__(self, store: ExtentStore) -> None:
-        self._store, self._page_size = store, store.page_size
+    def __init__(self, store: ExtentStore, windows: WindowPool) -> None:
+        self._store, self._page_size, self._windows = store, store.page_size, windows
 
     def enter(self, context: Context, extent: PageExtent) -> None:
         """The context has the pages of an extent behind its last one, too."""
@@ -139,6 +140,8 @@ class ContextTails:
 
     def share(self, context: Context, tokens: Sequence[int]) -> None:
         """See `KVManager.refresh`; the tail is published."""
+        if context.window is not None:
+            context.window.branch = 0
         size, page_bytes = self._page_size, self._store.page_bytes
         start, num_full = context.tail.start, (len(tokens) - 1) // self._page_size
         children = context.last.children
@@ -154,9 +157,63 @@ class ContextTails:
             last, offset = child, offset + num_pages * page_bytes
             if num_pages < child.num_pages:
                 break
+        if context.window is not None:
+            alike, present = self._up_to_checkpoint(context, alike)
         if present:
             self.drop(context)
         for extent, num_pages in alike[:present]:
             self.enter(context, self._store.part(extent, extent.start, extent.start + num_pages))
             context.shared = True
         context.tail.start = context.last.end
+        if context.window is not None and present:
+            self._windows.go_on(context, context.last, context.last.end)
+
+    def _up_to_checkpoint(
+        self, context: Context, alike: list[tuple[PageExtent, int]]
+    ) -> tuple[list[tuple[PageExtent, int]], int]:
+        """The extents that follow a context's last one, with the number of their pages that are alike, as far as the context
+        can go on behind them; and their number. Notes where others go on with the same pages and have no checkpoint."""
+        assert context.window is not None
+        last, index = self.last_checkpoint([extent for extent, _ in alike], sum([pages for _, pages in alike]))
+        end = next(
+            (extent.start for extent, _ in alike if extent.residency is Residency.MISSING),
+            alike[-1][0].start + alike[-1][1],
+        )
+        context.window.branch = end if end > index else 0
+        if last is None:
+            return [], 0
+        count = [extent for extent, _ in alike].index(last) + 1
+        return [*alike[: count - 1], (last, index - last.start)], count
+
+    def twin(self, context: Context, index: int) -> PageExtent | None:
+        """The extent of the tree that has the page before this index with the context's tokens, perhaps another context's."""
+        if index <= context.last.end:
+            return next(extent for extent in context.extents if extent.end >= index)
+        tokens, extent = bytes(context.tail.tokens), context.last
+        while extent.end < index:
+            offset = (extent.end - context.last.end) * self._store.page_bytes
+            child = extent.children.get(tokens[offset : offset + self._store.page_bytes])
+            if child is None:
+                return None
+            num_pages = common_pages(child.tokens, tokens, offset, self._store.page_bytes)
+            if child.start + num_pages < min(index, child.end):
+                return None
+            extent = child
+        return extent
+
+    def last_checkpoint(self, extents: Sequence[PageExtent], num_pages: int = NEVER) -> tuple[PageExtent | None, int]:
+        """The last place in consecutive extents where a context can go on, by the extent that has the page before it and the
+        index behind that page; (None, 0) if there is none.
+
+        Args:
+            num_pages: of the extents that count, the first ones.
+        """
+        last, found = None, 0
+        end = extents[0].start + num_pages if extents else 0
+        for extent in extents:
+            full = extent.start + extent.num_tokens // self._page_size
+            if index := self._windows.last_checkpoint(extent, min(full, end)):
+                last, found = extent, index
+            if full < extent.end:
+                break
+        return last, found

@@ -5,7 +5,7 @@ For kernels with work schedules the vector has these too, and they read it where
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, batched, chain, pairwise
+from itertools import accumulate, batched, chain
 from math import prod
 from typing import Any, NamedTuple
 
@@ -177,11 +177,16 @@ class _PackedParts(NamedTuple):
 
 def _split(shape: PackedShape, parts: Sequence[Any]) -> _PackedParts:
     """The parts in the order of `_places`, by what they are."""
-    own = shape.has_states, 2 * bool(shape.window), bool(shape.num_adapters)
-    ends = [*accumulate([*own], initial=len(parts) - sum(own))]
-    states, window, adapters = (parts[first:end] for first, end in pairwise(ends))
-    whole = [part[0] if part else None for part in (states, adapters)]
-    return _PackedParts(parts[:_BATCH_PARTS], parts[_BATCH_PARTS : ends[0]], whole[0], window, whole[1])
+    adapters = len(parts) - bool(shape.num_adapters)
+    window = adapters - 2 * bool(shape.window)
+    states = window - shape.has_states
+    return _PackedParts(
+        parts[:_BATCH_PARTS],
+        parts[_BATCH_PARTS:states],
+        parts[states] if shape.has_states else None,
+        parts[window:adapters],
+        parts[adapters] if shape.num_adapters else None,
+    )
 
 
 class _RowPlace(NamedTuple):

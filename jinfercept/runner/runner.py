@@ -322,19 +322,23 @@ class ModelRunner:
         for kv in self._pools:
             kv.commons = (common, *further)
         experts = list[Array]()
+        is_mixed = bool(self.layer_states.arrays or self._windows)
         for part, groups in enumerate(self._parts):
             for kv in self._pools:
                 if part:
                     kv.fetch(part)
                 kv.offload(part)
-            layers = self._kept()
+            layers = self._kept() if is_mixed else list(self.kv.layers)
             for first, end in groups:
                 step = self.executables[layers_key(layers_of, size, (first, end), self._kinds)]
                 x, layers[first:end], *noted = step(self.params.layers[first:end], x, tuple(layers[first:end]), batch)
                 for array in noted:
                     array.copy_to_host_async()
                     experts.append(array)
-            self._keep(layers)
+            if is_mixed:
+                self._keep(layers)
+            else:
+                self.kv.layers = tuple(layers)
             for kv in self._pools:
                 kv.scatter(part)
         return self._sampler.head(x, plan.chunks, samples, common, self.params.head), tuple(experts)
@@ -349,7 +353,5 @@ class ModelRunner:
         """Take what the layers keep behind a step."""
         if self.layer_states.arrays:
             self.kv.layers = self.layer_states.take(kept)
-        elif self.window_kv is None:
-            self.kv.layers = tuple(kept)
-        else:
+        elif self.window_kv is not None:
             self.kv.layers, self.window_kv.layers = by_pool(kept, self._windows)

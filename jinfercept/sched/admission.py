@@ -99,6 +99,10 @@ class Admission:
 
     def _has_room(self, sequence: Sequence, now: float, *, entitled: bool) -> bool:
         """Whether the device has slots for a sequence beside the running ones, and a page more for each of these."""
+        if self._kv.windows.is_used:
+            lengths = [other.length for other in (sequence, *self._queues.running)]
+            if not self._kv.windows.have_room(lengths, self._largest, beside_paused=self._policy.protects_paused):
+                return False
         left = self._kv.num_available - self._slots_needed(sequence)
         left -= sum([self._slots_needed(other) + 1 for other in self._queues.running])
         if left >= 0:

@@ -98,6 +98,8 @@ class ChunkPlanner:
         chunk = Chunk(row.slot, start, tokens, pages, sample, score, adapter=adapter)
         self._kv.computed(sequence.context, start, end)
         self._kv.commit(sequence.context, sequence.tokens)
+        if end - start > 1:
+            self._kv.mark(sequence.context)
         recomputed = max(0, min(end, sequence.max_computed) - start)
         sequence.max_computed = max(sequence.max_computed, end)
         if recomputed:
@@ -138,4 +140,7 @@ class ChunkPlanner:
         while (
             left and (room := transfers.room(builder)) and self._eviction.free_slot(builder, sequence, min(left, room))
         ):
-            left -= transfers.fetch(builder, sequence, left)
+            fetched = transfers.fetch(builder, sequence, left)
+            if not fetched:  # its window has to wait
+                return
+            left -= fetched

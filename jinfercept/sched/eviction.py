@@ -6,6 +6,7 @@ then from a preempted one; at last from the running sequence that is served last
 
 from typing import final
 
+from jinfercept.kv.context import Context
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.fairness import FairShare
 from jinfercept.sched.plan_builder import MoveOrder, PlanBuilder, SchedulerCounters
@@ -53,13 +54,13 @@ class Eviction:
             False if the running `sequence` has to wait for a slot.
         """
         running, may_evict = self._queues.running, not self._policy.protects_paused
-        if self._kv.free_slot() or (may_evict and self._evict(builder, wanted)):
+        if self._kv.free_slot(sequence.context) or (may_evict and self._evict(builder, wanted, sequence.context)):
             return True
         while running and (last := self._last_served(builder)) is not sequence and not last.planned:
             self.preempt(builder, last)
-            if self._kv.free_slot() or (may_evict and self._evict(builder, wanted)):
+            if self._kv.free_slot(sequence.context) or (may_evict and self._evict(builder, wanted, sequence.context)):
                 return True
-        if running[0] is sequence and not may_evict and self._evict(builder, wanted):
+        if running[0] is sequence and not may_evict and self._evict(builder, wanted, sequence.context):
             return True
         builder.stalled = True
         return False
@@ -99,10 +100,10 @@ class Eviction:
         """The running sequence that is preempted first."""
         return self._fair.last_served() if builder.tenants_compete else self._queues.running[-1]
 
-    def _evict(self, builder: PlanBuilder, wanted: int) -> bool:
-        """Take up to `wanted` slots, and one at least, from the paused contexts, in the policy's order."""
+    def _evict(self, builder: PlanBuilder, wanted: int, context: Context | None = None) -> bool:
+        """Take up to `wanted` slots for a context, and one at least, from the paused contexts, in the policy's order."""
         if not self._kv.num_paused:
-            return False
+            return self._kv.copies.evict_window(context) > 0
         if self._take(builder, wanted):
             return True
         builder.victims = MoveOrder(self._policy.victims(builder.now))
@@ -111,7 +112,7 @@ class Eviction:
         for victim in self._preempted.victims():
             if self._transfers.force(builder, victim.move, max(wanted, victim.together)).freed:
                 return True
-        return self._kv.copies.evict_paused(wanted) > 0
+        return self._kv.copies.evict_paused(wanted) > 0 or self._kv.copies.evict_window(context) > 0
 
     def _take(self, builder: PlanBuilder, wanted: int) -> int:
         """Take up to `wanted` slots by what is left of the policy's order; returns how many."""

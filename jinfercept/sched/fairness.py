@@ -220,7 +220,8 @@ class FairShare:
     def victim(self, head: Sequence, *, pages: bool) -> Sequence | None:
         """The running sequence that is preempted now for a tenant's right; None if no tenant is above its share.
 
-        It is not planned yet, and it is its tenant's oldest only if that tenant is ahead.
+        It is not planned yet, it has computed since it was started, or two would bring their contexts to the device in turn for
+        ever, and it is its tenant's oldest only if that tenant is ahead.
 
         Args:
             head: the tenant's waiting sequence.
@@ -231,7 +232,7 @@ class FairShare:
             sequence
             for name in above
             for sequence in self._queues.by_tenant[name].running[0 if self._yields(name, head.tenant) else 1 :]
-            if not sequence.planned
+            if not sequence.planned and sequence.row.num_pages
         ]
         victim = max(victims, key=self._rank, default=None)
         if victim is not None and victim is self._queues.by_tenant[victim.tenant].running[0]:

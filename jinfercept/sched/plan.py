@@ -1,5 +1,6 @@
 """A complete, printable description of one iteration. Made by the scheduler, executed by a runner, priced by a simulator."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -85,6 +86,13 @@ class NewPages(NamedTuple):
     slots: Sequence[int]
     state: int = 0
     window: WindowEntries | tuple[()] = ()
+
+    def joined(self, following: "NewPages") -> "NewPages":
+        """These entries, and those that follow them."""
+        window, behind = self.window, following.window
+        if window and behind:
+            behind = WindowEntries(window.first, array("i", [*window.slots, *behind.slots]))
+        return self._replace(slots=array("i", [*self.slots, *following.slots]), window=behind or window)
 
 
 class Chunk(NamedTuple):

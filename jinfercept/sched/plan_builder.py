@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import NamedTuple, final
 
 from jinfercept.kv.page import PageCopies
-from jinfercept.sched.plan import FROM_DRAFT_MODEL, Chunk, StepPlan
+from jinfercept.sched.plan import FROM_DRAFT_MODEL, Chunk, StepPlan, WindowCopies
 from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence
 
@@ -58,6 +58,7 @@ class PlanBuilder:
         host_victims: that from the host, for the sequence whose copies needed slots last.
         drafted: query tokens that are drafts.
         offloading: whose page was offloaded last.
+        window_offload, window_fetch: pages of layers with windows, where these have pages of their own.
     """
 
     now: float
@@ -76,6 +77,8 @@ class PlanBuilder:
     host_victims: HostVictims | None = None
     drafted: int = 0
     offloading: Sequence | None = None
+    window_offload: PageCopies | None = None
+    window_fetch: PageCopies | None = None
 
     @property
     def num_copies(self) -> int:
@@ -95,13 +98,26 @@ class PlanBuilder:
             fetch = self.fetch = self.fetch or PageCopies()
             fetch.add(copies.device, copies.host)
 
-    def build(self, number: int, bucket: int, drop: tuple[int, ...]) -> "PlannedStep":
+    def add_window_offload(self, copies: PageCopies) -> None:
+        """Offload the window of one context."""
+        if copies:
+            offload = self.window_offload = self.window_offload or PageCopies()
+            offload.add(copies.device, copies.host, offload.contexts[-1] + 1 if offload else 0)
+
+    def add_window_fetch(self, copies: PageCopies) -> None:
+        if copies:
+            fetch = self.window_fetch = self.window_fetch or PageCopies()
+            fetch.add(copies.device, copies.host)
+
+    def build(
+        self, number: int, bucket: int, drop: tuple[int, ...], window_drop: tuple[int, ...] = ()
+    ) -> "PlannedStep":
         """The plan, decoding chunks first.
 
         Args:
             number: plans that were made before.
             bucket: query tokens of the executable that runs it.
-            drop: host slots whose arrays are freed.
+            drop, window_drop: host slots whose arrays are freed.
         """
         if len(self.chunks) > 1:
             self.chunks.sort(key=_is_long)
@@ -112,6 +128,9 @@ class PlanBuilder:
             offload=self.offload or (),
             fetch=self.fetch or (),
             drop=drop,
+            window=WindowCopies(self.window_offload or (), self.window_fetch or (), window_drop)
+            if self.window_offload or self.window_fetch or window_drop
+            else None,
         )
         sampled, place = list[Row](), 0
         for sequence, chunk in self.chunks:

@@ -284,6 +284,7 @@ class Scheduler:
             self.counters.plans,
             self._budget.bucket(self._largest - builder.query_tokens),
             self.kv.take_dropped(),
+            self.kv.windows.take_dropped() if self.kv.windows.is_used else (),
         )
         self.counters.plans += bool(planned.plan)
         return planned

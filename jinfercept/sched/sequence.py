@@ -7,8 +7,9 @@ from enum import Enum
 from typing import Literal, NamedTuple
 
 from jinfercept.kv.context import Context, ContextResidency
+from jinfercept.kv.windows import ContextWindow
 from jinfercept.sched.draft_state import DraftState
-from jinfercept.sched.plan import NewPages, Sample, Score
+from jinfercept.sched.plan import NewPages, Sample, Score, WindowEntries
 from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
 
 
@@ -93,31 +94,40 @@ class RunnerRow:
     Attributes:
         slot: number of the row; None while the sequence does not run.
         num_pages: its leading pages whose device slots the runner knows.
+        window_end: index behind the last of its pages in layers with windows whose device slots the runner knows.
         has_history: the device has its token history.
     """
 
-    __slots__ = ("has_history", "num_pages", "slot")
+    __slots__ = ("has_history", "num_pages", "slot", "window_end")
 
     def __init__(self) -> None:
         self.slot: int | None = None
-        self.num_pages = 0
+        self.num_pages = self.window_end = 0
         self.has_history = False
 
     def begin(self, slot: int) -> None:
         """The sequence runs in this row, of which the runner knows nothing yet."""
-        self.slot, self.num_pages, self.has_history = slot, 0, False
+        self.slot, self.num_pages, self.window_end, self.has_history = slot, 0, 0, False
 
     def new_pages(self, context: Context, num_pages: int) -> NewPages | tuple[()]:
         """Entries of the page table, up to so many, that the runner does not know yet; it knows them now."""
-        first = self.num_pages
-        if first >= num_pages:
+        first, window = self.num_pages, context.window
+        entries = () if window is None else self._new_window(window)
+        if first >= num_pages and not entries:
             return ()
-        self.num_pages = num_pages
-        return NewPages(first, context.slots(first, num_pages), context.state)
+        self.num_pages = max(first, num_pages)
+        return NewPages(first, context.slots(first, num_pages), context.state, entries)
+
+    def _new_window(self, window: ContextWindow) -> WindowEntries | tuple[()]:
+        first, end = max(self.window_end, window.first), window.end
+        if first >= end:
+            return ()
+        self.window_end = end
+        return WindowEntries(first, window.slots[first - window.first :])
 
     def cut(self, num_pages: int) -> None:
         """The context has only so many pages left."""
-        self.num_pages = min(self.num_pages, num_pages)
+        self.num_pages, self.window_end = min(self.num_pages, num_pages), min(self.window_end, num_pages)
 
 
 _NOWHERE = ContextResidency(0, 0, 0)

@@ -10,7 +10,6 @@ model writes, which the runner asks while it executes the plan.
 The KV of a draft counts once its token was drawn; the pages of the others are given back (`KVManager.trim`).
 """
 
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
@@ -19,7 +18,7 @@ from typing import NamedTuple, final
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.draft_state import Acceptance, DraftState
 from jinfercept.sched.ngrams import NgramIndex
-from jinfercept.sched.plan import FROM_DEVICE, FROM_DRAFT_MODEL, Chunk, NewPages
+from jinfercept.sched.plan import FROM_DEVICE, FROM_DRAFT_MODEL, Chunk
 from jinfercept.sched.plan_builder import PlanBuilder, SchedulerCounters
 from jinfercept.sched.sequence import Sequence
 from jinfercept.sched.step_budget import StepBudget
@@ -255,7 +254,7 @@ class Speculation:
         num_pages = (chunk.start + len(drafts)) // self._kv.page_size + 1
         new_pages = sequence.row.new_pages(sequence.context, num_pages)
         if chunk.new_pages and new_pages:
-            new_pages = NewPages(chunk.new_pages.first, array("i", [*chunk.new_pages.slots, *new_pages.slots]))
+            new_pages = chunk.new_pages.joined(new_pages)
         return chunk._replace(
             tokens=(*chunk.tokens, *drafts), new_pages=new_pages or chunk.new_pages, num_drafts=len(drafts)
         )

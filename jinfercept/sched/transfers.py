@@ -44,16 +44,25 @@ class Transfers:
         return pages if pages > 0 else 0
 
     def fetch(self, builder: PlanBuilder, sequence: Sequence, most: int, pages: range | None = None) -> int:
-        """Fetch up to `most` pages of a sequence, as far as the plan's room and the free slots go; returns how many.
+        """Fetch up to `most` pages of a sequence, as far as the plan's room and the free slots go, and before them
+        its window; returns how many, the window as one.
 
         Args:
             pages: indexes of some pages of a sequence that is paused; None: all of one that runs.
         """
-        copies, num_tokens = self._kv.copies.fetch(sequence.context, min(most, self.room(builder)), pages)
+        context, windows = sequence.context, self._kv.windows
+        num_windows = int(windows.is_fetchable(context))
+        if num_windows:
+            window_copies = windows.fetch(context)
+            if window_copies is None:
+                return 0
+            builder.add_window_fetch(window_copies)
+            builder.link_tokens -= windows.cost(len(window_copies))
+        copies, num_tokens = self._kv.copies.fetch(context, min(most - num_windows, self.room(builder)), pages)
         builder.add_fetch(copies)
         builder.link_tokens -= len(copies) * self._kv.page_size
         self._counters.copy_in(sequence, num_tokens)
-        return len(copies)
+        return len(copies) + num_windows
 
     def move(self, builder: PlanBuilder, move: Move, most: int | None = None) -> "MovedSlots":
         """Execute a policy's move, page by page, as far as the pages allow. A full plan swaps no dirty page: it stays.
@@ -63,7 +72,9 @@ class Transfers:
         """
         freed = done = 0
         context = move.sequence.context
-        if context.state and move.action not in (Action.COPY, Action.UNCOPY):
+        if (context.state and move.action not in (Action.COPY, Action.UNCOPY)) or (
+            context.window is not None and move.action is Action.LOSE
+        ):
             pages, most = range(context.num_pages), None  # all or none
             move = move._replace(pages=pages if move.pages.step > 0 else pages[::-1])
         for run in context.runs(move.pages):
@@ -142,7 +153,7 @@ class Transfers:
 
     def _offload(self, builder: PlanBuilder, move: Move, run: PageRun) -> int:
         """Offload the first pages of a move, as many as possible; returns how many."""
-        kv, wanted = self._kv, min(len(move.pages), self.room(builder))
+        kv, wanted = self._kv, min(self._offloadable(builder, move), self.room(builder))
         if wanted and kv.num_host_free < wanted:
             self._free_host(builder, move.sequence, wanted)
         copies, num_tokens = kv.copies.copy_out(move.sequence.context, move.pages, min(wanted, kv.num_host_free))
@@ -150,6 +161,18 @@ class Transfers:
         builder.link_tokens -= len(copies) * kv.page_size
         self._counters.copy_out(move.sequence, num_tokens)
         return len(copies)
+
+    def _offloadable(self, builder: PlanBuilder, move: Move) -> int:
+        """How many first pages of a move can be offloaded as far as a window goes: it leaves with its context's last page."""
+        context, windows = move.sequence.context, self._kv.windows
+        if context.window is None or context.held or context.num_pages - 1 not in move.pages or not self.room(builder):
+            return len(move.pages)
+        copies = windows.copy_out(context, context.num_tokens)
+        if copies is None:
+            return move.pages.index(context.num_pages - 1)
+        builder.add_window_offload(copies)
+        builder.link_tokens -= windows.cost(len(copies))
+        return len(move.pages)
 
     def _is_full(self, builder: PlanBuilder) -> bool:
         most = self._kv.most_moved_pages

@@ -8,6 +8,7 @@ from typing import Any
 from jinfercept.engine.engine import Engine
 from jinfercept.events import Finished
 from jinfercept.kv.manager import KVManager
+from jinfercept.kv.windows import NO_WINDOWS, WindowSizes
 from jinfercept.meter.prices import Prices
 from jinfercept.meter.request_log import LogEvent, RequestLog, Stepped
 from jinfercept.outputs import RequestOutput
@@ -58,6 +59,7 @@ class Scenario:
         aborts: seconds and numbers of requests that are aborted then.
         follow_ups: each request that ends is followed, at once, by another one that extends its retained context.
         order: of waiting requests; any choice of one.
+        windows: pages of layers with windows; by default the model has none.
     """
 
     arrivals: tuple[Arrival, ...]
@@ -75,6 +77,7 @@ class Scenario:
     aborts: tuple[tuple[float, int], ...] = ()
     follow_ups: bool = False
     order: OrderChoice = "fcfs"
+    windows: WindowSizes = NO_WINDOWS
 
     @property
     def profile(self) -> Profile:
@@ -185,10 +188,12 @@ class ScenarioRun:
         order = wrap_order(build.order) if build.order is not None else None
         build = replace(build, policy=wrap(build.policy), order=order)
         self.synchronous = build.policy.synchronous
-        self.scheduler = build.build(KVManager(scenario.num_pages, scenario.num_host_pages, SIZE), observer)
+        kv = KVManager(scenario.num_pages, scenario.num_host_pages, SIZE, windows=scenario.windows)
+        self.scheduler = build.build(kv, observer)
         priced = PricedRunner(Prices(scenario.profile, SIZE, synchronous=self.synchronous), self.clock)
         self._dispatcher = ScriptedDispatcher(self.clock, scenario.tokens)
-        checked = CheckedRunner(FakeRunner(SIZE, scenario.buckets), priced, lambda plan: planned(self, plan))
+        device = FakeRunner(SIZE, scenario.buckets, window=scenario.windows.window or None)
+        checked = CheckedRunner(device, priced, lambda plan: planned(self, plan))
         log = RequestLog(self.clock.now)
         log.tell(self._note)
         self.engine = Engine(

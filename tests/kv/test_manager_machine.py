@@ -16,6 +16,7 @@ from jinfercept.kv.context import Context
 from jinfercept.kv.extent import token_bytes
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import PageCopy, Residency
+from jinfercept.kv.windows import NO_WINDOWS, WindowSizes
 
 MAX_SEQUENCES = 5
 MAX_TOKENS = 18
@@ -68,6 +69,7 @@ class Computed(NamedTuple):
     slots: list[int]
     start: int
     end: int
+    window: dict[int, int]
 
 
 class ManagerMachine(RuleBasedStateMachine):
@@ -80,6 +82,10 @@ class ManagerMachine(RuleBasedStateMachine):
         self.host: dict[int, dict[int, bytes]] = {}
         self.fetched: list[PageCopy] = []
         self.copied: list[PageCopy] = []
+        self.windows: dict[int, dict[int, bytes]] = {}
+        self.host_windows: dict[int, dict[int, bytes]] = {}
+        self.fetched_windows: list[PageCopy] = []
+        self.copied_windows: list[PageCopy] = []
         self.chunks: list[Computed] = []
 
     @initialize(
@@ -88,10 +94,25 @@ class ManagerMachine(RuleBasedStateMachine):
         size=st.sampled_from([2, 3, 4, 1]),
         cache=st.booleans(),
         evict=st.sampled_from(["swap", "lose"]),
+        window=st.sampled_from([0, 0, 2, 3, 5, 8]),
+        window_pages=st.sampled_from([12, 30, 9]),
+        host_window_pages=st.sampled_from([20, 3, 0]),
     )
-    def make(self, pages: int, host_pages: int, size: int, cache: bool, evict: str) -> None:
+    def make(
+        self,
+        pages: int,
+        host_pages: int,
+        size: int,
+        cache: bool,
+        evict: str,
+        window: int,
+        window_pages: int,
+        host_window_pages: int,
+    ) -> None:
         self.size, self.evict, self.max_tokens = size, evict, min(MAX_TOKENS, pages * size)
-        self.manager = KVManager(pages, host_pages, size, prefix_caching=cache)
+        self.window = window
+        sizes = WindowSizes(window, window_pages, host_window_pages, 0.5, slack=size) if window else NO_WINDOWS
+        self.manager = KVManager(pages, host_pages, size, prefix_caching=cache, windows=sizes)
         self.manager.begin_plan()
         for tokens in ([0] * 7, [0] * 5 + [1], [1, 0, 0, 1]):
             self.open("", tokens, False, 0)
@@ -109,7 +130,14 @@ class ManagerMachine(RuleBasedStateMachine):
     def read(self, which: int, count: int) -> None:
         """Pages of a sequence's tokens come to the host from a disk, for another sequence, before a plan is drafted."""
         twin = self.some(self.owners, which)
-        if twin is None or len(self.owners) == MAX_SEQUENCES or self.fetched or self.copied or self.chunks:
+        if (
+            twin is None
+            or len(self.owners) == MAX_SEQUENCES
+            or self.fetched
+            or self.copied
+            or self.chunks
+            or self.window
+        ):
             return
         manager, context, size = self.manager, self.manager.open(twin.salt), self.size
         owner = Owner(twin.salt, twin.accepted, context)
@@ -152,12 +180,13 @@ class ManagerMachine(RuleBasedStateMachine):
             elif what == "evict":
                 free = self.manager._store.num_free
                 store = self.manager._store
-                freed = store.evict_cached(count) if which % 2 else store.evict_paused(count)
-                assert freed <= count
+                freed = store.evict_cached(count) if which % 2 else self.manager.copies.evict_paused(count)
+                assert freed <= count or self.window
+                if self.window:
+                    continue
                 assert self.manager._store.num_free == free + freed
             elif what == "prefetch" and waiting:
-                copies, _ = self.manager.copies.fetch(waiting.context, count, range(first, waiting.context.num_pages))
-                self.fetched += copies
+                self.fetch(waiting.context, count, range(first, waiting.context.num_pages))
             elif waiting:
                 num_pages = waiting.context.num_pages
                 pages = range(num_pages)[first : first + count]
@@ -165,6 +194,11 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def move(self, context: Context, pages: range, action: str) -> None:
         if action in ("copy", "swap"):
+            if self.window and context.num_pages - 1 in pages and not context.held:
+                window_copies = self.manager.windows.copy_out(context, context.num_tokens)
+                if window_copies is None:
+                    pages = pages[: pages.index(context.num_pages - 1)]
+                self.copied_windows += window_copies or ()
             copies, _ = self.manager.copies.copy_out(context, pages, len(pages))
             assert len(copies) <= len(pages)
             self.copied += copies
@@ -173,6 +207,15 @@ class ManagerMachine(RuleBasedStateMachine):
             device, host = action != "drop host", action in ("lose", "drop host")
             freed = self.manager.copies.drop(context, pages, device=device, host=host)
             assert self.manager._store.num_free == free + freed
+
+    def fetch(self, context: Context, most: int, pages: range | None = None) -> int:
+        copies = self.manager.windows.fetch(context) if self.manager.windows.is_fetchable(context) else ()
+        if copies is None:
+            return 0
+        self.fetched_windows += copies
+        page_copies, _ = self.manager.copies.fetch(context, most, pages)
+        self.fetched += page_copies
+        return len(page_copies) + bool(copies)
 
     # -- a whole plan ----------------------------------------------------------------------------------------------
 
@@ -222,21 +265,35 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def execute(self) -> None:
         landing = {copy.device_slot: dict(self.host[copy.host_slot]) for copy in self.fetched}
+        landing_windows = {copy.device_slot: dict(self.host_windows[copy.host_slot]) for copy in self.fetched_windows}
         for slot in self.manager.take_dropped():
             del self.host[slot]
-        for copy in self.copied:
-            assert copy.host_slot not in self.host, "a host slot holds two pages"
-            self.host[copy.host_slot] = dict(self.device[copy.device_slot])
+        for slot in self.manager.windows.take_dropped():
+            del self.host_windows[slot]
+        for copies, device, host in (
+            (self.copied, self.device, self.host),
+            (self.copied_windows, self.windows, self.host_windows),
+        ):
+            for copy in copies:
+                assert copy.host_slot not in host, "a host slot holds two pages"
+                host[copy.host_slot] = dict(device[copy.device_slot])
         for chunk in self.chunks:  # everybody writes before anybody reads
             for position in range(chunk.start, chunk.end):
                 slot = self.device.setdefault(chunk.slots[position // self.size], {})
                 slot[position % self.size] = chunk.owner.kv(position)
+                if self.window:
+                    page = self.windows.setdefault(chunk.window[position // self.size], {})
+                    page[position % self.size] = chunk.owner.kv(position)
         for chunk in self.chunks:
             for position in range(chunk.end):
                 held = self.device[chunk.slots[position // self.size]].get(position % self.size)
                 assert held == chunk.owner.kv(position), f"token {position} is read from a page that does not hold it"
+            for position in range(max(0, chunk.start - self.window + 1), chunk.end) if self.window else ():
+                held = self.windows[chunk.window[position // self.size]].get(position % self.size)
+                assert held == chunk.owner.kv(position), f"token {position} is read from a window that does not hold it"
         self.device |= landing
-        for part in (self.fetched, self.copied, self.chunks):
+        self.windows |= landing_windows
+        for part in (self.fetched, self.copied, self.fetched_windows, self.copied_windows, self.chunks):
             part.clear()
         for owner in self.owners:
             if owner.num_accepted < len(owner.tokens) or owner.planned:
@@ -258,9 +315,10 @@ class ManagerMachine(RuleBasedStateMachine):
         manager.advance(context)
         left = manager.copies.num_fetchable(context)
         while left and self.slot_free(owner):
-            copies, _ = manager.copies.fetch(context, left)
-            self.fetched += copies
-            left -= len(copies)
+            fetched = self.fetch(context, left)
+            if not fetched:
+                break
+            left -= fetched
         if context.ready == len(owner.tokens) < self.max_tokens:
             owner.tokens.append(sampled)  # only the device knows it yet
         length = len(owner.tokens)
@@ -272,19 +330,22 @@ class ManagerMachine(RuleBasedStateMachine):
         if start < end:
             manager.computed(context, start, end)
             manager.commit(context, owner.accepted)
+            manager.mark(context)
             slots = context.slots(0, (end - 1) // self.size + 1)
-            self.chunks.append(Computed(owner, list(slots), start, end))
+            window = context.window
+            entries = {} if window is None else dict(enumerate(window.slots, window.first))
+            self.chunks.append(Computed(owner, list(slots), start, end, entries))
             owner.planned = True
 
     def slot_free(self, owner: Owner) -> bool:
         """Find a device slot: a finished prefix, pages of paused sequences, then those of the last one that runs go."""
-        while not self.manager.free_slot():
+        while not self.manager.free_slot(owner.context):
             for paused in reversed(self.waiting()):
                 for index in paused.context.tail_first:
                     self.move(paused.context, range(index, index + 1), self.evict)
-                    if self.manager._store.num_free:
+                    if self.manager.free_slot(owner.context):
                         return True
-            if self.manager.copies.evict_paused(2):
+            if self.manager.copies.evict_paused(2) or self.manager.copies.evict_window(owner.context):
                 return True
             idle = [other for other in self.held() if other is not owner and not other.planned]
             if not idle:
@@ -337,6 +398,8 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.check([])
         assert self.manager._store.num_free == occupancy.total
         assert self.manager.occupancy().host == 0
+        self.manager.windows.clear()
+        self.manager.windows.check([])
 
     def look_at(self, owner: Owner) -> None:
         for extent in owner.context.extents:
@@ -352,6 +415,18 @@ class ManagerMachine(RuleBasedStateMachine):
             named = len(extent.tokens) // 4
             first = extent.start * self.size
             assert extent.tokens == token_bytes(owner.accepted[first : first + named]), f"tokens of {extent}"
+        window, num_tokens = owner.context.window, owner.context.num_tokens
+        for first, slots, memory in (
+            ()
+            if window is None
+            else (
+                (window.first, window.slots, self.windows),
+                (window.host_first, window.host, self.host_windows),
+            )
+        ):
+            for position in range(first * self.size, min((first + len(slots)) * self.size, num_tokens)):
+                kv = memory[slots[position // self.size - first]].get(position % self.size)
+                assert kv == owner.kv(position), f"window of token {position} of {owner.tokens}"
         if owner.context.held:
             num_readable = min(owner.context.ready, len(owner.tokens))
             assert len(owner.context.slots(0, -(-num_readable // self.size))) * self.size >= num_readable

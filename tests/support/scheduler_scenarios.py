@@ -1,9 +1,11 @@
 """Scheduling scenarios drawn for property tests."""
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
+from jinfercept.kv.windows import WindowSizes
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.workload import Script, Segment
@@ -39,7 +41,7 @@ def scenarios(draw: st.DrawFn, **fixed: Any) -> Scenario:
     def option(name: str, values: tuple[Any, ...]) -> Any:
         return fixed[name] if name in fixed else draw(st.sampled_from(values))
 
-    return Scenario(
+    scenario = Scenario(
         tuple(coming),
         policy=option("policy", tuple(SETTINGS)),
         estimator=option("estimator", ESTIMATORS),
@@ -52,3 +54,14 @@ def scenarios(draw: st.DrawFn, **fixed: Any) -> Scenario:
         fixed_s=option("fixed_s", (0.001, 0.010)),
         num_tenants=option("num_tenants", (1, 1, 2, 3)),
     )
+    window = draw(st.sampled_from([0, 0, 2, 9, 16]))
+    return replace(scenario, windows=draw(windows(window, scenario.buckets[-1]))) if window else scenario
+
+
+@st.composite
+def windows(draw: st.DrawFn, window: int, most_tokens: int) -> WindowSizes:
+    """Pools of layers with windows, from one that holds one running sequence."""
+    slack = SIZE + 1
+    each = (window + slack) // SIZE + 2
+    num_pages = most_tokens // SIZE + 2 + each * draw(st.integers(1, 5))
+    return WindowSizes(window, num_pages, draw(st.sampled_from([0, 3, 40])), 0.5, slack)

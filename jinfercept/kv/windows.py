@@ -1,0 +1,453 @@
+"""The pages of layers with a sliding window: a pool of their own, in which a context has its last pages only.
+
+Such a layer reads the last `window` tokens of a context, so that pages behind these are given back as the context grows, and a
+paused context keeps no more than its window. What was given back cannot be computed from the middle: each of its tokens
+depends on a window before it, and so on down to the first. So a context can go on where its window is and nowhere else. It is
+*whole* while all its pages are on the device or on the host, and its window too; what takes the only copy of one page takes
+all that are its own. Other contexts share its pages up to a *checkpoint*: a place between two pages with the window before it,
+which is kept until its slots are needed. Full pages are not written again: contexts and checkpoints share slots by counting
+references.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from jinfercept.kv.page import PageCopies
+from jinfercept.kv.pool import SlotPool, Slots
+
+if TYPE_CHECKING:
+    from jinfercept.kv.context import Context
+    from jinfercept.kv.extent import PageExtent
+
+
+class WindowSizes(NamedTuple):
+    """The pool of layers with windows.
+
+    Attributes:
+        window: tokens that the widest window sees, the query's own among them; 0: no layers have pages of their own.
+        num_device_pages: usable device slots, numbered from 1 (0 is scratch).
+        num_host_pages: host slots.
+        page_cost: memory of a page, in tokens of KV of the other layers.
+        slack: tokens behind the window that are kept: drafts that are not accepted shorten a context.
+    """
+
+    window: int = 0
+    num_device_pages: int = 0
+    num_host_pages: int = 0
+    page_cost: float = 0.0
+    slack: int = 0
+
+
+NO_WINDOWS = WindowSizes()
+NOT_READ = 1 << 60
+"""A position that no plan computes."""
+
+
+@final
+class PrefixWindow:
+    """A place from which contexts with the same tokens can go on: the slots of the window before it; none once it is lost."""
+
+    __slots__ = ("first", "slots")
+
+    def __init__(self, first: int, slots: Slots) -> None:
+        self.first, self.slots = first, slots
+
+
+@final
+class ContextWindow:
+    """The pages of one context in the layers with windows; mutable, written by the `WindowPool` alone.
+
+    Attributes:
+        first: index of the first page that has a device slot.
+        slots: device slots of that page and the pages behind it, as many as there are.
+        host_first, host: likewise the slots of host copies.
+        fetching: the plan being built brings the pages to the device: they are readable from the next plan on.
+        offloading: the plan being built copies pages to the host.
+        read_from: least position whose query the plan being built computes.
+        branch: index behind the last page that others have too, where they have no checkpoint; 0: there is none.
+    """
+
+    __slots__ = ("branch", "fetching", "first", "host", "host_first", "offloading", "read_from", "slots")
+
+    def __init__(self) -> None:
+        self.first = self.host_first = self.branch = 0
+        self.slots: Slots = array("i")
+        self.host: Slots = array("i")
+        self.fetching = self.offloading = False
+        self.read_from = NOT_READ
+
+    @property
+    def end(self) -> int:
+        """Index behind the last page that has a device slot."""
+        return self.first + len(self.slots)
+
+    @property
+    def host_end(self) -> int:
+        """Index behind the last page that has a host copy."""
+        return self.host_first + len(self.host)
+
+    def has_room(self, index: int) -> bool:
+        """Whether the next token goes to a page that has a device slot and no copy."""
+        return self.host_first + len(self.host) <= index < self.first + len(self.slots)
+
+
+@final
+class WindowPool:
+    """The slots of all windows and checkpoints of one model.
+
+    Args:
+        sizes: of the pool.
+        page_size: tokens per page.
+
+    Attributes:
+        is_used: whether the model has layers with pages of their own.
+    """
+
+    def __init__(self, sizes: WindowSizes, page_size: int) -> None:
+        self._sizes, self._page_size = sizes, page_size
+        self.is_used = sizes.window > 0
+        self._device, self._host = SlotPool(sizes.num_device_pages, first=1), SlotPool(sizes.num_host_pages)
+        self._refs = array("i", bytes(4 * (sizes.num_device_pages + 1)))
+        self._contexts: dict[Context, None] = {}  # with device slots
+        self._checkpoints: OrderedDict[PrefixWindow, None] = OrderedDict()  # the first to go first
+        self._moving: list[ContextWindow] = []
+        self._read: list[ContextWindow] = []
+        self._fresh: set[int] = set()  # device slots that the plan being built fills
+        self._late_slots: Slots = array("i")  # the plan being built still writes them
+        self._late_drops: Slots = array("i")
+        self._dropped: Slots = array("i")  # free, and the runner still has their arrays
+
+    @property
+    def num_free(self) -> int:
+        """Free device slots."""
+        return self._device.num_free
+
+    @property
+    def most_pages(self) -> int:
+        """Pages that a context may have beside those of the chunk that it computes."""
+        return (self._sizes.window + self._sizes.slack) // self._page_size + 2
+
+    def cost(self, num_pages: int) -> int:
+        """Memory of pages, in tokens of KV of the other layers."""
+        return round(num_pages * self._sizes.page_cost)
+
+    def begin(self) -> None:
+        """Start a plan: pages that the last one moved have arrived."""
+        for window in self._moving:
+            window.fetching = window.offloading = False
+        for window in self._read:
+            window.read_from = NOT_READ
+        self._moving, self._read = [], []
+        self._fresh.clear()
+        self._device.give(self._late_slots)
+        self._host.give(self._late_drops)
+        self._dropped.extend(self._late_drops)
+        self._late_slots, self._late_drops = array("i"), array("i")
+
+    def take_dropped(self) -> tuple[int, ...]:
+        """Host slots freed since the last call: the runner forgets their arrays."""
+        dropped = tuple(self._dropped)
+        del self._dropped[:]
+        return dropped
+
+    # -- what a context has ----------------------------------------------------------------------------------------
+
+    def start(self, num_tokens: int) -> int:
+        """Index of the first page that the token behind so many sees."""
+        return max(0, num_tokens - self._sizes.window + 1) // self._page_size
+
+    def reaches(self, context: "Context", num_tokens: int) -> bool:
+        """Whether a context that has so many tokens can go on behind them, at once or when its window is fetched."""
+        window = context.window
+        if window is None or not num_tokens:
+            return True
+        first, end = self._needed(num_tokens)
+        return (bool(window.slots) and window.first <= first and window.end >= end) or _is_copied(window, first, end)
+
+    def is_there(self, context: "Context") -> bool:
+        """Whether a context's window can be read now: it has one, or no page."""
+        window = context.window
+        return window is None or (bool(window.slots) and not window.fetching) or not context.num_pages
+
+    def is_copied(self, context: "Context", num_tokens: int) -> bool:
+        """Whether the host has a copy of the window of a context that has so many tokens."""
+        assert context.window is not None
+        return _is_copied(context.window, *self._needed(num_tokens))
+
+    def _needed(self, num_tokens: int) -> tuple[int, int]:
+        """The first page that the token behind so many sees, and the index behind the last one."""
+        return self.start(num_tokens), (num_tokens - 1) // self._page_size + 1
+
+    # -- computing -------------------------------------------------------------------------------------------------
+
+    def find(self, wanted: int) -> bool:
+        """Make sure that so many device slots are free: those of checkpoints go first, then what lies behind the windows
+        of running contexts, then windows of paused ones that have a copy. False if they do not suffice."""
+        while self._device.num_free < wanted and self._checkpoints:
+            self._lose(next(iter(self._checkpoints)))
+        if self._device.num_free < wanted:
+            for context in [*self._contexts]:
+                if context.held and context.ready:
+                    self.trim(context, context.ready)
+                elif not context.held:
+                    self.drop_device(context)
+        return self._device.num_free >= wanted
+
+    def lacking(self, context: "Context") -> int:
+        """Device slots without which a context that runs cannot go on."""
+        window = context.window
+        assert window is not None
+        if not window.slots and window.host:
+            return len(window.host)
+        return int(window.end * self._page_size <= context.ready)
+
+    def extend(self, context: "Context", end: int) -> int:
+        """Give a running context slots for the pages up to one, as far as there are some; returns the index behind the last."""
+        window = context.window
+        assert window is not None
+        lacking = end - window.end
+        if lacking > 0:
+            if context.ready:
+                self.trim(context, context.ready)
+            self.find(lacking)
+            self._take(context, lacking)
+        return window.end
+
+    def trim(self, context: "Context", num_tokens: int) -> None:
+        """Give back the pages behind the window of a context that has so many tokens."""
+        window = context.window
+        assert window is not None
+        first = self.start(min(num_tokens, window.read_from) - self._sizes.slack)
+        if (behind := min(first, window.end) - window.first) > 0 and not window.fetching:
+            self._give(window.slots[:behind])
+            del window.slots[:behind]
+            window.first += behind
+            if not window.slots:
+                del self._contexts[context]
+        if (behind := min(first, window.host_end) - window.host_first) > 0:
+            self._give_host(window, window.host[:behind])
+            del window.host[:behind]
+            window.host_first += behind
+
+    def cut(self, context: "Context", num_pages: int) -> None:
+        """Shorten a context to its first pages."""
+        window = context.window
+        assert window is not None
+        kept = max(0, num_pages - window.first)
+        if kept < len(window.slots):
+            self._give(window.slots[kept:], late=window.fetching)
+            del window.slots[kept:]
+            if not kept:
+                self._contexts.pop(context, None)
+        self._cut_host(window, num_pages)
+
+    def computed(self, context: "Context", start: int) -> None:
+        """The plan being built computes a context from a token on: copies of its page and those behind it are out of date."""
+        window = context.window
+        assert window is not None
+        if window.read_from == NOT_READ:
+            self._read.append(window)
+        window.read_from, index = min(window.read_from, start), start // self._page_size
+        self._fresh.update(window.slots[max(0, index - window.first) :])
+        self._cut_host(window, index)
+
+    def _cut_host(self, window: ContextWindow, index: int) -> None:
+        if window.host_end > index:
+            kept = max(0, index - window.host_first)
+            self._give_host(window, window.host[kept:])
+            del window.host[kept:]
+
+    # -- moving ----------------------------------------------------------------------------------------------------
+
+    def copy_out(self, context: "Context", num_tokens: int) -> PageCopies | None:
+        """Copy the window of a paused context with so many tokens to the host, as far as it has no copy; None: it cannot be."""
+        window, copies = context.window, PageCopies()
+        assert window is not None
+        first, end = self._needed(num_tokens)
+        if _is_copied(window, first, end):
+            return copies
+        if window.fetching or not window.slots or window.first > first or window.end < end:
+            return None
+        if not self._fresh.isdisjoint(window.slots):
+            return None
+        if window.host_first > first or window.host_end < first:
+            self._cut_host(window, 0)
+        if not window.host:
+            window.host_first = first
+        start = window.host_end
+        if self._host.num_free < end - start:
+            return None
+        slots = self._host.take(end - start)
+        window.host.extend(slots)
+        window.offloading = True
+        self._moving.append(window)
+        copies.add(window.slots[start - window.first : end - window.first], slots)
+        return copies
+
+    def fetch(self, context: "Context") -> PageCopies | None:
+        """Bring a context's window to the device; None: there is no room, or copies are still on their way out."""
+        window, copies = context.window, PageCopies()
+        assert window is not None
+        if window.slots:
+            return copies
+        if window.offloading or not self.find(len(window.host)):
+            return None
+        window.first = window.host_first
+        self._take(context, len(window.host))
+        window.fetching = True
+        self._moving.append(window)
+        copies.add(window.slots, window.host)
+        return copies
+
+    def drop_device(self, context: "Context") -> None:
+        """Give the device slots of a paused context back whose window has a copy."""
+        window = context.window
+        assert window is not None
+        if window.slots and not window.fetching and self.is_copied(context, context.num_tokens):
+            self._give(window.slots)
+            window.slots = array("i")
+            del self._contexts[context]
+
+    def free(self, context: "Context") -> None:
+        """Take a context's window from it, on the device and on the host."""
+        window = context.window
+        if window is not None:
+            self.cut(context, 0)
+            window.first = window.host_first = 0
+            window.fetching = False
+
+    def is_fetchable(self, context: "Context") -> bool:
+        """Whether a context's window is on the host only, and can be fetched as soon as there is room."""
+        window = context.window
+        return window is not None and not window.slots and bool(window.host) and not window.offloading
+
+    @property
+    def first_paused(self) -> "Context | None":
+        """The paused context whose window has been on the device for longest."""
+        return next((context for context in self._contexts if not context.held), None)
+
+    def have_room(self, lengths: Iterable[int], chunk_tokens: int, *, beside_paused: bool) -> bool:
+        """Whether contexts of so many tokens can run at once.
+
+        Args:
+            chunk_tokens: most tokens of a step.
+            beside_paused: the windows of paused contexts stay.
+        """
+        wanted = sum([min(self.most_pages, length // self._page_size + 2) for length in lengths])
+        paused = [context.window for context in self._contexts if beside_paused and not context.held]
+        taken = sum([len(window.slots) for window in paused if window is not None])
+        return wanted + chunk_tokens // self._page_size + 1 <= self._sizes.num_device_pages - taken
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def mark(self, context: "Context", extent: "PageExtent", index: int, *, likely: bool) -> None:
+        """Make a checkpoint of a context's window before a page.
+
+        Args:
+            extent: that has the page before it.
+            likely: contexts will go on from there; else it is the first to go.
+        """
+        window = context.window
+        assert window is not None
+        first = self.start(index * self._page_size)
+        if not index or window.fetching or not window.slots or window.first > first or window.end < index:
+            return
+        assert extent.start < index <= extent.end
+        checkpoint = extent.checkpoints.get(index)
+        if checkpoint is None or not checkpoint.slots:
+            checkpoint = PrefixWindow(first, window.slots[first - window.first : index - window.first])
+            self._hold(checkpoint.slots)
+            extent.checkpoints[index] = checkpoint
+            self._checkpoints[checkpoint] = None
+            if not likely:
+                self._checkpoints.move_to_end(checkpoint, last=False)
+        if likely:
+            self._checkpoints.move_to_end(checkpoint)
+
+    @staticmethod
+    def last_checkpoint(extent: "PageExtent", end: int) -> int:
+        """The last checkpoint behind an extent's pages up to one; 0: there is none."""
+        return max((index for index, at in extent.checkpoints.items() if index <= end and at.slots), default=0)
+
+    def go_on(self, context: "Context", extent: "PageExtent", index: int) -> None:
+        """Give a context that does not run the window of a checkpoint."""
+        window, checkpoint = context.window, extent.checkpoints[index]
+        assert window is not None
+        self.free(context)
+        self._hold(checkpoint.slots)
+        window.first, window.slots = checkpoint.first, checkpoint.slots[:]
+        self._contexts[context] = None
+        self._checkpoints.move_to_end(checkpoint)
+
+    def forget(self, checkpoints: Iterable[PrefixWindow]) -> None:
+        """Lose checkpoints."""
+        for checkpoint in checkpoints:
+            if checkpoint.slots:
+                self._lose(checkpoint)
+
+    def clear(self) -> None:
+        """Lose all checkpoints."""
+        self.forget([*self._checkpoints])
+
+    def _lose(self, checkpoint: PrefixWindow) -> None:
+        del self._checkpoints[checkpoint]
+        self._give(checkpoint.slots)
+        checkpoint.slots = array("i")
+
+    # -- slots -----------------------------------------------------------------------------------------------------
+
+    def _take(self, context: "Context", most: int) -> None:
+        """Append up to so many free device slots to a context's window."""
+        assert context.window is not None
+        slots = self._device.take(most)
+        self._hold(slots)
+        if slots:
+            context.window.slots.extend(slots)
+            self._contexts[context] = None
+
+    def _hold(self, slots: Slots) -> None:
+        for slot in slots:
+            self._refs[slot] += 1
+
+    def _give(self, slots: Slots, *, late: bool = False) -> None:
+        refs, free = self._refs, array("i")
+        for slot in slots:
+            refs[slot] -= 1
+            if not refs[slot]:
+                free.append(slot)
+        if late:
+            self._late_slots.extend(free)
+        else:
+            self._device.give(free)
+
+    def _give_host(self, window: ContextWindow, slots: Slots) -> None:
+        if window.offloading:
+            self._late_drops.extend(slots)
+        else:
+            self._dropped.extend(slots)
+            self._host.give(slots)
+
+    def check(self, contexts: Iterable["Context"]) -> None:
+        """Assert that references and slots agree; `contexts` are all open ones."""
+        windows = [context.window for context in contexts if context.window is not None]
+        slots: Slots = array("i")
+        for owner in (*windows, *self._checkpoints):
+            slots.extend(owner.slots)
+        refs = array("i", bytes(4 * len(self._refs)))
+        for slot in slots:
+            refs[slot] += 1
+        assert refs == self._refs, "references of window pages"
+        self._device.check([*set(slots), *self._late_slots])
+        self._host.check([*(slot for window in windows for slot in window.host), *self._late_drops])
+        assert all(checkpoint.slots for checkpoint in self._checkpoints)
+        for context in contexts:
+            assert (context in self._contexts) == bool(context.window is not None and context.window.slots)
+            if not context.held and context.window is not None and (context.window.slots or context.window.host):
+                assert self.reaches(context, context.num_tokens), "a window of other tokens"
+                assert context.is_whole, "a window without its pages"
+
+
+def _is_copied(window: ContextWindow, first: int, end: int) -> bool:
+    return bool(window.host) and window.host_first <= first and window.host_end >= end

@@ -1,0 +1,119 @@
+"""Contexts of layers with windows: a paused one keeps its last pages, goes on where it has them, and shares checkpoints."""
+
+import pytest
+
+from jinfercept.kv.context import Context
+from jinfercept.kv.manager import KVManager
+from jinfercept.kv.windows import WindowSizes
+
+SIZE, WINDOW = 4, 6
+SIZES = WindowSizes(WINDOW, num_device_pages=16, num_host_pages=8, page_cost=0.5, slack=SIZE)
+
+
+def run(manager: KVManager, context: Context, tokens: list[int], chunk: int = 99) -> int:
+    """Compute a context up to these tokens, which leaves it held; returns how many were computed."""
+    manager.begin_plan()
+    manager.refresh(context, tokens)
+    manager.hold(context)
+    if manager.windows.is_fetchable(context):
+        manager.windows.fetch(context)
+        manager.copies.fetch(context, context.num_pages)
+        manager.begin_plan()
+        manager.advance(context)
+    first = start = context.ready
+    while start < len(tokens):
+        end = min(len(tokens), start + chunk)
+        assert manager.place(context, start, end) == end
+        manager.computed(context, start, end)
+        manager.commit(context, tokens)
+        manager.mark(context)
+        manager.begin_plan()
+        start = end
+    return len(tokens) - first
+
+
+def test_a_paused_context_keeps_what_the_next_token_sees() -> None:
+    manager, tokens = KVManager(16, 0, SIZE, windows=SIZES, prefix_caching=False), list(range(30))
+    context = manager.open()
+    run(manager, context, tokens, chunk=8)
+    manager.release(context)
+    window = context.window
+    assert window is not None
+    assert (window.first, window.end) == ((30 - WINDOW + 1 - SIZE) // SIZE, 8)
+    assert manager.windows.num_free == 16 - len(window.slots)
+    assert context.state_tokens == round(len(window.slots) * 0.5)
+    assert run(manager, context, [*tokens, 1, 2]) == 2
+
+
+@pytest.mark.parametrize("page", [0, 3, 7])
+def test_a_context_that_loses_a_page_loses_all(page: int) -> None:
+    manager, tokens = KVManager(16, 0, SIZE, windows=SIZES, prefix_caching=False), list(range(30))
+    context = manager.open()
+    run(manager, context, tokens)
+    manager.release(context)
+    assert manager.copies.drop(context, range(page, page + 1), device=True, host=False) == 8
+    assert context.is_lost
+    assert manager.windows.num_free == 16
+    manager.check([context])
+    assert run(manager, context, tokens) == 30
+
+
+def test_a_copied_context_goes_and_comes_with_its_window() -> None:
+    manager, tokens = KVManager(16, 16, SIZE, windows=SIZES, prefix_caching=False), list(range(30))
+    context = manager.open()
+    run(manager, context, tokens)
+    manager.release(context)
+    window = manager.windows.copy_out(context, context.num_tokens)
+    copies, num_tokens = manager.copies.copy_out(context, range(8), 8)
+    assert window is not None
+    assert (len(window), len(copies), num_tokens) == (2, 8, 30)
+    assert manager.copies.drop(context, range(8), device=True, host=False) == 8
+    assert manager.windows.num_free == 16
+    manager.check([context])
+    assert run(manager, context, [*tokens, 1]) == 1
+    manager.check([context])
+
+
+def test_a_follow_up_shares_up_to_the_end_of_the_first_request() -> None:
+    manager, tokens = KVManager(32, 0, SIZE, windows=SIZES), list(range(26))
+    first, second = manager.open(), manager.open()
+    run(manager, first, tokens, chunk=8)
+    manager.close(first)
+    assert run(manager, second, [*tokens, 1, 2, 3]) == 29 - 24
+
+
+def test_a_third_context_goes_on_where_the_second_left_the_first() -> None:
+    """No checkpoint is where two prompts part, until the second one has computed up to there."""
+    manager, prompt = KVManager(64, 0, SIZE, windows=SIZES._replace(num_device_pages=64)), list(range(22))
+    contexts = [manager.open() for _ in range(3)]
+    computed = [
+        run(manager, context, [*prompt, *range(100 * number, 100 * number + 10)], chunk=16)
+        for number, context in enumerate(contexts, 1)
+    ]
+    assert computed == [32, 32 - 16, 32 - 20]
+    manager.check(contexts)
+
+
+def test_checkpoints_in_the_middle_go_first_when_slots_are_needed() -> None:
+    manager, tokens = KVManager(64, 0, SIZE, windows=SIZES._replace(num_device_pages=9)), list(range(40))
+    first, second = manager.open(), manager.open()
+    run(manager, first, tokens, chunk=8)
+    manager.close(first)
+    run(manager, second, [7] * 40, chunk=12)
+    manager.check([second])
+    manager.close(second)
+    third, fourth = manager.open(), manager.open()
+    assert run(manager, third, [*tokens, 1], chunk=12) == 1
+    manager.close(third)
+    assert run(manager, fourth, [*tokens[:18], 1], chunk=12) == 19
+
+
+def test_drafts_that_are_given_back_leave_the_window_whole() -> None:
+    manager, tokens = KVManager(16, 0, SIZE, windows=SIZES), list(range(19))
+    context = manager.open()
+    run(manager, context, tokens)
+    assert manager.place(context, 19, 24) == 24
+    manager.trim(context)
+    manager.release(context)
+    assert manager.windows.reaches(context, 19)
+    manager.check([context])
