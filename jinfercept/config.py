@@ -127,6 +127,11 @@ class CacheOptions:
         "sequences with states of recurrent layers, running and paused ones, in models that have such layers; default: twice "
         "max_num_seqs, or as many as a quarter of the free memory holds",
     )
+    num_window_tokens: int | None = option(
+        None,
+        "tokens of a pool of their own for layers that see a window; 0: they share that of the others; default: for contexts "
+        "of 8 windows, if the longest sequence has at least 4",
+    )
 
 
 @dataclass(frozen=True)
@@ -259,6 +264,7 @@ class LLMOptions(RestartOptions, total=False):
     kv_disk_space: float | None
     kv_disk_writes: float | None
     num_states: int | None
+    num_window_tokens: int | None
     page_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -316,6 +322,7 @@ class EngineConfig:
             ("kv_tokens", cache.kv_tokens, cache.page_size),
             ("swap_space", cache.swap_space, 0),
             ("num_states", cache.num_states, 1),
+            ("num_window_tokens", cache.num_window_tokens, 0),
             ("kv_disk_space", cache.kv_disk_space, 0),
             ("kv_disk_writes", cache.kv_disk_writes, 0),
             ("max_model_len", self.model.max_model_len, 2),

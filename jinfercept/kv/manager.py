@@ -145,8 +145,7 @@ class KVManager:
         if context.state and not (context.ready and self.states.is_whole(context)):
             self.copies.lose(context)
         if context.window is not None:
-            self.windows.cut(context, context.num_pages)
-            self.windows.trim(context, context.num_tokens)
+            self.windows.pause(context)
             self._drop_last_copy(context)
             self._mark(context, likely=True)
             if not (context.is_whole and self.windows.reaches(context, context.num_tokens)):

@@ -231,6 +231,13 @@ class WindowPool:
             del window.host[:behind]
             window.host_first += behind
 
+    def pause(self, context: "Context") -> None:
+        """Give back what a context does not need that the plan being built does not compute."""
+        assert context.window is not None
+        context.window.read_from = NOT_READ
+        self.cut(context, context.num_pages)
+        self.trim(context, context.num_tokens)
+
     def cut(self, context: "Context", num_pages: int) -> None:
         """Shorten a context to its first pages."""
         window = context.window

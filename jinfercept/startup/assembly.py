@@ -167,6 +167,7 @@ def assemble(
         most_moved_pages=max(1, memory_plan.moved_tokens // page_size),
         num_states=shape.num_states,
         state_size=memory_plan.state_size(page_size),
+        windows=memory_plan.windows,
     )
     clock = RealClock()
     log = RequestLog(clock.now)

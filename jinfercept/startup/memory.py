@@ -15,13 +15,15 @@ import psutil
 
 from jinfercept.config import CacheOptions, EngineConfig
 from jinfercept.errors import ConfigError
+from jinfercept.kv.windows import NO_WINDOWS, WindowSizes
 from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import local_bytes, mesh_of
 from jinfercept.models.model import kv_bytes_per_token
-from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
+from jinfercept.models.protocol import ModelDimensions, Params, ServedModel, num_kv_layers
 from jinfercept.models.quantized import weights_of
 from jinfercept.startup.recurrent import NO_STATES, StatePlan
+from jinfercept.startup.windows import LEAST_WINDOWS, NO_WINDOW_PLAN, WindowPlan
 
 GIB = 1 << 30
 DEFAULT_KV_TOKENS = 16384
@@ -70,6 +72,9 @@ class MemoryPlan:
         num_local_devices: of these, the ones of this host.
         kv_repeats: how often every KV head is stored, so that all devices have as many.
         states: of recurrent layers.
+        windows: the pool of layers with windows, if they have one of their own; `kv_bytes` and tokens are those of the others.
+        window_bytes: of that pool.
+        window_plan: how it was sized.
     """
 
     weight_bytes: int
@@ -86,13 +91,16 @@ class MemoryPlan:
     num_local_devices: int = 1
     kv_repeats: int = 1
     states: StatePlan = NO_STATES
+    windows: WindowSizes = NO_WINDOWS
+    window_bytes: int = 0
+    window_plan: WindowPlan = NO_WINDOW_PLAN
 
     def __str__(self) -> str:
         reserved = f", {_gib(self.reserved_bytes)} kept free" if self.reserved_bytes else ""
         where = f"on each of {self.num_devices} devices " if self.num_devices > 1 else ""
         return (
             f"memory plan: {where}weights {_gib(self.weight_bytes)}, KV pool {_gib(self.kv_bytes)} for "
-            f"{self.kv_tokens:,} tokens{self._states()}"
+            f"{self.kv_tokens:,} tokens{self._windows()}{self._states()}"
             f"{reserved}, host copies up to {_gib(self.host_bytes)} for {self.host_tokens:,} tokens; "
             f"sequences of up to {self.max_model_len:,} tokens{self._shorter()}{self._repeats()}{self._timed()}"
         )
@@ -102,6 +110,13 @@ class MemoryPlan:
         token_bytes = self.kv_bytes // (self.kv_tokens + page_size)
         kv_bytes = (kv_tokens + page_size) * token_bytes
         return replace(self, kv_tokens=kv_tokens, kv_bytes=kv_bytes, max_model_len=max_model_len)
+
+    def _windows(self) -> str:
+        """The pool of layers with windows."""
+        if not self.window_bytes:
+            return ""
+        of_windows, plan = f"{self.windows.num_device_pages:,} pages", self.window_plan
+        return f", {plan.num_layers} layers with windows of up to {plan.window:,} {_gib(self.window_bytes)} for {of_windows}"
 
     def _states(self) -> str:
         """The states of recurrent layers."""
@@ -137,8 +152,11 @@ class MemoryPlan:
     def with_host(self, cache: CacheOptions) -> Self:
         """The same with a host tier of another size. Raises `ConfigError` if the machine has less."""
         token_bytes = self.num_local_devices * self.kv_bytes // (self.kv_tokens + cache.page_size)
-        tokens = _host_tokens(cache, token_bytes)
-        return replace(self, host_tokens=tokens, host_bytes=tokens * token_bytes)
+        cost = self.windows.page_cost / cache.page_size
+        window_bytes = math.ceil(self.window_plan.share * cost * token_bytes)
+        tokens = _host_tokens(cache, token_bytes + window_bytes)
+        windows = self.windows._replace(num_host_pages=int(self.window_plan.share * tokens) // cache.page_size)
+        return replace(self, host_tokens=tokens, host_bytes=tokens * (token_bytes + window_bytes), windows=windows)
 
 
 def check_weights(weight_bytes: int, room: FreeMemory) -> None:
@@ -160,6 +178,7 @@ def plan_memory(
     timed_bytes: int = 0,
     kv_repeats: int = 1,
     draft: Loaded[ServedModel] | None = None,
+    windows: WindowPlan = NO_WINDOW_PLAN,
 ) -> MemoryPlan:
     """Sizes of the pools. Raises `ConfigError` if they cannot work.
 
@@ -170,15 +189,20 @@ def plan_memory(
         timed_bytes: see `largest_product_bytes`.
         kv_repeats: how often each KV head is among those of the model.
         draft: the draft model, whose KV are in pages of their own.
+        windows: layers with a pool of their own.
     """
     cache, page_size = config.cache, config.cache.page_size
     leaves = {id(leaf): leaf for leaf in jax.tree.leaves((params, None if draft is None else draft.params))}
     leaf = weights_of(params)[0]
     mesh = mesh_of(leaf)
     num_devices, num_local_devices = mesh.size, len(mesh.local_devices)
-    token_bytes = token_kv_bytes(model_config, params, cache, draft) // num_devices
+    token_bytes = token_kv_bytes(model_config, params, cache, draft, windows) // num_devices
+    window_bytes = windowed_kv_bytes(model_config, params, cache, windows) // num_devices
     reserved = 0 if room.shared else step_bytes + (STEPS_UNDER_WAY * MOVED_BYTES if cache.swap_space else 0)
-    fitting = (room.free_bytes - reserved) // token_bytes - page_size  # a page is scratch
+    free_bytes, fixed = room.free_bytes - reserved - page_size * window_bytes, windows.of(0, page_size) * window_bytes
+    share = 0.0 if windows.num_tokens else windows.share
+    fitting = min((free_bytes - fixed) // token_bytes, int(free_bytes / (token_bytes + share * window_bytes)))
+    fitting -= page_size  # a page is scratch
     wanted_tokens = cache.kv_tokens
     if wanted_tokens is None and room.shared:
         longest = (
@@ -208,12 +232,13 @@ def plan_memory(
             got=wanted,
             fix=f"at most {limit}: the model's {model_config.max_position} and the {kv_tokens} tokens of the KV pool",
         )
-    host_tokens = _host_tokens(cache, num_local_devices * token_bytes)
+    host_token_bytes = num_local_devices * (token_bytes + math.ceil(windows.share * window_bytes))
+    host_tokens, window_tokens = _host_tokens(cache, host_token_bytes), windows.of(kv_tokens, page_size)
     return MemoryPlan(
         weight_bytes=sum(map(local_bytes, leaves.values())),
         kv_bytes=(kv_tokens + page_size) * token_bytes,
         reserved_bytes=reserved,
-        host_bytes=host_tokens * num_local_devices * token_bytes,
+        host_bytes=host_tokens * host_token_bytes,
         kv_tokens=kv_tokens,
         host_tokens=host_tokens,
         max_model_len=wanted or limit,
@@ -223,6 +248,11 @@ def plan_memory(
         num_devices=num_devices,
         num_local_devices=num_local_devices,
         kv_repeats=kv_repeats,
+        windows=windows.sizes(window_tokens, host_tokens, page_size, window_bytes / token_bytes)
+        if window_tokens
+        else NO_WINDOWS,
+        window_bytes=(window_tokens + page_size) * window_bytes,
+        window_plan=windows,
     )
 
 
@@ -252,11 +282,28 @@ def most_at_once(plan: MemoryPlan, room: FreeMemory) -> int | None:
 
 
 def token_kv_bytes(
-    model_config: ModelDimensions, params: Params, cache: CacheOptions, draft: Loaded[ServedModel] | None = None
+    model_config: ModelDimensions,
+    params: Params,
+    cache: CacheOptions,
+    draft: Loaded[ServedModel] | None = None,
+    windows: WindowPlan = NO_WINDOW_PLAN,
 ) -> int:
-    """Bytes of one token's keys and values over all layers and devices, those of a draft model included."""
+    """Bytes of one token's keys and values over all devices and the layers that share a pool, with those of a draft model."""
     num_bytes = kv_bytes_per_token(model_config, stored_dtype(cache.kv_cache_dtype, weights_of(params)[0].dtype))
+    num_bytes -= num_bytes * windows.num_layers // num_kv_layers(model_config)
     return num_bytes if draft is None else num_bytes + token_kv_bytes(draft.model.config, draft.params, cache)
+
+
+def windows_pay(plan: MemoryPlan, page_size: int) -> bool:
+    """Whether layers with windows take less memory in a pool of their own, now that the longest sequence is known."""
+    windows = plan.windows
+    is_long = plan.max_model_len >= LEAST_WINDOWS * windows.window
+    return is_long and windows.num_device_pages * page_size < plan.kv_tokens
+
+
+def windowed_kv_bytes(model_config: ModelDimensions, params: Params, cache: CacheOptions, windows: WindowPlan) -> int:
+    """Bytes of one token's keys and values over all devices and the layers with a pool of their own."""
+    return token_kv_bytes(model_config, params, cache) - token_kv_bytes(model_config, params, cache, None, windows)
 
 
 def _host_tokens(cache: CacheOptions, token_bytes: int) -> int:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from jinfercept.runner.shape import RunnerShape
-from jinfercept.sched.plan import Chunk, NewPages, Sample, StepPlan
+from jinfercept.sched.plan import Chunk, NewPages, Sample, StepPlan, WindowEntries
 
 Row = tuple[int, int]
 """First position and number of a row's query tokens."""
@@ -25,7 +25,11 @@ def probe(shape: RunnerShape, bucket: int, rows: list[Row]) -> StepPlan:
     for slot, (start, num_tokens) in enumerate(rows):
         end = start + num_tokens
         num_pages = -(-end // shape.page_size)
-        new_pages = NewPages(0, [1 + (used + index) % shape.num_pages for index in range(num_pages)])
+        pages = range(used, used + num_pages)
+        new_pages = NewPages(0, [1 + page % shape.num_pages for page in pages])
+        if shape.num_window_pages:
+            entries = WindowEntries(0, [1 + page % shape.num_window_pages for page in pages])
+            new_pages = new_pages._replace(window=entries)
         used += num_pages
         chunks.append(Chunk(slot, start, (0,) * num_tokens, new_pages, Sample(0.0, 0, end)))
     return StepPlan(0, bucket, tuple(chunks))

@@ -23,10 +23,18 @@ from jinfercept.runner.steps import step_bytes
 from jinfercept.sched.profile import Profile
 from jinfercept.startup.attention_tiles import attention_tiles
 from jinfercept.startup.layer_groups import GroupChoice, Tried, remembered_layers, try_groups
-from jinfercept.startup.memory import FreeMemory, MemoryPlan, largest_product_bytes, plan_memory, token_kv_bytes
+from jinfercept.startup.memory import (
+    FreeMemory,
+    MemoryPlan,
+    largest_product_bytes,
+    plan_memory,
+    token_kv_bytes,
+    windows_pay,
+)
 from jinfercept.startup.probes import PlanRunner
 from jinfercept.startup.profiler import EFFORTS, ProfiledRunner, measure, profile_path, remember, remembered
 from jinfercept.startup.recurrent import plan_states
+from jinfercept.startup.windows import NO_WINDOW_PLAN, plan_windows
 
 GPU_LAYERS_PER_STEP = 4
 """Layers per executable on a GPU unless the user says otherwise: a few executables a step, and short to compile."""
@@ -98,11 +106,13 @@ def plan_pools(
         lazy: steps compile executables once the pages are there: what the compiler needs to time kernels is kept free, too.
     """
     room, routed_experts = FreeMemory.on(*_mesh(params).local_devices), _routed_experts(model, config)
+    windows = plan_windows(model, config, config.model.max_model_len or model.config.max_position)
     beside = timed = 0
     if not room.shared:
         longest = config.model.max_model_len or model.config.max_position
         shape, attention = _runner_shape(1, longest, config, layers_per_step), config.advanced.attention
         shape = replace(shape, num_states=int(bool(states_of(model))), routed_experts=routed_experts)
+        shape = replace(shape, num_window_pages=min(1, windows.num_layers))
         beside = step_bytes(model, params, shape, attention)
         timed = largest_product_bytes(params, shape.buckets[-1], shape.sample_rows[-1])
         if draft is not None:
@@ -112,11 +122,14 @@ def plan_pools(
     mesh, dtype = _mesh(params), str(weights_of(params)[0].dtype)
     states = plan_states(model, dtype, mesh.size, config, room.free_bytes)
     room = room._replace(free_bytes=room.free_bytes - states.num_bytes)
-    memory = plan_memory(model.config, params, config, room, beside, timed, repeats, draft)
+    sizes = model.config, params, config, room, beside, timed, repeats, draft
+    memory = plan_memory(*sizes, windows)
+    if config.cache.num_window_tokens is None and not windows_pay(memory, config.cache.page_size):
+        memory = plan_memory(*sizes)
     memory = replace(memory, states=states)
     num_pages = memory.kv_tokens // config.cache.page_size
     shape = _runner_shape(num_pages, memory.max_model_len, config, layers_per_step)
-    shape = replace(shape, num_states=states.num_states)
+    shape = replace(shape, num_states=states.num_states, num_window_pages=memory.windows.num_device_pages)
     moved_pages = max(1, memory.moved_tokens // config.cache.page_size)
     return memory, replace(shape, moved_pages=moved_pages, routed_experts=routed_experts)
 
@@ -134,7 +147,7 @@ def _routed_experts(model: ServedModel, config: EngineConfig) -> int:
 
 def draft_shape(draft: ServedModel, served: ServedModel, shape: RunnerShape) -> RunnerShape:
     layers = min(shape.layers_per_step, draft.config.num_layers)
-    none = {"num_drafts": 0, "num_adapters": 0, "routed_experts": 0}
+    none = {"num_drafts": 0, "num_adapters": 0, "routed_experts": 0, "num_window_pages": 0}
     return replace(shape, layers_per_step=layers, drafts_for=served.config.vocab_size, **none)
 
 
@@ -163,6 +176,7 @@ def profile_settings(
         "staging_pages": shape.staging_pages,
         **({} if shape.kv_cache_dtype == "auto" else {"kv_cache_dtype": shape.kv_cache_dtype}),
         **({} if shape.pinned_memory else {"pinned_memory": False}),
+        **({"windows": "in a pool of their own"} if shape.num_window_pages else {}),
         "attention": config.advanced.attention,
         "joined_decode": config.advanced.joined_decode,
         "device": device if len(devices) == 1 else f"{len(devices)} x {device}",
@@ -210,11 +224,12 @@ def measured_profile(
     Numbers of layers per executable that were `tried` go into its tables.
     """
     settings = profile_settings(model, params, shape, config, draft)
+    windows = plan_windows(model, config, shape.max_model_len) if shape.num_window_pages else NO_WINDOW_PLAN
     profile = measure(
         runner,
         shape,
         name=f"{model.config.family} of {model.config.num_layers} layers on {settings['device']}",
-        kv_bytes_per_token=token_kv_bytes(model.config, params, config.cache, draft),
+        kv_bytes_per_token=token_kv_bytes(model.config, params, config.cache, draft, windows),
         effort=EFFORTS[effort],
         settings=settings,
         tiles=attention_tiles(config.advanced.attention, shape.page_size),
