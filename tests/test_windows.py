@@ -93,7 +93,7 @@ def test_drafts_samples_of_one_prompt_and_follow_ups_are_right() -> None:
         computed = llm.counters.computed
         [again] = serve(llm.engine.thread, [replace(after, follows=request.id)])
         assert count_ties("gemma3", again) == 0
-        assert llm.counters.computed - computed < 2 * GREEDY.max_tokens, "the follow-up computed its context again"
+        assert llm.counters.computed - computed < 16, "the follow-up computed its context again"
 
 
 def test_a_paused_context_keeps_the_pages_that_the_formula_says(small: LLM) -> None:
@@ -111,6 +111,7 @@ def test_a_paused_context_keeps_the_pages_that_the_formula_says(small: LLM) -> N
     prompt, detector = {"prompt_token_ids": [*range(num_tokens)]}, ScriptedDetector({1: [Call("look", "")]})
     [output] = small.generate(prompt, GREEDY, tools=[Tool(look, name="look")], detector=detector)
     assert count_ties("gemma3", output) == 0
+    assert runner.window_kv is not None
     assert sum(array.nbytes for array in runner.window_kv.layers) == plan.window_bytes
     assert sum(array.nbytes for array in runner.kv.layers) == plan.kv_bytes
     windowed_layers, windows = sum(kind.window is not None for kind in config.kinds), plan.windows

@@ -63,6 +63,7 @@ class Info:
             of_states = slot_bytes(states_of(served), dtype, num_devices)
             name = dtype if num_devices == 1 else f"{dtype}, on each of {num_devices} devices"
             states = f", states {_size(of_states)} per sequence" if of_states else ""
+            states += _windowed(config, token)
             table.add_row(name, f"weights {weights / 2**30:.2f} GiB, KV {token / 2**10:.0f} KiB per token{states}")
             num_tokens = 100 * 2**30 / (token * num_devices)
             if not of_states:
@@ -91,6 +92,15 @@ def _windows(config: "ModelConfig") -> list[tuple[str, str]]:
     windows = Counter(kind.window for kind in config.kinds if kind.window is not None)
     rows = (f"{count} of {config.num_layers} see {window:,} tokens" for window, count in windows.items())
     return [("windowed layers", row) for row in rows]
+
+
+def _windowed(config: "ModelConfig", token_bytes: float) -> str:
+    """How much of a token's keys and values is kept for the last tokens only."""
+    windows = [kind.window for kind in config.kinds if kind.window is not None]
+    if not windows or len(windows) == config.num_layers:
+        return ""
+    kept = token_bytes * len(windows) / config.num_kv_layers
+    return f", {kept / 2**10:.0f} KiB of them for the last {max(windows):,} tokens only"
 
 
 def _recurrent(config: "ModelConfig") -> list[tuple[str, str]]:
