@@ -4,7 +4,6 @@ import base64
 import io
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ def small(name: str, **flags: Any) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def routed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     template = tmp_path_factory.mktemp("chat") / "plain.jinja"
     template.write_text(TEMPLATE)
     with (
@@ -44,30 +43,30 @@ def decoded(choice: dict[str, Any]) -> np.ndarray:
     return np.load(io.BytesIO(base64.b64decode(choice["routed_experts"])))
 
 
-def expected(served: Running, prompt: str) -> np.ndarray:
-    [output] = served.llm.generate(prompt, PARAMS)
+def expected(routed: Running, prompt: str) -> np.ndarray:
+    [output] = routed.llm.generate(prompt, PARAMS)
     return output.outputs[0].routed_experts
 
 
 @pytest.mark.parametrize("prompts", ["a lamp", ["a lamp", "pencils"]])
-def test_a_completion_has_the_experts_of_its_tokens(served: Running, prompts: Any) -> None:
-    reply = served.http.post("/v1/completions", json={"prompt": prompts, "n": 1} | WANTED).json()
+def test_a_completion_has_the_experts_of_its_tokens(routed: Running, prompts: Any) -> None:
+    reply = routed.http.post("/v1/completions", json={"prompt": prompts, "n": 1} | WANTED).json()
     for choice, prompt in zip(reply["choices"], [prompts] if isinstance(prompts, str) else prompts, strict=True):
         experts = decoded(choice)
         assert (experts.dtype, experts.shape[1:]) == (np.int16, (2, 2))
-        np.testing.assert_array_equal(experts, expected(served, prompt))
+        np.testing.assert_array_equal(experts, expected(routed, prompt))
 
 
-def test_every_choice_of_a_chat_has_those_of_the_prompt_too(served: Running) -> None:
-    plain = served.chat(return_token_ids=True, n=2, **WANTED | {"temperature": 1}).json()
+def test_every_choice_of_a_chat_has_those_of_the_prompt_too(routed: Running) -> None:
+    plain = routed.chat(return_token_ids=True, n=2, **WANTED | {"temperature": 1}).json()
     assert all("routed_experts" in choice for choice in plain["choices"])
     num_tokens = len(plain["prompt_token_ids"]) + 4 - 1
     first, second = (decoded(choice) for choice in plain["choices"])
     assert len(first) == len(second) == num_tokens
     np.testing.assert_array_equal(first[: num_tokens - 3], second[: num_tokens - 3])
     assert (second >= 0).all()
-    assert "routed_experts" not in served.chat().json()["choices"][0]
-    np.testing.assert_array_equal(decoded(served.chat(**WANTED).json()["choices"][0]), expected(served, "Hi"))
+    assert "routed_experts" not in routed.chat().json()["choices"][0]
+    np.testing.assert_array_equal(decoded(routed.chat(**WANTED).json()["choices"][0]), expected(routed, "Hi"))
 
 
 @pytest.mark.parametrize(
@@ -79,35 +78,36 @@ def test_every_choice_of_a_chat_has_those_of_the_prompt_too(served: Running) -> 
         ("responses", {}, "return_routed_experts is not for responses"),
     ],
 )
-def test_where_they_cannot_come_is_said(served: Running, path: str, more: dict[str, Any], message: str) -> None:
+def test_where_they_cannot_come_is_said(routed: Running, path: str, more: dict[str, Any], message: str) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi", "input": "Hi"}
     fields = {"chat/completions": ("messages",), "completions": ("prompt",), "responses": ("input",)}[path]
-    reply = served.http.post(f"/v1/{path}", json={name: body[name] for name in fields} | WANTED | more)
+    reply = routed.http.post(f"/v1/{path}", json={name: body[name] for name in fields} | WANTED | more)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "return_routed_experts")
     assert message in reply.json()["error"]["message"]
 
 
 def test_a_body_may_not_ask_for_more_than_log_probabilities_have(
-    served: Running, monkeypatch: pytest.MonkeyPatch
+    routed: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served.service, "expert_bytes", 1 << 20)
-    assert served.chat(**WANTED).status_code == 200
-    reply = served.chat(n=64, **WANTED | {"temperature": 1, "max_tokens": 100})
+    monkeypatch.setattr(routed.service, "expert_bytes", 1 << 20)
+    assert routed.chat(**WANTED).status_code == 200
+    reply = routed.chat(n=64, **WANTED | {"temperature": 1, "max_tokens": 100})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "return_routed_experts")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("mixtral", "the server returns no experts; fix: start it with --enable-return-routed-experts"),
-        ("llama_gqa", "the model has no experts"),
-    ],
-)
-def test_a_server_that_returns_none_refuses(name: str, message: str, tmp_path: Path) -> None:
-    template = tmp_path / "plain.jinja"
-    template.write_text(TEMPLATE)
-    with small(name) as llm, running(llm, chat_template=str(template)) as server:
-        for reply in (server.chat(**WANTED), server.http.post("/v1/completions", json={"prompt": "a"} | WANTED)):
-            assert (reply.status_code, reply.json()["error"]["param"]) == (400, "return_routed_experts")
-            assert message in reply.json()["error"]["message"]
-        assert server.chat(return_routed_experts=False).status_code == 200
+def refused(server: Running) -> str:
+    """The message for both kinds of bodies."""
+    replies = server.chat(**WANTED), server.http.post("/v1/completions", json={"prompt": "a"} | WANTED)
+    [(status, error)] = {(reply.status_code, tuple(reply.json()["error"].items())) for reply in replies}
+    assert (status, dict(error)["param"]) == (400, "return_routed_experts")
+    assert server.http.post("/v1/completions", json={"prompt": "a", "return_routed_experts": False}).status_code == 200
+    return dict(error)["message"]
+
+
+def test_a_server_that_returns_none_refuses() -> None:
+    with small("mixtral") as llm, running(llm) as server:
+        assert "the server returns no experts; fix: start it with --enable-return-routed-experts" in refused(server)
+
+
+def test_a_model_without_experts_has_none_to_return(served: Running) -> None:
+    assert "the model has no experts" in refused(served)
