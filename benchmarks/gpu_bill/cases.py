@@ -30,6 +30,7 @@ MODELS: dict[str, ModelConfig] = {"llama-3-8b": LLAMA_3_8B, "gpt-j-6b": GPTJ_6B,
 CUT_MODELS: dict[str, ModelConfig] = {"llama-3-70b": LLAMA_3_70B}
 """Models that one GPU does not hold."""
 EXPERT_MODELS: dict[str, ModelConfig] = {"qwen3-30b-a3b": QWEN3_30B_A3B}
+"""Models whose steps read the experts in use."""
 GPUS = ("h100", "a100")
 ROWS = (1, 8, 64, 256, 512)
 STEPS = ((1, 1000), (8, 1000), (64, 1000), (256, 1000), (512, 1000), (48, 8000), (1, 131_000), (2, 131_000))
