@@ -164,11 +164,11 @@ class ContextCopies:
             freed += self._store.drop_device(extent)
         return freed
 
-    def evict_window(self, running: Context | None) -> int:
-        """Lose a paused context if a running one lacks slots for its window; returns the device slots of other layers that are
-        free now, and 1 at least if there was such a context."""
+    def evict_window(self, running: Context | None, position: int) -> int:
+        """Lose a paused context if a running one lacks slots for its window at a position (see `WindowPool.lacking`); returns
+        the device slots of other layers that are free now, and 1 at least if there was such a context."""
         windows = self._windows
-        if running is None or running.window is None or windows.find(windows.lacking(running)):
+        if running is None or running.window is None or windows.find(windows.lacking(running, position)):
             return 0
         context = windows.first_paused
         return 0 if context is None else max(1, self.lose(context))

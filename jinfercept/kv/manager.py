@@ -310,12 +310,16 @@ class KVManager:
         """Pages of the tokens `start … end - 1`."""
         return (end - 1) // self.page_size - start // self.page_size + 1
 
-    def free_slot(self, context: Context) -> bool:
+    def free_slot(self, context: Context, position: int) -> bool:
         """Whether a device slot is free for a context, and slots for its window if it lacks some; if none is, the least
-        recently used page of finished prefixes gives up its own."""
+        recently used page of finished prefixes gives up its own.
+
+        Args:
+            position: of the first token that is to be computed and has no page.
+        """
         if self._store.num_free <= 0 and self._store.evict_cached(1) <= 0:
             return False
-        return context.window is None or self.windows.find(self.windows.lacking(context))
+        return context.window is None or self.windows.find(self.windows.lacking(context, position))
 
     def place(self, context: Context, start: int, end: int) -> int:
         """Give the pages of the tokens `start … end - 1` of a held context device slots that are free or of finished prefixes.

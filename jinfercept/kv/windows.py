@@ -195,13 +195,17 @@ class WindowPool:
                     self.drop_device(context)
         return self._device.num_free >= wanted
 
-    def lacking(self, context: "Context") -> int:
-        """Device slots without which a context that runs cannot go on."""
+    def lacking(self, context: "Context", position: int) -> int:
+        """Device slots without which a context that runs cannot go on.
+
+        Args:
+            position: of the first token that is to be computed and has no page.
+        """
         window = context.window
         assert window is not None
         if not window.slots and window.host:
             return len(window.host)
-        return int(window.end * self._page_size <= context.ready)
+        return int(window.end * self._page_size <= position)
 
     def extend(self, context: "Context", end: int) -> int:
         """Give a running context slots for the pages up to one, as far as there are some; returns the index behind the last."""

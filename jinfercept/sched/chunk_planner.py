@@ -80,7 +80,7 @@ class ChunkPlanner:
         if start >= end:
             return
         placed = kv.place(context, start, end)
-        while placed < end and self._eviction.free_slot(builder, sequence, kv.pages_between(placed, end)):
+        while placed < end and self._eviction.free_slot(builder, sequence, kv.pages_between(placed, end), placed):
             placed = kv.place(context, placed, end)
         if start < placed:
             self._add_chunk(builder, sequence, start, placed)
@@ -138,7 +138,9 @@ class ChunkPlanner:
         transfers = self._transfers
         left = self._kv.copies.num_fetchable(sequence.context) if transfers.room(builder) else 0
         while (
-            left and (room := transfers.room(builder)) and self._eviction.free_slot(builder, sequence, min(left, room))
+            left
+            and (room := transfers.room(builder))
+            and self._eviction.free_slot(builder, sequence, min(left, room), sequence.context.ready)
         ):
             fetched = transfers.fetch(builder, sequence, left)
             if not fetched:  # its window has to wait

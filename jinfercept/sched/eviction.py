@@ -47,20 +47,23 @@ class Eviction:
         self._counters = counters
         self._preempted = preempted
 
-    def free_slot(self, builder: PlanBuilder, sequence: Sequence, wanted: int = 1) -> bool:
+    def free_slot(self, builder: PlanBuilder, sequence: Sequence, wanted: int, position: int) -> bool:
         """Make sure that a device slot is free, and `wanted` ones if paused contexts have as many to give.
+
+        Args:
+            position: of the first token of the sequence that is to be computed and has no page.
 
         Returns:
             False if the running `sequence` has to wait for a slot.
         """
-        running, may_evict = self._queues.running, not self._policy.protects_paused
-        if self._kv.free_slot(sequence.context) or (may_evict and self._evict(builder, wanted, sequence.context)):
+        running, may_evict, context = self._queues.running, not self._policy.protects_paused, sequence.context
+        if self._kv.free_slot(context, position) or (may_evict and self._evict(builder, wanted, context, position)):
             return True
         while running and (last := self._last_served(builder)) is not sequence and not last.planned:
             self.preempt(builder, last)
-            if self._kv.free_slot(sequence.context) or (may_evict and self._evict(builder, wanted, sequence.context)):
+            if self._kv.free_slot(context, position) or (may_evict and self._evict(builder, wanted, context, position)):
                 return True
-        if running[0] is sequence and not may_evict and self._evict(builder, wanted, sequence.context):
+        if running[0] is sequence and not may_evict and self._evict(builder, wanted, context, position):
             return True
         builder.stalled = True
         return False
@@ -100,10 +103,10 @@ class Eviction:
         """The running sequence that is preempted first."""
         return self._fair.last_served() if builder.tenants_compete else self._queues.running[-1]
 
-    def _evict(self, builder: PlanBuilder, wanted: int, context: Context | None = None) -> bool:
+    def _evict(self, builder: PlanBuilder, wanted: int, context: Context | None = None, position: int = 0) -> bool:
         """Take up to `wanted` slots for a context, and one at least, from the paused contexts, in the policy's order."""
         if not self._kv.num_paused:
-            return self._kv.copies.evict_window(context) > 0
+            return self._kv.copies.evict_window(context, position) > 0
         if self._take(builder, wanted):
             return True
         builder.victims = MoveOrder(self._policy.victims(builder.now))
@@ -112,7 +115,7 @@ class Eviction:
         for victim in self._preempted.victims():
             if self._transfers.force(builder, victim.move, max(wanted, victim.together)).freed:
                 return True
-        return self._kv.copies.evict_paused(wanted) > 0 or self._kv.copies.evict_window(context) > 0
+        return self._kv.copies.evict_paused(wanted) > 0 or self._kv.copies.evict_window(context, position) > 0
 
     def _take(self, builder: PlanBuilder, wanted: int) -> int:
         """Take up to `wanted` slots by what is left of the policy's order; returns how many."""

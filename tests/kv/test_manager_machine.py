@@ -314,7 +314,7 @@ class ManagerMachine(RuleBasedStateMachine):
         manager, context = self.manager, owner.context
         manager.advance(context)
         left = manager.copies.num_fetchable(context)
-        while left and self.slot_free(owner):
+        while left and self.slot_free(owner, context.ready):
             fetched = self.fetch(context, left)
             if not fetched:
                 break
@@ -325,7 +325,7 @@ class ManagerMachine(RuleBasedStateMachine):
         start = min(context.ready, length - 1)
         end = min(start + most, length if start == length - 1 else manager.gap_end(context, length))
         wanted, end = end, manager.place(context, start, end)
-        while end < wanted and self.slot_free(owner):
+        while end < wanted and self.slot_free(owner, end):
             end = manager.place(context, end, wanted)
         if start < end:
             manager.computed(context, start, end)
@@ -337,15 +337,15 @@ class ManagerMachine(RuleBasedStateMachine):
             self.chunks.append(Computed(owner, list(slots), start, end, entries))
             owner.planned = True
 
-    def slot_free(self, owner: Owner) -> bool:
+    def slot_free(self, owner: Owner, position: int) -> bool:
         """Find a device slot: a finished prefix, pages of paused sequences, then those of the last one that runs go."""
-        while not self.manager.free_slot(owner.context):
+        while not self.manager.free_slot(owner.context, position):
             for paused in reversed(self.waiting()):
                 for index in paused.context.tail_first:
                     self.move(paused.context, range(index, index + 1), self.evict)
-                    if self.manager.free_slot(owner.context):
+                    if self.manager.free_slot(owner.context, position):
                         return True
-            if self.manager.copies.evict_paused(2) or self.manager.copies.evict_window(owner.context):
+            if self.manager.copies.evict_paused(2) or self.manager.copies.evict_window(owner.context, position):
                 return True
             idle = [other for other in self.held() if other is not owner and not other.planned]
             if not idle:

@@ -108,6 +108,21 @@ def test_checkpoints_in_the_middle_go_first_when_slots_are_needed() -> None:
     assert run(manager, fourth, [*tokens[:18], 1], chunk=12) == 19
 
 
+def test_a_chunk_for_which_the_pool_has_too_few_slots_lacks_one() -> None:
+    """Two contexts run, and the second one's chunk has no slots from its third page on."""
+    manager = KVManager(16, 0, SIZE, windows=SIZES._replace(num_device_pages=5))
+    first, second = manager.open(), manager.open()
+    run(manager, first, list(range(12)))
+    manager.hold(second)
+    placed = manager.place(second, 0, 16)
+    assert placed == 8
+    assert manager.free_slot(second, 4)
+    assert not manager.free_slot(second, placed)
+    manager.release(first)
+    assert manager.copies.evict_window(second, placed) > 0
+    assert manager.place(second, placed, 16) == 16
+
+
 def test_drafts_that_are_given_back_leave_the_window_whole() -> None:
     manager, tokens = KVManager(16, 0, SIZE, windows=SIZES), list(range(19))
     context = manager.open()
