@@ -95,9 +95,11 @@ def _windows(config: "ModelConfig") -> list[tuple[str, str]]:
 
 
 def _windowed(config: "ModelConfig", token_bytes: float) -> str:
-    """How much of a token's keys and values is kept for the last tokens only."""
-    windows = [kind.window for kind in config.kinds if kind.window is not None]
-    if not windows or len(windows) == config.num_layers:
+    """How much of a token's keys and values is kept for the last tokens only, by default and in the longest context."""
+    from jinfercept.startup.windows import are_long
+
+    windows = [kind.window for kind in config.kinds if kind.window is not None and kind.window < config.max_position]
+    if not windows or len(windows) == config.num_layers or not are_long(windows, config.max_position):
         return ""
     kept = token_bytes * len(windows) / config.num_kv_layers
     return f", {kept / 2**10:.0f} KiB of them for the last {max(windows):,} tokens only"

@@ -23,7 +23,7 @@ from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel, num_kv_layers
 from jinfercept.models.quantized import weights_of
 from jinfercept.startup.recurrent import NO_STATES, StatePlan
-from jinfercept.startup.windows import LEAST_WINDOWS, NO_WINDOW_PLAN, WindowPlan
+from jinfercept.startup.windows import NO_WINDOW_PLAN, WindowPlan, are_long
 
 GIB = 1 << 30
 DEFAULT_KV_TOKENS = 16384
@@ -297,8 +297,7 @@ def token_kv_bytes(
 def windows_pay(plan: MemoryPlan, page_size: int) -> bool:
     """Whether layers with windows take less memory in a pool of their own, now that the longest sequence is known."""
     windows = plan.windows
-    is_long = plan.max_model_len >= LEAST_WINDOWS * windows.window
-    return is_long and windows.num_device_pages * page_size < plan.kv_tokens
+    return are_long([windows.window], plan.max_model_len) and windows.num_device_pages * page_size < plan.kv_tokens
 
 
 def windowed_kv_bytes(model_config: ModelDimensions, params: Params, cache: CacheOptions, windows: WindowPlan) -> int:

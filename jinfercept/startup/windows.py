@@ -3,6 +3,7 @@
 In a pool of their own a context has the pages of its window only, and is kept whole or not at all (`kv/windows.py`).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from jinfercept.config import EngineConfig
@@ -57,6 +58,11 @@ class WindowPlan(NamedTuple):
 NO_WINDOW_PLAN = WindowPlan()
 
 
+def are_long(windows: Sequence[int], longest: int) -> bool:
+    """Whether by default layers with these windows have a pool of their own, where the longest sequence has so many tokens."""
+    return longest >= LEAST_WINDOWS * max(windows)
+
+
 def plan_windows(model: ServedModel, config: EngineConfig, longest: int) -> WindowPlan:
     """Which layers have a pool of their own. Raises `ConfigError` if one is asked for that the model cannot have.
 
@@ -84,7 +90,7 @@ def plan_windows(model: ServedModel, config: EngineConfig, longest: int) -> Wind
             raise ConfigError(f"no pool for layers with a window: {why_not}", got=wanted, fix="num_window_tokens=0")
         return NO_WINDOW_PLAN
     widest = max(windows)
-    if wanted == 0 or (wanted is None and longest < LEAST_WINDOWS * widest):
+    if wanted == 0 or (wanted is None and not are_long(windows, longest)):
         return NO_WINDOW_PLAN
     slack = page_size + config.scheduling.speculation.num_speculative_tokens
     kept = widest + slack + 2 * page_size

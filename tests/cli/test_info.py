@@ -35,6 +35,18 @@ def test_a_longrope_says_how_long_sequences_may_be_with_its_long_factors(
     assert "64, up to 128 with --max-model-len" in shown(capsys, str(directory))
 
 
+@pytest.mark.parametrize(("longest", "kept"), [(128, True), (79, False)])
+def test_layers_keep_their_windows_only_where_they_have_a_pool_of_their_own(
+    longest: int, kept: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By default they have one from four windows of 20 tokens on."""
+    monkeypatch.setenv("COLUMNS", "200")
+    variant = "gemma2", tmp_path / "model", {"max_position_embeddings": longest}, {}
+    told = shown(capsys, str(write(*variant)))
+    assert "1 of 2 see 20 tokens" in told
+    assert ("for the last 20 tokens only" in told) == kept
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
