@@ -177,8 +177,8 @@ class WindowPool:
         return _is_copied(context.window, *self._needed(num_tokens))
 
     def _needed(self, num_tokens: int) -> tuple[int, int]:
-        """The first page that the token behind so many sees, and the index behind the last one."""
-        return self.start(num_tokens), (num_tokens - 1) // self._page_size + 1
+        """The first page that the last of so many tokens sees, which may be computed again, and the index behind the last one."""
+        return self.start(num_tokens - 1), (num_tokens - 1) // self._page_size + 1
 
     # -- computing -------------------------------------------------------------------------------------------------
 
@@ -362,7 +362,7 @@ class WindowPool:
         """
         window = context.window
         assert window is not None
-        first = self.start(index * self._page_size)
+        first, _ = self._needed(index * self._page_size)
         if not index or window.fetching or not window.slots or window.first > first or window.end < index:
             return
         assert extent.start < index <= extent.end
