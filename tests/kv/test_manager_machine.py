@@ -32,14 +32,14 @@ Event = tuple[str, int, int, int]
 
 
 class Owner:
-    """A sequence: its tokens, how many of them are accepted, and its context."""
+    """A sequence: its tokens, how many of them are accepted, its context, and whether its last token is to be computed again."""
 
     def __init__(self, salt: str, tokens: list[int], context: Context) -> None:
         self.salt = salt
         self.tokens = tokens
         self.context = context
         self.num_accepted = len(tokens)
-        self.planned = False
+        self.planned = self.again = False
 
     @property
     def accepted(self) -> list[int]:
@@ -255,7 +255,7 @@ class ManagerMachine(RuleBasedStateMachine):
             if owner := self.some(self.held(), which):
                 self.manager.release(owner.context)
                 owner.tokens += returned[: self.max_tokens - len(owner.tokens)]
-                owner.num_accepted = len(owner.tokens)
+                owner.num_accepted, owner.again = len(owner.tokens), not returned
         if end is not None and (owner := self.some(self.owners, end)):
             self.close(owner)
             self.open(owner.salt, owner.tokens[: 3 * end + 5] + returned, False, 0)
@@ -319,7 +319,7 @@ class ManagerMachine(RuleBasedStateMachine):
             if not fetched:
                 break
             left -= fetched
-        if context.ready == len(owner.tokens) < self.max_tokens:
+        if context.ready == len(owner.tokens) < self.max_tokens and not owner.again:
             owner.tokens.append(sampled)  # only the device knows it yet
         length = len(owner.tokens)
         start = min(context.ready, length - 1)
@@ -335,7 +335,7 @@ class ManagerMachine(RuleBasedStateMachine):
             window = context.window
             entries = {} if window is None else dict(enumerate(window.slots, window.first))
             self.chunks.append(Computed(owner, list(slots), start, end, entries))
-            owner.planned = True
+            owner.planned, owner.again = True, False
 
     def slot_free(self, owner: Owner, position: int) -> bool:
         """Find a device slot: a finished prefix, pages of paused sequences, then those of the last one that runs go."""
