@@ -177,7 +177,7 @@ class WindowPool:
         return _is_copied(context.window, *self._needed(num_tokens))
 
     def _needed(self, num_tokens: int) -> tuple[int, int]:
-        """The first page that the last of so many tokens sees, which may be computed again, and the index behind the last one."""
+        """The first page that the last of so many tokens sees, which may be computed again, and the index behind its own."""
         return self.start(num_tokens - 1), (num_tokens - 1) // self._page_size + 1
 
     # -- computing -------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ Event = tuple[str, int, int, int]
 
 
 class Owner:
-    """A sequence: its tokens, how many of them are accepted, its context, and whether its last token is to be computed again."""
+    """A sequence: its tokens, how many of them are accepted, its context, and whether its last token is computed again."""
 
     def __init__(self, salt: str, tokens: list[int], context: Context) -> None:
         self.salt = salt
