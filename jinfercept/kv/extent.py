@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from jinfercept.kv.page import Residency
 from jinfercept.kv.pool import SlotPool, Slots
-from jinfercept.kv.windows import PrefixWindow
+from jinfercept.kv.prefix_windows import PrefixWindow
 
 if TYPE_CHECKING:
     from jinfercept.kv.context import Context

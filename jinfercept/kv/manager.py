@@ -459,7 +459,7 @@ class KVManager:
         """Drop every finished prefix, on the device and on the host, since the weights changed or the arrays were lost."""
         self.begin_plan()  # copies to the host arrive, so that no page is left out
         self._store.clear()
-        self.windows.clear()
+        self.windows.prefixes.clear()
 
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 

@@ -44,3 +44,61 @@ class SlotPool:
         """Every slot is either free or used, once. Raises AssertionError otherwise."""
         slots = sorted([*self._returned, *used])
         assert slots == list(range(self._first, self._untouched)), "a slot is lost or owned twice"
+
+
+class SharedSlots:
+    """Device slots that several owners may have, by counting references.
+
+    Args:
+        size: number of slots, numbered from 1 (0 is scratch).
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._pool = SlotPool(size, first=1)
+        self._refs = array("i", bytes(4 * (size + 1)))
+        self._late: Slots = array("i")
+
+    @property
+    def num_free(self) -> int:
+        return self._pool.num_free
+
+    def begin(self) -> None:
+        """Start a plan: what was given back late is free."""
+        self._pool.give(self._late)
+        self._late = array("i")
+
+    def take(self, most: int) -> Slots:
+        """Take up to so many free slots."""
+        return self.share(self._pool.take(most))
+
+    def share(self, slots: Slots) -> Slots:
+        """Let one more owner have slots; returns them."""
+        for slot in slots:
+            self._refs[slot] += 1
+        return slots
+
+    def give(self, slots: Slots, *, late: bool = False) -> None:
+        """Give slots back that one owner has.
+
+        Args:
+            late: the plan being built still writes them: they are free from the next plan on.
+        """
+        refs, free = self._refs, array("i")
+        for slot in slots:
+            refs[slot] -= 1
+            if not refs[slot]:
+                free.append(slot)
+        if late:
+            self._late.extend(free)
+        else:
+            self._pool.give(free)
+
+    def check(self, owned: Iterable[Slots]) -> None:
+        """Assert that every slot has as many references as owners, and is free or late without any."""
+        refs = array("i", bytes(4 * len(self._refs)))
+        for slots in owned:
+            for slot in slots:
+                refs[slot] += 1
+        assert refs == self._refs, "a slot's references are not its owners"
+        self._pool.check([*(slot for slot, count in enumerate(refs) if count), *self._late])

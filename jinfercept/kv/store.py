@@ -347,7 +347,7 @@ class ExtentStore:
             del parent.children[extent.key(self.page_bytes)]
             extent.parent, extent.num_pages = None, 0
             if extent.checkpoints:
-                self._windows.forget(extent.checkpoints.values())
+                self._windows.prefixes.forget(extent.checkpoints.values())
             self._changed.append(parent)
             if parent.num_contexts or parent.residency is not Residency.MISSING:
                 return

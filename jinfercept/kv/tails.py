@@ -212,7 +212,7 @@ class ContextTails:
         end = extents[0].start + num_pages if extents else 0
         for extent in extents:
             full = extent.start + extent.num_tokens // self._page_size
-            if index := self._windows.last_checkpoint(extent, min(full, end)):
+            if index := self._windows.prefixes.last(extent.checkpoints, min(full, end)):
                 last, found = extent, index
             if full < extent.end:
                 break

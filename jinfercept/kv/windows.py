@@ -10,12 +10,12 @@ references.
 """
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from jinfercept.kv.page import PageCopies
-from jinfercept.kv.pool import SlotPool, Slots
+from jinfercept.kv.pool import SharedSlots, SlotPool, Slots
+from jinfercept.kv.prefix_windows import PrefixWindows
 
 if TYPE_CHECKING:
     from jinfercept.kv.context import Context
@@ -43,16 +43,6 @@ class WindowSizes(NamedTuple):
 NO_WINDOWS = WindowSizes()
 NOT_READ = 1 << 60
 """A position that no plan computes."""
-
-
-@final
-class PrefixWindow:
-    """A place from which contexts with the same tokens can go on: the slots of the window before it; none once it is lost."""
-
-    __slots__ = ("first", "slots")
-
-    def __init__(self, first: int, slots: Slots) -> None:
-        self.first, self.slots = first, slots
 
 
 @final
@@ -103,26 +93,25 @@ class WindowPool:
 
     Attributes:
         is_used: whether the model has layers with pages of their own.
+        prefixes: the checkpoints.
     """
 
     def __init__(self, sizes: WindowSizes, page_size: int) -> None:
         self._sizes, self._page_size = sizes, page_size
         self.is_used = sizes.window > 0
-        self._device, self._host = SlotPool(sizes.num_device_pages, first=1), SlotPool(sizes.num_host_pages)
-        self._refs = array("i", bytes(4 * (sizes.num_device_pages + 1)))
+        self._slots, self._host = SharedSlots(sizes.num_device_pages), SlotPool(sizes.num_host_pages)
+        self.prefixes = PrefixWindows(self._slots)
         self._contexts: dict[Context, None] = {}  # with device slots
-        self._checkpoints: OrderedDict[PrefixWindow, None] = OrderedDict()  # the first to go first
         self._moving: list[ContextWindow] = []
         self._read: list[ContextWindow] = []
         self._fresh: set[int] = set()  # device slots that the plan being built fills
-        self._late_slots: Slots = array("i")  # the plan being built still writes them
-        self._late_drops: Slots = array("i")
+        self._late_drops: Slots = array("i")  # the plan being built still fills them
         self._dropped: Slots = array("i")  # free, and the runner still has their arrays
 
     @property
     def num_free(self) -> int:
         """Free device slots."""
-        return self._device.num_free
+        return self._slots.num_free
 
     @property
     def most_pages(self) -> int:
@@ -141,10 +130,10 @@ class WindowPool:
             window.read_from = NOT_READ
         self._moving, self._read = [], []
         self._fresh.clear()
-        self._device.give(self._late_slots)
+        self._slots.begin()
         self._host.give(self._late_drops)
         self._dropped.extend(self._late_drops)
-        self._late_slots, self._late_drops = array("i"), array("i")
+        self._late_drops = array("i")
 
     def take_dropped(self) -> tuple[int, ...]:
         """Host slots freed since the last call: the runner forgets their arrays."""
@@ -185,15 +174,15 @@ class WindowPool:
     def find(self, wanted: int) -> bool:
         """Make sure that so many device slots are free: those of checkpoints go first, then what lies behind the windows
         of running contexts, then windows of paused ones that have a copy. False if they do not suffice."""
-        while self._device.num_free < wanted and self._checkpoints:
-            self._lose(next(iter(self._checkpoints)))
-        if self._device.num_free < wanted:
+        while self._slots.num_free < wanted and self.prefixes.lose_first():
+            pass
+        if self._slots.num_free < wanted:
             for context in [*self._contexts]:
                 if context.held and context.ready:
                     self.trim(context, context.ready)
                 elif not context.held:
                     self.drop_device(context)
-        return self._device.num_free >= wanted
+        return self._slots.num_free >= wanted
 
     def lacking(self, context: "Context", position: int) -> int:
         """Device slots without which a context that runs cannot go on.
@@ -225,7 +214,7 @@ class WindowPool:
         assert window is not None
         first = self.start(min(num_tokens, window.read_from) - self._sizes.slack)
         if (behind := min(first, window.end) - window.first) > 0 and not window.fetching:
-            self._give(window.slots[:behind])
+            self._slots.give(window.slots[:behind])
             del window.slots[:behind]
             window.first += behind
             if not window.slots:
@@ -248,7 +237,7 @@ class WindowPool:
         assert window is not None
         kept = max(0, num_pages - window.first)
         if kept < len(window.slots):
-            self._give(window.slots[kept:], late=window.fetching)
+            self._slots.give(window.slots[kept:], late=window.fetching)
             del window.slots[kept:]
             if not kept:
                 self._contexts.pop(context, None)
@@ -317,7 +306,7 @@ class WindowPool:
         window = context.window
         assert window is not None
         if window.slots and not window.fetching and self.is_copied(context, context.num_tokens):
-            self._give(window.slots)
+            self._slots.give(window.slots)
             window.slots = array("i")
             del self._contexts[context]
 
@@ -354,7 +343,7 @@ class WindowPool:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def mark(self, context: "Context", extent: "PageExtent", index: int, *, likely: bool) -> None:
-        """Make a checkpoint of a context's window before a page.
+        """Make a checkpoint of a context's window before a page, if it has that.
 
         Args:
             extent: that has the page before it.
@@ -363,75 +352,28 @@ class WindowPool:
         window = context.window
         assert window is not None
         first, _ = self._needed(index * self._page_size)
-        if not index or window.fetching or not window.slots or window.first > first or window.end < index:
-            return
-        assert extent.start < index <= extent.end
-        checkpoint = extent.checkpoints.get(index)
-        if checkpoint is None or not checkpoint.slots:
-            checkpoint = PrefixWindow(first, window.slots[first - window.first : index - window.first])
-            self._hold(checkpoint.slots)
-            extent.checkpoints[index] = checkpoint
-            self._checkpoints[checkpoint] = None
-            if not likely:
-                self._checkpoints.move_to_end(checkpoint, last=False)
-        if likely:
-            self._checkpoints.move_to_end(checkpoint)
-
-    @staticmethod
-    def last_checkpoint(extent: "PageExtent", end: int) -> int:
-        """The last checkpoint behind an extent's pages up to one; 0: there is none."""
-        return max((index for index, at in extent.checkpoints.items() if index <= end and at.slots), default=0)
+        if index and window.slots and not window.fetching and window.first <= first and window.end >= index:
+            assert extent.start < index <= extent.end
+            slots = window.slots[first - window.first : index - window.first]
+            self.prefixes.add(extent.checkpoints, index, first, slots, likely=likely)
 
     def go_on(self, context: "Context", extent: "PageExtent", index: int) -> None:
         """Give a context that does not run the window of a checkpoint."""
-        window, checkpoint = context.window, extent.checkpoints[index]
+        window = context.window
         assert window is not None
         self.free(context)
-        self._hold(checkpoint.slots)
-        window.first, window.slots = checkpoint.first, checkpoint.slots[:]
+        window.first, window.slots = self.prefixes.use(extent.checkpoints[index])
         self._contexts[context] = None
-        self._checkpoints.move_to_end(checkpoint)
-
-    def forget(self, checkpoints: Iterable[PrefixWindow]) -> None:
-        """Lose checkpoints."""
-        for checkpoint in checkpoints:
-            if checkpoint.slots:
-                self._lose(checkpoint)
-
-    def clear(self) -> None:
-        """Lose all checkpoints."""
-        self.forget([*self._checkpoints])
-
-    def _lose(self, checkpoint: PrefixWindow) -> None:
-        del self._checkpoints[checkpoint]
-        self._give(checkpoint.slots)
-        checkpoint.slots = array("i")
 
     # -- slots -----------------------------------------------------------------------------------------------------
 
     def _take(self, context: "Context", most: int) -> None:
         """Append up to so many free device slots to a context's window."""
         assert context.window is not None
-        slots = self._device.take(most)
-        self._hold(slots)
+        slots = self._slots.take(most)
         if slots:
             context.window.slots.extend(slots)
             self._contexts[context] = None
-
-    def _hold(self, slots: Slots) -> None:
-        for slot in slots:
-            self._refs[slot] += 1
-
-    def _give(self, slots: Slots, *, late: bool = False) -> None:
-        refs, free = self._refs, array("i")
-        for slot in slots:
-            refs[slot] -= 1
-            if not refs[slot]:
-                free.append(slot)
-        if late:
-            self._late_slots.extend(free)
-        else:
-            self._device.give(free)
 
     def _give_host(self, window: ContextWindow, slots: Slots) -> None:
         if window.offloading:
@@ -443,16 +385,8 @@ class WindowPool:
     def check(self, contexts: Iterable["Context"]) -> None:
         """Assert that references and slots agree; `contexts` are all open ones."""
         windows = [context.window for context in contexts if context.window is not None]
-        slots: Slots = array("i")
-        for owner in (*windows, *self._checkpoints):
-            slots.extend(owner.slots)
-        refs = array("i", bytes(4 * len(self._refs)))
-        for slot in slots:
-            refs[slot] += 1
-        assert refs == self._refs, "references of window pages"
-        self._device.check([*set(slots), *self._late_slots])
+        self._slots.check([owner.slots for owner in (*windows, *self.prefixes)])
         self._host.check([*(slot for window in windows for slot in window.host), *self._late_drops])
-        assert all(checkpoint.slots for checkpoint in self._checkpoints)
         for context in contexts:
             assert (context in self._contexts) == bool(context.window is not None and context.window.slots)
             if not context.held and context.window is not None and (context.window.slots or context.window.host):

@@ -398,7 +398,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.check([])
         assert self.manager._store.num_free == occupancy.total
         assert self.manager.occupancy().host == 0
-        self.manager.windows.clear()
+        self.manager.windows.prefixes.clear()
         self.manager.windows.check([])
 
     def look_at(self, owner: Owner) -> None:

@@ -1,0 +1,81 @@
+"""Windows before places in the tree of extents, from which contexts with the same tokens can go on."""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import final
+
+from jinfercept.kv.pool import SharedSlots, Slots
+
+
+@final
+class PrefixWindow:
+    """A place from which contexts with the same tokens can go on: the slots of the window before it; none once it is lost."""
+
+    __slots__ = ("first", "slots")
+
+    def __init__(self, first: int, slots: Slots) -> None:
+        self.first, self.slots = first, slots
+
+
+@final
+class PrefixWindows:
+    """All checkpoints of a model, those that go first first: ones that no context is likely to use, then by their last use.
+
+    Args:
+        slots: of all windows.
+    """
+
+    def __init__(self, slots: SharedSlots) -> None:
+        self._slots = slots
+        self._order: OrderedDict[PrefixWindow, None] = OrderedDict()
+
+    def add(self, checkpoints: dict[int, PrefixWindow], index: int, first: int, slots: Slots, *, likely: bool) -> None:
+        """Make a checkpoint, unless there is one.
+
+        Args:
+            checkpoints: of an extent, by the index behind the page before them.
+            first: index of the window's first page.
+            likely: contexts will go on from there; else it is the first to go.
+        """
+        checkpoint = checkpoints.get(index)
+        if checkpoint is None or not checkpoint.slots:
+            checkpoint = checkpoints[index] = PrefixWindow(first, self._slots.share(slots))
+            self._order[checkpoint] = None
+            if not likely:
+                self._order.move_to_end(checkpoint, last=False)
+        if likely:
+            self._order.move_to_end(checkpoint)
+
+    @staticmethod
+    def last(checkpoints: dict[int, PrefixWindow], end: int) -> int:
+        """The last checkpoint up to an index; 0: there is none."""
+        return max((index for index, at in checkpoints.items() if index <= end and at.slots), default=0)
+
+    def use(self, checkpoint: PrefixWindow) -> tuple[int, Slots]:
+        """Share a checkpoint's window: the index of its first page, and its slots."""
+        self._order.move_to_end(checkpoint)
+        return checkpoint.first, self._slots.share(checkpoint.slots[:])
+
+    def lose_first(self) -> bool:
+        """Lose the checkpoint that goes first; False if there is none."""
+        checkpoint = next(iter(self._order), None)
+        if checkpoint is not None:
+            self.forget([checkpoint])
+        return checkpoint is not None
+
+    def forget(self, checkpoints: Iterable[PrefixWindow]) -> None:
+        """Lose checkpoints."""
+        for checkpoint in checkpoints:
+            if checkpoint.slots:
+                del self._order[checkpoint]
+                self._slots.give(checkpoint.slots)
+                checkpoint.slots = array("i")
+
+    def clear(self) -> None:
+        """Lose all checkpoints."""
+        self.forget([*self._order])
+
+    def __iter__(self) -> Iterator[PrefixWindow]:
+        """All checkpoints in that order, which must not change meanwhile."""
+        return iter(self._order)
