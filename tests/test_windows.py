@@ -111,6 +111,8 @@ def test_a_paused_context_keeps_the_pages_that_the_formula_says(small: LLM) -> N
     prompt, detector = {"prompt_token_ids": [*range(num_tokens)]}, ScriptedDetector({1: [Call("look", "")]})
     [output] = small.generate(prompt, GREEDY, tools=[Tool(look, name="look")], detector=detector)
     assert count_ties("gemma3", output) == 0
+    occupancy = kv.windows.occupancy()
+    assert (occupancy.used, occupancy.paused, sum(occupancy)) == (0, 0, plan.windows.num_device_pages)
     assert runner.window_kv is not None
     assert sum(array.nbytes for array in runner.window_kv.layers) == plan.window_bytes
     assert sum(array.nbytes for array in runner.kv.layers) == plan.kv_bytes

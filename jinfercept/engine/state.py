@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from jinfercept.engine.engine import Engine
+from jinfercept.kv.windows import WindowOccupancy
 from jinfercept.meter.counts import EngineCounts
 from jinfercept.meter.engine_stats import EngineStats, Pages
 from jinfercept.sched.plan_builder import SchedulerCounters
@@ -26,6 +27,7 @@ class EngineState:
         num_retained: retained contexts of finished requests.
         has_work: whether any request is not finished.
         quiescent: whether a step without requests would move no page.
+        window_pages: device slots of the pool of layers with windows; None where these have none of their own.
     """
 
     counts: EngineCounts
@@ -39,6 +41,7 @@ class EngineState:
     num_retained: int
     has_work: bool
     quiescent: bool
+    window_pages: WindowOccupancy | None = None
 
     @property
     def num_unfinished(self) -> int:
@@ -48,7 +51,8 @@ class EngineState:
     @classmethod
     def of(cls, engine: Engine, stats: EngineStats) -> Self:
         """The state now. To be asked between two steps."""
-        occupancy = engine.scheduler.kv.occupancy()
+        kv = engine.scheduler.kv
+        occupancy = kv.occupancy()
         return cls(
             counts=stats.read(),
             counters=copy.copy(engine.scheduler.counters),
@@ -61,4 +65,5 @@ class EngineState:
             num_retained=engine.num_retained,
             has_work=engine.has_work,
             quiescent=engine.quiescent,
+            window_pages=kv.windows.occupancy() if kv.windows.is_used else None,
         )

@@ -41,6 +41,17 @@ class WindowSizes(NamedTuple):
 
 
 NO_WINDOWS = WindowSizes()
+
+
+class WindowOccupancy(NamedTuple):
+    """Device slots of the pool by kind: without a page, of running contexts, of paused ones only, of checkpoints only."""
+
+    free: int
+    used: int
+    paused: int
+    cached: int
+
+
 NOT_READ = 1 << 60
 """A position that no plan computes."""
 
@@ -117,6 +128,15 @@ class WindowPool:
     def most_pages(self) -> int:
         """Pages that a context may have beside those of the chunk that it computes."""
         return (self._sizes.window + self._sizes.slack) // self._page_size + 2
+
+    def occupancy(self) -> WindowOccupancy:
+        """The device slots by kind."""
+        used, paused = set[int](), set[int]()
+        for context in self._contexts:
+            if context.window is not None:
+                (used if context.held else paused).update(context.window.slots)
+        taken = self._sizes.num_device_pages - self.num_free
+        return WindowOccupancy(self.num_free, len(used), len(paused - used), taken - len(used | paused))
 
     def cost(self, num_pages: int) -> int:
         """Memory of pages, in tokens of KV of the other layers."""

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 from prometheus_client.metrics_core import Metric
 
@@ -9,6 +10,7 @@ from jinfercept.disk.counters import DiskCounters, DiskOccupancy, DiskState
 from jinfercept.engine.state import EngineState
 from jinfercept.fleet.fan_out import front_metrics
 from jinfercept.fleet.routes import Totals
+from jinfercept.kv.windows import WindowOccupancy
 from jinfercept.meter.counts import EngineCounts, ToolCounts
 from jinfercept.meter.engine_stats import Pages
 from jinfercept.sched.plan_builder import SchedulerCounters
@@ -35,6 +37,7 @@ def all_metrics() -> list[Metric]:
     )
     pages = Pages(*[1] * len(Pages._fields))
     state = EngineState(counts, SchedulerCounters(), pages, 1, 1, 0, 0, 0, 0, has_work=False, quiescent=True)
+    state = replace(state, window_pages=WindowOccupancy(1, 1, 1, 1))
     disk = DiskState(DiskCounters(), DiskOccupancy(1, 2, 1), 1.0, works=True)
     reading = Reading(state, 16, 1, 1, 1, 1, True, 0, {}, disk)
     return list(families(SnapshotValue(reading, 0.0), "model"))
