@@ -200,6 +200,12 @@ def plan_memory(
     window_bytes = windowed_kv_bytes(model_config, params, cache, windows) // num_devices
     reserved = 0 if room.shared else step_bytes + (STEPS_UNDER_WAY * MOVED_BYTES if cache.swap_space else 0)
     free_bytes, fixed = room.free_bytes - reserved - page_size * window_bytes, windows.of(0, page_size) * window_bytes
+    if windows.num_tokens and fixed > free_bytes:
+        raise ConfigError(
+            "the pool of layers with a window does not fit",
+            got=f"num_window_tokens={windows.num_tokens} of {window_bytes} bytes each, {_gib(max(0, free_bytes))} free",
+            fix="lower num_window_tokens",
+        )
     share = 0.0 if windows.num_tokens else windows.share
     fitting = min((free_bytes - fixed) // token_bytes, int(free_bytes / (token_bytes + share * window_bytes)))
     fitting -= page_size  # a page is scratch

@@ -126,6 +126,8 @@ def plan_pools(
     memory = plan_memory(*sizes, windows)
     if config.cache.num_window_tokens is None and not windows_pay(memory, config.cache.page_size):
         memory = plan_memory(*sizes)
+    elif (shorter := plan_windows(model, config, memory.max_model_len)).num_layers < windows.num_layers:
+        memory = plan_memory(*sizes, shorter)  # what the KV pool holds is not longer than some windows
     memory = replace(memory, states=states)
     num_pages = memory.kv_tokens // config.cache.page_size
     shape = _runner_shape(num_pages, memory.max_model_len, config, layers_per_step)
