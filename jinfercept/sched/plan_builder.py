@@ -82,8 +82,13 @@ class PlanBuilder:
 
     @property
     def num_copies(self) -> int:
-        """Pages that are copied, both ways."""
+        """Pages that are copied, both ways, without those of windows."""
         return len(self.fetch or ()) + len(self.offload or ())
+
+    @property
+    def num_window_copies(self) -> int:
+        """Pages of layers with windows that are copied, both ways."""
+        return len(self.window_fetch or ()) + len(self.window_offload or ())
 
     def add_offload(self, sequence: Sequence, copies: PageCopies) -> None:
         """Offload pages of a sequence; pages of one sequence in a row are of one context."""

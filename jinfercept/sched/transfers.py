@@ -40,7 +40,7 @@ class Transfers:
         """Pages that the plan can still move: as far as the link's budget goes, and the device memory for transfers."""
         pages, most = builder.link_tokens // self._kv.page_size, self._kv.most_moved_pages
         if most is not None:
-            pages = min(pages, most - builder.num_copies)
+            pages = min(pages, most - self._num_moved(builder))
         return pages if pages > 0 else 0
 
     def fetch(self, builder: PlanBuilder, sequence: Sequence, most: int, pages: range | None = None) -> int:
@@ -176,7 +176,12 @@ class Transfers:
 
     def _is_full(self, builder: PlanBuilder) -> bool:
         most = self._kv.most_moved_pages
-        return most is not None and builder.num_copies >= most
+        return most is not None and self._num_moved(builder) >= most
+
+    def _num_moved(self, builder: PlanBuilder) -> int:
+        """Pages that the plan moves, both ways; those of windows as many as have their memory."""
+        moved = builder.num_copies
+        return moved + -(-self._kv.windows.cost(builder.num_window_copies) // self._kv.page_size)
 
     def _free_host(self, builder: PlanBuilder, sequence: Sequence, wanted: int) -> None:
         """Free host slots for the sequence's copies, so many if the policy evicts as many other copies for them."""

@@ -4,9 +4,14 @@ import pytest
 
 from jinfercept.calls import Call, Result
 from jinfercept.intercept.detector import ScriptedDetector
+from jinfercept.kv.windows import WindowSizes
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
+from jinfercept.sched.plan import StepPlan
+from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.workload import Script, Segment
 from tests.support.fake_engine import POLICIES, FakeRunner, InstantDispatcher, ManualClock, make_engine, run_all
+from tests.support.scheduler_scenarios import SIZE, Scenario, ScenarioRun
 
 MOST = 2
 PROMPT, PARAMS = 12, SamplingParams(temperature=0.0, max_tokens=9)
@@ -57,3 +62,22 @@ def test_no_plan_of_any_policy_moves_more_than_it_may(policy: str, depth: int) -
     if policy == "swap":
         assert max(plans[1]) > MOST
         assert sum(plans[0]) > MOST, "what one plan could not carry is swapped by later ones"
+
+
+def test_windows_count_as_what_a_plan_moves() -> None:
+    """Contexts pause at once, each with a page and a window as large as all that a plan may move: it moves one."""
+    script = Script("chat", 1, (Segment(3, 5.0, 6), Segment(4, None, 0)))
+    windows = WindowSizes(9, num_device_pages=40, num_host_pages=40, page_cost=2.0 * SIZE, slack=SIZE)
+    arrivals = tuple(Arrival(0.0, script) for _ in range(6))
+    scenario = Scenario(arrivals, "swap", num_pages=24, num_host_pages=40, link_tokens_per_s=1e9, windows=windows)
+    moved = dict[int | None, int]()
+    for most in (MOST, None):
+        plans = list[StepPlan]()
+        run = ScenarioRun(scenario, planned=lambda _, plan, plans=plans: plans.append(plan))
+        run.scheduler.kv.most_moved_pages = most
+        run.run()
+        assert not run.failures
+        moved[most] = max(
+            len({copy.context for copy in plan.window.offload}) for plan in plans if plan.window is not None
+        )
+    assert moved[MOST] == 1 < moved[None]
