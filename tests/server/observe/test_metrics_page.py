@@ -44,11 +44,11 @@ def all_metrics() -> list[Metric]:
 
 
 def published(served: Running) -> dict[str, str]:
-    """Kinds of the metrics by their names in the text format, and those of a server with a disk."""
+    """Kinds of the metrics by their names in the text format, and those of a server with a disk and layers with windows."""
     lines = served.http.get("/metrics").text.splitlines()
-    on_disk = [metric for metric in all_metrics() if metric.name.startswith("jinfercept:disk")]
+    elsewhere = [metric for metric in all_metrics() if metric.name.startswith(("jinfercept:disk", "jinfercept:window"))]
     return dict(line.split()[2:4] for line in lines if line.startswith("# TYPE")) | {
-        metric.name + ENDS.get(metric.type, ""): metric.type for metric in on_disk
+        metric.name + ENDS.get(metric.type, ""): metric.type for metric in elsewhere
     }
 
 
