@@ -233,7 +233,7 @@ class Door:
         llm = SimpleNamespace(make_chats=self.maker.make_chats, sampling_defaults={}, grammars=None, model=numbers)
         service: Any = SimpleNamespace(llm=llm, options=ServerOptions(), tools=ServerTools(), chat_template=None)
         service.tool_history = ToolHistory(3600, time.monotonic)
-        service.max_model_len, service.max_prompt_chars = MAX_LEN, 2**24
+        service.max_model_len, service.max_prompt_chars, service.expert_bytes = MAX_LEN, 2**24, 0
         service.chat_options = lambda **more: Service.chat_options(service, **more)
         service.check_chars = lambda texts, param: Service.check_chars(service, texts, param)
         self.service = cast(Service, service)
