@@ -92,7 +92,7 @@ def plan_windows(model: ServedModel, config: EngineConfig, longest: int) -> Wind
     widest = max(windows)
     if wanted == 0 or (wanted is None and not are_long(windows, longest)):
         return NO_WINDOW_PLAN
-    slack = page_size + config.scheduling.speculation.num_speculative_tokens
+    slack = page_size + 1 + config.scheduling.speculation.num_speculative_tokens
     kept = widest + slack + 2 * page_size
     least = config.scheduling.max_num_batched_tokens + 2 * page_size + 2 * kept
     if wanted is not None and wanted < least:
