@@ -31,7 +31,6 @@ strict_arrays.check_shapes()
 SLOWEST_FIRST = (
     "aot/",
     "test_several_devices",
-    "test_ray_fleet",
     "test_docs",
     "benchmarks/",
     "soak/",

@@ -76,6 +76,7 @@ def test_every_policy_gives_the_tokens_of_a_run_without_drafts(llm: LLM, drafts:
     counter.close()
 
 
+@pytest.mark.slow
 def test_drawn_tokens_have_the_distribution_of_the_model(llm: LLM, drafts: dict[str, Any]) -> None:
     llm.restart(policy="copy_ahead", pipeline_depth=0, speculative_config=drafts, seed=5)
     check_distribution(llm, 400)

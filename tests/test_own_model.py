@@ -70,7 +70,7 @@ def test_the_example_of_gpt2_has_the_logits_of_transformers() -> None:
     np.testing.assert_allclose(ours, golden["logits_0"], atol=1e-4)
 
 
-@pytest.mark.parametrize("window", [None, 8])
+@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 8])
 def test_learned_positions_and_layers_of_two_kinds_are_served(window: int | None) -> None:
     model: Any = GPT2["GPT2"](GPT2["Sizes"](window=window))
     assert all(isinstance(model, protocol) for protocol in (ServedModel, MixedModel, WindowedModel))

@@ -118,6 +118,7 @@ def test_a_row_keeps_its_dialogues_apart_and_learns_what_the_agent_wrote(beginne
     np.testing.assert_allclose(logits(beginner.model, beginner.params, together)[row, begin:end], alone, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_few_steps_lower_the_loss_and_the_model_is_loaded_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,6 +91,9 @@ def _until(reached: Callable[[], bool], timeout_s: float) -> None:
         time.sleep(0.2)
 
 
+pytestmark = pytest.mark.slow  # Ray takes half a minute to start
+
+
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """The fleet; afterwards it drains, and nothing of it is left."""
@@ -228,7 +231,6 @@ def test_a_killed_replica_is_an_error_by_name_and_its_stored_responses_outlive_i
     assert fleet.http.post("/v1/responses", json=follow).status_code == 200
 
 
-@pytest.mark.slow
 def test_a_killed_replica_is_replaced(fleet: Fleet) -> None:
     killed = fleet.replicas()[0]
     killed.kill()
@@ -237,7 +239,6 @@ def test_a_killed_replica_is_replaced(fleet: Fleet) -> None:
     assert fleet.chat("And now both.").status_code == 200
 
 
-@pytest.mark.slow
 def test_a_replica_that_cannot_start_is_said_in_one_line(tmp_path: Path) -> None:
     write_model(tmp_path)
     flags = ["--load-format", "dummy", "--kv-tokens", "64", "--max-model-len", "2048", "--replicas", "1", "--port", "0"]

@@ -86,6 +86,7 @@ def test_loads_have_the_same_work_in_every_mode() -> None:
     assert len(first) > 5
 
 
+@pytest.mark.slow
 def test_a_request_in_real_time_reads_every_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds are not compared here: `python -m studies calls --real` shows them."""
     mix = CallMix(2, 0.2, 2, decode=(24, 26), returned=(2, 3))
