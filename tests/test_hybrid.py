@@ -3,18 +3,15 @@
 That model has the logits of transformers (`tests/models/test_model.py`).
 """
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from jinfercept.calls import Call, Tool
 from jinfercept.cli.main import main
 from jinfercept.engine.streaming import serve
 from jinfercept.errors import ConfigError
-from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.models.load import read_config
 from jinfercept.models.model import kv_bytes_per_token
@@ -23,7 +20,7 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.fake_engine import POLICIES
 from tests.support.sample_tokenizers import byte_level
-from tests.support.tiny_model import GOLDEN, Workload, count_ties, tiny_llm
+from tests.support.tiny_model import GOLDEN, Workload, all_return_at_once, count_ties, tiny_llm
 
 NAME = "qwen3_next"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -79,20 +76,8 @@ def test_a_paused_context_is_kept_with_its_state_as_long_as_there_is_room() -> N
 
 @pytest.mark.parametrize("policy", ["copy_ahead", pytest.param("min_waste", marks=pytest.mark.slow)])
 def test_everybody_returns_at_once(small: LLM, policy: str) -> None:
-    number, small_pool = 6, {"policy": policy, "pipeline_depth": 1}
-    small.restart(**small_pool)
-    together = threading.Barrier(number, timeout=60)
-
-    def answer(argument: str) -> list[int]:
-        together.wait()
-        return [3, 1, 4]
-
-    detectors = [ScriptedDetector({position: [Call("wait", "")] for position in (2, 7)}) for _ in range(number)]
-    prompts = [{"prompt_token_ids": list(range(index, index + 20))} for index in range(number)]
-    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    outputs = small.generate(prompts, params, tools=[Tool(answer, name="wait")], detector=detectors)
-    assert all(len(output.outputs[0].interceptions) == 2 for output in outputs)
-    assert sum(count_ties(NAME, output) for output in outputs) <= 1
+    small.restart(policy=policy, pipeline_depth=1)
+    assert sum(count_ties(NAME, output) for output in all_return_at_once(small, prompt=20)) <= 1
 
 
 @pytest.mark.slow

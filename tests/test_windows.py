@@ -1,6 +1,5 @@
 """Models with windowed layers in a pool of their own: whatever is decided about contexts, the tokens are the model's."""
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from jinfercept.models.load import read_config
 from jinfercept.request import FollowUp
 from jinfercept.sampling_params import SamplingParams
 from tests.support.fake_engine import POLICIES
-from tests.support.tiny_model import GOLDEN, Workload, count_ties, tiny_llm
+from tests.support.tiny_model import GOLDEN, Workload, all_return_at_once, count_ties, tiny_llm
 
 FAMILIES = ("gemma3", "gpt_oss", "gemma2", "gpt_oss_mxfp4")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -63,20 +62,8 @@ def test_the_full_matrix_of_families_policies_and_chunks(name: str, seed: int) -
 
 @pytest.mark.parametrize("policy", ["copy_ahead", pytest.param("min_waste", marks=pytest.mark.slow)])
 def test_everybody_returns_at_once(small: LLM, policy: str) -> None:
-    number = 6
     small.restart(policy=policy, pipeline_depth=1)
-    together = threading.Barrier(number, timeout=60)
-
-    def answer(argument: str) -> list[int]:
-        together.wait()
-        return [3, 1, 4]
-
-    detectors = [ScriptedDetector({position: [Call("wait", "")] for position in (2, 7)}) for _ in range(number)]
-    prompts = [{"prompt_token_ids": list(range(index, index + 60))} for index in range(number)]
-    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    outputs = small.generate(prompts, params, tools=[Tool(answer, name="wait")], detector=detectors)
-    assert all(len(output.outputs[0].interceptions) == 2 for output in outputs)
-    assert sum(count_ties("gemma3", output) for output in outputs) <= 1
+    assert sum(count_ties("gemma3", output) for output in all_return_at_once(small, prompt=60)) <= 1
 
 
 def test_drafts_samples_of_one_prompt_and_follow_ups_are_right() -> None:

@@ -5,10 +5,10 @@ from bisect import bisect_right
 from operator import attrgetter
 from typing import NamedTuple
 
+from jinfercept.kv.context_window import ContextWindow
 from jinfercept.kv.extent import PageExtent
 from jinfercept.kv.page import Residency
 from jinfercept.kv.pool import Slots
-from jinfercept.kv.windows import ContextWindow
 
 _START = attrgetter("start")
 

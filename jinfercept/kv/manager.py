@@ -12,13 +12,15 @@ from typing import final
 from weakref import WeakValueDictionary
 
 from jinfercept.kv.context import Context
+from jinfercept.kv.context_window import ContextWindow
 from jinfercept.kv.copies import ContextCopies
-from jinfercept.kv.extent import PageExtent, token_bytes
+from jinfercept.kv.extent import PageExtent
 from jinfercept.kv.page import Occupancy, Residency, root_digest
 from jinfercept.kv.states import StatePool
 from jinfercept.kv.store import ExtentStore
 from jinfercept.kv.tails import ContextTails
-from jinfercept.kv.windows import NO_WINDOWS, ContextWindow, WindowPool, WindowSizes
+from jinfercept.kv.whole_contexts import WholeContexts
+from jinfercept.kv.windows import NO_WINDOWS, WindowPool, WindowSizes
 
 
 @final
@@ -62,7 +64,7 @@ class KVManager:
         self._tails = ContextTails(self._store, self.windows)
         self.states = StatePool(num_states, state_size)
         self.copies = ContextCopies(self._store, self._tails, self.states, self.windows)
-        self._prefix_caching = prefix_caching
+        self._whole = WholeContexts(self._store, self._tails, self.copies, self.windows, prefix_caching)
         self._trees: WeakValueDictionary[bytes, PageExtent] = WeakValueDictionary()
         self._identity = identity
 
@@ -95,19 +97,8 @@ class KVManager:
         """
         assert not context.held
         self._tails.publish(context)
-        self._settle(context)
+        self._whole.settle(context)
         self._tails.share(context, tokens)
-
-    def _settle(self, context: Context) -> None:
-        """Shorten a context that does not run to what it can go on from, if layers have windows: all that it has, or what is
-        before its last checkpoint."""
-        if not self.windows.is_used or (context.is_whole and self.windows.reaches(context, context.num_tokens)):
-            return
-        last, index = self._tails.last_checkpoint(context.extents)
-        self.windows.free(context)
-        self._shorten(context, index)
-        if last is not None:
-            self.windows.go_on(context, context.last, index)
 
     def hold(self, context: Context) -> None:
         """The sequence starts to run: turn its evictable references into references."""
@@ -115,7 +106,7 @@ class KVManager:
         self._tails.publish(context)
         if context.tail.num_pages and context.tail.residency is Residency.MISSING:
             self._tails.drop(context)
-        self._settle(context)
+        self._whole.settle(context)
         context.held = True
         context.tail.refs, context.tail.evictable_refs = 1, 0
         context.tail.changed()
@@ -145,23 +136,7 @@ class KVManager:
         if context.state and not (context.ready and self.states.is_whole(context)):
             self.copies.lose(context)
         if context.window is not None:
-            self.windows.pause(context)
-            self._drop_last_copy(context)
-            self._mark(context, likely=True)
-            if not (context.is_whole and self.windows.reaches(context, context.num_tokens)):
-                self.copies.lose(context)
-
-    def _drop_last_copy(self, context: Context) -> None:
-        """The last page of a paused context counts as copied only with its window, which is copied with it."""
-        last = context.extents[-1] if context.extents else None
-        if last is None or last.host is None or last.device is None or last.num_contexts > 1:
-            return
-        if not self.windows.is_copied(context, context.num_tokens):
-            self._store.drop_host(self._store.part(last, last.end - 1, last.end))
-
-    def _mark(self, context: Context, *, likely: bool) -> None:
-        if self._prefix_caching and context.last.parent is not None and context.last.shareable:
-            self.windows.mark(context, context.last, context.last.end, likely=likely)
+            self._whole.pause(context)
 
     def close(self, context: Context) -> None:
         """The sequence is finished: give its references back, children before parents, and its state."""
@@ -175,8 +150,7 @@ class KVManager:
                     self._store.count(extent, -1, 1)
         self._tails.publish(context)
         if context.window is not None:
-            self._mark(context, likely=True)
-            self.windows.free(context)
+            self._whole.end(context)
         self._tails.drop(context)
         use, tree = self._store.next_use(), context.last
         for extent in reversed(context.extents):
@@ -209,26 +183,10 @@ class KVManager:
             self.copies.lose(context)
         tail = context.tail
         if tail.start * self.page_size + max(tail.filled, tail.host_filled) > num_tokens:
-            self._shorten(context, num_tokens // self.page_size)
+            self._tails.keep(context, num_tokens // self.page_size)
         if context.window is not None:
             self.windows.cut(context, context.num_pages)
-        self._settle(context)
-
-    def _shorten(self, context: Context, num_pages: int) -> None:
-        """Shorten a context that does not run to its first pages, and drop its tail."""
-        self._tails.drop(context)
-        while (extent := context.last).end > num_pages:
-            if extent.start < num_pages:
-                self._store.part(extent, num_pages, extent.end)
-            assert extent.parent is not None
-            context.last = extent.parent
-            context.forget_extents()
-            extent.contexts.discard(context)
-            self._store.count(extent, evictable_refs=-1)
-            self._store.changed(context.last)
-        context.tail.start = context.last.end
-        context.uncommitted = 0
-        context.num_stored = min(context.num_stored, num_pages)
+        self._whole.settle(context)
 
     def commit(self, context: Context, tokens: Sequence[int]) -> None:
         """Let other contexts share the pages that are full, computed and accepted.
@@ -238,25 +196,12 @@ class KVManager:
         """
         if len(tokens) < context.uncommitted:  # almost always
             return
-        tail, size = context.tail, self.page_size
-        first = tail.start + len(tail.tokens) // self._store.page_bytes
-        num_full = min(len(tokens) // size, tail.start + max(tail.filled, tail.host_filled) // size)
-        if first < num_full:
-            tail.tokens += token_bytes(tokens[first * size : num_full * size])
-            self._tails.publish(context)
-        context.uncommitted = (max(first, num_full) + 1) * size
+        self._tails.commit(context, tokens)
 
     def mark(self, context: Context) -> None:
-        """Let others go on behind the full pages of a running context, and where they part from it, if layers have windows."""
-        window = context.window
-        if window is None or not self._prefix_caching:
-            return
-        self._mark(context, likely=False)
-        if 0 < window.branch * self.page_size <= context.ready:
-            extent = self._tails.twin(context, window.branch)
-            if extent is not None:
-                self.windows.mark(context, extent, window.branch, likely=True)
-            window.branch = 0
+        """Let other contexts go on behind the full pages of a running one, if layers have windows: see `WholeContexts.mark`."""
+        if context.window is not None:
+            self._whole.mark(context)
 
     # -- computing -------------------------------------------------------------------------------------------------
 
@@ -330,36 +275,13 @@ class KVManager:
         assert context.held
         if start >= end:
             return end
-        size, store = self.page_size, self._store
+        size = self.page_size
         if context.window is not None:
             end = min(end, self.windows.extend(context, (end - 1) // size + 1) * size)
             if end <= start:
                 return start
-        first, last = start // size, (end - 1) // size + 1
-        if first < context.num_pages:
-            for extent, begin, stop in context.parts(first, last):
-                if extent.device is None:
-                    slots = store.take(stop - begin)
-                    if slots:
-                        store.place(store.part(extent, begin, begin + len(slots)), slots)
-                    if len(slots) < stop - begin:
-                        return max(start, (begin + len(slots)) * size)
-        lacking = last - context.num_pages
-        if lacking <= 0:
-            return end
-        tail, slots = context.tail, store.take(lacking)
-        if slots:
-            assert tail.device is not None or not tail.num_pages
-            if tail.host is not None:
-                store.drop_host(tail)  # it is too short as soon as the tail grows
-            if tail.device is None:
-                tail.device = slots
-            else:
-                tail.device.extend(slots)
-            tail.num_pages += len(slots)
-            tail.changed()
-            context.forget_extents()
-        return end if len(slots) == lacking else max(start, context.num_pages * size)
+        placed = self._tails.place(context, start // size, (end - 1) // size + 1)
+        return max(start, min(end, placed * size))
 
     def append(self, context: Context, num_placed: int) -> bool:
         """Note that the plan computes the token at `ready`; False if that takes more than a count: `computed` does it.

@@ -58,6 +58,60 @@ class ContextTails:
                 self._store.changed(rest)
                 self._store.update(rest)
 
+    def keep(self, context: Context, num_pages: int) -> None:
+        """Shorten a context that does not run to its first pages, and drop its tail."""
+        self.drop(context)
+        while (extent := context.last).end > num_pages:
+            if extent.start < num_pages:
+                self._store.part(extent, num_pages, extent.end)
+            assert extent.parent is not None
+            context.last = extent.parent
+            context.forget_extents()
+            extent.contexts.discard(context)
+            self._store.count(extent, evictable_refs=-1)
+            self._store.changed(context.last)
+        context.tail.start = context.last.end
+        context.uncommitted = 0
+        context.num_stored = min(context.num_stored, num_pages)
+
+    def place(self, context: Context, first: int, last: int) -> int:
+        """Give the pages `first … last - 1` of a context that runs device slots; returns the first one without, or `last`."""
+        store = self._store
+        if first < context.num_pages:
+            for extent, begin, end in context.parts(first, last):
+                if extent.device is None:
+                    slots = store.take(end - begin)
+                    if slots:
+                        store.place(store.part(extent, begin, begin + len(slots)), slots)
+                    if len(slots) < end - begin:
+                        return begin + len(slots)
+        lacking = last - context.num_pages
+        if lacking <= 0:
+            return last
+        tail, slots = context.tail, store.take(lacking)
+        if slots:
+            assert tail.device is not None or not tail.num_pages
+            if tail.host is not None:
+                store.drop_host(tail)  # it is too short as soon as the tail grows
+            if tail.device is None:
+                tail.device = slots
+            else:
+                tail.device.extend(slots)
+            tail.num_pages += len(slots)
+            tail.changed()
+            context.forget_extents()
+        return context.num_pages
+
+    def commit(self, context: Context, tokens: Sequence[int]) -> None:
+        """Publish the pages that are full, computed and accepted; see `KVManager.commit`."""
+        tail, size = context.tail, self._page_size
+        first = tail.start + len(tail.tokens) // self._store.page_bytes
+        num_full = min(len(tokens) // size, tail.start + max(tail.filled, tail.host_filled) // size)
+        if first < num_full:
+            tail.tokens += token_bytes(tokens[first * size : num_full * size])
+            self.publish(context)
+        context.uncommitted = (max(first, num_full) + 1) * size
+
     def publish(self, context: Context) -> None:
         """Put the leading pages of the tail into the tree that are full, computed and accepted.
 
@@ -208,12 +262,12 @@ class ContextTails:
         Args:
             num_pages: of the extents that count, the first ones.
         """
-        last, found = None, 0
+        last, place = None, 0
         end = extents[0].start + num_pages if extents else 0
         for extent in extents:
             full = extent.start + extent.num_tokens // self._page_size
             if index := self._windows.prefixes.last(extent.checkpoints, min(full, end)):
-                last, found = extent, index
+                last, place = extent, index
             if full < extent.end:
                 break
-        return last, found
+        return last, place

@@ -11,15 +11,14 @@ references.
 
 from array import array
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import NamedTuple, final
 
+from jinfercept.kv.context import Context
+from jinfercept.kv.context_window import NOT_READ, ContextWindow
+from jinfercept.kv.extent import PageExtent
 from jinfercept.kv.page import PageCopies
 from jinfercept.kv.pool import SharedSlots, SlotPool, Slots
 from jinfercept.kv.prefix_windows import PrefixWindows
-
-if TYPE_CHECKING:
-    from jinfercept.kv.context import Context
-    from jinfercept.kv.extent import PageExtent
 
 
 class WindowSizes(NamedTuple):
@@ -50,48 +49,6 @@ class WindowOccupancy(NamedTuple):
     used: int
     paused: int
     cached: int
-
-
-NOT_READ = 1 << 60
-"""A position that no plan computes."""
-
-
-@final
-class ContextWindow:
-    """The pages of one context in the layers with windows; mutable, written by the `WindowPool` alone.
-
-    Attributes:
-        first: index of the first page that has a device slot.
-        slots: device slots of that page and the pages behind it, as many as there are.
-        host_first, host: likewise the slots of host copies.
-        fetching: the plan being built brings the pages to the device: they are readable from the next plan on.
-        offloading: the plan being built copies pages to the host.
-        read_from: least position whose query the plan being built computes.
-        branch: index behind the last page that others have too, where they have no checkpoint; 0: there is none.
-    """
-
-    __slots__ = ("branch", "fetching", "first", "host", "host_first", "offloading", "read_from", "slots")
-
-    def __init__(self) -> None:
-        self.first = self.host_first = self.branch = 0
-        self.slots: Slots = array("i")
-        self.host: Slots = array("i")
-        self.fetching = self.offloading = False
-        self.read_from = NOT_READ
-
-    @property
-    def end(self) -> int:
-        """Index behind the last page that has a device slot."""
-        return self.first + len(self.slots)
-
-    @property
-    def host_end(self) -> int:
-        """Index behind the last page that has a host copy."""
-        return self.host_first + len(self.host)
-
-    def has_room(self, index: int) -> bool:
-        """Whether the next token goes to a page that has a device slot and no copy."""
-        return self.host_first + len(self.host) <= index < self.first + len(self.slots)
 
 
 @final
@@ -167,7 +124,7 @@ class WindowPool:
         """Index of the first page that the token behind so many sees."""
         return max(0, num_tokens - self._sizes.window + 1) // self._page_size
 
-    def reaches(self, context: "Context", num_tokens: int) -> bool:
+    def reaches(self, context: Context, num_tokens: int) -> bool:
         """Whether a context that has so many tokens can go on behind them, at once or when its window is fetched."""
         window = context.window
         if window is None or not num_tokens:
@@ -175,12 +132,12 @@ class WindowPool:
         first, end = self._needed(num_tokens)
         return (bool(window.slots) and window.first <= first and window.end >= end) or _is_copied(window, first, end)
 
-    def is_there(self, context: "Context") -> bool:
+    def is_there(self, context: Context) -> bool:
         """Whether a context's window can be read now: it has one, or no page."""
         window = context.window
         return window is None or (bool(window.slots) and not window.fetching) or not context.num_pages
 
-    def is_copied(self, context: "Context", num_tokens: int) -> bool:
+    def is_copied(self, context: Context, num_tokens: int) -> bool:
         """Whether the host has a copy of the window of a context that has so many tokens."""
         assert context.window is not None
         return _is_copied(context.window, *self._needed(num_tokens))
@@ -204,7 +161,7 @@ class WindowPool:
                     self.drop_device(context)
         return self._slots.num_free >= wanted
 
-    def lacking(self, context: "Context", position: int) -> int:
+    def lacking(self, context: Context, position: int) -> int:
         """Device slots without which a context that runs cannot go on.
 
         Args:
@@ -216,10 +173,11 @@ class WindowPool:
             return len(window.host)
         return int(window.end * self._page_size <= position)
 
-    def extend(self, context: "Context", end: int) -> int:
+    def extend(self, context: Context, end: int) -> int:
         """Give a running context slots for the pages up to one, as far as there are some; returns the index behind the last."""
         window = context.window
         assert window is not None
+        assert window.slots or not window.host, "a window is fetched before its context goes on"
         lacking = end - window.end
         if lacking > 0:
             if context.ready:
@@ -228,7 +186,7 @@ class WindowPool:
             self._take(context, lacking)
         return window.end
 
-    def trim(self, context: "Context", num_tokens: int) -> None:
+    def trim(self, context: Context, num_tokens: int) -> None:
         """Give back the pages behind the window of a context that has so many tokens."""
         window = context.window
         assert window is not None
@@ -244,14 +202,14 @@ class WindowPool:
             del window.host[:behind]
             window.host_first += behind
 
-    def pause(self, context: "Context") -> None:
+    def pause(self, context: Context) -> None:
         """Give back what a context does not need that the plan being built does not compute."""
         assert context.window is not None
         context.window.read_from = NOT_READ
         self.cut(context, context.num_pages)
         self.trim(context, context.num_tokens)
 
-    def cut(self, context: "Context", num_pages: int) -> None:
+    def cut(self, context: Context, num_pages: int) -> None:
         """Shorten a context to its first pages."""
         window = context.window
         assert window is not None
@@ -263,7 +221,7 @@ class WindowPool:
                 self._contexts.pop(context, None)
         self._cut_host(window, num_pages)
 
-    def computed(self, context: "Context", start: int) -> None:
+    def computed(self, context: Context, start: int) -> None:
         """The plan being built computes a context from a token on: copies of its page and those behind it are out of date."""
         window = context.window
         assert window is not None
@@ -281,7 +239,7 @@ class WindowPool:
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
-    def copy_out(self, context: "Context", num_tokens: int) -> PageCopies | None:
+    def copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
         """Copy the window of a paused context with so many tokens to the host, as far as it has no copy; None: it cannot be."""
         window, copies = context.window, PageCopies()
         assert window is not None
@@ -306,7 +264,7 @@ class WindowPool:
         copies.add(window.slots[start - window.first : end - window.first], slots)
         return copies
 
-    def fetch(self, context: "Context") -> PageCopies | None:
+    def fetch(self, context: Context) -> PageCopies | None:
         """Bring a context's window to the device; None: there is no room, or copies are still on their way out."""
         window, copies = context.window, PageCopies()
         assert window is not None
@@ -321,7 +279,7 @@ class WindowPool:
         copies.add(window.slots, window.host)
         return copies
 
-    def drop_device(self, context: "Context") -> None:
+    def drop_device(self, context: Context) -> None:
         """Give the device slots of a paused context back whose window has a copy."""
         window = context.window
         assert window is not None
@@ -330,7 +288,7 @@ class WindowPool:
             window.slots = array("i")
             del self._contexts[context]
 
-    def free(self, context: "Context") -> None:
+    def free(self, context: Context) -> None:
         """Take a context's window from it, on the device and on the host."""
         window = context.window
         if window is not None:
@@ -338,13 +296,13 @@ class WindowPool:
             window.first = window.host_first = 0
             window.fetching = False
 
-    def is_fetchable(self, context: "Context") -> bool:
+    def is_fetchable(self, context: Context) -> bool:
         """Whether a context's window is on the host only, and can be fetched as soon as there is room."""
         window = context.window
         return window is not None and not window.slots and bool(window.host) and not window.offloading
 
     @property
-    def first_paused(self) -> "Context | None":
+    def first_paused(self) -> Context | None:
         """The paused context whose window has been on the device for longest."""
         return next((context for context in self._contexts if not context.held), None)
 
@@ -362,7 +320,7 @@ class WindowPool:
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
-    def mark(self, context: "Context", extent: "PageExtent", index: int, *, likely: bool) -> None:
+    def mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> None:
         """Make a checkpoint of a context's window before a page, if it has that.
 
         Args:
@@ -377,7 +335,7 @@ class WindowPool:
             slots = window.slots[first - window.first : index - window.first]
             self.prefixes.add(extent.checkpoints, index, first, slots, likely=likely)
 
-    def go_on(self, context: "Context", extent: "PageExtent", index: int) -> None:
+    def go_on(self, context: Context, extent: PageExtent, index: int) -> None:
         """Give a context that does not run the window of a checkpoint."""
         window = context.window
         assert window is not None
@@ -387,7 +345,7 @@ class WindowPool:
 
     # -- slots -----------------------------------------------------------------------------------------------------
 
-    def _take(self, context: "Context", most: int) -> None:
+    def _take(self, context: Context, most: int) -> None:
         """Append up to so many free device slots to a context's window."""
         assert context.window is not None
         slots = self._slots.take(most)
@@ -402,7 +360,7 @@ class WindowPool:
             self._dropped.extend(slots)
             self._host.give(slots)
 
-    def check(self, contexts: Iterable["Context"]) -> None:
+    def check(self, contexts: Iterable[Context]) -> None:
         """Assert that references and slots agree; `contexts` are all open ones."""
         windows = [context.window for context in contexts if context.window is not None]
         self._slots.check([owner.slots for owner in (*windows, *self.prefixes)])

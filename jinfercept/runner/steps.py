@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -171,12 +171,11 @@ def _embed(
     return x, batch if shape.cut is None else upload, upload[packed_size(shape) :]
 
 
-class _JoinedAttend(NamedTuple):
-    """Attention of decode rows that rotates queries and keys itself; a model that rotates them calls `separate`."""
+class _NotingAttend:
+    """Attention that collects the experts of every layer."""
 
-    separate: Attend[KVPages]
-    batch: Batch
-    noted: list[Int[Array, "T C"]]
+    def __init__(self, attend: Attend[KVPages], noted: list[Int[Array, "T C"]]) -> None:
+        self._attend, self._noted = attend, noted
 
     def __call__(
         self,
@@ -186,35 +185,23 @@ class _JoinedAttend(NamedTuple):
         pages: KVPages,
         scoring: Scoring = PLAIN,
     ) -> tuple[Float[Array, "T H D"], KVPages]:
-        return self.separate(q, k, v, pages, scoring)
+        return self._attend(q, k, v, pages, scoring)
+
+    def note_experts(self, experts: Int[Array, "T C"]) -> None:
+        self._noted.append(experts)
+
+
+class _JoinedAttend(_NotingAttend):
+    """Attention of decode rows that also rotates queries and keys itself; a model that rotates them calls it as any other."""
+
+    def __init__(self, attend: Attend[KVPages], batch: Batch, noted: list[Int[Array, "T C"]]) -> None:
+        super().__init__(attend, noted)
+        self._batch = batch
 
     def joined(
         self, qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages
     ) -> tuple[Float[Array, "T H D"], KVPages]:
-        return joined_attention(qkv, rotation, pages, self.batch)
-
-    def note_experts(self, experts: Int[Array, "T C"]) -> None:
-        self.noted.append(experts)
-
-
-class _NotingAttend(NamedTuple):
-    """Attention that collects the experts of every layer."""
-
-    attend: Attend[KVPages]
-    noted: list[Int[Array, "T C"]]
-
-    def __call__(
-        self,
-        q: Float[Array, "T H D"],
-        k: Float[Array, "T K D"],
-        v: Float[Array, "T K D"],
-        pages: KVPages,
-        scoring: Scoring = PLAIN,
-    ) -> tuple[Float[Array, "T H D"], KVPages]:
-        return self.attend(q, k, v, pages, scoring)
-
-    def note_experts(self, experts: Int[Array, "T C"]) -> None:
-        self.noted.append(experts)
+        return joined_attention(qkv, rotation, pages, self._batch)
 
 
 class _NotingRows(StateRows):

@@ -75,7 +75,8 @@ class ChunkPlanner:
         if context.ready >= length and context.state:
             self._restart(sequence)
         start = min(context.ready, length - 1)
-        end = length if start == length - 1 else kv.gap_end(context, length)
+        is_last = start == length - 1 and kv.windows.is_there(context)
+        end = length if is_last else kv.gap_end(context, length)
         end = min(end, start + min(most, self._chunk_tokens))
         if start >= end:
             return

@@ -23,21 +23,18 @@ def next_token(context: list[int], words: Sequence[int] | None = None) -> int:
     return allowed[draw % len(allowed)]
 
 
-class FakePages:
-    """The pages of one pool, their host copies, and the page tables.
+class FakeMemories[KV]:
+    """The pages of one pool and their host copies.
 
     Attributes:
-        device, host: by slot and offset, positions and tokens.
-        tables: by sequence slot and page number, device slots.
+        device, host: by slot and offset, what stands for a token's keys and values.
     """
 
-    def __init__(self, page_size: int) -> None:
-        self.page_size = page_size
-        self.device: dict[int, dict[int, tuple[int, int]]] = {}
-        self.host: dict[int, dict[int, tuple[int, int]]] = {}
-        self.tables: dict[int, dict[int, int]] = {}
+    def __init__(self) -> None:
+        self.device: dict[int, dict[int, KV]] = {}
+        self.host: dict[int, dict[int, KV]] = {}
 
-    def begin(self, moves: StepPlan | WindowCopies) -> dict[int, dict[int, tuple[int, int]]]:
+    def begin(self, moves: StepPlan | WindowCopies) -> dict[int, dict[int, KV]]:
         """What leaves the device, or comes: pages by the device slots where they land behind the compute."""
         landing = {copy.device_slot: dict(self.host[copy.host_slot]) for copy in moves.fetch}
         assert len(landing) == len(moves.fetch), "two pages land in a slot"
@@ -47,6 +44,19 @@ class FakePages:
             assert copy.host_slot not in self.host, "a host slot holds two pages"
             self.host[copy.host_slot] = dict(self.device[copy.device_slot])
         return landing
+
+
+class FakePages(FakeMemories[tuple[int, int]]):
+    """Such pages of positions and tokens, and the page tables.
+
+    Attributes:
+        tables: by sequence slot and page number, device slots.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        super().__init__()
+        self.page_size = page_size
+        self.tables: dict[int, dict[int, int]] = {}
 
     def enter(self, chunk: Chunk, entries: WindowEntries | tuple[()]) -> None:
         """Take entries of a page table, and empty the pages that the chunk begins."""

@@ -4,8 +4,7 @@ The machine keeps both memories as the plans that it makes would leave them: a t
 to it, a plan is executed as fetch, drop, copy-out, compute, land, and whatever is read or stays readable is compared.
 """
 
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,10 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from jinfercept.kv.context import Context
-from jinfercept.kv.extent import token_bytes
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import PageCopy, Residency
 from jinfercept.kv.windows import NO_WINDOWS, WindowSizes
+from jinfercept.sched.plan import WindowCopies
+from jinfercept.testing.fake_runner import FakeMemories
+from tests.support.kv_owners import Computed, Owner, check_owner, check_runs
 
 MAX_SEQUENCES = 5
 MAX_TOKENS = 18
@@ -31,59 +32,15 @@ chunk_of = st.sampled_from([99, 1, 2, 3])
 Event = tuple[str, int, int, int]
 
 
-class Owner:
-    """A sequence: its tokens, how many of them are accepted, its context, and whether its last token is computed again."""
-
-    def __init__(self, salt: str, tokens: list[int], context: Context) -> None:
-        self.salt = salt
-        self.tokens = tokens
-        self.context = context
-        self.num_accepted = len(tokens)
-        self.planned = self.again = False
-
-    @property
-    def accepted(self) -> list[int]:
-        return self.tokens[: self.num_accepted]
-
-    def kv(self, position: int) -> bytes:
-        """What the KV of the token at `position` is: it depends on all tokens up to it, and on the salt."""
-        return self.salt.encode() + token_bytes(self.tokens[: position + 1])
-
-
-def check_runs(context: Context, pages: range) -> None:
-    """The runs of these pages show what their extents have."""
-    runs, size, marks, num_tokens = context.runs(pages), context.page_size, dict[int, object](), 0
-    for extent in context.extents:
-        for index in range(max(extent.start, pages.start), min(extent.end, pages.stop)):
-            marks[index] = extent.mark()
-            num_tokens += max(0, min(size, extent.num_tokens - (index - extent.start) * size))
-    assert {index: run[2:6] for run in runs for index in run.pages} == marks
-    assert sum(run.num_tokens for run in runs) == num_tokens
-    assert all(before[2:6] != after[2:6] for before, after in pairwise(runs))
-
-
-class Computed(NamedTuple):
-    """A chunk of a plan, with the page table that the runner would know."""
-
-    owner: Owner
-    slots: list[int]
-    start: int
-    end: int
-    window: dict[int, int]
-
-
 class ManagerMachine(RuleBasedStateMachine):
     """The scheduler's part, played at random: there is always a plan being drafted, and sequences pause between two."""
 
     def __init__(self) -> None:
         super().__init__()
         self.owners: list[Owner] = []
-        self.device: dict[int, dict[int, bytes]] = {}
-        self.host: dict[int, dict[int, bytes]] = {}
+        self.pages, self.window_pages = FakeMemories[bytes](), FakeMemories[bytes]()
         self.fetched: list[PageCopy] = []
         self.copied: list[PageCopy] = []
-        self.windows: dict[int, dict[int, bytes]] = {}
-        self.host_windows: dict[int, dict[int, bytes]] = {}
         self.fetched_windows: list[PageCopy] = []
         self.copied_windows: list[PageCopy] = []
         self.chunks: list[Computed] = []
@@ -149,15 +106,15 @@ class ManagerMachine(RuleBasedStateMachine):
         slots = manager.copies.adopt(context, owner.tokens, count)
         assert context.num_pages == first + len(slots)
         for slot in manager.take_dropped():
-            del self.host[slot]
+            del self.pages.host[slot]
         for index, slot in enumerate(slots, first):
             if slot is not None:
-                assert slot not in self.host
-                self.host[slot] = {offset: owner.kv(index * size + offset) for offset in range(size)}
+                assert slot not in self.pages.host
+                self.pages.host[slot] = {offset: owner.kv(index * size + offset) for offset in range(size)}
         copies = manager.copies.host_slots(context, first, count)
         assert len(copies) <= len(slots)
         for index, slot in enumerate(copies, first):
-            assert self.host[slot][size - 1] == owner.kv((index + 1) * size - 1)
+            assert self.pages.host[slot][size - 1] == owner.kv((index + 1) * size - 1)
         self.owners.append(owner)
 
     # -- while a plan is drafted -----------------------------------------------------------------------------------
@@ -264,42 +221,33 @@ class ManagerMachine(RuleBasedStateMachine):
             owner.planned = False
 
     def execute(self) -> None:
-        landing = {copy.device_slot: dict(self.host[copy.host_slot]) for copy in self.fetched}
-        landing_windows = {copy.device_slot: dict(self.host_windows[copy.host_slot]) for copy in self.fetched_windows}
-        for slot in self.manager.take_dropped():
-            del self.host[slot]
-        for slot in self.manager.windows.take_dropped():
-            del self.host_windows[slot]
-        for copies, device, host in (
-            (self.copied, self.device, self.host),
-            (self.copied_windows, self.windows, self.host_windows),
-        ):
-            for copy in copies:
-                assert copy.host_slot not in host, "a host slot holds two pages"
-                host[copy.host_slot] = dict(device[copy.device_slot])
+        manager = self.manager
+        landing = self.pages.begin(WindowCopies(self.copied, self.fetched, manager.take_dropped()))
+        copies = WindowCopies(self.copied_windows, self.fetched_windows, manager.windows.take_dropped())
+        landing_windows = self.window_pages.begin(copies)
         for chunk in self.chunks:  # everybody writes before anybody reads
             for position in range(chunk.start, chunk.end):
-                slot = self.device.setdefault(chunk.slots[position // self.size], {})
+                slot = self.pages.device.setdefault(chunk.slots[position // self.size], {})
                 slot[position % self.size] = chunk.owner.kv(position)
                 if self.window:
-                    page = self.windows.setdefault(chunk.window[position // self.size], {})
+                    page = self.window_pages.device.setdefault(chunk.window[position // self.size], {})
                     page[position % self.size] = chunk.owner.kv(position)
         for chunk in self.chunks:
             for position in range(chunk.end):
-                held = self.device[chunk.slots[position // self.size]].get(position % self.size)
-                assert held == chunk.owner.kv(position), f"token {position} is read from a page that does not hold it"
+                read = self.pages.device[chunk.slots[position // self.size]].get(position % self.size)
+                assert read == chunk.owner.kv(position), f"token {position} is read from a page that does not hold it"
             for position in range(max(0, chunk.start - self.window + 1), chunk.end) if self.window else ():
-                held = self.windows[chunk.window[position // self.size]].get(position % self.size)
-                assert held == chunk.owner.kv(position), f"token {position} is read from a window that does not hold it"
-        self.device |= landing
-        self.windows |= landing_windows
+                read = self.window_pages.device[chunk.window[position // self.size]].get(position % self.size)
+                assert read == chunk.owner.kv(position), f"token {position} is read from a window that does not hold it"
+        self.pages.device |= landing
+        self.window_pages.device |= landing_windows
         for part in (self.fetched, self.copied, self.fetched_windows, self.copied_windows, self.chunks):
             part.clear()
         for owner in self.owners:
             if owner.num_accepted < len(owner.tokens) or owner.planned:
                 owner.num_accepted = len(owner.tokens)
                 self.manager.commit(owner.context, owner.tokens)
-            self.look_at(owner)
+            check_owner(owner, self.pages, self.window_pages)
 
     # -- the parts -------------------------------------------------------------------------------------------------
 
@@ -323,7 +271,8 @@ class ManagerMachine(RuleBasedStateMachine):
             owner.tokens.append(sampled)  # only the device knows it yet
         length = len(owner.tokens)
         start = min(context.ready, length - 1)
-        end = min(start + most, length if start == length - 1 else manager.gap_end(context, length))
+        is_last = start == length - 1 and manager.windows.is_there(context)
+        end = min(start + most, length if is_last else manager.gap_end(context, length))
         wanted, end = end, manager.place(context, start, end)
         while end < wanted and self.slot_free(owner, end):
             end = manager.place(context, end, wanted)
@@ -400,36 +349,6 @@ class ManagerMachine(RuleBasedStateMachine):
         assert self.manager.occupancy().host == 0
         self.manager.windows.prefixes.clear()
         self.manager.windows.check([])
-
-    def look_at(self, owner: Owner) -> None:
-        for extent in owner.context.extents:
-            for slots, filled, memory in (
-                (extent.device, extent.filled, self.device),
-                (extent.host, extent.host_filled, self.host),
-            ):
-                assert slots is not None or not filled
-                for offset in range(filled):
-                    kv = memory[slots[offset // self.size] if slots else 0].get(offset % self.size)
-                    position = extent.start * self.size + offset
-                    assert kv == owner.kv(position), f"token {position} of {owner.tokens}: {extent}"
-            named = len(extent.tokens) // 4
-            first = extent.start * self.size
-            assert extent.tokens == token_bytes(owner.accepted[first : first + named]), f"tokens of {extent}"
-        window, num_tokens = owner.context.window, owner.context.num_tokens
-        for first, slots, memory in (
-            ()
-            if window is None
-            else (
-                (window.first, window.slots, self.windows),
-                (window.host_first, window.host, self.host_windows),
-            )
-        ):
-            for position in range(first * self.size, min((first + len(slots)) * self.size, num_tokens)):
-                kv = memory[slots[position // self.size - first]].get(position % self.size)
-                assert kv == owner.kv(position), f"window of token {position} of {owner.tokens}"
-        if owner.context.held:
-            num_readable = min(owner.context.ready, len(owner.tokens))
-            assert len(owner.context.slots(0, -(-num_readable // self.size))) * self.size >= num_readable
 
 
 def explore(max_examples: int, steps: int) -> None:

@@ -1,5 +1,6 @@
 """A tiny real model on the real runner, and what its tokens must be."""
 
+import threading
 import time
 from functools import cache
 from pathlib import Path
@@ -96,3 +97,23 @@ class Workload:
 
 def streams(outputs: list[RequestOutput]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
+
+
+def all_return_at_once(llm: LLM, prompt: int, number: int = 6) -> list[RequestOutput]:
+    """Outputs of so many requests, each with two calls that return when those of all others do.
+
+    Args:
+        prompt: tokens of each prompt.
+    """
+    together = threading.Barrier(number, timeout=60)
+
+    def answer(argument: str) -> list[int]:
+        together.wait()
+        return [3, 1, 4]
+
+    detectors = [ScriptedDetector({position: [Call("wait", "")] for position in (2, 7)}) for _ in range(number)]
+    prompts = [{"prompt_token_ids": list(range(index, index + prompt))} for index in range(number)]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    outputs = llm.generate(prompts, params, tools=[Tool(answer, name="wait")], detector=detectors)
+    assert all(len(output.outputs[0].interceptions) == 2 for output in outputs)
+    return outputs

@@ -59,9 +59,9 @@ def test_a_template_that_knows_no_tools_lets_the_model_answer_or_call(
 def test_the_tokens_of_a_conversation_are_those_of_its_prompt(make_scripted: Make, served: Running) -> None:
     scripted = make_scripted(PLAIN)
     scripted.follow(f"{prompt_of(scripted, ASKED, [CHAT_PRICE])}Yes.{END}")
-    asked = {"messages": ASKED, "tools": [CHAT_PRICE]}
-    tokens = served.http.post("/tokenize", json=asked).json()["tokens"]
-    assert served.chat(return_token_ids=True, **asked).json()["prompt_token_ids"] == tokens
+    body = {"messages": ASKED, "tools": [CHAT_PRICE]}
+    tokens = served.http.post("/tokenize", json=body).json()["tokens"]
+    assert served.chat(return_token_ids=True, **body).json()["prompt_token_ids"] == tokens
     message = served.http.post("/v1/messages/count_tokens", json={"messages": ASKED, "tools": [ANTHROPIC]}).json()
     assert message["input_tokens"] == len(tokens)
 
