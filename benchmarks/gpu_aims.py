@@ -11,6 +11,7 @@ Parts = Mapping[str, Rows]
 
 PEERS = ("cudnn", "torch")
 OURS = "copy_ahead"
+LEAST_RECENTLY_USED = "lru_host"
 
 DECODE_SHARE = 0.85
 CHUNK_RATIO = 0.8
@@ -123,6 +124,18 @@ def _policies(parts: Parts) -> list[Figure]:
     return [Figure(f"scaled mixed workload, {model}", reached, ours <= latencies[best] and not unfinished)]
 
 
+def _agents(parts: Parts) -> list[Figure]:
+    """The mean turn delay of ours over least recently used pages', measured and in the simulator."""
+    rows = {row["policy"]: row for row in parts.get("agents", ())}
+    if not {OURS, LEAST_RECENTLY_USED} <= rows.keys():
+        return []
+    ours, other = (rows[policy]["turn_delay_s"]["mean"] for policy in (OURS, LEAST_RECENTLY_USED))
+    simulated = [rows[policy]["simulated"]["turn_delay_s"]["mean"] for policy in (OURS, LEAST_RECENTLY_USED)]
+    ratio = f"{ours / other:.2f} ×; {simulated[0] / simulated[1]:.2f} × in the simulator"
+    load = rows[OURS]["workload"]
+    return [Figure(f"{load['live']} sessions, {load['model']}", f"{ours:.2f} and {other:.2f} s: {ratio}", ours < other)]
+
+
 def _right(parts: Parts) -> list[Figure]:
     checks = [row for name in RIGHT_PARTS for row in parts.get(name, ())]
     return [
@@ -139,12 +152,13 @@ AIMS: tuple[Aim, ...] = (
     Aim(f"decode step at batch 64 ≤ {STEP_TIMES} × its roofline", _steps),
     Aim(f"device idle between steps ≤ {IDLE:.0%} at depth 1", _idle),
     Aim(f"{OURS} is the best of the six policies in real time", _policies),
+    Aim(f"turns of agents wait less under {OURS} than under {LEAST_RECENTLY_USED}", _agents),
 )
 """In the order in which they are told."""
 
 
 def _attention(parts: Parts) -> list[Mapping[str, Any]]:
-    rows = [*parts.get("kernels", ()), *parts.get("torch_peer", ())]
+    rows = [row for name in ("kernels", "chunks", "torch_peer") for row in parts.get(name, ())]
     return [row for row in rows if "error" not in row]
 
 

@@ -107,6 +107,7 @@ DETAILS: Mapping[str, Sequence[str]] = {
     "idle": ("model", "depth", "batch", "context", "step_s", "idle_share", "by_wall", "largest_gap_s"),
     "policies": (
         "policy",
+        "order",
         "latency",
         "ttft_s",
         "recomputed_tokens",

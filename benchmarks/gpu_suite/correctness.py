@@ -55,6 +55,12 @@ def rows(sizes: Sizes) -> Iterator[Row]:
         yield from _check_tokens(name, config, POLICIES, on_cpu=number == 0)
 
 
+def kind_rows(sizes: Sizes) -> Iterator[Row]:
+    """Check tokens of models with windowed and recurrent layers."""
+    for name, config in sizes.checked_kinds.items():
+        yield from _check_tokens(name, config, POLICIES)
+
+
 def kernel_rows(sizes: Sizes) -> Iterator[Row]:
     """Check kernels."""
     for checked in sizes.checked:
@@ -66,7 +72,8 @@ def device_rows(sizes: Sizes) -> Iterator[Row]:
     counts = [count for count in (2, 4, 8) if count <= len(jax.devices())]
     if not counts:
         yield {"check": "tokens", "devices": len(jax.devices()), "note": "several devices need more than one"}
-    for (name, config), count in product(sizes.checked_models.items(), counts):
+    models = {**sizes.checked_models, **sizes.checked_kinds}
+    for (name, config), count in product(models.items(), counts):
         if config.num_heads % count == 0:
             yield from _check_tokens(name, config, POLICIES, count)
 

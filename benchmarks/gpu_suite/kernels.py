@@ -38,9 +38,18 @@ OTHER_CHUNK_TILES = (Tile(128, 64, num_warps=8, num_stages=3), Tile(64, 32, num_
 
 def rows(sizes: Sizes) -> Iterator[Row]:
     """Measure all cases that fit, the pages of one kind of heads at a time."""
+    return _rows(sizes, sizes.attention, OTHER_CHUNK_TILES[: 1 if _interpreted() else None])  # interpreting takes long
+
+
+def chunk_rows(sizes: Sizes) -> Iterator[Row]:
+    """Measure the chunks among them by every implementation, each with its own tiles."""
+    return _rows(sizes, [case for case in sizes.attention if case.chunk > 1], ())
+
+
+def _rows(sizes: Sizes, cases: Sequence[AttentionCase], other_tiles: Sequence[Tile]) -> Iterator[Row]:
     copy, matmul = copy_rate(sizes), matmul_rate(sizes)
     pages, drawn = None, None
-    for case in sizes.attention:
+    for case in cases:
         if case.kv_bytes > sizes.attention_pool_bytes:
             continue
         if drawn != case.heads:
@@ -53,7 +62,7 @@ def rows(sizes: Sizes) -> Iterator[Row]:
             if name != "mosaic" or case.chunk > 1  # which decodes by the Triton kernels
         }
         if case.chunk > 1:
-            for tile in OTHER_CHUNK_TILES[: 1 if _interpreted() else None]:  # which takes long
+            for tile in other_tiles:
                 tiles = _tiles_with(tile, case, sizes)
                 scoring = Scoring(case.window)
                 attend = partial(paged_attention_triton, scoring=scoring, tiles=tiles, interpret=_interpreted())

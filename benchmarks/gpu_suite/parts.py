@@ -49,9 +49,14 @@ JOBS: tuple[Mapping[str, Part], ...] = (
         "kernels": Part("kernels", 150.0, environment=OWN_MEMORY),
     },
     {
-        "tokens": Part("correctness", 180.0),
+        "tokens": Part("correctness", 120.0),
         "policies": Part("policies", 180.0),
+        "agents": Part("policies", 230.0, "agent_rows"),
+    },
+    {
+        "kinds": Part("correctness", 120.0, "kind_rows"),
         "idle": Part("idle", 70.0),
+        "chunks": Part("kernels", 90.0, "chunk_rows", OWN_MEMORY),
         "transfers": Part("transfers", 60.0, environment=OWN_MEMORY),
         "connections": Part("transfers", 45.0, "overlap_rows", {**OWN_MEMORY, **MORE_CONNECTIONS}),
     },
@@ -80,5 +85,5 @@ STEP_PARTS = ("decode", "groups")
 LINK_PARTS = ("overlap", "transfers")
 """Parts that load the host link beside a step, see `transfers`."""
 
-RIGHT_PARTS = ("smoke", "checks", "tokens")
+RIGHT_PARTS = ("smoke", "checks", "tokens", "kinds")
 """Parts that check what is computed: every row is `ok` or not."""

@@ -1,22 +1,34 @@
-"""The six policies of the paper and ours on a scaled mixed workload, in real time, on one model. Rows: replay's reports.
+"""Policies in real time, on one model: the six of the paper and ours on a scaled mixed workload, and the default of
+`jinfercept serve` beside least recently used pages with a host tier on scaled sessions of agents. Rows: replay's reports.
 
 Also `workload` (its sizes), `served`, and `other_tokens`: requests whose tokens are not those of the first policy (in
-bfloat16 a step's shape may decide a near tie, so that a few may differ).
+bfloat16 a step's shape may decide a near tie, so that a few may differ). Rows of agents have `order` and `simulated`, the
+report of the simulator with the profile that was measured, too; `other_tokens` of them counts turns that both served, whose
+prompts differ once an answer does.
 """
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from random import Random
-from typing import Any
 
-from benchmarks.gpu_suite.sizes import GIB, Row, Sizes
-from jinfercept.bench.replay import Replayed, different, replay, resize_host
+from benchmarks.gpu_suite.sizes import GIB, Agents, Policies, Row, Sizes
+from jinfercept.bench.replay import Replayed, different, replay, resize_host, simulation
+from jinfercept.models.config import ModelConfig
 from jinfercept.models.model import kv_bytes_per_token
+from jinfercept.sim.agent_sessions import fitting, scaled_sessions
 from jinfercept.sim.arrivals import arrivals
 from jinfercept.sim.scripted import make_request, random_tokens, scaled
+from jinfercept.sim.session_clients import SessionLoad
+from jinfercept.sim.trace_files import load_sessions
 from jinfercept.sim.workload import draw
-from jinfercept.startup.start import set_up
+from jinfercept.startup.start import EngineSetup, set_up
 
+SEED = 1
+"""Of the sessions' order and times."""
+
+CONTENDERS = (("copy_ahead", "missing_work"), ("lru_host", "fcfs"))
+"""Policies and orders of the sessions."""
 POLICIES = ("copy_ahead", "min_waste", "discard", "swap", "improved_discard", "preserve")
 
 
@@ -32,22 +44,51 @@ def rows(sizes: Sizes) -> Iterator[Row]:
         for number, (at_s, script) in enumerate(scaled(drawn, load.scale_tokens, load.scale_time))
     ]
     duration_s = load.duration_s * load.scale_time
-    flags: dict[str, Any] = {
-        "dtype": sizes.dtype,
-        "page_size": sizes.page_size,
-        "kv_tokens": load.kv_tokens,
-    }
-    host_bytes = load.host_tokens * kv_bytes_per_token(config, sizes.dtype)
-    flags |= {"max_num_seqs": load.max_num_seqs, "max_num_batched_tokens": load.bucket, "swap_space": host_bytes / GIB}
     first: Replayed | None = None
-    with closing(set_up(config, load_format="dummy", profile="quick", **flags)) as setup:
-        setup = resize_host(setup, load.host_tokens)
+    with closing(_set_up(sizes, load, config)) as setup:
         for policy in POLICIES:
             run = replay(setup, policy, requests, write, duration_s)
             first = first or run
-            yield run.report | {
-                "model": load.model,
-                "workload": load._asdict() | {"requests": len(requests)},
-                "served": len(run.streams),
-                "other_tokens": len(different(run.streams, first.streams)),
-            }
+            yield run.report | _common(load, run, first) | {"workload": load._asdict() | {"requests": len(requests)}}
+
+
+def agent_rows(sizes: Sizes) -> Iterator[Row]:
+    """Replay sessions under the two contenders, the same ones for both."""
+    load = sizes.agents
+    config = replace(sizes.models[load.model], max_position=load.max_model_len)
+    sessions = fitting(scaled_sessions(load_sessions("agents"), load.scale_tokens, load.scale_time), load.max_model_len)
+    played = SessionLoad(sessions, SEED, load.live, duration_s=load.duration_s, ramp_s=load.warm_up_s)
+    write, first = random_tokens(config.vocab_size, 0), None
+    with closing(_set_up(sizes, load, config)) as setup:
+        for policy, order in CONTENDERS:
+            ordered = setup.changed(order=order)
+            run = replay(ordered, policy, played, write, load.duration_s, warm_up_s=load.warm_up_s)
+            first = first or run
+            simulated = simulation(ordered, policy, load.duration_s, run.report["host_s"])
+            simulated = replace(simulated, drain_s=0.0, warm_up_s=load.warm_up_s)
+            yield run.report | _common(load, run, first) | {"order": order, "simulated": simulated.run(played)}
+
+
+def _set_up(sizes: Sizes, load: Policies | Agents, config: ModelConfig) -> EngineSetup:
+    host_bytes = load.host_tokens * kv_bytes_per_token(config, sizes.dtype)
+    setup = set_up(
+        config,
+        load_format="dummy",
+        profile="quick",
+        dtype=sizes.dtype,
+        page_size=sizes.page_size,
+        kv_tokens=load.kv_tokens,
+        max_num_seqs=load.max_num_seqs,
+        max_num_batched_tokens=load.bucket,
+        swap_space=host_bytes / GIB,
+    )
+    return resize_host(setup, load.host_tokens)
+
+
+def _common(load: Policies | Agents, run: Replayed, first: Replayed) -> Row:
+    return {
+        "model": load.model,
+        "workload": load._asdict(),
+        "served": len(run.streams),
+        "other_tokens": len(different(run.streams, first.streams)),
+    }

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from jinfercept.models.config import PLAIN_KIND, ExpertsConfig, LayerKind, ModelConfig, RopeConfig
+from jinfercept.models.config import PLAIN_KIND, DeltaNetConfig, ExpertsConfig, LayerKind, ModelConfig, RopeConfig
 
 Row = dict[str, Any]
 """One measurement, ready for JSON; every part says what its rows hold."""
@@ -85,6 +85,15 @@ SMALL_GPT_OSS = replace(
     qkv_bias=True,
     o_bias=True,
     experts=ExpertsConfig(8, 2, 64, normalised=True, swiglu=(7.0, 1.702), biased=True),
+)
+SMALL_QWEN3_NEXT = replace(
+    SMALL_LLAMA,
+    family="qwen3_next",
+    qk_norm=True,
+    kinds=(LayerKind(is_recurrent=True), PLAIN_KIND),
+    experts=ExpertsConfig(8, 2, 64, normalised=True, shared_ffn_size=64),
+    attention_gate=True,
+    delta_net=DeltaNetConfig(num_key_heads=2, num_value_heads=4, key_dim=16, value_dim=16, num_taps=4),
 )
 
 
@@ -175,6 +184,26 @@ class Policies(NamedTuple):
     bucket: int
 
 
+class Agents(NamedTuple):
+    """Sessions of agents on a model, scaled, and the pools that make them contended; see `bench replay` for the scales.
+
+    Attributes:
+        live: sessions at a time, which all begin within `warm_up_s`; turns of these seconds do not count.
+    """
+
+    model: str
+    live: int
+    warm_up_s: float
+    duration_s: float
+    scale_tokens: float
+    scale_time: float
+    max_model_len: int
+    kv_tokens: int
+    host_tokens: int
+    max_num_seqs: int
+    bucket: int
+
+
 class TransferWay(NamedTuple):
     """A way in which pages cross the host link: fields of `RunnerShape`, by their names there. Another way is a field here."""
 
@@ -211,6 +240,7 @@ class Sizes:
         one_byte_pool: bytes of one layer's pages of int8.
         checked: shapes of attention whose kernels are checked.
         checked_models: whose tokens are compared.
+        checked_kinds: the same, of models with layers of several kinds.
         decodes: (rows, context) of decode steps, what matters most first.
         mixed: (decoding rows, context, tokens of a chunk beside them) of a step.
         pool_tokens: of a runner's pool; less where memory is less.
@@ -223,7 +253,7 @@ class Sizes:
         transfer_rows: (rows, context) of the step that transfers hide behind.
         traced_steps: of a profiler's trace.
         idle_steps: steps that are traced.
-        policies: the workload of that part.
+        policies, agents: the workloads of these parts.
     """
 
     models: Mapping[str, ModelConfig]
@@ -241,6 +271,7 @@ class Sizes:
     one_byte_pool: int
     checked: tuple[Checked, ...]
     checked_models: Mapping[str, ModelConfig]
+    checked_kinds: Mapping[str, ModelConfig]
     decodes: tuple[tuple[int, int], ...]
     mixed: tuple[int, int, int]
     pool_tokens: int
@@ -257,6 +288,7 @@ class Sizes:
     traced_steps: int
     idle_steps: int
     policies: Policies
+    agents: Agents
 
 
 GPTJ_HEADS = HeadSizes("gpt-j-6b", 16, 16, 256)
@@ -294,7 +326,8 @@ FULL = Sizes(
         Checked((8, 4, 256), 16, window=96, soft_cap=5.0),
         Checked((64, 8, 64), 16, window=128, with_sinks=True),
     ),
-    checked_models={"llama": SMALL_LLAMA, "gptj": SMALL_GPTJ, "gemma2": SMALL_GEMMA2, "gpt-oss": SMALL_GPT_OSS},
+    checked_models={"llama": SMALL_LLAMA, "gptj": SMALL_GPTJ},
+    checked_kinds={"gemma2": SMALL_GEMMA2, "gpt-oss": SMALL_GPT_OSS, "qwen3-next": SMALL_QWEN3_NEXT},
     decodes=((64, 1000), (1, 1000), (256, 1000)),
     mixed=(64, 512, 448),
     pool_tokens=280_000,
@@ -310,7 +343,8 @@ FULL = Sizes(
     transfer_rows=(64, 1000),
     traced_steps=8,
     idle_steps=20,
-    policies=Policies("gpt-j-6b", 4.0, 50.0, 0.3, 0.2, 16_000, 32_000, 64, 512),
+    policies=Policies("gpt-j-6b", 4.0, 50.0, 0.3, 0.2, 8_000, 32_000, 64, 512),
+    agents=Agents("llama-3-8b", 12, 8.0, 50.0, 0.2, 0.1, 32_768, 48_000, 48_000, 64, 2048),
 )
 TINY = Sizes(
     models={"small": SMALL_LLAMA},
@@ -328,6 +362,7 @@ TINY = Sizes(
     one_byte_pool=64 << 10,
     checked=(Checked((4, 2, 16), 16, ("bfloat16", "float32")), Checked((4, 2, 16), 16, ("float32",), 7, 2.0, True)),
     checked_models={"llama": SMALL_LLAMA},
+    checked_kinds={"qwen3-next": SMALL_QWEN3_NEXT},
     decodes=((8, 16),),
     mixed=(2, 8, 6),
     pool_tokens=192,
@@ -344,4 +379,5 @@ TINY = Sizes(
     traced_steps=2,
     idle_steps=2,
     policies=Policies("small", 1.0, 10.0, 0.02, 0.02, 256, 128, 8, 8),
+    agents=Agents("small", 2, 0.1, 1.0, 0.001, 0.001, 256, 256, 256, 8, 8),
 )

@@ -81,6 +81,7 @@ def replay(
     duration_s: float,
     progress: Progress = lambda now, end: None,
     records: RecordFiles = NO_RECORDS,
+    warm_up_s: float = 0.0,
 ) -> Replayed:
     """Play requests in real time under a policy, on the weights and executables of an engine setup that serves nothing else.
 
@@ -89,6 +90,7 @@ def replay(
         write: the tokens that calls return, and those of sessions.
         duration_s: seconds of arrivals; unfinished requests are aborted after as many seconds again, of live sessions at once.
         progress: called a few times a second.
+        warm_up_s: turns of sessions that are submitted in these first seconds are in no delay, no latency and no goodput.
 
     Returns:
         A simulation's report, and the requests' tokens.
@@ -128,7 +130,8 @@ def replay(
             if isinstance(requests, SessionLoad):
                 clients = SessionClients(requests, write, started_s=clock.now())
                 lasted = drive(engine, dispatcher, clock, clients, most_s(requests, duration_s), progress)
-                report = accounts.session_report(clients, lasted, scheduler.counters, setup.memory_plan.kv_tokens)
+                pool = setup.memory_plan.kv_tokens
+                report = accounts.session_report(clients, lasted, scheduler.counters, pool, warm_up_s)
                 streams = clients.streams
             else:
                 played = play(engine, dispatcher, clock, requests, most_s(requests, duration_s), progress)

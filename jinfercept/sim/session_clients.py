@@ -26,7 +26,7 @@ Writer = Callable[[int, int, int], tuple[int, ...]]
 """Makes token ids of prompts and results, from a request's or a session's number, a place in it (0: the prompt) and a count."""
 
 FIRST_SESSIONS_S = 120.0
-"""Seconds in which the first of a number of live sessions begin."""
+"""Seconds in which the first of a number of live sessions begin, unless a load says otherwise."""
 
 TOOL = "tool"
 """Name of all tools of a trace that has no names."""
@@ -61,6 +61,7 @@ class SessionLoad:
         rate: sessions per second, Poisson, where `live` is 0.
         duration_s: seconds in which sessions begin.
         named: turns carry the name of their session, as some clients send it.
+        ramp_s: seconds in which the first `live` sessions begin.
     """
 
     sessions: Sequence[ScriptedSession]
@@ -69,6 +70,7 @@ class SessionLoad:
     rate: float = 0.0
     duration_s: float = 1200.0
     named: bool = False
+    ramp_s: float = FIRST_SESSIONS_S
 
     def __len__(self) -> int:
         return self.live or round(self.rate * self.duration_s)
@@ -161,7 +163,7 @@ class SessionClients:
         self.streams: dict[str, list[int]] = {}
         self.begun = self.ended_sessions = self._count = self._drawn = 0
         if load.live:
-            ramp_s = min(FIRST_SESSIONS_S, load.duration_s)
+            ramp_s = min(load.ramp_s, load.duration_s)
             times = sorted(self._rng.uniform(0.0, ramp_s) for _ in range(load.live))
         else:
             times = arrival_times(load.rate, load.duration_s, self._rng)
