@@ -16,7 +16,7 @@ from jinfercept.kv.context_window import ContextWindow
 from jinfercept.kv.copies import ContextCopies
 from jinfercept.kv.extent import PageExtent
 from jinfercept.kv.page import Occupancy, Residency, root_digest
-from jinfercept.kv.states import StatePool
+from jinfercept.kv.states import NO_STATES, StatePool, StateSizes
 from jinfercept.kv.store import ExtentStore
 from jinfercept.kv.tails import ContextTails
 from jinfercept.kv.whole_contexts import WholeContexts
@@ -34,7 +34,7 @@ class KVManager:
         identity: of the model and the dtype, which KV depends on besides the tokens; different identities share no pages.
         prefix_caching: keep full pages of finished requests until their slots are needed.
         most_moved_pages: pages that one plan may move over the host link, both ways together; None: any number.
-        num_states, state_size: see `StatePool`.
+        states: of recurrent layers, if the model has some.
         windows: pages of layers with windows, if these have pages of their own.
 
     Attributes:
@@ -52,8 +52,7 @@ class KVManager:
         identity: str = "",
         prefix_caching: bool = True,
         most_moved_pages: int | None = None,
-        num_states: int = 0,
-        state_size: int = 0,
+        states: StateSizes = NO_STATES,
         windows: WindowSizes = NO_WINDOWS,
     ) -> None:
         self.page_size = page_size
@@ -62,7 +61,7 @@ class KVManager:
         self._window_cost = windows.page_cost
         self._store = ExtentStore(num_device_pages, num_host_pages, page_size, prefix_caching, self.windows)
         self._tails = ContextTails(self._store, self.windows)
-        self.states = StatePool(num_states, state_size)
+        self.states = StatePool(states)
         self.copies = ContextCopies(self._store, self._tails, self.states, self.windows)
         self._whole = WholeContexts(self._store, self._tails, self.copies, self.windows, prefix_caching)
         self._trees: WeakValueDictionary[bytes, PageExtent] = WeakValueDictionary()

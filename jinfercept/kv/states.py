@@ -8,10 +8,27 @@ own, in which no other one finds pages.
 
 from array import array
 from collections.abc import Iterable
-from typing import final
+from typing import NamedTuple, final
 
 from jinfercept.kv.context import Context
 from jinfercept.kv.pool import SlotPool
+
+
+class StateSizes(NamedTuple):
+    """The pool of states.
+
+    Attributes:
+        num_states: device slots, numbered from 1 (0 is no context's); 0: the model has no recurrent layers.
+        num_host_states: host slots.
+        state_size: memory of a state, in tokens of KV.
+    """
+
+    num_states: int = 0
+    num_host_states: int = 0
+    state_size: int = 0
+
+
+NO_STATES = StateSizes()
 
 
 @final
@@ -19,13 +36,12 @@ class StatePool:
     """The state slots of one model.
 
     Args:
-        num_states: slots, numbered from 1 (0 is no context's); 0: the model has no recurrent layers.
-        state_size: memory of a state, in tokens of KV.
+        sizes: of the pool.
     """
 
-    def __init__(self, num_states: int, state_size: int) -> None:
-        self._pool = SlotPool(num_states, first=1)
-        self.state_size = state_size
+    def __init__(self, sizes: StateSizes) -> None:
+        self._pool = SlotPool(sizes.num_states, first=1)
+        self.state_size = sizes.state_size
 
     @property
     def is_used(self) -> bool:

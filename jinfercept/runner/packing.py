@@ -52,7 +52,7 @@ def enter(
     """Write the chunks' new pages into the page tables, and the slots of their sequences' states."""
     for chunk in chunks:
         if chunk.new_pages:
-            first, slots, state, window = chunk.new_pages
+            first, slots, state, window, _ = chunk.new_pages
             tables[chunk.slot, first : first + len(slots)] = slots
             if states is not None:
                 states[chunk.slot] = state

@@ -78,6 +78,8 @@ class NewPages(NamedTuple):
     Attributes:
         slots: the device slots.
         state: slot of the sequence's states of recurrent layers; 0 where the model has none.
+        state_from: slot of the states before the chunk, where that is another one: the chunk reads these and writes its own. 0:
+            it reads its own.
         window: new entries of the table of layers with a window, where these have a pool of their own. Those of pages that the
             chunk's first token does not see any more may be stale.
     """
@@ -86,6 +88,7 @@ class NewPages(NamedTuple):
     slots: Sequence[int]
     state: int = 0
     window: WindowEntries | tuple[()] = ()
+    state_from: int = 0
 
     def joined(self, following: "NewPages") -> "NewPages":
         """These entries, and those that follow them."""

@@ -18,6 +18,7 @@ from jinfercept.errors import ConfigError, shown
 from jinfercept.hosts.leading import LeadingRunner
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
+from jinfercept.kv.states import StateSizes
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.meter.request_log import Fold, RequestLog
 from jinfercept.models.jax_settings import own_settings
@@ -165,8 +166,7 @@ def assemble(
         identity=f"{machine.model_config} {config.model.dtype} {config.model.activation_dtype} {config.cache.kv_cache_dtype}",
         prefix_caching=config.cache.enable_prefix_caching,
         most_moved_pages=max(1, memory_plan.moved_tokens // page_size),
-        num_states=shape.num_states,
-        state_size=memory_plan.state_size(page_size),
+        states=StateSizes(shape.num_states, 0, memory_plan.state_size(page_size)),
         windows=memory_plan.windows,
     )
     clock = RealClock()

@@ -7,6 +7,7 @@ import pytest
 from jinfercept.kv.context import Context
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Residency
+from jinfercept.kv.states import StateSizes
 
 SIZE = 4
 
@@ -23,7 +24,7 @@ def run(manager: KVManager, context: Context, tokens: list[int]) -> None:
 
 
 def test_a_paused_context_keeps_its_state_and_goes_on_behind_it() -> None:
-    manager = KVManager(8, 0, SIZE, num_states=2, state_size=10)
+    manager = KVManager(8, 0, SIZE, states=StateSizes(2, 0, 10))
     context = manager.open()
     run(manager, context, list(range(9)))
     assert context.state
@@ -36,7 +37,7 @@ def test_a_paused_context_keeps_its_state_and_goes_on_behind_it() -> None:
 
 @pytest.mark.parametrize("page", [0, 2])
 def test_a_context_that_loses_a_page_loses_all_and_its_state(page: int) -> None:
-    manager = KVManager(8, 0, SIZE, num_states=2)
+    manager = KVManager(8, 0, SIZE, states=StateSizes(2))
     context = manager.open()
     run(manager, context, list(range(9)))
     manager.release(context)
@@ -50,7 +51,7 @@ def test_a_context_that_loses_a_page_loses_all_and_its_state(page: int) -> None:
 
 
 def test_contexts_of_the_same_tokens_share_nothing() -> None:
-    manager = KVManager(8, 0, SIZE, num_states=2)
+    manager = KVManager(8, 0, SIZE, states=StateSizes(2))
     tokens, contexts = list(range(8)), [manager.open(), manager.open()]
     for context in contexts:
         manager.refresh(context, tokens)
@@ -63,7 +64,7 @@ def test_contexts_of_the_same_tokens_share_nothing() -> None:
 
 
 def test_a_follow_up_that_has_other_tokens_begins_anew() -> None:
-    manager = KVManager(8, 0, SIZE, num_states=2)
+    manager = KVManager(8, 0, SIZE, states=StateSizes(2))
     contexts = [manager.open(), manager.open()]
     for context, num_tokens in zip(contexts, (9, 8), strict=True):
         run(manager, context, list(range(9)))
@@ -76,7 +77,7 @@ def test_a_follow_up_that_has_other_tokens_begins_anew() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_states_and_pages_agree_whatever_happens(seed: int) -> None:
     rng = random.Random(seed)
-    manager, tokens, contexts = KVManager(12, 0, SIZE, num_states=3), list(range(64)), list[Context]()
+    manager, tokens, contexts = KVManager(12, 0, SIZE, states=StateSizes(3)), list(range(64)), list[Context]()
     for _ in range(300):
         match rng.choice(["open", "run", "run", "drop", "evict", "cut", "close"]):
             case "open" if len(contexts) < 5:

@@ -4,6 +4,7 @@ import pytest
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Residency
+from jinfercept.kv.states import StateSizes
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.min_waste import MinWaste
 from jinfercept.sched.policy import Policy, preserve
@@ -20,7 +21,7 @@ class Desk:
     """A scheduler of a model with recurrent layers, whose results come at once."""
 
     def __init__(self, policy: Policy, num_pages: int = 20, num_states: int = 3, max_num_seqs: int = 2) -> None:
-        self.kv = KVManager(num_pages, 0, SIZE, num_states=num_states, state_size=10)
+        self.kv = KVManager(num_pages, 0, SIZE, states=StateSizes(num_states, 0, 10))
         limits = {"buckets": (BUCKET,), "max_num_seqs": max_num_seqs, "max_model_len": 60, "chunk_tokens": BUCKET}
         self.scheduler = Scheduler(self.kv, policy, AffineCost(), ElapsedEstimator(), **limits)
         self.runner, self.now = FakeRunner(SIZE, (BUCKET,)), 0.0
