@@ -106,10 +106,10 @@ def _plain(options: object) -> object:
 def _chunk(fields: tuple[Any, ...]) -> Chunk:
     slot, start, tokens, new_pages, sample, score, num_drafts, *adapter = fields
     if new_pages:
-        first, slots, state, window = new_pages
+        first, slots, state, window, state_from = new_pages
         if window:
             window = WindowEntries(window[0], array("i", window[1]))
-        new_pages = NewPages(first, array("i", slots), state, window)
+        new_pages = NewPages(first, array("i", slots), state, window, state_from)
     sample, score = sample and _sample(*sample), score and Score(*score)
     return Chunk(slot, start, tokens, new_pages, sample, score, num_drafts, *adapter)
 

@@ -130,7 +130,7 @@ class FakeRunner:
         assert self.window is not None or plan.window is None
         landing, window_landing = self.pages.begin(plan), self.window_pages.begin(plan.window or WindowCopies())
         for chunk in plan.chunks:
-            first, slots, _, window = chunk.new_pages or NewPages(0, ())
+            first, slots, _, window, _ = chunk.new_pages or NewPages(0, ())
             self.pages.enter(chunk, WindowEntries(first, slots))
             if self.window is not None:
                 self.window_pages.enter(chunk, window)
