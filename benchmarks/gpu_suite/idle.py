@@ -1,22 +1,24 @@
 """How much of the time the device has nothing to do while the whole engine decodes, at depth 0 and 1.
 
 A profiler's trace says so, what no kernel covers between the first and the last, and the wall clock beside it: a step's time
-against that of the same steps submitted without reading any. Rows: `model`, `depth`, `batch`, `context`, `step_s`, `queued_s`
-and `by_wall` of the clock; `idle_share`, `busy_s`, `largest_gap_s` and `lines` of the trace.
+against that of the same steps submitted without reading any. Rows: `model`, `depth`, `batch` (rows that decode in every timed
+step), `context` (tokens of a row in the middle of the timed steps, the mean), `step_s`, `queued_s` and `by_wall` of the clock;
+`idle_share`, `busy_s`, `largest_gap_s` and `lines` of the trace.
 """
 
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from benchmarks.gpu_suite.plans import settled, step
 from benchmarks.gpu_suite.sizes import Row, Sizes
 from benchmarks.gpu_suite.trace import gaps, traced
 from jinfercept.engine.engine import Engine
-from jinfercept.events import Token
+from jinfercept.events import Event, Token
 from jinfercept.request import Request
+from jinfercept.runner.runner import ModelRunner
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sim.scripted import random_tokens
@@ -26,72 +28,112 @@ WARM_STEPS = 8
 TURNS = 3
 
 
+class Decoding(NamedTuple):
+    """Requests that decode together.
+
+    Attributes:
+        batch: how many.
+        prompt: tokens of each prompt.
+        generated: most tokens that each generates: from its own first token to the last timed step.
+    """
+
+    batch: int
+    prompt: int
+    generated: int
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest sequence, with the one that a step at depth 1 computes too many."""
+        return self.prompt + self.generated + 1
+
+
+class SteppedEngine(Protocol):
+    """What is timed of an engine."""
+
+    def step(self) -> list[Event]: ...
+
+
 def rows(sizes: Sizes) -> Iterator[Row]:
     """Measure the first model at both depths."""
     name, config = next(iter(sizes.models.items()))
-    batch, context = sizes.transfer_rows
-    most = context + 2 + (1 + TURNS) * (WARM_STEPS + sizes.idle_steps)
+    batch, prompt = sizes.transfer_rows
+    bucket = max(sizes.policies.bucket, batch)
+    decoding = Decoding(
+        batch, prompt, prefill_steps(batch, prompt, bucket) + WARM_STEPS + (TURNS + 1) * sizes.idle_steps + 2
+    )
     flags: dict[str, Any] = {
         "dtype": sizes.dtype,
         "page_size": sizes.page_size,
         "max_num_seqs": batch,
-        "max_model_len": most,
-    }
-    flags |= {
-        "kv_tokens": batch * (most + sizes.page_size),
-        "max_num_batched_tokens": max(sizes.policies.bucket, batch),
+        "max_model_len": decoding.max_model_len,
+        "kv_tokens": batch * (decoding.max_model_len + sizes.page_size),
+        "max_num_batched_tokens": bucket,
     }
     with closing(set_up(config, load_format="dummy", profile="paper-gptj-6b-a100", **flags)) as setup:
         for depth in (0, 1):
-            row = _measure(sizes, setup.changed(pipeline_depth=depth), batch, context, most)
-            yield {"model": name, "depth": depth, "batch": batch, "context": context} | row
+            yield {"model": name, "depth": depth} | _measure(sizes, setup.changed(pipeline_depth=depth), decoding)
 
 
-def _measure(sizes: Sizes, setup: EngineSetup, batch: int, context: int, most: int) -> Row:
+def prefill_steps(batch: int, prompt: int, bucket: int) -> int:
+    """Most steps until all requests decode, where those that do leave the rest of a bucket to one prompt at a time."""
+    return sum(-(-prompt // max(1, bucket - begun)) for begun in range(batch))
+
+
+def timed_steps(engine: SteppedEngine, count: int, batch: int) -> float:
+    """Seconds of so many steps. Asserts that every one of them gave a token of every row."""
+    started_s = time.perf_counter()
+    events = [engine.step() for _ in range(count)]
+    seconds = time.perf_counter() - started_s
+    tokens = [sum(isinstance(event, Token) for event in each) for each in events]
+    assert tokens == [batch] * count, f"steps of {tokens} rows were timed, not of {batch}"
+    return seconds
+
+
+def _measure(sizes: Sizes, setup: EngineSetup, decoding: Decoding) -> Row:
     engine, dispatcher, _ = setup.assemble()
-    _start_decoding(engine, setup.model.config.vocab_size, batch, context, most)
-    seconds = median(_steps(engine, sizes.idle_steps) for _ in range(TURNS)) / sizes.idle_steps
-    events = traced(lambda: _steps(engine, sizes.idle_steps))
+    batch, count = decoding.batch, sizes.idle_steps
+    begun_tokens = _start_decoding(engine, setup.model.config.vocab_size, decoding)
+    seconds = median(timed_steps(engine, count, batch) for _ in range(TURNS)) / count
+    events = traced(lambda: timed_steps(engine, count, batch))
     engine.close()
     dispatcher.close()
     setup.machine.runner.reset()
     kernels = [(event.start, event.end) for event in events if not event.is_copy]
-    queued_s = _queued_s(sizes, setup, batch, context)
-    row: Row = {"step_s": seconds, "queued_s": queued_s, "by_wall": max(0.0, 1 - queued_s / seconds)}
-    return row | {"lines": sorted({event.line for event in events})} | (gaps(kernels) if kernels else {})
+    context = decoding.prompt + begun_tokens // batch + TURNS * count // 2
+    queued_s = _queued_s(setup, batch, context, count)
+    row: Row = {"batch": batch, "context": context, "step_s": seconds, "queued_s": queued_s}
+    row |= {"by_wall": max(0.0, 1 - queued_s / seconds), "lines": sorted({event.line for event in events})}
+    return row | (gaps(kernels) if kernels else {})
 
 
-def _start_decoding(engine: Engine, vocab_size: int, batch: int, context: int, most: int) -> None:
-    """Submit requests and step until all of them decode."""
+def _start_decoding(engine: Engine, vocab_size: int, decoding: Decoding) -> int:
+    """Submit requests and step until all of them decode; returns the tokens that they have generated by then."""
     write = random_tokens(vocab_size, 0)
-    params = SamplingParams(temperature=0.0, max_tokens=most - context - 1, ignore_eos=True)
-    for number in range(batch):
-        engine.submit(Request(str(number), write(number, 0, context), params))
-    begun: set[str] = set()
-    while len(begun) < batch:
-        begun |= {event.request_id for event in engine.step() if isinstance(event, Token)}
+    params = SamplingParams(temperature=0.0, max_tokens=decoding.generated, ignore_eos=True)
+    for number in range(decoding.batch):
+        engine.submit(Request(str(number), write(number, 0, decoding.prompt), params))
+    tokens, begun = 0, set[str]()
+    while len(begun) < decoding.batch:
+        written = [event.request_id for event in engine.step() if isinstance(event, Token)]
+        tokens += len(written)
+        begun.update(written)
         assert engine.has_work, "a step failed, and the requests with it"
-    _steps(engine, WARM_STEPS)
+    timed_steps(engine, WARM_STEPS, decoding.batch)
+    return tokens + WARM_STEPS * decoding.batch
 
 
-def _steps(engine: Engine, count: int) -> float:
-    started_s = time.perf_counter()
-    for _ in range(count):
-        engine.step()
-    return time.perf_counter() - started_s
-
-
-def _queued_s(sizes: Sizes, setup: EngineSetup, batch: int, context: int) -> float:
+def _queued_s(setup: EngineSetup, batch: int, context: int, count: int) -> float:
     """Seconds of such a step when many are submitted and only the last one is read."""
-    runner = setup.machine.runner
-    plan = step(setup.machine.shape, batch, context)
+    runner, plan = setup.machine.runner, step(setup.machine.shape, batch, context)
     runner.collect(runner.submit(plan))
-    plan = settled(plan)
+    return median(_queued_turn(runner, settled(plan), count) for _ in range(TURNS))
 
-    def turn(plan: StepPlan) -> float:
-        started_s = time.perf_counter()
-        tickets = [runner.submit(plan) for _ in range(sizes.idle_steps)]
-        runner.collect(tickets[-1])
-        return (time.perf_counter() - started_s) / sizes.idle_steps
 
-    return median(turn(plan) for _ in range(TURNS))
+def _queued_turn(runner: ModelRunner, plan: StepPlan, count: int) -> float:
+    """Seconds of each of so many steps, from the end of one before them, behind which the first already waits."""
+    before, *tickets = runner.submit(plan), runner.submit(plan)
+    runner.collect(before)
+    started_s = time.perf_counter()
+    tickets += [runner.submit(plan) for _ in range(count - 1)]
+    runner.collect(tickets[-1])
+    return (time.perf_counter() - started_s) / count
