@@ -1,6 +1,6 @@
 """How much of the time the device has nothing to do while the whole engine decodes, at depth 0 and 1.
 
-A profiler's trace says so, what no kernel covers between the first and the last, and the wall clock beside it: a step's time
+A profiler's trace says so, what no kernel covers in the middle of many steps, and the wall clock beside it: a step's time
 against that of the same steps submitted without reading any. Rows: `model`, `depth`, `batch` (rows that decode in every timed
 step), `context` (tokens of a row in the middle of the timed steps, the mean), `step_s`, `queued_s` and `by_wall` of the clock;
 `idle_share`, `busy_s`, `largest_gap_s` and `lines` of the trace.
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from benchmarks.gpu_suite.plans import settled, step
 from benchmarks.gpu_suite.sizes import Row, Sizes
-from benchmarks.gpu_suite.trace import gaps, traced
+from benchmarks.gpu_suite.trace import EDGE_STEPS, gaps, traced_steps
 from jinfercept.engine.engine import Engine
 from jinfercept.events import Event, Token
 from jinfercept.request import Request
@@ -58,9 +58,8 @@ def rows(sizes: Sizes) -> Iterator[Row]:
     name, config = next(iter(sizes.models.items()))
     batch, prompt = sizes.transfer_rows
     bucket = max(sizes.policies.bucket, batch)
-    decoding = Decoding(
-        batch, prompt, prefill_steps(batch, prompt, bucket) + WARM_STEPS + (TURNS + 1) * sizes.idle_steps + 2
-    )
+    steps = prefill_steps(batch, prompt, bucket) + WARM_STEPS + (TURNS + 1) * sizes.idle_steps + EDGE_STEPS
+    decoding = Decoding(batch, prompt, generated=steps + 2)
     flags: dict[str, Any] = {
         "dtype": sizes.dtype,
         "page_size": sizes.page_size,
@@ -94,7 +93,7 @@ def _measure(sizes: Sizes, setup: EngineSetup, decoding: Decoding) -> Row:
     batch, count = decoding.batch, sizes.idle_steps
     begun_tokens = _start_decoding(engine, setup.model.config.vocab_size, decoding)
     seconds = median(timed_steps(engine, count, batch) for _ in range(TURNS)) / count
-    events = traced(lambda: timed_steps(engine, count, batch))
+    events = traced_steps(lambda steps: timed_steps(engine, steps, batch), count)
     engine.close()
     dispatcher.close()
     setup.machine.runner.reset()

@@ -1,14 +1,16 @@
 """Steps made by hand for a runner, and how long they take when each is submitted before the last one's tokens are read."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from statistics import median
+from statistics import fmean, median
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from benchmarks.gpu_suite.trace import DRAIN_STEPS, FILL_STEPS
 from jinfercept.layouts.pages import KVPages
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
@@ -20,6 +22,9 @@ GREEDY = SamplingParams(temperature=0.0)
 FIRST_PAGE = 1  # the scratch page is before it
 TURNS = 3
 WARM_STEPS = 3
+MOST_TURN_S = 1.0
+"""Seconds of a turn: where so many steps take longer it has fewer."""
+LEAST_STEPS = 4
 
 
 def step(
@@ -63,32 +68,58 @@ def settled(plan: StepPlan) -> StepPlan:
     return replace(plan, chunks=tuple(map(known, plan.chunks)))
 
 
-def steady_s(runner: ModelRunner, plans: Iterator[StepPlan], enough_s: float) -> tuple[float, float]:
+class StepTimes(NamedTuple):
+    """When a step's tokens were collected, by a clock, and the seconds that its `submit` took."""
+
+    collected_s: float
+    dispatch_s: float
+
+
+def steady_s(
+    runner: ModelRunner, plans: Iterator[StepPlan], steps: int, clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, float]:
     """Seconds of a step, and those of them that `submit` took: medians over turns of many steps.
 
-    A turn ends when all that it started has arrived, copies too.
+    All turns are one run: neither filling the pipeline counts, in which the device waits for the host's first dispatch, nor
+    draining it. A turn ends with copies in flight as it begins, which hides none of them: the compute of a step waits for the
+    scatter of the step before, and `submit` for the offloads of the step before the last one. Where these are slower than the
+    compute, the first turn ends with more of them in flight than it began with, two steps' at most, and the others do not.
+
+    Args:
+        steps: of a turn, unless they take more than `MOST_TURN_S`.
+        clock: seconds.
     """
-    once_s, _ = turn(runner, plans, WARM_STEPS)
-    once_s, _ = turn(runner, plans, WARM_STEPS)
-    count = max(4, round(enough_s / once_s))
-    turns = [turn(runner, plans, count) for _ in range(TURNS)]
+    mean_s, _ = mean_times(run_steps(runner, plans, FILL_STEPS + WARM_STEPS, clock), FILL_STEPS, WARM_STEPS)
+    count = max(LEAST_STEPS, min(steps, int(MOST_TURN_S / mean_s)))
+    times = run_steps(runner, plans, FILL_STEPS + TURNS * count + DRAIN_STEPS, clock)
+    turns = [mean_times(times, FILL_STEPS + number * count, count) for number in range(TURNS)]
     return median(seconds for seconds, _ in turns), median(dispatch_s for _, dispatch_s in turns)
 
 
-def turn(runner: ModelRunner, plans: Iterator[StepPlan], count: int) -> tuple[float, float]:
-    """Seconds of each of so many steps, and those of them that `submit` took."""
-    submitted_s, tickets = 0.0, []
-    started_s = time.perf_counter()
+def mean_times(times: Sequence[StepTimes], first: int, count: int) -> tuple[float, float]:
+    """Seconds of a step, from the collection of the step before the first one to that of the last, and of its `submit`."""
+    end = first + count
+    seconds = (times[end - 1].collected_s - times[first - 1].collected_s) / count
+    return seconds, fmean(step.dispatch_s for step in times[first:end])
+
+
+def run_steps(
+    runner: ModelRunner, plans: Iterator[StepPlan], count: int, clock: Callable[[], float] = time.perf_counter
+) -> list[StepTimes]:
+    """Run so many steps, each submitted before the last one is collected. When it returns all copies have arrived."""
+    collected, dispatches, tickets = list[float](), list[float](), []
     for _ in range(count):
         plan = next(plans)
-        before_s = time.perf_counter()
+        began_s = clock()
         tickets.append(runner.submit(plan))
-        submitted_s += time.perf_counter() - before_s
+        dispatches.append(clock() - began_s)
         if len(tickets) > 1:
             runner.collect(tickets[-2])
+            collected.append(clock())
     runner.collect(tickets[-1])
+    collected.append(clock())
     runner.kv.wait()
-    return (time.perf_counter() - started_s) / count, submitted_s / count
+    return list(map(StepTimes, collected, dispatches))
 
 
 def fill(runner: ModelRunner) -> None:

@@ -230,7 +230,8 @@ class Sizes:
         models: by name; the first one is used where one is enough.
         dtype: of weights and KV.
         page_size: tokens per page.
-        enough_s: seconds of one turn of a timing.
+        enough_s: seconds of one turn of a timing of kernels.
+        turn_steps: of one turn of a timing of steps.
         copy_bytes, matmul_size, link_bytes: of the ceilings; the last is a single array.
         calls: of attention in one executable, so that dispatch is not what is measured.
         attention: cases of kernels.
@@ -251,8 +252,8 @@ class Sizes:
         transfer_ways, transfer_shares: the same of `transfers`.
         transfer_pages: most pages that a step moves each way.
         transfer_rows: (rows, context) of the step that transfers hide behind.
-        traced_steps: of a profiler's trace.
-        idle_steps: steps that are traced.
+        traced_steps: of a profiler's trace, beside those that fill and drain the pipeline.
+        idle_steps: of one turn of the whole engine, and of its trace.
         policies, agents: the workloads of these parts.
     """
 
@@ -260,6 +261,7 @@ class Sizes:
     dtype: str
     page_size: int
     enough_s: float
+    turn_steps: int
     copy_bytes: int
     matmul_size: int
     link_bytes: int
@@ -300,6 +302,7 @@ FULL = Sizes(
     dtype="bfloat16",
     page_size=16,
     enough_s=0.05,
+    turn_steps=30,
     copy_bytes=GIB,
     matmul_size=8192,
     link_bytes=GIB,
@@ -351,6 +354,7 @@ TINY = Sizes(
     dtype="float32",
     page_size=8,
     enough_s=0.001,
+    turn_steps=4,
     copy_bytes=MIB,
     matmul_size=64,
     link_bytes=64 << 10,

@@ -5,7 +5,7 @@ bandwidth, and the operations over the measured matmul rate. Rows: `model`, `lay
 
 * decode, mixed: `batch` (decoding rows), `context`, `chunk`, `bucket`, `sampling`, `seconds`, `dispatch_s`, `roofline_s`,
   `bound` (memory or compute) and `times`, seconds over roofline;
-* trace: of the steps before it, with `graphs` or without: `step_s` by the wall clock, which a profiler slows, `kernels`
+* trace: of the middle of such steps, with `graphs` or without: `step_s` by the wall clock, which a profiler slows, `kernels`
   and `busy_s` of a step, `idle_share` and `largest_gap_s`; operation: its longest ones, see `trace.operations`, where the shape
   tells a product (qkv, o, gate and up, down, head) by its columns;
 * ceilings: the rates; start: once for each runner `start_s`, what compiling it took; choice: of the profiler's rule.
@@ -21,9 +21,9 @@ import jax
 
 from benchmarks.gpu_suite.ceilings import copy_rate, matmul_rate
 from benchmarks.gpu_suite.parts import TRACED_WITH_GRAPHS
-from benchmarks.gpu_suite.plans import GREEDY, fill, pages_of, settled, steady_s, step, turn
+from benchmarks.gpu_suite.plans import GREEDY, StepTimes, fill, mean_times, pages_of, run_steps, settled, steady_s, step
 from benchmarks.gpu_suite.sizes import GIB, AttentionCase, HeadSizes, Row, Sizes
-from benchmarks.gpu_suite.trace import gaps, operations, traced
+from benchmarks.gpu_suite.trace import FILL_STEPS, gaps, operations, traced_steps
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params, abstract_params, kv_bytes_per_token
@@ -138,7 +138,7 @@ def _measure(sizes: Sizes, config: ModelConfig, params: Params, bench: Bench) ->
                 plan = step(shape, *case, SAMPLINGS[sampling])
                 runner.collect(runner.submit(plan))
                 plan = settled(plan)
-                seconds, dispatch_s = steady_s(runner, iter(lambda plan=plan: plan, None), 4 * sizes.enough_s)
+                seconds, dispatch_s = steady_s(runner, iter(lambda plan=plan: plan, None), sizes.turn_steps)
                 common = {"step": "mixed" if case.chunk else "decode", **case._asdict(), "bucket": plan.bucket}
                 yield {**common, "sampling": sampling, "seconds": seconds, "dispatch_s": dispatch_s}
                 if bench.traced and sampling == "greedy":
@@ -149,9 +149,8 @@ def _measure(sizes: Sizes, config: ModelConfig, params: Params, bench: Bench) ->
 
 def _traced(sizes: Sizes, runner: ModelRunner, plan: StepPlan, case: StepCase) -> Iterator[Row]:
     """A trace of some steps: how busy the device is, and the time of its longest operations."""
-    count = sizes.traced_steps
-    walls: list[float] = []
-    events = traced(lambda: walls.append(turn(runner, iter(lambda: plan, None), count)[0]))
+    count, times = sizes.traced_steps, list[StepTimes]()
+    events = traced_steps(lambda steps: times.extend(run_steps(runner, iter(lambda: plan, None), steps)), count)
     kernels = [event for event in events if not event.is_copy]
     if not kernels:
         return
@@ -159,7 +158,8 @@ def _traced(sizes: Sizes, runner: ModelRunner, plan: StepPlan, case: StepCase) -
     common = {"batch": case.batch, "context": case.context, "chunk": case.chunk, "graphs": graphs}
     spans = gaps((event.start, event.end) for event in kernels)
     spans["busy_s"] /= count
-    yield {"step": "trace", **common, "step_s": walls[0], "kernels": len(kernels) / count, **spans}
+    step_s, _ = mean_times(times, FILL_STEPS, count)
+    yield {"step": "trace", **common, "step_s": step_s, "kernels": len(kernels) / count, **spans}
     for row in operations(kernels, _programs(runner, plan.bucket, not case.chunk), count)[:MOST_OPERATIONS]:
         yield {"step": "operation", **common, **row}
 

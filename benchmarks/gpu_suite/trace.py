@@ -19,6 +19,10 @@ Span = tuple[float, float]
 """Start and end in ns."""
 
 INTO = "MemcpyH2D"
+FILL_STEPS = 2
+DRAIN_STEPS = 1
+"""Steps at the start of a run in which the device waits for the host, and at its end, behind which nothing is dispatched."""
+EDGE_STEPS = FILL_STEPS + DRAIN_STEPS
 SIZE = re.compile(r"\bsize:(\d+)")
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (.*?) ([\w-]+)\(", re.MULTILINE)
 """Name, shape and kind of an instruction of a compiled program."""
@@ -56,6 +60,33 @@ def traced(run: Callable[[], Any]) -> list[Event]:
         events = [event for each in data for plane in each.planes for event in plane_events(plane)]
     streams = [event for event in events if event.line.startswith("Stream")]
     return sorted(streams or events, key=lambda event: event.start)
+
+
+def traced_steps(run: Callable[[int], Any], steps: int) -> list[Event]:
+    """The events of so many steps that follow each other, without those in which the pipeline fills and drains.
+
+    Args:
+        run: runs a number of steps.
+    """
+    return middle(traced(lambda: run(steps + EDGE_STEPS)), steps + EDGE_STEPS)
+
+
+def middle(events: Sequence[Event], steps: int) -> list[Event]:
+    """What runs from the first kernel after the `FILL_STEPS` to the last one before the `DRAIN_STEPS`; copies are cut there.
+
+    Args:
+        events: by their start.
+        steps: that were traced, all with as many kernels.
+    """
+    kernels = [event for event in events if not event.is_copy]
+    each = len(kernels) // steps
+    kept = kernels[FILL_STEPS * each : (steps - DRAIN_STEPS) * each]
+    if not kept:
+        return []
+    start, end = kept[0].start, max(event.end for event in kept)
+    copies = [event for event in events if event.is_copy and event.start < end and event.end > start]
+    cut = [copy._replace(start=max(copy.start, start), end=min(copy.end, end)) for copy in copies]
+    return sorted([*kept, *cut], key=lambda event: event.start)
 
 
 def plane_events(plane: Any) -> list[Event]:

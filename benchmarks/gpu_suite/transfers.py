@@ -9,7 +9,8 @@ Beside these `overlap` has `embed_s`: from the submission of a step that runs al
 where pages come in, from traces `first_kernel_s`, from the start of its fetch to its first kernel, and of steps that follow
 each other `first_array_s` and `last_array_s`, from a step's first kernel to the start of its first and last array. Where the
 former grow with the fetch, the step waits for it; where the latter last as long as the compute, the fetch waits for the step.
-`transfers` ends every way with a trace of full use of the link: a row for each kind of copy, see `trace.copies`.
+`transfers` ends every way with a trace of full use of the link, without its first and last steps: a row for each kind of copy,
+see `trace.copies`.
 """
 
 import time
@@ -23,9 +24,9 @@ from typing import NamedTuple
 import jax
 
 from benchmarks.gpu_suite.ceilings import WAYS, link_rate
-from benchmarks.gpu_suite.plans import FIRST_PAGE, fill, pages_of, settled, steady_s, step, turn
+from benchmarks.gpu_suite.plans import FIRST_PAGE, fill, pages_of, run_steps, settled, steady_s, step
 from benchmarks.gpu_suite.sizes import Row, Sizes, TransferWay
-from benchmarks.gpu_suite.trace import Event, array_starts_s, copies, traced, until_first_kernel_s
+from benchmarks.gpu_suite.trace import Event, array_starts_s, copies, traced, traced_steps, until_first_kernel_s
 from jinfercept.kv.page import PageCopy
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params, kv_bytes_per_token
@@ -34,7 +35,6 @@ from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import StepPlan
 
 FORGOTTEN_AFTER = 3  # steps after which a page that went out is dropped
-TIMES_ENOUGH = 2  # a turn is longer than that of a kernel
 
 
 class Bench(NamedTuple):
@@ -64,8 +64,11 @@ def rows(sizes: Sizes) -> Iterator[Row]:
 
 def _traced(sizes: Sizes, bench: Bench, pages: int) -> list[Event]:
     """The events of some steps with so many pages out and in."""
-    steps = sizes.traced_steps
-    return _loaded(bench, "both", pages, lambda plans: traced(lambda: turn(bench.runner, plans, steps)))
+
+    def measure(plans: Iterator[StepPlan]) -> list[Event]:
+        return traced_steps(lambda steps: run_steps(bench.runner, plans, steps), sizes.traced_steps)
+
+    return _loaded(bench, "both", pages, measure)
 
 
 def _benches(sizes: Sizes, ways: Sequence[TransferWay]) -> Iterator[tuple[Row, Bench]]:
@@ -117,7 +120,7 @@ def _measure(
         for way, ways in WAYS.items():
             pages = _pages(sizes, bench, way, share, base_s)
             with_s, dispatch_s = _loaded(
-                bench, way, pages, lambda plans: steady_s(bench.runner, plans, _enough_s(sizes))
+                bench, way, pages, lambda plans: steady_s(bench.runner, plans, sizes.turn_steps)
             )
             rate = ways * pages * bench.page_bytes / with_s
             row = {"way": way, "share": share, "pages": pages, "step_s": with_s, "dispatch_s": dispatch_s}
@@ -147,19 +150,15 @@ def _alone(sizes: Sizes, bench: Bench, way: str, pages: int) -> Row:
             events = traced(lambda: run(plans))
             array_bytes = bench.page_bytes // len(runner.kv.parts)
             row["first_kernel_s"] = until_first_kernel_s(events, steps, array_bytes)
-            starts_s = array_starts_s(traced(lambda: turn(runner, plans, steps)), array_bytes)
+            starts_s = array_starts_s(traced(lambda: run_steps(runner, plans, steps)), array_bytes)
             row["first_array_s"], row["last_array_s"] = starts_s or (None, None)
         return row
 
     return _loaded(bench, way, pages, measure)
 
 
-def _enough_s(sizes: Sizes) -> float:
-    return TIMES_ENOUGH * sizes.enough_s
-
-
 def _base_s(sizes: Sizes, bench: Bench) -> tuple[float, float]:
-    return steady_s(bench.runner, iter(lambda: bench.plan, None), _enough_s(sizes))
+    return steady_s(bench.runner, iter(lambda: bench.plan, None), sizes.turn_steps)
 
 
 def _pages(sizes: Sizes, bench: Bench, way: str, share: float, base_s: float) -> int:

@@ -18,6 +18,7 @@ class FakeEngine:
         return [Token(str(row), 0, "") for row in range(next(self.rows))]
 
 
+@pytest.mark.slow
 def test_all_rows_decode_in_every_timed_step() -> None:
     measured = list(part("idle")(TINY))
     batch, prompt = TINY.transfer_rows

@@ -8,6 +8,7 @@ from benchmarks.gpu_suite.trace import (
     array_starts_s,
     copies,
     gaps,
+    middle,
     operations,
     plane_events,
     until_first_kernel_s,
@@ -33,6 +34,21 @@ def traced_line(line: str, name: str, stats: dict[str, Any]) -> SimpleNamespace:
 def test_idle_time_is_what_no_kernel_of_any_stream_covers() -> None:
     measured = gaps([(0.0, 4e9), (6e9, 10e9), (1e9, 5e9), (9e9, 10e9)])
     assert measured == {"idle_share": 0.1, "busy_s": 9.0, "largest_gap_s": 1.0}
+
+
+def test_the_first_two_steps_and_the_last_one_are_left_out_of_a_trace() -> None:
+    """Steps of two kernels each and 10 ns, the first behind a gap; copies that reach into the middle are cut."""
+    kernels = [
+        Event("Stream #1", name, 10.0 * step + at, 10.0 * step + at + 4.0)
+        for step in (-3, 1, 2, 3, 4)
+        for at, name in ((0.0, "layers"), (5.0, "head"))
+    ]
+    moved = [Event("Stream #2", "MemcpyD2H", *span) for span in ((-20.0, 0.0), (15.0, 25.0), (30.0, 60.0))]
+    kept = middle(sorted([*kernels, *moved], key=lambda event: event.start), 5)
+    assert [event.name for event in kept if not event.is_copy] == ["layers", "head"] * 2
+    assert [(event.start, event.end) for event in kept if event.is_copy] == [(20.0, 25.0), (30.0, 39.0)]
+    assert gaps((event.start, event.end) for event in kept if not event.is_copy)["largest_gap_s"] == 1e-9
+    assert middle([], 5) == middle(moved, 5) == []
 
 
 def test_operations_have_the_shapes_of_their_programs_and_the_time_of_a_step() -> None:
