@@ -65,6 +65,13 @@ class WindowBatch(NamedTuple):
     work: Any = None
 
 
+class StateSlots(NamedTuple):
+    """Slots of the rows' states of recurrent layers: those that they write, and those that they read."""
+
+    slots: Int[Array, "S"]
+    sources: Int[Array, "S"]
+
+
 class Batch(NamedTuple):
     """One step's queries, ragged: row `s` owns the query tokens `query_starts[s] : query_starts[s + 1]`.
 
@@ -81,7 +88,7 @@ class Batch(NamedTuple):
     page_tables: Int[Array, "S P"]  # unused entries are the scratch page
     num_decode: Int[Array, ""]
     work: Any = None  # what kernels read, `work_schedule.Work`: the same for all layers
-    state_slots: Any = None  # of every row, [S], where the model has recurrent layers
+    states: Any = None  # `StateSlots`, where the model has recurrent layers
     adapters: Any = None  # of every token, [T], from 1 on, 0: none; where the model has room for adapters
     window: Any = None  # `WindowBatch`, where layers with a window have a pool of their own
 

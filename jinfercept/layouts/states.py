@@ -2,6 +2,9 @@
 
 A recurrent layer reads and writes the states of a step's rows; `StateRows` says which. Slot 0 is no sequence's. A row that
 begins at position 0 starts from zeros, whatever its slot holds. Padding tokens and unused rows change no state.
+
+A row writes the slot of its sequence, and may read another one: the sequence then goes on from a state that stays as it is, and
+that several rows may read. No row of a step writes a slot that another one reads or writes.
 """
 
 from typing import NamedTuple
@@ -26,9 +29,15 @@ class StateArray(NamedTuple):
 
 
 class StateRows(NamedTuple):
-    """A step's rows, see `layouts.pages.Batch`, with the slots of their states."""
+    """A step's rows, see `layouts.pages.Batch`, with the slots of their states.
+
+    Attributes:
+        slots: that rows write.
+        sources: that they read.
+    """
 
     slots: Int[Array, "S"]
+    sources: Int[Array, "S"]
     query_starts: Int[Array, "S1"]
     context_lens: Int[Array, "S"]
     num_decode: Int[Array, ""]
@@ -44,8 +53,8 @@ class StateRows(NamedTuple):
         return self.context_lens == self.lengths
 
     def read(self, state: Float[Array, "N *axes"]) -> Float[Array, "S *axes"]:
-        """The rows' states."""
-        rows = state.at[self.slots].get(mode="clip")
+        """The states before the rows."""
+        rows = state.at[self.sources].get(mode="clip")
         return jnp.where(self.begin.reshape(-1, *(1,) * (state.ndim - 1)), jnp.zeros_like(rows), rows)
 
     def write(self, state: Float[Array, "N *axes"], rows: Float[Array, "S *axes"]) -> Float[Array, "N *axes"]:

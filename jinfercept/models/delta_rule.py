@@ -59,14 +59,13 @@ def _decode_rows(
     """The rows of one token, which come first: the token of row s is token s."""
     size = min(DECODE_ROWS, len(rows.slots))
     missing = -len(rows.slots) % size
-    slots, begin = jnp.pad(rows.slots, (0, missing)), jnp.pad(rows.begin, (0, missing))
+    slots, sources, begin = (jnp.pad(of_rows, (0, missing)) for of_rows in (rows.slots, rows.sources, rows.begin))
 
     def compute(index: Int[Array, ""], carried: tuple[Array, Array]) -> tuple[Array, Array]:
         read, states = carried
         start = index * size
-        here = jax.lax.dynamic_slice_in_dim(slots, start, size)
-        fresh = jax.lax.dynamic_slice_in_dim(begin, start, size)
-        before = jnp.where(fresh[:, None, None, None, None], 0.0, states.at[here].get(mode="clip"))
+        here, there, fresh = (jax.lax.dynamic_slice_in_dim(of_rows, start, size) for of_rows in (slots, sources, begin))
+        before = jnp.where(fresh[:, None, None, None, None], 0.0, states.at[there].get(mode="clip"))
         output, behind = _token(inputs.part(start, size), before)
         used = jnp.where(start + jnp.arange(size) < rows.num_decode, here, len(states))
         return jax.lax.dynamic_update_slice_in_dim(read, output, start, 0), states.at[used].set(behind, mode="drop")
@@ -102,7 +101,8 @@ def _longer_rows(
             decay=jnp.where(is_own[:, None, None], part.decay, 0.0),
             beta=jnp.where(is_own[:, None, None], part.beta, 0.0),
         )
-        before = jax.lax.dynamic_index_in_dim(states, slot, keepdims=False)
+        source = jnp.where(place == 0, rows.sources[row], slot)
+        before = jax.lax.dynamic_index_in_dim(states, source, keepdims=False)
         before = jnp.where(rows.begin[row] & (place == 0), 0.0, before)
         output, behind = _block(part, before)
         states = jax.lax.dynamic_update_index_in_dim(states, behind, slot, 0)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Int32
 
-from jinfercept.layouts.pages import OUT_OF_RANGE, Batch, VectorPart, WindowBatch
+from jinfercept.layouts.pages import OUT_OF_RANGE, Batch, StateSlots, VectorPart, WindowBatch
 from jinfercept.pallas.work_schedule import Work, WorkCut, WorkSchedule, schedules
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
 
@@ -85,7 +85,7 @@ def pack(
         index[:] = np.arange(OUT_OF_RANGE, OUT_OF_RANGE + num_tokens, dtype=np.int32)
     if not chunks:
         return vector  # no unit of work either
-    slots, starts, lists, *_, chunk_adapters = zip(*chunks, strict=True)
+    slots, starts, lists, entries, *_, chunk_adapters = zip(*chunks, strict=True)
     rows = len(chunks)
     assert rows <= num_rows
     slots, starts = np.fromiter(slots, np.int32, rows), np.fromiter(starts, np.int32, rows)
@@ -105,7 +105,11 @@ def pack(
     page, offset = np.divmod(positions[:used], page_size)
     write_index[:used] = tables[token_slots[:used], page] * page_size + offset
     if states is not None:
-        parts.states[:rows] = states[slots]
+        state_slots, sources = parts.states
+        state_slots[:rows] = sources[:rows] = states[slots]
+        for row, new_pages in enumerate(entries):
+            if new_pages and new_pages.state_from:
+                sources[row] = new_pages.state_from
     if window_tables is not None:
         window_index, window_pages = parts.window
         window_index[:used] = window_tables[token_slots[:used], page] * page_size + offset
@@ -156,7 +160,7 @@ def _batch(packed: Int[Array, "packed"], shape: PackedShape) -> Batch:
     )
     return Batch(
         *(tokens, positions, write_index, query_starts, context_lens, page_tables, num_decode[0]),
-        state_slots=parts.states.array() if shape.has_states else None,
+        states=StateSlots(*(part.array() for part in parts.states)) if shape.has_states else None,
         adapters=parts.adapters.array() if shape.num_adapters else None,
         window=WindowBatch(*(part.array() for part in parts.window)) if shape.window else None,
     )
@@ -170,7 +174,7 @@ class _PackedParts(NamedTuple):
 
     batch: Sequence[Any]
     schedules: Sequence[Any]
-    states: Any
+    states: Sequence[Any]  # of `StateSlots`
     window: Sequence[Any]  # the write index and the page tables
     adapters: Any
 
@@ -179,11 +183,11 @@ def _split(shape: PackedShape, parts: Sequence[Any]) -> _PackedParts:
     """The parts in the order of `_places`, by what they are."""
     adapters = len(parts) - bool(shape.num_adapters)
     window = adapters - 2 * bool(shape.window)
-    states = window - shape.has_states
+    states = window - 2 * shape.has_states
     return _PackedParts(
         parts[:_BATCH_PARTS],
         parts[_BATCH_PARTS:states],
-        parts[states] if shape.has_states else None,
+        parts[states:window],
         parts[window:adapters],
         parts[adapters] if shape.num_adapters else None,
     )
@@ -199,14 +203,14 @@ class _RowPlace(NamedTuple):
 
 @lru_cache
 def _places(shape: PackedShape) -> tuple[_RowPlace, ...]:
-    """The parts of the vector: those of the batch, then the schedules field by field, then the slots of states, the write
-    index and the page tables of layers with a window, and the tokens' adapters."""
+    """The parts of the vector: those of the batch, then the schedules field by field, then the slots of states that rows
+    write and read, the write index and the page tables of layers with a window, and the tokens' adapters."""
     num_tokens, num_rows, pages_per_row, cut, decode_only, _, has_states, _, num_adapters, window = shape
     shapes = [*((num_tokens,),) * 4, (num_rows + 1,), (num_rows,), (num_rows, pages_per_row), (1,)]
     assert len(shapes) == _BATCH_PARTS
     if cut is not None:
         shapes += chain.from_iterable(cut.shapes(num_tokens, num_rows, decode_only=decode_only))
-    shapes += [(num_rows,)] * has_states
+    shapes += [(num_rows,)] * (2 * has_states)
     shapes += [(num_tokens,), (num_rows, pages_per_row)] * bool(window)
     shapes += [(num_tokens,)] * bool(num_adapters)
     ends = list(accumulate(map(prod, shapes)))

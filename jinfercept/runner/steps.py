@@ -267,7 +267,8 @@ def _layers(
         layer = model.layer if kind is None else partial(cast(MixedModel, model).layer, kind=kind)
         seam: Any = windowed if window else attend
         if isinstance(kept, tuple):
-            rows = _NotingRows(step.state_slots, step.query_starts, step.context_lens, step.num_decode)
+            slots, sources = step.states
+            rows = _NotingRows(slots, sources, step.query_starts, step.context_lens, step.num_decode)
             rows.noted = noted
             seam = rows
         with jax.named_scope(f"layer{index}"):

@@ -8,18 +8,29 @@ import pytest
 from jinfercept.layouts.states import StateRows, causal_convolution
 from jinfercept.models.delta_rule import BLOCK_TOKENS, DeltaInputs, gated_delta_rule
 
-NUM_STATES, HEADS, GROUP, KEYS, VALUES, TAPS = 6, 2, 3, 4, 5, 4
+NUM_STATES, HEADS, GROUP, KEYS, VALUES, TAPS = 8, 2, 3, 4, 5, 4
 LONG = BLOCK_TOKENS + 7
 
 
-def rows_of(chunks: list[tuple[int, int, int]], num_rows: int) -> StateRows:
-    """Rows of chunks, each with its slot, its first position and its length; those of one token come first."""
+def rows_of(chunks: list[tuple[int, int, int]], num_rows: int, sources: dict[int, int] | None = None) -> StateRows:
+    """Rows of chunks, each with its slot, its first position and its length; those of one token come first.
+
+    Args:
+        sources: the slots that are read, by those that are written, where they differ.
+    """
     lengths = [length for _, _, length in chunks] + [0] * (num_rows - len(chunks))
     slots = [slot for slot, _, _ in chunks] + [0] * (num_rows - len(chunks))
     ends = [start + length for _, start, length in chunks] + [0] * (num_rows - len(chunks))
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     num_decode = jnp.int32(sum(length == 1 for _, _, length in chunks))
-    return StateRows(jnp.array(slots, jnp.int32), jnp.array(starts), jnp.array(ends, jnp.int32), num_decode)
+    read = [(sources or {}).get(slot, slot) for slot in slots]
+    return StateRows(
+        jnp.array(slots, jnp.int32),
+        jnp.array(read, jnp.int32),
+        jnp.array(starts),
+        jnp.array(ends, jnp.int32),
+        num_decode,
+    )
 
 
 def drawn(num_tokens: int, seed: int) -> DeltaInputs:
@@ -33,13 +44,13 @@ def drawn(num_tokens: int, seed: int) -> DeltaInputs:
 
 
 def one_by_one(
-    inputs: DeltaInputs, states: np.ndarray, chunks: list[tuple[int, int, int]]
+    inputs: DeltaInputs, states: np.ndarray, chunks: list[tuple[int, int, int]], sources: dict[int, int] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The recurrence in float64, as the module states it."""
     q, k, v, decay, beta = (np.asarray(part, np.float64) for part in inputs)
     states, read, token = states.astype(np.float64), np.zeros(v.shape), 0
     for slot, start, length in chunks:
-        state = np.zeros_like(states[slot]) if start == 0 else states[slot].copy()
+        state = np.zeros_like(states[slot]) if start == 0 else states[(sources or {}).get(slot, slot)].copy()
         for _ in range(length):
             state *= np.exp(decay[token])[..., None, None]
             wrong = v[token] - np.einsum("kd,kgdw->kgw", k[token], state)
@@ -51,22 +62,25 @@ def one_by_one(
 
 
 @pytest.mark.parametrize(
-    "chunks",
+    ("chunks", "sources"),
     [
-        [(1, 0, 1)],
-        [(2, 9, 1), (1, 0, 1), (5, 3, 1)],
-        [(3, 0, LONG)],
-        [(1, 7, 1), (2, 0, 3), (3, 64, BLOCK_TOKENS), (4, 5, LONG), (5, 1, 2)],
+        ([(1, 0, 1)], {}),
+        ([(2, 9, 1), (1, 0, 1), (5, 3, 1)], {}),
+        ([(3, 0, LONG)], {}),
+        ([(1, 7, 1), (2, 0, 3), (3, 64, BLOCK_TOKENS), (4, 5, LONG), (5, 1, 2)], {}),
+        ([(1, 7, 1), (2, 7, 1), (3, 9, 1), (4, 64, LONG), (5, 64, 9)], {1: 6, 2: 6, 4: 7, 5: 6}),
     ],
-    ids=["first token", "decode rows", "a chunk from the start", "all kinds"],
+    ids=["first token", "decode rows", "a chunk from the start", "all kinds", "states of other slots"],
 )
-def test_rows_compute_what_their_tokens_do_one_after_the_other(chunks: list[tuple[int, int, int]]) -> None:
+def test_rows_compute_what_their_tokens_do_one_after_the_other(
+    chunks: list[tuple[int, int, int]], sources: dict[int, int]
+) -> None:
     num_tokens = sum(length for _, _, length in chunks)
     inputs = drawn(num_tokens + 5, seed=num_tokens)  # with padding, which is no row's
     states = np.random.default_rng(1).standard_normal((NUM_STATES, HEADS, GROUP, KEYS, VALUES)).astype(np.float32)
-    rows = rows_of(chunks, num_rows=len(chunks) + 2)
+    rows = rows_of(chunks, num_rows=len(chunks) + 2, sources=sources)
     read, behind = jax.jit(gated_delta_rule)(inputs, jnp.asarray(states), rows)
-    expected_read, expected_behind = one_by_one(inputs, states, chunks)
+    expected_read, expected_behind = one_by_one(inputs, states, chunks, sources)
     np.testing.assert_allclose(read[:num_tokens], expected_read[:num_tokens], atol=2e-5)
     np.testing.assert_allclose(behind, expected_behind, atol=2e-5)
     others = [slot for slot in range(NUM_STATES) if slot not in {slot for slot, _, _ in chunks}]
@@ -98,3 +112,14 @@ def test_a_convolution_goes_on_from_chunk_to_chunk(lengths: list[int]) -> None:
     np.testing.assert_allclose(np.concatenate(parts), expected, atol=1e-5)
     np.testing.assert_allclose(state[2], x[-(TAPS - 1) :], atol=1e-6)
     assert np.all(state[jnp.array([0, 1, 3])] == 7.0)
+
+
+def test_a_convolution_goes_on_from_tokens_of_another_slot() -> None:
+    rng = np.random.default_rng(0)
+    x, taps = (jnp.asarray(rng.standard_normal((length, 2, 3)), jnp.float32) for length in (3, TAPS))
+    state = jnp.asarray(rng.standard_normal((4, TAPS - 1, 2, 3)), jnp.float32)
+    own, other = rows_of([(1, 7, 1), (2, 7, 2)], 3), rows_of([(1, 7, 1), (2, 7, 2)], 3, sources={1: 3, 2: 3})
+    expected, behind = causal_convolution(x, taps, state.at[jnp.array([1, 2])].set(state[3]), own)
+    summed, written = causal_convolution(x, taps, state, other)
+    np.testing.assert_array_equal(summed, expected)
+    np.testing.assert_array_equal(written, behind)

@@ -157,8 +157,25 @@ def test_every_sample_knows_its_options_and_those_without_have_none() -> None:
     assert rows.frequency.tolist() == [0.0, 0.0, 0.0]
 
 
-def test_without_adapters_and_windows_a_step_uploads_what_it_did() -> None:
+def test_a_row_reads_its_own_state_or_for_one_plan_another_one() -> None:
+    shape, states, tables = (
+        SHAPE._replace(has_states=True),
+        np.zeros(SLOTS, np.int32),
+        np.zeros((SLOTS, PAGES), np.int32),
+    )
+    news = (NewPages(0, [1], 4), NewPages(0, [2], 3, state_from=5)), ((), NewPages(1, [3], 3)), ((), ())
+    for entries, sources in zip(news, ([4, 5], [4, 3], [4, 3]), strict=True):
+        chunks = tuple(Chunk(slot, 3, (slot,), new, None) for slot, new in zip((6, 1), entries, strict=True))
+        enter(chunks, tables, states)
+        batch = unpack(jnp.asarray(pack(chunks, tables, PAGE_SIZE, shape, states)), jnp.arange(SLOTS), shape)
+        assert batch.states.slots[:2].tolist() == [4, 3]
+        assert batch.states.sources[:2].tolist() == sources
+        assert unpack(jnp.asarray(pack(chunks, tables, PAGE_SIZE, SHAPE)), jnp.arange(SLOTS), SHAPE).states is None
+
+
+def test_without_adapters_windows_and_states_a_step_uploads_what_it_did() -> None:
     shape = PackedShape(8, 4, 3)
     assert packed_size(shape) == 4 * 8 + 5 + 4 + 12 + 1
+    assert packed_size(shape._replace(has_states=True)) == packed_size(shape) + 2 * 4
     assert packed_size(shape._replace(num_adapters=2)) == packed_size(shape) + 8
     assert packed_size(shape._replace(window=10)) == packed_size(shape) + 8 + 12

@@ -61,6 +61,8 @@ def _layer(model: ServedModel, kind: Hashable, params: Weights, x: Float[Array, 
             jnp.ones((2, *array.shape), array.dtype or x.dtype) for array in arrays
         )  # a row begins with zeros
         length = jnp.array([len(x)])
-        rows = StateRows(jnp.array([1]), jnp.array([0, len(x)]), length, (length[0] == 1).astype(jnp.int32))
+        rows = StateRows(
+            jnp.array([1]), jnp.array([1]), jnp.array([0, len(x)]), length, (length[0] == 1).astype(jnp.int32)
+        )
         return layer(params, x, positions, states, rows)[0]  # pyright: ignore[reportArgumentType]
     return layer(params, x, positions, None, dense_attend)[0]
