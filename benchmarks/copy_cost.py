@@ -25,7 +25,7 @@ from rich.table import Table
 
 from jinfercept.kv.page import PageCopy
 from jinfercept.models.mesh import place
-from jinfercept.runner import page_arrays
+from jinfercept.runner import host_memory
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing_samples import NUM_FIELDS
 from jinfercept.runner.page_arrays import KVArrays
@@ -54,7 +54,7 @@ def time_copies(pages: int, rounds: int = 40) -> dict[str, dict[str, float]]:
             for way, plan in plans.items():
                 began_s = time.thread_time()
                 groups = [*batched(kv.begin(*plan), MOST_TRANSFERS)]
-                kv.commons = place([kv.common_shape.pack(BLANK, group) for group in groups], home)
+                kv.slots.commons = place([kv.common_shape.pack(BLANK, group) for group in groups], home)
                 kv.fetch(0)
                 kv.offload(0)
                 kv.scatter(0)
@@ -67,7 +67,7 @@ def time_copies(pages: int, rounds: int = 40) -> dict[str, dict[str, float]]:
 def counted_calls() -> Iterator[Counter[str]]:
     """Counts the executables that are called and the arrays that are moved."""
     counts = Counter(executables=0, arrays=0)
-    look_up, put = Executables.__getitem__, page_arrays.move
+    look_up, put = Executables.__getitem__, host_memory.move
 
     def noting_look_up(self: Executables, key: Hashable) -> Any:
         counts["executables"] += 1
@@ -77,11 +77,11 @@ def counted_calls() -> Iterator[Counter[str]]:
         counts["arrays"] += len(arrays)
         return put(arrays, sharding)
 
-    Executables.__getitem__, page_arrays.move = noting_look_up, noting_move
+    Executables.__getitem__, host_memory.move = noting_look_up, noting_move
     try:
         yield counts
     finally:
-        Executables.__getitem__, page_arrays.move = look_up, put
+        Executables.__getitem__, host_memory.move = look_up, put
 
 
 def main() -> None:

@@ -35,6 +35,7 @@ from tests.support.fake_engine import POLICIES
 from tests.support.joining import set_joined
 from tests.support.peft_adapters import ALL, GPTJ, write_adapter
 from tests.support.sample_tokenizers import VOCAB, byte_level
+from tests.support.state_moves import check_random_moves
 from tests.support.tiny_gguf import write as write_gguf
 from tests.support.tiny_model import GOLDEN, TOOL, Workload
 
@@ -108,8 +109,11 @@ def reference(name: str) -> Served:
 
 def collectives(llm: LLM, *key: object) -> list[str]:
     """What devices exchange in an executable."""
-    program = llm.engine.setup.machine.runner.executables[key].as_text()  # pyright: ignore[reportFunctionMemberAccess]
-    return re.findall(r"= \S+ (all-\w+|reduce-scatter|collective-\w+)\(", program)
+    return exchanges(llm.engine.setup.machine.runner.executables[key])
+
+
+def exchanges(executable: Any) -> list[str]:
+    return re.findall(r"= \S+ (all-\w+|reduce-scatter|collective-\w+)\(", executable.as_text())
 
 
 def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
@@ -279,6 +283,11 @@ def test_a_checkpoint_is_read_in_pieces_to_its_parts(monkeypatch: pytest.MonkeyP
 def test_devices_that_cannot_serve_are_refused_with_what_can(flags: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         LLM(GOLDEN / "llama_gqa", **SIZES | flags)
+
+
+def test_every_device_moves_its_own_part_of_states() -> None:
+    run = check_random_moves(ModelMesh(tuple(jax.devices()[:4])), seed=1, num_steps=6)
+    assert exchanges(run["gather"]) == exchanges(run["scatter"]) == []
 
 
 def test_a_model_of_ones_own_runs_on_two_devices() -> None:

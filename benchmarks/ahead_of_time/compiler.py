@@ -27,8 +27,10 @@ from jinfercept.models.protocol import states_of
 from jinfercept.models.sharding import partition_specs
 from jinfercept.runner.executables import COMPILER_OPTIONS
 from jinfercept.runner.layer_states import state_shapes, with_states
-from jinfercept.runner.page_transfers import PAGES_SPEC
+from jinfercept.runner.page_transfers import GPU_TRANSFERS, PAGES_SPEC
 from jinfercept.runner.shape import RunnerShape
+from jinfercept.runner.state_transfers import add_state_transfers
+from jinfercept.runner.step_upload import CommonShape
 from jinfercept.runner.steps import add_steps
 from jinfercept.runner.window_pages import pool_windows, with_windows
 
@@ -142,7 +144,7 @@ class Compiler:
 
 
 def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention: str) -> tuple[KVPages, ...]:
-    """Add every executable of a runner but the transfers, with abstract weights in bfloat16.
+    """Add every executable of a runner but the transfers of pages, with abstract weights in bfloat16.
 
     Args:
         compiler: a `Compiler`, or what adds to one. Its GPUs cut weights and pages.
@@ -168,4 +170,6 @@ def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention
     with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
         kept = with_windows(with_states(layers, states), windowed, windows)
         add_steps(compiler, model, shape, attention, params, kept)
+    if shape.num_states:
+        add_state_transfers(compiler, states, CommonShape(shape.sample_rows[-1], GPU_TRANSFERS[0]))
     return layers

@@ -11,11 +11,10 @@ device has no memory beside the others follow the compute, one transfer after th
 """
 
 import math
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, groupby, islice
 from operator import attrgetter
-from typing import Any, NamedTuple, cast, final
+from typing import Any, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +25,12 @@ from jaxtyping import Array, Int32, Num
 
 from jinfercept.kv.page import PageCopy
 from jinfercept.layouts.pages import OUT_OF_RANGE, KVPages, kv_shape
-from jinfercept.models.mesh import beside, move, place
+from jinfercept.models.mesh import beside, place
 from jinfercept.runner.executables import Executables
+from jinfercept.runner.host_memory import HostMemory
 from jinfercept.runner.host_pages import HostArray, HostPages, HostSlots
 from jinfercept.runner.page_transfers import COPIES_SPEC, add_transfers, transfer_sizes
-from jinfercept.runner.step_upload import MOST_TRANSFERS, CommonShape
+from jinfercept.runner.step_upload import CommonShape, TransferSlots
 
 Fetched = Sequence[Num[Array, "_ _ B 2 K W"]]
 """The parts of an array that is on its way to the device. Pages in it without a slot are not wanted."""
@@ -56,7 +56,7 @@ class KVArrays:
 
     A step calls `begin`, then for each part `fetch`, `offload`, the compute of the part's layers, and `scatter`. On a GPU a
     copy waits for what was dispatched when its memory was allocated and overlaps what is dispatched later: the first part's
-    `fetch` comes before every executable of the step. `offload` and `scatter` read slots in `commons`.
+    `fetch` comes before every executable of the step. `offload` and `scatter` read slots in `slots.commons`.
 
     Args:
         num_pages: pages of the device pool, without the scratch page.
@@ -76,7 +76,7 @@ class KVArrays:
         staging_pages: as given.
         shapes: of every layer's pages.
         layers: these arrays; () while there is no pool.
-        commons: the common parts of the step's uploads, which have the slots that `begin` returned.
+        slots: where the step's uploads have the slots that `begin` returned.
     """
 
     def __init__(
@@ -102,24 +102,18 @@ class KVArrays:
         self._zeros = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=home)
         layer = jax.ShapeDtypeStruct(shape, dtype, sharding=home)
         self.shapes: Any = (layer,) * self.parts[-1][1]
-        self._numbers: list[Array] = place(
-            [np.array(number, np.int32) for number in range(MOST_TRANSFERS)], beside(layer)
-        )
-        self.commons: Sequence[Array] = ()
-        self._on_device = beside(layer, COPIES_SPEC)
-        self._pinned, self._moved_pages = pinned, moved_pages
-        self._on_host = self._on_device.with_memory_kind("pinned_host")
+        self.slots = TransferSlots(beside(layer))
+        on_device = beside(layer, COPIES_SPEC)
+        self._host_memory, self._moved_pages = HostMemory(on_device, pinned=pinned), moved_pages
         blanks = {end - first: np.zeros((staging_pages, end - first, *shape[1:]), dtype) for first, end in parts}
-        self._blank = place(blanks, self._on_device)  # fills up a scatter's arrays
+        self._blank = place(blanks, on_device)  # fills up a scatter's arrays
         self.layers: tuple[KVPages, ...] = ()
         self.host = HostSlots()
         self._offloads: list[tuple[int, list[HostArray]]] = []  # by gather: its size, arrays
         self._fetches: list[tuple[int, list[Fetched]]] = []  # by scatter: its size, arrays
-        self._first_transfer = 0  # of the step's, in `commons`
         self._early = 0  # scatters whose arrays come during the compute
         self._compactions: list[Compaction] = []
         self._arrived: list[HostPages] = []  # on the device: of the fetches, then of the compactions
-        self._in_flight: deque[list[HostPages]] = deque(maxlen=2)  # what the last two steps moved to the host
 
     def add_executables(self, run: Executables) -> None:
         """Add the transfers' executables, which `offload` and `scatter` call."""
@@ -131,8 +125,8 @@ class KVArrays:
         """Free everything, on the device and on the host."""
         self.layers = ()
         self.host.clear()
-        self._offloads, self._fetches, self._compactions, self._arrived, self.commons = [], [], [], [], ()
-        self._in_flight.clear()
+        self._offloads, self._fetches, self._compactions, self._arrived, self.slots.commons = [], [], [], [], ()
+        self._host_memory.close()
 
     def reset(self) -> None:
         """Allocate the pool, or forget all pages; it is zeros."""
@@ -144,19 +138,16 @@ class KVArrays:
     ) -> list[Int32[np.ndarray, "_"]]:
         """Set the pages that a step moves. One step may fetch, drop and refill the same host slot, in this order.
 
-        Waits for the offloads of the step before the last one, if its compute did not hide them, so that pages in flight take
-        no more memory than two steps' transfers.
+        Waits for earlier steps' offloads as `HostMemory.begin` does.
 
         Args:
-            first_transfer: transfers of other pages that come before these in `commons`.
+            first_transfer: see `TransferSlots.first`.
 
         Returns:
             The slots of every gather, scatter and selection, for the step's upload.
         """
-        self._first_transfer = first_transfer
-        if len(self._in_flight) == 2 and self._in_flight[0]:
-            jax.block_until_ready(self._in_flight[0])
-        self._in_flight.append([])
+        self.slots.first = first_transfer
+        self._host_memory.begin()
         fetches = self._scatters(fetch) if fetch else []
         self._compactions, selected = [], list[Int32[np.ndarray, "k"]]()
         for array in self.host.drop(drop):
@@ -189,7 +180,7 @@ class KVArrays:
 
     def to_host(self, arrays: Sequence[Num[np.ndarray, "k l B 2 K W"]]) -> list[HostPages]:
         """Such arrays in the memory of host copies. From any thread."""
-        return jax.device_put(list(arrays), self._on_host) if self._pinned else cast(list[HostPages], list(arrays))
+        return self._host_memory.keep(arrays)
 
     def adopt(self, arrays: list[HostPages], slots: Sequence[int | None]) -> None:
         """Take arrays of `to_host` as the copies of these slots' pages; None: the page is of no use."""
@@ -201,14 +192,14 @@ class KVArrays:
         coming = [parts[part] for _, arrays in self._fetches[: self._early] for parts in arrays]
         coming += [compaction.parts[part] for compaction in self._compactions]
         if coming:
-            self._arrived = move(coming, self._on_device)
+            self._arrived = self._host_memory.to_device(coming)
 
     def offload(self, part: int) -> None:
         """Dispatch the copies of one part to the host: the pages as they are before anything dispatched later."""
         first, end = self.parts[part]
         for number, (size, arrays) in enumerate(self._offloads):
             gather = self._run["gather", size, end - first]
-            self._leave(gather(self.layers[first:end], *self._slots(number))[: len(arrays)], arrays)
+            self._leave(gather(self.layers[first:end], *self.slots[number])[: len(arrays)], arrays)
 
     def scatter(self, part: int) -> None:
         """Write the fetched pieces of one part to their device slots, after everything dispatched before."""
@@ -216,18 +207,17 @@ class KVArrays:
         arrived, self._arrived = iter(self._arrived), []
         for index, (size, fetched) in enumerate(self._fetches):
             late = index >= self._early
-            arrays = (
-                move([parts[part] for parts in fetched], self._on_device) if late else [*islice(arrived, len(fetched))]
-            )
+            pieces = [parts[part] for parts in fetched]
+            arrays = self._host_memory.to_device(pieces) if late else [*islice(arrived, len(pieces))]
             arrays += [self._blank[end - first]] * (size // min(size, self.staging_pages) - len(arrays))
             scatter = self._run["scatter", size, end - first]
-            written = scatter(self.layers[first:end], *self._slots(len(self._offloads) + index), tuple(arrays))
+            written = scatter(self.layers[first:end], *self.slots[len(self._offloads) + index], tuple(arrays))
             self.layers = (*self.layers[:first], *written, *self.layers[end:])
         first_number = len(self._offloads) + len(self._fetches)
         for number, (compaction, array) in enumerate(zip(self._compactions, arrived, strict=True), first_number):
             into = compaction.into
             select = self._run["select", into.size, array.shape[0], end - first]
-            self._leave([select(array, *self._slots(number))], [into])
+            self._leave([select(array, *self.slots[number])], [into])
 
     def wait(self) -> None:
         """Wait for every copy in flight."""
@@ -235,15 +225,8 @@ class KVArrays:
 
     def _leave(self, made: Sequence[Array], arrays: Sequence[HostArray]) -> None:
         """Copy arrays of the device to the host, as the next part of these."""
-        pieces = move(made, self._on_host) if self._pinned else cast(list[HostPages], list(map(np.asarray, made)))
-        for array, piece in zip(arrays, pieces, strict=True):
+        for array, piece in zip(arrays, self._host_memory.to_host(made), strict=True):
             array.parts.append(piece)
-        self._in_flight[-1] += pieces
-
-    def _slots(self, number: int) -> tuple[Array, Array]:
-        """Where the slots of a step's transfer are: in which common part, and in which row of that."""
-        upload, row = divmod(self._first_transfer + number, MOST_TRANSFERS)
-        return self.commons[upload], self._numbers[row]
 
     def _scatters(self, fetch: Sequence[PageCopy]) -> list[tuple[int, list[Fetched], Int32[np.ndarray, "slots"]]]:
         """The arrays of these pages by the scatters that write them, each with its size and its slots: arrays of full size

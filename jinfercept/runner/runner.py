@@ -21,7 +21,7 @@ from jinfercept.models.mesh import beside, mesh_of, place
 from jinfercept.models.protocol import Params, ServedModel, num_kv_layers, states_of
 from jinfercept.models.quantized import weights_of
 from jinfercept.runner.executables import Executables, Progress, silent
-from jinfercept.runner.layer_states import LayerStates, state_shapes, with_states
+from jinfercept.runner.layer_states import LayerStates, slot_bytes, state_shapes, with_states
 from jinfercept.runner.packing import enter, pack
 from jinfercept.runner.page_arrays import KVArrays
 from jinfercept.runner.page_transfers import PAGES_SPEC
@@ -96,7 +96,7 @@ class ModelRunner:
         executables: of the steps and the transfers.
         kv: the pages, without those in the pool for windows.
         window_kv: the pages in the pool for windows; None: there is none.
-        layer_states: of recurrent layers.
+        layer_states: of recurrent layers; None: there are none. Never with `window_kv`.
         drafter: what makes the drafts that plans await, if there is a draft model.
         drafting: whether the draft model computes every plan too. A change forgets no KV: `reset` has to follow.
     """
@@ -118,7 +118,6 @@ class ModelRunner:
         self.device = mesh_of(leaf).local_devices[0]
         self._parts, self._kinds = shape.parts(config.num_layers), kinds_of(model)
         states = state_shapes(states_of(model), shape.num_states, leaf)
-        self.layer_states = LayerStates(states)
         self._windows = pool_windows(model, shape)
         num_windowed = sum(map(bool, self._windows))
         pages: dict[str, Any] = {
@@ -132,15 +131,23 @@ class ModelRunner:
         parts = [(groups[0][0], groups[-1][1]) for groups in self._parts]
         if states or num_windowed:
             parts = [(0, num_kv_layers(config) - num_windowed)]
-        self.kv, self.window_kv = KVArrays(shape.num_pages, shape.page_size, parts=parts, **pages), None
+        self.kv = KVArrays(shape.num_pages, shape.page_size, parts=parts, **pages)
+        self.window_kv, self.layer_states = None, None
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
         self._window_tables = None
         if num_windowed:
             sizes = shape.num_window_pages, shape.page_size
             self.window_kv = KVArrays(*sizes, parts=[(0, num_windowed)], **pages)
             self._window_tables = np.zeros_like(self._tables)
-        self._pools = (self.kv,) if self.window_kv is None else (self.kv, self.window_kv)
-        self._state_slots = np.zeros(shape.max_num_seqs, np.int32) if states else None
+        self._state_slots = None
+        if states:
+            num_bytes = slot_bytes(states_of(model), leaf.dtype)
+            most_moved = max(1, shape.moved_pages * self.kv.page_bytes // num_bytes)
+            sizes = {"pinned": shape.pinned_memory, "most_moved": most_moved}
+            self.layer_states = LayerStates(states, self.kv.common_shape, **sizes)
+            self._state_slots = np.zeros(shape.max_num_seqs, np.int32)
+        self._second = self.window_kv or self.layer_states
+        self._pools = (self.kv,) if self._second is None else (self.kv, self._second)
         self.executables = Executables() if executables is None else executables
         self.drafter: Drafter | None = None
         self.drafting = True
@@ -154,11 +161,14 @@ class ModelRunner:
             shape.drafts_for or config.vocab_size,
             self._home,
         )
-        kept = with_windows(with_states(self.kv.shapes, states), self._pools[-1].shapes, self._windows)
+        windowed = () if self.window_kv is None else self.window_kv.shapes
+        kept = with_windows(with_states(self.kv.shapes, states), windowed, self._windows)
         add_steps(self.executables, model, shape, attention, self.params, kept)
         self.kv.add_executables(self.executables)
         if self.window_kv is not None:
             self.window_kv.add_executables(self.executables.under("windows"))
+        if self.layer_states is not None:
+            self.layer_states.add_executables(self.executables.under("states"))
 
     def forward(self, plan: StepPlan, last_tokens: Int[Array, "slots"] | None = None) -> ForwardTicket:
         """Dispatch a plan's transfers, layers and head, in the order of `StepPlan`.
@@ -175,9 +185,9 @@ class ModelRunner:
         if self.drafter is not None and self.drafting:
             plan, drafts = self.drafter.fill(plan, last_tokens)
         transfers = self.kv.begin(plan.fetch, plan.drop, plan.offload)
-        if self.window_kv is not None:
+        if self._second is not None:
             offload, fetch, drop = plan.window or WindowCopies()
-            transfers += self.window_kv.begin(fetch, drop, offload, first_transfer=len(transfers))
+            transfers += self._second.begin(fetch, drop, offload, first_transfer=len(transfers))
         samples = self._sampler.pack(plan.chunks)
         groups = [*batched(transfers, MOST_TRANSFERS)] or [()]  # of more transfers than an upload holds
         commons = [self.kv.common_shape.pack(samples.packed, group) for group in groups]
@@ -187,7 +197,7 @@ class ModelRunner:
             return ForwardTicket(hidden, submitted_s, drafts, experts)
         uploaded = place(commons, self._home)
         for kv in self._pools:
-            kv.commons = uploaded
+            kv.slots.commons = uploaded
             for part in range(len(self._parts)):
                 kv.fetch(part)
                 kv.offload(part)
@@ -233,7 +243,6 @@ class ModelRunner:
         """Forget all KV and all states."""
         for kv in self._pools:
             kv.reset()
-        self.layer_states.reset()
         self._sampler.reset()
         if self.drafter is not None:
             self.drafter.runner.reset()
@@ -244,7 +253,6 @@ class ModelRunner:
         self.executables.close()
         for kv in self._pools:
             kv.close()
-        self.layer_states.close()
         self._sampler.close()
         if self.drafter is not None:
             self.drafter.runner.close()
@@ -291,7 +299,6 @@ class ModelRunner:
         """Allocate the pages. A step waits for the compilation of the executables that it is the first to need."""
         for kv in self._pools:
             kv.reset()
-        self.layer_states.reset()
         if self.drafter is not None:
             self.drafter.runner.allocate()
 
@@ -320,9 +327,9 @@ class ModelRunner:
             kv.fetch(0)
         x, batch, common = self.executables[embed, size](self.params.embed, last_tokens, upload)
         for kv in self._pools:
-            kv.commons = (common, *further)
+            kv.slots.commons = (common, *further)
         experts = list[Array]()
-        is_mixed = bool(self.layer_states.arrays or self._windows)
+        is_mixed = self._second is not None
         for part, groups in enumerate(self._parts):
             for kv in self._pools:
                 if part:
@@ -345,13 +352,15 @@ class ModelRunner:
 
     def _kept(self) -> list[Any]:
         """What every layer keeps: its pages or its states."""
-        if self.layer_states.arrays:
+        if self.layer_states is not None:
             return self.layer_states.beside(self.kv.layers)
-        return list(with_windows(self.kv.layers, self._pools[-1].layers, self._windows))
+        return list(
+            with_windows(self.kv.layers, () if self.window_kv is None else self.window_kv.layers, self._windows)
+        )
 
     def _keep(self, kept: list[Any]) -> None:
         """Take what the layers keep behind a step."""
-        if self.layer_states.arrays:
+        if self.layer_states is not None:
             self.kv.layers = self.layer_states.take(kept)
         elif self.window_kv is not None:
             self.kv.layers, self.window_kv.layers = by_pool(kept, self._windows)

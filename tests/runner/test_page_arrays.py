@@ -58,7 +58,7 @@ def copies(kv: KVArrays, slot: int) -> Iterator[np.ndarray]:
 
 def step(kv: KVArrays, fetch: list[PageCopy], drop: list[int], offload: list[PageCopy]) -> None:
     transfers, blank = kv.begin(fetch, drop, offload), np.zeros((NUM_FIELDS, 0), np.int32)
-    kv.commons = [jnp.asarray(kv.common_shape.pack(blank, group)) for group in batched(transfers, MOST_TRANSFERS)]
+    kv.slots.commons = [jnp.asarray(kv.common_shape.pack(blank, group)) for group in batched(transfers, MOST_TRANSFERS)]
     for part in range(len(kv.parts)):
         kv.fetch(part)
         kv.offload(part)
@@ -133,8 +133,7 @@ def test_a_full_step_of_whole_pages_leaves_room_among_the_executables_that_may_w
 
 
 def test_a_step_with_more_transfers_than_an_upload_holds_has_further_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("page_arrays", "step_upload"):
-        monkeypatch.setattr(f"jinfercept.runner.{module}.MOST_TRANSFERS", 1)
+    monkeypatch.setattr("jinfercept.runner.step_upload.MOST_TRANSFERS", 1)
     kv = pool(1, ((0, 2),))
     monkeypatch.setattr(f"{__name__}.MOST_TRANSFERS", 1)
     everything = list(range(NUM_PAGES))
@@ -154,7 +153,7 @@ def test_arrays_that_the_device_has_no_memory_for_at_once_follow_the_compute(mon
         moved.append([len(array) for array in arrays])
         return copied(arrays, sharding)
 
-    monkeypatch.setattr("jinfercept.runner.page_arrays.move", noting)
+    monkeypatch.setattr("jinfercept.runner.host_memory.move", noting)
     step(kv, [everything[0], everything[8], everything[16]], [], [])  # a page of each array
     assert moved == [[8, 8], [8]], "a transfer of 16 comes in any case"
     moved.clear()

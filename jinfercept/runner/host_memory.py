@@ -1,0 +1,52 @@
+"""The host memory of devices: copies of arrays go there and back; what two steps moved there may be under way."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import cast, final
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+from jaxtyping import Array
+
+from jinfercept.models.mesh import move
+
+
+@final
+class HostMemory:
+    """Copies arrays between devices and their host memory, each device's part by itself.
+
+    Args:
+        on_device: where the arrays lie on the devices.
+        pinned: whether those on the host are page-locked; else they are pageable, and the host waits for each that leaves.
+    """
+
+    def __init__(self, on_device: Sharding, *, pinned: bool) -> None:
+        self._on_device, self._pinned = on_device, pinned
+        self._on_host = on_device.with_memory_kind("pinned_host")
+        self._in_flight: deque[list[Array]] = deque(maxlen=2)  # what the last two steps moved to the host
+
+    def begin(self) -> None:
+        """Begin a step. Waits for what the step before the last one moved to the host, if its compute did not hide it, so that
+        arrays in flight take no more memory than two steps' transfers."""
+        if len(self._in_flight) == 2 and self._in_flight[0]:
+            jax.block_until_ready(self._in_flight[0])
+        self._in_flight.append([])
+
+    def to_device(self, arrays: Sequence[Array]) -> list[Array]:
+        """Dispatch copies to the devices."""
+        return move(arrays, self._on_device)
+
+    def to_host(self, arrays: Sequence[Array]) -> list[Array]:
+        """Dispatch copies of what the devices compute."""
+        copies = move(arrays, self._on_host) if self._pinned else cast(list[Array], list(map(np.asarray, arrays)))
+        self._in_flight[-1] += copies
+        return copies
+
+    def keep(self, arrays: Sequence[np.ndarray]) -> list[Array]:
+        """Arrays of numpy in the memory of the copies. From any thread."""
+        return jax.device_put(list(arrays), self._on_host) if self._pinned else cast(list[Array], list(arrays))
+
+    def close(self) -> None:
+        """Forget the copies in flight."""
+        self._in_flight.clear()
