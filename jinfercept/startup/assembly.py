@@ -166,7 +166,7 @@ def assemble(
         identity=f"{machine.model_config} {config.model.dtype} {config.model.activation_dtype} {config.cache.kv_cache_dtype}",
         prefix_caching=config.cache.enable_prefix_caching,
         most_moved_pages=max(1, memory_plan.moved_tokens // page_size),
-        states=StateSizes(shape.num_states, 0, memory_plan.state_size(page_size)),
+        states=StateSizes(shape.num_states, memory_plan.states.num_host_states, memory_plan.state_size(page_size)),
         windows=memory_plan.windows,
     )
     clock = RealClock()

@@ -63,7 +63,7 @@ class MemoryPlan:
 
     Attributes:
         reserved_bytes: kept free on a device of its own for the steps' temporaries and for pages on their way.
-        host_bytes: of the copies of the pages of this host's devices.
+        host_bytes: of the copies of the pages and the states of this host's devices.
         moved_tokens: most that one step moves over the host links, of which every device has one.
         timed_bytes: operands and result of the largest product, which a GPU's compiler makes to time kernels before the pages
             are allocated; 0 where pages and everything else share the memory.
@@ -101,7 +101,7 @@ class MemoryPlan:
         return (
             f"memory plan: {where}weights {_gib(self.weight_bytes)}, KV pool {_gib(self.kv_bytes)} for "
             f"{self.kv_tokens:,} tokens{self._windows()}{self._states()}"
-            f"{reserved}, host copies up to {_gib(self.host_bytes)} for {self.host_tokens:,} tokens; "
+            f"{reserved}, host copies up to {_gib(self.host_bytes)} for {self.host_tokens:,} tokens{self._host_states()}; "
             f"sequences of up to {self.max_model_len:,} tokens{self._shorter()}{self._repeats()}{self._timed()}"
         )
 
@@ -123,6 +123,10 @@ class MemoryPlan:
         if not self.states.num_states:
             return ""
         return f", {self.states.num_states} states of recurrent layers {_gib(self.states.num_bytes)}"
+
+    def _host_states(self) -> str:
+        """The copies of states."""
+        return f" and {self.states.num_host_states:,} states" if self.states.num_states and self.host_bytes else ""
 
     def state_size(self, page_size: int) -> int:
         """Memory of one sequence's states of recurrent layers, in tokens of keys and values."""
@@ -154,9 +158,10 @@ class MemoryPlan:
         token_bytes = self.num_local_devices * self.kv_bytes // (self.kv_tokens + cache.page_size)
         cost = self.windows.page_cost / cache.page_size
         window_bytes = math.ceil(self.window_plan.share * cost * token_bytes)
-        tokens = _host_tokens(cache, token_bytes + window_bytes)
-        windows = self.windows._replace(num_host_pages=int(self.window_plan.share * tokens) // cache.page_size)
-        return replace(self, host_tokens=tokens, host_bytes=tokens * (token_bytes + window_bytes), windows=windows)
+        tier = _host_tier(cache, token_bytes + window_bytes, self.states, self.num_local_devices)
+        windows = self.windows._replace(num_host_pages=int(self.window_plan.share * tier.num_tokens) // cache.page_size)
+        sizes = {"host_tokens": tier.num_tokens, "host_bytes": tier.num_bytes, "states": tier.states}
+        return replace(self, windows=windows, **sizes)
 
 
 def check_weights(weight_bytes: int, room: FreeMemory) -> None:
@@ -179,6 +184,7 @@ def plan_memory(
     kv_repeats: int = 1,
     draft: Loaded[ServedModel] | None = None,
     windows: WindowPlan = NO_WINDOW_PLAN,
+    states: StatePlan = NO_STATES,
 ) -> MemoryPlan:
     """Sizes of the pools. Raises `ConfigError` if they cannot work.
 
@@ -190,6 +196,7 @@ def plan_memory(
         kv_repeats: how often each KV head is among those of the model.
         draft: the draft model, whose KV are in pages of their own.
         windows: layers with a pool of their own.
+        states: of recurrent layers; `room` is beside them.
     """
     cache, page_size = config.cache, config.cache.page_size
     leaves = {id(leaf): leaf for leaf in jax.tree.leaves((params, None if draft is None else draft.params))}
@@ -239,14 +246,17 @@ def plan_memory(
             fix=f"at most {limit}: the model's {model_config.max_position} and the {kv_tokens} tokens of the KV pool",
         )
     host_token_bytes = num_local_devices * (token_bytes + math.ceil(windows.share * window_bytes))
-    host_tokens, window_tokens = _host_tokens(cache, host_token_bytes), windows.of(kv_tokens, page_size)
+    tier, window_tokens = (
+        _host_tier(cache, host_token_bytes, states, num_local_devices),
+        windows.of(kv_tokens, page_size),
+    )
     return MemoryPlan(
         weight_bytes=sum(map(local_bytes, leaves.values())),
         kv_bytes=(kv_tokens + page_size) * token_bytes,
         reserved_bytes=reserved,
-        host_bytes=host_tokens * host_token_bytes,
+        host_bytes=tier.num_bytes,
         kv_tokens=kv_tokens,
-        host_tokens=host_tokens,
+        host_tokens=tier.num_tokens,
         max_model_len=wanted or limit,
         model_len=model_config.max_position if wanted is None and kv_tokens < model_config.max_position else 0,
         moved_tokens=MOVED_BYTES // token_bytes,
@@ -254,7 +264,8 @@ def plan_memory(
         num_devices=num_devices,
         num_local_devices=num_local_devices,
         kv_repeats=kv_repeats,
-        windows=windows.sizes(window_tokens, host_tokens, page_size, window_bytes / token_bytes)
+        states=tier.states,
+        windows=windows.sizes(window_tokens, tier.num_tokens, page_size, window_bytes / token_bytes)
         if window_tokens
         else NO_WINDOWS,
         window_bytes=(window_tokens + page_size) * window_bytes,
@@ -311,14 +322,32 @@ def windowed_kv_bytes(model_config: ModelDimensions, params: Params, cache: Cach
     return token_kv_bytes(model_config, params, cache) - token_kv_bytes(model_config, params, cache, None, windows)
 
 
-def _host_tokens(cache: CacheOptions, token_bytes: int) -> int:
-    """Tokens that the host tier holds, in whole pages."""
+class _HostTier(NamedTuple):
+    """The tokens of a host tier, in whole pages, the states of which some have copies there, and the bytes of all copies."""
+
+    num_tokens: int
+    states: StatePlan
+    num_bytes: int
+
+
+def _host_tier(cache: CacheOptions, token_bytes: int, states: StatePlan, num_devices: int) -> _HostTier:
+    """What the host tier holds.
+
+    Args:
+        token_bytes: of the copies of a token.
+        num_devices: of this host.
+    """
     host_bytes, total = cache.swap_space * GIB, psutil.virtual_memory().total
     if not math.isfinite(host_bytes) or host_bytes > total:
         raise ConfigError(
             "swap_space is more than the machine has", got=f"{cache.swap_space} GiB", fix=f"less than {_gib(total)}"
         )
-    return int(host_bytes) // (token_bytes * cache.page_size) * cache.page_size
+    host_bytes, page_bytes = int(host_bytes), token_bytes * cache.page_size
+    states = states.with_host(host_bytes, page_bytes, num_devices)
+    of_states = states.num_host_states * num_devices * states.slot_bytes
+    has_pages = states.num_host_states or not states.num_states  # pages without a state are of no use
+    num_tokens = (host_bytes - of_states) // page_bytes * cache.page_size if has_pages else 0
+    return _HostTier(num_tokens, states, num_tokens * token_bytes + of_states)
 
 
 def _gib(num_bytes: int) -> str:

@@ -26,7 +26,8 @@ def probe(shape: RunnerShape, bucket: int, rows: list[Row]) -> StepPlan:
         end = start + num_tokens
         num_pages = -(-end // shape.page_size)
         pages = range(used, used + num_pages)
-        new_pages = NewPages(0, [1 + page % shape.num_pages for page in pages])
+        state = 1 + slot % shape.num_states if shape.num_states else 0
+        new_pages = NewPages(0, [1 + page % shape.num_pages for page in pages], state)
         if shape.num_window_pages:
             entries = WindowEntries(0, [1 + page % shape.num_window_pages for page in pages])
             new_pages = new_pages._replace(window=entries)

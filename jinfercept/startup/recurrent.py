@@ -6,7 +6,7 @@ back.
 
 import logging
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError
@@ -18,6 +18,8 @@ log = logging.getLogger("jinfercept")
 GIB = 1 << 30
 STATES_SHARE = 4
 """One in so many bytes of the free memory goes to states of paused contexts at most, unless the user says otherwise."""
+MEAN_STATES = 8
+"""The host tier holds as many contexts' pages as it holds states, if a context's pages take so many times a state's bytes."""
 
 
 class StatePlan(NamedTuple):
@@ -26,15 +28,31 @@ class StatePlan(NamedTuple):
     Attributes:
         num_states: sequences that can have one; 0: the model has no such layers.
         slot_bytes: of one sequence's, on each device.
+        num_host_states: sequences whose states have a copy on the host.
     """
 
     num_states: int = 0
     slot_bytes: int = 0
+    num_host_states: int = 0
 
     @property
     def num_bytes(self) -> int:
         """Of all states on each device, with the one that is no sequence's."""
         return (self.num_states + 1) * self.slot_bytes if self.num_states else 0
+
+    def with_host(self, host_bytes: int, page_bytes: int, num_devices: int) -> Self:
+        """The same with copies in a host tier of so many bytes; there are none if it does not hold a state and a page.
+
+        Args:
+            page_bytes: of a page's copy on this host.
+            num_devices: of this host.
+        """
+        state_bytes = num_devices * self.slot_bytes
+        if not state_bytes:
+            return self
+        of_pages = page_bytes * -(-MEAN_STATES * state_bytes // page_bytes)
+        num_contexts = host_bytes // (of_pages + state_bytes) or int(host_bytes >= page_bytes + state_bytes)
+        return self._replace(num_host_states=num_contexts)
 
 
 NO_STATES = StatePlan()

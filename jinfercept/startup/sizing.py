@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -123,12 +124,12 @@ def plan_pools(
     states = plan_states(model, dtype, mesh.size, config, room.free_bytes)
     room = room._replace(free_bytes=room.free_bytes - states.num_bytes)
     sizes = model.config, params, config, room, beside, timed, repeats, draft
-    memory = plan_memory(*sizes, windows)
+    plan = partial(plan_memory, *sizes, states=states)
+    memory = plan(windows=windows)
     if config.cache.num_window_tokens is None and not windows_pay(memory, config.cache.page_size):
-        memory = plan_memory(*sizes)
+        memory = plan()
     elif (shorter := plan_windows(model, config, memory.max_model_len)).num_layers < windows.num_layers:
-        memory = plan_memory(*sizes, shorter)  # what the KV pool holds is not longer than some windows
-    memory = replace(memory, states=states)
+        memory = plan(windows=shorter)  # what the KV pool holds is not longer than some windows
     num_pages = memory.kv_tokens // config.cache.page_size
     shape = _runner_shape(num_pages, memory.max_model_len, config, layers_per_step)
     shape = replace(shape, num_states=states.num_states, num_window_pages=memory.windows.num_device_pages)

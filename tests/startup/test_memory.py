@@ -25,6 +25,7 @@ from jinfercept.startup.memory import (
     most_at_once,
     plan_memory,
 )
+from jinfercept.startup.recurrent import NO_STATES, StatePlan
 from tests.support.tiny_model import GOLDEN, tiny_llm
 
 LOADED = load(GOLDEN / "llama_gqa", dtype="float32")
@@ -41,9 +42,11 @@ class Counted:
         return self.stats
 
 
-def planned(room: FreeMemory, step_bytes: int = 0, timed_bytes: int = 0, **flags: object) -> MemoryPlan:
+def planned(
+    room: FreeMemory, step_bytes: int = 0, timed_bytes: int = 0, states: StatePlan = NO_STATES, **flags: object
+) -> MemoryPlan:
     config = EngineConfig.from_options({"page_size": 4, "max_num_seqs": 4, "swap_space": 0.01} | flags)
-    return plan_memory(LOADED.model.config, LOADED.params, config, room, step_bytes, timed_bytes)
+    return plan_memory(LOADED.model.config, LOADED.params, config, room, step_bytes, timed_bytes, states=states)
 
 
 def test_a_device_of_its_own_gives_all_that_is_not_kept_free() -> None:
@@ -85,6 +88,23 @@ def test_quantised_pages_hold_more_tokens_in_the_same_bytes() -> None:
             assert more == pytest.approx(ratio, rel=0.01)
         assert plan.moved_tokens == pytest.approx(auto.moved_tokens * ratio, rel=0.01)
         assert plan.kv_bytes <= room.free_bytes - plan.reserved_bytes
+
+
+def test_the_host_tier_holds_as_many_contexts_states_as_it_holds_contexts_pages() -> None:
+    room, state_bytes = FreeMemory(3 * GIB, shared=False), 10 * TOKEN_BYTES + 1
+    states = StatePlan(8, state_bytes)
+    plan, least = planned(room, states=states), (state_bytes + 4 * TOKEN_BYTES) / GIB
+    assert plan.states.num_states == 8
+    assert plan.states.num_host_states == pytest.approx(plan.host_tokens / 80, rel=0.06)
+    assert plan.host_bytes == plan.host_tokens * TOKEN_BYTES + plan.states.num_host_states * state_bytes
+    assert 0.01 * GIB - 4 * TOKEN_BYTES < plan.host_bytes <= 0.01 * GIB
+    assert f"{plan.host_tokens:,} tokens and {plan.states.num_host_states} states" in str(plan)
+    for swap_space, tokens, copies in ((0, 0, 0), (0.99 * least, 0, 0), (1.01 * least, 4, 1)):
+        small = planned(room, states=states, swap_space=swap_space)
+        assert (small.host_tokens, small.states.num_host_states) == (tokens, copies)
+        again = small.with_host(EngineConfig.from_options({"page_size": 4, "swap_space": 0.01}).cache)
+        assert (again.host_tokens, again.host_bytes, again.states) == (plan.host_tokens, plan.host_bytes, plan.states)
+    assert planned(room).states == NO_STATES
 
 
 def test_a_shared_memory_gives_a_modest_part() -> None:
