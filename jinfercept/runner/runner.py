@@ -270,14 +270,15 @@ class ModelRunner:
         self.executables.compile(progress, most_at_once, only)
         self.allocate()
 
-    def first_executables(self, *, measured: bool) -> list[Hashable]:
+    def first_executables(self, *, measured: bool, chunk: int | None = None) -> list[Hashable]:
         """Keys of the executables that a short first request needs.
 
         Args:
             measured: whether a profile is measured before, whose steps need those of every bucket.
+            chunk: the bucket that one chunk fills in a step of that measurement; None: there is none.
         """
         sizes, rows = self._shape.buckets, self._shape.sample_rows
-        short = {sizes[0], next((size for size in sizes if size >= FIRST_PROMPT), sizes[-1])}
+        short = {sizes[0], next((size for size in sizes if size >= FIRST_PROMPT), sizes[-1]), chunk}
 
         def is_first(key: Hashable) -> bool:
             match key:

@@ -43,7 +43,8 @@ class Profile:
         kv_bytes_per_token: over all layers and devices.
         collective_s: seconds per query token in which devices exchange their sums; 0 on one device and in measurements, whose
             other numbers have them.
-        dispatch_s: seconds of host work to dispatch a step; already part of a measured step's seconds.
+        dispatch_s: seconds of host work to dispatch a step: part of the seconds of a step measured on a CPU, hidden elsewhere
+            behind the compute of the step before.
         per_pair_s: seconds per pair of a query token and a token that it attends to, for `plan_s`: the pairs within a chunk are
             in the buckets of measured profiles and count in the others.
         copy_s: c0 of `T_swap = copies · (c0 + bytes / bandwidth)`: seconds of a copy over the link beside those of its bytes.

@@ -21,7 +21,7 @@ from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import StepPlan
 from jinfercept.startup.probes import PlanRunner, full_rows, probe, settled, widest
-from jinfercept.startup.profiler import PlanRun
+from jinfercept.startup.profiler import PlanRun, run_once, run_pipelined
 
 POWERS = 5
 """Candidates are 1, 2, 4, 8 and 16 layers, and all of a part: one executable a step is launched as one graph on a GPU."""
@@ -202,23 +202,10 @@ def remembered_layers(path: Path, num_layers: int) -> int | None:
 
 def _turn(runner: PlanRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
     """Seconds of a step, and those of its `submit`: of the first, which sets up the page tables, only if it is long."""
-    first = _pipelined(runner, plan, 1, clock)
+    first = run_once(runner, plan, clock)
     if first.seconds >= LONG_S:
         return first
-    return _pipelined(runner, settled(plan), max(2, math.ceil(TURN_S / first.seconds)), clock)
-
-
-def _pipelined(runner: PlanRunner, plan: StepPlan, count: int, clock: Callable[[], float]) -> PlanRun:
-    started_s, dispatch_s, last = clock(), 0.0, None
-    for _ in range(count):
-        before_s = clock()
-        ticket = runner.submit(plan)
-        dispatch_s += clock() - before_s
-        if last is not None:
-            runner.collect(last)
-        last = ticket
-    runner.collect(last)
-    return PlanRun((clock() - started_s) / count, dispatch_s / count)
+    return run_pipelined(runner, settled(plan), max(2, math.ceil(TURN_S / first.seconds)), clock)
 
 
 def _turns(runs: list[PlanRun]) -> CandidateTiming:

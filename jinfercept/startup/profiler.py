@@ -1,7 +1,8 @@
 """Measures the seconds of a runner's steps and transfers on this machine, as a `Profile`. Schedules nothing.
 
-Hand-made plans (`probes`) run on the executables that will serve. Steps run one at a time, from `submit` to `collect`; the
-pages are empty afterwards.
+Hand-made plans (`probes`) run on the executables that will serve. On a CPU steps run one at a time, from `submit` to `collect`.
+A device that computes while the host goes on runs them as an engine does, each submitted before the last one is collected: the
+host's work for a step is hidden behind the last step's compute. The pages are empty afterwards.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median_low
 from typing import Any, NamedTuple, Protocol
@@ -28,10 +30,13 @@ from jinfercept.startup.attention_tiles import fit_tiles
 from jinfercept.startup.probes import PlanRunner, full_rows, longest, probe, settled, widest
 
 MOST_DEPTH = 2048
-"""Last token of the deepest chunk that is measured."""
+"""Last token of the deepest chunk that is measured on a CPU."""
+MOST_ASYNCHRONOUS_DEPTH = 32_768
+"""The same on a device that computes such a chunk in a fraction of a second."""
 SHORT_S = 0.1
 """A shorter step runs twice, and the first run does not count: it sets up the page tables."""
-
+PIPELINED_STEPS = 4
+"""Most steps that follow each other in a run: as many as `SHORT_S` has room for, one at least."""
 
 SPARSE_CHUNKS = 4
 """Chunks of a step that has several."""
@@ -51,7 +56,8 @@ class Effort(NamedTuple):
         enough_s: seconds of all its runs after which a plan has no further turn.
         timeout_s: seconds after which no plan runs for the first time.
         contexts: shares of the pool that the rows of a step read; 0 is the smallest context.
-        every_bucket: whether every bucket is measured with all contexts and with deep chunks, or only the widest one.
+        every_bucket: whether every bucket is measured with all contexts and with deep chunks, or only the widest one with all
+            contexts, and `deep_bucket` with a deep chunk.
         pages: sizes of transfers.
         groups: whether numbers of layers per executable are compared first, where the user names none.
         tiles: whether steps are measured too whose attention has tiles with little in them.
@@ -81,10 +87,13 @@ class Saved(Protocol):
 
 
 class PlanRun(NamedTuple):
-    """Seconds from `submit` to `collect`, and those that `submit` took."""
+    """Seconds of a step, and those that `submit` took."""
 
     seconds: float
     dispatch_s: float
+
+
+type RunStep = Callable[[PlanRunner, StepPlan], PlanRun]
 
 
 class PlanTiming(NamedTuple):
@@ -107,7 +116,7 @@ def measure(
     settings: Mapping[str, Any],
     tiles: AttentionTiles | None = None,
     drafter: PlanRunner | None = None,
-    starts_cold: bool = False,
+    asynchronous: bool = False,
     progress: Progress = silent,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
@@ -121,8 +130,9 @@ def measure(
         settings: everything that the costs depend on; they are written to the profile's tables.
         tiles: of the runner's attention, if it works in such; the effort says whether they are priced.
         drafter: runs the draft model alone, if there is one; the runner's steps have its steps in them.
-        starts_cold: the first run of an executable never counts: a GPU loads its kernels and records its graph in that, which
-            takes up to 30 times as long.
+        asynchronous: the device computes while the host goes on, as a GPU does: steps are timed as they follow each other, and
+            chunks are deeper. The first run of an executable never counts: a GPU loads its kernels and records its graph in
+            that, which takes up to 30 times as long.
         progress: called with what is done.
         clock: seconds.
 
@@ -131,11 +141,14 @@ def measure(
         `PlanTiming`, and what the profile and the line through the buckets say), and `links` (seconds of every transfer).
     """
     started_s, tiles = clock(), tiles if effort.tiles else None
-    usual = list(_steps(shape, effort))
+    run_step = partial(_run_often if asynchronous else _run_alone, clock=clock)
+    usual = list(_steps(shape, effort, asynchronous))
     sparse = list(_sparse_steps(shape)) if tiles is not None else []
     try:
-        every = _time_steps(runner, [*usual, *sparse], effort, starts_cold, progress, clock)
-        draft_share = 0.0 if drafter is None else _draft_share(runner, drafter, shape, effort, clock)
+        for _, plan in [*usual, *sparse] if asynchronous else ():
+            runner.collect(runner.submit(plan))
+        every = _time_steps(runner, [*usual, *sparse], effort, run_step, progress, clock)
+        draft_share = 0.0 if drafter is None else _draft_share(runner, drafter, shape, effort, run_step)
         links = [_time_link(runner, shape, pages, effort, clock) for pages in _transfer_sizes(shape, effort)]
     finally:
         runner.reset()
@@ -183,12 +196,10 @@ def _time_steps(
     runner: PlanRunner,
     steps: Sequence[tuple[MeasuredStep, StepPlan]],
     effort: Effort,
-    starts_cold: bool,
+    run_step: RunStep,
     progress: Progress,
     clock: Callable[[], float],
 ) -> list[tuple[MeasuredStep, StepPlan, PlanTiming]]:
-    for _, plan in steps if starts_cold else ():
-        runner.collect(runner.submit(plan))
     started_s = clock()
     runs: list[list[PlanRun]] = [[] for _ in steps]
     for number in range(effort.rounds * len(steps)):
@@ -196,7 +207,7 @@ def _time_steps(
         past, plan = runs[number % len(steps)], steps[number % len(steps)][1]
         is_late = number > 0 and clock() - started_s >= effort.timeout_s
         if sum(run.seconds for run in past) < effort.enough_s and (past or not is_late):
-            past.append(_run_step(runner, plan, clock))
+            past.append(run_step(runner, plan))
     progress("measuring", 1, 1)
     return [
         (step._replace(seconds=timing.seconds), plan, timing)
@@ -206,9 +217,25 @@ def _time_steps(
     ]
 
 
-def _steps(shape: RunnerShape, effort: Effort) -> Iterator[tuple[MeasuredStep, StepPlan]]:
+def deep_bucket(shape: RunnerShape, asynchronous: bool) -> int | None:
+    """The bucket of the chunks whose depth is priced where few steps are measured; None: no chunk can be deep.
+
+    The widest one; on an asynchronous device the largest that leaves half of the depth before it: a short chunk leaves most of
+    a GPU idle.
+    """
+    sizes = shape.buckets if asynchronous else (widest(shape),)
+    return max((size for size in sizes if 1 < size <= _reach(shape, asynchronous) // 2), default=None)
+
+
+def _reach(shape: RunnerShape, asynchronous: bool) -> int:
+    """Last token of the deepest chunk that is measured."""
+    return min(longest(shape), MOST_ASYNCHRONOUS_DEPTH if asynchronous else MOST_DEPTH)
+
+
+def _steps(shape: RunnerShape, effort: Effort, asynchronous: bool) -> Iterator[tuple[MeasuredStep, StepPlan]]:
     """The steps to time: full buckets, by the tokens that their rows read, and chunks, by the tokens before them."""
-    pool, most = shape.num_pages * shape.page_size, longest(shape)
+    pool, reach = shape.num_pages * shape.page_size, _reach(shape, asynchronous)
+    with_chunks = shape.buckets if effort.every_bucket else (deep_bucket(shape, asynchronous),)
     for bucket in shape.buckets:
         shares = effort.contexts if effort.every_bucket or bucket == widest(shape) else effort.contexts[:1]
         contexts = dict[int, StepPlan]()
@@ -217,8 +244,8 @@ def _steps(shape: RunnerShape, effort: Effort) -> Iterator[tuple[MeasuredStep, S
             contexts.setdefault(sum(chunk.start + len(chunk.tokens) for chunk in plan.chunks), plan)
         for context_tokens, plan in contexts.items():
             yield MeasuredStep(plan.bucket, context_tokens, None, 0.0), plan
-        deepest = min(most, MOST_DEPTH) - bucket
-        for depth in (0, deepest) if effort.every_bucket and bucket > 1 and deepest > 0 else ():
+        deepest = reach - bucket
+        for depth in (0, deepest) if bucket in with_chunks and bucket > 1 and deepest > 0 else ():
             yield MeasuredStep(bucket, depth + bucket, depth, 0.0), probe(shape, bucket, [(depth, bucket)])
 
 
@@ -235,29 +262,52 @@ def _sparse_steps(shape: RunnerShape) -> Iterator[tuple[MeasuredStep, StepPlan]]
 
 
 def _draft_share(
-    runner: PlanRunner, drafter: PlanRunner, shape: RunnerShape, effort: Effort, clock: Callable[[], float]
+    runner: PlanRunner, drafter: PlanRunner, shape: RunnerShape, effort: Effort, run_step: RunStep
 ) -> float:
     """Seconds of a draft model's step for as many rows as decode at once, by those of a whole step."""
     bucket = widest(shape)
     plan = probe(shape, bucket, full_rows(shape, bucket, 0))
     whole, alone = (
-        min(_run_step(measured_runner, plan, clock).seconds for _ in range(1 + effort.rounds))
+        min(run_step(measured_runner, plan).seconds for _ in range(1 + effort.rounds))
         for measured_runner in (runner, drafter)
     )
     return min(1.0, alone / whole)
 
 
-def _run_step(runner: PlanRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
-    """Run a plan once, or twice if it is short."""
-    while True:
+def run_once(runner: PlanRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
+    """Seconds from `submit` to `collect`."""
+    started_s = clock()
+    ticket = runner.submit(plan)
+    dispatch_s = clock() - started_s
+    runner.collect(ticket)
+    return PlanRun(clock() - started_s, dispatch_s)
+
+
+def run_pipelined(runner: PlanRunner, plan: StepPlan, count: int, clock: Callable[[], float]) -> PlanRun:
+    """Seconds of each of so many steps that follow each other, from the collection of the second of two before them, for which
+    the device waits for the host; or those of a `submit`, if that takes longer."""
+    collected_s, dispatches, last = list[float](), list[float](), runner.submit(plan)
+    for _ in range(1 + count):
         started_s = clock()
         ticket = runner.submit(plan)
-        dispatch_s = clock() - started_s
-        runner.collect(ticket)
-        seconds = clock() - started_s
-        if seconds >= SHORT_S or not any(chunk.new_pages for chunk in plan.chunks):
-            return PlanRun(seconds, dispatch_s)
-        plan = settled(plan)
+        dispatches.append(clock() - started_s)
+        runner.collect(last)
+        collected_s.append(clock())
+        last = ticket
+    runner.collect(last)
+    return PlanRun(max(min(dispatches), (clock() - collected_s[1]) / count), min(dispatches))
+
+
+def _run_alone(runner: PlanRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
+    """Run a plan once, or twice if it is short."""
+    run = run_once(runner, plan, clock)
+    return run if run.seconds >= SHORT_S else run_once(runner, settled(plan), clock)
+
+
+def _run_often(runner: PlanRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
+    """Run a plan once, and then as many steps behind each other as `SHORT_S` has room for."""
+    first_s = max(run_once(runner, plan, clock).seconds, SHORT_S / PIPELINED_STEPS)
+    return run_pipelined(runner, settled(plan), max(1, int(SHORT_S / first_s)), clock)
 
 
 def _timing(runs: list[PlanRun]) -> PlanTiming:

@@ -42,6 +42,8 @@ GPU_LAYERS_PER_STEP = 4
 STAGING_PAGES = 16
 """Most pages of an array that crosses a link, unless the user says otherwise: a full link costs the host few arrays a step."""
 
+MEASUREMENT = 2
+"""Version of what a profile measures and how: those of another one are not remembered."""
 COMPILING_THREADS = 2
 """Threads that compile after a lazy start: the engine's, and the one behind it."""
 
@@ -77,7 +79,7 @@ def group_layers(
         return Grouping(min(given, num_layers), "as given")
     default = min(num_layers, 1 if _mesh(params).devices[0].platform == "cpu" else GPU_LAYERS_PER_STEP)
     settings = profile_settings(model, params, _runner_shape(1, 1, config, default), config)
-    settings = {name: value for name, value in settings.items() if name != "layers_per_step"}
+    settings = {name: value for name, value in settings.items() if name not in ("layers_per_step", "measurement")}
     path = profile_path(cache_directory(), settings).with_suffix(".layers.json")
     if effort is None or not EFFORTS[effort].groups:
         layers = remembered_layers(path, num_layers)
@@ -185,6 +187,7 @@ def profile_settings(
         "device": device if len(devices) == 1 else f"{len(devices)} x {device}",
         "processors": os.cpu_count() or 0,
         "jax": jax.__version__,
+        "measurement": MEASUREMENT,
     }
 
 
@@ -237,7 +240,7 @@ def measured_profile(
         settings=settings,
         tiles=attention_tiles(config.advanced.attention, shape.page_size),
         drafter=drafter,
-        starts_cold=jax.default_backend() != "cpu",
+        asynchronous=jax.default_backend() != "cpu",
         progress=progress,
     )
     profile = replace(profile, tables={**profile.tables, "groups": [row._asdict() for row in tried]})

@@ -42,7 +42,7 @@ from jinfercept.startup.disk_tier import DiskTier, identity_of, open_store, pric
 from jinfercept.startup.draft_model import add_drafter, load_draft_model
 from jinfercept.startup.generation_config import sampling_defaults
 from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights, most_at_once
-from jinfercept.startup.profiler import EFFORTS
+from jinfercept.startup.profiler import EFFORTS, deep_bucket
 from jinfercept.startup.recurrent import as_served
 from jinfercept.startup.served_adapters import add_adapters, with_tool_adapter
 from jinfercept.startup.several_hosts import (
@@ -276,7 +276,8 @@ def _set_up_here(
             profile, how = remembered_profile(loaded.model, loaded.params, shape, config, draft), "remembered"
         first = None
         if lazy and (profile is not None or draft is None):
-            first = runner.first_executables(measured=profile is None)
+            chunk = deep_bucket(shape, runner.device.platform != "cpu") if profile is None else None
+            first = runner.first_executables(measured=profile is None, chunk=chunk)
         runner.warm_up(progress, most_at_once(memory_plan, FreeMemory.on(*devices.local_devices)), first)
     warm_s = time.monotonic()
     leader = None

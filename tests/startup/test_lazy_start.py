@@ -1,6 +1,7 @@
 """A start compiles what a first request needs, and the rest behind the requests; tokens are those of one that compiles all."""
 
 import time
+from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,14 +44,21 @@ def test_a_short_first_request_waits_for_no_executable(
 ) -> None:
     monkeypatch.setattr(executables, "QUIET_S", 1e9)  # since no call yet, too
     caplog.set_level("INFO", "jinfercept")
+    flags = {**FLAGS, "max_num_seqs": 8}  # so that a chunk is measured
+    obtain, waited_for = executables.Executables._obtain_for_call, list[Hashable]()
+    monkeypatch.setattr(
+        executables.Executables, "_obtain_for_call", lambda run, key: waited_for.append(key) or obtain(run, key)
+    )
     for how in ("measured", "remembered"):
-        with LLM(GOLDEN / "llama_gqa", **FLAGS) as llm:
+        with LLM(GOLDEN / "llama_gqa", **flags) as llm:
+            assert not waited_for, "a measured step has one compiled"
             assert (llm.start_times.profile, llm.start_times.num_pending > 5) == (how, True)
             for temperature, prompt in enumerate(SHORT):
                 llm.generate([prompt], replace(PARAMS, temperature=temperature, max_tokens=4))
         assert f"{llm.start_times.num_pending} executables are compiled behind the first requests" in caplog.text
         assert "a step waited" not in caplog.text
-        with LLM(GOLDEN / "llama_gqa", **FLAGS) as llm:
+        with LLM(GOLDEN / "llama_gqa", **flags) as llm:
             llm.generate(SHORT[0], replace(PARAMS, temperature=1, top_k=3))
         assert "for an executable that was not compiled yet: ('sample', 1, 'filtered')" in caplog.text
         caplog.clear()
+        waited_for.clear()

@@ -1,5 +1,8 @@
 """A measurement gives the costs of what was measured back, leaves nothing behind, and is remembered."""
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,9 @@ from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.named_profiles import PROFILES, load_profile
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.profile import Profile
+from jinfercept.startup import sizing
 from jinfercept.startup.compile_counter import CompileCounter
-from jinfercept.startup.profiler import EFFORTS, Effort, measure, profile_path, remember, remembered
+from jinfercept.startup.profiler import EFFORTS, Effort, deep_bucket, measure, profile_path, remember, remembered
 from tests.support.tiny_model import Workload, streams, tiny_llm, tiny_setup
 
 BUCKETS = {1: 0.010, 8: 0.010, 32: 0.030, 64: 0.062}
@@ -68,8 +72,31 @@ class PricedRunner:
         self.was_reset = True
 
 
-def measured(effort: Effort, shape: RunnerShape = SHAPE) -> tuple[Profile, PricedRunner]:
-    runner = PricedRunner(shape)
+class AsynchronousRunner(PricedRunner):
+    """The same machine, where steps run while the host dispatches the next ones, for which it takes `dispatch_s`."""
+
+    def __init__(self, shape: RunnerShape, dispatch_s: float = 0.003) -> None:
+        super().__init__(shape)
+        self.dispatch_s, self.free_s = dispatch_s, 0.0
+        self.deepest = 0
+
+    def submit(self, plan: StepPlan) -> float:
+        started_s = self.now_s
+        seconds = super().submit(plan) + 0.001
+        self.now_s = started_s + self.dispatch_s
+        self.free_s = max(started_s, self.free_s) + seconds
+        self.free_s = max(self.free_s, self.now_s)
+        self.deepest = max([self.deepest, *(chunk.start + len(chunk.tokens) for chunk in plan.chunks)])
+        return self.free_s
+
+    def collect(self, ticket: float) -> None:
+        self.now_s = max(self.now_s, ticket)
+
+
+def measured(
+    effort: Effort, shape: RunnerShape = SHAPE, runner: PricedRunner | None = None
+) -> tuple[Profile, PricedRunner]:
+    runner = runner or PricedRunner(shape)
     profile = measure(
         runner,
         shape,
@@ -77,6 +104,7 @@ def measured(effort: Effort, shape: RunnerShape = SHAPE) -> tuple[Profile, Price
         kv_bytes_per_token=1024,
         effort=effort,
         settings={"device": "paper"},
+        asynchronous=isinstance(runner, AsynchronousRunner),
         clock=lambda: runner.now_s,
     )
     assert runner.was_reset
@@ -104,13 +132,16 @@ def test_a_quick_measurement_finds_the_steps_and_the_link() -> None:
     profile, runner = measured(EFFORTS["quick"])
     assert profile.bucket_s == pytest.approx(tuple(BUCKETS.values()))
     assert profile.per_context_s == pytest.approx(10e-6)
+    assert profile.per_pair_s == pytest.approx(1e-6)
+    depths = [(step["bucket"], step["depth"]) for step in profile.tables["steps"] if step["depth"] is not None]
+    assert depths == [(8, 0), (8, 92)], "in the widest bucket, up to the longest sequence"
     assert profile.link_out_tokens_per_s == pytest.approx(16 * 4 / (0.016 + 0.002))
     assert profile.copy_s == 0.0
     assert runner.num_plans < 50
 
 
 def test_the_first_run_of_an_executable_does_not_count_where_it_is_cold() -> None:
-    class Cold(PricedRunner):
+    class Cold(AsynchronousRunner):
         """Its steps take two seconds more when a bucket runs for the first time."""
 
         ran: set[int]
@@ -122,23 +153,63 @@ def test_the_first_run_of_an_executable_does_not_count_where_it_is_cold() -> Non
 
     runner = Cold(SHAPE)
     runner.ran = set[int]()
-    options: dict[str, Any] = {"effort": EFFORTS["quick"], "settings": {}, "starts_cold": True}
+    options: dict[str, Any] = {"effort": EFFORTS["quick"], "settings": {}, "asynchronous": True}
     profile = measure(runner, SHAPE, name="x", kv_bytes_per_token=1, clock=lambda: runner.now_s, **options)
     assert profile.bucket_s == pytest.approx(tuple(BUCKETS.values()))
 
 
+@pytest.mark.parametrize("effort", EFFORTS.values(), ids=EFFORTS)
+def test_the_hosts_work_for_a_step_is_hidden_where_the_device_is_asynchronous(effort: Effort) -> None:
+    profile, _ = measured(effort, runner=AsynchronousRunner(SHAPE, dispatch_s=0.003))
+    assert dict(zip(profile.bucket_tokens, profile.bucket_s, strict=True)) == pytest.approx(BUCKETS)
+    assert profile.per_context_s == pytest.approx(10e-6)
+    assert profile.per_pair_s == pytest.approx(1e-6)
+    assert profile.dispatch_s == pytest.approx(0.003)
+    assert all(step["profile_s"] == pytest.approx(step["seconds"]) for step in profile.tables["steps"])
+
+
+def test_a_step_takes_no_less_than_its_dispatch() -> None:
+    profile, _ = measured(EFFORTS["quick"], runner=AsynchronousRunner(SHAPE, dispatch_s=0.02))
+    assert profile.bucket_s == pytest.approx((0.02, 0.02, BUCKETS[32], BUCKETS[64]), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("make_runner", "deepest", "bucket"), [(PricedRunner, 2048, 8), (AsynchronousRunner, 32_768, 64)]
+)
+@pytest.mark.parametrize("effort", EFFORTS.values(), ids=EFFORTS)
+def test_chunks_are_as_deep_as_the_device_can_afford(
+    effort: Effort, make_runner: Callable[[RunnerShape], PricedRunner], deepest: int, bucket: int
+) -> None:
+    shape = replace(SHAPE, num_pages=20_000, max_model_len=40_000)
+    profile, _ = measured(effort._replace(timeout_s=math.inf), shape, make_runner(shape))
+    chunks = {step["bucket"]: step["depth"] for step in profile.tables["steps"] if step["depth"]}
+    sizes = [8, 32, 64] if effort.every_bucket else [bucket]
+    assert chunks == {size: deepest - size for size in sizes}
+    assert profile.per_pair_s == pytest.approx(1e-6)
+
+
+def test_a_deep_chunk_has_as_many_tokens_before_it() -> None:
+    short = replace(SHAPE, num_pages=8)  # of 32 tokens together
+    assert [deep_bucket(short, asynchronous) for asynchronous in (False, True)] == [8, 8]
+    assert [deep_bucket(SHAPE, asynchronous) for asynchronous in (False, True)] == [8, 32]
+    assert deep_bucket(replace(short, num_pages=3), True) is None
+
+
 def test_impatience_leaves_the_large_buckets_to_a_rule_of_three() -> None:
-    profile, _ = measured(EFFORTS["quick"]._replace(timeout_s=0.08))
+    profile, _ = measured(EFFORTS["quick"]._replace(timeout_s=0.14))
     assert profile.bucket_tokens == (1, 8, 32)
     assert profile.step_s(64, 0) == pytest.approx(2 * BUCKETS[32])
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("effort", EFFORTS.values(), ids=EFFORTS)
 @pytest.mark.parametrize(
     ("pages", "size", "seqs", "length"),
     [(1, 4, 1, 4), (2, 1, 8, 2), (3, 4, 8, 9), (16, 4, 32, 64), (200, 16, 64, 3200)],
 )
-def test_every_shape_can_be_measured(effort: Effort, pages: int, size: int, seqs: int, length: int) -> None:
+def test_every_shape_can_be_measured(
+    effort: Effort, pages: int, size: int, seqs: int, length: int, asynchronous: bool
+) -> None:
     class Roomy(PricedRunner):
         def step_s(self, plan: StepPlan) -> float:
             assert 0 < plan.num_tokens <= plan.bucket
@@ -148,7 +219,8 @@ def test_every_shape_can_be_measured(effort: Effort, pages: int, size: int, seqs
 
     shape = RunnerShape(pages, size, seqs, length, (1, 8, 64), 1)
     runner = Roomy(shape)
-    measure(runner, shape, name="x", kv_bytes_per_token=1, effort=effort, settings={}, clock=lambda: runner.now_s)
+    options: dict[str, Any] = {"settings": {}, "asynchronous": asynchronous, "clock": lambda: runner.now_s}
+    measure(runner, shape, name="x", kv_bytes_per_token=1, effort=effort, **options)
 
 
 def test_a_profile_is_remembered_by_all_that_it_depends_on(tmp_path: Path) -> None:
@@ -173,7 +245,9 @@ def small_llm(**flags: Any) -> LLM:
     return tiny_llm(**SMALL | flags)
 
 
-def test_an_engine_measures_itself_once_and_writes_the_same_tokens(cache: Path) -> None:
+def test_an_engine_measures_itself_once_and_writes_the_same_tokens(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work = Workload(number=8, seed=1)
     with small_llm(profile="paper-gptj-6b-a100", lazy=True) as llm:
         assert llm.profile == PROFILES["paper-gptj-6b-a100"]
@@ -195,6 +269,11 @@ def test_an_engine_measures_itself_once_and_writes_the_same_tokens(cache: Path) 
     assert len(list(cache.glob("profiles/*"))) == 1
     with small_llm() as llm:
         assert llm.profile == first
+        served, machine = llm.engine.setup, llm.engine.setup.machine
+        model = served.model, machine.runner.params, machine.shape, served.config
+        assert sizing.remembered_profile(*model) == first
+        monkeypatch.setattr(sizing, "MEASUREMENT", sizing.MEASUREMENT + 1)
+        assert sizing.remembered_profile(*model) is None, "it was measured in another way"
 
 
 def test_an_engine_takes_a_profile_or_the_name_of_a_file(tmp_path: Path) -> None:
