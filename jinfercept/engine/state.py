@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from jinfercept.engine.engine import Engine
-from jinfercept.kv.windows import WindowOccupancy
+from jinfercept.kv.page import SlotOccupancy
 from jinfercept.meter.counts import EngineCounts
 from jinfercept.meter.engine_stats import EngineStats, Pages
 from jinfercept.sched.plan_builder import SchedulerCounters
@@ -28,6 +28,7 @@ class EngineState:
         has_work: whether any request is not finished.
         quiescent: whether a step without requests would move no page.
         window_pages: device slots of the pool of layers with windows; None where these have none of their own.
+        state_slots: device slots for states of recurrent layers; None where the model has none.
     """
 
     counts: EngineCounts
@@ -41,7 +42,8 @@ class EngineState:
     num_retained: int
     has_work: bool
     quiescent: bool
-    window_pages: WindowOccupancy | None = None
+    window_pages: SlotOccupancy | None = None
+    state_slots: SlotOccupancy | None = None
 
     @property
     def num_unfinished(self) -> int:
@@ -65,5 +67,6 @@ class EngineState:
             num_retained=engine.num_retained,
             has_work=engine.has_work,
             quiescent=engine.quiescent,
-            window_pages=kv.windows.occupancy() if kv.windows.is_used else None,
+            window_pages=kv.side_pool.occupancy() if kv.side_pool.has_windows else None,
+            state_slots=kv.side_pool.occupancy() if kv.side_pool.has_states else None,
         )

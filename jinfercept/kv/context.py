@@ -5,6 +5,7 @@ from bisect import bisect_right
 from operator import attrgetter
 from typing import NamedTuple
 
+from jinfercept.kv.context_state import ContextState
 from jinfercept.kv.context_window import ContextWindow
 from jinfercept.kv.extent import PageExtent
 from jinfercept.kv.page import Residency
@@ -65,10 +66,8 @@ class Context:
     `root` is the name of its tree, and `page_size` the tokens of a page. `shared`: pages of other contexts are or were among
     the pages. `uncommitted` is the least number of accepted tokens with which one more page may be full.
     `num_stored` is the number of leading pages that a disk had when it was last asked; written by the disk tier.
-    `state` is the slot of its states of recurrent layers, 0 without one (`StatePool`). While the context is not held,
-    `state_position` is the number of leading tokens that these have seen; `state_size` is the memory of such states, in tokens
-    of KV. `window` are its pages in layers with windows that have pages of their own; None where the model has none, and
-    `window_cost` is the memory of one such page, in tokens of KV.
+    `side` are its pages in layers with windows that have pages of their own, or its state of recurrent layers; None where the
+    model has neither. `side_cost` is the memory of one such page, or of a state, in tokens of KV.
 
     Its extents and runs are kept until one of the extents changes. A set that `watch` has named then gets the context.
     """
@@ -86,13 +85,10 @@ class Context:
         "ready",
         "root",
         "shared",
-        "state",
-        "state_position",
-        "state_size",
+        "side",
+        "side_cost",
         "tail",
         "uncommitted",
-        "window",
-        "window_cost",
     )
 
     def __init__(
@@ -100,9 +96,8 @@ class Context:
         root: bytes,
         tree: PageExtent,
         page_size: int,
-        state_size: int = 0,
-        window: ContextWindow | None = None,
-        window_cost: float = 0.0,
+        side: ContextWindow | ContextState | None = None,
+        side_cost: float = 0.0,
     ) -> None:
         self.root = root
         self.page_size = page_size
@@ -110,9 +105,7 @@ class Context:
         self.shared = False
         self.ready = 0
         self.uncommitted = 0
-        self.state = self.state_position = 0
-        self.state_size = state_size
-        self.window, self.window_cost = window, window_cost
+        self.side, self.side_cost = side, side_cost
         self._num_stored = 0
         self._changed: set[Context] | None = None
         self.begin(tree)
@@ -274,8 +267,7 @@ class Context:
     @property
     def state_tokens(self) -> int:
         """Tokens of KV that take as much memory as its state of recurrent layers and its pages of layers with windows."""
-        window_size = 0 if self.window is None else round(len(self.window.slots) * self.window_cost)
-        return window_size + (self.state_size if self.state else 0)
+        return 0 if self.side is None else round(len(self.side.slots) * self.side_cost)
 
     @property
     def num_tokens(self) -> int:

@@ -9,24 +9,23 @@ from typing import final
 from jinfercept.kv.context import Context, bounds
 from jinfercept.kv.extent import PageExtent, common_pages, token_bytes
 from jinfercept.kv.page import PageCopies, Residency
-from jinfercept.kv.states import StatePool
+from jinfercept.kv.side_pool import SidePool
 from jinfercept.kv.store import ExtentStore
 from jinfercept.kv.tails import ContextTails
-from jinfercept.kv.windows import WindowPool
 
 
 @final
 class ContextCopies:
     """Moves pages of contexts between the memories."""
 
-    def __init__(self, store: ExtentStore, tails: ContextTails, states: StatePool, windows: WindowPool) -> None:
+    def __init__(self, store: ExtentStore, tails: ContextTails, side_pool: SidePool) -> None:
         self._store, self._tails, self._page_size = store, tails, store.page_size
-        self._states, self._windows = states, windows
+        self._side_pool = side_pool
 
     def num_fetchable(self, context: Context) -> int:
         """Pages of the context that can be fetched from the host now; its window counts as one."""
         pages = sum([extent.num_pages for extent in context.extents if extent.is_fetchable])
-        return pages + self._windows.is_fetchable(context)
+        return pages + self._side_pool.is_fetchable(context)
 
     def fetch(self, context: Context, most: int, pages: range | None = None) -> tuple[PageCopies, int]:
         """Fetch up to `most` pages of a context to slots that are free or of finished prefixes.
@@ -59,7 +58,7 @@ class ContextCopies:
     def drop_fetchable(self, context: Context) -> None:
         """Drop what could be fetched from the host and what no other context refers to, so that it is recomputed; nothing of a
         context with a window, which could not go on."""
-        if context.window is not None:
+        if context.side is not None:
             return
         for extent in context.extents:
             if extent.is_fetchable and extent.num_contexts == 1:
@@ -99,15 +98,13 @@ class ContextCopies:
         """Drop pages from the device, from the host, or from both; returns how many device slots are free now.
 
         A page in use stays. So does one of several contexts that would be missing then: `evict_paused` takes such pages last.
-        A context with a state loses all its pages or none, and one with a window all that it alone has.
+        A context with a window or a state loses all that it alone has.
         """
-        if context.state and device:
-            return 0 if context.held else self.lose(context)
-        if context.window is not None and not context.held:
+        if context.side is not None and not context.held:
             if self._loses(context, pages, device=device, host=host):
                 return self.lose(context)
             if device and context.num_pages - 1 in pages:
-                self._windows.drop_device(context)
+                self._side_pool.drop_device(context)
         freed = 0
         for extent, start, end in _within(context, pages):
             if extent.evictable_refs > 1 and (host or extent.host is None):
@@ -138,10 +135,9 @@ class ContextCopies:
     def lose(self, context: Context) -> int:
         """Drop all pages of a context that does not run, but for those that others have, with its state and its window; returns
         the device slots that are free now."""
-        self._states.free(context)
-        if context.window is None:
+        if context.side is None:
             return sum([self._store.drop_device(extent) for extent in list(context.extents)])
-        self._windows.free(context)
+        self._side_pool.free(context)
         freed = 0
         for extent in list(context.extents):
             if extent.num_contexts == 1:
@@ -153,11 +149,11 @@ class ContextCopies:
     def evict_paused(self, most: int = 1) -> int:
         """Free up to `most` device slots of the pages that were paused first, those of whole contexts if they have states or
         windows; returns how many."""
-        if not self._states.is_used and not self._windows.is_used:
+        if not self._side_pool.is_used:
             return self._store.evict_paused(most)
         freed, paused = 0, self._store.queues.paused
         while freed < most and (extent := next((first for first in paused if not first.fetching), None)) is not None:
-            if extent.residency is Residency.CLEAN:  # of no context with a state
+            if extent.residency is Residency.CLEAN:
                 freed += self._store.drop_device(extent)
                 continue
             freed += sum([self.lose(context) for context in list(extent.contexts)])
@@ -165,12 +161,12 @@ class ContextCopies:
         return freed
 
     def evict_window(self, running: Context | None, position: int) -> int:
-        """Lose a paused context if a running one lacks slots for its window at a position (see `WindowPool.lacking`); returns
+        """Lose a paused context if a running one lacks slots for its window at a position (see `WindowPool.find_for`); returns
         the device slots of other layers that are free now, and 1 at least if there was such a context."""
-        windows = self._windows
-        if running is None or running.window is None or windows.find(windows.lacking(running, position)):
+        pool = self._side_pool
+        if running is None or running.side is None or pool.find_for(running, position):
             return 0
-        context = windows.first_paused
+        context = pool.first_paused
         return 0 if context is None else max(1, self.lose(context))
 
     def adopt(self, context: Context, tokens: Sequence[int], num_pages: int) -> list[int | None]:

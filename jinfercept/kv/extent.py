@@ -8,9 +8,9 @@ from array import array
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from jinfercept.kv.checkpoints import ContextCheckpoint
 from jinfercept.kv.page import Residency
 from jinfercept.kv.pool import SlotPool, Slots
-from jinfercept.kv.prefix_windows import PrefixWindow
 
 if TYPE_CHECKING:
     from jinfercept.kv.context import Context
@@ -115,7 +115,7 @@ class PageExtent:
         self.last_use = 0
         self.contexts: set[Context] = set()
         self.marks: ExtentMarks | None = None
-        self.checkpoints: dict[int, PrefixWindow] = {}
+        self.checkpoints: dict[int, ContextCheckpoint] = {}
         self.shareable = shareable
 
     @property
@@ -309,8 +309,8 @@ def _cut_bytes(tokens: bytearray, end: int) -> tuple[bytearray, bytearray]:
 
 
 def _cut_checkpoints(
-    checkpoints: dict[int, PrefixWindow], end: int
-) -> tuple[dict[int, PrefixWindow], dict[int, PrefixWindow]]:
+    checkpoints: dict[int, ContextCheckpoint], end: int
+) -> tuple[dict[int, ContextCheckpoint], dict[int, ContextCheckpoint]]:
     """Those up to an index, and those behind it."""
     if not checkpoints:
         return {}, checkpoints

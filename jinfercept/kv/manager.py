@@ -12,10 +12,10 @@ from typing import final
 from weakref import WeakValueDictionary
 
 from jinfercept.kv.context import Context
-from jinfercept.kv.context_window import ContextWindow
 from jinfercept.kv.copies import ContextCopies
 from jinfercept.kv.extent import PageExtent
 from jinfercept.kv.page import Occupancy, Residency, root_digest
+from jinfercept.kv.side_pool import SidePool
 from jinfercept.kv.states import NO_STATES, StatePool, StateSizes
 from jinfercept.kv.store import ExtentStore
 from jinfercept.kv.tails import ContextTails
@@ -39,8 +39,7 @@ class KVManager:
 
     Attributes:
         copies: moves pages between the memories.
-        states: who has states of recurrent layers.
-        windows: the pages of layers with windows.
+        side_pool: the pages of layers with windows, or the states of recurrent layers.
     """
 
     def __init__(
@@ -57,13 +56,14 @@ class KVManager:
     ) -> None:
         self.page_size = page_size
         self.most_moved_pages = most_moved_pages
-        self.windows = WindowPool(windows, page_size)
-        self._window_cost = windows.page_cost
-        self._store = ExtentStore(num_device_pages, num_host_pages, page_size, prefix_caching, self.windows)
-        self._tails = ContextTails(self._store, self.windows)
-        self.states = StatePool(states)
-        self.copies = ContextCopies(self._store, self._tails, self.states, self.windows)
-        self._whole = WholeContexts(self._store, self._tails, self.copies, self.windows, prefix_caching)
+        assert not (windows.window and states.num_states), "a model has windows with pages of their own, or states"
+        self.side_pool: SidePool = WindowPool(windows, page_size)
+        if states.num_states:
+            self.side_pool = StatePool(states, page_size, prefix_caching)
+        self._store = ExtentStore(num_device_pages, num_host_pages, page_size, prefix_caching, self.side_pool)
+        self._tails = ContextTails(self._store, self.side_pool)
+        self.copies = ContextCopies(self._store, self._tails, self.side_pool)
+        self._whole = WholeContexts(self._store, self._tails, self.copies, self.side_pool, prefix_caching)
         self._trees: WeakValueDictionary[bytes, PageExtent] = WeakValueDictionary()
         self._identity = identity
 
@@ -78,12 +78,9 @@ class KVManager:
         return self._open(other.root)
 
     def _open(self, root: bytes) -> Context:
-        window = ContextWindow() if self.windows.is_used else None
-        return Context(root, self._tree(root), self.page_size, self.states.state_size, window, self._window_cost)
+        return Context(root, self._tree(root), self.page_size, self.side_pool.new(), self.side_pool.slot_cost)
 
     def _tree(self, root: bytes) -> PageExtent:
-        if self.states.is_used:
-            return PageExtent(shareable=False)
         tree = self._trees.get(root)
         if tree is None:
             tree = self._trees[root] = PageExtent()
@@ -118,8 +115,6 @@ class KVManager:
 
     def release(self, context: Context) -> None:
         """The sequence pauses: turn its references into evictable references. Pages for tokens that did not come are free."""
-        if context.state:
-            context.state_position = context.ready
         self.trim(context)
         self._tails.give_unfilled_back(context)
         context.held = False
@@ -132,14 +127,11 @@ class KVManager:
         self._tails.publish(context)
         if context.tail.num_pages > 1:
             self._tails.shorten(context, 1)
-        if context.state and not (context.ready and self.states.is_whole(context)):
-            self.copies.lose(context)
-        if context.window is not None:
+        if context.side is not None:
             self._whole.pause(context)
 
     def close(self, context: Context) -> None:
-        """The sequence is finished: give its references back, children before parents, and its state."""
-        self.states.free(context)
+        """The sequence is finished: give its references back, children before parents."""
         if context.held:
             self.trim(context)
             self._tails.give_unfilled_back(context)
@@ -148,7 +140,7 @@ class KVManager:
                 if extent is not context.tail:
                     self._store.count(extent, -1, 1)
         self._tails.publish(context)
-        if context.window is not None:
+        if context.side is not None:
             self._whole.end(context)
         self._tails.drop(context)
         use, tree = self._store.next_use(), context.last
@@ -178,13 +170,11 @@ class KVManager:
         """Shorten a context to the pages whose tokens are all among the first `num_tokens`, and give the others back."""
         assert not context.held
         self._tails.publish(context)
-        if context.state_position > num_tokens:
-            self.copies.lose(context)
         tail = context.tail
         if tail.start * self.page_size + max(tail.filled, tail.host_filled) > num_tokens:
             self._tails.keep(context, num_tokens // self.page_size)
-        if context.window is not None:
-            self.windows.cut(context, context.num_pages)
+        if context.side is not None:
+            self.side_pool.cut(context, context.num_pages)
         self._whole.settle(context)
 
     def commit(self, context: Context, tokens: Sequence[int]) -> None:
@@ -197,10 +187,11 @@ class KVManager:
             return
         self._tails.commit(context, tokens)
 
-    def mark(self, context: Context) -> None:
-        """Let other contexts go on behind the full pages of a running one, if layers have windows: see `WholeContexts.mark`."""
-        if context.window is not None:
-            self._whole.mark(context)
+    def mark(self, context: Context, *, likely: bool) -> None:
+        """Let other contexts go on behind the full pages of a running one, if layers have windows or states: see
+        `WholeContexts.mark`."""
+        if context.side is not None:
+            self._whole.mark(context, likely=likely)
 
     # -- computing -------------------------------------------------------------------------------------------------
 
@@ -214,7 +205,7 @@ class KVManager:
             ready = end
             if extent.filled < extent.num_pages * size:
                 break
-        context.ready = ready if self.windows.is_there(context) else 0
+        context.ready = ready if self.side_pool.is_there(context) else 0
 
     def gap_end(self, context: Context, limit: int) -> int:
         """End of the tokens to compute from `ready` on: the next page on the device or the host, or `limit`.
@@ -223,7 +214,7 @@ class KVManager:
             limit: tokens of the sequence.
         """
         size, index = self.page_size, context.ready // self.page_size
-        if not self.windows.is_there(context):
+        if not self.side_pool.is_there(context):
             return context.ready
         for extent in context.extents_from(index):
             if extent.device is None and extent.host is None:
@@ -233,6 +224,15 @@ class KVManager:
             if extent.fetching or extent.device is None:
                 return context.ready
         return limit
+
+    def chunk_end(self, context: Context, start: int, end: int, length: int) -> int:
+        """Where a chunk of a sequence with so many tokens ends that starts at one and may reach up to another."""
+        return end if context.side is None else self.side_pool.chunk_end(context, start, end, length)
+
+    def step_back(self, context: Context, length: int) -> None:
+        """Shorten a context that does not run where it cannot compute the last of so many tokens again, as a state cannot."""
+        if context.side is not None and self.side_pool.has_seen(context, length):
+            self.cut(context, length - 1)
 
     def computable(self, context: Context, limit: int) -> int:
         """Tokens of a held context from its first unreadable one on, up to `limit`, that can be computed before any fetch."""
@@ -263,7 +263,7 @@ class KVManager:
         """
         if self._store.num_free <= 0 and self._store.evict_cached(1) <= 0:
             return False
-        return context.window is None or self.windows.find(self.windows.lacking(context, position))
+        return context.side is None or self.side_pool.find_for(context, position)
 
     def place(self, context: Context, start: int, end: int) -> int:
         """Give the pages of the tokens `start … end - 1` of a held context device slots that are free or of finished prefixes.
@@ -275,8 +275,8 @@ class KVManager:
         if start >= end:
             return end
         size = self.page_size
-        if context.window is not None:
-            end = min(end, self.windows.extend(context, (end - 1) // size + 1) * size)
+        if context.side is not None:
+            end = min(end, self.side_pool.extend(context, (end - 1) // size + 1) * size)
             if end <= start:
                 return start
         placed = self._tails.place(context, start // size, (end - 1) // size + 1)
@@ -296,7 +296,7 @@ class KVManager:
             or filled >= tail.num_pages * size
             or tail.host is not None
             or tail.device is None
-            or (context.window is not None and not context.window.has_room(context.ready // size))
+            or (context.side is not None and not context.side.append(context.ready // size))
         ):
             return False
         tail.filled = filled + 1
@@ -309,8 +309,8 @@ class KVManager:
     def computed(self, context: Context, start: int, end: int) -> None:
         """Note that the plan computes the tokens `start … end - 1`, and drop host copies that are now too short."""
         size = self.page_size
-        if context.window is not None:
-            self.windows.computed(context, start)
+        if context.side is not None:
+            self.side_pool.computed(context, start, end)
         for extent, _, stop in context.parts(start // size, (end - 1) // size + 1):
             assert extent.device is not None
             first = extent.start * size
@@ -334,8 +334,8 @@ class KVManager:
         num_filled = -(-tail.filled // self.page_size)
         if tail.device is not None and num_filled < tail.num_pages:
             self._tails.shorten(context, num_filled)
-            if context.window is not None:
-                self.windows.cut(context, context.num_pages)
+            if context.side is not None:
+                self.side_pool.cut(context, context.num_pages)
         return context.num_pages
 
     # -- plans and pools -------------------------------------------------------------------------------------------
@@ -343,8 +343,8 @@ class KVManager:
     def begin_plan(self) -> None:
         """Start a plan: pages that the last one fetched are readable, pages that it copied out can be fetched."""
         self._store.begin()
-        if self.windows.is_used:
-            self.windows.begin()
+        if self.side_pool.is_used:
+            self.side_pool.begin()
 
     def take_dropped(self) -> tuple[int, ...]:
         """Host slots freed since the last call: the runner forgets their arrays."""
@@ -380,7 +380,7 @@ class KVManager:
         """Drop every finished prefix, on the device and on the host, since the weights changed or the arrays were lost."""
         self.begin_plan()  # copies to the host arrive, so that no page is left out
         self._store.clear()
-        self.windows.prefixes.clear()
+        self.side_pool.checkpoints.clear()
 
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
@@ -395,5 +395,4 @@ class KVManager:
             assert context.held or context.tail.num_pages <= 1, "the tail of a paused context"
             assert not context.tail.children
         self._store.check(refs, evictable_refs)
-        self.states.check(contexts)
-        self.windows.check(contexts)
+        self.side_pool.check(contexts)

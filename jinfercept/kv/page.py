@@ -48,6 +48,15 @@ class PageCopy(NamedTuple):
 
 
 @final
+class SlotOccupancy(NamedTuple):
+    """Device slots by kind: without a page or state, of running contexts, of paused ones only, of checkpoints only."""
+
+    free: int
+    used: int
+    paused: int
+    cached: int
+
+
 class PageCopies(Sequence[PageCopy]):
     """Pages to copy between the memories, all in one direction, in order: a sequence of `PageCopy` that has three columns.
 

@@ -78,6 +78,10 @@ class SharedSlots:
             self._refs[slot] += 1
         return slots
 
+    def num_owners(self, slot: int) -> int:
+        """Owners of a slot."""
+        return self._refs[slot]
+
     def give(self, slots: Slots, *, late: bool = False) -> None:
         """Give slots back that one owner has.
 

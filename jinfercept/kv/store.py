@@ -23,7 +23,7 @@ from jinfercept.kv.extent import NEVER, TOKEN_BYTES, PageExtent
 from jinfercept.kv.page import Occupancy, Residency
 from jinfercept.kv.pool import SlotPool, Slots
 from jinfercept.kv.queue import ExtentQueue, ExtentQueues
-from jinfercept.kv.windows import WindowPool
+from jinfercept.kv.side_pool import SidePool
 
 
 @final
@@ -35,7 +35,7 @@ class ExtentStore:
         num_host_pages: host slots; 0 turns the host tier off.
         page_size: tokens per page.
         prefix_caching: keep full pages without references until their slots are needed.
-        windows: loses the checkpoints of pages that are gone.
+        side_pool: loses the checkpoints of pages that are gone.
 
     Attributes:
         queues: the extents that may be evicted.
@@ -43,10 +43,15 @@ class ExtentStore:
     """
 
     def __init__(
-        self, num_device_pages: int, num_host_pages: int, page_size: int, prefix_caching: bool, windows: WindowPool
+        self,
+        num_device_pages: int,
+        num_host_pages: int,
+        page_size: int,
+        prefix_caching: bool,
+        side_pool: SidePool,
     ) -> None:
         self.page_size, self.page_bytes = page_size, page_size * TOKEN_BYTES
-        self._prefix_caching, self._windows = prefix_caching, windows
+        self._prefix_caching, self._side_pool = prefix_caching, side_pool
         self._device = SlotPool(num_device_pages, first=1)
         self._host = SlotPool(num_host_pages)
         self.queues = ExtentQueues()
@@ -347,7 +352,7 @@ class ExtentStore:
             del parent.children[extent.key(self.page_bytes)]
             extent.parent, extent.num_pages = None, 0
             if extent.checkpoints:
-                self._windows.prefixes.forget(extent.checkpoints.values())
+                self._side_pool.checkpoints.forget(extent.checkpoints.values())
             self._changed.append(parent)
             if parent.num_contexts or parent.residency is not Residency.MISSING:
                 return

@@ -6,16 +6,16 @@ from typing import final
 from jinfercept.kv.context import Context
 from jinfercept.kv.extent import NEVER, PageExtent, common_pages, token_bytes
 from jinfercept.kv.page import Residency
+from jinfercept.kv.side_pool import SidePool
 from jinfercept.kv.store import ExtentStore
-from jinfercept.kv.windows import WindowPool
 
 
 @final
 class ContextTails:
     """Moves pages between the tails of contexts and the tree."""
 
-    def __init__(self, store: ExtentStore, windows: WindowPool) -> None:
-        self._store, self._page_size, self._windows = store, store.page_size, windows
+    def __init__(self, store: ExtentStore, side_pool: SidePool) -> None:
+        self._store, self._page_size, self._side_pool = store, store.page_size, side_pool
 
     def enter(self, context: Context, extent: PageExtent) -> None:
         """The context has the pages of an extent behind its last one, too."""
@@ -194,8 +194,8 @@ class ContextTails:
 
     def share(self, context: Context, tokens: Sequence[int]) -> None:
         """See `KVManager.refresh`; the tail is published."""
-        if context.window is not None:
-            context.window.branch = 0
+        if context.side is not None:
+            context.side.branch = 0
         size, page_bytes = self._page_size, self._store.page_bytes
         start, num_full = context.tail.start, (len(tokens) - 1) // self._page_size
         children = context.last.children
@@ -211,7 +211,7 @@ class ContextTails:
             last, offset = child, offset + num_pages * page_bytes
             if num_pages < child.num_pages:
                 break
-        if context.window is not None:
+        if context.side is not None:
             alike, present = self._up_to_checkpoint(context, alike)
         if present:
             self.drop(context)
@@ -219,21 +219,21 @@ class ContextTails:
             self.enter(context, self._store.part(extent, extent.start, extent.start + num_pages))
             context.shared = True
         context.tail.start = context.last.end
-        if context.window is not None and present:
-            self._windows.go_on(context, context.last, context.last.end)
+        if context.side is not None and present:
+            self._side_pool.go_on(context, context.last, context.last.end)
 
     def _up_to_checkpoint(
         self, context: Context, alike: list[tuple[PageExtent, int]]
     ) -> tuple[list[tuple[PageExtent, int]], int]:
         """The extents that follow a context's last one, with the number of their pages that are alike, as far as the context
         can go on behind them; and their number. Notes where others go on with the same pages and have no checkpoint."""
-        assert context.window is not None
+        assert context.side is not None
         last, index = self.last_checkpoint([extent for extent, _ in alike], sum([pages for _, pages in alike]))
         end = next(
             (extent.start for extent, _ in alike if extent.residency is Residency.MISSING),
             alike[-1][0].start + alike[-1][1],
         )
-        context.window.branch = end if end > index else 0
+        context.side.branch = end if end > index else 0
         if last is None:
             return [], 0
         count = [extent for extent, _ in alike].index(last) + 1
@@ -266,7 +266,7 @@ class ContextTails:
         end = extents[0].start + num_pages if extents else 0
         for extent in extents:
             full = extent.start + extent.num_tokens // self._page_size
-            if index := self._windows.prefixes.last(extent.checkpoints, min(full, end)):
+            if index := self._side_pool.checkpoints.last(extent.checkpoints, min(full, end)):
                 last, place = extent, index
             if full < extent.end:
                 break

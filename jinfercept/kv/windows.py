@@ -13,12 +13,12 @@ from array import array
 from collections.abc import Iterable
 from typing import NamedTuple, final
 
+from jinfercept.kv.checkpoints import Checkpoints
 from jinfercept.kv.context import Context
 from jinfercept.kv.context_window import NOT_READ, ContextWindow
 from jinfercept.kv.extent import PageExtent
-from jinfercept.kv.page import PageCopies
+from jinfercept.kv.page import PageCopies, SlotOccupancy
 from jinfercept.kv.pool import SharedSlots, SlotPool, Slots
-from jinfercept.kv.prefix_windows import PrefixWindows
 
 
 class WindowSizes(NamedTuple):
@@ -42,15 +42,6 @@ class WindowSizes(NamedTuple):
 NO_WINDOWS = WindowSizes()
 
 
-class WindowOccupancy(NamedTuple):
-    """Device slots of the pool by kind: without a page, of running contexts, of paused ones only, of checkpoints only."""
-
-    free: int
-    used: int
-    paused: int
-    cached: int
-
-
 @final
 class WindowPool:
     """The slots of all windows and checkpoints of one model.
@@ -68,7 +59,7 @@ class WindowPool:
         self._sizes, self._page_size = sizes, page_size
         self.is_used = sizes.window > 0
         self._slots, self._host = SharedSlots(sizes.num_device_pages), SlotPool(sizes.num_host_pages)
-        self.prefixes = PrefixWindows(self._slots)
+        self.checkpoints = Checkpoints(self._slots)
         self._contexts: dict[Context, None] = {}  # with device slots
         self._moving: list[ContextWindow] = []
         self._read: list[ContextWindow] = []
@@ -86,14 +77,33 @@ class WindowPool:
         """Pages that a context may have beside those of the chunk that it computes."""
         return (self._sizes.window + self._sizes.slack) // self._page_size + 2
 
-    def occupancy(self) -> WindowOccupancy:
+    @property
+    def has_windows(self) -> bool:
+        """Whether contexts have pages of layers with windows here."""
+        return self.is_used
+
+    @property
+    def has_states(self) -> bool:
+        """Whether contexts have states of recurrent layers here."""
+        return False
+
+    def new(self) -> ContextWindow | None:
+        """What a new context has: no page."""
+        return ContextWindow() if self.is_used else None
+
+    @property
+    def slot_cost(self) -> float:
+        """Memory of a page, in tokens of KV of the other layers."""
+        return self._sizes.page_cost
+
+    def occupancy(self) -> SlotOccupancy:
         """The device slots by kind."""
         used, paused = set[int](), set[int]()
         for context in self._contexts:
-            if context.window is not None:
-                (used if context.held else paused).update(context.window.slots)
+            if context.side is not None:
+                (used if context.held else paused).update(context.side.slots)
         taken = self._sizes.num_device_pages - self.num_free
-        return WindowOccupancy(self.num_free, len(used), len(paused - used), taken - len(used | paused))
+        return SlotOccupancy(self.num_free, len(used), len(paused - used), taken - len(used | paused))
 
     def cost(self, num_pages: int) -> int:
         """Memory of pages, in tokens of KV of the other layers."""
@@ -126,21 +136,22 @@ class WindowPool:
 
     def reaches(self, context: Context, num_tokens: int) -> bool:
         """Whether a context that has so many tokens can go on behind them, at once or when its window is fetched."""
-        window = context.window
-        if window is None or not num_tokens:
+        window = self._of(context)
+        if not num_tokens:
             return True
         first, end = self._needed(num_tokens)
         return (bool(window.slots) and window.first <= first and window.end >= end) or _is_copied(window, first, end)
 
     def is_there(self, context: Context) -> bool:
         """Whether a context's window can be read now: it has one, or no page."""
-        window = context.window
-        return window is None or (bool(window.slots) and not window.fetching) or not context.num_pages
+        if context.side is None:
+            return True
+        window = self._of(context)
+        return (bool(window.slots) and not window.fetching) or not context.num_pages
 
     def is_copied(self, context: Context, num_tokens: int) -> bool:
         """Whether the host has a copy of the window of a context that has so many tokens."""
-        assert context.window is not None
-        return _is_copied(context.window, *self._needed(num_tokens))
+        return _is_copied(self._of(context), *self._needed(num_tokens))
 
     def _needed(self, num_tokens: int) -> tuple[int, int]:
         """The first page that the last of so many tokens sees, which may be computed again, and the index behind its own."""
@@ -151,7 +162,7 @@ class WindowPool:
     def find(self, wanted: int) -> bool:
         """Make sure that so many device slots are free: those of checkpoints go first, then what lies behind the windows
         of running contexts, then windows of paused ones that have a copy. False if they do not suffice."""
-        while self._slots.num_free < wanted and self.prefixes.lose_first():
+        while self._slots.num_free < wanted and self.checkpoints.lose_first():
             pass
         if self._slots.num_free < wanted:
             for context in [*self._contexts]:
@@ -161,22 +172,20 @@ class WindowPool:
                     self.drop_device(context)
         return self._slots.num_free >= wanted
 
-    def lacking(self, context: Context, position: int) -> int:
-        """Device slots without which a context that runs cannot go on.
+    def find_for(self, context: Context, position: int) -> bool:
+        """Make sure that the device slots are free without which a context that runs cannot go on; see `find`.
 
         Args:
             position: of the first token that is to be computed and has no page.
         """
-        window = context.window
-        assert window is not None
+        window = self._of(context)
         if not window.slots and window.host:
-            return len(window.host)
-        return int(window.end * self._page_size <= position)
+            return self.find(len(window.host))
+        return self.find(int(window.end * self._page_size <= position))
 
     def extend(self, context: Context, end: int) -> int:
         """Give a running context slots for the pages up to one, as far as there are some; returns the index behind the last."""
-        window = context.window
-        assert window is not None
+        window = self._of(context)
         assert window.slots or not window.host, "a window is fetched before its context goes on"
         lacking = end - window.end
         if lacking > 0:
@@ -188,8 +197,7 @@ class WindowPool:
 
     def trim(self, context: Context, num_tokens: int) -> None:
         """Give back the pages behind the window of a context that has so many tokens."""
-        window = context.window
-        assert window is not None
+        window = self._of(context)
         first = self.start(min(num_tokens, window.read_from) - self._sizes.slack)
         if (behind := min(first, window.end) - window.first) > 0 and not window.fetching:
             self._slots.give(window.slots[:behind])
@@ -204,15 +212,13 @@ class WindowPool:
 
     def pause(self, context: Context) -> None:
         """Give back what a context does not need that the plan being built does not compute."""
-        assert context.window is not None
-        context.window.read_from = NOT_READ
+        self._of(context).read_from = NOT_READ
         self.cut(context, context.num_pages)
         self.trim(context, context.num_tokens)
 
     def cut(self, context: Context, num_pages: int) -> None:
         """Shorten a context to its first pages."""
-        window = context.window
-        assert window is not None
+        window = self._of(context)
         kept = max(0, num_pages - window.first)
         if kept < len(window.slots):
             self._slots.give(window.slots[kept:], late=window.fetching)
@@ -221,10 +227,17 @@ class WindowPool:
                 self._contexts.pop(context, None)
         self._cut_host(window, num_pages)
 
-    def computed(self, context: Context, start: int) -> None:
-        """The plan being built computes a context from a token on: copies of its page and those behind it are out of date."""
-        window = context.window
-        assert window is not None
+    def chunk_end(self, context: Context, start: int, end: int, length: int) -> int:
+        """Where a chunk ends that may reach up to a token."""
+        return end
+
+    def has_seen(self, context: Context, num_tokens: int) -> bool:
+        """Whether a context cannot compute the last of so many tokens again."""
+        return False
+
+    def computed(self, context: Context, start: int, end: int) -> None:
+        """The plan being built computes these tokens of a context: copies of its page and those behind it are out of date."""
+        window = self._of(context)
         if window.read_from == NOT_READ:
             self._read.append(window)
         window.read_from, index = min(window.read_from, start), start // self._page_size
@@ -241,8 +254,7 @@ class WindowPool:
 
     def copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
         """Copy the window of a paused context with so many tokens to the host, as far as it has no copy; None: it cannot be."""
-        window, copies = context.window, PageCopies()
-        assert window is not None
+        window, copies = self._of(context), PageCopies()
         first, end = self._needed(num_tokens)
         if _is_copied(window, first, end):
             return copies
@@ -266,8 +278,7 @@ class WindowPool:
 
     def fetch(self, context: Context) -> PageCopies | None:
         """Bring a context's window to the device; None: there is no room, or copies are still on their way out."""
-        window, copies = context.window, PageCopies()
-        assert window is not None
+        window, copies = self._of(context), PageCopies()
         if window.slots:
             return copies
         if window.offloading or not self.find(len(window.host)):
@@ -281,8 +292,7 @@ class WindowPool:
 
     def drop_device(self, context: Context) -> None:
         """Give the device slots of a paused context back whose window has a copy."""
-        window = context.window
-        assert window is not None
+        window = self._of(context)
         if window.slots and not window.fetching and self.is_copied(context, context.num_tokens):
             self._slots.give(window.slots)
             window.slots = array("i")
@@ -290,16 +300,17 @@ class WindowPool:
 
     def free(self, context: Context) -> None:
         """Take a context's window from it, on the device and on the host."""
-        window = context.window
-        if window is not None:
-            self.cut(context, 0)
-            window.first = window.host_first = 0
-            window.fetching = False
+        window = self._of(context)
+        self.cut(context, 0)
+        window.first = window.host_first = 0
+        window.fetching = False
 
     def is_fetchable(self, context: Context) -> bool:
         """Whether a context's window is on the host only, and can be fetched as soon as there is room."""
-        window = context.window
-        return window is not None and not window.slots and bool(window.host) and not window.offloading
+        if context.side is None:
+            return False
+        window = self._of(context)
+        return not window.slots and bool(window.host) and not window.offloading
 
     @property
     def first_paused(self) -> Context | None:
@@ -314,11 +325,15 @@ class WindowPool:
             beside_paused: the windows of paused contexts stay.
         """
         wanted = sum([min(self.most_pages, length // self._page_size + 2) for length in lengths])
-        paused = [context.window for context in self._contexts if beside_paused and not context.held]
+        paused = [context.side for context in self._contexts if beside_paused and not context.held]
         taken = sum([len(window.slots) for window in paused if window is not None])
         return wanted + chunk_tokens // self._page_size + 1 <= self._sizes.num_device_pages - taken
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def border(self, context: Context) -> int:
+        """Index behind the last page of which contexts can go on with the same tokens, as far as it is in the tree."""
+        return context.last.end
 
     def mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> None:
         """Make a checkpoint of a context's window before a page, if it has that.
@@ -327,30 +342,33 @@ class WindowPool:
             extent: that has the page before it.
             likely: contexts will go on from there; else it is the first to go.
         """
-        window = context.window
-        assert window is not None
+        window = self._of(context)
         first, _ = self._needed(index * self._page_size)
         if index and window.slots and not window.fetching and window.first <= first and window.end >= index:
             assert extent.start < index <= extent.end
             slots = window.slots[first - window.first : index - window.first]
-            self.prefixes.add(extent.checkpoints, index, first, slots, likely=likely)
+            self.checkpoints.add(extent.checkpoints, index, first, slots, likely=likely)
 
     def go_on(self, context: Context, extent: PageExtent, index: int) -> None:
         """Give a context that does not run the window of a checkpoint."""
-        window = context.window
-        assert window is not None
+        window = self._of(context)
         self.free(context)
-        window.first, window.slots = self.prefixes.use(extent.checkpoints[index])
+        window.first, window.slots = self.checkpoints.use(extent.checkpoints[index])
         self._contexts[context] = None
 
     # -- slots -----------------------------------------------------------------------------------------------------
 
+    @staticmethod
+    def _of(context: Context) -> ContextWindow:
+        window = context.side
+        assert isinstance(window, ContextWindow)
+        return window
+
     def _take(self, context: Context, most: int) -> None:
         """Append up to so many free device slots to a context's window."""
-        assert context.window is not None
         slots = self._slots.take(most)
         if slots:
-            context.window.slots.extend(slots)
+            self._of(context).slots.extend(slots)
             self._contexts[context] = None
 
     def _give_host(self, window: ContextWindow, slots: Slots) -> None:
@@ -362,12 +380,12 @@ class WindowPool:
 
     def check(self, contexts: Iterable[Context]) -> None:
         """Assert that references and slots agree; `contexts` are all open ones."""
-        windows = [context.window for context in contexts if context.window is not None]
-        self._slots.check([owner.slots for owner in (*windows, *self.prefixes)])
+        windows = [self._of(context) for context in contexts if context.side is not None]
+        self._slots.check([owner.slots for owner in (*windows, *self.checkpoints)])
         self._host.check([*(slot for window in windows for slot in window.host), *self._late_drops])
         for context in contexts:
-            assert (context in self._contexts) == bool(context.window is not None and context.window.slots)
-            if not context.held and context.window is not None and (context.window.slots or context.window.host):
+            assert (context in self._contexts) == bool(context.side is not None and context.side.slots)
+            if not context.held and context.side is not None and (context.side.slots or context.side.host):
                 assert self.reaches(context, context.num_tokens), "a window of other tokens"
                 assert context.is_whole, "a window without its pages"
 

@@ -3,7 +3,6 @@
 from typing import final
 
 from jinfercept.kv.manager import KVManager
-from jinfercept.sched.eviction import Eviction
 from jinfercept.sched.load import RunMeans
 from jinfercept.sched.plan_builder import PlanBuilder
 from jinfercept.sched.policy import Policy
@@ -22,7 +21,6 @@ class Admission:
 
     Args:
         kv: the pages.
-        eviction: frees slots of states.
         policy: says which pages of paused contexts a request that starts may not take.
         budget: prices steps, and says what the link moves.
         means: counts what starts.
@@ -33,7 +31,6 @@ class Admission:
         self,
         kv: KVManager,
         queues: Queues,
-        eviction: Eviction,
         policy: Policy,
         budget: StepBudget,
         means: RunMeans,
@@ -41,7 +38,6 @@ class Admission:
         recomputes_late: bool,
     ) -> None:
         self._kv, self._queues, self._policy, self._means = kv, queues, policy, means
-        self._eviction = eviction
         self._held_back: tuple[Sequence, float] | None = None  # a new sequence, and since when
         self._recomputes_late = recomputes_late
         self._cost, self._largest, self._page_size = budget.cost, budget.buckets[-1], kv.page_size
@@ -53,18 +49,16 @@ class Admission:
             entitled: its tenant is below its share, so that no paused context holds slots against it.
         """
         kv, context = self._kv, sequence.context
-        if context.state_position >= sequence.length:
-            kv.copies.lose(context)  # the logits of its last token are to be computed, which the state has seen
+        kv.step_back(context, sequence.length)  # the logits of its last token are to be computed
         if not sequence.wants_computation:
             kv.refresh(context, sequence.tokens)
         kv.hold(context)
         has_room = not self._queues.running or self._has_room(sequence, builder.now, entitled=entitled)
-        if not has_room or (kv.states.lacks(context) and not self._eviction.free_state(builder)):
+        if not has_room:
             kv.release(context)
             if not sequence.max_computed:
                 kv.close(context)  # all its pages are shared ones: they stay cached prefixes
             return False
-        kv.states.give(context)
         self._queues.run(sequence)
         sequence.planned = False
         builder.context_tokens += sequence.length
@@ -99,9 +93,9 @@ class Admission:
 
     def _has_room(self, sequence: Sequence, now: float, *, entitled: bool) -> bool:
         """Whether the device has slots for a sequence beside the running ones, and a page more for each of these."""
-        if self._kv.windows.is_used:
+        if self._kv.side_pool.is_used:
             lengths = [other.length for other in (sequence, *self._queues.running)]
-            if not self._kv.windows.have_room(lengths, self._largest, beside_paused=self._policy.protects_paused):
+            if not self._kv.side_pool.have_room(lengths, self._largest, beside_paused=self._policy.protects_paused):
                 return False
         left = self._kv.num_available - self._slots_needed(sequence)
         left -= sum([self._slots_needed(other) + 1 for other in self._queues.running])

@@ -72,14 +72,15 @@ class ChunkPlanner:
             self._fetch(builder, sequence)
         if not sequence.wants_token or length >= self._max_model_len:
             return
-        if context.ready >= length and context.state:
+        if context.ready >= length and context.side is not None and kv.side_pool.has_seen(context, length):
             self._restart(sequence)
         start = min(context.ready, length - 1)
-        is_last = start == length - 1 and kv.windows.is_there(context)
+        is_last = start == length - 1 and kv.side_pool.is_there(context)
         end = length if is_last else kv.gap_end(context, length)
         end = min(end, start + min(most, self._chunk_tokens))
         if start >= end:
             return
+        end = kv.chunk_end(context, start, end, length)
         placed = kv.place(context, start, end)
         while placed < end and self._eviction.free_slot(builder, sequence, kv.pages_between(placed, end), placed):
             placed = kv.place(context, placed, end)
@@ -94,13 +95,12 @@ class ChunkPlanner:
         tokens = tuple(sequence.tokens[start:end]) if end <= num_tokens else (FROM_DEVICE,)
         sample = sequence.draw(end) if end == sequence.length else None
         score = None if sequence.num_best is None else sequence.score(start, end)
-        assert not sequence.context.state or start == sequence.context.ready, "a state has seen other tokens"
         pages, adapter = row.new_pages(sequence.context, num_pages), sequence.adapter
         chunk = Chunk(row.slot, start, tokens, pages, sample, score, adapter=adapter)
         self._kv.computed(sequence.context, start, end)
         self._kv.commit(sequence.context, sequence.tokens)
         if end - start > 1:
-            self._kv.mark(sequence.context)
+            self._kv.mark(sequence.context, likely=num_tokens - end < self._kv.page_size)
         recomputed = max(0, min(end, sequence.max_computed) - start)
         sequence.max_computed = max(sequence.max_computed, end)
         if recomputed:
@@ -117,11 +117,9 @@ class ChunkPlanner:
         """Compute a running sequence anew whose state has seen the token that is to be computed next."""
         kv, context = self._kv, sequence.context
         kv.release(context)
-        if context.state:
-            kv.copies.lose(context)
+        kv.step_back(context, sequence.length)
         kv.hold(context)
-        kv.states.give(context)
-        sequence.row.cut(0)
+        sequence.row.cut(context.ready // kv.page_size)
 
     def fetch_more(self, builder: PlanBuilder) -> None:
         """Plan further fetches of running sequences, oldest first: the link moves more beside a step with chunks than beside

@@ -68,14 +68,6 @@ class Eviction:
         builder.stalled = True
         return False
 
-    def free_state(self, builder: PlanBuilder) -> bool:
-        """Make sure that a state slot is free, at the cost of paused contexts; False if none is to be had."""
-        may_evict = not (self._policy.protects_paused and self._queues.running)
-        while not self._kv.states.num_free:
-            if not may_evict or not self._evict(builder, 1):
-                return False
-        return True
-
     def preempt(self, builder: PlanBuilder, sequence: Sequence) -> None:
         """Send a running sequence back to the waiting queue; its references become evictable."""
         self._queues.wait(sequence)

@@ -80,9 +80,7 @@ class Scheduler:
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=kv.has_host)
         self._eviction = Eviction(kv, self._queues, self._fair, policy, transfers, self.counters, preempted)
         recomputes_late = policy.recomputes_late and preemption == "policy"  # a forced way is not to be mended
-        self._admission = Admission(
-            kv, queues, self._eviction, policy, self._budget, self.means, recomputes_late=recomputes_late
-        )
+        self._admission = Admission(kv, queues, policy, self._budget, self.means, recomputes_late=recomputes_late)
         self.speculation = Speculation(speculation, kv, self._budget, max_model_len, self.counters)
         self._chunks = ChunkPlanner(
             kv,
@@ -284,7 +282,7 @@ class Scheduler:
             self.counters.plans,
             self._budget.bucket(self._largest - builder.query_tokens),
             self.kv.take_dropped(),
-            self.kv.windows.take_dropped() if self.kv.windows.is_used else (),
+            self.kv.side_pool.take_dropped() if self.kv.side_pool.is_used else (),
         )
         self.counters.plans += bool(planned.plan)
         return planned

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Literal, NamedTuple
 
 from jinfercept.kv.context import Context, ContextResidency
+from jinfercept.kv.context_state import ContextState
 from jinfercept.kv.context_window import ContextWindow
 from jinfercept.sched.draft_state import DraftState
 from jinfercept.sched.plan import NewPages, Sample, Score, WindowEntries
@@ -95,28 +96,32 @@ class RunnerRow:
         slot: number of the row; None while the sequence does not run.
         num_pages: its leading pages whose device slots the runner knows.
         window_end: index behind the last of its pages in layers with windows whose device slots the runner knows.
+        state: slot of its states of recurrent layers that the runner knows; 0: none.
         has_history: the device has its token history.
     """
 
-    __slots__ = ("has_history", "num_pages", "slot", "window_end")
+    __slots__ = ("has_history", "num_pages", "slot", "state", "window_end")
 
     def __init__(self) -> None:
         self.slot: int | None = None
-        self.num_pages = self.window_end = 0
+        self.num_pages = self.window_end = self.state = 0
         self.has_history = False
 
     def begin(self, slot: int) -> None:
         """The sequence runs in this row, of which the runner knows nothing yet."""
-        self.slot, self.num_pages, self.window_end, self.has_history = slot, 0, 0, False
+        self.slot, self.num_pages, self.window_end, self.state, self.has_history = slot, 0, 0, 0, False
 
     def new_pages(self, context: Context, num_pages: int) -> NewPages | tuple[()]:
         """Entries of the page table, up to so many, that the runner does not know yet; it knows them now."""
-        first, window = self.num_pages, context.window
-        entries = () if window is None else self._new_window(window)
-        if first >= num_pages and not entries:
+        first, window, entries, state, state_from = self.num_pages, context.side, (), 0, 0
+        if isinstance(window, ContextState):
+            state, state_from = window.slot, window.source
+        elif window is not None:
+            entries = self._new_window(window)
+        if first >= num_pages and not entries and not state_from and state == self.state:
             return ()
-        self.num_pages = max(first, num_pages)
-        return NewPages(first, context.slots(first, num_pages), context.state, entries)
+        self.num_pages, self.state = max(first, num_pages), state
+        return NewPages(first, context.slots(first, num_pages), state, entries, state_from)
 
     def _new_window(self, window: ContextWindow) -> WindowEntries | tuple[()]:
         first, end = max(self.window_end, window.first), window.end

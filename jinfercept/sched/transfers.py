@@ -50,7 +50,7 @@ class Transfers:
         Args:
             pages: indexes of some pages of a sequence that is paused; None: all of one that runs.
         """
-        context, windows = sequence.context, self._kv.windows
+        context, windows = sequence.context, self._kv.side_pool
         num_windows = int(windows.is_fetchable(context))
         if num_windows:
             window_copies = windows.fetch(context)
@@ -72,9 +72,7 @@ class Transfers:
         """
         freed = done = 0
         context = move.sequence.context
-        if (context.state and move.action not in (Action.COPY, Action.UNCOPY)) or (
-            context.window is not None and move.action is Action.LOSE
-        ):
+        if context.side is not None and move.action is Action.LOSE:
             pages, most = range(context.num_pages), None  # all or none
             move = move._replace(pages=pages if move.pages.step > 0 else pages[::-1])
         for run in context.runs(move.pages):
@@ -164,8 +162,8 @@ class Transfers:
 
     def _offloadable(self, builder: PlanBuilder, move: Move) -> int:
         """How many first pages of a move can be offloaded as far as a window goes: it leaves with its context's last page."""
-        context, windows = move.sequence.context, self._kv.windows
-        if context.window is None or context.held or context.num_pages - 1 not in move.pages or not self.room(builder):
+        context, windows = move.sequence.context, self._kv.side_pool
+        if context.side is None or context.held or context.num_pages - 1 not in move.pages or not self.room(builder):
             return len(move.pages)
         copies = windows.copy_out(context, context.num_tokens)
         if copies is None:
@@ -181,7 +179,7 @@ class Transfers:
     def _num_moved(self, builder: PlanBuilder) -> int:
         """Pages that the plan moves, both ways; those of windows as many as have their memory."""
         moved = builder.num_copies
-        return moved + -(-self._kv.windows.cost(builder.num_window_copies) // self._kv.page_size)
+        return moved + -(-self._kv.side_pool.cost(builder.num_window_copies) // self._kv.page_size)
 
     def _free_host(self, builder: PlanBuilder, sequence: Sequence, wanted: int) -> None:
         """Free host slots for the sequence's copies, so many if the policy evicts as many other copies for them."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO, final
 
 from jinfercept.errors import ConfigError
+from jinfercept.kv.context_state import ContextState
 from jinfercept.meter.decisions import Decision, DecisionCase, WasteEquations
 from jinfercept.meter.forecast import QUANTILES, EstimatorTee, forecast
 from jinfercept.meter.ledger import StepSeconds, StepTimer
@@ -143,7 +144,8 @@ class DecisionLog:
         pause = self._pauses.get(move.sequence.id) or self._aside(move.sequence, event.number, event.at_s)
         run = event.run
         own, context = run.num_tokens if event.freed and not run.shared else 0, move.sequence.context
-        lost_state = context.state_size if own and not context.state else 0
+        is_lost = own and isinstance(context.side, ContextState) and not context.side.slots
+        lost_state = round(context.side_cost) if is_lost else 0
         key = (id(pause), move.action, move.why)
         decision = self._decisions.get(key)
         if decision is None:

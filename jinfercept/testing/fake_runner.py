@@ -4,6 +4,7 @@ import hashlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Masks, NewPages, StepPlan, StepResult, WindowCopies, WindowEntries
 
@@ -80,6 +81,35 @@ class FakePages(FakeMemories[tuple[int, int]]):
         return [entry[1] for entry in entries if entry]
 
 
+class FakeStates(FakeMemories[tuple[int, ...]]):
+    """States that are the tokens they have seen, all at offset 0, and the slots of the sequences' states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots: dict[int, int] = {}
+        self.sources: dict[int, int] = {}
+
+    def enter(self, chunk: Chunk) -> None:
+        """Take the slots that a chunk names."""
+        if chunk.new_pages:
+            self.slots[chunk.slot] = chunk.new_pages.state
+        self.sources[chunk.slot] = (chunk.new_pages and chunk.new_pages.state_from) or self.slots[chunk.slot]
+
+    def compute(self, chunks: Sequence[tuple[Chunk, list[int]]]) -> None:
+        """Let the states of rows see the tokens of their chunks, which have to be behind those that they have seen."""
+        written = {self.slots[chunk.slot] for chunk, _ in chunks}
+        assert len(written) == len(chunks), "two rows write one state"
+        assert 0 not in written, "a row has no state"
+        for chunk, tokens in chunks:
+            source, slot = self.sources[chunk.slot], self.slots[chunk.slot]
+            if chunk.start:
+                assert source == slot or source not in written, "a row reads a state that another one writes"
+                seen = self.device[source][0]
+                assert list(seen) == tokens[: chunk.start], f"a state of {len(seen)} tokens is read at {chunk.start}"
+        for chunk, tokens in chunks:
+            self.device[self.slots[chunk.slot]] = {0: tuple(tokens)}
+
+
 class FakeRunner:
     """Executes plans on pages of token ids, in the order that `StepPlan` fixes, and asserts what a real one assumes.
 
@@ -90,6 +120,7 @@ class FakeRunner:
         write: the model: a token for a context and the words of a mask.
         draft: the draft model, of whose tokens one of three is replaced by another; None: the same model.
         window: tokens that a token has to find in the pages of layers with a window; None: there is no pool for these.
+        has_states: the model has recurrent layers.
 
     Attributes:
         plans: all of them, with the drafts of the draft model.
@@ -104,7 +135,9 @@ class FakeRunner:
         write: FakeModel | None = None,
         draft: FakeModel | None = None,
         window: int | None = None,
+        has_states: bool = False,
     ) -> None:
+        self.has_states = has_states
         self.page_size, self.buckets, self.fail_at = page_size, buckets, fail_at
         self.write = write or next_token
         self.draft, self.window = draft or self.write, window
@@ -113,6 +146,7 @@ class FakeRunner:
 
     def reset(self) -> None:
         self.pages, self.window_pages = FakePages(self.page_size), FakePages(self.page_size)
+        self.states = FakeStates()
         self.last: dict[int, int] = {}
         self.drafted: dict[int, tuple[int, ...]] = {}
         self.unsampled = False  # a forward pass was dispatched, its sampling was not
@@ -127,11 +161,14 @@ class FakeRunner:
         self.plans.append(plan)
         if self.fail_at == len(self.plans):
             raise RuntimeError("the device is gone")
-        assert self.window is not None or plan.window is None
-        landing, window_landing = self.pages.begin(plan), self.window_pages.begin(plan.window or WindowCopies())
+        assert self.window is not None or self.has_states or plan.window is None
+        beside: Any = self.states if self.has_states else self.window_pages
+        landing, landing_beside = self.pages.begin(plan), beside.begin(plan.window or WindowCopies())
         for chunk in plan.chunks:
             first, slots, _, window, _ = chunk.new_pages or NewPages(0, ())
             self.pages.enter(chunk, WindowEntries(first, slots))
+            if self.has_states:
+                self.states.enter(chunk)
             if self.window is not None:
                 self.window_pages.enter(chunk, window)
         self.drafted = {chunk.slot: self._draft(chunk) for chunk in plan.chunks if chunk.awaits_drafts}
@@ -139,7 +176,7 @@ class FakeRunner:
             plan = self.plans[-1] = replace(plan, chunks=tuple(map(self._with_drafts, plan.chunks)))
         contexts = self._compute(plan)
         self.pages.device |= landing
-        self.window_pages.device |= window_landing
+        beside.device |= landing_beside
         return contexts
 
     def drafts(self, forward: list[tuple[int, list[int]]]) -> tuple[tuple[int, ...], ...]:
@@ -190,6 +227,8 @@ class FakeRunner:
                 self.pages.write(chunk.slot, position, token)
                 if self.window is not None:
                     self.window_pages.write(chunk.slot, position, token)
+        if self.has_states:
+            self.states.compute([(c, self.pages.read(c.slot, 0, c.start + len(c.tokens))) for c in plan.chunks])
         contexts = []
         for chunk in plan.chunks:
             end = chunk.start + len(chunk.tokens)

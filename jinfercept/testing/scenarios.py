@@ -8,6 +8,7 @@ from typing import Any
 from jinfercept.engine.engine import Engine
 from jinfercept.events import Finished
 from jinfercept.kv.manager import KVManager
+from jinfercept.kv.states import NO_STATES, StateSizes
 from jinfercept.kv.windows import NO_WINDOWS, WindowSizes
 from jinfercept.meter.prices import Prices
 from jinfercept.meter.request_log import LogEvent, RequestLog, Stepped
@@ -60,6 +61,7 @@ class Scenario:
         follow_ups: each request that ends is followed, at once, by another one that extends its retained context.
         order: of waiting requests; any choice of one.
         windows: pages of layers with windows; by default the model has none.
+        states: of recurrent layers; by default the model has none.
     """
 
     arrivals: tuple[Arrival, ...]
@@ -78,6 +80,7 @@ class Scenario:
     follow_ups: bool = False
     order: OrderChoice = "fcfs"
     windows: WindowSizes = NO_WINDOWS
+    states: StateSizes = NO_STATES
 
     @property
     def profile(self) -> Profile:
@@ -188,11 +191,13 @@ class ScenarioRun:
         order = wrap_order(build.order) if build.order is not None else None
         build = replace(build, policy=wrap(build.policy), order=order)
         self.synchronous = build.policy.synchronous
-        kv = KVManager(scenario.num_pages, scenario.num_host_pages, SIZE, windows=scenario.windows)
+        beside = {"windows": scenario.windows, "states": scenario.states}
+        kv = KVManager(scenario.num_pages, scenario.num_host_pages, SIZE, **beside)
         self.scheduler = build.build(kv, observer)
         priced = PricedRunner(Prices(scenario.profile, SIZE, synchronous=self.synchronous), self.clock)
         self._dispatcher = ScriptedDispatcher(self.clock, scenario.tokens)
-        device = FakeRunner(SIZE, scenario.buckets, window=scenario.windows.window or None)
+        window, has_states = scenario.windows.window or None, scenario.states.num_states > 0
+        device = FakeRunner(SIZE, scenario.buckets, window=window, has_states=has_states)
         checked = CheckedRunner(device, priced, lambda plan: planned(self, plan))
         log = RequestLog(self.clock.now)
         log.tell(self._note)

@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from jinfercept.kv.context import Context
+from jinfercept.kv.context_state import ContextState
+from jinfercept.kv.context_window import ContextWindow
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import PageCopy, Residency
-from jinfercept.kv.windows import NO_WINDOWS, WindowSizes
+from jinfercept.kv.states import StateSizes
+from jinfercept.kv.windows import WindowSizes
 from jinfercept.sched.plan import WindowCopies
 from jinfercept.testing.fake_runner import FakeMemories
-from tests.support.kv_owners import Computed, Owner, check_owner, check_runs
+from tests.support.kv_owners import Computed, Owner, check_owner, check_runs, compute_states
 
 MAX_SEQUENCES = 5
 MAX_TOKENS = 18
@@ -52,6 +55,7 @@ class ManagerMachine(RuleBasedStateMachine):
         cache=st.booleans(),
         evict=st.sampled_from(["swap", "lose"]),
         window=st.sampled_from([0, 0, 2, 3, 5, 8]),
+        states=st.sampled_from([(0, 0), (3, 2), (0, 0), (6, 6), (2, 0)]),
         window_pages=st.sampled_from([12, 30, 9]),
         host_window_pages=st.sampled_from([20, 3, 0]),
     )
@@ -63,13 +67,18 @@ class ManagerMachine(RuleBasedStateMachine):
         cache: bool,
         evict: str,
         window: int,
+        states: tuple[int, int],
         window_pages: int,
         host_window_pages: int,
     ) -> None:
         self.size, self.evict, self.max_tokens = size, evict, min(MAX_TOKENS, pages * size)
-        self.window = window
-        sizes = WindowSizes(window, window_pages, host_window_pages, 0.5, slack=size) if window else NO_WINDOWS
-        self.manager = KVManager(pages, host_pages, size, prefix_caching=cache, windows=sizes)
+        self.window, beside = window, dict[str, Any]()
+        if window:
+            beside["windows"] = WindowSizes(window, window_pages, host_window_pages, 0.5, slack=size)
+        elif states[0]:
+            beside["states"] = StateSizes(*states, 2)
+        self.manager = KVManager(pages, host_pages, size, prefix_caching=cache, **beside)
+        self.has_states = not window and states[0] > 0
         self.manager.begin_plan()
         for tokens in ([0] * 7, [0] * 5 + [1], [1, 0, 0, 1]):
             self.open("", tokens, False, 0)
@@ -93,7 +102,7 @@ class ManagerMachine(RuleBasedStateMachine):
             or self.fetched
             or self.copied
             or self.chunks
-            or self.window
+            or self.manager.side_pool.is_used
         ):
             return
         manager, context, size = self.manager, self.manager.open(twin.salt), self.size
@@ -138,8 +147,8 @@ class ManagerMachine(RuleBasedStateMachine):
                 free = self.manager._store.num_free
                 store = self.manager._store
                 freed = store.evict_cached(count) if which % 2 else self.manager.copies.evict_paused(count)
-                assert freed <= count or self.window
-                if self.window:
+                assert freed <= count or self.manager.side_pool.is_used
+                if self.manager.side_pool.is_used:
                     continue
                 assert self.manager._store.num_free == free + freed
             elif what == "prefetch" and waiting:
@@ -151,8 +160,8 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def move(self, context: Context, pages: range, action: str) -> None:
         if action in ("copy", "swap"):
-            if self.window and context.num_pages - 1 in pages and not context.held:
-                window_copies = self.manager.windows.copy_out(context, context.num_tokens)
+            if self.manager.side_pool.is_used and context.num_pages - 1 in pages and not context.held:
+                window_copies = self.manager.side_pool.copy_out(context, context.num_tokens)
                 if window_copies is None:
                     pages = pages[: pages.index(context.num_pages - 1)]
                 self.copied_windows += window_copies or ()
@@ -166,7 +175,7 @@ class ManagerMachine(RuleBasedStateMachine):
             assert self.manager._store.num_free == free + freed
 
     def fetch(self, context: Context, most: int, pages: range | None = None) -> int:
-        copies = self.manager.windows.fetch(context) if self.manager.windows.is_fetchable(context) else ()
+        copies = self.manager.side_pool.fetch(context) if self.manager.side_pool.is_fetchable(context) else ()
         if copies is None:
             return 0
         self.fetched_windows += copies
@@ -223,7 +232,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def execute(self) -> None:
         manager = self.manager
         landing = self.pages.begin(WindowCopies(self.copied, self.fetched, manager.take_dropped()))
-        copies = WindowCopies(self.copied_windows, self.fetched_windows, manager.windows.take_dropped())
+        copies = WindowCopies(self.copied_windows, self.fetched_windows, manager.side_pool.take_dropped())
         landing_windows = self.window_pages.begin(copies)
         for chunk in self.chunks:  # everybody writes before anybody reads
             for position in range(chunk.start, chunk.end):
@@ -232,6 +241,8 @@ class ManagerMachine(RuleBasedStateMachine):
                 if self.window:
                     page = self.window_pages.device.setdefault(chunk.window[position // self.size], {})
                     page[position % self.size] = chunk.owner.kv(position)
+        if self.has_states:
+            compute_states(self.chunks, self.window_pages)
         for chunk in self.chunks:
             for position in range(chunk.end):
                 read = self.pages.device[chunk.slots[position // self.size]].get(position % self.size)
@@ -252,6 +263,7 @@ class ManagerMachine(RuleBasedStateMachine):
     # -- the parts -------------------------------------------------------------------------------------------------
 
     def admit(self, owner: Owner) -> None:
+        self.manager.step_back(owner.context, owner.num_accepted)
         self.manager.refresh(owner.context, owner.accepted)
         self.manager.hold(owner.context)
 
@@ -270,20 +282,26 @@ class ManagerMachine(RuleBasedStateMachine):
         if context.ready == len(owner.tokens) < self.max_tokens and not owner.again:
             owner.tokens.append(sampled)  # only the device knows it yet
         length = len(owner.tokens)
+        if self.has_states and context.ready == length:
+            manager.release(context)
+            manager.step_back(context, length)
+            manager.hold(context)
         start = min(context.ready, length - 1)
-        is_last = start == length - 1 and manager.windows.is_there(context)
+        is_last = start == length - 1 and manager.side_pool.is_there(context)
         end = min(start + most, length if is_last else manager.gap_end(context, length))
+        end = end if end <= start else manager.chunk_end(context, start, end, length)
         wanted, end = end, manager.place(context, start, end)
         while end < wanted and self.slot_free(owner, end):
             end = manager.place(context, end, wanted)
         if start < end:
+            window = context.side
+            state = (window.source or window.slot, window.slot) if isinstance(window, ContextState) else (0, 0)
             manager.computed(context, start, end)
             manager.commit(context, owner.accepted)
-            manager.mark(context)
+            manager.mark(context, likely=False)
             slots = context.slots(0, (end - 1) // self.size + 1)
-            window = context.window
-            entries = {} if window is None else dict(enumerate(window.slots, window.first))
-            self.chunks.append(Computed(owner, list(slots), start, end, entries))
+            entries = dict(enumerate(window.slots, window.first)) if isinstance(window, ContextWindow) else {}
+            self.chunks.append(Computed(owner, list(slots), start, end, entries, *state))
             owner.planned, owner.again = True, False
 
     def slot_free(self, owner: Owner, position: int) -> bool:
@@ -347,8 +365,8 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.check([])
         assert self.manager._store.num_free == occupancy.total
         assert self.manager.occupancy().host == 0
-        self.manager.windows.prefixes.clear()
-        self.manager.windows.check([])
+        self.manager.side_pool.checkpoints.clear()
+        self.manager.side_pool.check([])
 
 
 def explore(max_examples: int, steps: int) -> None:

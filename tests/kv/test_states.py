@@ -1,109 +1,181 @@
-"""Contexts with states of recurrent layers: kept whole or not at all, and shared with no other."""
-
-import random
+"""Contexts with states of recurrent layers: kept whole or not at all, moved with their states, shared up to checkpoints."""
 
 import pytest
 
 from jinfercept.kv.context import Context
+from jinfercept.kv.context_state import ContextState
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.page import Residency
-from jinfercept.kv.states import StateSizes
+from jinfercept.kv.states import StatePool, StateSizes
 
 SIZE = 4
+SIZES = StateSizes(3, 0, 10)
 
 
-def run(manager: KVManager, context: Context, tokens: list[int]) -> None:
-    """Compute a context up to so many tokens, which leaves it held."""
+def run(manager: KVManager, context: Context, tokens: list[int], end: int | None = None) -> None:
+    """Compute a context up to some of so many tokens, in one plan, which leaves it held."""
     manager.begin_plan()
-    manager.hold(context)
-    manager.states.give(context)
-    start, end = context.ready, len(tokens)
+    if not context.held:
+        manager.refresh(context, tokens)
+        manager.hold(context)
+    start, end = context.ready, end or len(tokens)
+    assert manager.free_slot(context, start)
     assert manager.place(context, start, end) == end
     manager.computed(context, start, end)
     manager.commit(context, tokens)
+    manager.mark(context, likely=True)
+
+
+def state(context: Context) -> ContextState:
+    assert isinstance(context.side, ContextState)
+    return context.side
+
+
+def num_free(manager: KVManager) -> int:
+    return manager.side_pool.num_free
 
 
 def test_a_paused_context_keeps_its_state_and_goes_on_behind_it() -> None:
-    manager = KVManager(8, 0, SIZE, states=StateSizes(2, 0, 10))
+    manager = KVManager(8, 0, SIZE, states=SIZES)
     context = manager.open()
     run(manager, context, list(range(9)))
-    assert context.state
+    assert state(context).slot
     assert (context.own_tokens, context.state_tokens) == (9, 10)
     manager.release(context)
-    assert context.state_position == 9
+    assert state(context).position == 9
     manager.hold(context)
     assert context.ready == 9
 
 
 @pytest.mark.parametrize("page", [0, 2])
 def test_a_context_that_loses_a_page_loses_all_and_its_state(page: int) -> None:
-    manager = KVManager(8, 0, SIZE, states=StateSizes(2))
+    manager = KVManager(8, 0, SIZE, states=SIZES, prefix_caching=False)
     context = manager.open()
     run(manager, context, list(range(9)))
     manager.release(context)
     assert manager.copies.drop(context, range(page, page + 1), device=True, host=False) == 3
-    assert context.state == 0
+    assert not state(context).slots
     assert context.is_lost
-    assert manager.states.num_free == 2
+    manager.begin_plan()
+    assert num_free(manager) == 3
     manager.check([context])
     run(manager, context, list(range(9)))
     assert context.ready == 9
 
 
-def test_contexts_of_the_same_tokens_share_nothing() -> None:
-    manager = KVManager(8, 0, SIZE, states=StateSizes(2))
-    tokens, contexts = list(range(8)), [manager.open(), manager.open()]
-    for context in contexts:
-        manager.refresh(context, tokens)
+def test_contexts_of_the_same_tokens_go_on_from_a_checkpoint_and_write_slots_of_their_own() -> None:
+    manager, tokens = KVManager(16, 0, SIZE, states=SIZES), list(range(10))
+    first, second = manager.open(), manager.open()
+    run(manager, first, tokens, end=8)
+    made = state(first).source
+    assert (made, state(first).slot) == (1, 0), "the checkpoint has the slot, and the context reads it"
+    run(manager, first, tokens)
+    assert state(first).slot not in (0, made)
+    run(manager, second, [*range(8), 50, 51])
+    assert second.num_pages == 3
+    assert state(second).slot not in (0, made, state(first).slot)
+    assert manager.occupancy().used == 4, "two pages are shared, and each has one of its own"
+    manager.check([first, second])
+
+
+def test_a_checkpoint_is_found_by_the_plan_after_the_one_that_writes_its_state() -> None:
+    manager, tokens = KVManager(16, 0, SIZE, states=SIZES), list(range(12))
+    first, second, third = (manager.open() for _ in range(3))
+    run(manager, first, tokens, end=8)
+    manager.refresh(second, tokens)
+    assert second.num_pages == 0
+    manager.begin_plan()
+    manager.refresh(third, tokens)
+    assert (third.num_pages, state(third).position) == (2, 8)
+    manager.check([first, second, third])
+
+
+def test_the_first_chunk_from_a_checkpoint_keeps_its_slot_until_the_next_plan() -> None:
+    manager, tokens = KVManager(16, 0, SIZE, states=StateSizes(2)), list(range(10))
+    first = manager.open()
+    run(manager, first, tokens, end=8)
+    manager.close(first)
+    second = manager.open()
+    run(manager, second, tokens)
+    assert isinstance(manager.side_pool, StatePool)
+    manager.side_pool.checkpoints.clear()
+    assert num_free(manager) == 0, "the plan being built reads the checkpoint's slot"
+    manager.begin_plan()
+    assert num_free(manager) == 1
+    manager.check([second])
+
+
+def test_without_a_free_slot_a_context_goes_on_in_that_of_its_checkpoint() -> None:
+    manager, tokens = KVManager(16, 0, SIZE, states=StateSizes(1)), list(range(20))
+    context = manager.open()
+    for end in (8, 12, 13):
+        run(manager, context, tokens, end=end)
+        manager.check([context])
+    assert state(context).slot == 1
+
+
+def test_a_state_goes_to_the_host_with_its_last_page_and_comes_back() -> None:
+    manager, tokens = KVManager(8, 8, SIZE, states=SIZES._replace(num_host_states=1)), list(range(9))
+    context = manager.open()
+    run(manager, context, tokens)
+    manager.release(context)
+    manager.begin_plan()
+    copies = manager.side_pool.copy_out(context, 9)
+    assert copies is not None
+    [copy] = copies
+    assert manager.side_pool.is_copied(context, 9)
+    pages, _ = manager.copies.copy_out(context, range(3), 3)
+    assert len(pages) == 3
+    assert not manager.side_pool.is_fetchable(context), "it is still on the device"
+    assert manager.copies.drop(context, range(3), device=True, host=False) == 3
+    assert not state(context).slots
+    manager.begin_plan()
+    manager.hold(context)
+    assert (context.ready, manager.gap_end(context, 12)) == (0, 0), "nothing can be computed before the state is there"
+    assert manager.copies.num_fetchable(context) == 4
+    back = manager.side_pool.fetch(context)
+    assert back is not None
+    assert [other.host_slot for other in back] == [copy.host_slot]
+    manager.copies.fetch(context, 3)
+    manager.begin_plan()
+    manager.advance(context)
+    assert context.ready == 9
+    tokens.append(9)
+    assert manager.place(context, 9, 10) == 10
+    manager.computed(context, 9, 10)
+    assert manager.side_pool.take_dropped() == (copy.host_slot,), "the copy is of fewer tokens now"
+    manager.check([context])
+
+
+def test_a_follow_up_that_has_other_tokens_begins_at_the_last_checkpoint() -> None:
+    for prefix_caching, ready in ((True, 8), (False, 0)):
+        manager = KVManager(8, 0, SIZE, states=SIZES, prefix_caching=prefix_caching)
+        context, tokens = manager.open(), list(range(10))
+        run(manager, context, tokens, end=8)
         run(manager, context, tokens)
-    assert manager.occupancy().used == 4
-    for context in contexts:
-        manager.close(context)
-    assert manager.occupancy().free == 8
-    assert manager.states.num_free == 2
-
-
-def test_a_follow_up_that_has_other_tokens_begins_anew() -> None:
-    manager = KVManager(8, 0, SIZE, states=StateSizes(2))
-    contexts = [manager.open(), manager.open()]
-    for context, num_tokens in zip(contexts, (9, 8), strict=True):
-        run(manager, context, list(range(9)))
         manager.release(context)
-        manager.cut(context, num_tokens)
-    assert [bool(context.state) for context in contexts] == [True, False]
-    manager.check(contexts)
+        manager.cut(context, 9)
+        manager.hold(context)
+        assert context.ready == ready
+        manager.check([context])
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_states_and_pages_agree_whatever_happens(seed: int) -> None:
-    rng = random.Random(seed)
-    manager, tokens, contexts = KVManager(12, 0, SIZE, states=StateSizes(3)), list(range(64)), list[Context]()
-    for _ in range(300):
-        match rng.choice(["open", "run", "run", "drop", "evict", "cut", "close"]):
-            case "open" if len(contexts) < 5:
-                contexts.append(manager.open())
-            case "run" if contexts:
-                context = rng.choice(contexts)
-                end = rng.randint(1, 24)
-                if context.state_position >= end:
-                    manager.copies.lose(context)
-                while manager.states.lacks(context) or manager.num_available < 6:
-                    manager.copies.evict_paused(1)
-                run(manager, context, tokens[:end])
-                manager.release(context)
-            case "drop" if contexts:
-                context = rng.choice(contexts)
-                pages = range(rng.randint(0, context.num_pages), context.num_pages)
-                manager.copies.drop(context, pages, device=True, host=rng.random() < 0.5)
-            case "evict":
-                manager.copies.evict_paused(rng.randint(1, 4))
-            case "cut" if contexts:
-                manager.cut(rng.choice(contexts), rng.randint(0, 24))
-            case "close" if contexts:
-                manager.close(contexts.pop(rng.randrange(len(contexts))))
-            case _:
-                continue
-        manager.check(contexts)
-        for context in contexts:
-            resident = [page for run in context.runs() for page in run.pages if run.residency is not Residency.MISSING]
-            assert resident == list(range(-(-context.state_position // SIZE)))
+def test_a_context_whose_last_token_its_state_has_seen_steps_back() -> None:
+    manager, tokens = KVManager(8, 0, SIZE, states=SIZES), list(range(10))
+    context = manager.open()
+    run(manager, context, tokens, end=8)
+    run(manager, context, tokens)
+    manager.release(context)
+    manager.step_back(context, 11)
+    assert state(context).position == 10
+    manager.step_back(context, 10)
+    assert state(context).position == 8
+    manager.check([context])
+
+
+def test_chunks_end_at_pages_where_there_can_be_checkpoints() -> None:
+    manager = KVManager(99, 0, SIZE, states=SIZES)
+    context = manager.open()
+    for start, end, length, at in ((0, 10, 40, 8), (0, 3, 40, 3), (0, 38, 38, 36), (8, 18, 18, 18), (36, 38, 38, 38)):
+        assert manager.chunk_end(context, start, end, length) == at
+    without = KVManager(99, 0, SIZE, states=SIZES, prefix_caching=False)
+    assert without.chunk_end(without.open(), 0, 10, 40) == 10

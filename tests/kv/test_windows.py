@@ -3,6 +3,7 @@
 import pytest
 
 from jinfercept.kv.context import Context
+from jinfercept.kv.context_window import ContextWindow
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.windows import WindowSizes
 
@@ -15,8 +16,8 @@ def run(manager: KVManager, context: Context, tokens: list[int], chunk: int = 99
     manager.begin_plan()
     manager.refresh(context, tokens)
     manager.hold(context)
-    if manager.windows.is_fetchable(context):
-        manager.windows.fetch(context)
+    if manager.side_pool.is_fetchable(context):
+        manager.side_pool.fetch(context)
         manager.copies.fetch(context, context.num_pages)
         manager.begin_plan()
         manager.advance(context)
@@ -26,7 +27,7 @@ def run(manager: KVManager, context: Context, tokens: list[int], chunk: int = 99
         assert manager.place(context, start, end) == end
         manager.computed(context, start, end)
         manager.commit(context, tokens)
-        manager.mark(context)
+        manager.mark(context, likely=False)
         manager.begin_plan()
         start = end
     return len(tokens) - first
@@ -37,10 +38,10 @@ def test_a_paused_context_keeps_what_the_next_token_sees() -> None:
     context = manager.open()
     run(manager, context, tokens, chunk=8)
     manager.release(context)
-    window = context.window
-    assert window is not None
+    window = context.side
+    assert isinstance(window, ContextWindow)
     assert (window.first, window.end) == ((30 - WINDOW + 1 - SIZE) // SIZE, 8)
-    assert manager.windows.num_free == 16 - len(window.slots)
+    assert manager.side_pool.num_free == 16 - len(window.slots)
     assert context.state_tokens == round(len(window.slots) * 0.5)
     assert run(manager, context, [*tokens, 1, 2]) == 2
 
@@ -53,7 +54,7 @@ def test_a_context_that_loses_a_page_loses_all(page: int) -> None:
     manager.release(context)
     assert manager.copies.drop(context, range(page, page + 1), device=True, host=False) == 8
     assert context.is_lost
-    assert manager.windows.num_free == 16
+    assert manager.side_pool.num_free == 16
     manager.check([context])
     assert run(manager, context, tokens) == 30
 
@@ -63,12 +64,12 @@ def test_a_copied_context_goes_and_comes_with_its_window() -> None:
     context = manager.open()
     run(manager, context, tokens)
     manager.release(context)
-    window = manager.windows.copy_out(context, context.num_tokens)
+    window = manager.side_pool.copy_out(context, context.num_tokens)
     copies, num_tokens = manager.copies.copy_out(context, range(8), 8)
     assert window is not None
     assert (len(window), len(copies), num_tokens) == (2, 8, 30)
     assert manager.copies.drop(context, range(8), device=True, host=False) == 8
-    assert manager.windows.num_free == 16
+    assert manager.side_pool.num_free == 16
     manager.check([context])
     assert run(manager, context, [*tokens, 1]) == 1
     manager.check([context])
@@ -81,13 +82,13 @@ def test_the_last_token_can_be_computed_again_when_a_context_comes_back(num_toke
     context = manager.open()
     run(manager, context, tokens)
     manager.release(context)
-    manager.windows.copy_out(context, num_tokens)
+    manager.side_pool.copy_out(context, num_tokens)
     manager.copies.copy_out(context, range(context.num_pages), 8)
     manager.copies.drop(context, range(context.num_pages), device=True, host=False)
     run(manager, context, tokens)
     assert context.ready == num_tokens
-    assert context.window is not None
-    assert context.window.first <= (num_tokens - 1 - WINDOW + 1) // SIZE
+    assert isinstance(context.side, ContextWindow)
+    assert context.side.first <= (num_tokens - 1 - WINDOW + 1) // SIZE
 
 
 def test_a_follow_up_shares_up_to_the_end_of_the_first_request() -> None:
@@ -146,5 +147,5 @@ def test_drafts_that_are_given_back_leave_the_window_whole() -> None:
     assert manager.place(context, 19, 24) == 24
     manager.trim(context)
     manager.release(context)
-    assert manager.windows.reaches(context, 19)
+    assert manager.side_pool.reaches(context, 19)
     manager.check([context])

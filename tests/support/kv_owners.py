@@ -1,9 +1,12 @@
 """Sequences whose KV are the tokens up to each, and what their pages must hold."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from jinfercept.kv.context import Context
+from jinfercept.kv.context_state import ContextState
+from jinfercept.kv.context_window import ContextWindow
 from jinfercept.kv.extent import token_bytes
 from jinfercept.testing.fake_runner import FakeMemories
 
@@ -47,6 +50,21 @@ class Computed(NamedTuple):
     start: int
     end: int
     window: dict[int, int]
+    source: int = 0
+    slot: int = 0
+
+
+def compute_states(chunks: Sequence[Computed], states: FakeMemories[bytes]) -> None:
+    """Let the states of chunks see their tokens; what each reads has to be the state behind the tokens before it."""
+    written = [chunk.slot for chunk in chunks]
+    assert len(set(written)) == len(written), "two chunks write one state"
+    for chunk in chunks:
+        assert chunk.slot
+        if chunk.start:
+            assert chunk.source == chunk.slot or chunk.source not in written, "a chunk reads what another one writes"
+            assert states.device[chunk.source][0] == chunk.owner.kv(chunk.start - 1), "a state of other tokens is read"
+    for chunk in chunks:
+        states.device[chunk.slot] = {0: chunk.owner.kv(chunk.end - 1)}
 
 
 def check_owner(owner: Owner, pages: FakeMemories[bytes], window_pages: FakeMemories[bytes]) -> None:
@@ -65,10 +83,15 @@ def check_owner(owner: Owner, pages: FakeMemories[bytes], window_pages: FakeMemo
         named = len(extent.tokens) // 4
         first = extent.start * size
         assert extent.tokens == token_bytes(owner.accepted[first : first + named]), f"tokens of {extent}"
-    window, num_tokens = owner.context.window, owner.context.num_tokens
+    window, num_tokens = owner.context.side, owner.context.num_tokens
+    if isinstance(window, ContextState) and window.position:
+        for slot in window.slots:
+            assert window_pages.device[slot][0] == owner.kv(window.position - 1), "a state of other tokens"
+        if window.host >= 0:
+            assert window_pages.host[window.host][0] == owner.kv(window.position - 1), "a copy of another state"
     for first, slots, memory in (
         ()
-        if window is None
+        if not isinstance(window, ContextWindow)
         else (
             (window.first, window.slots, window_pages.device),
             (window.host_first, window.host, window_pages.host),

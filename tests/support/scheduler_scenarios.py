@@ -5,6 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from jinfercept.kv.states import StateSizes
 from jinfercept.kv.windows import WindowSizes
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sim.arrivals import Arrival
@@ -54,8 +55,14 @@ def scenarios(draw: st.DrawFn, **fixed: Any) -> Scenario:
         fixed_s=option("fixed_s", (0.001, 0.010)),
         num_tenants=option("num_tenants", (1, 1, 2, 3)),
     )
-    window = draw(st.sampled_from([0, 0, 2, 9, 16]))
-    return replace(scenario, windows=draw(windows(window, scenario.buckets[-1]))) if window else scenario
+    beside = draw(st.sampled_from(["", "", "windows", "states"]))
+    if beside == "states":
+        num_states = draw(st.integers(1, 8))
+        return replace(scenario, states=StateSizes(num_states, draw(st.sampled_from([0, 2, 20])), 3))
+    if beside == "windows":
+        window = draw(st.sampled_from([2, 9, 16]))
+        return replace(scenario, windows=draw(windows(window, scenario.buckets[-1])))
+    return scenario
 
 
 @st.composite

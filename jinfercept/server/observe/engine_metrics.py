@@ -161,6 +161,9 @@ def _pool(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
     if state.window_pages is not None:
         text = "Device pages of layers with a window, where these have a pool of their own, by use"
         yield make.gauge("jinfercept:window_pages", text, state.window_pages._asdict(), "use")
+    if state.state_slots is not None:
+        text = "Device slots for states of recurrent layers, by use"
+        yield make.gauge("jinfercept:state_slots", text, state.state_slots._asdict(), "use")
     yield make.gauge("jinfercept:page_tokens", "Tokens per page", reading.page_size)
     text = "Bytes of keys and values per token, on all devices together"
     yield make.gauge("jinfercept:kv_bytes_per_token", text, reading.token_bytes)

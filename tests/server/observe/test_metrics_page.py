@@ -10,7 +10,7 @@ from jinfercept.disk.counters import DiskCounters, DiskOccupancy, DiskState
 from jinfercept.engine.state import EngineState
 from jinfercept.fleet.fan_out import front_metrics
 from jinfercept.fleet.routes import Totals
-from jinfercept.kv.windows import WindowOccupancy
+from jinfercept.kv.page import SlotOccupancy
 from jinfercept.meter.counts import EngineCounts, ToolCounts
 from jinfercept.meter.engine_stats import Pages
 from jinfercept.sched.plan_builder import SchedulerCounters
@@ -24,6 +24,8 @@ PAGE = (DOCS / "metrics.md").read_text()
 ROW = re.compile(r"^\| `((?:vllm|jinfercept):\w+)` \| (\w+) \| (.*) \|$", re.MULTILINE)
 IMAGES = {"jinfercept:cuda12"}
 """Tags of container images."""
+ELSEWHERE = ("jinfercept:disk", "jinfercept:window", "jinfercept:state_slots")
+"""Beginnings of the names of metrics that the server of these tests does not have."""
 ENDS = {"counter": "_total", "info": "_info"}
 
 
@@ -37,16 +39,16 @@ def all_metrics() -> list[Metric]:
     )
     pages = Pages(*[1] * len(Pages._fields))
     state = EngineState(counts, SchedulerCounters(), pages, 1, 1, 0, 0, 0, 0, has_work=False, quiescent=True)
-    state = replace(state, window_pages=WindowOccupancy(1, 1, 1, 1))
+    state = replace(state, window_pages=SlotOccupancy(1, 1, 1, 1), state_slots=SlotOccupancy(1, 1, 1, 1))
     disk = DiskState(DiskCounters(), DiskOccupancy(1, 2, 1), 1.0, works=True)
     reading = Reading(state, 16, 1, 1, 1, 1, True, 0, {}, disk)
     return list(families(SnapshotValue(reading, 0.0), "model"))
 
 
 def published(served: Running) -> dict[str, str]:
-    """Kinds of the metrics by their names in the text format, and those of a server with a disk and layers with windows."""
+    """Kinds of the metrics by their names in the text format, and those of a server with a disk, windows and states."""
     lines = served.http.get("/metrics").text.splitlines()
-    elsewhere = [metric for metric in all_metrics() if metric.name.startswith(("jinfercept:disk", "jinfercept:window"))]
+    elsewhere = [metric for metric in all_metrics() if metric.name.startswith(ELSEWHERE)]
     return dict(line.split()[2:4] for line in lines if line.startswith("# TYPE")) | {
         metric.name + ENDS.get(metric.type, ""): metric.type for metric in elsewhere
     }

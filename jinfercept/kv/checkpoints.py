@@ -9,7 +9,7 @@ from jinfercept.kv.pool import SharedSlots, Slots
 
 
 @final
-class PrefixWindow:
+class ContextCheckpoint:
     """A place from which contexts with the same tokens can go on: the slots of the window before it; none once it is lost."""
 
     __slots__ = ("first", "slots")
@@ -19,18 +19,26 @@ class PrefixWindow:
 
 
 @final
-class PrefixWindows:
+class Checkpoints:
     """All checkpoints of a model, those that go first first: ones that no context is likely to use, then by their last use.
 
     Args:
         slots: of all windows.
+        found_later: a checkpoint is not found before the next plan, since the one being built writes its slots.
     """
 
-    def __init__(self, slots: SharedSlots) -> None:
-        self._slots = slots
-        self._order: OrderedDict[PrefixWindow, None] = OrderedDict()
+    def __init__(self, slots: SharedSlots, *, found_later: bool = False) -> None:
+        self._slots, self._found_later = slots, found_later
+        self._order: OrderedDict[ContextCheckpoint, None] = OrderedDict()
+        self._new: set[ContextCheckpoint] = set()
 
-    def add(self, checkpoints: dict[int, PrefixWindow], index: int, first: int, slots: Slots, *, likely: bool) -> None:
+    def begin(self) -> None:
+        """Start a plan: all checkpoints can be found."""
+        self._new.clear()
+
+    def add(
+        self, checkpoints: dict[int, ContextCheckpoint], index: int, first: int, slots: Slots, *, likely: bool
+    ) -> None:
         """Make a checkpoint, unless there is one.
 
         Args:
@@ -40,19 +48,21 @@ class PrefixWindows:
         """
         checkpoint = checkpoints.get(index)
         if checkpoint is None or not checkpoint.slots:
-            checkpoint = checkpoints[index] = PrefixWindow(first, self._slots.share(slots))
+            checkpoint = checkpoints[index] = ContextCheckpoint(first, self._slots.share(slots))
             self._order[checkpoint] = None
+            if self._found_later:
+                self._new.add(checkpoint)
             if not likely:
                 self._order.move_to_end(checkpoint, last=False)
         if likely:
             self._order.move_to_end(checkpoint)
 
-    @staticmethod
-    def last(checkpoints: dict[int, PrefixWindow], end: int) -> int:
-        """The last checkpoint up to an index; 0: there is none."""
-        return max((index for index, at in checkpoints.items() if index <= end and at.slots), default=0)
+    def last(self, checkpoints: dict[int, ContextCheckpoint], end: int) -> int:
+        """The last checkpoint up to an index that can be found; 0: there is none."""
+        found = (index for index, at in checkpoints.items() if index <= end and at.slots and at not in self._new)
+        return max(found, default=0)
 
-    def use(self, checkpoint: PrefixWindow) -> tuple[int, Slots]:
+    def use(self, checkpoint: ContextCheckpoint) -> tuple[int, Slots]:
         """Share a checkpoint's window: the index of its first page, and its slots."""
         self._order.move_to_end(checkpoint)
         return checkpoint.first, self._slots.share(checkpoint.slots[:])
@@ -64,7 +74,7 @@ class PrefixWindows:
             self.forget([checkpoint])
         return checkpoint is not None
 
-    def forget(self, checkpoints: Iterable[PrefixWindow]) -> None:
+    def forget(self, checkpoints: Iterable[ContextCheckpoint]) -> None:
         """Lose checkpoints."""
         for checkpoint in checkpoints:
             if checkpoint.slots:
@@ -76,6 +86,6 @@ class PrefixWindows:
         """Lose all checkpoints."""
         self.forget([*self._order])
 
-    def __iter__(self) -> Iterator[PrefixWindow]:
+    def __iter__(self) -> Iterator[ContextCheckpoint]:
         """All checkpoints in that order, which must not change meanwhile."""
         return iter(self._order)
