@@ -110,7 +110,7 @@ class CacheOptions:
         "for each token's key and value of a head",
     )
     page_size: int = option(16, "tokens per page", "--block-size")
-    swap_space: float = option(4.0, "GiB of host memory for copies of pages; 0 turns the host tier off")
+    swap_space: float = option(4.0, "GiB of host memory for copies of pages and states; 0 turns the host tier off")
     kv_disk: str | None = option(
         None,
         "folder of a disk of this machine in which contexts survive a restart; it is created, and used by one server at a time",
@@ -124,8 +124,8 @@ class CacheOptions:
     enable_prefix_caching: bool = option(True, "keep full pages of finished requests until their slots are wanted")
     num_states: int | None = option(
         None,
-        "sequences with states of recurrent layers, running and paused ones, in models that have such layers; default: twice "
-        "max_num_seqs, or as many as a quarter of the free memory holds",
+        "states of recurrent layers on the device, of running and paused sequences and of prefixes, in models that have such "
+        "layers; default: four times max_num_seqs, or as many as a quarter of the free memory holds",
     )
     num_window_tokens: int | None = option(
         None,

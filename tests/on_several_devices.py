@@ -23,7 +23,7 @@ from jinfercept.models.in_memory_weights import initial_params
 from jinfercept.models.load import load, read_config
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model
-from jinfercept.models.protocol import Params, num_kv_layers
+from jinfercept.models.protocol import Params, num_kv_layers, states_of
 from jinfercept.models.sharding import partition_specs
 from jinfercept.request import FollowUp
 from jinfercept.runner.steps import kinds_of, layers_key
@@ -134,6 +134,8 @@ def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
         moved = (4, num_kv_layers(llm.model.config))
         for key in (("sample", 4, "filtered"), ("shape", 4), ("logprobs", 4), ("gather", *moved), ("scatter", *moved)):
             assert collectives(llm, *key) == []
+        if states_of(llm.model):
+            assert collectives(llm, "states", "gather") == collectives(llm, "states", "scatter") == []
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,9 @@ def test_every_policy_gives_the_greedy_tokens(small: LLM, policy: str, depth: in
     outputs = Workload(number=10, seed=7).run(small, delay_s=0.002)
     assert sum(count_ties(NAME, output) for output in outputs) <= 1
     assert small.counters.interceptions > 0
-    assert small.counters.copied_out == small.counters.copied_in == 0
-    assert policy in ("preserve", "heuristic_preserve") or small.counters.recomputed > 0, "the pool was never short"
+    assert policy not in ("swap", "copy_ahead") or small.counters.copied_in > 0
+    moved = small.counters.recomputed + small.counters.copied_out
+    assert policy in ("preserve", "heuristic_preserve") or moved > 0, "the pool was never short"
 
 
 @pytest.mark.slow
@@ -150,5 +151,6 @@ def test_info_says_what_a_sequence_takes(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["info", str(GOLDEN / NAME)]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "3 of 4; no drafts, host copies, shared prefixes or disk tier" in text
+    assert "3 of 4; no drafts or disk tier" in text
+    assert "100 GiB of --swap-space hold" in text
     assert "states 6.4 KiB per sequence" in text

@@ -12,6 +12,7 @@ from jinfercept.sched.roofline import experts_in_use
 
 if TYPE_CHECKING:
     from jinfercept.models.config import ModelConfig
+    from jinfercept.startup.recurrent import StatePlan
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Info:
         from jinfercept.models.protocol import states_of
         from jinfercept.runner.layer_states import slot_bytes
         from jinfercept.startup.backend import start_backend
+        from jinfercept.startup.recurrent import StatePlan
 
         start_backend("auto")
 
@@ -66,7 +68,9 @@ class Info:
             states += _windowed(config, token)
             table.add_row(name, f"weights {weights / 2**30:.2f} GiB, KV {token / 2**10:.0f} KiB per token{states}")
             num_tokens = 100 * 2**30 / (token * num_devices)
-            if not of_states:
+            if of_states:
+                table.add_row(f"--swap-space, {dtype}", _on_host(StatePlan(0, of_states), token, num_devices))
+            else:
                 table.add_row(f"--kv-disk, {dtype}", f"100 GiB of --kv-disk-space hold {num_tokens:,.0f} tokens")
         if (kind := quantization_of(self.model)) is not None:
             try:
@@ -110,9 +114,19 @@ def _recurrent(config: "ModelConfig") -> list[tuple[str, str]]:
     count = config.num_layers - config.num_kv_layers
     if not count:
         return []
-    return [
-        ("recurrent layers", f"{count} of {config.num_layers}; no drafts, host copies, shared prefixes or disk tier")
-    ]
+    return [("recurrent layers", f"{count} of {config.num_layers}; no drafts or disk tier")]
+
+
+def _on_host(states: "StatePlan", token_bytes: float, num_devices: int) -> str:
+    """How many contexts' states, and tokens beside them, the host tier holds.
+
+    Args:
+        token_bytes: on each of the devices, as those of the states.
+    """
+    host_bytes, page_bytes = 100 << 30, 16 * int(token_bytes * num_devices)
+    num_states = states.with_host(host_bytes, page_bytes, num_devices).num_host_states
+    num_pages = (host_bytes - num_states * num_devices * states.slot_bytes) // page_bytes
+    return f"100 GiB of --swap-space hold {num_states:,} states and {16 * num_pages:,} tokens"
 
 
 def _size(num_bytes: int) -> str:

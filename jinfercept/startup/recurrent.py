@@ -1,7 +1,6 @@
 """What a start settles for a model with recurrent layers: how many states there are, and which options it is served without.
 
-A state is of a whole context and of no part of it, so that no page of it is shared, offloaded or stored, and no draft taken
-back.
+A state is of all tokens of a context up to one place, so that no draft is taken back. Pages on a disk would lack the states.
 """
 
 import logging
@@ -17,7 +16,9 @@ log = logging.getLogger("jinfercept")
 
 GIB = 1 << 30
 STATES_SHARE = 4
-"""One in so many bytes of the free memory goes to states of paused contexts at most, unless the user says otherwise."""
+"""One in so many bytes of the free memory goes to states of contexts that do not run at most, unless the user says more."""
+STATES_PER_SEQUENCE = 4
+"""States for each sequence that may run, if they fit: contexts pause, and prefixes have states, too."""
 MEAN_STATES = 8
 """The host tier holds as many contexts' pages as it holds states, if a context's pages take so many times a state's bytes."""
 
@@ -59,7 +60,7 @@ NO_STATES = StatePlan()
 
 
 def as_served(config: EngineConfig, model: ServedModel, draft: ServedModel | None = None) -> EngineConfig:
-    """The options with which a model is served: one with recurrent layers has no host tier and no shared prefixes.
+    """The options with which a model is served: pages of one with recurrent layers cross the link whole.
 
     Raises:
         ConfigError: it cannot be served with what is asked for, or other models have no states.
@@ -85,12 +86,8 @@ def as_served(config: EngineConfig, model: ServedModel, draft: ServedModel | Non
     ):
         if is_asked:
             raise ConfigError("models with recurrent layers are not served with this", got=got, fix=fix)
-    log.info("recurrent layers: contexts are kept whole or computed again; no host tier, no shared prefixes")
-    return replace(
-        config,
-        cache=replace(config.cache, swap_space=0.0, enable_prefix_caching=False),
-        advanced=replace(config.advanced, transfer_parts=1),
-    )
+    log.info("recurrent layers: contexts are kept whole, or computed again from a state behind their first tokens on")
+    return replace(config, advanced=replace(config.advanced, transfer_parts=1))
 
 
 def plan_states(model: ServedModel, dtype: str, num_devices: int, config: EngineConfig, free_bytes: int) -> StatePlan:
@@ -106,7 +103,7 @@ def plan_states(model: ServedModel, dtype: str, num_devices: int, config: Engine
     each, most_running = slot_bytes(states, dtype, num_devices), config.scheduling.max_num_seqs
     num_states = config.cache.num_states
     if num_states is None:
-        num_states = max(most_running, min(2 * most_running, free_bytes // STATES_SHARE // each))
+        num_states = max(most_running, min(STATES_PER_SEQUENCE * most_running, free_bytes // STATES_SHARE // each))
     plan = StatePlan(num_states, each)
     if num_states < most_running:
         raise ConfigError(
