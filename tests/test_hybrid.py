@@ -81,6 +81,18 @@ def test_everybody_returns_at_once(small: LLM, policy: str) -> None:
     assert sum(count_ties(NAME, output) for output in all_return_at_once(small, prompt=20)) <= 1
 
 
+def test_the_next_turn_of_a_conversation_goes_on_behind_the_prompt_before(small: LLM) -> None:
+    small.restart()
+    prompt = list(range(3, 45))
+    for cached in (0, 32, 52):
+        [output] = small.generate([{"prompt_token_ids": prompt}], GREEDY)
+        assert output.num_cached_tokens == cached
+        assert count_ties(NAME, output) == 0
+        prompt = [*prompt, *output.outputs[0].token_ids, 7, 8, 9, 10]
+    outputs = small.generate([{"prompt_token_ids": list(range(3, 45))}] * 3, GREEDY)
+    assert sum(count_ties(NAME, output) for output in outputs) == 0
+
+
 @pytest.mark.slow
 def test_drawn_and_constrained_tokens_and_follow_ups_do_not_depend_on_what_is_lost() -> None:
     flags: dict[str, Any] = {"load_format": "dummy", "tokenizer": byte_level(), "dtype": "float32", "page_size": 4}
