@@ -84,7 +84,7 @@ def test_everybody_returns_at_once(small: LLM, policy: str) -> None:
 def test_the_next_turn_of_a_conversation_goes_on_behind_the_prompt_before(small: LLM) -> None:
     small.restart()
     prompt = list(range(3, 45))
-    for cached in (0, 32, 52):
+    for cached in (0, 32, 48):
         [output] = small.generate([{"prompt_token_ids": prompt}], GREEDY)
         assert output.num_cached_tokens == cached
         assert count_ties(NAME, output) == 0
