@@ -1,4 +1,4 @@
-"""Windows before places in the tree of extents, from which contexts with the same tokens can go on."""
+"""Places in the tree of extents from which contexts with the same tokens can go on, with the windows or states before them."""
 
 from array import array
 from collections import OrderedDict
@@ -10,7 +10,12 @@ from jinfercept.kv.pool import SharedSlots, Slots
 
 @final
 class ContextCheckpoint:
-    """A place from which contexts with the same tokens can go on: the slots of the window before it; none once it is lost."""
+    """A place from which contexts with the same tokens can go on.
+
+    Attributes:
+        first: index of the first page of the window before it, or of the page before the state.
+        slots: of that window or state; none once the checkpoint is lost.
+    """
 
     __slots__ = ("first", "slots")
 
@@ -23,11 +28,11 @@ class Checkpoints:
     """All checkpoints of a model, those that go first first: ones that no context is likely to use, then by their last use.
 
     Args:
-        slots: of all windows.
+        slots: of all windows or states.
         found_later: a checkpoint is not found before the next plan, since the one being built writes its slots.
     """
 
-    def __init__(self, slots: SharedSlots, *, found_later: bool = False) -> None:
+    def __init__(self, slots: SharedSlots, *, found_later: bool) -> None:
         self._slots, self._found_later = slots, found_later
         self._order: OrderedDict[ContextCheckpoint, None] = OrderedDict()
         self._new: set[ContextCheckpoint] = set()

@@ -161,7 +161,7 @@ class ContextCopies:
         return freed
 
     def evict_window(self, running: Context | None, position: int) -> int:
-        """Lose a paused context if a running one lacks slots for its window at a position (see `WindowPool.find_for`); returns
+        """Lose a paused context if a running one lacks slots for its window at a position (see `SidePool.find_for`); returns
         the device slots of other layers that are free now, and 1 at least if there was such a context."""
         pool = self._side_pool
         if running is None or running.side is None or pool.find_for(running, position):

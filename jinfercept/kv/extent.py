@@ -73,7 +73,7 @@ class PageExtent:
         last_use: grows from use to use.
         contexts: those that have the pages, which keep their runs until the extent changes (`changed`).
         marks: what `mark` has made of it since then; None: nothing.
-        checkpoints: where contexts of layers with windows can go on, by the index behind a page (`WindowPool`).
+        checkpoints: where contexts can go on that have more than pages, by the index behind a page (`SidePool`).
         shareable: contexts that come find the extent; false under a root that was forgotten.
     """
 

@@ -1,24 +1,20 @@
-"""The pages of layers with a sliding window: a pool of their own, in which a context has its last pages only.
+"""The pages of layers with a sliding window: a pool in which a context has its last pages only (see `side_pool.py`).
 
 Such a layer reads the last `window` tokens of a context, so that pages behind these are given back as the context grows, and a
 paused context keeps no more than its window. What was given back cannot be computed from the middle: each of its tokens
-depends on a window before it, and so on down to the first. So a context can go on where its window is and nowhere else. It is
-*whole* while all its pages are on the device or on the host, and its window too; what takes the only copy of one page takes
-all that are its own. Other contexts share its pages up to a *checkpoint*: a place between two pages with the window before it,
-which is kept until its slots are needed. Full pages are not written again: contexts and checkpoints share slots by counting
-references.
+depends on a window before it, and so on down to the first. Full pages are not written again: contexts and checkpoints share
+slots.
 """
 
 from array import array
 from collections.abc import Iterable
-from typing import NamedTuple, final
+from typing import NamedTuple, final, override
 
-from jinfercept.kv.checkpoints import Checkpoints
 from jinfercept.kv.context import Context
 from jinfercept.kv.context_window import NOT_READ, ContextWindow
 from jinfercept.kv.extent import PageExtent
-from jinfercept.kv.page import PageCopies, SlotOccupancy
-from jinfercept.kv.pool import SharedSlots, SlotPool, Slots
+from jinfercept.kv.page import PageCopies
+from jinfercept.kv.side_pool import SidePool
 
 
 class WindowSizes(NamedTuple):
@@ -43,90 +39,42 @@ NO_WINDOWS = WindowSizes()
 
 
 @final
-class WindowPool:
+class WindowPool(SidePool):
     """The slots of all windows and checkpoints of one model.
 
     Args:
         sizes: of the pool.
         page_size: tokens per page.
-
-    Attributes:
-        is_used: whether the model has layers with pages of their own.
-        prefixes: the checkpoints.
     """
 
     def __init__(self, sizes: WindowSizes, page_size: int) -> None:
+        super().__init__(sizes.num_device_pages, sizes.num_host_pages, sizes.page_cost, found_later=False)
         self._sizes, self._page_size = sizes, page_size
-        self.is_used = sizes.window > 0
-        self._slots, self._host = SharedSlots(sizes.num_device_pages), SlotPool(sizes.num_host_pages)
-        self.checkpoints = Checkpoints(self._slots)
-        self._contexts: dict[Context, None] = {}  # with device slots
-        self._moving: list[ContextWindow] = []
+        self.has_windows = self.is_used
         self._read: list[ContextWindow] = []
-        self._fresh: set[int] = set()  # device slots that the plan being built fills
-        self._late_drops: Slots = array("i")  # the plan being built still fills them
-        self._dropped: Slots = array("i")  # free, and the runner still has their arrays
-
-    @property
-    def num_free(self) -> int:
-        """Free device slots."""
-        return self._slots.num_free
 
     @property
     def most_pages(self) -> int:
         """Pages that a context may have beside those of the chunk that it computes."""
         return (self._sizes.window + self._sizes.slack) // self._page_size + 2
 
-    @property
-    def has_windows(self) -> bool:
-        """Whether contexts have pages of layers with windows here."""
-        return self.is_used
-
-    @property
-    def has_states(self) -> bool:
-        """Whether contexts have states of recurrent layers here."""
-        return False
-
+    @override
     def new(self) -> ContextWindow | None:
-        """What a new context has: no page."""
         return ContextWindow() if self.is_used else None
 
-    @property
-    def slot_cost(self) -> float:
-        """Memory of a page, in tokens of KV of the other layers."""
-        return self._sizes.page_cost
-
-    def occupancy(self) -> SlotOccupancy:
-        """The device slots by kind."""
-        used, paused = set[int](), set[int]()
-        for context in self._contexts:
-            if context.side is not None:
-                (used if context.held else paused).update(context.side.slots)
-        taken = self._sizes.num_device_pages - self.num_free
-        return SlotOccupancy(self.num_free, len(used), len(paused - used), taken - len(used | paused))
-
-    def cost(self, num_pages: int) -> int:
-        """Memory of pages, in tokens of KV of the other layers."""
-        return round(num_pages * self._sizes.page_cost)
-
+    @override
     def begin(self) -> None:
-        """Start a plan: pages that the last one moved have arrived."""
-        for window in self._moving:
-            window.fetching = window.offloading = False
+        super().begin()
         for window in self._read:
             window.read_from = NOT_READ
-        self._moving, self._read = [], []
-        self._fresh.clear()
-        self._slots.begin()
-        self._host.give(self._late_drops)
-        self._dropped.extend(self._late_drops)
-        self._late_drops = array("i")
+        self._read = []
 
-    def take_dropped(self) -> tuple[int, ...]:
-        """Host slots freed since the last call: the runner forgets their arrays."""
-        dropped = tuple(self._dropped)
-        del self._dropped[:]
-        return dropped
+    @override
+    def _spare(self, context: Context) -> None:
+        """Of a running context also what lies behind its window."""
+        if context.held and context.ready:
+            self.trim(context, context.ready)
+        super()._spare(context)
 
     # -- what a context has ----------------------------------------------------------------------------------------
 
@@ -134,23 +82,23 @@ class WindowPool:
         """Index of the first page that the token behind so many sees."""
         return max(0, num_tokens - self._sizes.window + 1) // self._page_size
 
+    @override
     def reaches(self, context: Context, num_tokens: int) -> bool:
-        """Whether a context that has so many tokens can go on behind them, at once or when its window is fetched."""
         window = self._of(context)
         if not num_tokens:
             return True
         first, end = self._needed(num_tokens)
         return (bool(window.slots) and window.first <= first and window.end >= end) or _is_copied(window, first, end)
 
+    @override
     def is_there(self, context: Context) -> bool:
-        """Whether a context's window can be read now: it has one, or no page."""
         if context.side is None:
             return True
         window = self._of(context)
         return (bool(window.slots) and not window.fetching) or not context.num_pages
 
+    @override
     def is_copied(self, context: Context, num_tokens: int) -> bool:
-        """Whether the host has a copy of the window of a context that has so many tokens."""
         return _is_copied(self._of(context), *self._needed(num_tokens))
 
     def _needed(self, num_tokens: int) -> tuple[int, int]:
@@ -159,32 +107,15 @@ class WindowPool:
 
     # -- computing -------------------------------------------------------------------------------------------------
 
-    def find(self, wanted: int) -> bool:
-        """Make sure that so many device slots are free: those of checkpoints go first, then what lies behind the windows
-        of running contexts, then windows of paused ones that have a copy. False if they do not suffice."""
-        while self._slots.num_free < wanted and self.checkpoints.lose_first():
-            pass
-        if self._slots.num_free < wanted:
-            for context in [*self._contexts]:
-                if context.held and context.ready:
-                    self.trim(context, context.ready)
-                elif not context.held:
-                    self.drop_device(context)
-        return self._slots.num_free >= wanted
-
+    @override
     def find_for(self, context: Context, position: int) -> bool:
-        """Make sure that the device slots are free without which a context that runs cannot go on; see `find`.
-
-        Args:
-            position: of the first token that is to be computed and has no page.
-        """
         window = self._of(context)
         if not window.slots and window.host:
             return self.find(len(window.host))
         return self.find(int(window.end * self._page_size <= position))
 
+    @override
     def extend(self, context: Context, end: int) -> int:
-        """Give a running context slots for the pages up to one, as far as there are some; returns the index behind the last."""
         window = self._of(context)
         assert window.slots or not window.host, "a window is fetched before its context goes on"
         lacking = end - window.end
@@ -210,14 +141,14 @@ class WindowPool:
             del window.host[:behind]
             window.host_first += behind
 
+    @override
     def pause(self, context: Context) -> None:
-        """Give back what a context does not need that the plan being built does not compute."""
         self._of(context).read_from = NOT_READ
         self.cut(context, context.num_pages)
         self.trim(context, context.num_tokens)
 
+    @override
     def cut(self, context: Context, num_pages: int) -> None:
-        """Shorten a context to its first pages."""
         window = self._of(context)
         kept = max(0, num_pages - window.first)
         if kept < len(window.slots):
@@ -227,16 +158,8 @@ class WindowPool:
                 self._contexts.pop(context, None)
         self._cut_host(window, num_pages)
 
-    def chunk_end(self, context: Context, start: int, end: int, length: int) -> int:
-        """Where a chunk ends that may reach up to a token."""
-        return end
-
-    def has_seen(self, context: Context, num_tokens: int) -> bool:
-        """Whether a context cannot compute the last of so many tokens again."""
-        return False
-
+    @override
     def computed(self, context: Context, start: int, end: int) -> None:
-        """The plan being built computes these tokens of a context: copies of its page and those behind it are out of date."""
         window = self._of(context)
         if window.read_from == NOT_READ:
             self._read.append(window)
@@ -252,8 +175,8 @@ class WindowPool:
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
+    @override
     def copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
-        """Copy the window of a paused context with so many tokens to the host, as far as it has no copy; None: it cannot be."""
         window, copies = self._of(context), PageCopies()
         first, end = self._needed(num_tokens)
         if _is_copied(window, first, end):
@@ -276,8 +199,8 @@ class WindowPool:
         copies.add(window.slots[start - window.first : end - window.first], slots)
         return copies
 
+    @override
     def fetch(self, context: Context) -> PageCopies | None:
-        """Bring a context's window to the device; None: there is no room, or copies are still on their way out."""
         window, copies = self._of(context), PageCopies()
         if window.slots:
             return copies
@@ -290,40 +213,30 @@ class WindowPool:
         copies.add(window.slots, window.host)
         return copies
 
+    @override
     def drop_device(self, context: Context) -> None:
-        """Give the device slots of a paused context back whose window has a copy."""
         window = self._of(context)
         if window.slots and not window.fetching and self.is_copied(context, context.num_tokens):
             self._slots.give(window.slots)
             window.slots = array("i")
             del self._contexts[context]
 
+    @override
     def free(self, context: Context) -> None:
-        """Take a context's window from it, on the device and on the host."""
         window = self._of(context)
         self.cut(context, 0)
         window.first = window.host_first = 0
         window.fetching = False
 
+    @override
     def is_fetchable(self, context: Context) -> bool:
-        """Whether a context's window is on the host only, and can be fetched as soon as there is room."""
         if context.side is None:
             return False
         window = self._of(context)
         return not window.slots and bool(window.host) and not window.offloading
 
-    @property
-    def first_paused(self) -> Context | None:
-        """The paused context whose window has been on the device for longest."""
-        return next((context for context in self._contexts if not context.held), None)
-
+    @override
     def have_room(self, lengths: Iterable[int], chunk_tokens: int, *, beside_paused: bool) -> bool:
-        """Whether contexts of so many tokens can run at once.
-
-        Args:
-            chunk_tokens: most tokens of a step.
-            beside_paused: the windows of paused contexts stay.
-        """
         wanted = sum([min(self.most_pages, length // self._page_size + 2) for length in lengths])
         paused = [context.side for context in self._contexts if beside_paused and not context.held]
         taken = sum([len(window.slots) for window in paused if window is not None])
@@ -331,17 +244,12 @@ class WindowPool:
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
+    @override
     def border(self, context: Context) -> int:
-        """Index behind the last page of which contexts can go on with the same tokens, as far as it is in the tree."""
         return context.last.end
 
+    @override
     def mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> None:
-        """Make a checkpoint of a context's window before a page, if it has that.
-
-        Args:
-            extent: that has the page before it.
-            likely: contexts will go on from there; else it is the first to go.
-        """
         window = self._of(context)
         first, _ = self._needed(index * self._page_size)
         if index and window.slots and not window.fetching and window.first <= first and window.end >= index:
@@ -349,8 +257,8 @@ class WindowPool:
             slots = window.slots[first - window.first : index - window.first]
             self.checkpoints.add(extent.checkpoints, index, first, slots, likely=likely)
 
+    @override
     def go_on(self, context: Context, extent: PageExtent, index: int) -> None:
-        """Give a context that does not run the window of a checkpoint."""
         window = self._of(context)
         self.free(context)
         window.first, window.slots = self.checkpoints.use(extent.checkpoints[index])
@@ -371,15 +279,8 @@ class WindowPool:
             self._of(context).slots.extend(slots)
             self._contexts[context] = None
 
-    def _give_host(self, window: ContextWindow, slots: Slots) -> None:
-        if window.offloading:
-            self._late_drops.extend(slots)
-        else:
-            self._dropped.extend(slots)
-            self._host.give(slots)
-
+    @override
     def check(self, contexts: Iterable[Context]) -> None:
-        """Assert that references and slots agree; `contexts` are all open ones."""
         windows = [self._of(context) for context in contexts if context.side is not None]
         self._slots.check([owner.slots for owner in (*windows, *self.checkpoints)])
         self._host.check([*(slot for window in windows for slot in window.host), *self._late_drops])
