@@ -82,7 +82,7 @@ def test_everybody_returns_at_once(small: LLM, policy: str) -> None:
 
 
 def test_the_next_turn_of_a_conversation_goes_on_behind_the_prompt_before(small: LLM) -> None:
-    small.restart()
+    small.restart(policy="copy_ahead", pipeline_depth=1, max_chunk_tokens=None)
     prompt = list(range(3, 45))
     for cached in (0, 32, 48):
         [output] = small.generate([{"prompt_token_ids": prompt}], GREEDY)

@@ -73,8 +73,10 @@ class Checkpoints:
         return checkpoint.first, self._slots.share(checkpoint.slots[:])
 
     def lose_first(self) -> bool:
-        """Lose the checkpoint that goes first; False if there is none."""
-        checkpoint = next(iter(self._order), None)
+        """Lose the first checkpoint that has a slot alone, or else the first; False if there is none."""
+        owners = self._slots.num_owners
+        alone = (at for at in self._order if any(owners(slot) == 1 for slot in at.slots))
+        checkpoint = next(alone, None) or next(iter(self._order), None)
         if checkpoint is not None:
             self.forget([checkpoint])
         return checkpoint is not None

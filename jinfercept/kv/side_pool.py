@@ -27,18 +27,21 @@ class SidePool(ABC):
         num_slots: device slots, numbered from 1 (0 is scratch).
         num_host_slots: host slots.
         slot_cost: memory of a slot, in tokens of KV.
+        last_tokens: a prompt's last checkpoint has fewer tokens behind it.
         found_later: see `Checkpoints`.
 
     Attributes:
-        slot_cost: as given.
+        slot_cost, last_tokens: as given.
         is_used: whether contexts have something here; `has_windows` and `has_states` say what.
         checkpoints: all of them.
     """
 
     has_windows = has_states = False
 
-    def __init__(self, num_slots: int, num_host_slots: int, slot_cost: float, *, found_later: bool) -> None:
-        self.slot_cost, self.is_used = slot_cost, num_slots > 0
+    def __init__(
+        self, num_slots: int, num_host_slots: int, slot_cost: float, last_tokens: int, *, found_later: bool
+    ) -> None:
+        self.slot_cost, self.last_tokens, self.is_used = slot_cost, last_tokens, num_slots > 0
         self._slots, self._host = SharedSlots(num_slots), SlotPool(num_host_slots)
         self.checkpoints = Checkpoints(self._slots, found_later=found_later)
         self._contexts: dict[Context, None] = {}  # with device slots
@@ -95,6 +98,8 @@ class SidePool(ABC):
             pass
         if self._slots.num_free < wanted:
             for context in [*self._contexts]:
+                if self._slots.num_free >= wanted:
+                    break
                 self._spare(context)
         return self._slots.num_free >= wanted
 

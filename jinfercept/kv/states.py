@@ -50,7 +50,8 @@ class StatePool(SidePool):
     has_states = True
 
     def __init__(self, sizes: StateSizes, page_size: int, prefix_caching: bool) -> None:
-        super().__init__(sizes.num_states, sizes.num_host_states, sizes.state_size, found_later=True)
+        last = LEAST_MARKED_PAGES * page_size
+        super().__init__(sizes.num_states, sizes.num_host_states, sizes.state_size, last, found_later=True)
         self._page_size, self._prefix_caching = page_size, prefix_caching
         self._read: Slots = array("i")  # device slots that the plan being built reads, one reference each
 
@@ -100,7 +101,7 @@ class StatePool(SidePool):
         if start < branch < end:
             return branch
         border = end // size * size
-        return border if border > start and (end < length or border - start >= LEAST_MARKED_PAGES * size) else end
+        return border if border > start and (end < length or border - start >= self.last_tokens) else end
 
     @override
     def extend(self, context: Context, end: int) -> int:

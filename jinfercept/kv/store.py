@@ -86,7 +86,7 @@ class ExtentStore:
 
     def occupancy(self) -> Occupancy:
         """Both pools by kind."""
-        free, paused, total = self.num_free, self.queues.paused.num_pages, self._device.size
+        free, paused, total = self._device.num_free, self.queues.paused.num_pages, self._device.size
         cached, paused_clean = self.queues.cached.num_pages, self.queues.paused_clean.num_pages
         host = self._host.size - self._host.num_free
         used = total - free - paused - cached

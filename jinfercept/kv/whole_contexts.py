@@ -1,4 +1,4 @@
-"""What keeps contexts of layers with windows whole: where they can go on, and from where others can."""
+"""What keeps contexts whole that have a window or a state: where they can go on, and from where others can."""
 
 from typing import final
 
@@ -11,7 +11,7 @@ from jinfercept.kv.tails import ContextTails
 
 @final
 class WholeContexts:
-    """Pauses, shortens and ends contexts so that their pages and their windows agree. See `windows.py`.
+    """Pauses, shortens and ends contexts so that their pages agree with their windows or states.
 
     Args:
         prefix_caching: contexts leave checkpoints for others.
@@ -30,7 +30,7 @@ class WholeContexts:
 
     def settle(self, context: Context) -> None:
         """Shorten a context that does not run to what it can go on from: all that it has, or what is before its last
-        checkpoint. A context without a window stays as it is."""
+        checkpoint. A context that has pages only stays as it is."""
         if context.side is None or self._can_go_on(context):
             return
         last, index = self._tails.last_checkpoint(context.extents)
@@ -40,7 +40,7 @@ class WholeContexts:
             self._side_pool.go_on(context, context.last, index)
 
     def pause(self, context: Context) -> None:
-        """A context with a window does not run any more: it keeps what its next token sees, or loses all that is its own."""
+        """A context does not run any more: it keeps what its next token needs, or loses all that is its own."""
         self._side_pool.pause(context)
         self._drop_last_copy(context)
         self._mark_end(context, likely=True)
@@ -48,19 +48,19 @@ class WholeContexts:
             self._copies.lose(context)
 
     def end(self, context: Context) -> None:
-        """A context with a window is given up: others can go on from where it ended."""
+        """A context is given up: others can go on from where it ended."""
         self._mark_end(context, likely=True)
         self._side_pool.free(context)
 
-    def mark(self, context: Context, *, likely: bool) -> None:
-        """Make checkpoints behind the full pages of a running context with a window, and where others part from it.
+    def mark(self, context: Context, left: int) -> None:
+        """Make checkpoints behind the full pages of a running context, and where others part from it.
 
         Args:
-            likely: contexts will go on from there.
+            left: tokens of its sequence that are not computed yet.
         """
         side = context.side
         assert side is not None
-        self._mark_end(context, likely=likely)
+        self._mark_end(context, likely=left < self._side_pool.last_tokens)
         if self._prefix_caching and 0 < side.branch * context.page_size <= context.ready:
             extent = self._tails.twin(context, side.branch)
             if extent is not None:
@@ -79,7 +79,7 @@ class WholeContexts:
                 self._side_pool.mark(context, extent, index, likely=likely)
 
     def _drop_last_copy(self, context: Context) -> None:
-        """The last page of a paused context counts as copied only with its window, which is copied with it."""
+        """The last page of a paused context counts as copied only with its window or state, which is copied with it."""
         last = context.extents[-1] if context.extents else None
         if last is None or last.host is None or last.device is None or last.num_contexts > 1:
             return

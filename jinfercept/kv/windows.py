@@ -48,7 +48,8 @@ class WindowPool(SidePool):
     """
 
     def __init__(self, sizes: WindowSizes, page_size: int) -> None:
-        super().__init__(sizes.num_device_pages, sizes.num_host_pages, sizes.page_cost, found_later=False)
+        num_slots, num_host_slots = sizes.num_device_pages, sizes.num_host_pages
+        super().__init__(num_slots, num_host_slots, sizes.page_cost, page_size, found_later=False)
         self._sizes, self._page_size = sizes, page_size
         self.has_windows = self.is_used
         self._read: list[ContextWindow] = []

@@ -19,19 +19,24 @@ class HostMemory:
     Args:
         on_device: where the arrays lie on the devices.
         pinned: whether those on the host are page-locked; else they are pageable, and the host waits for each that leaves.
+
+    Attributes:
+        is_busy: the last two steps moved something to the host.
     """
 
     def __init__(self, on_device: Sharding, *, pinned: bool) -> None:
         self._on_device, self._pinned = on_device, pinned
         self._on_host = on_device.with_memory_kind("pinned_host")
         self._in_flight: deque[list[Array]] = deque(maxlen=2)  # what the last two steps moved to the host
+        self.is_busy = False
 
     def begin(self) -> None:
-        """Begin a step. Waits for what the step before the last one moved to the host, if its compute did not hide it, so that
-        arrays in flight take no more memory than two steps' transfers."""
+        """Begin a step, which has to if it moves something to the host or if this is busy. Waits for what the step before the
+        last one moved there, if its compute did not hide it, so that no more than two steps' transfers are in flight."""
         if len(self._in_flight) == 2 and self._in_flight[0]:
             jax.block_until_ready(self._in_flight[0])
         self._in_flight.append([])
+        self.is_busy = any(self._in_flight)
 
     def to_device(self, arrays: Sequence[Array]) -> list[Array]:
         """Dispatch copies to the devices."""
@@ -41,6 +46,7 @@ class HostMemory:
         """Dispatch copies of what the devices compute."""
         copies = move(arrays, self._on_host) if self._pinned else cast(list[Array], list(map(np.asarray, arrays)))
         self._in_flight[-1] += copies
+        self.is_busy = True
         return copies
 
     def keep(self, arrays: Sequence[np.ndarray]) -> list[Array]:

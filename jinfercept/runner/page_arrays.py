@@ -147,7 +147,8 @@ class KVArrays:
             The slots of every gather, scatter and selection, for the step's upload.
         """
         self.slots.first = first_transfer
-        self._host_memory.begin()
+        if offload or drop or self._host_memory.is_busy:
+            self._host_memory.begin()
         fetches = self._scatters(fetch) if fetch else []
         self._compactions, selected = [], list[Int32[np.ndarray, "k"]]()
         for array in self.host.drop(drop):

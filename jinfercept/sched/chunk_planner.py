@@ -99,8 +99,8 @@ class ChunkPlanner:
         chunk = Chunk(row.slot, start, tokens, pages, sample, score, adapter=adapter)
         self._kv.computed(sequence.context, start, end)
         self._kv.commit(sequence.context, sequence.tokens)
-        if end - start > 1:
-            self._kv.mark(sequence.context, likely=num_tokens - end < self._kv.page_size)
+        if end - start > 1 or end < num_tokens:
+            self._kv.mark(sequence.context, num_tokens - end)
         recomputed = max(0, min(end, sequence.max_computed) - start)
         sequence.max_computed = max(sequence.max_computed, end)
         if recomputed:

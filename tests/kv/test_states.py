@@ -22,7 +22,7 @@ def run(manager: KVManager, context: Context, tokens: list[int], end: int | None
     assert manager.place(context, start, end) == end
     manager.computed(context, start, end)
     manager.commit(context, tokens)
-    manager.mark(context, likely=True)
+    manager.mark(context, 0)
 
 
 def state(context: Context) -> ContextState:
@@ -144,6 +144,22 @@ def test_a_state_goes_to_the_host_with_its_last_page_and_comes_back() -> None:
     manager.computed(context, 9, 10)
     assert manager.side_pool.take_dropped() == (copy.host_slot,), "the copy is of fewer tokens now"
     manager.check([context])
+
+
+def test_no_more_states_leave_the_device_than_slots_are_wanted() -> None:
+    manager = KVManager(16, 16, SIZE, states=SIZES._replace(num_host_states=3))
+    contexts = [manager.open() for _ in range(3)]
+    for number, context in enumerate(contexts):
+        run(manager, context, [number] * 6)
+        manager.release(context)
+    manager.begin_plan()
+    for context in contexts:
+        assert manager.side_pool.copy_out(context, 6) is not None
+    manager.begin_plan()
+    assert manager.side_pool.find(1)
+    assert num_free(manager) == 1
+    assert [bool(state(context).slots) for context in contexts] == [False, True, True]
+    manager.check(contexts)
 
 
 def test_a_follow_up_that_has_other_tokens_begins_at_the_last_checkpoint() -> None:
