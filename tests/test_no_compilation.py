@@ -1,6 +1,7 @@
 """Nothing compiles after the start, whatever comes."""
 
 import numpy as np
+import pytest
 
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
@@ -8,9 +9,10 @@ from tests.support.fake_engine import POLICIES
 from tests.support.tiny_model import Workload, tiny_llm
 
 
-def test_nothing_compiles_over_two_hundred_mixed_requests() -> None:
+@pytest.mark.parametrize("name", ["llama_gqa", pytest.param("qwen3_next", marks=pytest.mark.slow)])
+def test_nothing_compiles_over_two_hundred_mixed_requests(name: str) -> None:
     rng = np.random.default_rng(0)
-    with tiny_llm(kv_tokens=160, max_model_len=100, swap_space=0.001, lazy=False) as llm:
+    with tiny_llm(name, kv_tokens=160, max_model_len=100, swap_space=0.001, lazy=False) as llm:
         counter = CompileCounter()
         for index, policy in enumerate(POLICIES):
             llm.restart(policy=policy, pipeline_depth=index % 2)
