@@ -25,7 +25,7 @@ class ContextCheckpoint:
 
 @final
 class Checkpoints:
-    """All checkpoints of a model, those that go first first: ones that no context is likely to use, then by their last use.
+    """All checkpoints of a model in the order in which they are lost: those that no context is likely to use, then by last use.
 
     Args:
         slots: of all windows or states.
@@ -68,12 +68,12 @@ class Checkpoints:
         return max(found, default=0)
 
     def use(self, checkpoint: ContextCheckpoint) -> tuple[int, Slots]:
-        """Share a checkpoint's window: the index of its first page, and its slots."""
+        """Share a checkpoint's window or state: the index of its first page, and its slots."""
         self._order.move_to_end(checkpoint)
         return checkpoint.first, self._slots.share(checkpoint.slots[:])
 
     def lose_first(self) -> bool:
-        """Lose the first checkpoint that has a slot alone, or else the first; False if there is none."""
+        """Lose the first checkpoint of which a slot has no other owner, or else the first; False if there is none to lose."""
         owners = self._slots.num_owners
         alone = (at for at in self._order if any(owners(slot) == 1 for slot in at.slots))
         checkpoint = next(alone, None) or next(iter(self._order), None)

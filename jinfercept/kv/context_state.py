@@ -37,5 +37,7 @@ class ContextState:
         """Note that the plan being built computes the next token; False if that takes another slot or ends a copy."""
         if not self.slot or self.source or self.host >= 0:
             return False
-        self.position += 1  # a context that a plan computes is not given up before the next one
+        self.position += (
+            1  # the pool does not note the slot as written: a sequence that a plan computes is not preempted in it
+        )
         return True

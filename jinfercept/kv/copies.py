@@ -133,10 +133,8 @@ class ContextCopies:
         return False
 
     def lose(self, context: Context) -> int:
-        """Drop all pages of a context that does not run, but for those that others have, with its state and its window; returns
-        the device slots that are free now."""
-        if context.side is None:
-            return sum([self._store.drop_device(extent) for extent in list(context.extents)])
+        """Drop the side of a context that does not run, and all pages that no other context has; returns the device slots of
+        pages that are free now."""
         self._side_pool.free(context)
         freed = 0
         for extent in list(context.extents):
@@ -160,9 +158,9 @@ class ContextCopies:
             freed += self._store.drop_device(extent)
         return freed
 
-    def evict_window(self, running: Context | None, position: int) -> int:
-        """Lose a paused context if a running one lacks slots for its window at a position (see `SidePool.find_for`); returns
-        the device slots of other layers that are free now, and 1 at least if there was such a context."""
+    def evict_side(self, running: Context | None, position: int) -> int:
+        """Lose a paused context if a running one lacks slots for its side at a position (see `SidePool.find_for`); returns
+        the device slots of pages that are free now, and 1 at least if there was a paused context."""
         pool = self._side_pool
         if running is None or running.side is None or pool.find_for(running, position):
             return 0

@@ -21,7 +21,7 @@ from jinfercept.kv.pool import SharedSlots, SlotPool, Slots
 
 
 class SidePool(ABC):
-    """The slots of what all contexts and checkpoints of one model have beside pages.
+    """The slots of the sides of all contexts and checkpoints of one model: a context's *side* is its window or its state.
 
     Args:
         num_slots: device slots, numbered from 1 (0 is scratch).
@@ -32,7 +32,7 @@ class SidePool(ABC):
 
     Attributes:
         slot_cost, last_tokens: as given.
-        is_used: whether contexts have something here; `has_windows` and `has_states` say what.
+        is_used: whether contexts have sides; `has_windows` and `has_states` say which.
         checkpoints: all of them.
     """
 
@@ -69,7 +69,7 @@ class SidePool(ABC):
         return round(num_slots * self.slot_cost)
 
     def begin(self) -> None:
-        """Start a plan: what the last one moved has arrived, and what it wrote can be read."""
+        """Start a plan: the slots that the last plan moved have arrived, and those that it wrote can be read."""
         for side in self._moving:
             side.fetching = side.offloading = False
         self._moving = []
@@ -92,8 +92,8 @@ class SidePool(ABC):
         return next((context for context in self._contexts if not context.held), None)
 
     def find(self, wanted: int) -> bool:
-        """Make sure that so many device slots are free: those of checkpoints go first, then what contexts can do without. False
-        if they do not suffice."""
+        """Make sure that so many device slots are free: checkpoints lose theirs first, then contexts those that they can do
+        without. False if fewer are free then."""
         while self._slots.num_free < wanted and self.checkpoints.lose_first():
             pass
         if self._slots.num_free < wanted:
@@ -104,7 +104,7 @@ class SidePool(ABC):
         return self._slots.num_free >= wanted
 
     def _spare(self, context: Context) -> None:
-        """Give back the device slots that a context can do without: of a paused one whose copies the host has, all."""
+        """Give back the device slots that a context can do without: all of a paused one whose side the host has."""
         if not context.held:
             self.drop_device(context)
 
@@ -115,23 +115,23 @@ class SidePool(ABC):
             self._dropped.extend(slots)
             self._host.give(slots)
 
-    # -- what a context has ----------------------------------------------------------------------------------------
+    # -- the side of a context -------------------------------------------------------------------------------------
 
     @abstractmethod
     def new(self) -> ContextWindow | ContextState | None:
-        """What a new context has here: nothing yet; None if the pool is not used."""
+        """The empty side of a new context; None if the pool is not used."""
 
     @abstractmethod
     def reaches(self, context: Context, num_tokens: int) -> bool:
-        """Whether a context that has so many tokens can go on behind them, at once or when what it has here is fetched."""
+        """Whether a context that has so many tokens can go on behind them, at once or when its side is fetched."""
 
     @abstractmethod
     def is_there(self, context: Context) -> bool:
-        """Whether what a context has here can be read now, or it has no page."""
+        """Whether a context's side is on the device and can be read now, or the context has no page."""
 
     @abstractmethod
     def is_copied(self, context: Context, num_tokens: int) -> bool:
-        """Whether the host has what a context with so many tokens needs here to go on."""
+        """Whether the host has a copy of the side with which a context of so many tokens goes on."""
 
     def has_seen(self, context: Context, num_tokens: int) -> bool:
         """Whether a context cannot compute the last of so many tokens again."""
@@ -159,42 +159,42 @@ class SidePool(ABC):
 
     @abstractmethod
     def extend(self, context: Context, end: int) -> int:
-        """Give a running context what it needs here for the pages up to one, as far as there are slots; returns the index
-        behind the last page that can be computed."""
+        """Give a running context the slots of its side that the pages up to one need, as far as slots are free; returns the
+        index behind the last page that can be computed."""
 
     @abstractmethod
     def computed(self, context: Context, start: int, end: int) -> None:
-        """The plan being built computes these tokens of a context: copies of what they change are out of date."""
+        """The plan being built computes these tokens of a context: the copies of slots that this changes are out of date."""
 
     @abstractmethod
     def pause(self, context: Context) -> None:
-        """Give back what a context does not need that the plan being built does not compute."""
+        """A context pauses: give back the slots of its side that its next token does not need."""
 
     @abstractmethod
     def cut(self, context: Context, num_pages: int) -> None:
-        """Shorten a context to its first pages."""
+        """Shorten the side of a context that has only its first pages left."""
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
-        """Copy what a paused context with so many tokens has here to the host, as far as it has no copy; None: it cannot be."""
+        """Copy the side of a paused context with so many tokens to the host, as far as the host lacks it; None: not now."""
 
     @abstractmethod
     def fetch(self, context: Context) -> PageCopies | None:
-        """Bring it back to the device; None: there is no room, or copies are still on their way out."""
+        """Copy a context's side back to the device; None: no slot is free, or copies are still on their way out."""
 
     @abstractmethod
     def is_fetchable(self, context: Context) -> bool:
-        """Whether it is on the host only, and can be fetched as soon as there is room."""
+        """Whether a context's side is on the host only, and can be fetched as soon as slots are free."""
 
     @abstractmethod
     def drop_device(self, context: Context) -> None:
-        """Give the device slots of a paused context back if the host has copies."""
+        """Give the device slots of a paused context's side back if the host has a copy of all of it."""
 
     @abstractmethod
     def free(self, context: Context) -> None:
-        """Take what a context has here from it, on the device and on the host."""
+        """Take a context's side from it, on the device and on the host."""
 
     @abstractmethod
     def have_room(self, lengths: Iterable[int], chunk_tokens: int, *, beside_paused: bool) -> bool:
@@ -202,7 +202,7 @@ class SidePool(ABC):
 
         Args:
             chunk_tokens: most tokens of a step.
-            beside_paused: what paused contexts have stays.
+            beside_paused: the sides of paused contexts stay on the device.
         """
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class SidePool(ABC):
 
     @abstractmethod
     def mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> None:
-        """Make a checkpoint of a context before a page, if it has what that takes.
+        """Make a checkpoint of a context before a page, if its side is that of this place.
 
         Args:
             extent: that has the page before it.
@@ -222,7 +222,7 @@ class SidePool(ABC):
 
     @abstractmethod
     def go_on(self, context: Context, extent: PageExtent, index: int) -> None:
-        """Give a context that does not run what a checkpoint has."""
+        """Give a context that does not run the side of a checkpoint."""
 
     @abstractmethod
     def check(self, contexts: Iterable[Context]) -> None:

@@ -17,7 +17,8 @@ from jinfercept.kv.pool import Slots
 from jinfercept.kv.side_pool import SidePool
 
 LEAST_MARKED_PAGES = 4
-"""Pages of a prompt that are computed at its end for which a chunk ends behind the last full one; the rest is one more."""
+"""Pages up to the last full one of a prompt for which its last chunk ends there, at a checkpoint. The tokens of the page that
+is not full are then a chunk of their own."""
 
 
 class StateSizes(NamedTuple):
@@ -118,7 +119,7 @@ class StatePool(SidePool):
         return end if state.slot else 0
 
     def _is_own(self, source: int) -> bool:
-        """Whether a context can write the slot from which it goes on: nobody else has it, and no plan reads it."""
+        """Whether a context can write its source: no checkpoint, no other context and no row of the plan being built has it."""
         return source > 0 and self._slots.num_owners(source) == 1
 
     @override
@@ -238,7 +239,7 @@ class StatePool(SidePool):
         return state
 
     def _give(self, context: Context, state: ContextState) -> None:
-        """Give a context's device slots back."""
+        """Give the device slots of a context's state back."""
         for slot in (state.slot, state.source):
             if slot:
                 late = state.fetching or slot in self._fresh

@@ -40,7 +40,7 @@ class WholeContexts:
             self._side_pool.go_on(context, context.last, index)
 
     def pause(self, context: Context) -> None:
-        """A context does not run any more: it keeps what its next token needs, or loses all that is its own."""
+        """A context pauses: it keeps the window or state that its next token needs, or loses all pages that it alone has."""
         self._side_pool.pause(context)
         self._drop_last_copy(context)
         self._mark_end(context, likely=True)
@@ -48,7 +48,7 @@ class WholeContexts:
             self._copies.lose(context)
 
     def end(self, context: Context) -> None:
-        """A context is given up: others can go on from where it ended."""
+        """A context ends: it leaves a checkpoint behind its last full page, and gives its window or state back."""
         self._mark_end(context, likely=True)
         self._side_pool.free(context)
 

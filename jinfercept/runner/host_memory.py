@@ -1,4 +1,4 @@
-"""The host memory of devices: copies of arrays go there and back; what two steps moved there may be under way."""
+"""The host memory of devices: copies of arrays go there and back; the copies of the last two steps may be under way."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -43,14 +43,14 @@ class HostMemory:
         return move(arrays, self._on_device)
 
     def to_host(self, arrays: Sequence[Array]) -> list[Array]:
-        """Dispatch copies of what the devices compute."""
+        """Dispatch copies of arrays of the devices to the host."""
         copies = move(arrays, self._on_host) if self._pinned else cast(list[Array], list(map(np.asarray, arrays)))
         self._in_flight[-1] += copies
         self.is_busy = True
         return copies
 
     def keep(self, arrays: Sequence[np.ndarray]) -> list[Array]:
-        """Arrays of numpy in the memory of the copies. From any thread."""
+        """Arrays of numpy as arrays in the host memory that copies lie in. Any thread may call it."""
         return jax.device_put(list(arrays), self._on_host) if self._pinned else cast(list[Array], list(arrays))
 
     def close(self) -> None:

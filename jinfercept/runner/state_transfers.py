@@ -33,7 +33,7 @@ def _gather(
     common: Int[Array, "common"],
     transfer: Int[Array, ""],
 ) -> tuple[Num[Array, "_"], ...]:
-    """The states in a transfer's slot."""
+    """The states of the sequence whose device slot a transfer names, joined by dtype."""
     [slot] = common_shape.slots(common, transfer, 1)
     parts: dict[Any, list[Array]] = {}
     for array in chain.from_iterable(layers):
@@ -48,7 +48,7 @@ def _scatter(
     transfer: Int[Array, ""],
     state: tuple[Num[Array, "_"], ...],
 ) -> tuple[tuple[Num[Array, "N ..."], ...], ...]:
-    """The layers with these states in a transfer's slot."""
+    """The states of all layers, with these ones in the device slot that a transfer names."""
     [slot] = common_shape.slots(common, transfer, 1)
     joined, places = {part.dtype: part for part in state}, {part.dtype: 0 for part in state}
 

@@ -49,7 +49,7 @@ class Admission:
             entitled: its tenant is below its share, so that no paused context holds slots against it.
         """
         kv, context = self._kv, sequence.context
-        kv.step_back(context, sequence.length)  # the logits of its last token are to be computed
+        kv.step_back(context, sequence.length)  # a state that has seen the last token cannot give its logits again
         if not sequence.wants_computation:
             kv.refresh(context, sequence.tokens)
         kv.hold(context)

@@ -98,7 +98,7 @@ class Eviction:
     def _evict(self, builder: PlanBuilder, wanted: int, context: Context | None = None, position: int = 0) -> bool:
         """Take up to `wanted` slots for a context, and one at least, from the paused contexts, in the policy's order."""
         if not self._kv.num_paused:
-            return self._kv.copies.evict_window(context, position) > 0
+            return self._kv.copies.evict_side(context, position) > 0
         if self._take(builder, wanted):
             return True
         builder.victims = MoveOrder(self._policy.victims(builder.now))
@@ -107,7 +107,7 @@ class Eviction:
         for victim in self._preempted.victims():
             if self._transfers.force(builder, victim.move, max(wanted, victim.together)).freed:
                 return True
-        return self._kv.copies.evict_paused(wanted) > 0 or self._kv.copies.evict_window(context, position) > 0
+        return self._kv.copies.evict_paused(wanted) > 0 or self._kv.copies.evict_side(context, position) > 0
 
     def _take(self, builder: PlanBuilder, wanted: int) -> int:
         """Take up to `wanted` slots by what is left of the policy's order; returns how many."""

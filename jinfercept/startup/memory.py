@@ -323,7 +323,7 @@ def windowed_kv_bytes(model_config: ModelDimensions, params: Params, cache: Cach
 
 
 class _HostTier(NamedTuple):
-    """The tokens of a host tier, in whole pages, the states of which some have copies there, and the bytes of all copies."""
+    """What the host tier holds: tokens of KV, in whole pages; states (`StatePlan.num_host_states`); and the bytes of both."""
 
     num_tokens: int
     states: StatePlan
@@ -331,7 +331,7 @@ class _HostTier(NamedTuple):
 
 
 def _host_tier(cache: CacheOptions, token_bytes: int, states: StatePlan, num_devices: int) -> _HostTier:
-    """What the host tier holds.
+    """Divide the host tier's bytes between pages and states.
 
     Args:
         token_bytes: of the copies of a token.
@@ -345,7 +345,7 @@ def _host_tier(cache: CacheOptions, token_bytes: int, states: StatePlan, num_dev
     host_bytes, page_bytes = int(host_bytes), token_bytes * cache.page_size
     states = states.with_host(host_bytes, page_bytes, num_devices)
     of_states = states.num_host_states * num_devices * states.slot_bytes
-    has_pages = states.num_host_states or not states.num_states  # pages without a state are of no use
+    has_pages = states.num_host_states or not states.num_states  # a context needs its state beside its pages
     num_tokens = (host_bytes - of_states) // page_bytes * cache.page_size if has_pages else 0
     return _HostTier(num_tokens, states, num_tokens * token_bytes + of_states)
 

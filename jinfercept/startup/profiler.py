@@ -32,11 +32,11 @@ from jinfercept.startup.probes import PlanRunner, full_rows, longest, probe, set
 MOST_DEPTH = 2048
 """Last token of the deepest chunk that is measured on a CPU."""
 MOST_ASYNCHRONOUS_DEPTH = 32_768
-"""The same on a device that computes such a chunk in a fraction of a second."""
+"""Last token of the deepest chunk that is measured on a device that computes while the host goes on."""
 SHORT_S = 0.1
 """A shorter step runs twice, and the first run does not count: it sets up the page tables."""
 PIPELINED_STEPS = 4
-"""Most steps that follow each other in a run: as many as `SHORT_S` has room for, one at least."""
+"""Most steps of one pipelined run that are timed: as many as take `SHORT_S` together, one at least."""
 
 SPARSE_CHUNKS = 4
 """Chunks of a step that has several."""

@@ -312,7 +312,7 @@ class ManagerMachine(RuleBasedStateMachine):
                     self.move(paused.context, range(index, index + 1), self.evict)
                     if self.manager.free_slot(owner.context, position):
                         return True
-            if self.manager.copies.evict_paused(2) or self.manager.copies.evict_window(owner.context, position):
+            if self.manager.copies.evict_paused(2) or self.manager.copies.evict_side(owner.context, position):
                 return True
             idle = [other for other in self.held() if other is not owner and not other.planned]
             if not idle:

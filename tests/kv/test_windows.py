@@ -136,7 +136,7 @@ def test_a_chunk_for_which_the_pool_has_too_few_slots_lacks_one() -> None:
     assert manager.free_slot(second, 4)
     assert not manager.free_slot(second, placed)
     manager.release(first)
-    assert manager.copies.evict_window(second, placed) > 0
+    assert manager.copies.evict_side(second, placed) > 0
     assert manager.place(second, placed, 16) == 16
 
 
