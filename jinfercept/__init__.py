@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from jinfercept.llm import LLM as LLM
     from jinfercept.outputs import RequestOutput as RequestOutput
     from jinfercept.parsers.cml import Delimiters as Delimiters
+    from jinfercept.rollouts.samples import Rollout as Rollout
+    from jinfercept.rollouts.samples import RolloutCall as RolloutCall
+    from jinfercept.rollouts.samples import Rollouts as Rollouts
     from jinfercept.sampling_params import SamplingParams as SamplingParams
     from jinfercept.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from jinfercept.tools.load import LoadedTools as LoadedTools
@@ -57,6 +60,7 @@ _NAMES = {
     "jinfercept.llm": "LLM",
     "jinfercept.outputs": "RequestOutput",
     "jinfercept.parsers.cml": "Delimiters",
+    "jinfercept.rollouts.samples": "Rollout RolloutCall Rollouts",
     "jinfercept.sampling_params": "SamplingParams",
     "jinfercept.structured_outputs": "StructuredOutputsParams",
     "jinfercept.tools.load": "LoadedTools load_tools",

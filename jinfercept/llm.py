@@ -25,6 +25,7 @@ from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.outputs import RequestOutput
+from jinfercept.rollouts.methods import RolloutMethods
 from jinfercept.runner.executables import Progress
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 
 @final
-class LLM:
+class LLM(RolloutMethods):
     """A model that generates, and pauses for its tools.
 
     The start logs the memory plan, its times and the sampling defaults of the checkpoint at INFO, to the logger `jinfercept`.
@@ -179,7 +180,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of a prompt that brings none: vLLM's defaults, under those of `generation_config.json`."""
-        return SamplingParams(**self.sampling_defaults)
+        return self._requests.default_params(is_chat=False)
 
     def get_tokenizer(self) -> "PreTrainedTokenizerFast":
         """A tokenizer of `transformers` with the tokens of this model. Raises `ModelError` if the model has none."""

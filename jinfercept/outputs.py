@@ -96,6 +96,13 @@ class CompletionOutput:
         messages: what a chat adds to its conversation, OpenAI-style: calls, their results and the answer, without markup; a
             turn's reasoning as its `reasoning_content`.
         cumulative_logprob: of all that the model generated, if `logprobs` were asked for.
+        external_spans: ranges of `token_ids` that the model did not generate: results of calls, with what the chat template
+            writes around them.
+        version_runs: places in `token_ids` from which on the generated tokens are of a version of the weights, and the version.
+        processed_logprobs: if asked for, of every one of `token_ids` its log probability in the distribution that it was drawn
+            from; None for tokens that tools returned.
+        kept_tokens: if asked for, of every one of `token_ids` an ascending int32 array of the tokens that could be drawn in its
+            place; None where all could, and for tokens that tools returned.
         routed_experts: if asked for, an int16 array `[tokens, layers, experts]`: of every token of the prompt and of
             `token_ids` but the last, which no step has computed, the experts in each layer that has some, the best first.
     """
@@ -113,7 +120,28 @@ class CompletionOutput:
     interrupts: tuple[Interrupt, ...] = ()
     cancelled: tuple[Call, ...] = ()
     routed_experts: Any = None
+    external_spans: tuple[tuple[int, int], ...] = ()
+    version_runs: tuple[tuple[int, int], ...] = ()
+    processed_logprobs: list[float | None] | None = None
+    kept_tokens: list[Any] | None = None
     __repr__ = short_repr
+
+    @property
+    def loss_mask(self) -> list[int]:
+        """Of every one of `token_ids` 1 if the model generated it, 0 if a tool returned it or a template wrote it."""
+        mask = [1] * len(self.token_ids)
+        for start, end in self.external_spans:
+            mask[start:end] = [0] * (end - start)
+        return mask
+
+    @property
+    def weight_versions(self) -> list[int]:
+        """Of every one of `token_ids` the version of the weights that generated it (`LLM.weights_version`); -1 for others."""
+        versions = [-1] * len(self.token_ids)
+        ends = [start for start, _ in self.version_runs[1:]] + [len(versions)]
+        for (start, version), end in zip(self.version_runs, ends, strict=False):
+            versions[start:end] = [version] * (end - start)
+        return [version if mask else -1 for version, mask in zip(versions, self.loss_mask, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from jinfercept.calls import READER, Tool
 from jinfercept.hooks import CallMarkup, Detector, Grammar, Renderer, Transcript
+from jinfercept.outputs import CompletionOutput
 from jinfercept.sampling_params import SamplingParams
 
 
@@ -72,6 +73,8 @@ class Request:
         weight: of the tenant: while tenants compete, their shares of memory·time are as their weights.
         ids_below: the ids of the prompt, a tokenizer's, are whole numbers from 0 to below this; None: they are to be checked.
         adapter: that the model has for this request; None: the model as it is.
+        continues: the output so far of a request with the same prompt, tools and parameters that was aborted: this one goes on
+            from there, begins with the calls that were pending, and its output has both parts. `max_tokens` counts both.
     """
 
     id: str
@@ -94,6 +97,7 @@ class Request:
     transcript: "Callable[[Request], Transcript] | None" = None
     ids_below: int | None = None
     adapter: Adapter | None = None
+    continues: CompletionOutput | None = None
 
     @property
     def kv_salt(self) -> str:

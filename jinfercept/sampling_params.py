@@ -66,7 +66,12 @@ class SamplingParams:
         min_tokens: tokens to generate before an end-of-text or stop token may come, and before a stop string may end.
         logprobs: report the log probability of each generated token, and of so many likeliest in its place; at most 20. Of the
             model's own logits, before anything above.
-        prompt_logprobs: the same for the tokens of the prompt, which is then computed whole: no cached pages are used.
+        return_processed_logprobs: report the log probability of each generated token in the distribution that it was drawn
+            from: after all of the above. It is 0 where the temperature is 0.
+        return_kept_tokens: report in place of each generated token which tokens could be drawn: those that all of the above has
+            left. A word of 32 bits for 32 tokens of the vocabulary travels to the host for each generated token.
+        prompt_logprobs: the same as `logprobs` for the tokens of the prompt, which is then computed whole: no cached pages are
+            used.
         return_routed_experts: report which experts have computed each token, of a model that has some; for engines that were
             started with `enable_return_routed_experts`. The prompt is computed whole, as for `prompt_logprobs`.
         forced_output_ids: tokens that are generated whatever the model says, from the first one on; it says what follows them.
@@ -96,6 +101,8 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    return_processed_logprobs: bool = False
+    return_kept_tokens: bool = False
     return_routed_experts: bool = False
     forced_output_ids: tuple[int, ...] | list[int] = ()
 
@@ -115,10 +122,20 @@ class SamplingParams:
         self._check_ends()
         self._check_numbers()
         self._check_tokens()
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "return_routed_experts"):
+        for name in (field.name for field in fields(self) if field.type == "bool" or field.type is bool):
             value = getattr(self, name)
             if type(value) is not bool:
                 raise RequestError(f"{name} is True or False", got=shown(value), fix="give one of them")
+
+    @property
+    def reports_processed(self) -> bool:
+        """Whether the distribution of each draw is reported."""
+        return self.return_processed_logprobs or self.return_kept_tokens
+
+    @property
+    def reports_draws(self) -> bool:
+        """Whether anything is reported of each draw."""
+        return self.logprobs is not None or self.reports_processed
 
     def _check_ends(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()

@@ -13,6 +13,7 @@ from typing import Any
 from jinfercept.calls import Call, CallMode, Tool
 from jinfercept.chat.function_tools import ChatTool, ChatToolLike, chat_tools
 from jinfercept.chat.futures import Futures
+from jinfercept.chat.given_tokens import GivenTokens
 from jinfercept.chat.messages import Message, call_ids
 from jinfercept.chat.options import (
     MAX_ROUNDS,
@@ -78,7 +79,7 @@ def make_chats(
     grammars: Grammars | None,
     eos_token_ids: Sequence[int],
     note_written_tools: Callable[[], None] = log_written_tools,
-    turn_tokens: TurnTokens | None = None,
+    turn_tokens: TurnTokens | GivenTokens | None = None,
     tenant: str = "",
     salt: str = "",
 ) -> list[Request]:
@@ -90,7 +91,8 @@ def make_chats(
         tools: those that the model may call.
         eos_token_ids: tokens that end a turn.
         note_written_tools: called if the template knows no tools.
-        turn_tokens: the tokens of the chats that these may continue; None: prompts are made of text.
+        turn_tokens: the tokens of the chats that these may continue, or of the single one that is continued; None: prompts are
+            made of text.
         salt: of their pages.
 
     Raises:
@@ -167,7 +169,7 @@ def make_chats(
     ]
 
 
-def _note_of(turn_tokens: TurnTokens | None, prompt: Continued | None) -> Note | None:
+def _note_of(turn_tokens: TurnTokens | GivenTokens | None, prompt: Continued | None) -> Note | None:
     """Stores the tokens of a chat that has ended, for a follow-up."""
     if turn_tokens is None or prompt is None:
         return None

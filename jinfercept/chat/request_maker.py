@@ -9,6 +9,7 @@ from typing import Any, final
 from jinfercept.calls import Tool
 from jinfercept.chat import chats, requests
 from jinfercept.chat.function_tools import ChatTool
+from jinfercept.chat.given_tokens import GivenTokens
 from jinfercept.chat.options import ChatArguments, ChatOptions
 from jinfercept.chat.turn_tokens import TurnTokens
 from jinfercept.chat.written_tools import log_written_tools
@@ -78,7 +79,7 @@ class RequestMaker:
             lora: names of adapters, one for all or one for each prompt.
         """
         self._check_process()
-        params = SamplingParams(**self._sampling_defaults) if params is None else params
+        params = self.default_params(is_chat=False) if params is None else params
         grammars = self._grammars and self._grammars.of(tenant)
         given = (ids or self._ids, prompts, params, tools, detector, self.tokenizer, grammars, async_calls)
         made = requests.make_requests(*given)
@@ -95,10 +96,16 @@ class RequestMaker:
         ids: Iterable[str] | None = None,
         tenant: str = "",
         salt: str = "",
+        tokens: GivenTokens | None = None,
     ) -> list[Request]:
-        """What `LLM.chat` serves; several of a conversation with `n` outputs; `salt` is that of their pages."""
+        """What `LLM.chat` serves; several of a conversation with `n` outputs.
+
+        Args:
+            salt: of their pages.
+            tokens: of the leading messages of a single conversation; None: earlier chats of the same messages are looked for.
+        """
         self._check_process()
-        params = replace(chats.DEFAULT_PARAMS, **self._sampling_defaults) if params is None else params
+        params = self.default_params(is_chat=True) if params is None else params
         grammars = self._grammars and self._grammars.of(tenant)
         given = (ids or self._ids, messages, params, tools, options, self.tokenizer, grammars, self._end_token_ids)
         name = options.get("lora")
@@ -107,8 +114,16 @@ class RequestMaker:
         note = (
             (lambda: None) if name and name == self._tool_lora else self._note_written_tools
         )  # that one was trained to call
-        made = chats.make_chats(*given, note, self._turn_tokens, tenant, salt)
+        made = chats.make_chats(*given, note, tokens or self._turn_tokens, tenant, salt)
         return [self._with_adapter(request, name) for request in made]
+
+    def next_id(self) -> str:
+        """A name for a request."""
+        return next(self._ids)
+
+    def default_params(self, *, is_chat: bool) -> SamplingParams:
+        """The parameters of a prompt or a conversation that brings none."""
+        return replace(chats.DEFAULT_PARAMS if is_chat else SamplingParams(), **self._sampling_defaults)
 
     def make_either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatArguments) -> list[Request]:
         """What `LLM.stream` serves: a single prompt or a single conversation."""

@@ -95,6 +95,7 @@ class ChatTemplate:
         self._tools = self._marks.given(tools)
         self._variables = self._marks.given({**usual_variables(self.source, tools), **variables})
         self._ends = tuple(filter(None, map(tokenizer.token_text, end_token_ids)))
+        self._end_token_ids = frozenset(end_token_ids)
         self._begun = rendered_with_tools(self._tools, partial(self._render_stand_in, given=source is not None))
 
     def _render_stand_in(self, tools: Sequence[Mapping[str, Any]], given: bool) -> str:
@@ -263,6 +264,62 @@ class ChatTemplate:
                 return behind
         return None
 
+    def appended(self, turn: Message, messages: Sequence[Message]) -> tuple[str, Rendered]:
+        """The end of a turn, and the text that makes messages follow it, whatever the template would make of the turn itself.
+
+        Args:
+            turn: of the assistant; only what calls it has matters.
+            messages: that follow it, the first with a text as its content.
+
+        Raises:
+            RequestError: the end of the turn cannot be told from what the template writes.
+        """
+        first, *others = map(checked_message, messages)
+        whole = None
+        if isinstance(first["content"], str):
+            after = [first | {"content": _NEXT + first["content"]}, *others]
+            whole = self._marked(_STAND_IN, checked_message(turn), after)
+        if whole is None:
+            raise RequestError(
+                "the chat template does not show where a turn ends and these messages begin",
+                got=shown(messages),
+                fix="begin with a message of text, or use a template that writes every turn behind the one before it",
+            )
+        text, _, at, end = whole
+        start, mark = at + len(end), text.index(_NEXT)
+        behind = text[start:].replace(_NEXT, "")
+        breaks = (place - start - (len(_NEXT) if place > mark else 0) for place in text.breaks if place >= start)
+        return end, Rendered(behind, tuple(breaks))
+
+    def _marked(
+        self, before: Sequence[Message], turn: dict[str, Any], after: Sequence[Message]
+    ) -> tuple[Rendered, str, int, str] | None:
+        """A conversation with a mark as a turn's last words and one before the next message's.
+
+        Args:
+            after: the messages behind the turn, of which the first begins with a mark.
+
+        Returns:
+            Its text; the text between the marks; where in the whole the turn's end stands, and the end, "" where no token ends
+            a turn. None if no form of the turn shows the marks.
+        """
+        without_end = None
+        for marked in _marked_turns(turn):
+            try:
+                whole = self.render([*before, marked, *after])
+            except RequestError:
+                continue
+            until, next_mark, _ = whole.partition(_NEXT)
+            _, turn_mark, between = until.rpartition(_TURN)
+            ends = [(at, end) for end in self._ends if (at := between.find(end)) >= 0]
+            at, end = min(ends, default=(0, ""))
+            form = whole, between, len(until) - len(between) + at, end
+            if turn_mark and next_mark and ends:
+                return form
+            if turn_mark and next_mark:
+                without_end = form
+        return without_end
+
     def _behind(
         self, before: Sequence[Message], turn: dict[str, Any], after: Sequence[Message], text: Rendered
     ) -> Rendered | None:
@@ -271,20 +328,11 @@ class ChatTemplate:
         Args:
             after: the messages behind the turn, of which the first begins with a mark.
         """
-        for marked in _marked_turns(turn):
-            try:
-                whole = self.render([*before, marked, *after])
-            except RequestError:
-                continue
-            until, next_mark, rest = whole.partition(_NEXT)
-            _, turn_mark, between = until.rpartition(_TURN)
-            ends = [(at, end) for end in self._ends if (at := between.find(end)) >= 0]
-            if turn_mark and next_mark and ends:
-                break
-        else:
+        marked = self._marked(before, turn, after)
+        if marked is None or not marked[-1]:
             return None
-        at, end = min(ends)
-        behind = between[at + len(end) :] + rest.replace(_NEXT, "")
+        whole, between, at, end = marked
+        behind = whole[at + len(end) :].replace(_NEXT, "")
         moved = after[0]["role"] == "user" and any(
             json.dumps(tool["function"]["name"]) in between for tool in self._tools
         )
@@ -302,6 +350,10 @@ class ChatTemplate:
     def segments(self, text: str) -> list[str]:
         """A text of `encode` in segments, for `Tokenizer.encode_segments`."""
         return self.tokenizer.segments(text, text.breaks if isinstance(text, Rendered) else ())
+
+    def ends_turn(self, token_id: int) -> bool:
+        """Whether this token ends a turn."""
+        return token_id in self._end_token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, with the names of special ones."""

@@ -14,6 +14,7 @@ from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.async_calls import AsyncCallQueue
 from jinfercept.engine.clock import Clock
 from jinfercept.engine.constraints import Constraints
+from jinfercept.engine.continuation import read_again
 from jinfercept.engine.draw_failures import draw_failure
 from jinfercept.engine.protocols import CallDispatcher
 from jinfercept.engine.random_key import RandomKeys
@@ -56,6 +57,7 @@ class RequestLifecycle:
 
     Attributes:
         num_finished: requests that have finished, since the engine was made.
+        weights_version: of the weights that generate tokens now; changed where no plan is in flight.
         first_tokens: seconds from the arrival of a request to its first token, None if it ended without one, by id: the latest.
     """
 
@@ -83,7 +85,7 @@ class RequestLifecycle:
         self._open_text = open_text
         self._encode = encode
         self._random_keys = RandomKeys(seed)
-        self.num_finished = 0
+        self.num_finished = self.weights_version = 0
         self.first_tokens = deque[tuple[str, float | None]](maxlen=MOST_FIRST_TOKENS)
         self._reserved = Reservations(adapters)
         self._sessions: dict[str, Session] = {}
@@ -118,6 +120,8 @@ class RequestLifecycle:
         try:
             session.open_readers(self._open_text)
             self.constraints.begin_turn(session)
+            if request.continues is not None and (calls := read_again(session, request.continues, self.constraints)):
+                self._intercept(session, calls, self._clock.now(), events)
         except BaseException as error:
             self._fail_by_own_code(session, error, events)
             return None
@@ -244,9 +248,9 @@ class RequestLifecycle:
             self.first_tokens.append((sequence.id, now - sequence.arrival_s))
         if session.resumed_s is not None:
             session.note_context(now)
-        session.stream.append(token)
+        session.append_generated(token, self.weights_version)
         shown = text.add(token) if text is not None else ""
-        logprobs = None if report is None else session.note_logprobs(token, report)
+        logprobs = None if report is None else session.note_report(token, report)
         events.append(Token(sequence.id, token, shown, logprobs))
         calls: tuple[Call, ...] = ()
         if session.reads_tokens:

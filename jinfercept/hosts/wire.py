@@ -19,11 +19,12 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Chunk, Masks, NewPages, Sample, Score, StepPlan, WindowCopies, WindowEntries
 from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
 
-VERSION = 8
+VERSION = 9
 """Changes with the form; processes of different versions refuse each other at the start."""
 
+_REPORTS = ("return_processed_logprobs", "return_kept_tokens")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-_DRAW = ("top_k", "top_p", "min_p", *_PENALTIES, "logprobs")
+_DRAW = ("top_k", "top_p", "min_p", *_PENALTIES, "logprobs", *_REPORTS)
 """Sampling parameters that every draw reads."""
 _draw_values = attrgetter(*_DRAW)
 _MOST_WORDS = 1 << 16

@@ -184,6 +184,8 @@ class SamplingBody(Extensions):
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     return_token_ids: bool | None = None
     return_routed_experts: bool | None = None
+    return_loss_mask: bool | None = None
+    return_processed_logprobs: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Text | dict[str, Any] | None = None

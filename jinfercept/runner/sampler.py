@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int, Int32, UInt32
 
 from jinfercept.models.mesh import beside, over_devices, place
 from jinfercept.models.protocol import ServedModel, Weights
+from jinfercept.runner.draw_reports import read_report, report, with_processed
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.logits_processors import Slots, distinct, mask_words, remember, shape_logits
 from jinfercept.runner.packing_samples import (
@@ -34,9 +35,9 @@ from jinfercept.runner.packing_samples import (
     unpack_samples,
 )
 from jinfercept.runner.packing_slots import pack_slot, slot_shapes, slot_size, unpack_slot
-from jinfercept.runner.sampling import logprobs, sample
+from jinfercept.runner.sampling import processed, sample
 from jinfercept.runner.step_upload import CommonShape
-from jinfercept.sampling_params import MAX_LOGPROBS
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Chunk, Masks, TokenLogprobs
 
 
@@ -45,12 +46,12 @@ class Samples(NamedTuple):
 
     Attributes:
         packed: their parameters, see `pack_samples`, in as many columns as the executables have rows.
-        num_best: by row, how many likeliest tokens are reported beside the drawn one; None: nothing is reported.
+        reported: by row, the parameters that say what is reported of the draw; None: nothing is.
         forced: by row, masks that leave one token.
     """
 
     packed: Int32[np.ndarray, "fields R"]
-    num_best: tuple[int | None, ...]
+    reported: tuple[SamplingParams | None, ...]
     forced: Masks
 
 
@@ -77,14 +78,16 @@ class Drawn(NamedTuple):
 
     Attributes:
         tokens: `[R]`; None if nothing is sampled.
-        num_best: as `Logits` has it.
-        reports: `[R, columns]`, see `_report`; None if no row asks for one.
+        reported: as `Samples` has it.
+        reports: `[R, columns]`, see `draw_reports`; None if no row asks for one.
+        processed: `[R]` and `[R, words]`, see `sampling.processed`; None if no row asks for one.
         scores: of every chunk with a score: how many likeliest tokens, how many targets, and their reports.
     """
 
     tokens: Array | None = None
-    num_best: tuple[int | None, ...] = ()
+    reported: tuple[SamplingParams | None, ...] = ()
     reports: Array | None = None
+    processed: tuple[Array, Array] | None = None
     scores: tuple[tuple[int, int, tuple[Array, ...]], ...] = ()
 
 
@@ -114,6 +117,7 @@ class Sampler:
         self._run, self._row_counts, self._num_slots, self._home = run, row_counts, num_slots, home
         self._vocab_size = vocab_size
         self._no_masks = {rows: place(self._ones(rows), home) for rows in row_counts}
+        self._no_bounds = {rows: place(np.full(rows, -np.inf, np.float32), home) for rows in row_counts}
         self.reset()
 
     @property
@@ -137,7 +141,7 @@ class Sampler:
         samples = sampled_rows(chunks)
         if not samples:
             return Samples(np.zeros((NUM_FIELDS, 0), np.int32), (), {})
-        num_best: list[int | None] = []
+        reported: list[SamplingParams | None] = []
         forced: dict[int, np.ndarray] = {}
         for row, (_, slot, wanted) in enumerate(samples):
             if wanted.forced is not None:
@@ -146,9 +150,10 @@ class Sampler:
                 assert slot is not None, "the host does not draft for a slot with state"
                 vector = pack_slot(wanted.options, wanted.history, self._vocab_size)
                 self._slots = self._run["enter"](self._slots, *place((np.array(slot, np.int32), vector), self._home))
-            num_best.append(None if wanted.options is None else wanted.options.params.logprobs)
+            params = None if wanted.options is None else wanted.options.params
+            reported.append(params if params is not None and params.reports_draws else None)
         num_rows = self._row_counts[bisect_left(self._row_counts, len(samples))]
-        return Samples(pack_samples(samples, num_rows, self._num_slots), tuple(num_best), forced)
+        return Samples(pack_samples(samples, num_rows, self._num_slots), tuple(reported), forced)
 
     def head(
         self, x: Float[Array, "T E"], chunks: tuple[Chunk, ...], samples: Samples, common: Array, params: Weights
@@ -183,15 +188,17 @@ class Sampler:
         self, drawn: Drawn
     ) -> tuple[tuple[int, ...], tuple[TokenLogprobs | None, ...], tuple[tuple[TokenLogprobs, ...], ...]]:
         """Wait for tokens, log probabilities and scores, as `StepResult` has them."""
-        tokens = () if drawn.tokens is None else tuple(np.asarray(drawn.tokens)[: len(drawn.num_best)].tolist())
+        tokens = () if drawn.tokens is None else tuple(np.asarray(drawn.tokens)[: len(drawn.reported)].tolist())
         reported = ()
         if drawn.reports is not None:
-            rows = zip(np.asarray(drawn.reports), drawn.num_best, strict=False)
-            reported = tuple(None if num_best is None else _logprobs(row, num_best) for row, num_best in rows)
+            rows = zip(np.asarray(drawn.reports), drawn.reported, strict=False)
+            reported = tuple(None if params is None else read_report(row, params.logprobs or 0) for row, params in rows)
+        if drawn.processed is not None:
+            reported = tuple(with_processed(reported, drawn.reported, *drawn.processed, self._vocab_size))
         scores = []
         for num_best, count, reports in drawn.scores:
             rows = np.concatenate([np.asarray(report) for report in reports])[:count]
-            scores.append(tuple(_logprobs(row, num_best) for row in rows))
+            scores.append(tuple(read_report(row, num_best) for row in rows))
         return tokens, reported, tuple(scores)
 
     def _sample(self, logits: Array, samples: Samples, common: Array, masks: Masks) -> Drawn:
@@ -202,7 +209,7 @@ class Sampler:
         Compiled for an H100, 64 rows take 3 kernels (greedy), 4 (drawn) or 79 (filtered, see `filters`), and 12 for `shape`,
         3 for `remember`, 15 for `logprobs`.
         """
-        packed, num_best, forced = samples
+        packed, reported, forced = samples
         masks = {**masks, **forced} if forced else masks
         num_rows, shaped = len(logits), logits
         remembered = any_remembered(packed)
@@ -210,15 +217,19 @@ class Sampler:
             mask = self._masked(num_rows, masks) if masks else self._no_masks[num_rows]
             shaped = self._run["shape", num_rows](logits, mask, self._slots, common)
         draw = self._run["sample", num_rows, draw_kind(packed)]
-        tokens, self._last_tokens = draw(shaped, self._last_tokens, common)
+        tokens, self._last_tokens, *bounds = draw(shaped, self._last_tokens, common)
         tokens.copy_to_host_async()
         if remembered:
             self._slots = self._run["remember", num_rows](self._slots, tokens, common)
-        reports = None
-        if num_best.count(None) < len(num_best):
+        reports, processed = None, None
+        if any(reported):
             reports = self._run["logprobs", num_rows](logits, tokens)
             reports.copy_to_host_async()
-        return Drawn(tokens, num_best, reports)
+        if any(params is not None and params.reports_processed for params in reported):
+            bound = bounds[0] if bounds else self._no_bounds[num_rows]
+            processed = self._run["processed", num_rows](shaped, bound, tokens, common)
+            processed[0].copy_to_host_async()
+        return Drawn(tokens, reported, reports, processed)
 
     def _masked(self, num_rows: int, masks: Masks) -> Array:
         """The masks of all rows, `[R, words]`: uploaded now, for they are computed while the device runs the step."""
@@ -307,7 +318,8 @@ def add_sampler(
             continue
         add(("shape", rows), partial(_shape, packed), logits, mask, slots, common)
         add(("remember", rows), partial(_remember, packed), slots, tokens, common, donate=(0,))
-        add(("logprobs", rows), _report, logits, tokens)
+        add(("logprobs", rows), report, logits, tokens)
+        add(("processed", rows), partial(_processed, packed), logits, struct((rows,), jnp.float32), tokens, common)
 
 
 def slots_bytes(num_slots: int, vocab_size: int) -> int:
@@ -352,31 +364,29 @@ def _sample(
     logits: Float[Array, "R V"],
     last_tokens: Int32[Array, "slots"],
     common: Int[Array, "common"],
-) -> tuple[Int[Array, "R"], Int32[Array, "slots"]]:
-    """Tokens, and the tokens drawn last by slot. Rows of the scratch slot, the last one, write nothing."""
+) -> tuple[Array, ...]:
+    """Tokens, the tokens drawn last by slot, and the bounds of "filtered" draws.
+
+    Rows of the scratch slot, the last one, write nothing."""
     rows = unpack_samples(rows_of(common))
     places = distinct(jnp.where(rows.slot < len(last_tokens) - 1, rows.slot, len(last_tokens)), len(last_tokens))
     with jax.named_scope("sample"):
-        tokens = sample(logits, rows, kind)
-        return tokens, last_tokens.at[places].set(tokens, mode="drop", unique_indices=True)
+        tokens, bound = sample(logits, rows, kind)
+        last_tokens = last_tokens.at[places].set(tokens, mode="drop", unique_indices=True)
+        return (tokens, last_tokens) if bound is None else (tokens, last_tokens, bound)
+
+
+def _processed(
+    rows_of: RowsOf,
+    logits: Float[Array, "R V"],
+    bound: Float[Array, "R"],
+    tokens: Int[Array, "R"],
+    common: Int[Array, "common"],
+) -> tuple[Float[Array, "R"], UInt32[Array, "R words"]]:
+    with jax.named_scope("processed"):
+        return processed(logits, bound, tokens, unpack_samples(rows_of(common)))
 
 
 def _remember(rows_of: RowsOf, slots: Slots, tokens: Int[Array, "R"], common: Int[Array, "common"]) -> Slots:
     with jax.named_scope("remember"):
         return remember(slots, unpack_samples(rows_of(common)), tokens)
-
-
-def _report(logits: Float[Array, "R V"], tokens: Int[Array, "R"]) -> Int32[Array, "R columns"]:
-    """Rank, log probability, the likeliest tokens and their log probabilities: in one array, floats by their bits."""
-    with jax.named_scope("logprobs"):
-        logprob, rank, best, ids = logprobs(logits, tokens, MAX_LOGPROBS)
-    floats = jnp.concatenate([logprob[:, None], best], axis=1)
-    return jnp.concatenate([rank[:, None], ids, jax.lax.bitcast_convert_type(floats, jnp.int32)], axis=1)
-
-
-def _logprobs(row: Int32[np.ndarray, "columns"], num_best: int) -> TokenLogprobs:
-    """A row of `_report`."""
-    width = len(row) // 2
-    ids, floats = row[1:width], row[width:].view(np.float32)
-    best = zip(ids[:num_best].tolist(), floats[1 : 1 + num_best].tolist(), strict=True)
-    return TokenLogprobs(float(floats[0]), int(row[0]), tuple(best))

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from jinfercept.runner.filters import bounds, is_filtered
 from jinfercept.runner.logits_processors import SampleRows
@@ -14,7 +14,9 @@ COLDEST = 1e-5
 """Lower temperatures that are not 0 count as this one: logits divided by it stay finite."""
 
 
-def sample(logits: Float[Array, "R V"], rows: SampleRows, kind: Kind) -> Int[Array, "R"]:
+def sample(
+    logits: Float[Array, "R V"], rows: SampleRows, kind: Kind
+) -> tuple[Int[Array, "R"], Float[Array, "R"] | None]:
     """One token per row: the largest logit's where the temperature is 0, else a draw from `softmax(logits / temperature)` among
     the tokens that `filters.bounds` keeps. `NOT_FINITE` or `NOTHING_ALLOWED` where the largest is no number.
 
@@ -25,22 +27,52 @@ def sample(logits: Float[Array, "R V"], rows: SampleRows, kind: Kind) -> Int[Arr
         logits: as the model has them, or as `shape_logits` makes them where a row of the step needs it.
         rows: of a step whose `draw_kind` is this kind or a simpler one.
         kind: what is computed. A row has the same token in every kind that has what it needs.
+
+    Returns:
+        The tokens; and where the kind is "filtered" the smallest scaled logit that each row
+        keeps, minus infinity if it keeps all.
     """
     if kind == "greedy":
-        return _token(logits)
+        return _token(logits), None
 
     def noise(high: Int[Array, ""], low: Int[Array, ""], position: Int[Array, ""]) -> Float[Array, "V"]:
         key = jax.random.wrap_key_data(jnp.stack([high, low]).astype(jnp.uint32), impl="threefry2x32")
         return jax.random.gumbel(jax.random.fold_in(key, position), logits.shape[-1:], jnp.float32)
 
     warm = rows.temperature > 0
-    scaled = logits / jnp.where(warm, jnp.maximum(rows.temperature, COLDEST), 1.0)[:, None]
-    left = scaled
+    scaled = _scaled(logits, rows)
+    left, bound = scaled, None
     if kind == "filtered":
         bound = jnp.where(is_filtered(rows), bounds(scaled, rows), -jnp.inf)
         left = jnp.where(scaled < bound[:, None], -jnp.inf, scaled)  # a NaN stays
     random = jax.vmap(noise)(rows.key_high, rows.key_low, rows.position)
-    return _token(jnp.where(warm[:, None], left + random, logits))
+    return _token(jnp.where(warm[:, None], left + random, logits)), bound
+
+
+def processed(
+    logits: Float[Array, "R V"], bound: Float[Array, "R"], tokens: Int[Array, "R"], rows: SampleRows
+) -> tuple[Float[Array, "R"], UInt32[Array, "R words"]]:
+    """The distributions that the tokens were drawn from: the log probability of each token in its own, and the tokens that have
+    a probability above 0, as bits (`mask_words`). Where the temperature is 0 the token itself has the probability 1.
+
+    Args:
+        logits, rows: as `sample` had them.
+        bound: of the draw: the smallest scaled logit that a row keeps.
+    """
+    warm = rows.temperature > 0
+    scaled = _scaled(logits, rows)
+    left = jnp.where(scaled < bound[:, None], -jnp.inf, scaled)
+    chosen = jnp.take_along_axis(left, tokens[:, None], axis=1)[:, 0]
+    logprob = jnp.where(warm, chosen - jax.nn.logsumexp(left, axis=-1), 0.0)
+    columns = jnp.arange(logits.shape[-1], dtype=tokens.dtype)
+    kept = jnp.where(warm[:, None], left > -jnp.inf, columns[None] == tokens[:, None])
+    bits = jnp.pad(kept, ((0, 0), (0, -kept.shape[1] % 32))).reshape(len(kept), -1, 32).astype(jnp.uint32)
+    return logprob, jnp.sum(bits << jnp.arange(32, dtype=jnp.uint32)[None, None], axis=-1, dtype=jnp.uint32)
+
+
+def _scaled(logits: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R V"]:
+    """Logits divided by the temperature; those of greedy rows as they are."""
+    return logits / jnp.where(rows.temperature > 0, jnp.maximum(rows.temperature, COLDEST), 1.0)[:, None]
 
 
 def logprobs(

@@ -180,11 +180,20 @@ class StepPlan:
 
 
 class TokenLogprobs(NamedTuple):
-    """Log probability and rank (1: none is likelier) of a token, and the likeliest tokens in its place with theirs."""
+    """What is reported of a drawn or scored token.
+
+    Attributes:
+        logprob, rank: its log probability by the model's own logits, and its rank (1: none is likelier).
+        best: the likeliest tokens in its place, with their log probabilities.
+        processed: its log probability in the distribution that it was drawn from; None if that was not asked for.
+        kept: the tokens that it could be, an ascending array of int32; None: all of them, or not asked for.
+    """
 
     logprob: float
     rank: int
     best: tuple[tuple[int, float], ...]
+    processed: float | None = None
+    kept: Any = None
 
 
 class TokenExperts(Protocol):

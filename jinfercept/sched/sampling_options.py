@@ -43,7 +43,7 @@ def draw_options(params: SamplingParams, end_token_ids: frozenset[int]) -> DrawO
         penalties or params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids or params.min_tokens
     )
     filtered = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
-    if not remembered and not filtered and params.logprobs is None and not params.forced_output_ids:
+    if not remembered and not filtered and not params.reports_draws and not params.forced_output_ids:
         return None
     end_tokens = tuple(sorted(end_token_ids)) if params.min_tokens else ()
     return DrawOptions(params, end_tokens, remembered)

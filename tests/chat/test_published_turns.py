@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from jinfercept.chat.given_tokens import GivenTokens
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.errors import RequestError
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -142,3 +143,20 @@ def test_many_templates_write_a_turn_of_the_past_in_another_way(templates: dict[
         if name not in WITHOUT_ROUNDS and not template.render(ROUND).startswith(template.render(QUESTION))
     ]
     assert len(changed) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_no_token_of_three_turns_is_written_again_with_any_template(templates: dict[str, ChatTemplate]) -> None:
+    answer, question = {"role": "assistant", "content": " Fine. \n"}, {"role": "user", "content": "And <|im_end|> two?"}
+    for name, template in templates.items():
+        messages: list[Any] = [*QUESTION]
+        ids = template.encode(template.render(messages))
+        for _ in range(3):
+            written = template.encode(" Fine. \n")
+            ids = [*ids, *written]
+            messages = [*messages, answer, question]
+            prompt = GivenTokens(ids, len(messages) - 1).prompt(template, messages, template.render(messages), "", "")
+            assert prompt.token_ids[: len(ids)].tolist() == ids, name
+            assert "And <|im_end|> two?" in template.decode(prompt.token_ids[len(ids) :]), name
+            ids = prompt.token_ids.tolist()

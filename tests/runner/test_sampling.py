@@ -42,7 +42,7 @@ HISTORY = TokenHistory(PROMPT + OUTPUT, ((0, len(PROMPT)),))
 
 @partial(jax.jit, static_argnums=0)
 def draw(kind: Kind, logits: Array, packed: Array) -> Array:
-    return sample(logits, unpack_samples(packed), kind)
+    return sample(logits, unpack_samples(packed), kind)[0]
 
 
 shape = jax.jit(lambda logits, mask, slots, packed: shape_logits(logits, mask, slots, unpack_samples(packed)))

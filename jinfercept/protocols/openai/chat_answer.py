@@ -17,6 +17,7 @@ from jinfercept.protocols.openai.chat_schemas import ChatBody, NamedTool
 from jinfercept.protocols.openai.experts import encoded_experts
 from jinfercept.protocols.openai.logprobs import SMALL_ENTRIES, chat_logprobs, is_small, num_reported, prompt_logprobs
 from jinfercept.protocols.server_tool_calls import ServerToolCalls, call_reports, round_reports
+from jinfercept.protocols.training_fields import training_fields
 from jinfercept.protocols.usage import UsageCount
 from jinfercept.request import Request
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -109,6 +110,7 @@ class ChatAnswer:
             choice["logprobs"] = chat_logprobs(pairs, self._body.top_logprobs or 0, self._tokenizer)
         if self._body.return_token_ids:
             choice["token_ids"] = generated_tokens(completion)
+        choice |= training_fields(self._body, completion)
         if self._body.return_routed_experts:
             choice["routed_experts"] = encoded_experts(completion.routed_experts)
         return choice

@@ -17,6 +17,7 @@ from jinfercept.protocols.errors import ApiError, check_finish
 from jinfercept.protocols.openai.completion_schemas import CompletionBody
 from jinfercept.protocols.openai.experts import encoded_experts
 from jinfercept.protocols.openai.logprobs import Reported, completion_logprobs, is_small, prompt_logprobs
+from jinfercept.protocols.training_fields import training_fields
 from jinfercept.protocols.usage import UsageCount
 from jinfercept.request import Request
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -141,6 +142,7 @@ class CompletionAnswer:
             choice["prompt_logprobs"] = report.scores
         if body.return_token_ids:
             choice |= {"token_ids": token_ids, "prompt_token_ids": output.prompt_token_ids}
+        choice |= training_fields(body, completion)
         if body.return_routed_experts:
             choice["routed_experts"] = encoded_experts(completion.routed_experts)
         return choice

@@ -12,6 +12,7 @@ from jinfercept.protocols.openai.chat_schemas import (
 from jinfercept.protocols.openai.response_schemas import LOGPROBS, ResponsesBody
 from jinfercept.protocols.openai.response_tools import ClientTools
 from jinfercept.protocols.schemas import ResponseFormat, SamplingBody
+from jinfercept.protocols.training_fields import TRAINING_FIELDS
 
 _FIELDS = {
     "messages": "input",
@@ -33,8 +34,9 @@ _METADATA_LIMITS = (16, 64, 512)
 
 def check_supported(body: ResponsesBody) -> None:
     """Raise 400 for fields and values that `/v1/responses` does not support."""
-    others = {"n": 1, "response_format": None, "prompt_logprobs": None}
-    for name, harmless in (others | {"return_token_ids": False, "return_routed_experts": False}).items():
+    others = {"n": 1, "response_format": None, "prompt_logprobs": None, "return_token_ids": False}
+    others |= {"return_routed_experts": False, **dict.fromkeys(TRAINING_FIELDS, False)}
+    for name, harmless in others.items():
         if getattr(body, name) not in (None, harmless):
             raise ApiError.bad(f"{name} is not for responses", name, "unsupported_parameter")
     for name in _UNSUPPORTED:

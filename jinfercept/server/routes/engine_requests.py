@@ -17,6 +17,7 @@ from jinfercept.protocols.encoding import OPENAI, EncodedReply, LargeReply, Stre
 from jinfercept.protocols.errors import ApiError, check_finish
 from jinfercept.protocols.openai.experts import check_experts
 from jinfercept.protocols.schemas import MAX_SESSION_ID, Extensions, ResponseFormat, SamplingBody
+from jinfercept.protocols.training_fields import check_training_fields
 from jinfercept.protocols.usage import UsageCount
 from jinfercept.request import Adapter, FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
@@ -32,6 +33,7 @@ _SAME_NAMES = (
     *("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output"),
     *("ignore_eos", "min_tokens", "skip_special_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs", "return_routed_experts"),
+    "return_processed_logprobs",
 )
 """Fields with the same name in the body and in `SamplingParams`."""
 _NAMES = frozenset(field.name for field in fields(SamplingParams))
@@ -166,6 +168,7 @@ def sampling_params(
     except RequestError as error:
         raise ApiError.of(error, _field_of(error)) from error
     _check_tokens(params, llm.model.config.vocab_size)
+    check_training_fields(body)
     if params.return_routed_experts:
         check_experts(getattr(llm.model.config, "experts", None) is not None, llm.shape.routed_experts > 0, body.stream)
     if structured is None:

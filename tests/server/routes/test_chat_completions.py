@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import openai
@@ -124,6 +125,23 @@ def test_token_ids_come_on_request(served: Running, scripted: Scripted) -> None:
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
     assert chunks[0]["prompt_token_ids"] == prompt
     assert [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", ())] == ids
+
+
+@pytest.mark.parametrize("path", ["chat", "completions"])
+def test_a_trainer_gets_masks_versions_and_probabilities_of_draws(
+    served: Running, scripted: Scripted, path: str
+) -> None:
+    says(scripted, "23" + END)
+    body: dict[str, Any] = {"return_loss_mask": True, "return_processed_logprobs": True, "temperature": 0}
+    url, given = ("chat/completions", {"messages": QUESTION}) if path == "chat" else ("completions", {"prompt": "a"})
+    post = partial(served.http.post, f"/v1/{url}")
+    body |= {"model": MODEL, "max_tokens": 3, **given}
+    choice = post(json=body).json()["choices"][0]
+    count = len(choice["token_ids"])
+    assert (choice["loss_mask"], choice["weight_versions"]) == ([1] * count, [0] * count)
+    assert choice["processed_logprobs"] == [0.0] * count
+    error = post(json=body | {"stream": True}).json()["error"]
+    assert error["param"] == "return_loss_mask"
 
 
 def test_stop_length_and_what_else_vllm_takes(served: Running, scripted: Scripted) -> None:

@@ -1,0 +1,61 @@
+"""Continues a request that was aborted: its sequence, its text, its calls and its reports are as they were then.
+
+What had been generated is part of the new sequence from the start and is computed like a prompt, as far as no page of it is
+found. The readers of the request (text, detector or transcript, grammar) read it again, token by token, on the host.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from jinfercept.calls import Call
+from jinfercept.events import Event
+from jinfercept.outputs import CompletionOutput
+from jinfercept.sched.sequence import Sequence
+
+if TYPE_CHECKING:
+    from jinfercept.engine.constraints import Constraints
+    from jinfercept.engine.session import Session
+
+
+def continue_sequence(sequence: Sequence, output: CompletionOutput) -> None:
+    """Append what was written behind the prompt to a new sequence."""
+    start = len(sequence.tokens)
+    sequence.tokens.extend(output.token_ids)
+    sequence.external_spans += [(start + first, start + end) for first, end in output.external_spans]
+    sequence.generated = output.num_generated
+
+
+def read_again(session: "Session", output: CompletionOutput, constraints: "Constraints") -> tuple[Call, ...]:
+    """Bring a new session to the state in which the request with this output was aborted, but for calls that had not returned.
+
+    Returns:
+        The calls that were pending then; none if the model was generating.
+    """
+    spans, calls = deque(output.external_spans), tuple[Call, ...]()
+    results = {pause.span: pause.results for pause in output.interceptions if pause.results}
+    ignored: list[Event] = []
+    while len(session.stream) < len(output.token_ids) or spans:
+        if spans and spans[0][0] == len(session.stream):
+            span = spans.popleft()
+            session.append_external(output.token_ids[slice(*span)])
+            if session.transcript is not None and calls:
+                session.transcript.resumed(calls, results.get(span, ()))
+            calls = ()
+            continue
+        token = output.token_ids[len(session.stream)]
+        session.stream.append(token)
+        shown = session.text.add(token) if session.text is not None else ""
+        if session.reads_tokens:
+            calls = session.read(token, shown, ignored)
+            if session.constraint is not None:
+                session.constraint.accept(token)
+                if calls and session.constraint.ended:
+                    constraints.begin_turn(session)
+    session.interceptions = [pause for pause in output.interceptions if pause.results]
+    session.versions = list(output.version_runs)
+    session.external_spans = list(output.external_spans)
+    unknown = [None] * len(output.token_ids)
+    session.logprobs = list(output.logprobs or unknown)
+    session.processed = list(output.processed_logprobs or unknown)
+    session.kept = list(output.kept_tokens or unknown)
+    return calls

@@ -1,0 +1,274 @@
+"""`RolloutMethods`: how an `LLM` samples for a trainer."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Unpack
+
+from jinfercept.chat.chats import is_conversation
+from jinfercept.chat.given_tokens import GivenTokens
+from jinfercept.chat.options import ChatArguments
+from jinfercept.chat.request_maker import RequestMaker
+from jinfercept.errors import RequestError, shown
+from jinfercept.hooks import Detector
+from jinfercept.request import Request
+from jinfercept.rollouts.samples import Rollout, Rollouts
+from jinfercept.rollouts.stream import AsyncRolloutStream, Groups, Planned, RolloutStream
+from jinfercept.sampling_params import SamplingParams
+from jinfercept.startup.host import EngineHost
+
+Following = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""What is put behind a sample: messages where it is a chat, else a text or token ids."""
+
+
+class RolloutMethods:
+    """The part of `LLM` for reinforcement learning, see `docs/rollouts.md`."""
+
+    engine: EngineHost
+    _requests: RequestMaker
+
+    def rollout(
+        self,
+        prompts: Any,
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        n: int = 1,
+        tools: Iterable[Any] | None = None,
+        detector: Detector | Iterable[Detector | None] | None = None,
+        following: Following | Sequence[Following] | None = None,
+        on_group: Callable[[Rollouts], None] | None = None,
+        pad_id: int = 0,
+        **options: Unpack[ChatArguments],
+    ) -> Rollouts:
+        """Samples of prompts or conversations, with their tools, as arrays for a trainer.
+
+        The samples of a prompt are a group: they share the pages of the prompt and have each its own random numbers, which
+        `SamplingParams.seed` fixes. No token is ever tokenised again: what the model wrote is what a later turn continues.
+
+        Args:
+            prompts: as of `generate`, or conversations as of `chat`; or `Rollouts`: with `following`, each goes on behind that;
+                without, the partial ones go on from where they were aborted, with the calls that were pending, and the others
+                are returned as they are. Partial ones have their tools and options.
+            params: one for all, or one for each prompt; the default as of `generate` and `chat`.
+            n: samples of each prompt; above 1 not for greedy ones.
+            tools, detector, options: as of `generate` and `chat`.
+            following: what is put behind each of the given `Rollouts`, one for each or one for all: messages where they are
+                chats, else a text or token ids.
+            on_group: called on this thread with each group when its last sample has ended.
+            pad_id: fills up `Rollouts.token_ids`.
+
+        Returns:
+            The samples, in the order of the prompts.
+
+        Raises:
+            RequestError: as `generate` and `chat`; nothing is started then.
+            EngineError: as `generate`.
+        """
+        given = (prompts, params, n, tools, detector, following, options, pad_id)
+        with RolloutStream(self.engine.thread, planned(self._requests, *given)) as stream:
+            for group in stream:
+                if on_group is not None:
+                    on_group(group)
+            return stream.result()
+
+    async def arollout(
+        self,
+        prompts: Any,
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        n: int = 1,
+        tools: Iterable[Any] | None = None,
+        detector: Detector | Iterable[Detector | None] | None = None,
+        following: Following | Sequence[Following] | None = None,
+        pad_id: int = 0,
+        **options: Unpack[ChatArguments],
+    ) -> Rollouts:
+        """Does what `rollout` does without blocking the event loop; cancelled, it aborts the samples."""
+        given = (prompts, params, n, tools, detector, following, options, pad_id)
+        async with AsyncRolloutStream(self.engine.thread, planned(self._requests, *given)) as stream:
+            return await stream.result()
+
+    def rollout_stream(
+        self,
+        prompts: Any,
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        n: int = 1,
+        tools: Iterable[Any] | None = None,
+        detector: Detector | Iterable[Detector | None] | None = None,
+        following: Following | Sequence[Following] | None = None,
+        pad_id: int = 0,
+        **options: Unpack[ChatArguments],
+    ) -> RolloutStream:
+        """The groups of `rollout` one by one, each when its last sample has ended; `abort_group` ends one early."""
+        given = (prompts, params, n, tools, detector, following, options, pad_id)
+        return RolloutStream(self.engine.thread, planned(self._requests, *given))
+
+    def arollout_stream(
+        self,
+        prompts: Any,
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        n: int = 1,
+        tools: Iterable[Any] | None = None,
+        detector: Detector | Iterable[Detector | None] | None = None,
+        following: Following | Sequence[Following] | None = None,
+        pad_id: int = 0,
+        **options: Unpack[ChatArguments],
+    ) -> AsyncRolloutStream:
+        """As `rollout_stream`, for `async for`."""
+        given = (prompts, params, n, tools, detector, following, options, pad_id)
+        return AsyncRolloutStream(self.engine.thread, planned(self._requests, *given))
+
+
+def planned(
+    maker: RequestMaker,
+    prompts: Any,
+    params: SamplingParams | Iterable[SamplingParams] | None,
+    n: int,
+    tools: Iterable[Any] | None,
+    detector: Any,
+    following: Any,
+    options: ChatArguments,
+    pad_id: int,
+) -> Groups:
+    """The samples of `RolloutMethods.rollout`, with the requests that make them."""
+    if isinstance(prompts, Rollout):
+        prompts = Rollouts([prompts])
+    if not isinstance(prompts, Rollouts):
+        if following is not None:
+            raise RequestError(
+                "only samples are followed by something", got=shown(following), fix="give Rollouts first"
+            )
+        conversations = [prompts] if is_conversation(prompts) else prompts
+        is_chat = (
+            isinstance(conversations, list | tuple) and bool(conversations) and all(map(is_conversation, conversations))
+        )
+        default = maker.default_params(is_chat=is_chat)
+        reporting = _reporting(default if params is None else params, n)
+        items = _chats if is_chat else _prompts
+        return Groups(items(maker, conversations, reporting, tools, detector, options), pad_id)
+    if following is None:
+        return Groups(_continued(maker, prompts, params, n, (tools, detector, options)), pad_id)
+    if n != 1:
+        raise RequestError("samples go on each by itself", got=f"n={n}", fix="n=1, or give a sample several times")
+    return Groups(_followed(maker, prompts, params, tools, detector, following, options), pad_id)
+
+
+def _prompts(
+    maker: RequestMaker, prompts: Any, params: Any, tools: Any, detector: Any, options: ChatArguments
+) -> list[Planned]:
+    requests = maker.make_requests(prompts, params, tools, detector, **_own_options(options))
+    places = _places(requests)
+    return [Planned(place, request) for place, request in zip(places, requests, strict=True)]
+
+
+def _own_options(options: ChatArguments) -> dict[str, Any]:
+    """The options of a prompt that is no chat. Raises `RequestError` for others."""
+    if others := sorted(options.keys() - {"async_calls", "lora"}):
+        raise RequestError("options of a chat need messages", got=", ".join(others), fix="leave them out")
+    return {**options}
+
+
+def _chats(
+    maker: RequestMaker, conversations: Any, params: Any, tools: Any, detector: Any, options: ChatArguments
+) -> list[Planned]:
+    if detector is not None:
+        raise RequestError("a chat finds its calls itself", got="a detector", fix="name a tool_call_parser")
+    requests = maker.make_chats(conversations, params, tools, options)
+    places = _places(requests)
+    return [
+        Planned(place, request, conversation=tuple(conversations[place]))
+        for place, request in zip(places, requests, strict=True)
+    ]
+
+
+def _places(requests: Sequence[Request]) -> list[int]:
+    """The place of each request's prompt: of a prompt with several outputs the first has the index 0."""
+    places, place = list[int](), -1
+    for request in requests:
+        place += request.index == 0
+        places.append(place)
+    return places
+
+
+def _continued(maker: RequestMaker, samples: Rollouts, params: Any, n: int, others: tuple[Any, ...]) -> list[Planned]:
+    """Partial samples go on, the others stay as they are."""
+    if n != 1 or any(others):
+        raise RequestError(
+            "a partial sample goes on with the tools and options that it had",
+            got="n, tools, detector or options",
+            fix="leave them out; or give `following`",
+        )
+    items = list[Planned]()
+    for sample in samples:
+        if not sample.is_partial:
+            items.append(Planned(sample.prompt, None, sample))
+            continue
+        origin = sample.origin
+        if origin is None or origin.request.markup is not None:
+            got = "a sample that was pickled" if origin is None else "a sample with asynchronous calls"
+            raise RequestError("this partial sample cannot go on", got=got, fix="sample its prompt again")
+        own = origin.request.params if params is None else _reporting(params, 1)
+        if not isinstance(own, SamplingParams):
+            raise RequestError("samples go on with one SamplingParams", got=shown(params), fix="leave params out")
+        request = replace(origin.request, id=maker.next_id(), params=own, leader=None, continues=origin.output)
+        items.append(Planned(sample.prompt, request, origin.before, origin.conversation))
+    return items
+
+
+def _followed(
+    maker: RequestMaker,
+    samples: Rollouts,
+    params: Any,
+    tools: Any,
+    detector: Any,
+    following: Any,
+    options: ChatArguments,
+) -> list[Planned]:
+    """Samples go on behind what is put there."""
+    items = list[Planned]()
+    for sample, put in zip(samples, _one_each(following, len(samples)), strict=True):
+        default = maker.default_params(is_chat=bool(sample.conversation))
+        reporting = _reporting(default if params is None else params, 1)
+        if sample.conversation:
+            if not is_conversation(put):
+                raise RequestError("a chat is followed by messages", got=shown(put), fix='[{"role": "user", …}]')
+            conversation = (*sample.conversation, *put)
+            tokens = GivenTokens(sample.token_ids.tolist(), len(sample.conversation))
+            [request] = maker.make_chats([conversation], reporting, tools, options, tokens=tokens)
+            items.append(Planned(sample.prompt, request, sample, conversation))
+            continue
+        if isinstance(put, str):
+            if maker.tokenizer is None:
+                raise RequestError("without a tokenizer there is no text", got=shown(put), fix="give token ids")
+            put = maker.tokenizer.encode(put)
+        prompt = {"prompt_token_ids": [*sample.token_ids.tolist(), *put]}
+        [request] = maker.make_requests([prompt], reporting, tools, detector, **_own_options(options))
+        items.append(Planned(sample.prompt, request, sample))
+    return items
+
+
+def _one_each(following: Any, count: int) -> Sequence[Any]:
+    is_single = isinstance(following, str) or is_conversation(following)
+    if is_single or (isinstance(following, list | tuple) and all(isinstance(item, int) for item in following)):
+        return [following] * count
+    if not isinstance(following, list | tuple) or len(following) != count:
+        raise RequestError(f"what follows {count} samples", got=shown(following), fix="one for each, or one for all")
+    return following
+
+
+def _reporting(params: Any, n: int) -> Any:
+    """Parameters with what a trainer wants to know of each draw."""
+    if not isinstance(params, SamplingParams):
+        return [_reporting(each, n) for each in params] if isinstance(params, Iterable) else params
+    if n != 1 and params.n != 1:
+        raise RequestError("n is given once", got=f"n={n} and SamplingParams(n={params.n})", fix="leave one out")
+    cut = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+    cut = cut or bool(params.allowed_token_ids or params.bad_words or params.bad_words_token_ids)
+    return replace(
+        params,
+        n=params.n if n == 1 else n,
+        logprobs=params.logprobs or 0,
+        return_processed_logprobs=True,
+        return_kept_tokens=params.return_kept_tokens or cut or params.structured_outputs is not None,
+    )

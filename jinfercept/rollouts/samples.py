@@ -1,0 +1,331 @@
+"""`Rollouts`: what samples of prompts are to a trainer. Arrays of NumPy; nothing in them was ever tokenised again."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple, final, overload
+
+import numpy as np
+from jaxtyping import Float32, Int8, Int16, Int32
+
+from jinfercept.errors import RequestError
+from jinfercept.outputs import CompletionOutput, FinishReason, RequestOutput
+from jinfercept.request import Request
+
+_NONE = 0.0
+"""In place of the log probability of a token that the model did not generate."""
+
+
+class RolloutCall(NamedTuple):
+    """A call that a sample made.
+
+    Attributes:
+        name, arguments: as the model wrote them.
+        result: what the model read; None if the sample ended before.
+        status: of the result, see `Result.status`; "pending" without one.
+        duration_s: seconds that the call took.
+        span: the tokens of the result in the sample's `token_ids`, first and behind the last.
+    """
+
+    name: str
+    arguments: str
+    result: str | None
+    status: str
+    duration_s: float
+    span: tuple[int, int]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """One sample of a prompt. `n` are its tokens: the prompt's, generated ones, results of tools, later messages.
+
+    Attributes:
+        prompt: place of the prompt among those that were given: samples with the same one are a group.
+        index: place in the group.
+        num_prompt: leading tokens that are the prompt.
+        token_ids: `[n]`: what the model read and wrote.
+        loss_mask: `[n]`: 1 where the model generated the token; 0 for the prompt, results of tools, and what was put in.
+        logprobs: `[n]`: natural logarithm of the probability of each generated token, given those before it, by the model's own
+            logits; 0 for others.
+        processed_logprobs: `[n]`: the same in the distribution that it was drawn from: behind temperature, penalties, `top_k`,
+            `top_p`, `min_p` and grammar.
+        weight_versions: `[n]`: the version of the weights (`LLM.weights_version`) that generated each token; -1 for others.
+        kept_tokens: of each of `token_ids` an ascending array of the tokens that could be drawn in its place; None where
+            nothing was cut. Empty if the parameters cut nothing.
+        routed_experts: `[n - 1, layers, experts]`, see `CompletionOutput`; None if not asked for.
+        finish_reason, stop_reason: why it ended, see `CompletionOutput`; "abort": it is partial, and may go on.
+        calls: the calls it made, in order.
+        text: of the last answer, results of tools included.
+        conversation: messages of a chat so far, with what was said and called; empty for other prompts.
+    """
+
+    prompt: int
+    index: int
+    num_prompt: int
+    token_ids: Int32[np.ndarray, "n"]
+    loss_mask: Int8[np.ndarray, "n"]
+    logprobs: Float32[np.ndarray, "n"]
+    processed_logprobs: Float32[np.ndarray, "n"]
+    weight_versions: Int32[np.ndarray, "n"]
+    kept_tokens: tuple[Int32[np.ndarray, "kept"] | None, ...]
+    routed_experts: Int16[np.ndarray, "n layers experts"] | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    calls: tuple[RolloutCall, ...]
+    text: str
+    conversation: tuple[Mapping[str, Any], ...] = ()
+    origin: "Origin | None" = None
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self)} tokens, {int(self.loss_mask.sum())} of them generated, {len(self.calls)} calls"
+        return f"Rollout(prompt={self.prompt}, index={self.index}, {sizes}, {self.finish_reason!r})"
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it was aborted, so that `rollout` can go on with it."""
+        return self.finish_reason == "abort"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "origin": None}  # its request has functions of this process
+
+
+class Origin(NamedTuple):
+    """What a sample was made of: it can go on in the process that made it.
+
+    Attributes:
+        request: that was served last.
+        output: of that request.
+        before: the sample whose tokens that request had as its prompt; None: it was the first.
+        conversation: messages of a chat that the request has answered.
+    """
+
+    request: Request
+    output: CompletionOutput
+    before: Rollout | None
+    conversation: tuple[Mapping[str, Any], ...]
+
+
+@final
+class Rollouts(Sequence[Rollout]):
+    """Samples in the order of their prompts, those of a group together. The arrays are filled up behind each sample's end.
+
+    A part of them (`rollouts[2:4]`, `group`) are `Rollouts` too; `+` joins them. They can be pickled: a partial sample that was
+    cannot go on, all else stays.
+
+    Args:
+        samples: in order.
+        pad_id: fills up `token_ids`.
+
+    Attributes:
+        samples: each by itself, without what fills up.
+    """
+
+    def __init__(self, samples: Sequence[Rollout], pad_id: int = 0) -> None:
+        self.samples, self._pad_id = tuple(samples), pad_id
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @overload
+    def __getitem__(self, index: int) -> Rollout: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Rollouts": ...
+    def __getitem__(self, index: int | slice) -> "Rollout | Rollouts":
+        return self.samples[index] if isinstance(index, int) else Rollouts(self.samples[index], self._pad_id)
+
+    def __iter__(self) -> Iterator[Rollout]:
+        return iter(self.samples)
+
+    def __add__(self, others: "Rollouts") -> "Rollouts":
+        return Rollouts((*self.samples, *others.samples), self._pad_id)
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self)} samples of {len(self.groups)} prompts, {self.num_generated} tokens generated"
+        return f"Rollouts({sizes}, {sum(sample.is_partial for sample in self)} partial)"
+
+    def group(self, prompt: int) -> "Rollouts":
+        """The samples of one prompt."""
+        return Rollouts([sample for sample in self if sample.prompt == prompt], self._pad_id)
+
+    @property
+    def groups(self) -> "list[Rollouts]":
+        """The samples of every prompt."""
+        return [self.group(prompt) for prompt in dict.fromkeys(sample.prompt for sample in self)]
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a sample was aborted."""
+        return any(sample.is_partial for sample in self)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens that the model generated."""
+        return sum(int(sample.loss_mask.sum()) for sample in self)
+
+    @cached_property
+    def lengths(self) -> Int32[np.ndarray, "S"]:
+        """Tokens of each sample, its prompt's included."""
+        return np.array([len(sample) for sample in self], np.int32)
+
+    @cached_property
+    def prompt_lengths(self) -> Int32[np.ndarray, "S"]:
+        """Tokens of each sample's prompt."""
+        return np.array([sample.num_prompt for sample in self], np.int32)
+
+    @cached_property
+    def prompts(self) -> Int32[np.ndarray, "S"]:
+        """The place of each sample's prompt: equal within a group."""
+        return np.array([sample.prompt for sample in self], np.int32)
+
+    @cached_property
+    def token_ids(self) -> Int32[np.ndarray, "S T"]:
+        """Tokens; `pad_id` behind the end."""
+        return self.padded()["token_ids"]
+
+    @cached_property
+    def loss_mask(self) -> Int8[np.ndarray, "S T"]:
+        """1 where the model generated the token."""
+        return self.padded()["loss_mask"]
+
+    @cached_property
+    def logprobs(self) -> Float32[np.ndarray, "S T"]:
+        """By the model's own logits; 0 where `loss_mask` is 0."""
+        return self.padded()["logprobs"]
+
+    @cached_property
+    def processed_logprobs(self) -> Float32[np.ndarray, "S T"]:
+        """In the distribution that tokens were drawn from; 0 where `loss_mask` is 0."""
+        return self.padded()["processed_logprobs"]
+
+    @cached_property
+    def weight_versions(self) -> Int32[np.ndarray, "S T"]:
+        """The version of the weights that generated the token; -1 where `loss_mask` is 0."""
+        return self.padded()["weight_versions"]
+
+    def padded(self, length: int | None = None, multiple: int = 1) -> dict[str, np.ndarray]:
+        """The arrays `token_ids`, `loss_mask`, `logprobs`, `processed_logprobs`, `weight_versions`: each `[samples, length]`.
+
+        Args:
+            length: of all of them; None: that of the longest sample, rounded up to a multiple.
+            multiple: keeps the number of different shapes, for which a trainer compiles, small.
+
+        Raises:
+            RequestError: a sample is longer.
+        """
+        longest = max(map(len, self), default=0)
+        if length is None:
+            length = -(-longest // multiple) * multiple
+        if longest > length:
+            raise RequestError("the samples are longer than the arrays", got=longest, fix=f"more than length={length}")
+        fills = {"token_ids": self._pad_id, "loss_mask": 0, "logprobs": 0.0, "processed_logprobs": 0.0}
+        return {
+            name: _filled([getattr(sample, name) for sample in self], length, fill)
+            for name, fill in (fills | {"weight_versions": -1}).items()
+        }
+
+
+def _filled(rows: Sequence[np.ndarray], length: int, fill: float) -> np.ndarray:
+    dtype = rows[0].dtype if rows else np.int32
+    filled = np.full((len(rows), length), fill, dtype)
+    for place, row in enumerate(rows):
+        filled[place, : len(row)] = row
+    return filled
+
+
+def sample_of(
+    prompt: int,
+    request: Request,
+    output: RequestOutput,
+    before: Rollout | None,
+    conversation: tuple[Mapping[str, Any], ...],
+) -> Rollout:
+    """The sample of a request that has ended.
+
+    Args:
+        prompt: place of its prompt.
+        before: the sample that it goes on from, behind which its prompt has what was put in; None: it is a new one.
+        conversation: messages of a chat that the request has answered.
+    """
+    [completion] = output.outputs
+    ids = np.asarray(request.prompt_token_ids, np.int32)
+    num_prompt = len(ids)
+    mask = np.array(completion.loss_mask, np.int8)
+    reported = zip(completion.token_ids, completion.logprobs or [None] * len(mask), strict=True)
+    raw = [_NONE if named is None else named[token].logprob for token, named in reported]
+    processed = [_NONE if value is None else value for value in completion.processed_logprobs or [None] * len(mask)]
+    kept = completion.kept_tokens
+    sample = Rollout(
+        prompt,
+        request.index,
+        num_prompt,
+        np.concatenate((ids, np.array(completion.token_ids, np.int32))),
+        _behind(num_prompt, 0, mask, np.int8),
+        _behind(num_prompt, _NONE, raw, np.float32),
+        _behind(num_prompt, _NONE, processed, np.float32),
+        _behind(num_prompt, -1, completion.weight_versions, np.int32),
+        () if kept is None else (*(None,) * num_prompt, *kept),
+        completion.routed_experts,
+        completion.finish_reason,
+        completion.stop_reason,
+        tuple(_calls(completion, num_prompt)),
+        completion.text,
+        (*conversation, *completion.messages),
+        Origin(request, completion, before, conversation),
+    )
+    return sample if before is None else _joined(before, sample)
+
+
+def _behind(num_prompt: int, fill: float, values: Any, dtype: type) -> Any:
+    return np.concatenate((np.full(num_prompt, fill, dtype), np.asarray(values, dtype)))
+
+
+def _calls(completion: CompletionOutput, start: int) -> Iterator[RolloutCall]:
+    for pause in completion.interceptions:
+        first, end = pause.span
+        for place, call in enumerate(pause.calls):
+            if place < len(pause.results):
+                result = pause.results[place]
+                span = (start + first, start + end)
+                yield RolloutCall(call.name, call.arguments, result.text, result.status, result.duration_s, span)
+            else:
+                yield RolloutCall(call.name, call.arguments, None, "pending", 0.0, (0, 0))
+    for call, result, (first, end) in ((item.call, item.result, item.span) for item in completion.interrupts):
+        span = (start + first, start + end)
+        yield RolloutCall(call.name, call.arguments, result.text, result.status, result.duration_s, span)
+
+
+def _joined(before: Rollout, sample: Rollout) -> Rollout:
+    """A sample whose prompt begins with all tokens of another one, with what is known of these."""
+    count, changed = len(before), {}
+    for name in ("loss_mask", "logprobs", "processed_logprobs", "weight_versions"):
+        values = getattr(sample, name).copy()
+        values[:count] = getattr(before, name)
+        changed[name] = values
+    kept = sample.kept_tokens
+    if kept or before.kept_tokens:
+        first = before.kept_tokens or (None,) * count
+        kept = (*first, *(kept or (None,) * len(sample))[count:])
+    return replace(
+        sample,
+        prompt=before.prompt,
+        index=before.index,
+        num_prompt=before.num_prompt,
+        kept_tokens=kept,
+        routed_experts=_with_experts(before, sample),
+        calls=tuple(chain(before.calls, sample.calls)),
+        **changed,
+    )
+
+
+def _with_experts(before: Rollout, sample: Rollout) -> Any:
+    """The experts of a sample's tokens; those of the earlier ones as they were when these were generated."""
+    if sample.routed_experts is None or before.routed_experts is None:
+        return sample.routed_experts
+    experts = sample.routed_experts.copy()
+    experts[: len(before.routed_experts)] = before.routed_experts
+    return experts

@@ -1,0 +1,166 @@
+"""Serves the requests of rollouts, and yields each group when all its samples have ended."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Self, final
+
+from jinfercept.engine.async_streaming import AsyncStream
+from jinfercept.engine.streaming import Stream
+from jinfercept.engine.thread import EngineThread
+from jinfercept.errors import RequestError
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import Request
+from jinfercept.rollouts.samples import Rollout, Rollouts, sample_of
+
+
+class Planned(NamedTuple):
+    """A sample that is to be made.
+
+    Attributes:
+        prompt: place of its prompt.
+        request: that makes it; None: it is there already.
+        sample: the one that is there; or the one that the request goes on from, behind its tokens.
+        conversation: messages of a chat before the answer.
+    """
+
+    prompt: int
+    request: Request | None
+    sample: Rollout | None = None
+    conversation: tuple[Mapping[str, object], ...] = ()
+
+    def ended(self, output: RequestOutput | None) -> Rollout:
+        """The sample, with the output of its request."""
+        if self.request is None:
+            assert self.sample is not None
+            return self.sample
+        assert output is not None
+        return sample_of(self.prompt, self.request, output, self.sample, self.conversation)
+
+
+class Groups:
+    """The groups of some planned samples, which end in any order.
+
+    Attributes:
+        requests: of those that are to be made, in order.
+    """
+
+    def __init__(self, planned: Sequence[Planned], pad_id: int) -> None:
+        self._planned, self._pad_id = planned, pad_id
+        self.requests = [item.request for item in planned if item.request is not None]
+        self._open = dict[int, set[str]]()
+        for item in planned:
+            ids = self._open.setdefault(item.prompt, set())
+            if item.request is not None:
+                ids.add(item.request.id)
+        self._prompts = {item.request.id: item.prompt for item in planned if item.request is not None}
+        self._complete = deque(prompt for prompt, ids in self._open.items() if not ids)
+
+    def ids_of(self, prompt: int) -> list[str]:
+        """Ids of the requests of a group that have not ended. Raises `RequestError` if there is no such group."""
+        if prompt not in self._open:
+            raise RequestError("there is no such group", got=prompt, fix=f"one of {sorted(self._open)[:20]}")
+        return sorted(self._open[prompt])
+
+    def take(self, request_id: str) -> None:
+        """A request has ended."""
+        ids = self._open[prompt := self._prompts[request_id]]
+        ids.discard(request_id)
+        if not ids:
+            self._complete.append(prompt)
+
+    def next(self, outputs: Mapping[str, RequestOutput]) -> Rollouts | None:
+        """The next complete group that was not returned before; None if there is none."""
+        if not self._complete:
+            return None
+        prompt = self._complete.popleft()
+        return self._made([item for item in self._planned if item.prompt == prompt], outputs)
+
+    def all(self, outputs: Mapping[str, RequestOutput]) -> Rollouts:
+        """All samples, in order."""
+        return self._made(self._planned, outputs)
+
+    def _made(self, planned: Sequence[Planned], outputs: Mapping[str, RequestOutput]) -> Rollouts:
+        made = [item.ended(outputs[item.request.id] if item.request is not None else None) for item in planned]
+        return Rollouts(made, self._pad_id)
+
+
+@final
+class RolloutStream:
+    """Iterates over groups as `Rollouts`, each when its last sample has ended; for one thread. Closing it aborts the others."""
+
+    def __init__(self, thread: EngineThread, groups: Groups) -> None:
+        self._groups, self._thread = groups, thread
+        self._stream = Stream(thread, groups.requests, ends_only=True)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Rollouts:
+        while (group := self._groups.next(self._stream.outputs)) is None:
+            self._groups.take(next(self._stream).request_id)
+        return group
+
+    def abort_group(self, prompt: int) -> None:
+        """End the samples of a prompt now: the group comes with what they have, and may go on later. From any thread."""
+        self._thread.abort(self._groups.ids_of(prompt))
+
+    def abort(self) -> None:
+        """End all samples now: their groups come with what they have."""
+        self._stream.abort()
+
+    def result(self) -> Rollouts:
+        """All samples, in the order of the prompts, when the last one has ended."""
+        for _ in self:
+            pass
+        return self._groups.all(self._stream.outputs)
+
+    def close(self) -> None:
+        """End all samples that have not ended, without their groups."""
+        self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+@final
+class AsyncRolloutStream:
+    """As `RolloutStream`, in an event loop. Cancelling the task that iterates aborts the samples."""
+
+    def __init__(self, thread: EngineThread, groups: Groups) -> None:
+        self._groups, self._thread = groups, thread
+        self._stream = AsyncStream(thread, groups.requests, ends_only=True)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Rollouts:
+        while (group := self._groups.next(self._stream.outputs)) is None:
+            self._groups.take((await anext(self._stream)).request_id)
+        return group
+
+    def abort_group(self, prompt: int) -> None:
+        """As `RolloutStream.abort_group`."""
+        self._thread.abort(self._groups.ids_of(prompt))
+
+    def abort(self) -> None:
+        """As `RolloutStream.abort`."""
+        self._stream.abort()
+
+    async def result(self) -> Rollouts:
+        """As `RolloutStream.result`."""
+        async for _ in self:
+            pass
+        return self._groups.all(self._stream.outputs)
+
+    async def aclose(self) -> None:
+        """As `RolloutStream.close`."""
+        await self._stream.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()

@@ -1,0 +1,187 @@
+"""Rollouts as a trainer meets them, on the embedded model."""
+
+import asyncio
+import pickle
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jinfercept import LLM, RequestError, Rollouts, SamplingParams, Tool
+from tests.rollouts.support import check_sample
+
+PROMPTS = ["Count: 1 2 (3) 4", "The capital of France is"]
+DRAWN = SamplingParams(temperature=1.0, seed=7, max_tokens=16, ignore_eos=True)
+
+
+def look_up(text: str) -> str:
+    return " [none]"
+
+
+CALLS = Tool(look_up, start="(", stop=")")
+
+
+def test_a_group_shares_its_prompt_and_draws_apart(smollm2: LLM) -> None:
+    rollouts = smollm2.rollout(PROMPTS, DRAWN, n=3, tools=[CALLS])
+    assert rollouts.prompts.tolist() == [0, 0, 0, 1, 1, 1]
+    assert rollouts.num_generated == 6 * 16
+    assert len({tuple(sample.token_ids.tolist()) for sample in rollouts}) == 6
+    for sample in rollouts:
+        check_sample(smollm2, sample)
+    assert [len(group) for group in rollouts.groups] == [3, 3]
+    plain = smollm2.generate(
+        PROMPTS, SamplingParams(temperature=1.0, seed=7, max_tokens=16, ignore_eos=True, n=3), tools=[CALLS]
+    )
+    written = [completion.token_ids for output in plain for completion in output.outputs]
+    assert [sample.token_ids[sample.num_prompt :].tolist() for sample in rollouts] == written
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1, "temperature": 0.6}, {"top_k": 1}])
+def test_kept_tokens_are_those_that_could_be_drawn(smollm2: LLM, cut: dict[str, Any]) -> None:
+    params = SamplingParams(
+        **{"temperature": 1.0, "seed": 3, "max_tokens": 6, "ignore_eos": True, "logprobs": 20} | cut
+    )
+    [sample] = smollm2.rollout(PROMPTS[:1], params)
+    [output] = smollm2.generate(PROMPTS[:1], params)
+    best = [named for named in output.outputs[0].logprobs or [] if named is not None]
+    for place in range(sample.num_prompt, len(sample)):
+        kept = sample.kept_tokens[place]
+        assert kept is not None
+        assert sample.token_ids[place] in kept
+        named = best[place - sample.num_prompt]
+        if len(kept) > 20:
+            continue
+        logits = np.array([named[token].logprob for token in kept.tolist()]) / params.temperature
+        drawn = named[int(sample.token_ids[place])].logprob / params.temperature
+        assert sample.processed_logprobs[place] == pytest.approx(drawn - np.log(np.exp(logits).sum()), abs=1e-4)
+
+
+def test_greedy_tokens_and_uncut_ones_say_so(smollm2: LLM) -> None:
+    [greedy] = smollm2.rollout(PROMPTS[:1], SamplingParams(temperature=0, max_tokens=4))
+    assert greedy.processed_logprobs.tolist() == [0.0] * len(greedy)
+    assert greedy.logprobs[greedy.num_prompt :].all()
+    [warm] = smollm2.rollout(PROMPTS[:1], SamplingParams(temperature=1.0, seed=1, max_tokens=4))
+    assert np.allclose(warm.processed_logprobs, warm.logprobs, atol=1e-5)
+    assert warm.kept_tokens == ()
+
+
+def test_an_aborted_group_goes_on_as_if_nothing_had_been(smollm2: LLM) -> None:
+    gate, calls = threading.Event(), threading.Semaphore(0)
+
+    def wait(text: str) -> str:
+        calls.release()
+        gate.wait()
+        return " [late]"
+
+    calling = smollm2.get_tokenizer().encode(" say (a) now")
+    params = [replace(DRAWN, forced_output_ids=calling), replace(DRAWN, max_tokens=4)]
+    tools = [Tool(wait, start="(", stop=")")]
+    prompts = ["Listen:", PROMPTS[1]]
+    with smollm2.rollout_stream(prompts, params, n=2, tools=tools) as stream:
+        for _ in range(2):
+            assert calls.acquire(timeout=60)
+        stream.abort_group(0)
+        partial = stream.result()
+    gate.set()
+    assert [sample.is_partial for sample in partial] == [True, True, False, False]
+    assert [sample.calls[-1].status for sample in partial[:2]] == ["pending"] * 2
+    resumed, whole = smollm2.rollout(partial), smollm2.rollout(prompts, params, n=2, tools=tools)
+    assert not resumed.is_partial
+    for sample, other in zip(resumed, whole, strict=True):
+        assert sample.token_ids.tolist() == other.token_ids.tolist()
+        assert sample.loss_mask.tolist() == other.loss_mask.tolist()
+        assert np.allclose(sample.logprobs, other.logprobs, atol=1e-4)
+        assert [call[:4] for call in sample.calls] == [call[:4] for call in other.calls]
+    assert resumed[2] is partial[2]
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def test_a_chat_of_three_turns_is_never_tokenised_again(smollm2: LLM) -> None:
+    params = SamplingParams(temperature=1.0, seed=2, max_tokens=40)
+    rollouts = smollm2.rollout([{"role": "user", "content": "What is 2+3? Use add."}], params, n=2, tools=[add])
+    for question in ("And 4+4?", "Thanks <|im_end|> bye"):
+        before = rollouts
+        rollouts = smollm2.rollout(before, params, tools=[add], following=[{"role": "user", "content": question}])
+        for sample, first in zip(rollouts, before, strict=True):
+            assert sample.token_ids[: len(first)].tolist() == first.token_ids.tolist()
+            assert sample.loss_mask[: len(first)].tolist() == first.loss_mask.tolist()
+            assert (sample.num_prompt, sample.index) == (first.num_prompt, first.index)
+            check_sample(smollm2, sample)
+            assert sample.conversation[len(first.conversation)]["content"] == question
+            assert sample.calls[: len(first.calls)] == first.calls
+
+
+def test_texts_and_ids_follow_samples_of_prompts(smollm2: LLM) -> None:
+    first = smollm2.rollout(PROMPTS, DRAWN)
+    second = smollm2.rollout(pickle.loads(pickle.dumps(first)), DRAWN, following=[" Then", [260, 261]])
+    for sample, before, count in zip(second, first, (1, 2), strict=True):
+        assert sample.token_ids[: len(before)].tolist() == before.token_ids.tolist()
+        put = sample.loss_mask[len(before) :]
+        assert put.tolist() == [0] * count + [1] * 16
+        check_sample(smollm2, sample)
+
+
+def test_groups_come_when_they_end_and_arrays_are_filled_up(smollm2: LLM) -> None:
+    params = [SamplingParams(temperature=1.0, max_tokens=count, ignore_eos=True) for count in (12, 2)]
+    groups = list[Rollouts]()
+    rollouts = smollm2.rollout(PROMPTS, params, n=2, on_group=groups.append, pad_id=9)
+    assert [group.prompts.tolist() for group in groups] == [[1, 1], [0, 0]]
+    arrays = rollouts.padded(multiple=64)
+    assert {name: array.shape for name, array in arrays.items()} == dict.fromkeys(arrays, (4, 64))
+    for row, length in enumerate(rollouts.lengths):
+        assert (arrays["token_ids"][row, length:] == 9).all()
+        assert (arrays["loss_mask"][row, length:] == 0).all()
+    with pytest.raises(RequestError, match="longer"):
+        rollouts.padded(length=3)
+
+    async def both() -> list[Rollouts]:
+        made = [group async for group in smollm2.arollout_stream(PROMPTS, DRAWN, n=2)]
+        return [*made, await smollm2.arollout(PROMPTS, DRAWN, n=2)]
+
+    *apart, together = asyncio.run(both())
+    assert sorted(group.prompts.tolist() for group in apart) == [[0, 0], [1, 1]]
+    assert together.token_ids.tolist() == smollm2.rollout(PROMPTS, DRAWN, n=2).token_ids.tolist()
+
+
+def test_what_cannot_be_meant_is_refused(smollm2: LLM) -> None:
+    done = smollm2.rollout(PROMPTS[:1], DRAWN)
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (PROMPTS, {"following": "x"}, "only samples"),
+        (PROMPTS, {"max_rounds": 3}, "need messages"),
+        (PROMPTS, {"params": SamplingParams(n=2, temperature=1), "n": 2}, "n is given once"),
+        (done, {"n": 2}, "goes on with the tools"),
+        (done, {"n": 2, "following": "x"}, "each by itself"),
+        (done, {"following": ["x", "y"]}, "what follows 1 samples"),
+        ([{"role": "user", "content": "a"}], {"detector": 3}, "finds its calls itself"),
+    ]
+    for prompts, options, problem in wrong:
+        with pytest.raises(RequestError, match=problem):
+            smollm2.rollout(prompts, **options)
+    with smollm2.rollout_stream(PROMPTS[:1], DRAWN) as stream, pytest.raises(RequestError, match="no such group"):
+        stream.abort_group(4)
+
+
+def test_tools_that_raise_hang_and_return_too_much_leave_whole_samples(smollm2: LLM) -> None:
+    ends = threading.Event()
+
+    def bad(text: str) -> str:
+        if "1" in text:
+            raise ValueError("no")
+        if "2" in text:
+            ends.wait()
+        return "x" * 50_000_000
+
+    tool = Tool(bad, start="(", stop=")", timeout_s=0.05, max_result_tokens=8)
+    forced = [smollm2.get_tokenizer().encode(f"({number})") for number in (1, 2, 3)]
+    params = [SamplingParams(temperature=0, max_tokens=8, forced_output_ids=ids) for ids in forced]
+    rollouts = smollm2.rollout(["a", "a", "a"], params, tools=[tool])
+    ends.set()
+    assert [sample.calls[0].status for sample in rollouts] == ["error", "timeout", "too_large"]
+    for sample in rollouts:
+        check_sample(smollm2, sample)
