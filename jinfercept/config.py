@@ -20,7 +20,7 @@ ActivationDTypeChoice = Literal["auto", "int8"]
 LoadFormatChoice = Literal["auto", "dummy"]
 QuantizationChoice = Literal["auto", "none", "gguf", "gptq", "awq", "fp8", "mxfp4"]
 PreemptionChoice = Literal["auto", "policy", "recompute", "swap"]
-AttentionChoice = Literal["auto", "triton", "mosaic", "cpu", "reference"]
+AttentionChoice = Literal["auto", "triton", "mosaic", "cpu", "ordered", "reference"]
 
 
 @dataclass(frozen=True)
@@ -201,6 +201,11 @@ class AdvancedOptions:
     pinned_memory: bool = option(True, "copies of pages on the host are in page-locked memory; off: in pageable memory")
     pipeline_depth: int = option(1, "0: read a step's tokens before planning the next; 1: one step later")
     attention: AttentionChoice = option("auto", "implementation of attention")
+    batch_invariant: bool = option(
+        False,
+        "in float32 on a CPU, log probabilities have the same bits whatever the batch, chunks, policy and pauses, and those of "
+        "a plain forward of the same tokens: products of 64 rows at least, and attention=ordered",
+    )
     joined_decode: bool = option(
         True, "on a GPU, the attention kernel of decode steps also rotates queries and keys and writes keys and values"
     )
@@ -273,6 +278,7 @@ class LLMOptions(RestartOptions, total=False):
     staging_pages: int | None
     pinned_memory: bool
     attention: AttentionChoice
+    batch_invariant: bool
     joined_decode: bool
     compilation_cache: bool
     async_dispatch: bool

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jinfercept.cpu_kernels.attention import paged_attention_cpu
+from jinfercept.cpu_kernels.ordered_attention import ordered_attention
 from jinfercept.layouts.pages import Batch, KVPages
 from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas import gpu_kernels
@@ -21,7 +22,12 @@ from jinfercept.pallas.gpu_kernels import CUTS
 from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.pallas.work_schedule import Work, WorkCut, schedules
 
-IMPLEMENTATIONS = {"reference": paged_attention_reference, "cpu": paged_attention_cpu, **gpu_kernels.ATTENTION}
+IMPLEMENTATIONS = {
+    "reference": paged_attention_reference,
+    "cpu": paged_attention_cpu,
+    "ordered": ordered_attention,
+    **gpu_kernels.ATTENTION,
+}
 
 
 def paged_attention(

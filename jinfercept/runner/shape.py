@@ -33,6 +33,7 @@ class RunnerShape:
         routed_experts: experts of a token in each layer that has some, which steps return; 0: they do not.
         num_window_pages: pages of the pool of layers whose window is smaller than the longest sequence; 0: these share the pool
             of the others. Never with `num_states`; needs `transfer_parts` of 1, and layers of both sorts.
+        fewest_rows: least rows of logits that an executable computes.
     """
 
     num_pages: int
@@ -53,6 +54,7 @@ class RunnerShape:
     num_states: int = 0
     routed_experts: int = 0
     num_window_pages: int = 0
+    fewest_rows: int = 1
 
     def bucket(self, num_tokens: int) -> PackedShape:
         """The packed sizes of a bucket."""
@@ -92,5 +94,5 @@ class RunnerShape:
     @property
     def sample_rows(self) -> tuple[int, ...]:
         """Numbers of sampled rows that have executables, ascending."""
-        most = self.max_num_seqs * (1 + self.num_drafts)
+        most = max(self.fewest_rows, self.max_num_seqs * (1 + self.num_drafts))
         return tuple(sorted({min(size, most) for size in self.buckets}))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 
 from jinfercept.config import EngineConfig
+from jinfercept.cpu_kernels.ordered_attention import fewest_rows
 from jinfercept.errors import ConfigError
 from jinfercept.layouts.kv_rows import BYTES
 from jinfercept.models.adapters import adapter_matrices
@@ -78,7 +79,7 @@ def group_layers(
     if given is not None:
         return Grouping(min(given, num_layers), "as given")
     default = min(num_layers, 1 if _mesh(params).devices[0].platform == "cpu" else GPU_LAYERS_PER_STEP)
-    settings = profile_settings(model, params, _runner_shape(1, 1, config, default), config)
+    settings = profile_settings(model, params, _runner_shape(model, 1, 1, config, default), config)
     settings = {name: value for name, value in settings.items() if name not in ("layers_per_step", "measurement")}
     path = profile_path(cache_directory(), settings).with_suffix(".layers.json")
     if effort is None or not EFFORTS[effort].groups:
@@ -113,7 +114,7 @@ def plan_pools(
     beside = timed = 0
     if not room.shared:
         longest = config.model.max_model_len or model.config.max_position
-        shape, attention = _runner_shape(1, longest, config, layers_per_step), config.advanced.attention
+        shape, attention = _runner_shape(model, 1, longest, config, layers_per_step), config.advanced.attention
         shape = replace(shape, num_states=int(bool(states_of(model))), routed_experts=routed_experts)
         shape = replace(shape, num_window_pages=min(1, windows.num_layers))
         beside = step_bytes(model, params, shape, attention)
@@ -133,7 +134,7 @@ def plan_pools(
     elif (shorter := plan_windows(model, config, memory.max_model_len)).num_layers < windows.num_layers:
         memory = plan(windows=shorter)  # what the KV pool holds is not longer than some windows
     num_pages = memory.kv_tokens // config.cache.page_size
-    shape = _runner_shape(num_pages, memory.max_model_len, config, layers_per_step)
+    shape = _runner_shape(model, num_pages, memory.max_model_len, config, layers_per_step)
     shape = replace(shape, num_states=states.num_states, num_window_pages=memory.windows.num_device_pages)
     moved_pages = max(1, memory.moved_tokens // config.cache.page_size)
     return memory, replace(shape, moved_pages=moved_pages, routed_experts=routed_experts)
@@ -277,14 +278,20 @@ def staging_pages(config: EngineConfig, platform: str) -> int:
     return config.advanced.staging_pages or (1 if platform == "cpu" else STAGING_PAGES)
 
 
-def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, layers_per_step: int) -> RunnerShape:
+def _runner_shape(
+    model: ServedModel, num_pages: int, max_model_len: int, config: EngineConfig, layers_per_step: int
+) -> RunnerShape:
     platform = jax.default_backend()
+    fewest, sizes = 1, buckets(config.scheduling.max_num_seqs, config.scheduling.max_num_batched_tokens, platform)
+    if config.advanced.batch_invariant:
+        fewest = fewest_rows(model.config.hidden_size)
+        sizes = (fewest, *(size for size in sizes if size > fewest))
     return RunnerShape(
         num_pages=num_pages,
         page_size=config.cache.page_size,
         max_num_seqs=config.scheduling.max_num_seqs,
         max_model_len=max_model_len,
-        buckets=buckets(config.scheduling.max_num_seqs, config.scheduling.max_num_batched_tokens, platform),
+        buckets=sizes,
         layers_per_step=layers_per_step,
         transfer_parts=config.advanced.transfer_parts,
         staging_pages=staging_pages(config, platform),
@@ -293,6 +300,7 @@ def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, laye
         kv_cache_dtype=config.cache.kv_cache_dtype,
         num_drafts=config.scheduling.speculation.num_speculative_tokens,
         num_adapters=config.adapters.choice.num_slots,
+        fewest_rows=fewest,
     )
 
 

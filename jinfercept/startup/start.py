@@ -41,6 +41,7 @@ from jinfercept.startup.devices import choose_devices, on_devices
 from jinfercept.startup.disk_tier import DiskTier, identity_of, open_store, priced
 from jinfercept.startup.draft_model import add_drafter, load_draft_model
 from jinfercept.startup.generation_config import sampling_defaults
+from jinfercept.startup.invariant import as_invariant
 from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights, most_at_once
 from jinfercept.startup.profiler import EFFORTS, deep_bucket
 from jinfercept.startup.recurrent import as_served
@@ -139,6 +140,7 @@ class EngineSetup:
         own = OwnParts.take(flags, policy=policy, estimator=estimator, order=order).following(self.own, flags)
         merged = {**self.flags, **flags}
         config = as_served(EngineConfig.from_options(merged), self.model)
+        config = as_invariant(config, self.model, self.machine.runner.params)
         fixed = sorted(set(flags) - CHANGEABLE)
         if fixed:
             raise ConfigError(
@@ -255,6 +257,7 @@ def _set_up_here(
     tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
     draft = load_draft_model(config, devices, tokenizer, across_hosts=group is not None)
     config = as_served(config, loaded.model, None if draft is None else draft.model)
+    config = as_invariant(config, loaded.model, loaded.params)
     progress("loading", 1, 1)
     loaded_s = time.monotonic()
     grouping = group_layers(loaded.model, loaded.params, config, effort if group is None else None, progress, draft)
