@@ -25,7 +25,11 @@ class PerTurnGrammar:
 
     def __init__(self, first: Grammar, later: Grammar | None) -> None:
         self._next: Grammar | None = first
-        self._later = later
+        self._first, self._later = first, later
+
+    def anew(self) -> "PerTurnGrammar":
+        """The same for another request, whose first turn is still to come."""
+        return PerTurnGrammar(self._first, self._later)
 
     def constrain(self, end_token_ids: frozenset[int]) -> Constraint | None:
         """The constraint of the next turn; see `hooks.Grammar`."""

@@ -8,6 +8,7 @@ from jinfercept.chat.chats import is_conversation
 from jinfercept.chat.given_tokens import GivenTokens
 from jinfercept.chat.options import ChatArguments
 from jinfercept.chat.request_maker import RequestMaker
+from jinfercept.chat.turn_grammars import PerTurnGrammar
 from jinfercept.errors import RequestError, shown
 from jinfercept.hooks import Detector
 from jinfercept.request import Request
@@ -205,15 +206,28 @@ def _continued(maker: RequestMaker, samples: Rollouts, params: Any, n: int, othe
             items.append(Planned(sample.prompt, None, sample))
             continue
         origin = sample.origin
-        if origin is None or origin.request.markup is not None:
+        if origin is None or _calls_asynchronously(origin.request):
             got = "a sample that was pickled" if origin is None else "a sample with asynchronous calls"
             raise RequestError("this partial sample cannot go on", got=got, fix="sample its prompt again")
         own = origin.request.params if params is None else _reporting(params, 1)
         if not isinstance(own, SamplingParams):
             raise RequestError("samples go on with one SamplingParams", got=shown(params), fix="leave params out")
-        request = replace(origin.request, id=maker.next_id(), params=own, leader=None, continues=origin.output)
+        grammar = origin.request.grammar
+        request = replace(
+            origin.request,
+            id=maker.next_id(),
+            params=own,
+            leader=None,
+            grammar=grammar.anew() if isinstance(grammar, PerTurnGrammar) else grammar,
+            continues=origin.output,
+        )
         items.append(Planned(sample.prompt, request, origin.before, origin.conversation))
     return items
+
+
+def _calls_asynchronously(request: Request) -> bool:
+    """Whether the model may go on while its calls run: what was pending at an abort is lost."""
+    return request.markup is not None or any(tool.calls == "async" for tool in request.tools.values())
 
 
 def _followed(

@@ -117,6 +117,20 @@ def test_a_chat_of_three_turns_is_never_tokenised_again(smollm2: LLM) -> None:
             assert sample.calls[: len(first.calls)] == first.calls
 
 
+def test_a_chat_that_has_to_call_has_to_after_an_abort_too(smollm2: LLM) -> None:
+    chat = [{"role": "user", "content": "Hello."}]
+    params = SamplingParams(temperature=1.0, seed=4, max_tokens=40)
+    options: Any = {"tools": [add], "tool_choice": "required"}
+    [whole] = smollm2.rollout([chat], params, **options)
+    with smollm2.rollout_stream([chat], params, **options) as stream:
+        stream.abort()
+        partial = stream.result()
+    [resumed] = smollm2.rollout(partial)
+    assert resumed.token_ids.tolist() == whole.token_ids.tolist()
+    assert np.allclose(resumed.processed_logprobs, whole.processed_logprobs, atol=1e-5)
+    assert [call[:4] for call in resumed.calls] == [call[:4] for call in whole.calls]
+
+
 def test_texts_and_ids_follow_samples_of_prompts(smollm2: LLM) -> None:
     first = smollm2.rollout(PROMPTS, DRAWN)
     second = smollm2.rollout(pickle.loads(pickle.dumps(first)), DRAWN, following=[" Then", [260, 261]])
@@ -173,14 +187,19 @@ def test_tools_that_raise_hang_and_return_too_much_leave_whole_samples(smollm2: 
     def bad(text: str) -> str:
         if "1" in text:
             raise ValueError("no")
-        if "2" in text:
-            ends.wait()
         return "x" * 50_000_000
 
-    tool = Tool(bad, start="(", stop=")", timeout_s=0.05, max_result_tokens=8)
-    forced = [smollm2.get_tokenizer().encode(f"({number})") for number in (1, 2, 3)]
+    def hang(text: str) -> str:
+        ends.wait()
+        return text
+
+    tools = [
+        Tool(bad, start="(", stop=")", max_result_tokens=8),
+        Tool(hang, start="[", stop="]", timeout_s=0.05),
+    ]
+    forced = [smollm2.get_tokenizer().encode(text) for text in ("(1)", "[2]", "(3)")]
     params = [SamplingParams(temperature=0, max_tokens=8, forced_output_ids=ids) for ids in forced]
-    rollouts = smollm2.rollout(["a", "a", "a"], params, tools=[tool])
+    rollouts = smollm2.rollout(["a", "a", "a"], params, tools=tools)
     ends.set()
     assert [sample.calls[0].status for sample in rollouts] == ["error", "timeout", "too_large"]
     for sample in rollouts:
