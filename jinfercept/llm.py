@@ -40,6 +40,7 @@ from jinfercept.startup.host import EngineHost
 from jinfercept.startup.memory import MemoryPlan
 from jinfercept.startup.progress import StartDisplay
 from jinfercept.startup.start import EngineSetup, StartTimes, set_up
+from jinfercept.startup.weight_controls import WeightControls
 from jinfercept.values.vllm_names import no_such_attribute
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 
 @final
-class LLM(RolloutMethods):
+class LLM(RolloutMethods, WeightControls):
     """A model that generates, and pauses for its tools.
 
     The start logs the memory plan, its times and the sampling defaults of the checkpoint at INFO, to the logger `jinfercept`.
@@ -216,33 +217,6 @@ class LLM(RolloutMethods):
         """
         self.engine.restart(policy, record, estimator, order, options)
         self._requests.forget_chats()
-
-    def update_weights(self, params: Params) -> None:
-        """Serve other weights of the same model from now on; starts over as `restart`. For a moment both have to fit.
-
-        Args:
-            params: of the same structure and shapes, in any dtype, on any devices; tied embeddings need not be in the head.
-                The caller may donate them afterwards.
-
-        Raises:
-            ModelError: a weight is missing, too much, donated already, or has another shape; the old ones are served on.
-            RequestError: requests are not finished.
-        """
-        self.engine.update_weights(params)
-
-    @property
-    def loras(self) -> Mapping[str, str]:
-        """The directories of the adapters that requests may name."""
-        return self.engine.adapters.directories
-
-    def load_lora(self, name: str, directory: str | Path, *, in_place: bool = False) -> None:
-        """Load an adapter that PEFT saved, while requests run, too. With `in_place`, another one may have the name, and goes on
-        for its requests. Raises `ModelError` if it cannot be used, `ConfigError` if there is no room (`max_loras`)."""
-        self.engine.load_adapter(name, directory, in_place=in_place)
-
-    def unload_lora(self, name: str) -> None:
-        """Take an adapter's name away; its room is free once its requests have ended. Raises `RequestError` for others."""
-        self.engine.unload_adapter(name)
 
     # -- prompts and conversations ---------------------------------------------------------------------------------
 

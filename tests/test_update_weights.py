@@ -28,10 +28,11 @@ PROMPT = {"prompt_token_ids": list(range(20))}
 def test_new_weights_write_what_they_would_write_alone(name: str) -> None:
     setup = tiny_setup(name)
     with LLM(setup) as llm:
-        old = separate(setup.machine.runner.params)
+        old = jax.tree.map(np.array, separate(setup.machine.runner.params))
         before = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
         other = separate(random_params(llm.model.config, "float32", 7))  # pyright: ignore[reportArgumentType]
         other = untied(llm.model.config, other)  # pyright: ignore[reportArgumentType]
+        llm.update_weights(jax.tree.map(np.array, other))  # compiles what writes weights
         compilations = CompileCounter()
         llm.update_weights(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), other))
         [after] = llm.generate(PROMPT, GREEDY)

@@ -151,7 +151,7 @@ class DiskContexts:
         num_stored = min((len(tokens) - 1) // kv.page_size, self._disk.num_stored(sequence.context.root, tokens))
         if not num_stored:
             return
-        context = kv.open_beside(sequence.context)
+        context = kv.open_in(sequence.context.root)
         kv.refresh(context, tokens)
         gaps = [gap for gap in self._gaps(context, num_stored) if self._is_worth(gap)]
         if not gaps:

@@ -58,6 +58,7 @@ class Engine:
 
     Attributes:
         failure: exception of a failed step from which the engine could not recover; None while it can serve.
+        is_resting: no step is planned: calls that return and requests that arrive are taken in, and wait.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Engine:
         adapters: AdapterTable | None = None,
     ) -> None:
         self.failure: BaseException | None = None
+        self.is_resting = False
         self.scheduler = scheduler
         self.wake = wake
         self.request_log = request_log
@@ -107,6 +109,7 @@ class Engine:
         )
         self._arrivals: deque[Request | str] = deque()  # submitted requests, and ids of aborted ones
         self._in_flight: deque[tuple[PlannedStep, object]] = deque()
+        self._early: list[Event] = []  # of the next step: what happened before it
         self._quiescent_at: int | None = 0  # finished requests when the last plan was made, if that was empty
 
     # -- from any thread -------------------------------------------------------------------------------------------
@@ -189,44 +192,71 @@ class Engine:
 
     def step(self) -> list[Event]:
         """One iteration. Returns its events in order; waits only if there is nothing to do before a call returns."""
-        events: list[Event] = []
+        events, self._early = self._early, []
         try:
             if self._in_flight and self.scheduler.waits:
                 self._collect_all(events)
             self._poll(events)
-            now = self._clock.now()
-            self._retained.expire(now)
-            if self.disk is not None:
-                self.disk.read_ahead(now)
-            planned = self.scheduler.plan(now)
-            has_work = bool(planned.plan)
-            self._quiescent_at = None if has_work else self._requests.num_finished
-            if has_work:
-                forward = self._runner.forward(planned.plan)
-                if planned.plan.awaits_drafts:
-                    planned = planned.with_drafts(self._runner.drafts(forward))
-                masks = self._masks(planned, events)
-                self._in_flight.append((planned, self._runner.sample(forward, masks)))
-            if self.disk is not None:
-                self.disk.write_behind(has_moved=bool(planned.plan.offload))
-            if planned.has_drafts:
-                self._collect_all(events)
-            elif self._in_flight and (len(self._in_flight) > self._depth or not has_work):
-                self._collect(events)
-            elif not has_work and not events and (self._requests or self._awaits_disk):
-                self._idle()
+            if self.is_resting:
+                self._quiescent_at = self._requests.num_finished
+                if not events and self._requests:
+                    self._clock.wait(self.wake, self._idle_s(self._dispatcher.next_s()))
+            else:
+                self._go_on(events)
         except BaseException as error:  # an interrupt too may leave pages that were planned and never computed
-            self.failure = error
-            self._fail(error, events)  # if this raises, the engine is not usable any more
-            self.failure = None
+            self._recover(error, events)
             if isinstance(error, KeyboardInterrupt):
                 raise
-            log.exception("a step failed; all requests in the engine are lost")
         if self._check:
             self.check_pages()
         if self.request_log is not None:
             self.request_log.passed(events)
         return events
+
+    def between_steps(self, change: Callable[[], None], *, first_abort: bool = False) -> None:
+        """Change something that plans in flight depend on, after they are collected; the next step has their events.
+
+        What `change` raises is raised, and all requests end with it.
+
+        Args:
+            first_abort: abort every request before, with what it has.
+        """
+        events = self._early
+        try:
+            self._collect_all(events)
+            if first_abort:
+                self._poll(events)
+                self._requests.end_all("abort", None, events)
+            change()
+        except BaseException as error:
+            self._recover(error, events)
+            raise
+
+    @property
+    def weights_version(self) -> int:
+        """Of the weights that generate tokens now."""
+        return self._requests.weights_version
+
+    @weights_version.setter
+    def weights_version(self, version: int) -> None:
+        self._requests.weights_version = version
+
+    def take_weights(self, version: int, *, recompute: bool) -> None:
+        """The weights are others now, in `between_steps`. Retained contexts stay for requests that name them, if any do.
+
+        Args:
+            recompute: no page that older weights computed stays, see `Upheaval.change_weights`.
+        """
+        if recompute:
+            self._retained.clear(self._clock.now())
+        else:
+            self._retained.keep_named()
+        self.scheduler.upheaval.change_weights(recompute=recompute)
+        self.weights_version = version
+
+    def leave_device(self) -> None:
+        """Give all device pages back, in `between_steps`."""
+        self.scheduler.upheaval.leave_device(self._clock.now())
 
     def close(self) -> None:
         """Abort every request, and wait for the plans in flight."""
@@ -244,6 +274,30 @@ class Engine:
         self.scheduler.kv.check([*contexts, *(() if self.disk is None else self.disk.contexts)])
 
     # -- the parts of a step ---------------------------------------------------------------------------------------
+
+    def _go_on(self, events: list[Event]) -> None:
+        """Plan and dispatch the next iteration, and collect one."""
+        now = self._clock.now()
+        self._retained.expire(now)
+        if self.disk is not None:
+            self.disk.read_ahead(now)
+        planned = self.scheduler.plan(now)
+        has_work = bool(planned.plan)
+        self._quiescent_at = None if has_work else self._requests.num_finished
+        if has_work:
+            forward = self._runner.forward(planned.plan)
+            if planned.plan.awaits_drafts:
+                planned = planned.with_drafts(self._runner.drafts(forward))
+            masks = self._masks(planned, events)
+            self._in_flight.append((planned, self._runner.sample(forward, masks)))
+        if self.disk is not None:
+            self.disk.write_behind(has_moved=bool(planned.plan.offload))
+        if planned.has_drafts:
+            self._collect_all(events)
+        elif self._in_flight and (len(self._in_flight) > self._depth or not has_work):
+            self._collect(events)
+        elif not has_work and not events and (self._requests or self._awaits_disk):
+            self._idle()
 
     def _poll(self, events: list[Event]) -> None:
         """Take in the arrivals and the results of calls."""
@@ -280,8 +334,15 @@ class Engine:
         while self._in_flight:
             self._collect(events)
 
-    def _fail(self, error: BaseException, events: list[Event]) -> None:
+    def _recover(self, error: BaseException, events: list[Event]) -> None:
         """Recover from a failed step: end every request with the error, and forget all KV."""
+        self.failure = error
+        self._fail(error, events)  # if this raises, the engine is not usable any more
+        self.failure = None
+        if not isinstance(error, KeyboardInterrupt):
+            log.error("a step failed; all requests in the engine are lost", exc_info=error)
+
+    def _fail(self, error: BaseException, events: list[Event]) -> None:
         self._in_flight.clear()
         if self.disk is not None:
             self.disk.end_reads()

@@ -173,6 +173,11 @@ class RetainedContexts:
         for request_id in list(self._contexts):
             self.drop(request_id, now)
 
+    def keep_named(self) -> None:
+        """From now on, only requests that name them follow the present contexts, by the finished request or by the session."""
+        self._contexts = {name: retained._replace(prompt=None) for name, retained in self._contexts.items()}
+        self._by_prompt, self._prompt_lengths = {}, {}
+
     def _followed(self, request: Request, sequence: Sequence) -> tuple[_Retained | None, int]:
         """The retained context that a request follows, and the number of leading tokens that they share."""
         tokens, context, tenant = sequence.tokens, sequence.context, sequence.tenant

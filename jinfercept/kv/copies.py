@@ -144,6 +144,12 @@ class ContextCopies:
                     self._store.drop_host(extent)
         return freed
 
+    def leave_device(self) -> None:
+        """Free all device slots, with no context that runs and no copy in flight; what has no host copy is missing."""
+        for extent in [*self._store.queues.paused, *self._store.queues.cached]:
+            if extent.num_pages:
+                self._store.drop_device(extent)
+
     def evict_paused(self, most: int = 1) -> int:
         """Free up to `most` device slots of the pages that were paused first, those of whole contexts if they have states or
         windows; returns how many."""

@@ -71,20 +71,14 @@ class KVManager:
 
     def open(self, salt: str = "") -> Context:
         """A new, empty context. Contexts of different `salt` share no pages."""
-        return self._open(root_digest(self._identity, self.page_size, salt))
+        return self.open_in(root_digest(self._identity, self.page_size, salt))
 
-    def open_beside(self, other: Context) -> Context:
-        """A new, empty context that may share the pages of another one."""
-        return self._open(other.root)
-
-    def _open(self, root: bytes) -> Context:
+    def open_in(self, root: bytes) -> Context:
+        """A new, empty context that may share the pages of those with this `root`."""
         return Context(root, self._tree(root), self.page_size, self.side_pool.new(), self.side_pool.slot_cost)
 
     def _tree(self, root: bytes) -> PageExtent:
-        tree = self._trees.get(root)
-        if tree is None:
-            tree = self._trees[root] = PageExtent()
-        return tree
+        return self._trees.get(root) or self._trees.setdefault(root, PageExtent())
 
     def refresh(self, context: Context, tokens: Sequence[int]) -> None:
         """Share the pages of other contexts and of finished requests that have the same tokens, missing ones between them too.
@@ -162,9 +156,14 @@ class KVManager:
     def isolate(self, context: Context) -> None:
         """Forget the pages and give them back: the context is empty, and shares no page from now on."""
         self.forget(context)
+        context.root = random_bytes()
+        self.renew(context, PageExtent(shareable=False))
+
+    def renew(self, context: Context, tree: PageExtent | None = None) -> None:
+        """Give the pages back: the context is empty, as a new one. See `drop_prefixes`."""
         self.close(context)
-        context.root, context.shared, context.ready = random_bytes(), False, 0
-        context.begin(PageExtent(shareable=False))
+        context.shared, context.ready, context.num_stored = False, 0, 0
+        context.begin(tree or self._tree(context.root))
 
     def cut(self, context: Context, num_tokens: int) -> None:
         """Shorten a context to the pages whose tokens are all among the first `num_tokens`, and give the others back."""
@@ -376,9 +375,12 @@ class KVManager:
         """Both pools by kind."""
         return self._store.occupancy()
 
-    def drop_prefixes(self) -> None:
-        """Drop every finished prefix, on the device and on the host, since the weights changed or the arrays were lost."""
+    def drop_prefixes(self, *, apart: bool = False) -> None:
+        """Drop every finished prefix, on the device and on the host, since the weights changed or the arrays were lost.
+        `apart`: contexts that are opened or renewed from now on share no page of those that are not."""
         self.begin_plan()  # copies to the host arrive, so that no page is left out
+        if apart:
+            self._trees.clear()
         self._store.clear()
         self.side_pool.checkpoints.clear()
 

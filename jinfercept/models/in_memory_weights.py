@@ -1,20 +1,21 @@
 """Weights given as arrays in memory, checked against the model's or against those that are served."""
 
 from collections.abc import Mapping
-from typing import Any
+from copy import copy
+from functools import partial
+from typing import Any, Self, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from jinfercept.errors import ModelError
-from jinfercept.models.joined_weights import is_joined, separate, serve
+from jinfercept.models.joined_weights import is_joined, separate, serve, serve_layer
 from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import Model, abstract_params, tied, untied
 from jinfercept.models.protocol import CutModel, Params, ServedModel, Weights
 from jinfercept.models.quantized import is_quantized, weights_of
-from jinfercept.models.sharding import fit, partition_specs
+from jinfercept.models.sharding import fit, partition_spec, partition_specs
 
 _LAYOUT = "Params(embed, layers, head) of models/protocol.py"
 _NUMBERS = (np.number, np.bool)
@@ -44,35 +45,119 @@ def initial_params(model: ServedModel, params: Params, mesh: ModelMesh) -> Param
     return _on_devices(model, params, mesh)
 
 
-def replacement_params(model: ServedModel, params: Params, present: Params) -> Params:
-    """Weights that replace the served ones, in the dtypes of those.
+@final
+class Replacement:
+    """Weights that replace the served ones, in the dtypes of those; checked.
 
     Args:
         model: the served model; if its embeddings are tied, the head's are taken from the embedding.
         params: the new weights: any arrays, numpy's included. None of them is served itself: the caller may donate them.
-        present: the served weights.
+        shapes: of the served weights, as `shapes_of`.
 
     Raises:
         ModelError: a weight is missing, is not the model's, or has another shape; the error names it. Or the served weights are
             quantised: no others can replace them.
     """
-    params = _complete(model, params)
-    if quantised := next((weight for weight in weights_of(present) if is_quantized(weight)), None):
-        raise ModelError(
-            "quantised weights cannot be replaced", got=str(quantised.packing), fix="start with quantization=none"
-        )
-    if isinstance(model, Model):
-        leaf = weights_of(present.embed)[0]
-        fitting = _cast(_fitting(model, params, mesh_of(leaf).size), leaf.dtype)
-        served = serve(_on_devices(model, untied(model.config, fitting), mesh_of(leaf)))
-        layers = tuple(map(_copied, served.layers, params.layers))
-        return tied(
-            model.config, Params(_copied(served.embed, params.embed), layers, _copied(served.head, params.head))
-        )
-    _check(params, present)
-    cast = jax.tree.map(lambda leaf, other: _cast(leaf, other.dtype), params, present)
-    placed = _on_devices(model, cast, mesh_of(jax.tree.leaves(present.embed)[0]))
-    return jax.tree.map(_copy, placed, params)
+
+    def __init__(self, model: ServedModel, params: Params, shapes: Params) -> None:
+        params = _complete(model, params)
+        if quantised := next((weight for weight in weights_of(shapes) if is_quantized(weight)), None):
+            raise ModelError(
+                "quantised weights cannot be replaced", got=str(quantised.packing), fix="start with quantization=none"
+            )
+        self._mesh = mesh_of(weights_of(shapes.embed)[0])
+        self._model = model if isinstance(model, Model) else None
+        if isinstance(model, Model):
+            params, shapes = (untied(model.config, it) for it in (_fitting(model, params, self._mesh.size), shapes))
+        else:
+            _check(params, shapes)
+        self._blocks, self._shapes = blocks_of(params), blocks_of(shapes)
+        self._one_array = {
+            name: other
+            for name, leaf in params.head.items()
+            for other, first in params.embed.items()
+            if leaf is first and shapes.head[name] == shapes.embed[other]
+        }
+        if self._one_array:  # of a model of one's own with tied embeddings
+            for blocks in (self._blocks, self._shapes):
+                blocks[-1] = {name: leaf for name, leaf in blocks[-1].items() if name not in self._one_array}
+
+    def on_host(self) -> Self:
+        """The same with copies of the new weights in the host's memory: the caller may donate them, and free the device."""
+        there = copy(self)
+        there._blocks = [jax.tree.map(np.array, block) for block in self._blocks]
+        return there
+
+    def write(self, old: list[Weights] | None, *, owned: bool = True) -> Params:
+        """The new weights, block by block. The first call compiles.
+
+        Args:
+            old: blocks of the served weights, without adapters; the list is emptied. None: they are gone.
+            owned: nobody else has the old ones: the new ones take their buffers, so that the memory of both is never needed.
+                Else an old block is dropped when the new one is there.
+        """
+        blocks: list[Weights | None] = [None] * len(self._blocks)
+        if old is not None:
+            blocks[:] = [
+                {name: leaf for name, leaf in block.items() if name in shapes} for block, shapes in self._pairs(old)
+            ]
+            old.clear()
+        owners = {place: index for index, block in enumerate(blocks) for place in _buffers(block)}
+        given = [{owners[place] for place in _buffers(block) if place in owners} for block in self._blocks]
+        if any(indices - {index} for index, indices in enumerate(given)):  # to another block
+            owned = False
+        news, gone = list[Weights](), set[int]()
+        for index, (new, shapes) in enumerate(self._pairs(self._blocks)):
+            block, blocks[index] = blocks[index], None
+            places = _buffers(block)
+            reused = block if owned and not given[index] and not places & gone else None
+            gone |= places
+            news.append(self._written(reused, new, shapes))
+        embed, *layers, head = jax.block_until_ready(news)
+        head |= {name: embed[other] for name, other in self._one_array.items()}
+        params = Params(embed, tuple(layers), head)
+        return params if self._model is None else tied(self._model.config, params)
+
+    def _pairs(self, blocks: list[Weights]) -> list[tuple[Weights, Weights]]:
+        return list(zip(blocks, self._shapes, strict=True))
+
+    def _written(self, old: Weights | None, given: Weights, shapes: Weights) -> Weights:
+        homes = jax.tree.map(lambda leaf: leaf.sharding, shapes)
+        dtypes = tuple(str(leaf.dtype) for leaf in jax.tree.leaves(shapes))
+        if self._model is None:
+            return _write(old, jax.device_put(given, homes), dtypes, as_served=False)
+        if self._mesh.size == 1:
+            return _write(old, jax.device_put(given, self._mesh.sharding()), dtypes, as_served=True)
+        specs = {name: self._mesh.sharding(partition_spec(name, weight)) for name, weight in given.items()}
+        served = serve_layer(jax.device_put(given, specs))
+        return jax.device_put(_write(old, served, dtypes, as_served=False), homes)
+
+
+@partial(jax.jit, static_argnames=("dtypes", "as_served"), donate_argnums=0, keep_unused=True)
+def _write(old: Weights | None, given: Weights, dtypes: tuple[str, ...], *, as_served: bool) -> Weights:
+    """The given weights in these dtypes, in the memory of the old ones, never in their own."""
+    leaves, tree = jax.tree.flatten(serve_layer(given) if as_served else given)
+    return jax.tree.unflatten(tree, [jnp.copy(leaf).astype(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)])
+
+
+def shapes_of(params: Params) -> Params:
+    """The shapes of weights, with their dtypes and placements."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), params)
+
+
+def blocks_of(params: Params) -> list[Weights]:
+    """The embedding, the layers and the head."""
+    return [params.embed, *params.layers, params.head]
+
+
+def _buffers(weights: Weights | None) -> set[int]:
+    """Where the arrays of a block lie in the memories of their devices."""
+    arrays = [leaf for leaf in jax.tree.leaves(weights) if isinstance(leaf, jax.Array)]
+    alone = [array for array in arrays if len(array.sharding.device_set) == 1]
+    alone += [
+        shard.data for array in arrays if len(array.sharding.device_set) > 1 for shard in array.addressable_shards
+    ]
+    return {array.unsafe_buffer_pointer() for array in alone}
 
 
 def _fitting(model: Model, params: Params, num_devices: int) -> Params:
@@ -112,22 +197,6 @@ def _on_devices(model: ServedModel, params: Params, mesh: ModelMesh) -> Params:
         raise ModelError(
             "partition_specs() do not cut the weights", got=str(error)[:500], fix="cut axes that divide evenly"
         ) from error
-
-
-def _cast[T](params: T, dtype: DTypeLike) -> T:
-    """The weights in this dtype."""
-    return jax.tree.map(lambda leaf: leaf if leaf.dtype == dtype else leaf.astype(dtype), params)
-
-
-def _copied(served: Weights, given: Weights) -> Weights:
-    """A block's weights, with copies of those that may be the arrays given for them."""
-    return {name: _copy(leaf, given[name]) if name in given else leaf for name, leaf in served.items()}
-
-
-def _copy(leaf: jax.Array, given: Any) -> jax.Array:
-    """A copy of a weight, beside it, if it may be the array given for it; else the weight."""
-    may_be_given = isinstance(given, jax.Array) and given.dtype == leaf.dtype
-    return jax.device_put(leaf, leaf.sharding, may_alias=False) if may_be_given else leaf
 
 
 def _complete(model: ServedModel, params: Params) -> Params:

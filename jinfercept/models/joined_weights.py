@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Shaped
 
 from jinfercept.models.blocks import separate_heads
@@ -58,9 +59,11 @@ def join_layer(layer: Weights) -> Weights:
         layer: q `[..., H, D]`, k and v `[..., K, D]` become qkv `[..., K, H / K + 2, D]`; gate and up `[E, F]` become
             gate_up `[2, E, F]`; the others stay.
     """
-    if is_joined(layer):
+    if is_joined(layer) or (JOINED["qkv"][0] not in layer and SIDES["gate_up"][0] not in layer):
         return layer
-    mesh = mesh_of(jax.tree.leaves(layer)[0])
+    if isinstance(leaf := jax.tree.leaves(layer)[0], Tracer):
+        return _join(layer)
+    mesh = mesh_of(leaf)
     if mesh.size > 1:
         return _joining(mesh)(layer)
     return _join_layer(jax.device_put(layer, mesh.devices[0]))  # committed or not, there is one executable

@@ -128,6 +128,18 @@ class LayerStates:
     def reset(self) -> None:
         """Allocate the arrays, or forget all states; they are zeros."""
         self.close()
+        self.come_back()
+
+    def leave_device(self) -> None:
+        """Free the arrays, when every copy has arrived. The host's copies stay."""
+        self.wait()
+        self._offloads, self._fetches, self._arrived, self.slots.commons = [], [], [], ()
+        for array in jax.tree.leaves(self.arrays):
+            array.delete()
+        self.arrays = ()
+
+    def come_back(self) -> None:
+        """Allocate the arrays: zeros."""
         self.arrays = tuple(
             tuple(jnp.zeros(shape.shape, shape.dtype, device=shape.sharding) for shape in of_layer)
             for of_layer in self._shapes

@@ -131,7 +131,19 @@ class KVArrays:
     def reset(self) -> None:
         """Allocate the pool, or forget all pages; it is zeros."""
         self.close()
+        self.come_back()
+
+    def come_back(self) -> None:
+        """Allocate the pool: zeros."""
         self.layers = tuple(self._zeros() for _ in self.shapes)
+
+    def leave_device(self) -> None:
+        """Free the pool, when every copy has arrived. The host's copies stay."""
+        self.wait()
+        self._offloads, self._fetches, self._compactions, self._arrived, self.slots.commons = [], [], [], [], ()
+        for layer in self.layers:
+            layer.delete()
+        self.layers = ()
 
     def begin(
         self, fetch: Sequence[PageCopy], drop: Iterable[int], offload: Sequence[PageCopy], first_transfer: int = 0

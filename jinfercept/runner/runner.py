@@ -16,7 +16,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int
 
+from jinfercept.errors import EngineError
 from jinfercept.layouts.kv_rows import stored_dtype
+from jinfercept.models.in_memory_weights import shapes_of
 from jinfercept.models.mesh import beside, mesh_of, place
 from jinfercept.models.protocol import Params, ServedModel, num_kv_layers, states_of
 from jinfercept.models.quantized import weights_of
@@ -93,6 +95,8 @@ class ModelRunner:
 
     Attributes:
         device: the first one of this process.
+        owns_params: nobody else has the first weights, which are overwritten by the next ones.
+        weight_shapes: of the weights, see `shapes_of`.
         executables: of the steps and the transfers.
         kv: the pages, without those in the pool for windows.
         window_kv: the pages in the pool for windows; None: there is none.
@@ -114,6 +118,7 @@ class ModelRunner:
         self._model, self._shape = model, shape
         self._homes = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("device"), params)
         self.params = jax.device_put(params, self._homes)  # committed, as the executables expect
+        self.owns_params, self.weight_shapes = False, shapes_of(self.params)
         leaf = weights_of(self.params.embed)[0]
         self.device = mesh_of(leaf).local_devices[0]
         self._parts, self._kinds = shape.parts(config.num_layers), kinds_of(model)
@@ -180,6 +185,8 @@ class ModelRunner:
             last_tokens: the token of every slot that a chunk's `FROM_DEVICE` stands for; None: the one drawn last.
         """
         submitted_s, drafts = time.monotonic(), ()
+        if not self.params.embed:
+            raise EngineError("there are no weights", fix="update_weights(params)")
         if last_tokens is None:
             last_tokens = self._sampler.last_tokens
         if self.drafter is not None and self.drafting:
@@ -232,12 +239,31 @@ class ModelRunner:
 
     def update(self, params: Params) -> None:
         """Replace the weights by others of the same structure, shapes and dtypes, and forget all KV."""
-        self.params = jax.device_put(params, self._homes)
+        self.use(params)
         self.reset()
 
-    def replace_adapters(self, params: Params) -> None:
-        """Use weights from the next plan on that differ from those in use in their adapters alone. All KV stay."""
+    def use(self, params: Params) -> None:
+        """Use other weights of the same structure, shapes and dtypes from the next plan on. All KV stay."""
         self.params = jax.device_put(params, self._homes)
+
+    def take_params(self) -> Params:
+        """The weights, which are the caller's now: the runner has none."""
+        params, self.params = self.params, Params({}, (), {})
+        return params
+
+    def leave_device(self) -> None:
+        """Free the pages and states of the device, when every copy has arrived, until `allocate`. The host's stay."""
+        for kv in self._pools:
+            kv.leave_device()
+        if self.drafter is not None:
+            self.drafter.runner.leave_device()
+
+    def come_back(self) -> None:
+        """Allocate the pages and states of the device that `leave_device` has freed."""
+        for kv in self._pools:
+            kv.come_back()
+        if self.drafter is not None:
+            self.drafter.runner.come_back()
 
     def reset(self) -> None:
         """Forget all KV and all states."""

@@ -70,18 +70,23 @@ class Eviction:
 
     def preempt(self, builder: PlanBuilder, sequence: Sequence) -> None:
         """Send a running sequence back to the waiting queue; its references become evictable."""
+        self.set_aside(sequence, builder.now)
+        builder.victims = MoveOrder()
+        if self._preempted.how == "policy":
+            self.move_paused(builder)
+        elif self._preempted.how != "auto":
+            action = Action.SWAP if self._preempted.how == "swap" else Action.LOSE
+            self._transfers.force_out(builder, sequence, action)
+
+    def set_aside(self, sequence: Sequence, now: float) -> None:
+        """A running sequence waits again, and its pages may be evicted."""
         self._queues.wait(sequence)
         self._kv.release(sequence.context)
-        builder.victims = MoveOrder()
         self._counters.preempt(sequence)
         if self._preempted.how == "auto":
             self._preempted.add(sequence)
         elif self._preempted.how == "policy":
-            self._policy.pause(sequence, builder.now)
-            self.move_paused(builder)
-        else:
-            action = Action.SWAP if self._preempted.how == "swap" else Action.LOSE
-            self._transfers.force_out(builder, sequence, action)
+            self._policy.pause(sequence, now)
 
     def move_paused(self, builder: PlanBuilder) -> None:
         """Let the policy move pages of paused contexts."""

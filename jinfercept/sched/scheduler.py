@@ -27,6 +27,7 @@ from jinfercept.sched.sequence import CallDuration, Pause, PendingCall, Sequence
 from jinfercept.sched.speculation import NO_DRAFTS, Speculation, SpeculationLimits
 from jinfercept.sched.step_budget import StepBudget
 from jinfercept.sched.transfers import Transfers
+from jinfercept.sched.upheaval import Upheaval
 
 MOST_TURNED_AWAY_S = 30.0
 """Seconds for which a policy may let nothing run though sequences wait; then the first of them starts."""
@@ -80,6 +81,7 @@ class Scheduler:
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=kv.has_host)
         self._eviction = Eviction(kv, self._queues, self._fair, policy, transfers, self.counters, preempted)
         recomputes_late = policy.recomputes_late and preemption == "policy"  # a forced way is not to be mended
+        self.upheaval = Upheaval(kv, queues, self._eviction, self.counters)
         self._admission = Admission(kv, queues, policy, self._budget, self.means, recomputes_late=recomputes_late)
         self.speculation = Speculation(speculation, kv, self._budget, max_model_len, self.counters)
         self._chunks = ChunkPlanner(

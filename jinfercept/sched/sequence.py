@@ -330,11 +330,15 @@ class Sequence:
     def waits_for_leader(self) -> bool:
         """Whether its leader has still to compute their prompt."""
         leader = self.leader
-        if leader is not None and (
-            leader.state is State.FINISHED or leader.max_computed >= leader.external_spans[0][1]
-        ):
+        if leader is not None and (leader.state in (State.FINISHED, State.INTERCEPTED) or leader.has_prompt):
             self.leader = leader = None
         return leader is not None
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether the full pages of its prompt are computed, or were and are not lost since."""
+        num_tokens, size = self.external_spans[0][1], self.context.page_size
+        return self.max_computed >= num_tokens and self.context.num_pages >= num_tokens // size
 
     @property
     def may_start(self) -> bool:

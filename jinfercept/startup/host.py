@@ -1,11 +1,12 @@
 """Runs engines on an `EngineSetup`, one at a time: what a server asks of an engine."""
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, final
+from typing import Any, Literal, NoReturn, final, get_args
 
 from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.async_streaming import AsyncStream
@@ -16,8 +17,7 @@ from jinfercept.errors import ConfigError, RequestError
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.meter.timelines import Timeline
 from jinfercept.models.adapted import without_adapters
-from jinfercept.models.adapters import with_matrices_of
-from jinfercept.models.in_memory_weights import replacement_params
+from jinfercept.models.in_memory_weights import Replacement
 from jinfercept.models.protocol import Params
 from jinfercept.request import Adapter, Request
 from jinfercept.sched.estimators import EstimatorChoice
@@ -29,6 +29,10 @@ from jinfercept.sched.policies import PolicyChoice
 from jinfercept.startup.assembly import Assembled, Recorder
 from jinfercept.startup.disk_tier import identity_of
 from jinfercept.startup.start import EngineSetup
+from jinfercept.startup.weights import DEEPEST, ServedWeights
+
+UpdateMode = Literal["keep", "recompute", "abort"]
+"""What becomes of unfinished requests when the weights change, see `LLM.update_weights`."""
 
 
 @final
@@ -45,7 +49,9 @@ class EngineHost:
 
     def __init__(self, setup: EngineSetup) -> None:
         self.setup, self._runner = setup, setup.machine.executor
+        self.weights = ServedWeights(setup.model, setup.machine)
         self.closed = False
+        self._lock = threading.Lock()  # held while weights change
         self._begin(setup.assemble())
         setup.machine.runner.executables.compile_behind()
 
@@ -65,6 +71,7 @@ class EngineHost:
 
     def _begin(self, parts: Assembled) -> None:
         self._engine, self._dispatcher, self._stats = parts
+        self._engine.weights_version = self.weights.version
         self.thread = EngineThread(self._engine, self.setup.machine.settings)
 
     def _end(self) -> None:
@@ -162,6 +169,8 @@ class EngineHost:
     ) -> None:
         """As `LLM.restart`."""
         self.check_idle("start over")
+        if self.weights.level is not None:
+            raise RequestError("an LLM that sleeps cannot start over", got="restart()", fix="wake() it before")
         setup = self.setup.changed(policy, estimator, order, **flags)
         parts = setup.assemble(record)
         with self._using_jax(), interrupts_held_back():
@@ -170,26 +179,92 @@ class EngineHost:
             self._runner.reset()
             self._begin(parts)
 
-    def update_weights(self, params: Params) -> None:
+    def update_weights(self, params: Params, mode: UpdateMode | None) -> int:
         """As `LLM.update_weights`."""
-        self.check_idle("take new weights")
-        runner = self.setup.machine.runner
-        if self.setup.machine.leader is not None:
-            raise RequestError("only one host can take new weights", got="several", fix="start all with the new ones")
-        adapters = self.setup.machine.adapters
-        with self._using_jax(), nullcontext() if adapters is None else adapters.lock:
-            weights = replacement_params(self.setup.model, params, without_adapters(runner.params))
-            weights = with_matrices_of(weights, runner.params)
-            setup = self.setup.changed()
-            if (disk := setup.machine.disk) is not None:
-                identity = identity_of(setup.machine.model_config, weights, setup.config)
-                setup = replace(setup, machine=replace(setup.machine, disk=disk._replace(identity=identity)))
-            parts = setup.assemble()
-            with interrupts_held_back():
-                self._end()
-                runner.update(weights)
+        if mode not in (None, *get_args(UpdateMode)):
+            raise ConfigError(
+                "no such mode of an update", got=mode, fix=f"one of {', '.join(get_args(UpdateMode))}, None"
+            )
+        if mode is None:
+            self.check_idle("take new weights")
+        self.check_open("to take new weights")
+        with self._changing_weights():
+            new = self.weights.replacement(params)
+            if mode is None and self.weights.level is None:
+                self._start_over(new)
+            else:
+                self._check_in_flight("new weights while requests run")
+                self._between_steps(lambda: self._take(new, mode), first_abort=mode == "abort")
+            return self.weights.version
+
+    def _take(self, new: Replacement, mode: UpdateMode | None, *, at_once: bool = False) -> None:
+        self.weights.write(new, at_once=at_once)
+        self._engine.take_weights(self.weights.version, recompute=mode != "keep")
+
+    def _start_over(self, new: Replacement) -> None:
+        """Serve new weights on a new engine."""
+        setup = self.setup.changed()
+        parts = setup.assemble()
+        with interrupts_held_back():
+            self._end()
+            try:
+                self.weights.write(new)
+                if (disk := setup.machine.disk) is not None:
+                    weights = without_adapters(setup.machine.runner.params)
+                    identity = identity_of(setup.machine.model_config, weights, setup.config)
+                    setup = replace(setup, machine=replace(setup.machine, disk=disk._replace(identity=identity)))
+                    parts = setup.assemble()
+            finally:
+                self._runner.reset()
                 self.setup = setup
                 self._begin(parts)
+
+    def sleep(self, level: int, *, discard: bool) -> None:
+        """As `LLM.sleep`."""
+        if level not in range(DEEPEST + 1) or isinstance(level, bool):
+            raise ConfigError("no such level of sleep", got=level, fix="0, 1 or 2")
+        if discard and level != DEEPEST:
+            raise ConfigError(
+                "only a sleep of level 2 discards weights", got=f"level {level}", fix="sleep(2, discard=True)"
+            )
+        self.check_open("to sleep")
+        with self._changing_weights():
+            if level:
+                self._check_in_flight("to sleep")
+            self._between_steps(lambda: self.weights.sleep(self._engine, level, discard=discard))
+
+    def wake(self, params: Params | None) -> None:
+        """As `LLM.wake`."""
+        self.check_open("to wake")
+        with self._changing_weights():
+            new = None if params is None else self.weights.replacement(params)
+            if self.weights.level is None and new is None:
+                return
+            self.weights.check_wake(is_given=new is not None)
+
+            def wake() -> None:
+                if new is not None:
+                    self._take(new, "recompute", at_once=True)
+                self.weights.wake(self._engine)
+
+            self._between_steps(wake)
+
+    def _between_steps(self, change: Callable[[], None], *, first_abort: bool = False) -> None:
+        with interrupts_held_back():
+            self.thread.ask(lambda: self._engine.between_steps(change, first_abort=first_abort)).result()
+
+    def _check_in_flight(self, what: str) -> None:
+        if self.setup.machine.leader is not None:
+            raise RequestError("several hosts run until they end", got=what, fix="use one host")
+        if self.setup.machine.disk is not None:
+            raise ConfigError("kv_disk has pages of the weights of its start", got=what, fix="start without kv_disk")
+
+    @contextmanager
+    def _changing_weights(self) -> Iterator[None]:
+        """Use JAX in the caller's thread, one after the other, and while no adapter is loaded."""
+        adapters = self.setup.machine.adapters
+        with self._lock, self._using_jax(), nullcontext() if adapters is None else adapters.lock:
+            yield
 
     def load_adapter(self, name: str, directory: str | Path, *, in_place: bool = False) -> Adapter:
         """As `LLM.load_lora`. Waits for the disk and for the end of a step, not for requests."""
@@ -199,11 +274,13 @@ class EngineHost:
             raise ConfigError("this LLM has no room for adapters", got=name, fix="start with max_loras")
         if machine.leader is not None:
             raise ConfigError("several hosts have the adapters of their start", got=name, fix="name it in `loras`")
+        if not machine.runner.params.embed:
+            raise RequestError("the weights are not on the device", got="an adapter to load", fix="wake() before")
         weights = machine.adapters.read(directory)
         with machine.adapters.table.new_slot(name, replace=in_place) as slot:
             with machine.adapters.lock, self._using_jax():
                 params = machine.adapters.written(machine.runner.params, slot, weights)
-                self.thread.ask(lambda: machine.runner.replace_adapters(params)).result()
+                self.thread.ask(lambda: machine.runner.use(params)).result()
             adapter = Adapter(name, slot, weights.digest, str(directory))
             machine.adapters.table.put(adapter)
         return adapter

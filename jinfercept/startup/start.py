@@ -271,6 +271,7 @@ def _set_up_here(
         log.info("%s", memory_plan)
         chunks(config, shape, own)
         runner, drafter = ModelRunner(loaded.model, loaded.params, shape, attention=config.advanced.attention), None
+        runner.owns_params = params is None
         if draft is not None:
             drafter = add_drafter(runner, loaded.model, draft, shape, config.advanced.attention)
         pages_s = time.monotonic()

@@ -1,0 +1,87 @@
+"""The part of `LLM` that changes its weights: updates, sleep, and adapters."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from jinfercept.models.protocol import Params
+from jinfercept.startup.host import EngineHost, UpdateMode
+
+
+class WeightControls:
+    """What a trainer asks of an `LLM`."""
+
+    engine: EngineHost
+
+    @property
+    def weights_version(self) -> int:
+        """Of the weights that serve: 0 at the start, raised by 1 by every `update_weights`."""
+        return self.engine.weights.version
+
+    def update_weights(self, params: Params, *, mode: UpdateMode | None = None) -> int:
+        """Serve other weights of the same model from now on. See `docs/weights.md`.
+
+        The new values are written into the memory of the old ones, block by block; all is checked before the first.
+        Requests that are submitted later share no page of older weights. Nothing is compiled for it after the first update.
+
+        Args:
+            params: of the same structure and shapes, in any dtype, on any devices; tied embeddings need not be in the head.
+                The caller may donate them afterwards.
+            mode: of requests that are not finished, none of which is waited for. None: there must be none, and the LLM starts
+                over as `restart`. "keep": they go on with the contexts that they have. "recompute": their contexts are
+                computed again when they run next. "abort": they end with what they have. Paused ones go on to wait for their
+                calls, unless they are aborted.
+
+        Returns:
+            The new version.
+
+        Raises:
+            ModelError: a weight is missing, too much, donated already, or has another shape; the old ones are served on.
+            RequestError: requests are not finished, or there are several hosts.
+            ConfigError: the mode is none of these, or there is a `kv_disk`, whose pages are of one version.
+        """
+        return self.engine.update_weights(params, mode)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether `sleep` was called, and `wake` not since."""
+        return self.engine.weights.level is not None
+
+    def sleep(self, level: int = 1, *, discard: bool = False) -> None:
+        """Run nothing until `wake`. Requests wait, those that come too; calls go on, and their results are taken in.
+
+        Args:
+            level: 0: all stays where it is. 1: the device's pages are freed; what the host has of contexts stays, the rest is
+                computed again. 2: the weights leave the device, too, for the host's memory.
+            discard: at level 2, forget the weights: `wake` needs others.
+
+        Raises:
+            ConfigError: there is no such level, or there is a `kv_disk` (level 1 and 2).
+            RequestError: there are several hosts (level 1 and 2), or the LLM is closed.
+        """
+        self.engine.sleep(level, discard=discard)
+
+    def wake(self, params: Params | None = None) -> None:
+        """Take the memory again, without compiling, and go on. Does nothing to an LLM that does not sleep.
+
+        Args:
+            params: new weights, as of `update_weights(params, mode="recompute")`.
+
+        Raises:
+            RequestError: the weights were discarded, and none are given.
+            ModelError: as `update_weights`; the sleep goes on.
+        """
+        self.engine.wake(params)
+
+    @property
+    def loras(self) -> Mapping[str, str]:
+        """The directories of the adapters that requests may name."""
+        return self.engine.adapters.directories
+
+    def load_lora(self, name: str, directory: str | Path, *, in_place: bool = False) -> None:
+        """Load an adapter that PEFT saved, while requests run, too. With `in_place`, another one may have the name, and goes on
+        for its requests. Raises `ModelError` if it cannot be used, `ConfigError` if there is no room (`max_loras`)."""
+        self.engine.load_adapter(name, directory, in_place=in_place)
+
+    def unload_lora(self, name: str) -> None:
+        """Take an adapter's name away; its room is free once its requests have ended. Raises `RequestError` for others."""
+        self.engine.unload_adapter(name)

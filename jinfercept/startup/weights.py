@@ -1,0 +1,131 @@
+"""The weights of a machine while engines run on it: others take their place, and they leave the device and come back."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, final
+
+import jax
+import numpy as np
+
+from jinfercept.engine.engine import Engine
+from jinfercept.errors import RequestError
+from jinfercept.models.adapted import is_adapted, without_adapters
+from jinfercept.models.adapters import with_matrices_of
+from jinfercept.models.in_memory_weights import Replacement, blocks_of
+from jinfercept.models.protocol import Params, ServedModel
+from jinfercept.startup.assembly import Machine
+
+DEEPEST = 2
+"""Level of a sleep in which the weights leave the device, too."""
+
+
+@final
+class ServedWeights:
+    """The weights of one machine. Its methods that change something are called with no plan in flight.
+
+    Attributes:
+        version: grows by 1 with every update.
+        level: of the sleep, 0 to 2; None: awake.
+    """
+
+    def __init__(self, model: ServedModel, machine: Machine) -> None:
+        self._model, self._machine, self._runner = model, machine, machine.runner
+        self.version, self.level = 0, None
+        self.level: int | None
+        self._matrices: Params | None = None  # of the adapters, on the host where the device has no weights
+        self._host: Params | Replacement | None = None  # the weights themselves, at level 2
+
+    @property
+    def are_lost(self) -> bool:
+        """Whether there are no weights: they were discarded, or replaced in part only."""
+        return not self._runner.params.embed and self._host is None
+
+    def replacement(self, params: Params) -> Replacement:
+        """New weights, checked. Raises `ModelError` if they do not fit, `RequestError` on several hosts."""
+        if self._machine.leader is not None:
+            raise RequestError("only one host can take new weights", got="several", fix="start all with the new ones")
+        return Replacement(self._model, params, without_adapters(self._runner.weight_shapes))
+
+    def write(self, new: Replacement, *, at_once: bool = False) -> None:
+        """Serve these weights, with the adapters of the old ones. If it raises, there may be no weights.
+
+        Args:
+            at_once: after a sleep of level 2, `wake` follows: the new weights need no copy on the host.
+        """
+        self.version += 1
+        if self.level == DEEPEST:
+            self._host = new if at_once else new.on_host()
+            return
+        params = self._runner.take_params()
+        if params.embed:
+            self._matrices = _matrices(params)
+            old = blocks_of(without_adapters(params))
+        else:
+            old = None
+        del params
+        self._serve(new.write(old, owned=self._runner.owns_params))
+
+    def sleep(self, engine: Engine, level: int, *, discard: bool) -> None:
+        """Free what is on the device; never wakes from a deeper sleep."""
+        engine.is_resting = True
+        before = -1 if self.level is None else self.level
+        if before < 1 <= level:
+            engine.leave_device()
+            self._runner.leave_device()
+        self.level = max(before, level)
+        if before < DEEPEST <= level:
+            params = self._runner.take_params()
+            self._matrices = jax.tree.map(np.array, _matrices(params))
+            bases = without_adapters(params)
+            self._host = None if discard else _each_once(lambda leaf, _: np.array(leaf), bases)
+            if self._runner.owns_params:
+                for leaf in jax.tree.leaves(params):
+                    leaf.delete()
+
+    def check_wake(self, *, is_given: bool) -> None:
+        """Raise `RequestError` if no weights are there to wake with, and none are given."""
+        if self.are_lost and not is_given:
+            raise RequestError(
+                "there are no weights to wake with", got="wake() after a sleep that discarded them", fix="wake(params)"
+            )
+
+    def wake(self, engine: Engine) -> None:
+        """Take the memory again, and go on."""
+        if self.level == DEEPEST:
+            weights, self._host, self.level = self._host, None, 1
+            assert weights is not None
+            if isinstance(weights, Replacement):
+                self._serve(weights.write(None))
+            else:
+                self._serve(_on_device(weights, without_adapters(self._runner.weight_shapes)))
+        if self.level:
+            self._runner.come_back()
+        self.level, engine.is_resting = None, False
+
+    def _serve(self, bases: Params) -> None:
+        assert self._matrices is not None
+        self._runner.use(with_matrices_of(bases, self._matrices))
+        self._runner.owns_params, self._matrices = True, None
+
+
+def _matrices(params: Params) -> Params:
+    """The adapters of weights, without these."""
+    return jax.tree.map(
+        lambda weight: replace(weight, base=None) if is_adapted(weight) else None, params, is_leaf=is_adapted
+    )
+
+
+def _on_device(params: Params, shapes: Params) -> Params:
+    return _each_once(lambda leaf, shape: jax.device_put(leaf, shape.sharding, may_alias=False), params, shapes)
+
+
+def _each_once(move: Callable[..., Any], params: Params, shapes: Params | None = None) -> Params:
+    """Weights elsewhere; what is one array is one there, too."""
+    moved: dict[int, Any] = {}
+
+    def to(leaf: Any, shape: Any) -> Any:
+        if id(leaf) not in moved:
+            moved[id(leaf)] = move(leaf, shape)
+        return moved[id(leaf)]
+
+    return jax.tree.map(to, params, params if shapes is None else shapes)
