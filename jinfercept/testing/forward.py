@@ -14,14 +14,17 @@ from jinfercept.models.protocol import MixedModel, Params, ServedModel, states_o
 from jinfercept.runner.steps import kinds_of
 
 
-def forward_logits(model: ServedModel, params: Params, tokens: Int[Array, "T"]) -> Float[Array, "T V"]:
+def forward_logits(
+    model: ServedModel, params: Params, tokens: Int[Array, "T"], *, fill: int = KEYS
+) -> Float[Array, "T V"]:
     """Logits after every token of one sequence. It can be traced and differentiated by `params`.
 
     In float32 on a CPU they are those that an engine with `batch_invariant` has, bit for bit: the sequence is filled up to a
-    multiple of 256 tokens, and everything else is plain `jax.numpy`.
+    multiple of 256 tokens, and XLA fuses nothing across layers; everything else is plain `jax.numpy`.
 
     Args:
         model, params: `llm.model` with its weights, or a `Model` with a trainer's.
+        fill: the sequence is filled up to a multiple of so many tokens; 1: it is not.
 
     Raises:
         ConfigError: the model has recurrent layers.
@@ -29,7 +32,7 @@ def forward_logits(model: ServedModel, params: Params, tokens: Int[Array, "T"]) 
     if states_of(model):
         raise ConfigError("this forward pass has attention only", got=model.config.family, fix="another model")
     num_tokens = len(tokens)
-    tokens = jnp.pad(jnp.asarray(tokens), (0, -num_tokens % KEYS))
+    tokens = jnp.pad(jnp.asarray(tokens), (0, -num_tokens % fill))
     positions = jnp.arange(len(tokens))
 
     def attend(
@@ -41,7 +44,8 @@ def forward_logits(model: ServedModel, params: Params, tokens: Int[Array, "T"]) 
     kinds = kinds_of(model) or (None,) * len(params.layers)
     for kind, weights in zip(kinds, params.layers, strict=True):
         layer: Any = model.layer if kind is None else partial(cast(MixedModel, model).layer, kind=kind)
-        x, _ = layer(weights, x, positions, None, attend)
+        x, _ = layer(weights, jax.lax.optimization_barrier(x), positions, None, attend)
+        x = jax.lax.optimization_barrier(x)  # as if each layer was compiled by itself
     return model.head(params.head, x)[:num_tokens]
 
 
