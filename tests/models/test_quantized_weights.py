@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.layouts.packed_weights import pack
 from jinfercept.models.gguf_blocks import PACKINGS
-from jinfercept.models.in_memory_weights import initial_params, replacement_params
+from jinfercept.models.in_memory_weights import Replacement, initial_params, shapes_of
 from jinfercept.models.joined_weights import join_layer, joinable, separate
 from jinfercept.models.load import bytes_to_load, load
 from jinfercept.models.mesh import ModelMesh
@@ -129,7 +129,7 @@ def test_what_cannot_be_done_with_quantised_weights_is_refused(tmp_path):
         load(tmp_path / "m.gguf", quantization="gptq")
     loaded = load(tmp_path / "m.gguf", dtype="float32", quantization="gguf")
     with pytest.raises(ModelError, match="cannot be replaced"):
-        replacement_params(loaded.model, loaded.params, loaded.params)
+        Replacement(loaded.model, loaded.params, shapes_of(loaded.params))
     with pytest.raises(ConfigError, match="cut between blocks of 32 outputs"):
         bytes_to_load(tmp_path / "m.gguf", "float32", 4, quantization="gguf")  # 16 rows of the vocabulary
     assert bytes_to_load(tmp_path / "m.gguf", "float32", 2, quantization="gguf")
