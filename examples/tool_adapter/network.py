@@ -85,10 +85,32 @@ def frozen(params: Params, dtype: DTypeLike) -> Frozen:
     )
 
 
+class TokenLosses(NamedTuple):
+    """Of the learnt tokens of a batch, and up to a fixed number of others.
+
+    Attributes:
+        losses: negative log-likelihoods, in nats.
+        places: of the token before each, in the flattened rows.
+        is_there: whether it is a learnt token.
+    """
+
+    losses: Float[Array, "M"]
+    places: Int[Array, "M"]
+    is_there: Bool[Array, "M"]
+
+
 def loss(
     config: ModelConfig, weights: Frozen, adapter: Adapter, scale: float, batch: Batch, most_learnt: int
 ) -> Float[Array, ""]:
-    """Negative log-likelihood of the tokens that the agent wrote, in nats, summed.
+    """Negative log-likelihood of the tokens that the agent wrote, in nats, summed. Arguments as of `token_losses`."""
+    tokens = token_losses(config, weights, adapter, scale, batch, most_learnt)
+    return jnp.sum(tokens.losses * tokens.is_there)
+
+
+def token_losses(
+    config: ModelConfig, weights: Frozen, adapter: Adapter, scale: float, batch: Batch, most_learnt: int
+) -> TokenLosses:
+    """Negative log-likelihood of each token that the agent wrote.
 
     Args:
         scale: of the adapter.
@@ -125,8 +147,7 @@ def loss(
     last = _norm(x.reshape(rows * width, -1)[chosen], weights.norm, config.norm_eps, dtype)
     logits = jnp.einsum("te,ve->tv", last, weights.unembed, preferred_element_type=jnp.float32)
     targets = jnp.roll(ids, -1, axis=1).reshape(-1)[chosen]
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-    return jnp.sum(losses * is_there)
+    return TokenLosses(optax.softmax_cross_entropy_with_integer_labels(logits, targets), chosen, is_there)
 
 
 def _norm(x: Array, weight: Array, eps: float, dtype: Any) -> Array:
