@@ -55,7 +55,7 @@ class Compare:
     """examples before a question: they make the prompt long"""
     slow_s: float = 0.1
     """seconds that a look-up takes"""
-    repeats: int = 2
+    repeats: int = 3
     """of every way, in turn; the fastest counts"""
     transformers: Maybe[str] = None
     """an interpreter that has torch, transformers and gguf"""
