@@ -24,6 +24,7 @@ from jinfercept.server.routes import (
     models,
     responses,
     tokens,
+    weights,
 )
 from jinfercept.server.routes.api_docs import docs_router
 from jinfercept.server.service import Service
@@ -62,7 +63,8 @@ def create_app(service: Service) -> FastAPI:
         app.include_router(router)
     options = service.options
     key = [Depends(HTTPBearer(auto_error=False))] if service.keys.needed else []  # for the document; see `GuardedRoute`
-    loading = () if options.lora_dir is None else (adapters,)
+    loading = [weights] if options.weights_dir is not None else []
+    loading += [adapters] if options.lora_dir is not None else []
     modules = *loading, chat_completions, completions, responses, conversations, messages, models, tokens, inbox
     guarded = [module.router for module in modules]
     for router in (*guarded, live_router(service)):

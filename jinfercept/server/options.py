@@ -51,6 +51,11 @@ class ServerOptions:
         "a folder of adapters that may be loaded and unloaded while the server runs, by operators where clients need keys; "
         "default: none may",
     )
+    weights_dir: str | None = option(
+        None,
+        "a folder of checkpoints whose weights the server may take while it runs; opens /pause, /resume, /sleep, /wake_up and "
+        "/update_weights, to operators where clients need keys; default: none may",
+    )
     chat_template: str | None = option(None, "a Jinja file instead of the model's template")
     tool_call_parser: str | None = option(None, "how the model writes calls; default: as its template shows")
     reasoning_parser: str = option(
@@ -188,8 +193,10 @@ class ServerOptions:
             )
         if not all(self.served_model_name):
             raise ConfigError("a name of the model is empty", got="''", fix="leave it out, or give one")
-        if self.lora_dir is not None and not Path(self.lora_dir).is_dir():
-            raise ConfigError("lora_dir is no folder", got=shown(self.lora_dir), fix="make it, or name another one")
+        for name in ("lora_dir", "weights_dir"):
+            folder = getattr(self, name)
+            if folder is not None and not Path(folder).is_dir():
+                raise ConfigError(f"{name} is no folder", got=shown(folder), fix="make it, or name another one")
         self._check_parsers()
         check_allowed_hosts(self.allowed_hosts)
         self.delimiters()

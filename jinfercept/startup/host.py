@@ -8,16 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, final, get_args
 
+import jax
+
 from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.process_end import ending_at_exit, interrupts_held_back
 from jinfercept.engine.state import EngineState
 from jinfercept.engine.thread import EngineThread
-from jinfercept.errors import ConfigError, RequestError
+from jinfercept.errors import ConfigError, ModelError, RequestError
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.meter.timelines import Timeline
 from jinfercept.models.adapted import without_adapters
 from jinfercept.models.in_memory_weights import Replacement
+from jinfercept.models.load import load
+from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.protocol import Params
 from jinfercept.request import Adapter, Request
 from jinfercept.sched.estimators import EstimatorChoice
@@ -179,7 +183,7 @@ class EngineHost:
             self._runner.reset()
             self._begin(parts)
 
-    def update_weights(self, params: Params, mode: UpdateMode | None) -> int:
+    def update_weights(self, params: Params | str | Path, mode: UpdateMode | None) -> int:
         """As `LLM.update_weights`."""
         if mode not in (None, *get_args(UpdateMode)):
             raise ConfigError(
@@ -188,6 +192,8 @@ class EngineHost:
         if mode is None:
             self.check_idle("take new weights")
         self.check_open("to take new weights")
+        if isinstance(params, str | Path):
+            params = self._read(params)
         with self._changing_weights():
             new = self.weights.replacement(params)
             if mode is None and self.weights.level is None:
@@ -196,6 +202,14 @@ class EngineHost:
                 self._check_in_flight("new weights while requests run")
                 self._between_steps(lambda: self._take(new, mode), first_abort=mode == "abort")
             return self.weights.version
+
+    def _read(self, source: str | Path) -> Params:
+        """The weights of a checkpoint, in the memory of the host."""
+        if not Path(source).exists():
+            raise ModelError("there is no such checkpoint", got=str(source), fix="name a directory or a .gguf file")
+        host = ModelMesh((jax.local_devices(backend="cpu")[0],))
+        with self._using_jax():
+            return load(source, dtype=self.setup.config.model.dtype, mesh=host, quantization="none").params
 
     def _take(self, new: Replacement, mode: UpdateMode | None, *, at_once: bool = False) -> None:
         self.weights.write(new, at_once=at_once)

@@ -17,7 +17,7 @@ class WeightControls:
         """Of the weights that serve: 0 at the start, raised by 1 by every `update_weights`."""
         return self.engine.weights.version
 
-    def update_weights(self, params: Params, *, mode: UpdateMode | None = None) -> int:
+    def update_weights(self, params: Params | str | Path, *, mode: UpdateMode | None = None) -> int:
         """Serve other weights of the same model from now on. See `docs/weights.md`.
 
         The new values are written into the memory of the old ones, block by block; all is checked before the first.
@@ -25,7 +25,8 @@ class WeightControls:
 
         Args:
             params: of the same structure and shapes, in any dtype, on any devices; tied embeddings need not be in the head.
-                The caller may donate them afterwards.
+                The caller may donate them afterwards. Or the directory of a checkpoint, or a `.gguf` file, which is read into
+                the host's memory.
             mode: of requests that are not finished, none of which is waited for. None: there must be none, and the LLM starts
                 over as `restart`. "keep": they go on with the contexts that they have. "recompute": their contexts are
                 computed again when they run next. "abort": they end with what they have. Paused ones go on to wait for their

@@ -1,5 +1,5 @@
 """Checks code of the user's own: policies and orders on engines without a model and without JAX, and a trainer's forward pass
-beside an engine."""
+beside an engine. Knows no HTTP."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -38,7 +38,7 @@ async def load_adapter(body: LoadAdapter, request: Request) -> PlainTextResponse
     service, name = _allowed(request), body.lora_name
     if name in service.names:
         raise ApiError.bad(f"{name!r} is a name of the model itself", "lora_name")
-    directory = confined(Path(service.options.lora_dir or ""), body.lora_path)
+    directory = confined(Path(service.options.lora_dir or ""), body.lora_path, "lora_path", "--lora-dir")
     await service.prepare(request, lambda: service.llm.load_lora(name, directory, in_place=body.load_inplace))
     log.info("adapter %r was loaded from %s", name, directory)
     return PlainTextResponse(f"Success: LoRA adapter {name!r} added successfully.")
@@ -56,8 +56,13 @@ async def unload_adapter(body: UnloadAdapter, request: Request) -> PlainTextResp
     return PlainTextResponse(f"Success: LoRA adapter {name!r} removed successfully.")
 
 
-def confined(folder: Path, path: str) -> Path:
-    """A directory in the folder, links followed. Raises 400 for any other; whether that exists remains unsaid."""
+def confined(folder: Path, path: str, field: str, flag: str) -> Path:
+    """A directory in the folder, links followed. Raises 400 for any other; whether that exists remains unsaid.
+
+    Args:
+        path: as the field of the body has it.
+        flag: that names the folder.
+    """
     root = folder.resolve()
     try:
         directory = (root / path).resolve()
@@ -66,7 +71,7 @@ def confined(folder: Path, path: str) -> Path:
     except (OSError, ValueError, RuntimeError):
         inside, directory, files = False, root, []
     if not inside or not all(file.is_relative_to(root) for file in files):
-        raise ApiError.bad("the path is no directory in the server's --lora-dir", "lora_path")
+        raise ApiError.bad(f"the path is no directory in the server's {flag}", field)
     return directory
 
 

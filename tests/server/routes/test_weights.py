@@ -1,0 +1,106 @@
+"""Pauses, sleep and new weights of a server, and who may ask for them."""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jinfercept.llm import LLM
+from tests.support.live_server import MODEL, Running, running
+from tests.support.tiny_model import GOLDEN, tiny_llm
+
+BODY = {
+    "model": MODEL,
+    "prompt": [1, 2, 3],
+    "max_tokens": 8,
+    "temperature": 0,
+    "ignore_eos": True,
+    "return_loss_mask": True,
+}
+PATHS = ("/pause", "/resume", "/sleep", "/wake_up", "/update_weights")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `--weights-dir`: the served checkpoint, one with other weights, and one of another model."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for name in ("same", "other"):
+        shutil.copytree(GOLDEN / "llama_gqa", folder / name)
+    weights = load_file(folder / "other" / "model.safetensors")
+    save_file(
+        {name: value[..., ::-1].copy() for name, value in weights.items()}, folder / "other" / "model.safetensors"
+    )
+    shutil.copytree(GOLDEN / "gemma2", folder / "gemma2")
+    (folder / "out").symlink_to(GOLDEN / "llama_gqa")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with tiny_llm(kv_tokens=512, max_model_len=128) as llm:
+        yield llm
+
+
+@pytest.fixture
+def served(llm: LLM, folder: Path) -> Iterator[Running]:
+    with running(llm, weights_dir=str(folder)) as server:
+        yield server
+
+
+def tokens(server: Running) -> tuple[list[int], int]:
+    """The tokens of an answer, and the version of the weights that generated the first."""
+    choice = server.http.post("/v1/completions", json=BODY).json()["choices"][0]
+    return choice["token_ids"], choice["weight_versions"][0]
+
+
+def test_a_server_takes_the_weights_of_a_checkpoint(served: Running) -> None:
+    before, version = tokens(served)
+    answer = served.http.post("/update_weights", json={"path": "other"})
+    assert answer.json() == {"weights_version": version + 1}
+    changed = tokens(served)
+    assert changed[0] != before
+    assert changed[1] == version + 1
+    for path in ("gemma2", "nowhere", "../llama_gqa", "out", "/etc", "same\x00"):
+        assert served.http.post("/update_weights", json={"path": path}).status_code == 400, path
+    assert served.http.post("/update_weights", json={"path": "same", "mode": "wait"}).status_code == 400
+    assert tokens(served) == changed
+    served.http.post("/update_weights", json={"path": "same", "mode": "keep"})
+    assert tokens(served) == (before, version + 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "end"), [("/pause", "/resume"), ("/sleep?level=1", "/wake_up"), ("/sleep?level=2", "/resume")]
+)
+def test_requests_wait_while_it_sleeps(served: Running, path: str, end: str) -> None:
+    expected = tokens(served)[0]
+    assert served.http.post(path).json() == {"is_sleeping": True}
+    assert served.http.get("/is_sleeping").json() == {"is_sleeping": True}
+    assert served.http.get("/health").status_code == 200
+    answers = list[Any]()
+    waiting = threading.Thread(target=lambda: answers.append(tokens(served)))
+    waiting.start()
+    while not served.llm.engine.num_waiting:
+        assert waiting.is_alive()
+    assert not answers
+    assert served.http.post(end).json() == {"is_sleeping": False}
+    waiting.join()
+    assert answers[0][0] == expected
+
+
+def test_only_operators_ask_where_there_are_keys(llm: LLM, folder: Path) -> None:
+    with running(llm, weights_dir=str(folder), api_key=("somebody",), operator_key=("boss",)) as server:
+        for path in PATHS:
+            headers = ({"Authorization": f"Bearer {key}"} for key in ("wrong", "somebody", "boss"))
+            json = {"path": "same"} if path == "/update_weights" else None
+            statuses = [server.http.post(path, json=json, headers=header).status_code for header in headers]
+            assert statuses == [401, 403, 200]
+            llm.wake()
+
+
+def test_without_the_folder_nobody_asks(llm: LLM) -> None:
+    with running(llm) as server:
+        assert [server.http.post(path).status_code for path in PATHS] == [404] * len(PATHS)
