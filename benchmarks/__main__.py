@@ -35,6 +35,9 @@ COMMANDS: Mapping[str, Entry] = {
         "benchmarks.__main__:CPUProducts", "products on a CPU by type of the weight, and its bandwidth"
     ),
     "lora-cost": Entry("benchmarks.__main__:LoraCost", "a decode step with adapters beside the same step without them"),
+    "logprobs": Entry(
+        "benchmarks.__main__:Logprobs", "log probabilities beside a trainer's, and the price of the same bits"
+    ),
     "moe": Entry("benchmarks.moe:MoE", "decode and prefill of a small model with experts, beside transformers"),
     "gpu-report": Entry("benchmarks.__main__:GpuReport", "files of tools/gpu_suite as one table against the aims"),
     "gpu-bill": Entry("benchmarks.__main__:GpuBill", "what a step costs a GPU, read from code compiled ahead of time"),
@@ -305,6 +308,27 @@ class LoraCost:
             got, fix = f"{self.adapters} adapters of rank {self.rank}, rows {rows}", "1 or more of each"
             raise ConfigError("sizes are at least 1", got=got, fix=fix)
         measure(self.model, Sizes(self.adapters, self.rank, tuple(rows)), self.engine)
+        return 0
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """The command."""
+
+    model: ModelName
+    engine: Annotated[EngineOptions, engine_flags("dtype", "batch_invariant", *HOSTS)]
+    new_tokens: int = 64
+    """generated for each of eight prompts, at most 100"""
+    plot: Maybe[str] = None
+    """file for a picture of the ratios"""
+
+    def run(self) -> int:
+        """Measure; returns 0. Raises `ConfigError` for sizes that do not fit."""
+        from benchmarks.logprobs import measure
+
+        if not 1 <= self.new_tokens <= 100:
+            raise ConfigError("--new-tokens is out of range", got=self.new_tokens, fix="1 to 100")
+        measure(self.model, self.new_tokens, self.plot, self.engine)
         return 0
 
 
