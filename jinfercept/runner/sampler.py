@@ -225,10 +225,10 @@ class Sampler:
         if any(reported):
             reports = self._run["logprobs", num_rows](logits, tokens)
             reports.copy_to_host_async()
-        if any(params is not None and params.reports_processed for params in reported):
-            bound = bounds[0] if bounds else self._no_bounds[num_rows]
-            processed = self._run["processed", num_rows](shaped, bound, tokens, common)
-            processed[0].copy_to_host_async()
+            if any(params is not None and params.reports_processed for params in reported):
+                bound = bounds[0] if bounds else self._no_bounds[num_rows]
+                processed = self._run["processed", num_rows](shaped, bound, tokens, common)
+                processed[0].copy_to_host_async()
         return Drawn(tokens, reported, reports, processed)
 
     def _masked(self, num_rows: int, masks: Masks) -> Array:
