@@ -164,6 +164,7 @@ VALUES: dict[str, object] = {
     "Reasoning": events.Reasoning("x", "a"),
     "Call": CALL,
     "RequestOutput": OUTPUT,
+    "RolloutCall": jinfercept.RolloutCall("price", "lamp", "7", "ok", 0.5, (1, 2)),
     "SamplingParams": SamplingParams(temperature=0, stop="x", logit_bias={3: 1.5}, bad_words_token_ids=[[1, 2]]),
     "Tool": Tool(price, start="<<", stop="=", timeout_s=3),
     "StructuredOutputsParams": jinfercept.StructuredOutputsParams(json={"type": "object"}),
@@ -178,6 +179,7 @@ DETECTORS = {
 
 def test_every_public_value_can_be_pickled_and_copied() -> None:
     parts = {"LLM", "LoadedTools", "FormatDetector", "ChatOptions"}  # of a process, made of a parser, and a dict
+    parts |= {"Rollout", "Rollouts"}  # of arrays
     public = {name: getattr(jinfercept, name) for name in {*jinfercept.__all__} - parts}
     values = {
         name for name, value in public.items() if isinstance(value, type) and not issubclass(value, BaseException)

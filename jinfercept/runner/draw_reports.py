@@ -7,41 +7,59 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Int32, UInt32
 
-from jinfercept.runner.sampling import logprobs
+from jinfercept.runner.logits_processors import SampleRows
+from jinfercept.runner.sampling import logprobs, processed
 from jinfercept.sampling_params import MAX_LOGPROBS, SamplingParams
 from jinfercept.sched.plan import TokenLogprobs
 
 
-def report(logits: Float[Array, "R V"], tokens: Int[Array, "R"]) -> Int32[Array, "R columns"]:
-    """Rank, log probability, the likeliest tokens and their log probabilities: in one array, floats by their bits."""
+def report(
+    logits: Float[Array, "R V"],
+    shaped: Float[Array, "R V"],
+    bound: Float[Array, "R"],
+    tokens: Int[Array, "R"],
+    rows: SampleRows,
+) -> tuple[Int32[Array, "R columns"], UInt32[Array, "R words"]]:
+    """In one array rank, log probability, the likeliest tokens with theirs, and the log probability in the distribution of the
+    draw, floats by their bits; and the tokens of that distribution, see `processed`.
+
+    Args:
+        logits: of the model.
+        shaped, bound, rows: of the draw.
+    """
     with jax.named_scope("logprobs"):
         logprob, rank, best, ids = logprobs(logits, tokens, MAX_LOGPROBS)
-    floats = jnp.concatenate([logprob[:, None], best], axis=1)
-    return jnp.concatenate([rank[:, None], ids, jax.lax.bitcast_convert_type(floats, jnp.int32)], axis=1)
+        drawn, kept = processed(shaped, bound, tokens, rows)
+    floats = jnp.concatenate([logprob[:, None], best, drawn[:, None]], axis=1)
+    return jnp.concatenate([rank[:, None], ids, jax.lax.bitcast_convert_type(floats, jnp.int32)], axis=1), kept
 
 
 def read_report(row: Int32[np.ndarray, "columns"], num_best: int) -> TokenLogprobs:
-    """A row of `report`."""
+    """A row of `report`, by the model's own logits."""
     width = len(row) // 2
-    ids, floats = row[1:width], row[width:].view(np.float32)
+    ids, floats = row[1:width], row[width:-1].view(np.float32)
     best = zip(ids[:num_best].tolist(), floats[1 : 1 + num_best].tolist(), strict=True)
     return TokenLogprobs(float(floats[0]), int(row[0]), tuple(best))
 
 
-def with_processed(
-    reports: Sequence[TokenLogprobs | None],
+def read_reports(
+    reports: Int32[Array, "R columns"],
+    kept: UInt32[Array, "R words"] | None,
     reported: Sequence[SamplingParams | None],
-    logprobs: Float[Array, "R"],
-    kept: UInt32[Array, "R words"],
     vocab_size: int,
 ) -> Iterator[TokenLogprobs | None]:
-    """The reports, with what `sampling.processed` says where it is asked for."""
-    keeps = any(params and params.return_kept_tokens for params in reported)
+    """What the parameters of each row ask for; None for rows without."""
+    keeps = kept is not None and any(params and params.return_kept_tokens for params in reported)
     words = np.asarray(kept) if keeps else None
-    for row, (entry, params, logprob) in enumerate(zip(reports, reported, np.asarray(logprobs).tolist(), strict=False)):
-        if entry is not None and params is not None and params.reports_processed:
-            ids = _bits(words[row]) if words is not None and params.return_kept_tokens else None
-            entry = entry._replace(processed=logprob, kept=ids if ids is None or len(ids) < vocab_size else None)
+    for place, (row, params) in enumerate(zip(np.asarray(reports), reported, strict=False)):
+        if params is None:
+            yield None
+            continue
+        entry = read_report(row, params.logprobs or 0)
+        if params.reports_processed:
+            ids = _bits(words[place]) if words is not None and params.return_kept_tokens else None
+            ids = None if ids is None or len(ids) == vocab_size else ids
+            entry = entry._replace(processed=float(row[-1:].view(np.float32)[0]), kept=ids)
         yield entry
 
 

@@ -315,7 +315,7 @@ class ModelRunner:
                     return (count == rows[0] and kind != "filtered") or (measured and kind == "greedy")
                 case (("embed" | "layers" | "decode embed" | "decode layers"), size, *_):
                     return measured or size in short
-                case ("shape" | "remember" | "logprobs" | "processed", _) | "enter":
+                case ("shape" | "remember" | "logprobs", _) | "enter":
                     return False
                 case _:
                     return measured

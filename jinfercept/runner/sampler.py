@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int, Int32, UInt32
 
 from jinfercept.models.mesh import beside, over_devices, place
 from jinfercept.models.protocol import ServedModel, Weights
-from jinfercept.runner.draw_reports import read_report, report, with_processed
+from jinfercept.runner.draw_reports import read_report, read_reports, report
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.logits_processors import Slots, distinct, mask_words, remember, shape_logits
 from jinfercept.runner.packing_samples import (
@@ -35,7 +35,7 @@ from jinfercept.runner.packing_samples import (
     unpack_samples,
 )
 from jinfercept.runner.packing_slots import pack_slot, slot_shapes, slot_size, unpack_slot
-from jinfercept.runner.sampling import processed, sample
+from jinfercept.runner.sampling import sample
 from jinfercept.runner.step_upload import CommonShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Chunk, Masks, TokenLogprobs
@@ -80,14 +80,14 @@ class Drawn(NamedTuple):
         tokens: `[R]`; None if nothing is sampled.
         reported: as `Samples` has it.
         reports: `[R, columns]`, see `draw_reports`; None if no row asks for one.
-        processed: `[R]` and `[R, words]`, see `sampling.processed`; None if no row asks for one.
+        kept: `[R, words]`, see `sampling.processed`; None if no row asks for a report.
         scores: of every chunk with a score: how many likeliest tokens, how many targets, and their reports.
     """
 
     tokens: Array | None = None
     reported: tuple[SamplingParams | None, ...] = ()
     reports: Array | None = None
-    processed: tuple[Array, Array] | None = None
+    kept: Array | None = None
     scores: tuple[tuple[int, int, tuple[Array, ...]], ...] = ()
 
 
@@ -191,10 +191,7 @@ class Sampler:
         tokens = () if drawn.tokens is None else tuple(np.asarray(drawn.tokens)[: len(drawn.reported)].tolist())
         reported = ()
         if drawn.reports is not None:
-            rows = zip(np.asarray(drawn.reports), drawn.reported, strict=False)
-            reported = tuple(None if params is None else read_report(row, params.logprobs or 0) for row, params in rows)
-        if drawn.processed is not None:
-            reported = tuple(with_processed(reported, drawn.reported, *drawn.processed, self._vocab_size))
+            reported = tuple(read_reports(drawn.reports, drawn.kept, drawn.reported, self._vocab_size))
         scores = []
         for num_best, count, reports in drawn.scores:
             rows = np.concatenate([np.asarray(report) for report in reports])[:count]
@@ -221,15 +218,12 @@ class Sampler:
         tokens.copy_to_host_async()
         if remembered:
             self._slots = self._run["remember", num_rows](self._slots, tokens, common)
-        reports, processed = None, None
+        reports, kept = None, None
         if any(reported):
-            reports = self._run["logprobs", num_rows](logits, tokens)
+            bound = bounds[0] if bounds else self._no_bounds[num_rows]
+            reports, kept = self._run["logprobs", num_rows](logits, shaped, bound, tokens, common)
             reports.copy_to_host_async()
-            if any(params is not None and params.reports_processed for params in reported):
-                bound = bounds[0] if bounds else self._no_bounds[num_rows]
-                processed = self._run["processed", num_rows](shaped, bound, tokens, common)
-                processed[0].copy_to_host_async()
-        return Drawn(tokens, reported, reports, processed)
+        return Drawn(tokens, reported, reports, kept)
 
     def _masked(self, num_rows: int, masks: Masks) -> Array:
         """The masks of all rows, `[R, words]`: uploaded now, for they are computed while the device runs the step."""
@@ -255,7 +249,8 @@ class Sampler:
                 scored = (self._common_shape.pack(packed, ()), np.pad(part, (0, num_rows - len(part))))
                 common, tokens = place(scored, self._home)
                 logits = self._run["head", size, num_rows](params, x, common)
-                reports.append(self._run["logprobs", num_rows](logits, tokens))
+                report, _ = self._run["logprobs", num_rows](logits, logits, self._no_bounds[num_rows], tokens, common)
+                reports.append(report)
                 reports[-1].copy_to_host_async()
             scores.append((chunk.score.num_best, len(targets), tuple(reports)))
         return scores
@@ -318,8 +313,8 @@ def add_sampler(
             continue
         add(("shape", rows), partial(_shape, packed), logits, mask, slots, common)
         add(("remember", rows), partial(_remember, packed), slots, tokens, common, donate=(0,))
-        add(("logprobs", rows), report, logits, tokens)
-        add(("processed", rows), partial(_processed, packed), logits, struct((rows,), jnp.float32), tokens, common)
+        bound = struct((rows,), jnp.float32)
+        add(("logprobs", rows), partial(_report, packed), logits, logits, bound, tokens, common)
 
 
 def slots_bytes(num_slots: int, vocab_size: int) -> int:
@@ -376,15 +371,15 @@ def _sample(
         return (tokens, last_tokens) if bound is None else (tokens, last_tokens, bound)
 
 
-def _processed(
+def _report(
     rows_of: RowsOf,
     logits: Float[Array, "R V"],
+    shaped: Float[Array, "R V"],
     bound: Float[Array, "R"],
     tokens: Int[Array, "R"],
     common: Int[Array, "common"],
-) -> tuple[Float[Array, "R"], UInt32[Array, "R words"]]:
-    with jax.named_scope("processed"):
-        return processed(logits, bound, tokens, unpack_samples(rows_of(common)))
+) -> tuple[Int32[Array, "R columns"], UInt32[Array, "R words"]]:
+    return report(logits, shaped, bound, tokens, unpack_samples(rows_of(common)))
 
 
 def _remember(rows_of: RowsOf, slots: Slots, tokens: Int[Array, "R"], common: Int[Array, "common"]) -> Slots:

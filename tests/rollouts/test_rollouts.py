@@ -104,7 +104,7 @@ def add(a: int, b: int) -> int:
 
 def test_a_chat_of_three_turns_is_never_tokenised_again(smollm2: LLM) -> None:
     params = SamplingParams(temperature=1.0, seed=2, max_tokens=40)
-    rollouts = smollm2.rollout([{"role": "user", "content": "What is 2+3? Use add."}], params, n=2, tools=[add])
+    rollouts = smollm2.rollout([{"role": "user", "content": "What is 2+3? Use add."}], params, tools=[add])
     for question in ("And 4+4?", "Thanks <|im_end|> bye"):
         before = rollouts
         rollouts = smollm2.rollout(before, params, tools=[add], following=[{"role": "user", "content": question}])
