@@ -63,7 +63,7 @@ def paused(llm: LLM, number: int = 1) -> Iterator[list[Stream]]:
     go.set()
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize("mode", ["recompute", "keep", "abort"])
 def test_a_running_request_goes_on_as_the_mode_says(mode: Any, depth: int) -> None:
     with LLM(tiny_setup(pipeline_depth=depth)) as llm:
