@@ -53,6 +53,7 @@ def read_again(session: "Session", output: CompletionOutput, constraints: "Const
                     constraints.begin_turn(session)
     session.interceptions = [pause for pause in output.interceptions if pause.results]
     session.versions = list(output.version_runs)
+    session.version = session.versions[-1][1] if session.versions else -1
     session.external_spans = list(output.external_spans)
     unknown = [None] * len(output.token_ids)
     session.logprobs = list(output.logprobs or unknown)

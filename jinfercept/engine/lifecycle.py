@@ -248,7 +248,9 @@ class RequestLifecycle:
             self.first_tokens.append((sequence.id, now - sequence.arrival_s))
         if session.resumed_s is not None:
             session.note_context(now)
-        session.append_generated(token, self.weights_version)
+        if session.version != self.weights_version:
+            session.begin_version(self.weights_version)
+        session.stream.append(token)
         shown = text.add(token) if text is not None else ""
         logprobs = None if report is None else session.note_report(token, report)
         events.append(Token(sequence.id, token, shown, logprobs))
