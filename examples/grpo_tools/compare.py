@@ -62,7 +62,7 @@ class Compare:
 
     def run(self) -> int:
         """Measure and print the ratios; returns 0."""
-        asked = questions(7, self.prompts, shots=self.shots)
+        drawn_questions = questions(7, self.prompts, shots=self.shots)
         loaded = load(NAME, dtype="float32", quantization="none")
         params = separate(loaded.params)
         if self.adapter is not None:
@@ -71,9 +71,9 @@ class Compare:
         with LLM(NAME, max_num_seqs=self.prompts * self.n, **sizes) as llm:
             llm.update_weights(params)
             ways: dict[str, Callable[[], Measured]] = {
-                "interceptions": lambda: self._intercepted(llm, asked),
-                "one by one": lambda: self._looped(llm, asked, 1),
-                "together": lambda: self._looped(llm, asked, self.prompts * self.n),
+                "interceptions": lambda: self._intercepted(llm, drawn_questions),
+                "one by one": lambda: self._looped(llm, drawn_questions, 1),
+                "together": lambda: self._looped(llm, drawn_questions, self.prompts * self.n),
             }
             best = dict[str, Measured]()
             for _ in range(self.repeats):
@@ -86,29 +86,31 @@ class Compare:
                     )
                     best[name] = max(best.get(name, measured), measured)
         if self.transformers is not None:
-            best["transformers"] = self._peer(asked)
+            best["transformers"] = self._peer(drawn_questions)
         first = best["interceptions"].per_s
         for name, measured in best.items():
             print(f"interceptions : {name} = {first / measured.per_s:.2f}")
         return 0
 
-    def _intercepted(self, llm: LLM, asked: list[Question]) -> Measured:
+    def _intercepted(self, llm: LLM, drawn_questions: list[Question]) -> Measured:
         began_s = time.perf_counter()
         params = SamplingParams(temperature=1.0, max_tokens=MAX_TOKENS, stop=STOPS, seed=3)
-        prompts = [question.prompt for question in asked]
+        prompts = [question.prompt for question in drawn_questions]
         samples = llm.rollout(prompts, params, n=self.n, tools=tools(self.slow_s))
         taken_s = time.perf_counter() - began_s
         rewards = [
-            reward_of(asked[sample.prompt], sample.text, [(call.name, call.arguments) for call in sample.calls])
+            reward_of(
+                drawn_questions[sample.prompt], sample.text, [(call.name, call.arguments) for call in sample.calls]
+            )
             for sample in samples
         ]
         return Measured(len(samples) / taken_s, float(np.mean(rewards)), sum(len(sample.calls) for sample in samples))
 
-    def _looped(self, llm: LLM, asked: list[Question], threads: int) -> Measured:
+    def _looped(self, llm: LLM, drawn_questions: list[Question], threads: int) -> Measured:
         """Rounds of a batch: generate up to a call or the end, run the tools, and begin again with their results."""
         assert llm.tokenizer is not None
         began_s, encode = time.perf_counter(), llm.tokenizer.encode
-        own = [question for question in asked for _ in range(self.n)]
+        own = [question for question in drawn_questions for _ in range(self.n)]
         ids = [encode(question.prompt) for question in own]
         texts, calls, left = [""] * len(own), [list[tuple[str, str]]() for _ in own], [MAX_TOKENS] * len(own)
         open_places, round_number = list(range(len(own))), 0
@@ -143,12 +145,12 @@ class Compare:
         rewards = [reward_of(*each) for each in zip(own, texts, calls, strict=True)]
         return Measured(len(own) / taken_s, float(np.mean(rewards)), sum(map(len, calls)))
 
-    def _peer(self, asked: list[Question]) -> Measured:
+    def _peer(self, drawn_questions: list[Question]) -> Measured:
         """Transformers' `generate` in another interpreter, with the same rounds."""
         work = {
             "model": str(load(NAME, dtype="float32").source),
             "adapter": None if self.adapter is None else str(self.adapter),
-            "prompts": [question.prompt for question in asked for _ in range(self.n)],
+            "prompts": [question.prompt for question in drawn_questions for _ in range(self.n)],
             "max_tokens": MAX_TOKENS,
             "stops": STOPS,
             "slow_s": self.slow_s,
@@ -159,7 +161,7 @@ class Compare:
             [self.transformers or "", script], input=json.dumps(work), text=True, capture_output=True, check=True
         )
         answer = json.loads(done.stdout.splitlines()[-1])
-        own = [question for question in asked for _ in range(self.n)]
+        own = [question for question in drawn_questions for _ in range(self.n)]
         rewards = [
             reward_of(question, text, [tuple(call) for call in calls])
             for question, text, calls in zip(own, answer["texts"], answer["calls"], strict=True)

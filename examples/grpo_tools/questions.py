@@ -88,5 +88,5 @@ def reward_of(question: Question, text: str, calls: Sequence[tuple[str, str]]) -
         return 0.0
     if calls[0][1].strip() != question.arguments:
         return 0.2
-    said = text.partition(MARKS[question.tool][1])[2].strip(" .\n")
-    return 1.0 if said == question.answer else 0.6
+    repeated = text.partition(MARKS[question.tool][1])[2].strip(" .\n")
+    return 1.0 if repeated == question.answer else 0.6

@@ -133,15 +133,15 @@ class Train:
         return llm.rollout(prompts, params, n=self.n, tools=tools(self.slow_s))
 
     def _rewards(self, number: int, batch: Rollouts) -> Any:
-        asked = self._questions(number)
-        return np.array([reward(asked[sample.prompt], sample) for sample in batch], np.float32)
+        batch_questions = self._questions(number)
+        return np.array([reward(batch_questions[sample.prompt], sample) for sample in batch], np.float32)
 
     def _examine(self, llm: LLM, run: Run, steps: int, began_s: float) -> None:
         """Answer held-out questions greedily."""
-        asked = questions(self.seed, NUM_EXAMINED, examination=True)
+        batch_questions = questions(self.seed, NUM_EXAMINED, examination=True)
         params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, stop=STOPS)
-        samples = llm.rollout([question.prompt for question in asked], params, tools=tools(self.slow_s))
-        run.examined[steps] = float(np.mean([reward(asked[sample.prompt], sample) for sample in samples]))
+        samples = llm.rollout([question.prompt for question in batch_questions], params, tools=tools(self.slow_s))
+        run.examined[steps] = float(np.mean([reward(batch_questions[sample.prompt], sample) for sample in samples]))
         print(f"{steps:4} steps  held out {run.examined[steps]:.3f}  {time.monotonic() - began_s:.0f} s", flush=True)
 
     def _begun(self, config: Any) -> Run:

@@ -93,7 +93,7 @@ class Replacement:
 
         Args:
             old: blocks of the served weights, without adapters; the list is emptied. None: they are gone.
-            owned: nobody else has the old ones: the new ones take their buffers, so that the memory of both is never needed.
+            owned: no caller holds the arrays of the old weights: the new weights are written into these arrays.
                 Else an old block is dropped when the new one is there.
         """
         blocks: list[Weights | None] = [None] * len(self._blocks)

@@ -21,6 +21,24 @@ Following = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """What is put behind a sample: messages where it is a chat, else a text or token ids."""
 
 
+class RolloutOptions(ChatArguments, total=False):
+    """Keyword arguments of `rollout` and its other forms, beside those of `chat`.
+
+    Attributes:
+        n: samples of each prompt (default: 1); above 1 not for greedy ones.
+        tools, detector: as of `generate` and `chat`.
+        following: what is put behind each of the given `Rollouts`, one for each or one for all: messages where they are chats,
+            else a text or token ids.
+        pad_id: fills up `Rollouts.token_ids` (default: 0).
+    """
+
+    n: int
+    tools: Iterable[Any] | None
+    detector: Detector | Iterable[Detector | None] | None
+    following: Following | Sequence[Following] | None
+    pad_id: int
+
+
 class RolloutMethods:
     """The part of `LLM` for reinforcement learning, see `docs/rollouts.md`."""
 
@@ -32,13 +50,8 @@ class RolloutMethods:
         prompts: Any,
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
-        n: int = 1,
-        tools: Iterable[Any] | None = None,
-        detector: Detector | Iterable[Detector | None] | None = None,
-        following: Following | Sequence[Following] | None = None,
         on_group: Callable[[Rollouts], None] | None = None,
-        pad_id: int = 0,
-        **options: Unpack[ChatArguments],
+        **options: Unpack[RolloutOptions],
     ) -> Rollouts:
         """Samples of prompts or conversations, with their tools, as arrays for a trainer.
 
@@ -50,12 +63,8 @@ class RolloutMethods:
                 without, the partial ones go on from where they were aborted, with the calls that were pending, and the others
                 are returned as they are. Partial ones have their tools and options.
             params: one for all, or one for each prompt; the default as of `generate` and `chat`.
-            n: samples of each prompt; above 1 not for greedy ones.
-            tools, detector, options: as of `generate` and `chat`.
-            following: what is put behind each of the given `Rollouts`, one for each or one for all: messages where they are
-                chats, else a text or token ids.
             on_group: called on this thread with each group when its last sample has ended.
-            pad_id: fills up `Rollouts.token_ids`.
+            options: see `RolloutOptions`.
 
         Returns:
             The samples, in the order of the prompts.
@@ -64,8 +73,7 @@ class RolloutMethods:
             RequestError: as `generate` and `chat`; nothing is started then.
             EngineError: as `generate`.
         """
-        given = (prompts, params, n, tools, detector, following, options, pad_id)
-        with RolloutStream(self.engine.thread, planned(self._requests, *given)) as stream:
+        with RolloutStream(self.engine.thread, planned(self._requests, prompts, params, options)) as stream:
             for group in stream:
                 if on_group is not None:
                     on_group(group)
@@ -75,64 +83,38 @@ class RolloutMethods:
         self,
         prompts: Any,
         params: SamplingParams | Iterable[SamplingParams] | None = None,
-        *,
-        n: int = 1,
-        tools: Iterable[Any] | None = None,
-        detector: Detector | Iterable[Detector | None] | None = None,
-        following: Following | Sequence[Following] | None = None,
-        pad_id: int = 0,
-        **options: Unpack[ChatArguments],
+        **options: Unpack[RolloutOptions],
     ) -> Rollouts:
         """Does what `rollout` does without blocking the event loop; cancelled, it aborts the samples."""
-        given = (prompts, params, n, tools, detector, following, options, pad_id)
-        async with AsyncRolloutStream(self.engine.thread, planned(self._requests, *given)) as stream:
+        async with AsyncRolloutStream(self.engine.thread, planned(self._requests, prompts, params, options)) as stream:
             return await stream.result()
 
     def rollout_stream(
         self,
         prompts: Any,
         params: SamplingParams | Iterable[SamplingParams] | None = None,
-        *,
-        n: int = 1,
-        tools: Iterable[Any] | None = None,
-        detector: Detector | Iterable[Detector | None] | None = None,
-        following: Following | Sequence[Following] | None = None,
-        pad_id: int = 0,
-        **options: Unpack[ChatArguments],
+        **options: Unpack[RolloutOptions],
     ) -> RolloutStream:
         """The groups of `rollout` one by one, each when its last sample has ended; `abort_group` ends one early."""
-        given = (prompts, params, n, tools, detector, following, options, pad_id)
-        return RolloutStream(self.engine.thread, planned(self._requests, *given))
+        return RolloutStream(self.engine.thread, planned(self._requests, prompts, params, options))
 
     def arollout_stream(
         self,
         prompts: Any,
         params: SamplingParams | Iterable[SamplingParams] | None = None,
-        *,
-        n: int = 1,
-        tools: Iterable[Any] | None = None,
-        detector: Detector | Iterable[Detector | None] | None = None,
-        following: Following | Sequence[Following] | None = None,
-        pad_id: int = 0,
-        **options: Unpack[ChatArguments],
+        **options: Unpack[RolloutOptions],
     ) -> AsyncRolloutStream:
         """As `rollout_stream`, for `async for`."""
-        given = (prompts, params, n, tools, detector, following, options, pad_id)
-        return AsyncRolloutStream(self.engine.thread, planned(self._requests, *given))
+        return AsyncRolloutStream(self.engine.thread, planned(self._requests, prompts, params, options))
 
 
 def planned(
-    maker: RequestMaker,
-    prompts: Any,
-    params: SamplingParams | Iterable[SamplingParams] | None,
-    n: int,
-    tools: Iterable[Any] | None,
-    detector: Any,
-    following: Any,
-    options: ChatArguments,
-    pad_id: int,
+    maker: RequestMaker, prompts: Any, params: SamplingParams | Iterable[SamplingParams] | None, given: RolloutOptions
 ) -> Groups:
     """The samples of `RolloutMethods.rollout`, with the requests that make them."""
+    options: Any = dict(given)
+    n, pad_id = options.pop("n", 1), options.pop("pad_id", 0)
+    tools, detector, following = (options.pop(name, None) for name in ("tools", "detector", "following"))
     if isinstance(prompts, Rollout):
         prompts = Rollouts([prompts])
     if not isinstance(prompts, Rollouts):

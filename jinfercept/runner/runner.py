@@ -95,7 +95,7 @@ class ModelRunner:
 
     Attributes:
         device: the first one of this process.
-        owns_params: nobody else has the first weights, which are overwritten by the next ones.
+        owns_params: no caller holds the arrays of the served weights, so that the next update overwrites these arrays.
         weight_shapes: of the weights, see `shapes_of`.
         executables: of the steps and the transfers.
         kv: the pages, without those in the pool for windows.

@@ -93,6 +93,6 @@ def test_samples_that_go_on_equal_whole_ones(small: LLM, policy: str, seed: int)
             assert np.allclose(sample.processed_logprobs, other.processed_logprobs, atol=1e-3)
             assert [call[:4] for call in sample.calls] == [call[:4] for call in other.calls]
             assert (sample.finish_reason, sample.text) == (other.finish_reason, other.text)
-            said, others = ([one.get("content") for one in each.conversation] for each in (sample, other))
-            assert said == others
+            contents, others = ([message.get("content") for message in each.conversation] for each in (sample, other))
+            assert contents == others
         check_sample(small, resumed[0])

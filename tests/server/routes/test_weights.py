@@ -94,7 +94,9 @@ def test_requests_wait_while_it_sleeps(served: Running, path: str, end: str) -> 
 def test_only_operators_ask_where_there_are_keys(llm: LLM, folder: Path) -> None:
     with running(llm, weights_dir=str(folder), api_key=("somebody",), operator_key=("boss",)) as server:
         for path in PATHS:
-            headers = ({"Authorization": f"Bearer {key}"} for key in ("wrong", "somebody", "boss"))
+            headers = (
+                {"Authorization": f"Bearer {key}"} for key in ("wrong", "somebody", "boss")
+            )  # an unknown key, a client's, an operator's
             json = {"path": "same"} if path == "/update_weights" else None
             statuses = [server.http.post(path, json=json, headers=header).status_code for header in headers]
             assert statuses == [401, 403, 200]
