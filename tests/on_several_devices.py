@@ -19,7 +19,6 @@ from jinfercept.engine.streaming import serve
 from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.in_memory_weights import initial_params
 from jinfercept.models.load import load, read_config
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model
@@ -30,6 +29,7 @@ from jinfercept.runner.steps import kinds_of, layers_key
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
+from jinfercept.weights.in_memory import initial_params
 from tests.support.dense_model import logits
 from tests.support.fake_engine import POLICIES
 from tests.support.joining import set_joined

@@ -91,11 +91,10 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay() -> None:
         cases: list[tuple[Any, str]] = [
             (shorter, "is missing"),
             (wide, "has another shape"),
-            ({}, "weights are Params"),
+            ({}, "there are no weights"),
+            (good.layers, "weights are Params, or arrays by name; got tuple"),
         ]
-        cases += [
-            (good._replace(head={**good.head, "kernel": leaf}), r"head\['kernel'\] (is no|has none)") for leaf in odd
-        ]
+        cases += [(good._replace(head={**good.head, "kernel": leaf}), r"head\.kernel (is no|has none)") for leaf in odd]
         for wrong, words in cases:
             with pytest.raises(ModelError, match=words):
                 llm.update_weights(wrong)

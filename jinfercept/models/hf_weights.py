@@ -28,7 +28,7 @@ from jinfercept.models.weight_files import Placed, placed_tensors
 
 log = logging.getLogger("jinfercept")
 
-_BASES: dict[Family, str] = {"llama": "model.", "gemma": "model.", "qwen3_next": "model.", "gptj": "transformer."}
+BASES: dict[Family, str] = {"llama": "model.", "gemma": "model.", "qwen3_next": "model.", "gptj": "transformer."}
 """How the names of tensors begin."""
 _COMPARED_ROWS = 4096
 
@@ -155,7 +155,7 @@ class HFCheckpoint:
         """
         config, parsed = read_config(directory), read_json(directory / "config.json")
         architecture = ARCHITECTURES[architecture_name(parsed)]
-        placed = placed_tensors(directory, _BASES[config.family], partly=not weights)
+        placed = placed_tensors(directory, BASES[config.family], partly=not weights)
         if config.delta_net is not None:
             placed = text_tensors(placed)
         stored = {name: StoredType(at.file.shapes[at.name], at.file.dtypes[at.name]) for name, at in placed.items()}

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,10 +26,25 @@ from jinfercept.models.safetensors_weights import SafetensorsFile
 from jinfercept.values.peft_config import PeftConfig
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."
-_TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
+PREFIX = "base_model.model."
+TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 _LAYER = re.compile(r"\.(0|[1-9][0-9]{0,8})\.")
 _SHOWN = 5
+
+
+class AdapterConfig(Protocol):
+    """Ranks and scales of modules, as `PeftConfig` has them."""
+
+    def rank_of(self, module: str) -> int: ...
+    def scale_of(self, module: str) -> float: ...
+
+
+class AdapterTensors(Protocol):
+    """Matrices by PEFT's names."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+    def read(self, name: str, rows: slice) -> Float[np.ndarray, "..."]: ...
 
 
 class _Place(NamedTuple):
@@ -60,8 +75,14 @@ def read_adapter(directory: str | Path, config: ModelConfig, most_rank: int | No
             )
         check_regular(directory / name)
     stated = PeftConfig.parse(read_json(directory / _CONFIG), directory)
-    file = SafetensorsFile.open(directory / _WEIGHTS)
-    places, layers = _places(config), [dict[str, Factors]() for _ in range(config.num_layers)]
+    return adapter_of(SafetensorsFile.open(directory / _WEIGHTS), stated, config, most_rank)
+
+
+def adapter_of(
+    file: AdapterTensors, stated: AdapterConfig, config: ModelConfig, most_rank: int | None = None
+) -> AdapterWeights:
+    """An adapter of tensors with PEFT's names. Other arguments and errors as of `read_adapter`."""
+    places, layers = modules_of(config), [dict[str, Factors]() for _ in range(config.num_layers)]
     expected = abstract_params(config, jnp.float32, joined=False).layers
     digest, largest = hashlib.sha256(), 0
     for module, sides in sorted(_modules(file).items()):
@@ -89,15 +110,15 @@ def read_adapter(directory: str | Path, config: ModelConfig, most_rank: int | No
     return AdapterWeights(tuple(layers), largest, digest.hexdigest())
 
 
-def _modules(file: SafetensorsFile) -> dict[str, dict[str, str]]:
+def _modules(file: AdapterTensors) -> dict[str, dict[str, str]]:
     """The names of both matrices of every module, by `A` and `B`. Raises `ModelError` for tensors that are none."""
     modules, others = dict[str, dict[str, str]](), list[str]()
     for name in file.shapes:
-        match = _TENSOR.fullmatch(name)
-        if match is None or not name.startswith(_PREFIX):
+        match = TENSOR.fullmatch(name)
+        if match is None or not name.startswith(PREFIX):
             others.append(name)
         else:
-            sides = modules.setdefault(match["module"].removeprefix(_PREFIX), {})
+            sides = modules.setdefault(match["module"].removeprefix(PREFIX), {})
             if sides.setdefault(match["side"], name) != name:
                 others.append(f"{name} beside {sides[match['side']]}")
     others += [f"{module} without its other half" for module, sides in modules.items() if len(sides) < 2]
@@ -110,7 +131,7 @@ def _modules(file: SafetensorsFile) -> dict[str, dict[str, str]]:
     return modules
 
 
-def _places(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+def modules_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Our weights, apart, by the names that transformers has for their modules, with `{i}` for the layer."""
     ours = {
         place.name: weight
@@ -158,7 +179,7 @@ def _place(module: str, places: Mapping[str, tuple[str, ...]], layers: Sequence[
 
 
 def _check_shapes(
-    file: SafetensorsFile,
+    file: AdapterTensors,
     module: str,
     sides: Mapping[str, str],
     shapes: Mapping[str, tuple[int, ...]],
@@ -184,7 +205,7 @@ def _check_shapes(
         )
 
 
-def _read(file: SafetensorsFile, name: str) -> Float[np.ndarray, "..."]:
+def _read(file: AdapterTensors, name: str) -> Float[np.ndarray, "..."]:
     matrix = file.read(name, slice(None))
     if not jnp.issubdtype(matrix.dtype, jnp.floating) or not np.isfinite(matrix.astype(np.float32)).all():
         raise ModelError(

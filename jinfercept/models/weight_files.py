@@ -7,7 +7,7 @@ beside the converted ones, never do. No name may be in two files that count, nor
 `model.safetensors`: which of the two is meant cannot be known.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,9 +30,6 @@ class Placed(NamedTuple):
 def placed_tensors(directory: Path, base: str, *, partly: bool) -> dict[str, Placed]:
     """The tensors of the files that count, by the names that transformers has for them; empty if there is no such file.
 
-    Wrappers' parts of names are left out: `_orig_mod.` of `torch.compile`, `module.` of data parallelism. Where no name begins
-    with `base`, it is put in front of all but the head's: such a checkpoint was saved without its head.
-
     Args:
         base: how names begin, as `model.`.
         partly: whether all files of an index may be missing, as before a download.
@@ -41,9 +38,7 @@ def placed_tensors(directory: Path, base: str, *, partly: bool) -> dict[str, Pla
         ModelError: a file is missing or cannot be read, or two tensors have the same name.
     """
     files = _files(directory, partly)
-    plain = {name: _unwrapped(name) for file in files for name in file.shapes}
-    if not any(name.startswith(base) for name in plain.values()):
-        plain = {name: new if new.startswith("lm_head.") else base + new for name, new in plain.items()}
+    plain = plain_names((name for file in files for name in file.shapes), base)
     placed: dict[str, Placed] = {}
     for file in files:
         for name in file.shapes:
@@ -56,6 +51,18 @@ def placed_tensors(directory: Path, base: str, *, partly: bool) -> dict[str, Pla
     return placed
 
 
+def plain_names(stored: Iterable[str], base: str) -> dict[str, str]:
+    """The names that transformers has for tensors, by those under which they are stored.
+
+    Wrappers' parts of names are left out: `_orig_mod.` of `torch.compile`, `module.` of data parallelism. Where no name begins
+    with `base`, it is put in front of all but the head's: such a checkpoint was saved without its head.
+    """
+    plain = {name: name.removeprefix("module.").replace("_orig_mod.", "") for name in stored}
+    if any(name.startswith(base) for name in plain.values()):
+        return plain
+    return {name: new if new.startswith("lm_head.") else base + new for name, new in plain.items()}
+
+
 def _refuse_second(first: Placed | None, path: Path, name: str) -> None:
     if first is not None:
         raise ModelError(
@@ -63,10 +70,6 @@ def _refuse_second(first: Placed | None, path: Path, name: str) -> None:
             got=f"{first.name[:200]} of {first.file.path.name} and {name[:200]} of {path.name}",
             fix="move the file that is not meant out of the directory",
         )
-
-
-def _unwrapped(name: str) -> str:
-    return name.removeprefix("module.").replace("_orig_mod.", "")
 
 
 def _files(directory: Path, partly: bool) -> list[SafetensorsFile] | list[TorchFile]:

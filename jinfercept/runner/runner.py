@@ -18,7 +18,6 @@ from jaxtyping import Array, Int
 
 from jinfercept.errors import EngineError
 from jinfercept.layouts.kv_rows import stored_dtype
-from jinfercept.models.in_memory_weights import shapes_of
 from jinfercept.models.mesh import beside, mesh_of, place
 from jinfercept.models.protocol import Params, ServedModel, num_kv_layers, states_of
 from jinfercept.models.quantized import weights_of
@@ -34,6 +33,7 @@ from jinfercept.runner.steps import add_steps, kinds_of, layers_key, step_names,
 from jinfercept.runner.token_experts import RowExperts
 from jinfercept.runner.window_pages import by_pool, pool_windows, with_windows
 from jinfercept.sched.plan import Masks, StepPlan, StepResult, WindowCopies
+from jinfercept.weights.in_memory import shapes_of
 
 FIRST_PROMPT = 64
 """Tokens of a first prompt whose bucket is compiled before it arrives."""

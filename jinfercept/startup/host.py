@@ -19,7 +19,7 @@ from jinfercept.errors import ConfigError, ModelError, RequestError
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.meter.timelines import Timeline
 from jinfercept.models.adapted import without_adapters
-from jinfercept.models.in_memory_weights import Replacement
+from jinfercept.models.adapters import AdapterWeights
 from jinfercept.models.load import load
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.protocol import Params
@@ -32,8 +32,11 @@ from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice
 from jinfercept.startup.assembly import Assembled, Recorder
 from jinfercept.startup.disk_tier import identity_of
+from jinfercept.startup.served_adapters import ServedAdapters
 from jinfercept.startup.start import EngineSetup
 from jinfercept.startup.weights import DEEPEST, ServedWeights
+from jinfercept.weights.in_memory import Replacement
+from jinfercept.weights.named import NameFilter, WeightTree
 
 UpdateMode = Literal["keep", "recompute", "abort"]
 """What becomes of unfinished requests when the weights change, see `LLM.update_weights`."""
@@ -183,7 +186,13 @@ class EngineHost:
             self._runner.reset()
             self._begin(parts)
 
-    def update_weights(self, params: Params | str | Path, mode: UpdateMode | None) -> int:
+    def update_weights(
+        self,
+        weights: WeightTree | str | Path,
+        mode: UpdateMode | None,
+        names: Mapping[str, str] | None = None,
+        only: NameFilter | None = None,
+    ) -> int:
         """As `LLM.update_weights`."""
         if mode not in (None, *get_args(UpdateMode)):
             raise ConfigError(
@@ -192,10 +201,9 @@ class EngineHost:
         if mode is None:
             self.check_idle("take new weights")
         self.check_open("to take new weights")
-        if isinstance(params, str | Path):
-            params = self._read(params)
         with self._changing_weights():
-            new = self.weights.replacement(params)
+            read = self._read(weights) if isinstance(weights, str | Path) else weights
+            new = self.weights.replacement(read, names, only)
             if mode is None and self.weights.level is None:
                 self._start_over(new)
             else:
@@ -208,8 +216,7 @@ class EngineHost:
         if not Path(source).exists():
             raise ModelError("there is no such checkpoint", got=str(source), fix="name a directory or a .gguf file")
         host = ModelMesh((jax.local_devices(backend="cpu")[0],))
-        with self._using_jax():
-            return load(source, dtype=self.setup.config.model.dtype, mesh=host, quantization="none").params
+        return load(source, dtype=self.setup.config.model.dtype, mesh=host, quantization="none").params
 
     def _take(self, new: Replacement, mode: UpdateMode | None, *, at_once: bool = False) -> None:
         self.weights.write(new, at_once=at_once)
@@ -247,11 +254,11 @@ class EngineHost:
                 self._check_in_flight("to sleep")
             self._between_steps(lambda: self.weights.sleep(self._engine, level, discard=discard))
 
-    def wake(self, params: Params | None) -> None:
+    def wake(self, weights: WeightTree | None, names: Mapping[str, str] | None = None) -> None:
         """As `LLM.wake`."""
         self.check_open("to wake")
         with self._changing_weights():
-            new = None if params is None else self.weights.replacement(params)
+            new = None if weights is None else self.weights.replacement(weights, names)
             if self.weights.level is None and new is None:
                 return
             self.weights.check_wake(is_given=new is not None)
@@ -282,6 +289,15 @@ class EngineHost:
 
     def load_adapter(self, name: str, directory: str | Path, *, in_place: bool = False) -> Adapter:
         """As `LLM.load_lora`. Waits for the disk and for the end of a step, not for requests."""
+        return self._put_adapter(name, lambda room: room.read(directory), str(directory), in_place=in_place)
+
+    def update_adapter(self, name: str, matrices: WeightTree, scale: float, names: Mapping[str, str] | None) -> Adapter:
+        """As `LLM.update_lora`."""
+        return self._put_adapter(name, lambda room: room.in_memory(matrices, scale, names), "memory", in_place=True)
+
+    def _put_adapter(
+        self, name: str, read: Callable[[ServedAdapters], AdapterWeights], source: str, *, in_place: bool
+    ) -> Adapter:
         self.check_open("to load an adapter")
         machine = self.setup.machine
         if machine.adapters is None:
@@ -290,12 +306,12 @@ class EngineHost:
             raise ConfigError("several hosts have the adapters of their start", got=name, fix="name it in `loras`")
         if not machine.runner.params.embed:
             raise RequestError("the weights are not on the device", got="an adapter to load", fix="wake() before")
-        weights = machine.adapters.read(directory)
+        weights = read(machine.adapters)
         with machine.adapters.table.new_slot(name, replace=in_place) as slot:
             with machine.adapters.lock, self._using_jax():
                 params = machine.adapters.written(machine.runner.params, slot, weights)
                 self.thread.ask(lambda: machine.runner.use(params)).result()
-            adapter = Adapter(name, slot, weights.digest, str(directory))
+            adapter = Adapter(name, slot, weights.digest, source)
             machine.adapters.table.put(adapter)
         return adapter
 

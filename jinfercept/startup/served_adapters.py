@@ -17,6 +17,8 @@ from jinfercept.models.model import Model
 from jinfercept.models.peft_adapter import read_adapter
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.request import Adapter
+from jinfercept.weights.adapter_arrays import adapter_in_memory
+from jinfercept.weights.named import WeightTree
 
 TOOLS = "tools"
 """Name of the adapter with which the embedded model calls tools."""
@@ -43,7 +45,13 @@ class ServedAdapters:
 
     def read(self, directory: str | Path) -> AdapterWeights:
         """An adapter that fits the room. Raises `ModelError`, or `ConfigError` if its modules have no room."""
-        adapter = read_adapter(directory, self._model.checkpoint_config, self._room.rank)
+        return self._fitting(read_adapter(directory, self._model.checkpoint_config, self._room.rank))
+
+    def in_memory(self, matrices: WeightTree, scale: float, names: Mapping[str, str] | None) -> AdapterWeights:
+        """An adapter of arrays that fits the room. Arguments as of `adapter_in_memory`; errors as of `read`."""
+        return self._fitting(adapter_in_memory(self._model.checkpoint_config, matrices, scale, names, self._room.rank))
+
+    def _fitting(self, adapter: AdapterWeights) -> AdapterWeights:
         if others := sorted(adapter.weights - self._room.weights):
             raise ConfigError(
                 "the adapter changes modules for which there is no room",

@@ -20,7 +20,6 @@ from jinfercept.errors import ConfigError, ModelError, shown
 from jinfercept.hosts.group import HostGroup
 from jinfercept.hosts.leading import LeadingRunner
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.in_memory_weights import initial_params
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.load import Loaded, bytes_to_load, dtype_name, load, locate, read_config
 from jinfercept.models.mesh import ModelMesh
@@ -56,6 +55,7 @@ from jinfercept.startup.sizing import group_layers, measured_profile, plan_pools
 from jinfercept.tokenizer.load import load_tokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from jinfercept.values.vllm_names import own_options
+from jinfercept.weights.in_memory import initial_params
 
 log = logging.getLogger("jinfercept")
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from jinfercept.models.protocol import Params
 from jinfercept.startup.host import EngineHost, UpdateMode
+from jinfercept.weights.named import NameFilter, WeightTree
 
 
 class WeightControls:
@@ -17,20 +17,31 @@ class WeightControls:
         """Of the weights that serve: 0 at the start, raised by 1 by every `update_weights`."""
         return self.engine.weights.version
 
-    def update_weights(self, params: Params | str | Path, *, mode: UpdateMode | None = None) -> int:
+    def update_weights(
+        self,
+        params: WeightTree | str | Path,
+        *,
+        mode: UpdateMode | None = None,
+        names: Mapping[str, str] | None = None,
+        only: NameFilter | None = None,
+    ) -> int:
         """Serve other weights of the same model from now on. See `docs/weights.md`.
 
         The new values are written into the memory of the old ones, block by block; all is checked before the first.
         Requests that are submitted later share no page of older weights. Nothing is compiled for it after the first update.
 
         Args:
-            params: of the same structure and shapes, in any dtype, on any devices; tied embeddings need not be in the head.
-                The caller may donate them afterwards. Or the directory of a checkpoint, or a `.gguf` file, which is read into
-                the host's memory.
+            params: `Params` of the same structure and shapes, in any dtype, on any devices; tied embeddings need not be in the
+                head. Or the same by names: an `nnx.State`, an `nnx.Module`, or mappings, with the names of `Params`, as
+                `layers.0.q`, or with those of transformers in the shapes of its checkpoints. The caller may donate them
+                afterwards. Or the directory of a checkpoint, or a `.gguf` file, which is read into the host's memory.
             mode: of requests that are not finished, none of which is waited for. None: there must be none, and the LLM starts
                 over as `restart`. "keep": they go on with the contexts that they have. "recompute": their contexts are
                 computed again when they run next. "abort": they end with what they have. Paused ones go on to wait for their
                 calls, unless they are aborted.
+            names: by a name in `params`, the name that the weight has here; `*` stands for a number in both.
+            only: take these weights alone: a beginning of names in `params`, several, or a function of a name that says
+                whether. All other weights stay as they are.
 
         Returns:
             The new version.
@@ -40,7 +51,7 @@ class WeightControls:
             RequestError: requests are not finished, or there are several hosts.
             ConfigError: the mode is none of these, or there is a `kv_disk`, whose pages are of one version.
         """
-        return self.engine.update_weights(params, mode)
+        return self.engine.update_weights(params, mode, names, only)
 
     @property
     def is_sleeping(self) -> bool:
@@ -61,17 +72,17 @@ class WeightControls:
         """
         self.engine.sleep(level, discard=discard)
 
-    def wake(self, params: Params | None = None) -> None:
+    def wake(self, params: WeightTree | None = None, *, names: Mapping[str, str] | None = None) -> None:
         """Take the memory again, without compiling, and go on. Does nothing to an LLM that does not sleep.
 
         Args:
-            params: new weights, as of `update_weights(params, mode="recompute")`.
+            params, names: new weights, as of `update_weights(params, mode="recompute", names=names)`.
 
         Raises:
             RequestError: the weights were discarded, and none are given.
             ModelError: as `update_weights`; the sleep goes on.
         """
-        self.engine.wake(params)
+        self.engine.wake(params, names)
 
     @property
     def loras(self) -> Mapping[str, str]:
@@ -82,6 +93,23 @@ class WeightControls:
         """Load an adapter that PEFT saved, while requests run, too. With `in_place`, another one may have the name, and goes on
         for its requests. Raises `ModelError` if it cannot be used, `ConfigError` if there is no room (`max_loras`)."""
         self.engine.load_adapter(name, directory, in_place=in_place)
+
+    def update_lora(
+        self, name: str, matrices: WeightTree, *, scale: float = 1.0, names: Mapping[str, str] | None = None
+    ) -> None:
+        """Serve an adapter of arrays under a name from now on; one that has the name goes on for its requests.
+
+        Args:
+            matrices: by names, as weights of `update_weights`: those that PEFT saves, or `layers.0.q.a` `[*inputs, rank]` and
+                `layers.0.q.b` `[rank, *outputs]`.
+            scale: of their products, `lora_alpha / rank`.
+            names: as of `update_weights`.
+
+        Raises:
+            ModelError: a matrix is none of the model's, has another shape, or another number type.
+            ConfigError: there is no room (`max_loras`, `max_lora_rank`); an adapter in place of another needs room of its own.
+        """
+        self.engine.update_adapter(name, matrices, scale, names)
 
     def unload_lora(self, name: str) -> None:
         """Take an adapter's name away; its room is free once its requests have ended. Raises `RequestError` for others."""

@@ -1,6 +1,6 @@
 """The weights of a machine while engines run on it: others take their place, and they leave the device and come back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, final
 
@@ -11,9 +11,10 @@ from jinfercept.engine.engine import Engine
 from jinfercept.errors import RequestError
 from jinfercept.models.adapted import is_adapted, without_adapters
 from jinfercept.models.adapters import with_matrices_of
-from jinfercept.models.in_memory_weights import Replacement, blocks_of
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.startup.assembly import Machine
+from jinfercept.weights.in_memory import Replacement, blocks_of, ties_of
+from jinfercept.weights.named import NameFilter, WeightTree, params_by_name
 
 DEEPEST = 2
 """Level of a sleep in which the weights leave the device, too."""
@@ -40,11 +41,28 @@ class ServedWeights:
         """Whether there are no weights: they were discarded, or replaced in part only."""
         return not self._runner.params.embed and self._host is None
 
-    def replacement(self, params: Params) -> Replacement:
-        """New weights, checked. Raises `ModelError` if they do not fit, `RequestError` on several hosts."""
+    def replacement(
+        self, weights: WeightTree, names: Mapping[str, str] | None = None, only: NameFilter | None = None
+    ) -> Replacement:
+        """New weights, checked. Raises `ModelError` if they do not fit, `RequestError` on several hosts, or if weights that are
+        to stay are lost.
+
+        Args:
+            names, only: as of `params_by_name`.
+        """
         if self._machine.leader is not None:
             raise RequestError("only one host can take new weights", got="several", fix="start all with the new ones")
-        return Replacement(self._model, params, without_adapters(self._runner.weight_shapes))
+        shapes = without_adapters(self._runner.weight_shapes)
+        if isinstance(weights, Params) and names is None and only is None:
+            params = weights
+        else:
+            params = params_by_name(self._model, weights, shapes, names, only)
+        new = Replacement(
+            self._model, params, shapes, ties_of(self._host if isinstance(self._host, Params) else self._runner.params)
+        )
+        if new.is_partial and self.are_lost:
+            raise RequestError("there are no weights of which some could stay", got=f"only={only!r}", fix="give all")
+        return new
 
     def write(self, new: Replacement, *, at_once: bool = False) -> None:
         """Serve these weights, with the adapters of the old ones. If it raises, there may be no weights.
@@ -54,7 +72,7 @@ class ServedWeights:
         """
         self.version += 1
         if self.level == DEEPEST:
-            self._host = new if at_once else new.on_host()
+            self._host = new if at_once and not new.is_partial else new.on_host(self._host)
             return
         params = self._runner.take_params()
         if params.embed:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.layouts.packed_weights import pack
 from jinfercept.models.gguf_blocks import PACKINGS
-from jinfercept.models.in_memory_weights import Replacement, initial_params, shapes_of
 from jinfercept.models.joined_weights import join_layer, joinable, separate
 from jinfercept.models.load import bytes_to_load, load
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model
 from jinfercept.models.packed_rows import PackedRows, Packing, common
 from jinfercept.models.quantized import QuantizedTensor, is_quantized
+from jinfercept.weights.in_memory import Replacement, initial_params, shapes_of
 from tests.support.dense_model import dense, logits
 from tests.support.joining import set_joined
 from tests.support.tiny_gguf import E, F, write

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from copy import copy
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Self, final
 
 import jax
@@ -10,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jinfercept.errors import ModelError
-from jinfercept.models.joined_weights import is_joined, separate, serve, serve_layer
+from jinfercept.models.joined_weights import is_joined, separate, separate_layer, serve, serve_layer
 from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import Model, abstract_params, tied, untied
 from jinfercept.models.protocol import CutModel, Params, ServedModel, Weights
 from jinfercept.models.quantized import is_quantized, weights_of
 from jinfercept.models.sharding import fit, partition_spec, partition_specs
+from jinfercept.weights.leaves import KEPT, LazyWeight, by_name, check_leaf, dotted, made
 
 _LAYOUT = "Params(embed, layers, head) of models/protocol.py"
 _NUMBERS = (np.number, np.bool)
@@ -40,7 +42,7 @@ def initial_params(model: ServedModel, params: Params, mesh: ModelMesh) -> Param
         raise ModelError("params have another number of layers than the model", got=got, fix=f"give {num_layers}")
     if isinstance(model, Model):
         params = _fitting(model, params, mesh.size)
-        return tied(model.config, serve(_on_devices(model, untied(model.config, params), mesh)))
+        return tied(model.config, serve(_on_devices(model, made(untied(model.config, params)), mesh)))
     _check(params, params._replace(layers=params.layers[:1] * num_layers))
     return _on_devices(model, params, mesh)
 
@@ -51,15 +53,19 @@ class Replacement:
 
     Args:
         model: the served model; if its embeddings are tied, the head's are taken from the embedding.
-        params: the new weights: any arrays, numpy's included. None of them is served itself: the caller may donate them.
+        params: the new weights: any arrays, numpy's included, `KEPT` in place of what stays as it is, `LazyWeight`s. None of
+            them is served itself: the caller may donate them.
         shapes: of the served weights, as `shapes_of`.
+        ties: as `ties_of`, of the served weights; for `KEPT`.
 
     Raises:
         ModelError: a weight is missing, is not the model's, or has another shape; the error names it. Or the served weights are
             quantised: no others can replace them.
     """
 
-    def __init__(self, model: ServedModel, params: Params, shapes: Params) -> None:
+    def __init__(
+        self, model: ServedModel, params: Params, shapes: Params, ties: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         params = _complete(model, params)
         if quantised := next((weight for weight in weights_of(shapes) if is_quantized(weight)), None):
             raise ModelError(
@@ -70,60 +76,105 @@ class Replacement:
         if isinstance(model, Model):
             params, shapes = (untied(model.config, it) for it in (_fitting(model, params, self._mesh.size), shapes))
         else:
+            params = _with_ties(params, ties)
             _check(params, shapes)
         self._blocks, self._shapes = blocks_of(params), blocks_of(shapes)
         self._one_array = {
             name: other
             for name, leaf in params.head.items()
             for other, first in params.embed.items()
-            if leaf is first and shapes.head[name] == shapes.embed[other]
+            if leaf is first and leaf is not KEPT and shapes.head[name] == shapes.embed[other]
         }
         if self._one_array:  # of a model of one's own with tied embeddings
             for blocks in (self._blocks, self._shapes):
                 blocks[-1] = {name: leaf for name, leaf in blocks[-1].items() if name not in self._one_array}
 
-    def on_host(self) -> Self:
-        """The same with copies of the new weights in the host's memory: the caller may donate them, and free the device."""
+    @property
+    def is_partial(self) -> bool:
+        """Whether some of the served weights stay as they are."""
+        return any(leaf is KEPT for leaf in jax.tree.leaves(self._blocks))
+
+    def on_host(self, served: "Params | Replacement | None" = None) -> Self:
+        """The same with copies of the new weights in the host's memory: the caller may donate them, and free the device.
+
+        Args:
+            served: the weights of which some stay, if this is partial.
+        """
         there = copy(self)
-        there._blocks = [jax.tree.map(np.array, block) for block in self._blocks]
+        if self.is_partial:
+            assert served is not None
+            blocks = served._blocks if isinstance(served, Replacement) else self._old(blocks_of(served))
+            there._blocks = [
+                (stays := self._staying(new, old)) | self._filled(new, old, stays)
+                for new, old in zip(self._blocks, blocks, strict=True)
+            ]
+        there._blocks = [
+            jax.tree.map(lambda leaf: np.array(leaf.make() if isinstance(leaf, LazyWeight) else leaf), block)
+            for block in there._blocks
+        ]
         return there
 
     def write(self, old: list[Weights] | None, *, owned: bool = True) -> Params:
         """The new weights, block by block. The first call compiles.
 
         Args:
-            old: blocks of the served weights, without adapters; the list is emptied. None: they are gone.
+            old: blocks of the served weights, without adapters; the list is emptied. None: they are gone, and none stay.
             owned: no caller holds the arrays of the old weights: the new weights are written into these arrays.
                 Else an old block is dropped when the new one is there.
         """
         blocks: list[Weights | None] = [None] * len(self._blocks)
         if old is not None:
-            blocks[:] = [
-                {name: leaf for name, leaf in block.items() if name in shapes} for block, shapes in self._pairs(old)
-            ]
+            blocks[:] = self._old(old)
             old.clear()
         owners = {place: index for index, block in enumerate(blocks) for place in _buffers(block)}
         given = [{owners[place] for place in _buffers(block) if place in owners} for block in self._blocks]
+        stay = owned
         if any(indices - {index} for index, indices in enumerate(given)):  # to another block
             owned = False
         news, gone = list[Weights](), set[int]()
         for index, (new, shapes) in enumerate(self._pairs(self._blocks)):
             block, blocks[index] = blocks[index], None
+            stays = self._staying(new, block) if stay and block is not None else {}
+            if block is not None:
+                new = self._filled(new, block, stays)
+                block = {name: leaf for name, leaf in block.items() if name not in stays}
             places = _buffers(block)
-            reused = block if owned and not given[index] and not places & gone else None
+            reused = block if owned and not places & (gone | _buffers(new)) else None
             gone |= places
-            news.append(self._written(reused, new, shapes))
+            shapes = {name: leaf for name, leaf in shapes.items() if name not in stays}
+            news.append(stays | (self._written(reused, new, shapes) if new else {}))
         embed, *layers, head = jax.block_until_ready(news)
         head |= {name: embed[other] for name, other in self._one_array.items()}
         params = Params(embed, tuple(layers), head)
         return params if self._model is None else tied(self._model.config, params)
 
+    def _old(self, blocks: list[Weights]) -> list[Weights]:
+        return [{name: leaf for name, leaf in block.items() if name in shapes} for block, shapes in self._pairs(blocks)]
+
     def _pairs(self, blocks: list[Weights]) -> list[tuple[Weights, Weights]]:
         return list(zip(blocks, self._shapes, strict=True))
+
+    @staticmethod
+    def _staying(new: Weights, old: Weights) -> Weights:
+        """The weights of a served block that are served on as they are, by name."""
+        names = [name for name, leaf in new.items() if all(part is KEPT for part in jax.tree.leaves(leaf))]
+        return {name: old[name] for name in names if name in old}
+
+    def _filled(self, new: Weights, old: Weights, stays: Weights) -> Weights:
+        """A new block without what stays, and served weights in place of every other `KEPT`."""
+        new = {name: leaf for name, leaf in new.items() if name not in stays}
+        if all(leaf is not KEPT for leaf in jax.tree.leaves(new)):
+            return new
+        rest = {name: leaf for name, leaf in old.items() if name not in stays}
+        apart = rest if self._model is None else separate_layer(rest)
+        return jax.tree.map(
+            lambda leaf, served: served if leaf is KEPT else leaf, new, {name: apart[name] for name in new}
+        )
 
     def _written(self, old: Weights | None, given: Weights, shapes: Weights) -> Weights:
         homes = jax.tree.map(lambda leaf: leaf.sharding, shapes)
         dtypes = tuple(str(leaf.dtype) for leaf in jax.tree.leaves(shapes))
+        given = made(given)
         if self._model is None:
             return _write(old, jax.device_put(given, homes), dtypes, as_served=False)
         if self._mesh.size == 1:
@@ -145,9 +196,30 @@ def shapes_of(params: Params) -> Params:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), params)
 
 
+def ties_of(params: Params) -> dict[str, str]:
+    """Names of the head's weights that are the embedding's arrays, and their names there."""
+
+    def places(leaf: Any) -> set[int]:
+        return _buffers({"": leaf}) or {id(leaf)}
+
+    ours = [(name, places(leaf)) for name, leaf in params.embed.items()]
+    return {name: other for name, leaf in params.head.items() for other, own in ours if own and own == places(leaf)}
+
+
 def blocks_of(params: Params) -> list[Weights]:
     """The embedding, the layers and the head."""
     return [params.embed, *params.layers, params.head]
+
+
+def _with_ties(params: Params, ties: Mapping[str, str]) -> Params:
+    """The weights with what is one array with another that is new in place of `KEPT`."""
+    embed, head = dict(params.embed), dict(params.head)
+    for name, other in ties.items():
+        if head.get(name) is KEPT and other in embed:
+            head[name] = embed[other]
+        elif embed.get(other) is KEPT and name in head:
+            embed[other] = head[name]
+    return params._replace(embed=embed, head=head)
 
 
 def _buffers(weights: Weights | None) -> set[int]:
@@ -179,11 +251,18 @@ def _fitting(model: Model, params: Params, num_devices: int) -> Params:
     stored = abstract_params(model.checkpoint_config, jnp.float32, joined=False)
     served = abstract_params(model.config, jnp.float32, joined=False, num_devices=num_devices)
     places = _shapes(served)
-    fits = [shape == places.get(name) for name, shape in _shapes(params).items()]
+    fits = [shape == places.get(name) for name, shape in _shapes(params).items() if shape is not None]
     _check(params, served if all(fits) else stored)
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf, wanted: fit(path[-1].key, leaf, wanted.shape), params, served
+        lambda path, leaf, wanted: _fit(path[-1].key, leaf, wanted.shape), params, served
     )
+
+
+def _fit(name: str, leaf: Any, shape: tuple[int, ...]) -> Any:
+    """A weight as `fit` makes it; one of another shape is made when it is written."""
+    if leaf is KEPT or leaf.shape == shape:
+        return leaf
+    return LazyWeight(shape, lambda: fit(name, made(leaf), shape))
 
 
 def _on_devices(model: ServedModel, params: Params, mesh: ModelMesh) -> Params:
@@ -210,32 +289,18 @@ def _complete(model: ServedModel, params: Params) -> Params:
         raise ModelError("layers are a tuple", got=type(params.layers).__name__, fix=f"give {_LAYOUT}")
     params = params._replace(layers=tuple(params.layers))
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        _check_leaf(
-            jax.tree_util.keystr(path), leaf, (np.floating, np.integer) if isinstance(model, Model) else _NUMBERS
-        )
+        if leaf is not KEPT and not isinstance(leaf, LazyWeight):
+            check_leaf(dotted(path), leaf, (np.floating, np.integer) if isinstance(model, Model) else _NUMBERS)
     return tied(model.config, params) if isinstance(model, Model) and "embedding" in params.embed else params
 
 
-def _check_leaf(name: str, leaf: Any, kinds: tuple[type, ...]) -> None:
-    """Raise `ModelError` unless a weight is an array of these kinds of numbers that exists, without a mask."""
-    fix = "give a numpy or JAX array of numbers"
-    if not isinstance(leaf, jax.Array | np.ndarray) or isinstance(leaf, np.ma.MaskedArray):
-        raise ModelError(f"weight {name} is no array", got=type(leaf).__name__, fix=fix)
-    if not any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds):
-        raise ModelError(f"weight {name} has none of a weight's dtypes", got=leaf.dtype, fix=fix)
-    if isinstance(leaf, jax.Array) and leaf.is_deleted():
-        raise ModelError(
-            f"weight {name} does not exist", got="an array that was deleted or donated", fix="give the new one"
-        )
-
-
 def _shapes(params: Params) -> dict[str, Any]:
-    return {name: getattr(leaf, "shape", None) for name, leaf in _by_name(params).items()}
+    return {name: getattr(leaf, "shape", None) for name, leaf in by_name(params).items()}
 
 
 def _check(params: Params, expected: Params) -> None:
     """Raise `ModelError` unless both have the same names and shapes."""
-    new, old = _by_name(params), _by_name(expected)
+    new, old = by_name(params), by_name(expected)
     for name in sorted(old.keys() ^ new.keys()):
         problem = "is missing" if name in old else "is none of the model's"
         raise ModelError(
@@ -243,13 +308,10 @@ def _check(params: Params, expected: Params) -> None:
         )
     for name, leaf in old.items():
         shape, wanted = getattr(new[name], "shape", None), getattr(leaf, "shape", None)
+        if new[name] is KEPT:
+            continue
         if wanted is None:
             raise ModelError(f"weight {name} is no array", got=type(leaf).__name__, fix="give an array")
         if shape != wanted:
             got = type(new[name]).__name__ if shape is None else shape
             raise ModelError(f"weight {name} has another shape", got=got, fix=f"{wanted}")
-
-
-def _by_name(params: Params) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_quantized)[0]
-    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}

@@ -1,0 +1,156 @@
+"""Weights in memory with the names and shapes of a Hugging Face checkpoint, as ours; each is made when it is written."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Shaped
+
+from jinfercept.errors import ModelError, nearest
+from jinfercept.models.checkpoint import StoredExperts, StoredTensor
+from jinfercept.models.config import ModelConfig
+from jinfercept.models.fused_weights import Part, fused_parts, split_shapes
+from jinfercept.models.hf_weights import BASES, FUSED, names_of
+from jinfercept.models.protocol import Params
+from jinfercept.models.reordered_rows import ReorderedRows, reordered_rows, text_tensors
+from jinfercept.models.weight_files import plain_names
+from jinfercept.weights.leaves import LazyWeight
+
+_SHOWN = 5
+
+
+def weights_of_checkpoint(config: ModelConfig, tensors: Mapping[str, Any], expected: Params) -> dict[str, Any]:
+    """Our weights by dotted names, of tensors by the names of transformers. Those of which no tensor is there are left out.
+
+    Args:
+        config: as the checkpoint has it.
+        tensors: arrays. Wrappers' parts of names are as in files.
+        expected: the shapes of our weights in the checkpoint's sizes, apart, every one once.
+
+    Raises:
+        ModelError: a tensor is none of the model's, has another shape, or lacks others that are one weight with it.
+    """
+    plain = plain_names(tensors, BASES[config.family])
+    by_name = {plain[name]: tensor for name, tensor in tensors.items()}
+    if config.delta_net is not None:
+        by_name = text_tensors(by_name)
+    stored = _StoredArrays.of(config, by_name)
+    names, taken, ours = names_of(config, stored.shapes), set[str](), dict[str, Any]()
+    blocks = [("embed", 0, names.embed, expected.embed), ("head", 0, names.head, expected.head)]
+    blocks += [(f"layers.{i}", i, names.layer, layer) for i, layer in enumerate(expected.layers)]
+    for prefix, i, places, block in blocks:
+        for name, leaf in block.items():
+            wanted = places[name].tensors(leaf.shape, i)
+            if not wanted.keys() & stored.shapes.keys():
+                continue
+            _check_tensors(wanted, stored.shapes)
+            taken |= wanted.keys()
+            ours[f"{prefix}.{name}"] = stored.weight(places[name], i, leaf.shape)
+    head, embedding = names.head["unembed"].name, names.embed["embedding"].name
+    if config.tie_embeddings and head in stored.shapes:
+        stored.check_equal(head, embedding)
+        taken.add(head)
+    if others := sorted(name for name in stored.shapes if name not in taken and not name.endswith(names.ignored)):
+        known = [
+            name
+            for _, i, places, block in blocks
+            for ours in block
+            for name in places[ours].tensors(block[ours].shape, i)
+        ]
+        raise ModelError(
+            "a weight is none of the model's",
+            got=f"{others[0][:200]}{nearest(others[0], known)}, one of {len(others)}",
+            fix="give the names of transformers, or those of `Params` as layers.0.q; `names` translates others",
+        )
+    return ours
+
+
+def _check_tensors(wanted: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for name, shape in wanted.items():
+        if name not in shapes:
+            raise ModelError(f"weight {name} is missing", got=f"others of {len(wanted)}", fix="give all of them")
+        if shapes[name] != shape:
+            raise ModelError(f"weight {name} has another shape", got=shapes[name], fix=f"{shape}")
+
+
+@final
+@dataclass(frozen=True)
+class _StoredArrays:
+    """Arrays by the names of tensors, or rows of such arrays."""
+
+    arrays: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    parts: Mapping[str, Part]
+    reordered: Mapping[str, ReorderedRows]
+
+    @classmethod
+    def of(cls, config: ModelConfig, arrays: Mapping[str, Any]) -> "_StoredArrays":
+        shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        parts = fused_parts(shapes, FUSED, config)
+        shapes = split_shapes(shapes, parts)
+        reordered = {} if config.delta_net is None else reordered_rows(shapes, config.delta_net)
+        rows = {tensor for weight in reordered.values() for tensor, _ in weight.tensors}
+        shapes = {name: shape for name, shape in shapes.items() if name not in rows}
+        return cls(arrays, shapes | {name: weight.shape for name, weight in reordered.items()}, parts, reordered)
+
+    def weight(self, place: StoredTensor | StoredExperts, i: int, shape: tuple[int, ...]) -> Any:
+        """Layer i's weight, in our shape: an array that is stored so, or a `LazyWeight`."""
+        if isinstance(place, StoredExperts):
+            return LazyWeight(shape, lambda: self._experts(place, i, shape))
+        name = place.name.format(i=i)
+        if name in self.arrays and name not in self.reordered and self.shapes[name] == shape and not place.inputs:
+            return self.arrays[name]
+
+        def make() -> Any:
+            array = self._read(name)
+            return (array.T if place.inputs else array).reshape(shape)
+
+        return LazyWeight(shape, make)
+
+    def _read(self, name: str) -> Any:
+        if (rows := self.reordered.get(name)) is not None:
+            tensors = [self.arrays[tensor].reshape(size, -1) for tensor, size in rows.tensors if size]
+            return _numpy_or_jax(tensors).concatenate(tensors)[rows.order]
+        if (part := self.parts.get(name)) is not None:
+            return self.arrays[part.tensor][part.rows(slice(None))]
+        return self.arrays[name]
+
+    def _experts(self, place: StoredExperts, i: int, shape: tuple[int, ...]) -> Shaped[Any, "X ..."]:
+        apart = ["{x}" in name for name in place.names]
+        tensors = [
+            [
+                self._read(name.format(i=i, x=x)) if own else self._read(name.format(i=i))[x]
+                for name, own in zip(place.names, apart, strict=True)
+            ]
+            for x in range(shape[0])
+        ]
+        arrays = _numpy_or_jax([tensor for expert in tensors for tensor in expert])
+
+        def ours(weight: Any) -> Any:
+            if place.order == "out_in":
+                return weight.T.reshape(shape[1:])
+            if place.order == "interleaved":
+                return weight.reshape(*weight.shape[:-1], -1, 2).swapaxes(-1, -2)
+            return weight.reshape(shape[1:])
+
+        return arrays.stack([ours(arrays.concatenate(expert)) for expert in tensors])
+
+    def check_equal(self, head: str, embedding: str) -> None:
+        """Raise `ModelError` unless the head's weights are the embedding's, which serve as both."""
+        given = self._read(head)
+        if embedding in self.shapes and (other := self._read(embedding)) is not given:
+            equal = given.shape == other.shape and bool(_numpy_or_jax([given, other]).array_equal(given, other))
+        else:
+            equal = embedding in self.shapes
+        if not equal:
+            raise ModelError(
+                "the served model's head is its embedding",
+                got=f"{head}, which is not {embedding}",
+                fix="start with a checkpoint whose head is its own",
+            )
+
+
+def _numpy_or_jax(arrays: Iterable[Any]) -> Any:
+    return np if all(isinstance(array, np.ndarray) for array in arrays) else jnp

@@ -1,0 +1,177 @@
+"""Weights in memory by name, as `Params`: states and modules of Flax NNX, mappings, and parts of any of these.
+
+A name is parts with dots between them. Names are those of `Params`, as `layers.0.q`, or those that transformers has for the
+model's weights, then in the shapes of its checkpoints.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jinfercept.errors import ModelError, nearest
+from jinfercept.models.joined_weights import JOINED, SIDES, separate_layer
+from jinfercept.models.model import Model, abstract_params, untied
+from jinfercept.models.protocol import Params, ServedModel, Weights
+from jinfercept.weights.checkpoint_arrays import weights_of_checkpoint
+from jinfercept.weights.leaves import KEPT, LazyWeight, by_name, check_leaf, dotted
+
+type WeightTree = Params | Mapping[Any, Any] | nnx.Module
+"""`Params`, an `nnx.State`, or mappings in mappings with arrays in them. Keys are texts, numbers, or tuples of them."""
+type NameFilter = str | Collection[str] | Callable[[str], bool]
+"""A beginning of names, several, or a function that says of a name whether it counts."""
+
+
+def params_by_name(
+    model: ServedModel, weights: WeightTree, shapes: Params, names: Mapping[str, str] | None, only: NameFilter | None
+) -> Params:
+    """Weights as `Params`, in the sizes of a checkpoint or of the served ones, apart.
+
+    Args:
+        weights: of a module, its `nnx.Param`s.
+        shapes: of the served weights; of a model of one's own they say which names there are.
+        names: names to put in place of names here; `*` in both is a number.
+        only: names that count, as `weights` has them; `KEPT` is in place of all that is not there.
+
+    Raises:
+        ModelError: a name is none of the model's, or is there twice, or a leaf is no array; or one is missing without `only`.
+    """
+    flat = _flat(weights)
+    chosen = _chosen(flat, only)
+    if names:
+        chosen = _renamed(chosen, names)
+    kinds = (np.floating, np.integer) if isinstance(model, Model) else (np.number, np.bool)
+    for name, leaf in chosen.items():
+        if not isinstance(leaf, LazyWeight):
+            check_leaf(name, leaf, kinds)
+    if isinstance(model, Model):
+        config = model.checkpoint_config
+        shapes = untied(config, abstract_params(config, jnp.float32, joined=False))
+        ours = by_name(shapes)
+        if not chosen.keys() & ours.keys():
+            chosen = weights_of_checkpoint(config, chosen, shapes)
+        elif config.tie_embeddings:
+            chosen.pop("head.unembed", None)
+    else:
+        ours = by_name(shapes)
+    _check_names(chosen, ours, may_lack=only is not None)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
+    return jax.tree.unflatten(tree, [chosen.get(dotted(path), KEPT) for path, _ in leaves])
+
+
+def arrays_by_name(weights: WeightTree, names: Mapping[str, str] | None) -> dict[str, Any]:
+    """The leaves of weights by names, of which `names` replaces some. Raises `ModelError` as `params_by_name`."""
+    flat = _flat(weights)
+    return _renamed(flat, names) if names else flat
+
+
+def _flat(weights: WeightTree) -> dict[str, Any]:
+    """The leaves by names. Raises `ModelError` if there are none, or two of one name."""
+    if isinstance(weights, nnx.Module):
+        weights = nnx.state(weights, nnx.Param)
+    if isinstance(weights, Params):
+        weights = weights._replace(layers=tuple(map(_apart, weights.layers)))._asdict()
+    if not isinstance(weights, Mapping):
+        got, fix = type(weights).__name__, "give Params, an nnx.State, an nnx.Module, or a dict of arrays by name"
+        raise ModelError("weights are Params, or arrays by name", got=got, fix=fix)
+    flat = dict[str, Any]()
+    for name, leaf in _leaves(weights, ()):
+        if name in flat:
+            raise ModelError("two weights have the same name", got=name[:200], fix="give each once")
+        flat[name] = leaf
+    if not flat:
+        raise ModelError("there are no weights", got="an empty mapping", fix="give arrays by name")
+    return flat
+
+
+def _leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, nnx.Variable):
+        tree = tree.get_value()
+    if isinstance(tree, Mapping):
+        items: Iterable[tuple[Any, Any]] = tree.items()
+    elif isinstance(tree, tuple | list):
+        items = enumerate(tree)
+    else:
+        yield ".".join(path), tree
+        return
+    for key, value in items:
+        yield from _leaves(value, (*path, *(map(str, key) if isinstance(key, tuple) else (str(key),))))
+
+
+def _apart(layer: Weights) -> Weights:
+    """A layer whose joined weights are lazy parts."""
+    layer = dict(layer)
+    for name, parts in (JOINED | SIDES).items():
+        if name in layer:
+            layer |= _parts(name, layer.pop(name), parts)
+    return layer
+
+
+def _parts(name: str, joined: Any, parts: Iterable[str]) -> dict[str, LazyWeight]:
+    shapes = jax.eval_shape(separate_layer, {name: joined})
+    return {
+        part: LazyWeight(shapes[part].shape, lambda part=part: separate_layer({name: joined})[part]) for part in parts
+    }
+
+
+def _chosen(flat: dict[str, Any], only: NameFilter | None) -> dict[str, Any]:
+    if only is None:
+        return flat
+    counts = only if callable(only) else (only if isinstance(only, str) else tuple(only))
+    chosen = {
+        name: leaf for name, leaf in flat.items() if (counts(name) if callable(counts) else name.startswith(counts))
+    }
+    if not chosen:
+        some = ", ".join(name[:60] for name in [*flat][:3])
+        got = f"only={only!r}" if not callable(only) else "a function that takes none"
+        raise ModelError("no weight has such a name", got=got, fix=f"names are like {some}")
+    return chosen
+
+
+def _renamed(flat: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    plain, patterns = dict[str, str](), list[tuple[re.Pattern[str], str]]()
+    for theirs, ours in names.items():
+        if theirs.count("*") != ours.count("*"):
+            raise ModelError(
+                "both names have as many numbers", got=f"{theirs!r}: {ours!r}", fix="a * for each number, in order"
+            )
+        if "*" in theirs:
+            patterns.append((re.compile("([0-9]+)".join(map(re.escape, theirs.split("*")))), ours))
+        else:
+            plain[theirs] = ours
+
+    def ours_of(name: str) -> str:
+        if name in plain:
+            return plain[name]
+        for pattern, ours in patterns:
+            if (match := pattern.fullmatch(name)) is not None:
+                parts = ours.split("*")
+                return parts[0] + "".join(number + part for number, part in zip(match.groups(), parts[1:], strict=True))
+        return name
+
+    renamed = dict[str, Any]()
+    for name, leaf in flat.items():
+        if (ours := ours_of(name)) in renamed:
+            raise ModelError(
+                "two weights have the same name", got=f"{ours[:200]}, also of {name[:200]}", fix="correct `names`"
+            )
+        renamed[ours] = leaf
+    return renamed
+
+
+def _check_names(chosen: Mapping[str, Any], ours: Mapping[str, Any], *, may_lack: bool) -> None:
+    if others := [name for name in chosen if name not in ours]:
+        raise ModelError(
+            f"weight {others[0][:200]} is none of the model's",
+            got=f"{len(others)} such names{nearest(others[0], [*ours])}",
+            fix="leave them out by `only`, or translate them by `names`",
+        )
+    if not may_lack and (missing := [name for name in ours if name not in chosen]):
+        got = f"{len(chosen)} weights for {len(ours)}"
+        raise ModelError(
+            f"weight {missing[0]} is missing", got=got, fix="give all, or say by `only` which ones you give"
+        )
