@@ -20,7 +20,7 @@ ActivationDTypeChoice = Literal["auto", "int8"]
 LoadFormatChoice = Literal["auto", "dummy"]
 QuantizationChoice = Literal["auto", "none", "gguf", "gptq", "awq", "fp8", "mxfp4"]
 PreemptionChoice = Literal["auto", "policy", "recompute", "swap"]
-AttentionChoice = Literal["auto", "triton", "mosaic", "cpu", "ordered", "reference"]
+AttentionChoice = Literal["auto", "triton", "mosaic", "tpu", "cpu", "ordered", "reference"]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Compiles functions for a GPU that is not there, all at once, and keeps what was read of each between runs.
+"""Compiles functions for devices that are not there, all at once, and keeps what was read of each between runs.
 
-Runs where the CUDA plugin is on the path, see `plugin.environment`. What is read of an executable is its user's choice.
+Runs where the devices' compiler is on the path, see `plugin.environment`. What is read of an executable is its user's choice.
 """
 
 import hashlib
@@ -9,16 +9,18 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import topologies
 from jax.extend.source_info_util import register_exclusion
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jinfercept.layouts.pages import KVPages, kv_shape
+from jinfercept.layouts.pages import KVPages
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.mesh import EVERYWHERE
 from jinfercept.models.model import Model, abstract_params
@@ -27,7 +29,8 @@ from jinfercept.models.protocol import states_of
 from jinfercept.models.sharding import partition_specs
 from jinfercept.runner.executables import COMPILER_OPTIONS
 from jinfercept.runner.layer_states import state_shapes, with_states
-from jinfercept.runner.page_transfers import GPU_TRANSFERS, PAGES_SPEC
+from jinfercept.runner.page_shapes import layer_pages
+from jinfercept.runner.page_transfers import GPU_TRANSFERS
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.state_transfers import add_state_transfers
 from jinfercept.runner.step_upload import CommonShape
@@ -35,6 +38,14 @@ from jinfercept.runner.steps import add_steps
 from jinfercept.runner.window_pages import pool_windows, with_windows
 
 TARGETS = Path(__file__).parent / "targets"
+TPU_SLICES: Mapping[str, tuple[tuple[int, str], ...]] = {
+    "v4": ((4, "2x2x1"), (8, "2x2x2"), (16, "2x2x4")),
+    "v5e": ((4, "2x2"), (8, "2x4"), (16, "4x4")),
+    "v5p": ((4, "2x2x1"), (8, "2x2x2"), (16, "2x2x4")),
+    "v6e": ((4, "2x2"), (8, "2x4"), (16, "4x4")),
+    "tpu7x": ((8, "2x2x1"), (16, "2x2x2")),
+}
+"""Slices of TPUs by generation, with the number of JAX's devices: chips, but the halves of chips of tpu7x."""
 register_exclusion(str(Path(__file__).parents[2]))
 # Kernels carry the place of every operation in the first file that is not excluded: none of this repository's lines.
 type Facts = dict[str, Any]
@@ -42,37 +53,63 @@ type Read = Callable[[jax.stages.Compiled, Path], Facts]
 """What is read of an executable, ready for JSON, with the folder of what XLA has dumped."""
 
 
-class Compiler:
-    """Compiles for one GPU what is added; the interface of `Executables`.
+class Target(NamedTuple):
+    """Devices that are not there.
+
+    Attributes:
+        text: all that their compiler's work depends on.
+        mesh: of them, in a line.
+        options: of XLA, which an engine has on them.
+    """
+
+    text: str
+    mesh: Mesh
+    options: Mapping[str, Any]
+
+
+def gpus(gpu: str, generation: str, num_devices: int = 1) -> Target:
+    """GPUs of one machine.
 
     Args:
         gpu: the name of a description in `targets`.
         generation: of the plugin, `cuda13` or `cuda12`.
+    """
+    target = (TARGETS / f"{gpu}.txtpb").read_text()
+    topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology=f"1x1x{num_devices}")
+    return Target(f"{generation} {target}", topologies.make_mesh(topology, (num_devices,), (AXIS,)), COMPILER_OPTIONS)
+
+
+def tpus(tpu: str, num_devices: int = 1) -> Target:
+    """The first chips of a slice of TPUs.
+
+    Args:
+        tpu: a generation of `TPU_SLICES`.
+    """
+    name = next(name for size, name in TPU_SLICES[tpu] if size >= num_devices)
+    options = {"chip_config_name": "megachip_tccontrol"} if tpu == "v4" else {}
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=f"{tpu}:{name}", **options).devices
+    text = f"{tpu} {name} libtpu {version('libtpu')}"
+    return Target(text, Mesh(np.array(devices[:num_devices]), (AXIS,)), {})
+
+
+class Compiler:
+    """Compiles for one target what is added; the interface of `Executables`.
+
+    Args:
         read: reads an executable.
         source: the text of the programs that read: other programs read anew.
         dumped: options with which XLA dumps what `read` needs.
-        num_devices: of one machine, in a line.
     """
 
-    def __init__(
-        self,
-        gpu: str,
-        generation: str,
-        read: Read,
-        source: str,
-        dumped: Mapping[str, Any] | None = None,
-        num_devices: int = 1,
-    ) -> None:
-        target = (TARGETS / f"{gpu}.txtpb").read_text()
-        topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology=f"1x1x{num_devices}")
-        self.mesh: Mesh = topologies.make_mesh(topology, (num_devices,), (AXIS,))
-        self._target, self._read, self._source, self._dumped = f"{generation} {target}", read, source, dumped or {}
+    def __init__(self, target: Target, read: Read, source: str, dumped: Mapping[str, Any] | None = None) -> None:
+        self.mesh, self._options = target.mesh, target.options
+        self._target, self._read, self._source, self._dumped = target.text, read, source, dumped or {}
         self._kept = Path(os.environ["AOT_RESULTS"])
         self._pool = ThreadPoolExecutor(os.cpu_count())
         self._pending: dict[str, Future[Facts]] = {}
 
     def shape(self, dims: tuple[int, ...], dtype: Any, spec: PartitionSpec = EVERYWHERE) -> jax.ShapeDtypeStruct:
-        """The shape of an array on these GPUs, and how they cut it."""
+        """The shape of an array on these devices, and how they cut it."""
         return jax.ShapeDtypeStruct(dims, dtype, sharding=NamedSharding(self.mesh, spec))
 
     def add(
@@ -89,7 +126,7 @@ class Compiler:
             options: of XLA, beside those of `Executables`.
         """
         name = key if isinstance(key, str) else " ".join(map(str, key))
-        options = {**COMPILER_OPTIONS, **(options or {})}
+        options = {**self._options, **(options or {})}
 
         def compile() -> Facts:
             try:
@@ -147,7 +184,7 @@ def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention
     """Add every executable of a runner but the transfers of pages, with abstract weights in bfloat16.
 
     Args:
-        compiler: a `Compiler`, or what adds to one. Its GPUs cut weights and pages.
+        compiler: a `Compiler`, or what adds to one. Its devices cut weights and pages.
 
     Returns:
         The pages of the layers that are not in the pool for windows, for transfers.
@@ -159,8 +196,8 @@ def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention
     )
 
     def pool(num_pages: int, num_layers: int) -> tuple[KVPages, ...]:
-        dims = kv_shape(num_pages + 1, shape.page_size, model.config.num_kv_heads, config.head_dim)
-        return (compiler.shape(dims, jnp.bfloat16, PAGES_SPEC),) * num_layers
+        sizes = num_pages + 1, shape.page_size, model.config.num_kv_heads, config.head_dim
+        return (layer_pages(*sizes, jnp.bfloat16, NamedSharding(compiler.mesh, EVERYWHERE)),) * num_layers
 
     windows = pool_windows(model, shape)
     num_windowed = sum(map(bool, windows))

@@ -1,4 +1,5 @@
-"""The CUDA plugin without a GPU, and the tools that read machine code: fetched once into the cache, used in child processes.
+"""The compilers of GPUs and TPUs without one, and the tools that read machine code: fetched once into the cache, used in child
+processes.
 
 Imports JAX for its version alone; what compiles runs as a program of its own, with `environment`.
 """
@@ -11,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import requires
 from pathlib import Path
 
 import jax
@@ -29,7 +31,7 @@ DISASSEMBLER = "nvidia-cuda-nvdisasm>=13.0.48,<14"
 
 
 class PluginMissingError(JinferceptError):
-    """The CUDA plugin or one of its tools can neither be found nor fetched."""
+    """A compiler or one of its tools can neither be found nor fetched."""
 
 
 @cache
@@ -53,9 +55,31 @@ def tool(name: str, generation: str = "cuda13") -> Path:
     return path
 
 
+@cache
+def libtpu() -> tuple[str, ...]:
+    """The folders to put on the path for TPUs: none if their library is installed. Raises `PluginMissingError`."""
+    if importlib.util.find_spec("libtpu"):
+        return ()
+    wanted = (line.split(";")[0].strip() for line in requires("jax") or () if line.startswith("libtpu"))
+    package = next(wanted, "libtpu")  # the version that this JAX is released with
+    return (str(_fetched(f"libtpu-jax-{jax.__version__}-aot", [package])),)
+
+
 def environment(generation: str = "cuda13") -> dict[str, str]:
-    """The environment of a process that compiles ahead of time. Raises `PluginMissingError`."""
-    path = [*plugin(generation), str(PROJECT), os.environ.get("PYTHONPATH", "")]
+    """The environment of a process that compiles ahead of time for NVIDIA GPUs. Raises `PluginMissingError`."""
+    return _environment(plugin(generation))
+
+
+def tpu_environment() -> dict[str, str]:
+    """The environment of a process that compiles ahead of time for TPUs. Raises `PluginMissingError`."""
+    own = {"TPU_SKIP_MDS_QUERY": "1", "TPU_LIBRARY_PATH": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    if folders := libtpu():
+        own["TPU_LIBRARY_PATH"] = str(Path(folders[0], "libtpu", "libtpu.so"))
+    return _environment(folders) | {name: value for name, value in own.items() if value}
+
+
+def _environment(folders: Sequence[str]) -> dict[str, str]:
+    path = [*folders, str(PROJECT), os.environ.get("PYTHONPATH", "")]
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "JAX_PLATFORMS": "cpu",
@@ -92,4 +116,4 @@ def _install(packages: Sequence[str], folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     if done.returncode != 0:
         got = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-        raise PluginMissingError("no CUDA plugin", got=got, fix="connect to a package index, or install the plugin")
+        raise PluginMissingError(f"no {packages[0]}", got=got, fix="connect to a package index, or install the package")

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.ahead_of_time.compiler import Compiler, Facts, add_runner
+from benchmarks.ahead_of_time.compiler import Compiler, Facts, add_runner, gpus
 from benchmarks.gpu_bill.cases import NUM_PAGES, PAGE_SIZE, Case
 from benchmarks.gpu_bill.machine_code import read_kernels
 from benchmarks.gpu_bill.program import Program
@@ -95,7 +95,7 @@ def main() -> None:
     with redirect_stdout(sys.stderr):
         reading = partial(read, order["ptxas"], order["nvdisasm"])
         counts = dict.fromkeys(case.num_devices for case in cases)
-        compilers = {n: Compiler(order["gpu"], order["generation"], reading, SOURCE, DUMPED, n) for n in counts}
+        compilers = {n: Compiler(gpus(order["gpu"], order["generation"], n), reading, SOURCE, DUMPED) for n in counts}
         for case in cases:
             add_case(compilers[case.num_devices], case, order["num_layers"])
         total = sum(map(len, compilers.values()))

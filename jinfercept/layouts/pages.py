@@ -9,7 +9,7 @@ one contiguous row, so that writing a token is one row and a page is one contigu
 size, with W = D / 4 + 1 words; `kv_rows.py` says how these lie in a page's block. Page 0 belongs to no sequence and stays
 zeros: unused entries of page tables point to it, so that attention may read them. Padding writes nowhere: its
 indices are distinct and out of range.
-`benchmarks/kv_layout.py` is the measurement behind the order.
+`benchmarks/kv_layout.py` is the measurement behind the order. On a TPU pages lie in another one, `interleaved.py`.
 
 On a GPU, pages are read and written as 32-bit words (`to_words`): XLA emits 2-byte accesses for bfloat16, and a scatter whose
 indices may repeat is a compare-and-swap loop for every number there. A CPU would copy the whole pool for such a view.
@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num, UInt32
 
+from jinfercept.layouts.interleaved import is_interleaved, write_interleaved
 from jinfercept.layouts.kv_rows import is_quantised, quantised, row_width
 
 SCRATCH_PAGE = 0
@@ -98,8 +99,8 @@ class Batch(NamedTuple):
         return self._replace(**self.window._asdict(), window=None)
 
 
-KVPages = Num[Array, "N B 2 K W"]
-"""One layer's pages."""
+KVPages = Num[Array, "N B *sides heads W"]
+"""One layer's pages: `[N, B, 2, K, W]`, or `interleaved`."""
 type PagesLike = KVPages | jax.ShapeDtypeStruct
 """One layer's pages, or their shape with its sharding."""
 
@@ -119,6 +120,8 @@ def write_kv(
     Args:
         write_index: `Batch.write_index`, distinct; an index out of range writes nothing.
     """
+    if is_interleaved(pages):
+        return write_interleaved(pages, key, value, write_index)
     if is_quantised(pages.dtype):
         return _write_quantised(pages, jnp.stack([key, value], axis=1), write_index)
     key, value = key.astype(pages.dtype), value.astype(pages.dtype)

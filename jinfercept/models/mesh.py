@@ -132,5 +132,9 @@ def over_devices[**P, R](function: Callable[P, R], arguments: tuple[Any, ...], o
         out: how the results are cut.
     """
     placed = [leaf for leaf in jax.tree.leaves(arguments) if getattr(leaf, "sharding", None) is not None]
-    specs = jax.tree.map(lambda leaf: getattr(getattr(leaf, "sharding", None), "spec", EVERYWHERE), arguments)
-    return mesh_of(placed[0]).on_parts(function, specs, out)
+    return mesh_of(placed[0]).on_parts(function, specs_of(arguments), out)
+
+
+def specs_of(arrays: Any) -> Any:
+    """How devices cut a tree of arrays or shapes; those without sharding are whole on every device."""
+    return jax.tree.map(lambda leaf: getattr(getattr(leaf, "sharding", None), "spec", EVERYWHERE), arrays)

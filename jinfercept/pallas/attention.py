@@ -16,16 +16,18 @@ from jinfercept.cpu_kernels.attention import paged_attention_cpu
 from jinfercept.cpu_kernels.ordered_attention import ordered_attention
 from jinfercept.layouts.pages import Batch, KVPages
 from jinfercept.layouts.scoring import PLAIN, Scoring
-from jinfercept.pallas import gpu_kernels
+from jinfercept.pallas import gpu_kernels, tpu_attention
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import CUTS
 from jinfercept.pallas.reference import paged_attention_reference
+from jinfercept.pallas.tpu_attention import paged_attention_tpu
 from jinfercept.pallas.work_schedule import Work, WorkCut, schedules
 
 IMPLEMENTATIONS = {
     "reference": paged_attention_reference,
     "cpu": paged_attention_cpu,
     "ordered": ordered_attention,
+    "tpu": paged_attention_tpu,
     **gpu_kernels.ATTENTION,
 }
 
@@ -108,5 +110,7 @@ def _best(q: DTypeLike, pages: DTypeLike, head_dim: int) -> str:
             return "cpu"
         case "gpu":
             return gpu_kernels.best_attention(q, pages, head_dim) or "reference"
+        case "tpu" if tpu_attention.is_supported(q, pages):
+            return "tpu"
         case _:
             return "reference"

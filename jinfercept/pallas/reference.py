@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jinfercept.layouts.interleaved import apart, is_interleaved
 from jinfercept.layouts.kv_rows import dequantised
 from jinfercept.layouts.pages import Batch, KVPages
 from jinfercept.layouts.scoring import PLAIN, Scoring
@@ -27,12 +28,14 @@ def paged_attention_reference(
         scoring: of the layer.
     """
     num_tokens, num_heads, head_dim = q.shape
-    group = num_heads // pages.shape[3]
+    group = num_heads // (pages.shape[2] // 2 if is_interleaved(pages) else pages.shape[3])
     token = jnp.arange(num_tokens)
     row = jnp.searchsorted(batch.query_starts, token, side="right") - 1
 
     def attend(query: Float[Array, "H D"], position: Int[Array, ""], table: Int[Array, "P"]) -> Float[Array, "H D"]:
-        context = dequantised(pages[table])
+        context = pages[table]
+        context = apart(context)[..., :head_dim] if is_interleaved(pages) else context
+        context = dequantised(context)
         context = context.reshape(-1, *context.shape[2:])  # [P·B, 2, K, D]
         places = jnp.arange(context.shape[0])
         visible = places <= position

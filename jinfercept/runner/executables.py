@@ -22,8 +22,10 @@ from jinfercept.models.jax_settings import check_settings, own_settings
 
 log = logging.getLogger(__name__)
 
-COMPILER_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}
+COMPILER_OPTIONS: dict[str, Any] = {"xla_gpu_dot_merger_threshold_mb": 0}
 """On a GPU, XLA would merge products of one operand by joining their weights: a copy of them in every step."""
+NO_OPTIONS = ("tpu",)
+"""Platforms whose compiler knows none of them."""
 _SEVERAL_HOSTS = {"xla_gpu_shard_autotuning": False}
 """Several processes would time kernels for each other, and each wait for executables that another compiles in its own order."""
 
@@ -219,6 +221,8 @@ class Executables:
 
 
 def _options() -> dict[str, Any]:
+    if jax.default_backend() in NO_OPTIONS:
+        return {}
     return COMPILER_OPTIONS if jax.process_count() == 1 else COMPILER_OPTIONS | _SEVERAL_HOSTS
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, final
 
 from jaxtyping import Array, Num
 
-HostPages = Num[Array, "k l B 2 K W"]
+HostPages = Num[Array, "k l B *sides heads W"]
 """One part of the layers of several pages."""
 
 

@@ -21,7 +21,6 @@ from jinfercept.models.mesh import Placed, beside
 from jinfercept.models.parallel import AXIS
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.host_memory import HostMemory
-from jinfercept.runner.page_transfers import PAGES_SPEC
 from jinfercept.runner.state_transfers import STATE_SPEC, HostState, add_state_transfers
 from jinfercept.runner.step_upload import CommonShape, TransferSlots
 
@@ -55,13 +54,6 @@ def state_shapes(states: States, num_slots: int, like: Placed) -> tuple[tuple[ja
         return jax.ShapeDtypeStruct((num_slots + 1, *array.shape), dtype, sharding=beside(like, _spec(array)))
 
     return tuple(tuple(map(struct, of_layer)) for of_layer in states)
-
-
-def kept_specs(states: States, first: int, end: int) -> Any:
-    """How several devices cut what consecutive layers keep."""
-    if not states:
-        return PAGES_SPEC
-    return tuple(tuple(map(_spec, of_layer)) or PAGES_SPEC for of_layer in states[first:end])
 
 
 def slot_bytes(states: States, dtype: DTypeLike, num_devices: int = 1) -> int:

@@ -1,6 +1,6 @@
 """The device half of pages: one array per layer, and the transfers of each step.
 
-Pages cross the link in arrays `[k, l, B, 2, K, W]` of k pages and l layers, one for each part of the layers. With one part a
+Pages cross the link in arrays `[k, l, B, …]` of k pages and l layers, one for each part of the layers. With one part a
 page crosses whole, during all of the step's compute; with more, each part crosses during the compute of its own layers.
 Transfers have a few static sizes, padded with slots out of range, so that nothing recompiles.
 
@@ -24,15 +24,16 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Int32, Num
 
 from jinfercept.kv.page import PageCopy
-from jinfercept.layouts.pages import OUT_OF_RANGE, KVPages, kv_shape
+from jinfercept.layouts.pages import OUT_OF_RANGE, KVPages
 from jinfercept.models.mesh import beside, place
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.host_memory import HostMemory
 from jinfercept.runner.host_pages import HostArray, HostPages, HostSlots
-from jinfercept.runner.page_transfers import COPIES_SPEC, add_transfers, transfer_sizes
+from jinfercept.runner.page_shapes import heads_spec, layer_pages
+from jinfercept.runner.page_transfers import add_transfers, transfer_sizes
 from jinfercept.runner.step_upload import CommonShape, TransferSlots
 
-Fetched = Sequence[Num[Array, "_ _ B 2 K W"]]
+Fetched = Sequence[Num[Array, "_ _ B *sides heads W"]]
 """The parts of an array that is on its way to the device. Pages in it without a slot are not wanted."""
 
 
@@ -64,7 +65,7 @@ class KVArrays:
         parts: first layer and end of every part.
         num_kv_heads, head_dim: of the model.
         dtype: of the page arrays, see `kv_rows.stored_dtype`.
-        home: where the pool lives; several devices cut it as `PAGES_SPEC` says. The host copies are in the devices' pinned
+        home: where the pool lives; several devices cut it as `layer_pages` says. The host copies are in the devices' pinned
             memory, cut alike.
         staging_pages: most pages of an array on the host, a power of two. The arrays take less than twice the memory of the
             pages that they hold once a step's compaction is done, and exactly as much with 1.
@@ -94,16 +95,16 @@ class KVArrays:
         pinned: bool = True,
         moved_pages: int = 1 << 30,
     ) -> None:
-        shape = kv_shape(num_pages + 1, page_size, num_kv_heads, head_dim, dtype)
+        layer = layer_pages(num_pages + 1, page_size, num_kv_heads, head_dim, dtype, home)
+        shape = layer.shape
         self.parts = tuple(parts)
         self.staging_pages = staging_pages
         self._sizes = transfer_sizes(next(iter(home.device_set)).platform, staging_pages)
         self.common_shape = CommonShape(num_rows, self._sizes[0])
-        self._zeros = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=home)
-        layer = jax.ShapeDtypeStruct(shape, dtype, sharding=home)
+        self._zeros = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=layer.sharding)
         self.shapes: Any = (layer,) * self.parts[-1][1]
         self.slots = TransferSlots(beside(layer))
-        on_device = beside(layer, COPIES_SPEC)
+        on_device = beside(layer, heads_spec(len(shape) + 1))
         self._host_memory, self._moved_pages = HostMemory(on_device, pinned=pinned), moved_pages
         blanks = {end - first: np.zeros((staging_pages, end - first, *shape[1:]), dtype) for first, end in parts}
         self._blank = place(blanks, on_device)  # fills up a scatter's arrays
@@ -186,12 +187,12 @@ class KVArrays:
         """Of a page, over all layers and devices."""
         return len(self.shapes) * math.prod(self.shapes[0].shape[1:]) * self.shapes[0].dtype.itemsize
 
-    def blank_copies(self, num_pages: int) -> list[Num[np.ndarray, "k l B 2 K W"]]:
+    def blank_copies(self, num_pages: int) -> list[Num[np.ndarray, "k l B *sides heads W"]]:
         """Arrays for copies of up to `staging_pages` pages, one for each part of the layers, with anything in them."""
         size, layer = 1 << (num_pages - 1).bit_length(), self.shapes[0]
         return [np.empty((size, end - first, *layer.shape[1:]), layer.dtype) for first, end in self.parts]
 
-    def to_host(self, arrays: Sequence[Num[np.ndarray, "k l B 2 K W"]]) -> list[HostPages]:
+    def to_host(self, arrays: Sequence[Num[np.ndarray, "k l B *sides heads W"]]) -> list[HostPages]:
         """Such arrays in the memory of host copies. From any thread."""
         return self._host_memory.keep(arrays)
 

@@ -9,17 +9,14 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int, Num
 
+from jinfercept.layouts.interleaved import is_interleaved
 from jinfercept.layouts.pages import KVPages, PagesLike, from_words, to_words
 from jinfercept.models.mesh import beside, over_devices
-from jinfercept.models.parallel import AXIS
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.host_pages import HostPages
+from jinfercept.runner.page_shapes import heads_spec
 from jinfercept.runner.step_upload import CommonShape
 
-PAGES_SPEC = PartitionSpec(None, None, None, AXIS)
-"""Several devices cut a layer's pages by KV head."""
-COPIES_SPEC = PartitionSpec(None, *PAGES_SPEC)
-"""They cut the arrays `[k, l, B, 2, K, W]` that cross the link alike: every device moves its own part."""
 CPU_TRANSFERS = (16, 4, 1)
 GPU_TRANSFERS = (32, 8, 1)
 """Pages per gather or scatter of whole pages, largest first.
@@ -61,6 +58,8 @@ def _gather(
         shape = (staging, len(layers), *layers[0].shape[1:])
         return tuple(from_words(pages, layers[0], shape) for pages in gather(tuple(map(to_words, layers)), slots))
 
+    if is_interleaved(layers[0]):
+        return gather(layers, slots)
     return jax.lax.platform_dependent(layers, slots, cpu=gather, default=gather_words)
 
 
@@ -73,6 +72,8 @@ def _scatter(
     arrays: tuple[HostPages, ...],
 ) -> tuple[KVPages, ...]:
     slots = common_shape.slots(common, transfer, size)
+    if is_interleaved(layers[0]):
+        return _scatter_pages(layers, slots, arrays)
     return jax.lax.platform_dependent(layers, slots, arrays, cpu=_scatter_pages, default=_scatter_words)
 
 
@@ -96,7 +97,7 @@ def _scatter_words(
 
 def _select(
     common_shape: CommonShape, size: int, pages: HostPages, common: Int[Array, "common"], transfer: Int[Array, ""]
-) -> Num[Array, "fewer l B 2 K W"]:
+) -> Num[Array, "fewer l B *sides heads W"]:
     return pages.at[common_shape.slots(common, transfer, size)].get(mode="clip")
 
 
@@ -113,13 +114,13 @@ def add_transfers(
         num_rows: most sampled rows of a step.
     """
     shape = CommonShape(num_rows, sizes[0])
-    home = beside(layers[0])
+    home, on_pages, on_copies = beside(layers[0]), heads_spec(layers[0].ndim), heads_spec(layers[0].ndim + 1)
     common = jax.ShapeDtypeStruct((shape.size,), jnp.int32, sharding=home)
     transfer = jax.ShapeDtypeStruct((), jnp.int32, sharding=home)
 
     def array(size: int) -> Any:
         dims = (size, len(layers), *layers[0].shape[1:])
-        return jax.ShapeDtypeStruct(dims, layers[0].dtype, sharding=beside(layers[0], COPIES_SPEC))
+        return jax.ShapeDtypeStruct(dims, layers[0].dtype, sharding=beside(layers[0], on_copies))
 
     def add(
         key: tuple[Any, ...], function: Any, *arguments: Any, out: PartitionSpec, donate: Sequence[int] = ()
@@ -130,7 +131,7 @@ def add_transfers(
         pages = min(size, staging_pages)
         arrays = (array(pages),) * (size // pages)
         gather, scatter = partial(_gather, shape, size, pages), partial(_scatter, shape, size)
-        add(("gather", size), gather, layers, common, transfer, out=COPIES_SPEC)
-        add(("scatter", size), scatter, layers, common, transfer, arrays, out=PAGES_SPEC, donate=(0,))
+        add(("gather", size), gather, layers, common, transfer, out=on_copies)
+        add(("scatter", size), scatter, layers, common, transfer, arrays, out=on_pages, donate=(0,))
         for fewer in (fewer for fewer in sizes if fewer < size <= staging_pages):
-            add(("select", fewer, size), partial(_select, shape, fewer), array(size), common, transfer, out=COPIES_SPEC)
+            add(("select", fewer, size), partial(_select, shape, fewer), array(size), common, transfer, out=on_copies)

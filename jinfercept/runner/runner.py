@@ -25,7 +25,6 @@ from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.layer_states import LayerStates, slot_bytes, state_shapes, with_states
 from jinfercept.runner.packing import enter, pack
 from jinfercept.runner.page_arrays import KVArrays
-from jinfercept.runner.page_transfers import PAGES_SPEC
 from jinfercept.runner.sampler import Drawn, Hidden, Sampler, Samples
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.step_upload import MOST_TRANSFERS
@@ -129,7 +128,7 @@ class ModelRunner:
             "num_kv_heads": config.num_kv_heads,
             "head_dim": config.head_dim,
             "dtype": stored_dtype(shape.kv_cache_dtype, leaf.dtype),
-            "home": beside(leaf, PAGES_SPEC),
+            "home": beside(leaf),
             "num_rows": shape.sample_rows[-1],
         }
         pages |= {"staging_pages": shape.staging_pages, "pinned": shape.pinned_memory, "moved_pages": shape.moved_pages}

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int16
 
+from jinfercept.layouts.interleaved import with_padded_heads
 from jinfercept.layouts.kv_rows import is_quantised, stored_dtype
-from jinfercept.layouts.pages import Batch, KVPages, kv_shape, write_kv
+from jinfercept.layouts.pages import Batch, KVPages, write_kv
 from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.layouts.states import StateRows
 from jinfercept.models.adapted import for_rows
 from jinfercept.models.blocks import Attend
-from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices
+from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices, specs_of
 from jinfercept.models.protocol import MixedModel, Params, ServedModel, Weights, num_kv_layers, states_of
 from jinfercept.models.quantized import weights_of
 from jinfercept.pallas.attention import cut_for, paged_attention
@@ -23,9 +24,10 @@ from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import joined_attention
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.runner.executables import Executables
-from jinfercept.runner.layer_states import kept_specs, state_shapes, with_states
+from jinfercept.runner.layer_states import state_shapes, with_states
 from jinfercept.runner.packing import PackedShape, in_place, packed_size, unpack
-from jinfercept.runner.page_transfers import PAGES_SPEC, transfer_sizes
+from jinfercept.runner.page_shapes import layer_pages
+from jinfercept.runner.page_transfers import transfer_sizes
 from jinfercept.runner.sampler import add_sampler, slots_bytes
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.step_upload import CommonShape
@@ -47,7 +49,7 @@ def add_steps(
         attention: see `pallas.attention`; `auto` only for the default backend.
         params, layers: the weights and what every layer keeps, pages or states: arrays, or shapes with shardings.
     """
-    leaf, kinds, states = weights_of(params.embed)[0], kinds_of(model), states_of(model)
+    leaf, kinds = weights_of(params.embed)[0], kinds_of(model)
 
     def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=beside(leaf))
@@ -70,7 +72,7 @@ def add_steps(
             kinds_of_group = kinds[first:end] or (None,) * (end - first)
             step = partial(_layers, model, attention, bucket, kinds_of_group, windows[first:end])
             arguments = (params.layers[first:end], x, layers[first:end], batch)
-            out = (EVERYWHERE, kept_specs(states, first, end), *([EVERYWHERE] if shape.routed_experts else []))
+            out = (EVERYWHERE, specs_of(layers[first:end]), *([EVERYWHERE] if shape.routed_experts else []))
             whole = over_devices(step, arguments, out=out)
             run.add(key, whole, *arguments, donate=(1, 2))
     add_sampler(
@@ -149,8 +151,7 @@ def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention
     weights = jax.tree.map(struct, params)
     leaf = weights_of(weights.embed)[0]
     dtype = stored_dtype(shape.kv_cache_dtype, leaf.dtype)
-    dims = kv_shape(2, shape.page_size, config.num_kv_heads, config.head_dim, dtype)
-    pages = jax.ShapeDtypeStruct(dims, dtype, sharding=beside(leaf, PAGES_SPEC))
+    pages = layer_pages(2, shape.page_size, config.num_kv_heads, config.head_dim, dtype, beside(leaf))
     kept = with_states((pages,) * num_kv_layers(config), state_shapes(states_of(model), shape.num_states, leaf))
     add_steps(run, model, largest, attention, weights, kept)
     run.compile()
@@ -225,10 +226,11 @@ def _attention(attention: str, shape: PackedShape, step: Batch, noted: list[Int[
     ) -> tuple[Float[Array, "T H D"], KVPages]:
         pages = write_kv(pages, k, v, step.write_index)
         scoring = scoring.within(shape.pages_per_row * pages.shape[1])
+        queries = with_padded_heads(q, k.shape[1], pages)
         attended = paged_attention(
-            q, pages, step, scoring=scoring, implementation=attention, decode_only=shape.decode_only
+            queries, pages, step, scoring=scoring, implementation=attention, decode_only=shape.decode_only
         )
-        return attended, pages
+        return (attended if queries is q else attended[:, : q.shape[1]]), pages
 
     if shape.joined:
         return _JoinedAttend(attend, step, noted)

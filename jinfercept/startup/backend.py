@@ -10,6 +10,7 @@ import psutil
 from jinfercept.config import EngineConfig
 from jinfercept.cpu_kernels import native
 from jinfercept.errors import ConfigError, describe_failure
+from jinfercept.layouts.interleaved import INTERLEAVED_ON
 from jinfercept.models.embedded import cache_directory
 from jinfercept.models.jax_settings import check_settings
 from jinfercept.models.mesh import ModelMesh
@@ -83,7 +84,9 @@ def start_backend(attention: str) -> None:
         raise ConfigError(
             "JAX's backend does not start",
             got=f"JAX_PLATFORMS={jax.config.jax_platforms}: {describe_failure(error)}"[:500],
-            fix="name a platform that is installed: JAX_PLATFORMS=cpu, or pip install 'jinfercept[cuda13]'",
+            fix="name a platform that is installed: JAX_PLATFORMS=cpu, or pip install 'jinfercept[cuda13]' or '[tpu]'",
         ) from error
     if attention in gpu_kernels.ATTENTION and platform != "gpu":
         raise ConfigError(f"attention={attention} is a GPU's", got=f"JAX on a {platform}", fix="attention=auto, or cpu")
+    if attention == "tpu" and platform not in INTERLEAVED_ON:
+        raise ConfigError("attention=tpu is a TPU's", got=f"JAX on a {platform}", fix="attention=auto")

@@ -18,10 +18,10 @@ from jinfercept.errors import ConfigError
 from jinfercept.kv.windows import NO_WINDOWS, WindowSizes
 from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.models.load import Loaded
-from jinfercept.models.mesh import local_bytes, mesh_of
-from jinfercept.models.model import kv_bytes_per_token
+from jinfercept.models.mesh import beside, local_bytes, mesh_of
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel, num_kv_layers
 from jinfercept.models.quantized import weights_of
+from jinfercept.runner.page_shapes import layer_pages
 from jinfercept.startup.recurrent import NO_STATES, StatePlan
 from jinfercept.startup.windows import NO_WINDOW_PLAN, WindowPlan, are_long
 
@@ -306,7 +306,10 @@ def token_kv_bytes(
     windows: WindowPlan = NO_WINDOW_PLAN,
 ) -> int:
     """Bytes of one token's keys and values over all devices and the layers that share a pool, with those of a draft model."""
-    num_bytes = kv_bytes_per_token(model_config, stored_dtype(cache.kv_cache_dtype, weights_of(params)[0].dtype))
+    leaf = weights_of(params)[0]
+    dtype = stored_dtype(cache.kv_cache_dtype, leaf.dtype)
+    page = layer_pages(1, 1, model_config.num_kv_heads, model_config.head_dim, dtype, beside(leaf))
+    num_bytes = num_kv_layers(model_config) * page.size * dtype.itemsize
     num_bytes -= num_bytes * windows.num_layers // num_kv_layers(model_config)
     return num_bytes if draft is None else num_bytes + token_kv_bytes(draft.model.config, draft.params, cache)
 

@@ -24,7 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.ahead_of_time.compiler import TARGETS, Compiler, Facts, add_runner
+from benchmarks.ahead_of_time.compiler import TARGETS, Compiler, Facts, add_runner, gpus
 from benchmarks.ahead_of_time.plugin import PROJECT, tool
 from benchmarks.gpu_bill.machine_code import read_kernels
 from jinfercept.layouts.kv_rows import stored_dtype
@@ -285,7 +285,7 @@ def main() -> None:
     order = json.load(sys.stdin)
     dumped = {"xla_dump_emitter_re": "ptx"} if "pages" in order or "experts" in order or order.get("read_ptx") else {}
     num_devices = order.get("num_devices", 1)
-    compiler = KernelCompiler(order["gpu"], order["generation"], _facts, SOURCE, dumped, num_devices)
+    compiler = KernelCompiler(gpus(order["gpu"], order["generation"], num_devices), _facts, SOURCE, dumped)
     with redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
         if "mosaic" in (case.get("attention") for case in order.get("kernels", {}).values()):
             os.environ |= {"MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_TO": folder}

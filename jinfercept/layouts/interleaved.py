@@ -1,0 +1,77 @@
+"""Pages of TPUs, as jax's attention reads them: `[N, B, 2K, D]`, in a token's row each head's key and then its value.
+
+Rows are as the tiles of a TPU's memory want them: D is a multiple of 128, and so many heads that their rows fill tiles. Other
+models have columns and heads of zeros beside theirs, on every device by itself. Three axes before D or four tell which layout
+an array of pages has: `pages.py` has the other one. In both, KV heads are the last axis but one.
+"""
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int, Num
+
+INTERLEAVED_ON = ("tpu",)
+"""Platforms, by JAX's names, whose pages lie so."""
+LANES = 128
+SUBLANES = 8
+
+
+def is_interleaved(pages: Num[Array, "..."]) -> bool:
+    """Whether one layer's pages have this layout."""
+    return pages.ndim == 4
+
+
+def padded_heads(num_kv_heads: int, dtype: DTypeLike) -> int:
+    """KV heads of a device's pages: its own ones, and those of zeros beside them."""
+    words = jnp.dtype(dtype).itemsize * 2 * num_kv_heads / 4  # of a token's column, 32 bits each
+    power = next((size for size in (1, 2, 4, SUBLANES) if size >= words), None)
+    rows = -(-words // SUBLANES) * SUBLANES if power is None else power
+    return int(rows * 4 // jnp.dtype(dtype).itemsize // 2)
+
+
+def padded_dim(head_dim: int) -> int:
+    """Columns of a key or a value in the pages."""
+    return -(-head_dim // LANES) * LANES
+
+
+def interleaved_shape(
+    num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike, num_devices: int = 1
+) -> tuple[int, int, int, int]:
+    """The shape of one layer's pages; `num_pages` counts the scratch page too.
+
+    Args:
+        num_kv_heads: of all devices, which have as many each.
+    """
+    heads = num_devices * padded_heads(num_kv_heads // num_devices, dtype)
+    return num_pages, page_size, 2 * heads, padded_dim(head_dim)
+
+
+def write_interleaved(
+    pages: Num[Array, "N B K2 D2"],
+    key: Float[Array, "T K D"],
+    value: Float[Array, "T K D"],
+    write_index: Int[Array, "T"],
+) -> Num[Array, "N B K2 D2"]:
+    """See `pages.write_kv`."""
+    rows = jnp.stack([key, value], axis=2).astype(pages.dtype)  # [T, K, 2, D]
+    num_tokens, num_kv_heads, _, head_dim = rows.shape
+    missing = pages.shape[2] // 2 - num_kv_heads, pages.shape[3] - head_dim
+    rows = jnp.pad(rows, ((0, 0), (0, missing[0]), (0, 0), (0, missing[1]))) if any(missing) else rows
+    tokens = pages.reshape(-1, *pages.shape[2:])
+    rows = rows.reshape(num_tokens, *tokens.shape[1:])
+    return tokens.at[write_index].set(rows, unique_indices=True, mode="drop").reshape(pages.shape)
+
+
+def with_padded_heads(
+    q: Float[Array, "T H D"], num_kv_heads: int, pages: Num[Array, "..."]
+) -> Float[Array, "T heads D"]:
+    """Queries as attention over these pages takes them: those of the heads of zeros are zeros behind the others."""
+    if not is_interleaved(pages) or 2 * num_kv_heads == pages.shape[2]:
+        return q
+    group = q.shape[1] // num_kv_heads
+    return jnp.pad(q, ((0, 0), (0, group * (pages.shape[2] // 2 - num_kv_heads)), (0, 0)))
+
+
+def apart(pages: Num[Array, "*pages B K2 D"]) -> Num[Array, "*pages B 2 K D"]:
+    """Keys and values as the other layout has them, the zeros beside them too."""
+    *before, rows, width = pages.shape
+    return jnp.moveaxis(pages.reshape(*before, rows // 2, 2, width), -2, -3)

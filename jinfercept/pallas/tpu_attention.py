@@ -1,0 +1,109 @@
+"""Attention on TPUs: jax's own kernel for ragged rows over pages (`jax.experimental.pallas.ops.tpu.ragged_paged_attention`).
+
+It takes decode rows and chunks alike, with windows and soft caps, over pages as `layouts/interleaved.py` has them. It knows
+no sinks: such layers have the reference. It reads the pages before a window too. The kernel is compiled for TPUs ahead of
+time in tests, and its values are those of jax's own reference; no TPU has run it.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int32
+
+from jinfercept.layouts.interleaved import LANES
+from jinfercept.layouts.kv_rows import is_quantised
+from jinfercept.layouts.pages import Batch, KVPages, PagesLike
+from jinfercept.layouts.scoring import PLAIN, Scoring
+from jinfercept.pallas.reference import paged_attention_reference
+
+DTYPES = ("bfloat16", "float32")
+VMEM_BYTES = 12 << 20
+"""Of a TPU's own memory that a kernel's blocks may take: generations let a kernel have 16 MiB unless it says otherwise."""
+QUERIES, CONTEXT_TOKENS = 32, 512
+"""Most query tokens and tokens of context of a block."""
+FEWEST_QUERIES = 8
+"""Of a block whose pages are made fewer instead."""
+
+
+class Operands(NamedTuple):
+    """What jax's kernel and its reference take."""
+
+    q: Float[Array, "T H D2"]
+    pages: KVPages
+    context_lens: Int32[Array, "S"]
+    page_tables: Int32[Array, "S P"]
+    query_starts: Int32[Array, "S1"]
+    num_rows: Int32[Array, "1"]
+
+
+class Blocks(NamedTuple):
+    """Pages of context and query tokens that the kernel multiplies at a time."""
+
+    pages: int
+    queries: int
+
+
+def is_supported(q: DTypeLike, pages: DTypeLike) -> bool:
+    """Whether the kernel takes queries and pages of these types."""
+    return not is_quantised(pages) and jnp.dtype(q) == jnp.dtype(pages) and jnp.dtype(q).name in DTYPES
+
+
+def paged_attention_tpu(
+    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, scoring: Scoring = PLAIN
+) -> Float[Array, "T H D"]:
+    """Same arguments and result as `paged_attention_reference`, pages interleaved.
+
+    Raises:
+        ValueError: the kernel does not take these types.
+    """
+    if not is_supported(q.dtype, pages.dtype):
+        got, fix = f"{q.dtype.name} and {pages.dtype.name}", "use attention reference, or kv_cache_dtype auto"
+        raise ValueError(
+            f"a TPU's kernel has queries and pages of one type, {' or '.join(DTYPES)}; got {got}; fix: {fix}"
+        )
+    if scoring.sinks is not None:
+        return paged_attention_reference(q, pages, batch, scoring)
+    from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
+
+    blocks = blocks_for(q.shape, pages, batch.page_tables.shape[1])
+    out = ragged_paged_attention(
+        *operands_of(q, pages, batch),
+        **options_of(q, scoring),
+        num_kv_pages_per_block=blocks.pages,
+        num_queries_per_block=blocks.queries,
+    )
+    used = jnp.arange(q.shape[0]) < batch.query_starts[-1]
+    return jnp.where(used[:, None, None], out[..., : q.shape[2]], 0.0)
+
+
+def operands_of(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) -> Operands:
+    """The operands of the kernel: queries as wide as the pages, and the rows that have tokens."""
+    padded = jnp.pad(q, ((0, 0), (0, 0), (0, pages.shape[3] - q.shape[2])))
+    num_rows = jnp.sum(batch.context_lens > 0, dtype=jnp.int32)[None]
+    return Operands(padded, pages, batch.context_lens, batch.page_tables, batch.query_starts, num_rows)
+
+
+def options_of(q: Float[Array, "T H D"], scoring: Scoring) -> dict[str, Any]:
+    """How the kernel turns scores into weights."""
+    return {"sm_scale": q.shape[2] ** -0.5, "sliding_window": scoring.window, "soft_cap": scoring.soft_cap}
+
+
+def blocks_for(q_shape: tuple[int, int, int], pages: PagesLike, pages_per_row: int) -> Blocks:
+    """Blocks that fit into `VMEM_BYTES`, the one of queries halved first."""
+    num_tokens, num_heads, _ = q_shape
+    _, page_size, rows, width = pages.shape
+    itemsize = pages.dtype.itemsize
+
+    def num_bytes(blocks: Blocks) -> int:
+        page = page_size * rows * width * itemsize
+        query = num_heads * (width * (4 * itemsize + 4) + 2 * LANES * 4)  # read, written, summed; maxima and sums
+        group, scores = 2 * num_heads // rows, 3 * 4 * page_size
+        return blocks.pages * (2 * page + scores * group * blocks.queries) + blocks.queries * query
+
+    blocks = Blocks(min(pages_per_row, max(1, CONTEXT_TOKENS // page_size)), min(num_tokens, QUERIES))
+    while num_bytes(blocks) > VMEM_BYTES and blocks.queries > FEWEST_QUERIES:
+        blocks = blocks._replace(queries=blocks.queries // 2)
+    while num_bytes(blocks) > VMEM_BYTES and blocks.pages > 1:
+        blocks = blocks._replace(pages=blocks.pages // 2)
+    return blocks

@@ -1,0 +1,30 @@
+"""An engine whose pages lie as a TPU has them, on a CPU with the reference: whatever is decided about contexts, the tokens are
+the model's."""
+
+from typing import Any
+
+import pytest
+
+from jinfercept.runner import page_shapes
+from tests.support.tiny_model import Workload, count_ties, tiny_llm
+
+SIZES: dict[str, Any] = {"kv_tokens": 112, "max_model_len": 100, "max_num_batched_tokens": 16, "attention": "reference"}
+
+
+@pytest.mark.parametrize(
+    ("family", "policy", "flags"),
+    [
+        ("llama_gqa", "min_waste", {"staging_pages": 4}),
+        pytest.param("gemma3", "preserve", {"num_window_tokens": 120}, marks=pytest.mark.slow),
+        pytest.param("gptj", "swap", {"staging_pages": 4, "transfer_parts": 2}, marks=pytest.mark.slow),
+        pytest.param("gpt_oss", "min_waste", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_pages_of_a_tpu_give_the_greedy_tokens(
+    monkeypatch: pytest.MonkeyPatch, family: str, policy: str, flags: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(page_shapes, "INTERLEAVED_ON", ("cpu",))
+    with tiny_llm(family, policy=policy, **SIZES, **flags) as llm:
+        outputs = Workload(number=8, seed=7).run(llm, delay_s=0.002)
+        assert sum(count_ties(family, output) for output in outputs) <= 1
+        assert llm.counters.interceptions > 0
