@@ -89,7 +89,7 @@ def options_of(q: Float[Array, "T H D"], scoring: Scoring) -> dict[str, Any]:
     return {"sm_scale": q.shape[2] ** -0.5, "sliding_window": scoring.window, "soft_cap": scoring.soft_cap}
 
 
-def blocks_for(q_shape: tuple[int, int, int], pages: PagesLike, pages_per_row: int) -> Blocks:
+def blocks_for(q_shape: tuple[int, ...], pages: PagesLike, pages_per_row: int) -> Blocks:
     """Blocks that fit into `VMEM_BYTES`, the one of queries halved first."""
     num_tokens, num_heads, _ = q_shape
     _, page_size, rows, width = pages.shape
