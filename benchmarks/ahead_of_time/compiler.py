@@ -20,7 +20,6 @@ from jax.experimental import topologies
 from jax.extend.source_info_util import register_exclusion
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jinfercept.layouts.pages import KVPages
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.mesh import EVERYWHERE
 from jinfercept.models.model import Model, abstract_params
@@ -180,7 +179,7 @@ class Compiler:
             return self._read(lowered.compile(compiler_options={**options, **dumped}), Path(folder))
 
 
-def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention: str) -> tuple[KVPages, ...]:
+def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention: str) -> tuple[Any, ...]:
     """Add every executable of a runner but the transfers of pages, with abstract weights in bfloat16.
 
     Args:
@@ -195,7 +194,7 @@ def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention
         lambda leaf, spec: compiler.shape(leaf.shape, leaf.dtype, spec), params, partition_specs(params)
     )
 
-    def pool(num_pages: int, num_layers: int) -> tuple[KVPages, ...]:
+    def pool(num_pages: int, num_layers: int) -> tuple[Any, ...]:
         sizes = num_pages + 1, shape.page_size, model.config.num_kv_heads, config.head_dim
         return (layer_pages(*sizes, jnp.bfloat16, NamedSharding(compiler.mesh, EVERYWHERE)),) * num_layers
 
