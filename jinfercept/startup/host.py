@@ -15,7 +15,7 @@ from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.process_end import ending_at_exit, interrupts_held_back
 from jinfercept.engine.state import EngineState
 from jinfercept.engine.thread import EngineThread
-from jinfercept.errors import ConfigError, ModelError, RequestError
+from jinfercept.errors import ConfigError, EngineError, ModelError, RequestError
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.meter.timelines import Timeline
 from jinfercept.models.adapted import without_adapters
@@ -79,6 +79,7 @@ class EngineHost:
     def _begin(self, parts: Assembled) -> None:
         self._engine, self._dispatcher, self._stats = parts
         self._engine.weights_version = self.weights.version
+        self._engine.is_resting = self.weights.level is not None
         self.thread = EngineThread(self._engine, self.setup.machine.settings)
 
     def _end(self) -> None:
@@ -218,8 +219,8 @@ class EngineHost:
         host = ModelMesh((jax.local_devices(backend="cpu")[0],))
         return load(source, dtype=self.setup.config.model.dtype, mesh=host, quantization="none").params
 
-    def _take(self, new: Replacement, mode: UpdateMode | None, *, at_once: bool = False) -> None:
-        self.weights.write(new, at_once=at_once)
+    def _take(self, new: Replacement, mode: UpdateMode | None) -> None:
+        self.weights.write(new, self._engine)
         self._engine.take_weights(self.weights.version, recompute=mode != "keep")
 
     def _start_over(self, new: Replacement) -> None:
@@ -229,7 +230,7 @@ class EngineHost:
         with interrupts_held_back():
             self._end()
             try:
-                self.weights.write(new)
+                self.weights.write(new, self._engine)
                 if (disk := setup.machine.disk) is not None:
                     weights = without_adapters(setup.machine.runner.params)
                     identity = identity_of(setup.machine.model_config, weights, setup.config)
@@ -264,15 +265,27 @@ class EngineHost:
             self.weights.check_wake(is_given=new is not None)
 
             def wake() -> None:
+                self.weights.wake(self._engine, new)
                 if new is not None:
-                    self._take(new, "recompute", at_once=True)
-                self.weights.wake(self._engine)
+                    self._engine.take_weights(self.weights.version, recompute=True)
 
             self._between_steps(wake)
 
     def _between_steps(self, change: Callable[[], None], *, first_abort: bool = False) -> None:
+        """Change something that leaves a whole engine when an `EngineError` says that it failed: the error is raised here
+        and ends no request."""
+        failures = list[EngineError]()
+
+        def attempt() -> None:
+            try:
+                change()
+            except EngineError as error:
+                failures.append(error)
+
         with interrupts_held_back():
-            self.thread.ask(lambda: self._engine.between_steps(change, first_abort=first_abort)).result()
+            self.thread.ask(lambda: self._engine.between_steps(attempt, first_abort=first_abort)).result()
+        if failures:
+            raise failures[0]
 
     def _check_in_flight(self, what: str) -> None:
         if self.setup.machine.leader is not None:

@@ -48,6 +48,8 @@ class WeightControls:
 
         Raises:
             ModelError: a weight is missing, too much, donated already, or has another shape; the old ones are served on.
+            EngineError: an array could not be read or written in the end. It says whether the old weights serve on, or some
+                were overwritten: then the LLM sleeps without weights, and requests wait for `wake(params)`.
             RequestError: requests are not finished, or there are several hosts.
             ConfigError: the mode is none of these, or there is a `kv_disk`, whose pages are of one version.
         """
@@ -80,7 +82,7 @@ class WeightControls:
 
         Raises:
             RequestError: the weights were discarded, and none are given.
-            ModelError: as `update_weights`; the sleep goes on.
+            ModelError, EngineError: as `update_weights`; the sleep goes on.
         """
         self.engine.wake(params, names)
 

@@ -1,6 +1,7 @@
 """The weights of a machine while engines run on it: others take their place, and they leave the device and come back."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, final
 
@@ -8,7 +9,7 @@ import jax
 import numpy as np
 
 from jinfercept.engine.engine import Engine
-from jinfercept.errors import RequestError
+from jinfercept.errors import EngineError, RequestError, describe_failure
 from jinfercept.models.adapted import is_adapted, without_adapters
 from jinfercept.models.adapters import with_matrices_of
 from jinfercept.models.protocol import Params, ServedModel
@@ -64,38 +65,62 @@ class ServedWeights:
             raise RequestError("there are no weights of which some could stay", got=f"only={only!r}", fix="give all")
         return new
 
-    def write(self, new: Replacement, *, at_once: bool = False) -> None:
-        """Serve these weights, with the adapters of the old ones. If it raises, there may be no weights.
+    def write(self, new: Replacement, engine: Engine) -> None:
+        """Serve these weights, with the adapters of the old ones; in a sleep of level 2, from its end on.
 
-        Args:
-            at_once: after a sleep of level 2, `wake` follows: the new weights need no copy on the host.
+        Raises:
+            EngineError: they could not be written, for want of memory or since an array was donated meanwhile. Either the old
+                weights are served on, or there are none, and the LLM sleeps at level 2.
         """
-        self.version += 1
         if self.level == DEEPEST:
-            self._host = new if at_once and not new.is_partial else new.on_host(self._host)
-            return
-        params = self._runner.take_params()
-        if params.embed:
-            self._matrices = _matrices(params)
-            old = blocks_of(without_adapters(params))
+            with _failing("the weights before are kept", "update_weights() again"):
+                self._host = new.on_host(self._host)
         else:
-            old = None
+            self._write(new, engine)
+        self.version += 1
+
+    def _write(self, new: Replacement, engine: Engine) -> None:
+        params = self._runner.take_params()
+        self._matrices = _matrices(params)
+        old = blocks_of(without_adapters(params))
         del params
-        self._serve(new.write(old, owned=self._runner.owns_params))
+        try:
+            self._serve(new.write(old, owned=self._runner.owns_params))
+        except Exception as error:
+            failure, fix = describe_failure(error), "wake(params) with all weights: requests wait for that"
+            if old:
+                self._serve(Params(old[0], tuple(old[1:-1]), old[-1]), owned=self._runner.owns_params)
+                failure, fix = f"{failure}; the weights before are served on", "update_weights() again"
+            else:
+                self._lose(engine)
+                failure += "; the weights before are overwritten in part, and the LLM sleeps"
+            raise EngineError(failure, fix=fix) from error
+
+    def _lose(self, engine: Engine) -> None:
+        self._free_pages(engine)
+        self._matrices = jax.tree.map(np.array, self._matrices)
+        self.level, self._host = DEEPEST, None
+
+    def _free_pages(self, engine: Engine) -> None:
+        engine.is_resting = True
+        if not self.level:
+            engine.leave_device()
+            self._runner.leave_device()
 
     def sleep(self, engine: Engine, level: int, *, discard: bool) -> None:
         """Free what is on the device; never wakes from a deeper sleep."""
+        if level:
+            self._free_pages(engine)
         engine.is_resting = True
         before = -1 if self.level is None else self.level
-        if before < 1 <= level:
-            engine.leave_device()
-            self._runner.leave_device()
-        self.level = max(before, level)
+        self.level = max(before, min(level, 1))
         if before < DEEPEST <= level:
-            params = self._runner.take_params()
-            self._matrices = jax.tree.map(np.array, _matrices(params))
-            bases = without_adapters(params)
-            self._host = None if discard else _each_once(lambda leaf, _: np.array(leaf), bases)
+            with _failing("the LLM sleeps at level 1", "wake(), or sleep(2, discard=True)"):
+                params = self._runner.params
+                bases, matrices = without_adapters(params), jax.tree.map(np.array, _matrices(params))
+                host = None if discard else _each_once(lambda leaf, _: np.array(leaf), bases)
+            self._matrices, self._host, self.level = matrices, host, DEEPEST
+            self._runner.take_params()
             if self._runner.owns_params:
                 for leaf in jax.tree.leaves(params):
                     leaf.delete()
@@ -107,23 +132,37 @@ class ServedWeights:
                 "there are no weights to wake with", got="wake() after a sleep that discarded them", fix="wake(params)"
             )
 
-    def wake(self, engine: Engine) -> None:
-        """Take the memory again, and go on."""
-        if self.level == DEEPEST:
-            weights, self._host, self.level = self._host, None, 1
-            assert weights is not None
-            if isinstance(weights, Replacement):
-                self._serve(weights.write(None))
-            else:
-                self._serve(_on_device(weights, without_adapters(self._runner.weight_shapes)))
-        if self.level:
-            self._runner.come_back()
+    def wake(self, engine: Engine, new: Replacement | None = None) -> None:
+        """Take the memory again, and go on; with other weights, if there are any. Raises `EngineError`: the sleep goes on."""
+        if new is not None and self.level != DEEPEST:
+            self.write(new, engine)
+        with _failing("the LLM sleeps on", "wake() again when the device has memory"):
+            if self.level == DEEPEST:
+                weights = self._host if new is None else new.on_host(self._host) if new.is_partial else new
+                assert weights is not None
+                if isinstance(weights, Replacement):
+                    self._serve(weights.write(None))
+                else:
+                    self._serve(_on_device(weights, without_adapters(self._runner.weight_shapes)))
+                self._host, self.level = None, 1
+                self.version += new is not None
+            if self.level:
+                self._runner.come_back()
         self.level, engine.is_resting = None, False
 
-    def _serve(self, bases: Params) -> None:
+    def _serve(self, bases: Params, *, owned: bool = True) -> None:
         assert self._matrices is not None
         self._runner.use(with_matrices_of(bases, self._matrices))
-        self._runner.owns_params, self._matrices = True, None
+        self._runner.owns_params, self._matrices = owned, None
+
+
+@contextmanager
+def _failing(state: str, fix: str) -> Iterator[None]:
+    """Raise `EngineError`, which says what state the LLM is in, for all that is raised."""
+    try:
+        yield
+    except Exception as error:
+        raise EngineError(f"{describe_failure(error)}; {state}", fix=fix) from error
 
 
 def _matrices(params: Params) -> Params:

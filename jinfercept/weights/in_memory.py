@@ -118,19 +118,21 @@ class Replacement:
         """The new weights, block by block. The first call compiles.
 
         Args:
-            old: blocks of the served weights, without adapters; the list is emptied. None: they are gone, and none stay.
+            old: blocks of the served weights, without adapters; None: they are gone, and none stay. The list is emptied before
+                the first of them is overwritten: if this raises, what is in the list is whole.
             owned: no caller holds the arrays of the old weights: the new weights are written into these arrays.
-                Else an old block is dropped when the new one is there.
+                Else the new weights are written beside the old ones.
         """
         blocks: list[Weights | None] = [None] * len(self._blocks)
         if old is not None:
             blocks[:] = self._old(old)
-            old.clear()
         owners = {place: index for index, block in enumerate(blocks) for place in _buffers(block)}
         given = [{owners[place] for place in _buffers(block) if place in owners} for block in self._blocks]
         stay = owned
         if any(indices - {index} for index, indices in enumerate(given)):  # to another block
             owned = False
+            if stay and old is not None:
+                old.clear()  # an old block is dropped when the new one is there
         news, gone = list[Weights](), set[int]()
         for index, (new, shapes) in enumerate(self._pairs(self._blocks)):
             block, blocks[index] = blocks[index], None
@@ -142,7 +144,12 @@ class Replacement:
             reused = block if owned and not places & (gone | _buffers(new)) else None
             gone |= places
             shapes = {name: leaf for name, leaf in shapes.items() if name not in stays}
-            news.append(stays | (self._written(reused, new, shapes) if new else {}))
+            if new:
+                placed = self._placed(new, shapes)
+                if reused and old is not None:
+                    old.clear()
+                stays |= self._written(reused, placed, shapes)
+            news.append(stays)
         embed, *layers, head = jax.block_until_ready(news)
         head |= {name: embed[other] for name, other in self._one_array.items()}
         params = Params(embed, tuple(layers), head)
@@ -171,17 +178,25 @@ class Replacement:
             lambda leaf, served: served if leaf is KEPT else leaf, new, {name: apart[name] for name in new}
         )
 
-    def _written(self, old: Weights | None, given: Weights, shapes: Weights) -> Weights:
-        homes = jax.tree.map(lambda leaf: leaf.sharding, shapes)
-        dtypes = tuple(str(leaf.dtype) for leaf in jax.tree.leaves(shapes))
+    def _placed(self, given: Weights, shapes: Weights) -> Weights:
+        """A new block on the devices that serve it."""
         given = made(given)
         if self._model is None:
-            return _write(old, jax.device_put(given, homes), dtypes, as_served=False)
+            return jax.device_put(given, _homes(shapes))
         if self._mesh.size == 1:
-            return _write(old, jax.device_put(given, self._mesh.sharding()), dtypes, as_served=True)
+            return jax.device_put(given, self._mesh.sharding())
         specs = {name: self._mesh.sharding(partition_spec(name, weight)) for name, weight in given.items()}
-        served = serve_layer(jax.device_put(given, specs))
-        return jax.device_put(_write(old, served, dtypes, as_served=False), homes)
+        return serve_layer(jax.device_put(given, specs))
+
+    def _written(self, old: Weights | None, placed: Weights, shapes: Weights) -> Weights:
+        dtypes = tuple(str(leaf.dtype) for leaf in jax.tree.leaves(shapes))
+        on_one = self._model is not None and self._mesh.size == 1
+        written = _write(old, placed, dtypes, as_served=on_one)
+        return written if self._model is None or on_one else jax.device_put(written, _homes(shapes))
+
+
+def _homes(shapes: Weights) -> Any:
+    return jax.tree.map(lambda leaf: leaf.sharding, shapes)
 
 
 @partial(jax.jit, static_argnames=("dtypes", "as_served"), donate_argnums=0, keep_unused=True)
