@@ -11,7 +11,7 @@ from jinfercept.cli.sessions import OutputFlags, OwnModel, ServerFlags, ShapeFla
 from jinfercept.cli.simulate import SOURCE
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
-from jinfercept.sim.tables import numbers
+from jinfercept.sim.tables import check_least, numbers
 
 COMMANDS: Mapping[str, Entry] = {
     "load": Entry("benchmarks.__main__:Load", "load on OpenAI-compatible servers: latencies, cached tokens, errors"),
@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, Entry] = {
     "logprobs": Entry(
         "benchmarks.__main__:Logprobs", "log probabilities beside a trainer's, and the price of the same bits"
     ),
+    "weights": Entry("benchmarks.__main__:Weights", "an update of the weights: seconds, memory, and growth over many"),
     "moe": Entry("benchmarks.moe:MoE", "decode and prefill of a small model with experts, beside transformers"),
     "gpu-report": Entry("benchmarks.__main__:GpuReport", "files of tools/gpu_suite as one table against the aims"),
     "gpu-bill": Entry("benchmarks.__main__:GpuBill", "what a step costs a GPU, read from code compiled ahead of time"),
@@ -308,6 +309,24 @@ class LoraCost:
             got, fix = f"{self.adapters} adapters of rank {self.rank}, rows {rows}", "1 or more of each"
             raise ConfigError("sizes are at least 1", got=got, fix=fix)
         measure(self.model, Sizes(self.adapters, self.rank, tuple(rows)), self.engine)
+        return 0
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The command."""
+
+    model: ModelName
+    engine: Annotated[EngineOptions, engine_flags("quantization", "loras", "max_loras", "tool_lora", *HOSTS)]
+    updates: int = 200
+    """behind each other, to see whether memory grows"""
+
+    def run(self) -> int:
+        """Measure; returns 0. Raises `ConfigError` for a number below 5."""
+        from benchmarks.weights_cost import measure
+
+        check_least("--updates", self.updates, 5)
+        measure(self.model, self.updates, self.engine)
         return 0
 
 
