@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, Entry] = {
     "moe": Entry("benchmarks.moe:MoE", "decode and prefill of a small model with experts, beside transformers"),
     "gpu-report": Entry("benchmarks.__main__:GpuReport", "files of tools/gpu_suite as one table against the aims"),
     "gpu-bill": Entry("benchmarks.__main__:GpuBill", "what a step costs a GPU, read from code compiled ahead of time"),
+    "tpu-bill": Entry("benchmarks.__main__:TpuBill", "what a step costs a TPU, read from code compiled ahead of time"),
 }
 
 
@@ -397,6 +398,32 @@ class GpuBill:
         return gpu_bill(
             full=self.full, sample=self.sample, check=self.check, set_budgets=self.set_budgets, out=self.out
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TpuBill:
+    """The command."""
+
+    sample: Switch = False
+    """compile a few executables of one model only"""
+    tpu: Several = ()
+    """generation, of v4, v5e, v5p, v6e and tpu7x; repeatable (default: all)"""
+    check: Switch = False
+    """compare with benchmarks/tpu_bill/budgets.toml; the exit status is 1 if a budget is broken"""
+    set_budgets: Switch = False
+    """write what was compiled into benchmarks/tpu_bill/budgets.toml"""
+    out: Maybe[str] = None
+    """write the bill to this path with .json behind it"""
+
+    def run(self) -> int:
+        """Make the bill; returns the exit status. Raises `ConfigError` for an unknown generation."""
+        from benchmarks.tpu_bill.bill import tpu_bill
+        from benchmarks.tpu_bill.cases import TPUS
+
+        if unknown := [name for name in self.tpu if name not in TPUS]:
+            raise ConfigError("no such generation of TPUs", got=", ".join(unknown), fix=f"one of {', '.join(TPUS)}")
+        names = self.tpu or TPUS
+        return tpu_bill(sample=self.sample, check=self.check, set_budgets=self.set_budgets, tpus=names, out=self.out)
 
 
 def _single(flag: str, texts: Sequence[str]) -> int:

@@ -85,7 +85,7 @@ def tpus(tpu: str, num_devices: int = 1) -> Target:
         tpu: a generation of `TPU_SLICES`.
     """
     name = next(name for size, name in TPU_SLICES[tpu] if size >= num_devices)
-    options = {"chip_config_name": "megachip_tccontrol"} if tpu == "v4" else {}
+    options = {"chip_config_name": "megacore"} if tpu == "v4" else {}
     devices = topologies.get_topology_desc(platform="tpu", topology_name=f"{tpu}:{name}", **options).devices
     text = f"{tpu} {name} libtpu {version('libtpu')}"
     return Target(text, Mesh(np.array(devices[:num_devices]), (AXIS,)), {})

@@ -72,10 +72,7 @@ def environment(generation: str = "cuda13") -> dict[str, str]:
 
 def tpu_environment() -> dict[str, str]:
     """The environment of a process that compiles ahead of time for TPUs. Raises `PluginMissingError`."""
-    own = {"TPU_SKIP_MDS_QUERY": "1", "TPU_LIBRARY_PATH": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    if folders := libtpu():
-        own["TPU_LIBRARY_PATH"] = str(Path(folders[0], "libtpu", "libtpu.so"))
-    return _environment(folders) | {name: value for name, value in own.items() if value}
+    return _environment(libtpu()) | {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
 
 def _environment(folders: Sequence[str]) -> dict[str, str]:

@@ -11,7 +11,8 @@ type Row = Mapping[str, Any]
 type Columns = Mapping[str, Callable[[Row], str]]
 
 
-def _plain(name: str) -> Callable[[Row], str]:
+def plain(name: str) -> Callable[[Row], str]:
+    """A cell of a number or a text; empty without one."""
     return lambda row: (
         "" if row.get(name) is None else f"{row[name]:g}" if isinstance(row[name], float) else str(row[name])
     )
@@ -54,54 +55,54 @@ def _gpus(row: Row) -> str:
     return row["gpu"] if row["num_devices"] == 1 else f"{row['num_devices']} × {row['gpu']}"
 
 
-CASE: Columns = {"GPU": _gpus, "model": _plain("model"), "products": _plain("library")}
+CASE: Columns = {"GPU": _gpus, "model": plain("model"), "products": plain("library")}
 EXECUTABLES: Columns = {
     **CASE,
-    "executable": _plain("executable"),
+    "executable": plain("executable"),
     "kernels": _kernels,
-    "a layer": _plain("kernels_per_layer"),
-    "collectives (a layer)": _plain("collectives"),
-    "command buffers": _plain("command_buffers"),
-    "conditionals": _plain("conditionals"),
-    "loops": _plain("loops"),
-    "host waits": _plain("host_waits"),
+    "a layer": plain("kernels_per_layer"),
+    "collectives (a layer)": plain("collectives"),
+    "command buffers": plain("command_buffers"),
+    "conditionals": plain("conditionals"),
+    "loops": plain("loops"),
+    "host waits": plain("host_waits"),
     "read, MiB": _mib("read_bytes"),
     "made, MiB": _mib("made_bytes"),
     "× least": lambda row: f"{row['times_least']:.3g}" if row.get("times_least") else "",
     "temporary, MiB": _mib("temp_bytes"),
-    "large copies": _plain("copies"),
-    "plain products": _plain("products_without_tensor_cores"),
-    "spilled bytes": _plain("spill_bytes"),
-    "CAS": _plain("compare_and_swaps"),
-    "2-byte": _plain("two_byte_accesses"),
+    "large copies": plain("copies"),
+    "plain products": plain("products_without_tensor_cores"),
+    "spilled bytes": plain("spill_bytes"),
+    "CAS": plain("compare_and_swaps"),
+    "2-byte": plain("two_byte_accesses"),
 }
 KERNELS: Columns = {
     **CASE,
-    "executable": _plain("executable"),
-    "kernel": _plain("kernel"),
-    "blocks": _plain("blocks"),
-    "threads": _plain("threads"),
-    "registers": _plain("registers"),
-    "spilled bytes": _plain("spill_bytes"),
-    "shared bytes": _plain("shared_bytes"),
-    "blocks at once": _plain("blocks_at_once"),
-    "tensor": _plain("tensor_instructions"),
-    "16-byte loads": _plain("wide_loads"),
-    "atomics": _plain("atomics"),
-    "CAS": _plain("compare_and_swaps"),
-    "2-byte": _plain("two_byte_accesses"),
+    "executable": plain("executable"),
+    "kernel": plain("kernel"),
+    "blocks": plain("blocks"),
+    "threads": plain("threads"),
+    "registers": plain("registers"),
+    "spilled bytes": plain("spill_bytes"),
+    "shared bytes": plain("shared_bytes"),
+    "blocks at once": plain("blocks_at_once"),
+    "tensor": plain("tensor_instructions"),
+    "16-byte loads": plain("wide_loads"),
+    "atomics": plain("atomics"),
+    "CAS": plain("compare_and_swaps"),
+    "2-byte": plain("two_byte_accesses"),
 }
 PRODUCTS: Columns = {
     **CASE,
-    "executable": _plain("executable"),
-    "product": _plain("product"),
-    "rows": _plain("rows"),
+    "executable": plain("executable"),
+    "product": plain("product"),
+    "rows": plain("rows"),
     "weight, MiB": _mib("weight_bytes"),
-    "kernel": _plain("kernel"),
-    "blocks": _plain("blocks"),
-    "rate": _plain("reach"),
+    "kernel": plain("kernel"),
+    "blocks": plain("blocks"),
+    "rate": plain("reach"),
     "µs": _us("seconds"),
-    "pessimistic rate": _plain("pessimistic_reach"),
+    "pessimistic rate": plain("pessimistic_reach"),
     "pessimistic µs": _us("pessimistic_seconds"),
 }
 STEP: Columns = {
@@ -135,7 +136,7 @@ STEPS: Columns = {
     **TERMS,
     "all options": _ms("all_options"),
     "kernels": lambda row: f"{row['kernels']:.0f}",
-    "host waits": _plain("waits"),
+    "host waits": plain("waits"),
 }
 PESSIMISTIC_STEPS: Columns = {
     **STEP,
@@ -150,7 +151,7 @@ AIMED = {"gpu": "h100", "model": "llama-3-8b", "num_devices": 1, "context": 1000
 AIMED_ROWS = (1, 64, 256)
 ABOVE = ("products", "attention", "empty_blocks", "others", "launches", "uploads", "updates", "host")
 AIMS: Columns = {
-    "products": _plain("library"),
+    "products": plain("library"),
     "rows × context": lambda row: f"{row['rows']} × {row['context']}",
     f"{AIM} × roofline, ms": lambda row: f"{1e3 * AIM * row['roofline']:.2f}",
     "predicted, ms": _ms("seconds"),
@@ -194,7 +195,7 @@ def terminal(title: str, columns: Columns, rows: Sequence[Row]) -> Table:
 def document(bill: Mapping[str, Any], assumptions: Sequence[Assumption]) -> str:
     """The whole bill in Markdown."""
     assumed = [assumption._asdict() for assumption in assumptions]
-    columns: Columns = {name: _plain(name) for name in Assumption._fields}
+    columns: Columns = {name: plain(name) for name in Assumption._fields}
     return "\n".join(
         [
             f"# GPU bill of {bill['commit']}, {bill['date']}",

@@ -2,9 +2,10 @@
 
 No token is dropped, and a row's result does not depend on the others of its step. Pairs of a token and an expert are sorted by
 expert. Kernels of a CPU (`grouped_product.py`) and of a GPU (`triton_grouped.py`) multiply tiles of an expert's rows, and a CPU
-without its own blocks of them, one after the other: all read the experts in use only. Elsewhere, and in float32 on a GPU,
-`jax.lax.ragged_dot` takes all, of which jax 0.11 makes products of all rows with all experts on a GPU; quantised weights are
-multiplied by blocks of rows there and on a CPU. Devices have different experts, or different parts of them (`ExpertsConfig`).
+without its own blocks of them, one after the other; on a TPU jax's does (`tpu_grouped.py`): all read the experts in use only.
+Elsewhere, and in float32 on a GPU, `jax.lax.ragged_dot` takes all, of which jax 0.11 makes products of all rows with all
+experts on a GPU; quantised weights are multiplied by blocks of rows there and on a CPU. Devices have different experts, or
+different parts of them (`ExpertsConfig`).
 """
 
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from jinfercept.models.config import ExpertsConfig
 from jinfercept.models.parallel import AXIS, num_devices
 from jinfercept.models.quantized import QuantizedTensor, is_quantized
 from jinfercept.pallas import gpu_kernels
+from jinfercept.pallas.tpu_grouped import tpu_grouped_product
 
 MOST_BLOCK_ROWS = 64
 """Rows of one expert that a CPU multiplies at a time, at most: larger products do not run faster."""
@@ -137,6 +139,10 @@ def _of_pairs(
     stored = {stack.values.dtype if isinstance(stack, QuantizedTensor) else stack.dtype for stack in stacks}
     if (kernel := gpu_kernels.grouped_product(len(rows), pairs.sizes, rows.dtype, stored)) is not None:
         return _grouped(config.swiglu, kernel, rows, pairs, weights)
+    if not any(map(is_quantized, stacks)):
+        shapes = [_matrices(stack).shape for stack in stacks]
+        if (kernel := tpu_grouped_product(pairs.sizes, rows.dtype, shapes)) is not None:
+            return _grouped(config.swiglu, kernel, rows, pairs, weights)
     blocks = partial(_by_blocks, config.swiglu, min(MOST_BLOCK_ROWS, 1 << (mean_rows - 1).bit_length()))
     if any(map(is_quantized, stacks)):
         return blocks(rows, pairs, weights)

@@ -1,10 +1,13 @@
 """Attention on TPUs: jax's own kernel for ragged rows over pages (`jax.experimental.pallas.ops.tpu.ragged_paged_attention`).
 
 It takes decode rows and chunks alike, with windows and soft caps, over pages as `layouts/interleaved.py` has them. It knows
-no sinks: such layers have the reference. It reads the pages before a window too. The kernel is compiled for TPUs ahead of
+no sinks, nor several KV heads on a device that are wider than 128: such layers have the reference, with a line in the log. It
+reads the pages before a window too. The kernel is compiled for TPUs ahead of
 time in tests, and its values are those of jax's own reference; no TPU has run it.
 """
 
+import logging
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -17,6 +20,7 @@ from jinfercept.layouts.pages import Batch, KVPages, PagesLike
 from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.reference import paged_attention_reference
 
+log = logging.getLogger(__name__)
 DTYPES = ("bfloat16", "float32")
 VMEM_BYTES = 12 << 20
 """Of a TPU's own memory that a kernel's blocks may take: generations let a kernel have 16 MiB unless it says otherwise."""
@@ -62,7 +66,8 @@ def paged_attention_tpu(
         raise ValueError(
             f"a TPU's kernel has queries and pages of one type, {' or '.join(DTYPES)}; got {got}; fix: {fix}"
         )
-    if scoring.sinks is not None:
+    if (reason := _refused(pages, scoring)) is not None:
+        _note(reason)
         return paged_attention_reference(q, pages, batch, scoring)
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
@@ -75,6 +80,24 @@ def paged_attention_tpu(
     )
     used = jnp.arange(q.shape[0]) < batch.query_starts[-1]
     return jnp.where(used[:, None, None], out[..., : q.shape[2]], 0.0)
+
+
+def _refused(pages: KVPages, scoring: Scoring) -> str | None:
+    """What the kernel does not have; None: it has all of it."""
+    if scoring.sinks is not None:
+        return "sinks"
+    words = pages.shape[2] * pages.dtype.itemsize // 4  # of a token's column
+    if pages.shape[3] > LANES and words > 1:
+        return (
+            f"{pages.shape[2] // 2} KV heads of {pages.shape[3]} on a device; one would do: raise tensor_parallel_size"
+        )
+    return None
+
+
+@cache
+def _note(reason: str) -> None:
+    """Say once that layers have slow attention."""
+    log.warning("attention is the slow reference, since a TPU's kernel does not have %s", reason)
 
 
 def operands_of(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) -> Operands:

@@ -1,7 +1,7 @@
 """Data sheets of accelerators, and the share of them that programs reach: the input of rooflines. We measured nothing here.
 
-GPUs: NVIDIA's data sheets of each, dense operations. TPUs: Google Cloud's pages "TPU v5e" and "TPU v6e"
-(docs.cloud.google.com/tpu/docs/v5e and v6e). Disk: Samsung's data sheet of the PM9A3 (NVMe, PCIe 4, 3.84 TB).
+GPUs: NVIDIA's data sheets of each, dense operations. TPUs: Google Cloud's pages of each generation
+(docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e and tpu7x). Disk: Samsung's data sheet of the PM9A3 (NVMe, PCIe 4, 3.84 TB).
 """
 
 from typing import NamedTuple
@@ -57,6 +57,11 @@ ACCELERATORS: dict[str, Accelerator] = {
     "L40S": Accelerator(362e12, 0.864e12, 48e9, PCIE_4, 26e9),
     "A40": Accelerator(149.7e12, 0.696e12, 48e9, PCIE_4, 56.25e9),
     "T4": Accelerator(65e12, 0.320e12, 16e9, PCIE_3, 13e9),
+    "TPU-v4": Accelerator(
+        275e12, 1.228e12, 32e9, PCIE_3, 300e9
+    ),  # the host links of v4, v5p and 7x are assumptions too
+    "TPU-v5p": Accelerator(459e12, 2.765e12, 95e9, PCIE_4, 600e9),
+    "TPU7x": Accelerator(2307e12, 7.38e12, 192e9, PCIE_5, 600e9),
     "TPU-v5e": Accelerator(
         197e12, 0.819e12, 16e9, PCIE_3, 200e9
     ),  # its page says nothing of the host link: an assumption

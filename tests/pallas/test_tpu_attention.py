@@ -107,3 +107,11 @@ def test_blocks_fit_into_the_memory_that_a_kernel_may_take(heads, kv_heads, head
     assert 1 <= blocks.pages <= CONTEXT_TOKENS // page_size
     assert 8 <= blocks.queries <= QUERIES
     assert blocks_for((1, heads, head_dim), pages, pages_per_row=3).queries == 1
+
+
+def test_several_wide_kv_heads_on_a_device_have_the_reference_with_a_line_in_the_log(caplog):
+    padded, own, batch, *_ = padded_step(Shapes(40, 6, 8, 16, 4, 4, 256), jnp.float32)
+    np.testing.assert_array_equal(
+        paged_attention_tpu(padded, own, batch), paged_attention_reference(padded, own, batch)
+    )
+    assert "4 KV heads of 256 on a device" in caplog.text
