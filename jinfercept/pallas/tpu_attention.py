@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
-from jinfercept.layouts.interleaved import LANES
+from jinfercept.layouts.interleaved import LANES, SUBLANES
 from jinfercept.layouts.kv_rows import is_quantised
 from jinfercept.layouts.pages import Batch, KVPages, PagesLike
 from jinfercept.layouts.scoring import PLAIN, Scoring
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 DTYPES = ("bfloat16", "float32")
 VMEM_BYTES = 12 << 20
 """Of a TPU's own memory that a kernel's blocks may take: generations let a kernel have 16 MiB unless it says otherwise."""
+SMEM_BYTES = 960 << 10
+"""Of a TPU's scalar memory, 1 MiB, that the page tables of a step may take."""
 QUERIES, CONTEXT_TOKENS = 32, 512
 """Most query tokens and tokens of context of a block."""
 FEWEST_QUERIES = 8
@@ -98,6 +100,11 @@ def _refused(pages: KVPages, scoring: Scoring) -> str | None:
 def _note(reason: str) -> None:
     """Say once that layers have slow attention."""
     log.warning("attention is the slow reference, since a TPU's kernel does not have %s", reason)
+
+
+def tables_fit(num_rows: int, pages_per_row: int) -> bool:
+    """Whether page tables of so many rows fit into a TPU's scalar memory, where they lie in whole tiles."""
+    return 4 * -(-num_rows // SUBLANES) * SUBLANES * -(-pages_per_row // LANES) * LANES <= SMEM_BYTES
 
 
 def operands_of(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) -> Operands:

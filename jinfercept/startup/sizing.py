@@ -21,6 +21,7 @@ from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import Model
 from jinfercept.models.protocol import Params, ServedModel, states_of
 from jinfercept.models.quantized import is_quantized, weights_of
+from jinfercept.pallas.tpu_attention import tables_fit
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import step_bytes
 from jinfercept.sched.profile import Profile
@@ -276,6 +277,19 @@ def _check_rows(model: ServedModel, kv_cache_dtype: str) -> None:
         raise ConfigError(f"quantised pages need head dims that are multiples of {BYTES}", got=got, fix=fix)
 
 
+def check_tables(max_num_seqs: int, max_model_len: int, page_size: int) -> None:
+    """Raise `ConfigError` if a step's page tables do not fit where a TPU's attention reads them."""
+    if tables_fit(max_num_seqs, -(-max_model_len // page_size) + 1):
+        return
+    sizes = (1 << power for power in range(page_size.bit_length(), 20))
+    fitting = next(size for size in sizes if tables_fit(max_num_seqs, -(-max_model_len // size) + 1))
+    raise ConfigError(
+        "the page tables do not fit into a TPU's scalar memory",
+        got=f"max_num_seqs={max_num_seqs} of {max_model_len} tokens in pages of {page_size}",
+        fix=f"page_size={fitting}, or lower max_num_seqs or max_model_len",
+    )
+
+
 def staging_pages(config: EngineConfig, platform: str) -> int:
     """Most pages of an array on the host: on a CPU, where nothing crosses a link, each page is its own."""
     return config.advanced.staging_pages or (1 if platform == "cpu" else STAGING_PAGES)
@@ -289,6 +303,8 @@ def _runner_shape(
     if config.advanced.batch_invariant:
         fewest = fewest_rows(model.config.hidden_size)
         sizes = (fewest, *(size for size in sizes if size > fewest))
+    if platform in INTERLEAVED_ON:
+        check_tables(config.scheduling.max_num_seqs, max_model_len, config.cache.page_size)
     return RunnerShape(
         num_pages=num_pages,
         page_size=config.cache.page_size,
