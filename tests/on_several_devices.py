@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from safetensors.numpy import load_file
 
 from jinfercept.engine.streaming import serve
 from jinfercept.errors import ConfigError
@@ -29,6 +30,7 @@ from jinfercept.runner.steps import kinds_of, layers_key
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
+from jinfercept.weights import in_memory
 from jinfercept.weights.in_memory import initial_params
 from tests.support.dense_model import logits
 from tests.support.fake_engine import POLICIES
@@ -37,7 +39,7 @@ from tests.support.peft_adapters import ALL, GPTJ, write_adapter
 from tests.support.sample_tokenizers import VOCAB, byte_level
 from tests.support.state_moves import check_random_moves
 from tests.support.tiny_gguf import write as write_gguf
-from tests.support.tiny_model import GOLDEN, TOOL, Workload
+from tests.support.tiny_model import GOLDEN, TOOL, Workload, tiny_setup
 
 SIZES: dict[str, Any] = {"page_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 100}
 SIZES |= {"kv_tokens": 112, "swap_space": 0.001, "check_pages": True}  # little more than the longest sequence
@@ -351,3 +353,20 @@ def test_adapters_are_cut_as_their_weights_are(name: str, num_devices: int, tmp_
     assert served(num_devices) == alone
     assert alone[2] == alone[3]
     assert len({*map(tuple, alone)}) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"devices": "1"}, {"devices": "0,1", "tensor_parallel_size": 2}])
+def test_new_weights_come_from_another_mesh_in_pieces(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_memory, "PIECE_BYTES", 1000)
+    tensors = load_file(GOLDEN / "llama_gqa" / "model.safetensors")
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[2:4]), ("fsdp",)), PartitionSpec("fsdp"))
+    with LLM(tiny_setup(**options)) as llm:
+        expected = llm.generate({"prompt_token_ids": [1, 2, 3]}, GREEDY)[0].outputs[0].token_ids
+        for mode in (None, "keep"):
+            llm.update_weights({name: 2 * leaf[::-1] for name, leaf in tensors.items()}, mode=mode)
+            given = jax.device_put(tensors, sharding)
+            llm.update_weights(given, mode=mode)
+            assert not any(leaf.is_deleted() for leaf in given.values())
+            llm.reset_prefix_cache()
+            assert llm.generate({"prompt_token_ids": [1, 2, 3]}, GREEDY)[0].outputs[0].token_ids == expected

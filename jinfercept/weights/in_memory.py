@@ -20,6 +20,8 @@ from jinfercept.models.sharding import fit, partition_spec, partition_specs
 from jinfercept.weights.leaves import KEPT, LazyWeight, by_name, check_leaf, dotted, made
 
 _LAYOUT = "Params(embed, layers, head) of models/protocol.py"
+PIECE_BYTES = 16 << 20
+"""Larger arrays that come from elsewhere are copied in pieces of so many bytes."""
 _NUMBERS = (np.number, np.bool)
 
 
@@ -144,11 +146,22 @@ class Replacement:
             reused = block if owned and not places & (gone | _buffers(new)) else None
             gone |= places
             shapes = {name: leaf for name, leaf in shapes.items() if name not in stays}
-            if new:
-                placed = self._placed(new, shapes)
+            large = self._large(new, reused)
+            rest = {name: leaf for name, leaf in new.items() if name not in large}
+            if reused and large:
+                reused = {name: leaf for name, leaf in reused.items() if name not in large}
+            if rest:
+                placed = self._placed(rest, {name: leaf for name, leaf in shapes.items() if name not in large})
                 if reused and old is not None:
                     old.clear()
-                stays |= self._written(reused, placed, shapes)
+                stays |= self._written(
+                    reused, placed, {name: leaf for name, leaf in shapes.items() if name not in large}
+                )
+                del placed
+            for name in [*large]:
+                if old is not None:
+                    old.clear()
+                stays[name] = _write_in_pieces(large.pop(name), new[name])
             news.append(stays)
         embed, *layers, head = jax.block_until_ready(news)
         head |= {name: embed[other] for name, other in self._one_array.items()}
@@ -178,6 +191,20 @@ class Replacement:
             lambda leaf, served: served if leaf is KEPT else leaf, new, {name: apart[name] for name in new}
         )
 
+    def _large(self, new: Weights, reused: Weights | None) -> Weights:
+        """The served arrays of a block that is overwritten, by name, whose new ones come from elsewhere in pieces."""
+        if reused is None or self._mesh.size > 1:
+            return {}
+        return {
+            name: reused[name]
+            for name, leaf in new.items()
+            if name in reused
+            and isinstance(leaf, np.ndarray | jax.Array)
+            and isinstance(reused[name], jax.Array)
+            and leaf.nbytes > PIECE_BYTES
+            and not (isinstance(leaf, jax.Array) and leaf.sharding.device_set == reused[name].sharding.device_set)
+        }
+
     def _placed(self, given: Weights, shapes: Weights) -> Weights:
         """A new block on the devices that serve it."""
         given = made(given)
@@ -204,6 +231,20 @@ def _write(old: Weights | None, given: Weights, dtypes: tuple[str, ...], *, as_s
     """The given weights in these dtypes, in the memory of the old ones, never in their own."""
     leaves, tree = jax.tree.flatten(serve_layer(given) if as_served else given)
     return jax.tree.unflatten(tree, [jnp.copy(leaf).astype(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)])
+
+
+def _write_in_pieces(old: jax.Array, given: Any) -> jax.Array:
+    """An array from elsewhere, in the memory of an old one of the same shape."""
+    step = max(1, PIECE_BYTES * len(given) // given.nbytes)
+    for start in range(0, len(given), step):
+        rows = jax.device_put(given[start : start + step], old.sharding)
+        old = jax.block_until_ready(_write_rows(old, rows, start))
+    return old
+
+
+@partial(jax.jit, donate_argnums=0)
+def _write_rows(old: jax.Array, rows: jax.Array, start: Any) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(old, rows.astype(old.dtype), start, axis=0)
 
 
 def shapes_of(params: Params) -> Params:
