@@ -106,3 +106,39 @@ def test_only_operators_ask_where_there_are_keys(llm: LLM, folder: Path) -> None
 def test_without_the_folder_nobody_asks(llm: LLM) -> None:
     with running(llm) as server:
         assert [server.http.post(path).status_code for path in PATHS] == [404] * len(PATHS)
+
+
+def test_hostile_checkpoints_and_bodies_change_nothing(served: Running, folder: Path, tmp_path: Path) -> None:
+    before = tokens(served)
+    for name in ("truncated", "linked", "absent"):
+        shutil.copytree(GOLDEN / "llama_gqa", folder / name)
+    whole = folder / "truncated" / "model.safetensors"
+    whole.write_bytes(whole.read_bytes()[:-100])
+    (folder / "absent" / "model.safetensors").unlink()
+    (folder / "linked" / "model.safetensors").unlink()
+    shutil.copy(GOLDEN / "llama_gqa" / "model.safetensors", tmp_path / "secret.safetensors")
+    (folder / "linked" / "model.safetensors").symlink_to(tmp_path / "secret.safetensors")
+    for name in ("truncated", "linked", "absent"):
+        assert served.http.post("/update_weights", json={"path": name}).status_code == 400, name
+    bodies: list[Any] = [{}, [], {"path": 3}, {"path": ""}, {"path": "x" * 10_000}, {"path": ["same"] * 100_000}]
+    for body in bodies:
+        assert served.http.post("/update_weights", json=body).status_code == 400
+    assert served.http.post("/sleep?level=9").status_code == 400
+    assert tokens(served) == before
+
+
+def test_updates_at_once_come_one_after_the_other_beside_requests(served: Running) -> None:
+    version, answers = tokens(served)[1], list[Any]()
+
+    def update(mode: str) -> None:
+        answers.append(served.http.post("/update_weights", json={"path": "same", "mode": mode}).json())
+
+    threads = [threading.Thread(target=update, args=(mode,)) for mode in ("keep", "recompute", "keep")]
+    threads += [threading.Thread(target=tokens, args=(served,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answer["weights_version"] for answer in answers) == [version + 1, version + 2, version + 3]
+    served.llm.engine.check_pages()
+    assert tokens(served)[1] == version + 3
