@@ -19,20 +19,13 @@ from jinfercept.request import FollowUp
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.fake_engine import POLICIES
+from tests.support.matrices import sampled_depths
 from tests.support.sample_tokenizers import byte_level
 from tests.support.tiny_model import GOLDEN, Workload, all_return_at_once, count_ties, tiny_llm
 
 NAME = "qwen3_next"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 CHUNKS = {"discard": 1, "improved_discard": 5, "swap": 7, "copy_ahead": 3}
-
-
-def matrix() -> Iterator[Any]:
-    """Every policy at both depths; each by default at one."""
-    for number, policy in enumerate(POLICIES):
-        for depth in (0, 1):
-            marks = () if depth == number % 2 else pytest.mark.slow
-            yield pytest.param(policy, depth, marks=marks, id=f"{policy}, {depth}")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +35,7 @@ def small() -> Iterator[LLM]:
         yield llm
 
 
-@pytest.mark.parametrize(("policy", "depth"), matrix())
+@pytest.mark.parametrize(("policy", "depth"), sampled_depths())
 def test_every_policy_gives_the_greedy_tokens(small: LLM, policy: str, depth: int) -> None:
     small.restart(policy=policy, pipeline_depth=depth, max_chunk_tokens=CHUNKS.get(policy))
     outputs = Workload(number=10, seed=7).run(small, delay_s=0.002)

@@ -25,8 +25,8 @@ from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
-from tests.support.fake_engine import POLICIES
 from tests.support.joining import set_joined
+from tests.support.matrices import sampled_policies
 from tests.support.peft_adapters import ALL, ATTENTION, GPTJ, PHI, matrices, merged, shapes_of, write_adapter
 from tests.support.sample_tokenizers import byte_level
 from tests.support.tiny_model import GOLDEN, TOOL, Workload, streams, tiny_llm
@@ -167,7 +167,7 @@ def small(written: dict[str, Path]) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.mark.parametrize(("number", "policy"), enumerate(POLICIES))
+@pytest.mark.parametrize(("number", "policy"), sampled_policies())
 def test_every_policy_gives_the_tokens_of_the_uninterrupted_run(
     small: LLM, reference: tuple[list[list[int]], list[list[int]]], number: int, policy: str
 ) -> None:

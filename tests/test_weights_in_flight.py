@@ -140,7 +140,7 @@ def test_new_requests_share_no_page_of_older_weights() -> None:
         assert again.num_cached_tokens > 0
 
 
-@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("level", [pytest.param(0, marks=pytest.mark.slow), 1, 2])
 def test_a_sleep_changes_no_token_and_compiles_nothing(level: int) -> None:
     with LLM(tiny_setup(policy="swap", lazy=False)) as llm:
         _, other = weights_of(llm)

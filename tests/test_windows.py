@@ -15,18 +15,11 @@ from jinfercept.models.load import read_config
 from jinfercept.request import FollowUp
 from jinfercept.sampling_params import SamplingParams
 from tests.support.fake_engine import POLICIES
+from tests.support.matrices import sampled_depths
 from tests.support.tiny_model import GOLDEN, Workload, all_return_at_once, count_ties, tiny_llm
 
 FAMILIES = ("gemma3", "gpt_oss", "gemma2", "gpt_oss_mxfp4")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-
-
-def matrix() -> Iterator[Any]:
-    """Every policy at both depths; each by default at one."""
-    for number, policy in enumerate(POLICIES):
-        for depth in (0, 1):
-            marks = () if depth == number % 2 else pytest.mark.slow
-            yield pytest.param(policy, depth, marks=marks, id=f"{policy}, {depth}")
 
 
 def windowed(name: str = "gemma3", **flags: Any) -> LLM:
@@ -41,7 +34,7 @@ def small() -> Iterator[LLM]:
         yield llm
 
 
-@pytest.mark.parametrize(("policy", "depth"), matrix())
+@pytest.mark.parametrize(("policy", "depth"), sampled_depths())
 def test_every_policy_gives_the_greedy_tokens(small: LLM, policy: str, depth: int) -> None:
     small.restart(policy=policy, pipeline_depth=depth)
     outputs = Workload(number=10, seed=7).run(small, delay_s=0.002)

@@ -114,6 +114,7 @@ FLAGS = (
 )
 
 
+@pytest.mark.slow
 def test_the_command_compares_policies_and_simulations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "replay.json"
     load = (

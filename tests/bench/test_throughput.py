@@ -59,6 +59,7 @@ def test_a_measurement_needs_kept_pages() -> None:
         measure(llm, WORK)
 
 
+@pytest.mark.slow
 def test_the_command_shows_ratios_and_writes_every_cell_with_the_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

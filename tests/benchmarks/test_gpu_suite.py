@@ -210,6 +210,7 @@ def test_what_is_missing_is_known_without_an_import_and_says_what_it_prevents(
     assert not any("also-not-there" in what for what in lacking)
 
 
+@pytest.mark.slow
 def test_a_part_runs_from_a_copy_of_the_tree_in_which_nothing_is_installed(tmp_path: Path) -> None:
     """The folders that a machine needs, linked without the environment and Git; the project is not an installed package."""
     tree = tmp_path / "tree"

@@ -1,9 +1,12 @@
 """The cost of adapters is measured on both steps, whatever the machine does."""
 
+import pytest
+
 from benchmarks.lora_cost import MODULES, Sizes, measure
 from tests.support.tiny_model import GOLDEN
 
 
+@pytest.mark.slow
 def test_every_step_is_measured_with_and_without_adapters() -> None:
     flags = {"dtype": "float32", "profile": "paper-gptj-6b-a100", "kv_tokens": 2560, "max_num_batched_tokens": 32}
     costs = measure(str(GOLDEN / "llama_gqa"), Sizes(2, 4, (1, 4)), flags)

@@ -11,6 +11,7 @@ from jinfercept.cli.main import main
 from jinfercept.fleet.ray_start import is_private
 
 
+@pytest.mark.slow
 def test_one_process_imports_no_ray() -> None:
     modules = (
         "jinfercept.cli.serve, jinfercept.server.serve, jinfercept.server.app, jinfercept.fleet.front, jinfercept.llm"

@@ -22,7 +22,10 @@ def same(one: object, other: object) -> bool:
 
 @pytest.mark.parametrize(
     "name",
-    ["llama_tied", "llama_yarn", "qwen2", "gemma3", "qwen3_moe_mixed", "qwen3_next", "gpt_oss", "gptj_published"],
+    [
+        *("llama_tied", "qwen3_next", "gpt_oss", "gptj_published"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama_yarn", "qwen2", "gemma3", "qwen3_moe_mixed")),
+    ],
 )
 def test_a_converted_model_is_the_original(tmp_path, name, capsys):
     assert main(["convert", str(GOLDEN / name), str(tmp_path / "new"), "--dtype", "float32"]) == 0

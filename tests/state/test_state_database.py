@@ -224,6 +224,7 @@ def test_a_key_with_much_waiting_work_is_429_and_others_are_served(tmp_path: Pat
     database.close()
 
 
+@pytest.mark.slow
 def test_a_postgresql_that_crashes_or_hangs_is_503_until_it_answers_again(
     postgres_server: Postgres, caplog: pytest.LogCaptureFixture
 ) -> None:

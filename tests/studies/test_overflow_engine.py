@@ -78,6 +78,7 @@ def check_modes(engine: OverflowEngine, modes: Iterable[OverflowMode]) -> None:
             assert (run.counters.recomputed > 0) == (mode.preemption == "recompute")
 
 
+@pytest.mark.slow
 def test_other_prompts_are_other_tokens(engine: OverflowEngine) -> None:
     one = Overflow((BatchRequest(5, 8),), 4, None)
     assert engine.run(OUR_SWAP, one, 0).streams != engine.run(OUR_SWAP, one, 1).streams

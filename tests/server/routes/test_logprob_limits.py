@@ -158,6 +158,7 @@ def test_a_large_answer_is_sent_in_chunks_and_says_the_same(served: Running, scr
     assert large.json().keys() == small.json().keys()
 
 
+@pytest.mark.slow
 def test_a_large_response_is_sent_in_chunks_and_says_the_same(served: Running, scripted: Scripted) -> None:
     scripted.follow("a" * 1900)
     body = {"input": "Hi", "max_output_tokens": 900, "temperature": 1, "ignore_eos": True, "top_logprobs": 20}
