@@ -53,7 +53,7 @@ def weights_of_checkpoint(config: ModelConfig, tensors: Mapping[str, Any], expec
         stored.check_equal(head, embedding)
         taken.add(head)
     if others := sorted(name for name in stored.shapes if name not in taken and not name.endswith(names.ignored)):
-        known = [
+        theirs = [
             name
             for _, i, places, block in blocks
             for ours in block
@@ -61,7 +61,7 @@ def weights_of_checkpoint(config: ModelConfig, tensors: Mapping[str, Any], expec
         ]
         raise ModelError(
             "a weight is none of the model's",
-            got=f"{others[0][:200]}{nearest(others[0], known)}, one of {len(others)}",
+            got=f"{others[0][:200]}{nearest(others[0], theirs)}, one of {len(others)}",
             fix="give the names of transformers, or those of `Params` as layers.0.q; `names` translates others",
         )
     return ours
