@@ -48,6 +48,7 @@ class PythonTool:
             except asyncio.CancelledError:
                 run.cancel()
                 if self.executor.is_closed:
+                    ended.cancel()  # nobody reads how the function ends
                     raise
         value = ended.result()
         return value if isinstance(value, str) else str(list(value))
