@@ -146,27 +146,34 @@ class Replacement:
             reused = block if owned and not places & (gone | _buffers(new)) else None
             gone |= places
             shapes = {name: leaf for name, leaf in shapes.items() if name not in stays}
-            large = self._large(new, reused)
-            rest = {name: leaf for name, leaf in new.items() if name not in large}
-            if reused and large:
-                reused = {name: leaf for name, leaf in reused.items() if name not in large}
-            if rest:
-                placed = self._placed(rest, {name: leaf for name, leaf in shapes.items() if name not in large})
-                if reused and old is not None:
-                    old.clear()
-                stays |= self._written(
-                    reused, placed, {name: leaf for name, leaf in shapes.items() if name not in large}
-                )
-                del placed
-            for name in [*large]:
-                if old is not None:
-                    old.clear()
-                stays[name] = _write_in_pieces(large.pop(name), new[name])
+            stays |= self._block(new, shapes, reused, [] if old is None else old)
             news.append(stays)
         embed, *layers, head = jax.block_until_ready(news)
         head |= {name: embed[other] for name, other in self._one_array.items()}
         params = Params(embed, tuple(layers), head)
         return params if self._model is None else tied(self._model.config, params)
+
+    def _block(self, new: Weights, shapes: Weights, reused: Weights | None, old: list[Weights]) -> Weights:
+        """A block of new weights on the devices, in the memory of the served ones that are `reused`, if there are any.
+
+        Args:
+            old: is emptied before the first array is overwritten.
+        """
+        large = self._large(new, reused)
+
+        def others(weights: Weights) -> Weights:
+            return {name: leaf for name, leaf in weights.items() if name not in large}
+
+        block: Weights = {}
+        if others(new):
+            placed, reused = self._placed(others(new), others(shapes)), others(reused) if reused else reused
+            if reused:
+                old.clear()
+            block = self._written(reused, placed, others(shapes))
+        for name in large:
+            old.clear()
+            block[name] = _write_in_pieces(large[name], new[name])
+        return block
 
     def _old(self, blocks: list[Weights]) -> list[Weights]:
         return [{name: leaf for name, leaf in block.items() if name in shapes} for block, shapes in self._pairs(blocks)]
