@@ -3,6 +3,7 @@
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -87,13 +88,16 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay() -> None:
         before = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
         shorter = good._replace(layers=good.layers[:-1])
         wide = good._replace(head=jax.tree.map(lambda leaf: np.zeros((3, *leaf.shape)), good.head))
-        odd = (np.array("text"), np.ma.masked_array([1.0]), np.array([1j]), np.array([None]), 1.0)
+        odd: tuple[Any, ...] = (np.array("text"), np.ma.masked_array([1.0]), np.array([1j]), np.array([None]), 1.0)
         cases: list[tuple[Any, str]] = [
             (shorter, "is missing"),
             (wide, "has another shape"),
             ({}, "there are no weights"),
             (good.layers, "weights are Params, or arrays by name; got tuple"),
         ]
+        odd += tuple(
+            np.ones(8, kind) for kind in (np.int32, jnp.float8_e4m3fn, jnp.int4)
+        )  # quantised, their scales are missing
         cases += [(good._replace(head={**good.head, "kernel": leaf}), r"head\.kernel (is no|has none)") for leaf in odd]
         for wrong, words in cases:
             with pytest.raises(ModelError, match=words):

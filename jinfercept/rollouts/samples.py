@@ -215,13 +215,17 @@ class Rollouts(Sequence[Rollout]):
             multiple: keeps the number of different shapes, for which a trainer compiles, small.
 
         Raises:
-            RequestError: a sample is longer.
+            RequestError: a sample is longer, or `multiple` is no positive number.
         """
+        if type(multiple) is not int or multiple < 1:
+            raise RequestError("lengths are multiples of a positive number", got=multiple, fix="give 1 or more")
         longest = max(map(len, self), default=0)
         if length is None:
             length = -(-longest // multiple) * multiple
         if longest > length:
-            raise RequestError("the samples are longer than the arrays", got=longest, fix=f"more than length={length}")
+            raise RequestError(
+                "the samples are longer than the arrays", got=longest, fix=f"give length={longest} or more"
+            )
         fills = {"token_ids": self._pad_id, "loss_mask": 0, "logprobs": 0.0, "processed_logprobs": 0.0}
         return {
             name: _filled([getattr(sample, name) for sample in self], length, fill)

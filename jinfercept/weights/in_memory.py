@@ -353,7 +353,7 @@ def _complete(model: ServedModel, params: Params) -> Params:
     params = params._replace(layers=tuple(params.layers))
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if leaf is not KEPT and not isinstance(leaf, LazyWeight):
-            check_leaf(dotted(path), leaf, (np.floating, np.integer) if isinstance(model, Model) else _NUMBERS)
+            check_leaf(dotted(path), leaf, (np.floating,) if isinstance(model, Model) else _NUMBERS)
     return tied(model.config, params) if isinstance(model, Model) and "embedding" in params.embed else params
 
 

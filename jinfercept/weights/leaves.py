@@ -18,6 +18,8 @@ class _Kept:
         return "KEPT"
 
 
+_NARROW = ("float8_", "float6_", "float4_", "int4", "uint4", "int2", "uint2")
+"""Dtypes, by the beginnings of their names, that JAX casts to no other by itself: without their scales they are no weights."""
 KEPT: Final = _Kept()
 """In place of a new weight: the served one stays."""
 
@@ -42,10 +44,11 @@ def made(weights: Any) -> Any:
 
 def check_leaf(name: str, leaf: Any, kinds: tuple[type, ...]) -> None:
     """Raise `ModelError` unless a weight is an array of these kinds of numbers that exists, without a mask."""
-    fix = "give a numpy or JAX array of numbers"
+    fix = "give a numpy or JAX array of floating-point numbers, of 16 bits or more"
     if not isinstance(leaf, jax.Array | np.ndarray) or isinstance(leaf, np.ma.MaskedArray):
         raise ModelError(f"weight {name} is no array", got=type(leaf).__name__, fix=fix)
-    if not any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds):
+    narrow = leaf.dtype.name.startswith(_NARROW)
+    if narrow or not any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds):
         raise ModelError(f"weight {name} has none of a weight's dtypes", got=leaf.dtype, fix=fix)
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise ModelError(

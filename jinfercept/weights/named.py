@@ -44,7 +44,7 @@ def params_by_name(
     chosen = _chosen(flat, only)
     if names:
         chosen = _renamed(chosen, names)
-    kinds = (np.floating, np.integer) if isinstance(model, Model) else (np.number, np.bool)
+    kinds = (np.floating,) if isinstance(model, Model) else (np.number, np.bool)
     for name, leaf in chosen.items():
         if not isinstance(leaf, LazyWeight):
             check_leaf(name, leaf, kinds)
@@ -134,10 +134,15 @@ def _chosen(flat: dict[str, Any], only: NameFilter | None) -> dict[str, Any]:
 
 def _renamed(flat: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     plain, patterns = dict[str, str](), list[tuple[re.Pattern[str], str]]()
+    if not isinstance(names, Mapping) or not all(isinstance(part, str) for pair in names.items() for part in pair):
+        fix = "a dict of a trainer's names and those of `Params`"
+        raise ModelError("names are texts by texts", got=repr(names)[:80], fix=fix)
     for theirs, ours in names.items():
         if theirs.count("*") != ours.count("*"):
             raise ModelError(
-                "both names have as many numbers", got=f"{theirs!r}: {ours!r}", fix="a * for each number, in order"
+                "one name has more numbers than the other",
+                got=f"{theirs!r}: {ours!r}",
+                fix="give both a * for each number, in order",
             )
         if "*" in theirs:
             patterns.append((re.compile("([0-9]+)".join(map(re.escape, theirs.split("*")))), ours))

@@ -146,6 +146,8 @@ def test_groups_come_when_they_end_and_arrays_are_filled_up(smollm2: LLM) -> Non
     groups = list[Rollouts]()
     rollouts = smollm2.rollout(PROMPTS, params, n=2, on_group=groups.append, pad_id=9)
     assert [group.prompts.tolist() for group in groups] == [[1, 1], [0, 0]]
+    with pytest.raises(RequestError, match="multiples of a positive number; got 0"):
+        rollouts.padded(multiple=0)
     arrays = rollouts.padded(multiple=64)
     assert {name: array.shape for name, array in arrays.items()} == dict.fromkeys(arrays, (4, 64))
     for row, length in enumerate(rollouts.lengths):
