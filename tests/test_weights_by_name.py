@@ -43,8 +43,8 @@ def changed(weights: Any) -> Any:
     return jax.tree.map(lambda leaf: np.flip(leaf, -1).copy(), weights)
 
 
-def equal(one: Params, other: Params) -> bool:
-    return jax.tree.all(jax.tree.map(np.array_equal, one, other))
+def equal(first: Params, second: Params) -> bool:
+    return jax.tree.all(jax.tree.map(np.array_equal, first, second))
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", *(pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES)])

@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from rich.console import Console
 
 from benchmarks.ahead_of_time.plugin import PROJECT, environment, tool
 from benchmarks.gpu_bill.assumptions import assumed, listed
 from benchmarks.gpu_bill.budgets import PATH as BUDGETS
-from benchmarks.gpu_bill.budgets import broken, budgets, rewritten
+from benchmarks.gpu_bill.budgets import broken, budgets, print_broken, rewritten
 from benchmarks.gpu_bill.cases import NUM_LAYERS, STEPS, Case, default_cases, full_cases, sample_case
 from benchmarks.gpu_bill.cases import with_default_buckets as with_default
 from benchmarks.gpu_bill.kernel_time import Device
@@ -78,13 +77,7 @@ def gpu_bill(*, full: bool, sample: bool, check: bool, set_budgets: bool, out: s
         paths[1].write_text(document(bill, listed()), encoding="utf-8")
     if set_budgets:
         BUDGETS.write_text(rewritten(BUDGETS.read_text(encoding="utf-8"), bill["executables"]), encoding="utf-8")
-    excesses = broken(bill["executables"], budgets()) if check else []
-    console = Console()
-    for sentence in excesses:
-        console.print(f"broken: {sentence}", highlight=False)
-    if check:
-        console.print(f"{len(excesses)} budgets are broken" if excesses else "every budget holds", highlight=False)
-    return 1 if excesses else 0
+    return print_broken(broken(bill["executables"], budgets())) if check else 0
 
 
 def _by_row(bill: dict[str, Any]) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 PATH = Path(__file__).parent / "budgets.toml"
 CONDITIONS = ("gpu", "kind", "model", "bucket", "library", "decode_only")
 
@@ -46,6 +48,15 @@ def rewritten(text: str, rows: Iterable[Mapping[str, Any]]) -> str:
             line = f"{number[1]} = {most:g}{line[number.end() :]}"
         lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+def print_broken(sentences: Sequence[str]) -> int:
+    """Print which budgets are broken; returns the exit status, 1 if one is."""
+    console = Console()
+    for sentence in sentences:
+        console.print(f"broken: {sentence}", highlight=False)
+    console.print(f"{len(sentences)} budgets are broken" if sentences else "every budget holds", highlight=False)
+    return 1 if sentences else 0
 
 
 def _limits(row: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> dict[str, float]:

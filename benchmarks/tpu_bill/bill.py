@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from rich.console import Console
 
 from benchmarks.ahead_of_time.plugin import tpu_environment
-from benchmarks.gpu_bill.budgets import broken, rewritten
+from benchmarks.gpu_bill.budgets import broken, print_broken, rewritten
 from benchmarks.gpu_bill.tables import Columns, plain, terminal
 from benchmarks.tpu_bill.cases import (
     CONTEXT,
@@ -109,13 +108,7 @@ def tpu_bill(*, sample: bool, check: bool, set_budgets: bool, tpus: Sequence[str
         path.write_text(json.dumps(bill, indent=1), encoding="utf-8")
     if set_budgets:
         BUDGETS.write_text(rewritten(BUDGETS.read_text(encoding="utf-8"), bill["executables"]), encoding="utf-8")
-    excesses = broken(bill["executables"], budgets()) if check else []
-    console = Console()
-    for sentence in excesses:
-        console.print(f"broken: {sentence}", highlight=False)
-    if check:
-        console.print(f"{len(excesses)} budgets are broken" if excesses else "every budget holds", highlight=False)
-    return 1 if excesses else 0
+    return print_broken(broken(bill["executables"], budgets())) if check else 0
 
 
 def make_bill(cases: Sequence[Case]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class PythonTool:
             except asyncio.CancelledError:
                 run.cancel()
                 if self.executor.is_closed:
-                    ended.cancel()  # nobody reads how the function ends
+                    ended.cancel()  # the result of this function is read nowhere any more
                     raise
         value = ended.result()
         return value if isinstance(value, str) else str(list(value))
