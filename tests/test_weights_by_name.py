@@ -134,7 +134,7 @@ def test_names_that_do_not_fit_change_nothing() -> None:
             ({**files, name: files[name][:-1]}, {}, "q_proj.weight has another shape"),
             ({**files, name.replace("q_proj", "x_proj"): files[name]}, {}, "did you mean 'model.layers.0.self_attn."),
             ({**files, name: 3.0}, {}, "q_proj.weight is no array; got float"),
-            (files, {"names": {"model.layers.*": "layers.0"}}, "both names have as many numbers"),
+            (files, {"names": {"model.layers.*": "layers.0"}}, "one name has more numbers than the other"),
             (files, {"names": {name: "model.norm.weight"}}, "two weights have the same name"),
             ({"layers.0.q": own["layers"][0]["q"], ("layers", 0, "q"): own["layers"][0]["q"]}, {}, "same name"),
         ]
