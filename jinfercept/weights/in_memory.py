@@ -68,11 +68,11 @@ class Replacement:
     def __init__(
         self, model: ServedModel, params: Params, shapes: Params, ties: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        params = _complete(model, params)
         if quantised := next((weight for weight in weights_of(shapes) if is_quantized(weight)), None):
             raise ModelError(
                 "quantised weights cannot be replaced", got=str(quantised.packing), fix="start with quantization=none"
             )
+        params = _complete(model, params)
         self._mesh = mesh_of(weights_of(shapes.embed)[0])
         self._model = model if isinstance(model, Model) else None
         if isinstance(model, Model):
@@ -351,9 +351,11 @@ def _complete(model: ServedModel, params: Params) -> Params:
     if not isinstance(params.layers, tuple | list):
         raise ModelError("layers are a tuple", got=type(params.layers).__name__, fix=f"give {_LAYOUT}")
     params = params._replace(layers=tuple(params.layers))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if leaf is not KEPT and not isinstance(leaf, LazyWeight):
-            check_leaf(dotted(path), leaf, (np.floating,) if isinstance(model, Model) else _NUMBERS)
+    for path, weight in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_quantized):
+        kinds = (np.floating,) if isinstance(model, Model) and not is_quantized(weight) else _NUMBERS
+        for leaf in jax.tree.leaves(weight):
+            if leaf is not KEPT and not isinstance(leaf, LazyWeight):
+                check_leaf(dotted(path), leaf, kinds)
     return tied(model.config, params) if isinstance(model, Model) and "embedding" in params.embed else params
 
 
