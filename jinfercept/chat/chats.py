@@ -26,7 +26,7 @@ from jinfercept.chat.options import (
 )
 from jinfercept.chat.requests import check_chars, make_requests
 from jinfercept.chat.template import ChatTemplate, Rendered
-from jinfercept.chat.tool_choice import TurnCalls, compile_answer_or_calls, compile_calls, tool_choice
+from jinfercept.chat.tool_choice import TurnCalls, compile_answer, compile_answer_or_calls, compile_calls, tool_choice
 from jinfercept.chat.tool_messages import ToolMessages
 from jinfercept.chat.transcript import ChatTranscript, Note
 from jinfercept.chat.turn_grammars import AfterReasoning, PerTurnGrammar
@@ -184,7 +184,9 @@ def _turn_grammars(
     tokenizer: Tokenizer,
     grammars: Grammars | None,
 ) -> tuple[Grammar | None, Grammar | None]:
-    """The grammar of a first turn that has to call, and that of turns that may call, where tools are written as text."""
+    """The grammar of a first turn that has to call, and that of all turns, where tools are written as text."""
+    if written and not choice.reads and grammars is not None:
+        return None, compile_answer(grammars)
     if form is None or grammars is None:
         return None, None
     calls = compile_calls(choice, form, source, tokenizer, grammars)
@@ -283,7 +285,7 @@ def _chat(
     Args:
         tools: that the engine runs.
         calls: grammar of its first turn, if that has to call.
-        free: grammar of turns that may call, if the request has none and ends its turns.
+        free: grammar of turns that need not call, if the request has none and ends its turns.
         note: stores its tokens.
     """
     if calls is not None and request.params.ignore_eos:

@@ -34,7 +34,8 @@ class ChatOptions(TypedDict, total=False):
             `structured_outputs` constrain only the answer behind it.
         tool_choice: "auto": the model may call; "required", or a mapping that names one tool: its first turn is calls and
             nothing else, as the schemas of their parameters allow, and later turns are free, or as `structured_outputs` say;
-            "none": the prompt declares the tools, so that its pages stay the same, and no text is a call (default: "auto").
+            "none": the prompt declares the tools, so that its pages stay the same, and no text is a call; where the
+            template knows no tools, none is written (default: "auto").
             If the chat template has no tools, they are written into the system message (`written_tools`), and with "auto" a
             grammar lets the model answer or call.
         parallel_tool_calls: whether a turn may have several calls; otherwise all but its first call are dropped

@@ -16,7 +16,7 @@ from jinfercept.errors import RequestError, shown
 from jinfercept.grammar.constraint import TokenGrammar
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.parsers.call_grammars import JSON_NAME, CallGrammar
-from jinfercept.parsers.hermes import answer_or_calls
+from jinfercept.parsers.hermes import answer_only, answer_or_calls
 from jinfercept.parsers.lark import Rules
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -143,6 +143,12 @@ def compile_answer_or_calls(
             num_failed = min(num_failed + 1, _MOST_FAILED)
             tools[name] = _ANY_OBJECT
     return compiled(tools) or compiled(dict.fromkeys(tools, _ANY_OBJECT))
+
+
+def compile_answer(grammars: Grammars) -> TokenGrammar:
+    """The grammar of a turn without calls in the format of Hermes."""
+    rules = Rules()
+    return grammars.compile(_LarkSource(rules.text(answer_only(rules))))
 
 
 def _loosened(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:

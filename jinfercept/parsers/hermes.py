@@ -5,6 +5,7 @@ Qwen 2.5 Coder leaves the tags out: it writes the objects alone, in a code block
 
 from jinfercept.parsers.call_grammars import CallGrammar
 from jinfercept.parsers.call_objects import BARE_OBJECTS, read_bare_calls, read_calls
+from jinfercept.parsers.lark import Rules
 from jinfercept.parsers.source import Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 
@@ -38,10 +39,15 @@ def answer_or_calls(calls: CallGrammar) -> str:
     """The grammar of a turn that may call: any text without the opening tag, and perhaps calls behind it."""
     opening = calls.tag(OPENING)
     call = calls.rules.rule(rf'"\n"? {calls.objects("arguments")} "\n"? {calls.tag(CLOSING)}')
-    answer = calls.rules.terminal(rf"/(?s:.*)/ & ~/(?s:.*){OPENING}(?s:.*)/")
+    answer = answer_only(calls.rules)
     first = calls.rules.begins(OPENING) if calls.token_of(OPENING) is None else f"{answer} {opening}"
     more = rf'("\n"? {opening} {call})*' if calls.parallel else ""
     return f'{answer} | {first} {call} {more} "\\n"?'
+
+
+def answer_only(rules: Rules) -> str:
+    """The grammar of a turn that may not call: any text without the opening tag."""
+    return rules.terminal(rf"/(?s:.*)/ & ~/(?s:.*){OPENING}(?s:.*)/")
 
 
 HERMES = ToolCallFormat(
