@@ -1,4 +1,4 @@
-"""`python -m benchmarks COMMAND`: load on servers, and reports of the GPU suite."""
+"""`python -m benchmarks COMMAND`: load on servers, and reports of the suites of GPUs and TPUs."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,9 @@ COMMANDS: Mapping[str, Entry] = {
     ),
     "weights": Entry("benchmarks.__main__:Weights", "an update of the weights: seconds, memory, and growth over many"),
     "moe": Entry("benchmarks.moe:MoE", "decode and prefill of a small model with experts, beside transformers"),
-    "gpu-report": Entry("benchmarks.__main__:GpuReport", "files of tools/gpu_suite as one table against the aims"),
+    "gpu-report": Entry(
+        "benchmarks.__main__:GpuReport", "files of tools/gpu_suite and tools/tpu_suite as one table against the aims"
+    ),
     "gpu-bill": Entry(
         "benchmarks.gpu_bill.command:GpuBill", "what a step costs a GPU, read from code compiled ahead of time"
     ),
@@ -361,7 +363,7 @@ class GpuReport:
     """The command."""
 
     files: Files
-    """what tools/gpu_suite has written"""
+    """what tools/gpu_suite and tools/tpu_suite have written"""
     out: Maybe[str] = None
     """write the table and all details to this Markdown file"""
     plot: Maybe[str] = None
@@ -372,7 +374,11 @@ class GpuReport:
         from benchmarks.gpu_report import gpu_report
 
         if not self.files:
-            raise ConfigError("there is nothing to report", got="no FILE", fix="name what tools/gpu_suite has written")
+            raise ConfigError(
+                "there is nothing to report",
+                got="no FILE",
+                fix="name what tools/gpu_suite or tools/tpu_suite has written",
+            )
         return gpu_report(self.files, out=self.out, plot=self.plot)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.gpu_suite.parts import LINK_PARTS, RIGHT_PARTS, STEP_PARTS
+from benchmarks.suite.parts import LINK_PARTS, RIGHT_PARTS, STEP_PARTS
 
 Rows = Sequence[Mapping[str, Any]]
 Parts = Mapping[str, Rows]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.gpu_suite.parts import STEP_PARTS
+from benchmarks.suite.parts import STEP_PARTS
 
 TABLES = Path(__file__).parent / "gpu_bill" / "tables"
 NAMES = ("after.json", "before.json")

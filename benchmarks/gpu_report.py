@@ -1,7 +1,8 @@
-"""`python -m benchmarks gpu-report`: files of the GPU suite as one table against the aims, with details and a picture.
+"""`python -m benchmarks gpu-report`: files of the suites of GPUs and TPUs as one table against the aims,
+with details and a picture.
 
-Below it stands every measured decode step beside the predicted one. Every figure says on which device and when it was
-measured. Runs with tiny shapes, or without a GPU, prove the suite and nothing else: no figure is taken from them.
+Below it stands every decode step measured on a GPU beside the predicted one. Every figure says on which device and when it was
+measured. Runs with tiny shapes, or without a device, prove the suite and nothing else: no figure is taken from them.
 Imports no JAX.
 """
 
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.gpu_aims import AIMS, Parts, Rows
 from benchmarks.gpu_predictions import predicted_table, predictions
-from benchmarks.gpu_suite.parts import LINK_PARTS, PARTS, STEP_PARTS
+from benchmarks.suite.kind import SuiteKind
+from benchmarks.suite.kinds import KINDS
+from benchmarks.suite.parts import LINK_PARTS, STEP_PARTS
 from jinfercept.errors import ConfigError
 from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.reports import check_writable
@@ -124,15 +127,17 @@ class MeasuredRow(NamedTuple):
 
     Attributes:
         path: of the file.
+        kind: of the suite.
         device: its name, or what there was instead.
         date: when the suite began.
         commit: what ran.
-        counts: on a GPU, and not tiny: figures may be taken from it.
+        counts: on a device, and not tiny: figures may be taken from it.
         parts: rows of every part.
         endings: of every part that did not end well, how it ended.
     """
 
     path: str
+    kind: SuiteKind
     device: str
     date: str
     commit: str
@@ -145,7 +150,7 @@ def gpu_report(files: Sequence[str], *, out: str | None, plot: str | None) -> in
     """Run the command; returns the exit status.
 
     Args:
-        files: of `tools/gpu_suite`.
+        files: of `tools/gpu_suite` and `tools/tpu_suite`.
         out: Markdown file to write, with all details; else the table goes to standard output.
         plot: picture to write.
 
@@ -159,26 +164,35 @@ def gpu_report(files: Sequence[str], *, out: str | None, plot: str | None) -> in
         check_drawing(plot)
     measured = [read(path) for path in files]
     predicted = predictions()
-    steps = [line for run in measured if run.counts for line in predicted_table(run.device, run.parts, predicted)]
+    steps = [
+        line for run in measured if _is_predicted(run) for line in predicted_table(run.device, run.parts, predicted)
+    ]
     summary = aims_table(measured) + "\n".join([*steps, ""] if steps else [])
     print(summary)
     if out:
-        Path(out).write_text(f"# GPU figures\n\n{summary}\n{details(measured)}", encoding="utf-8")
+        Path(out).write_text(f"# Figures\n\n{summary}\n{details(measured)}", encoding="utf-8")
     if plot:
         draw(measured, plot)
     return 0
 
 
+def _is_predicted(run: MeasuredRow) -> bool:
+    """Whether the bill of GPUs may have its steps."""
+    return run.counts and run.kind.name == "gpu"
+
+
 def read(path: str) -> MeasuredRow:
-    """A file of the suite. Raises `ConfigError` if it is none."""
+    """A file of a suite. Raises `ConfigError` if it is none."""
     try:
         report = json.loads(Path(path).read_text(encoding="utf-8"))
         version, machine, parts = report["version"], report["machine"], report["parts"]
         devices = [part["device"] for part in parts.values() if "device" in part]
         assert version == VERSION, f"version {version}"
+        kind = KINDS[report.get("suite", "gpu")]
         return MeasuredRow(
             path=path,
-            device=devices[0] if devices else "no GPU",
+            kind=kind,
+            device=devices[0] if devices else f"no {kind.device}",
             date=report["date"],
             commit=(machine["commit"] or "unknown")[:12],
             counts=bool(devices) and not report["tiny"],
@@ -186,8 +200,8 @@ def read(path: str) -> MeasuredRow:
             endings={name: _ending(part) for name, part in parts.items() if part["status"] != "done"},
         )
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
-        fix = "name files that tools/gpu_suite of this version has written"
-        raise ConfigError("not a file of the GPU suite", got=f"{path} ({error!r})", fix=fix) from None
+        fix = "name files that tools/gpu_suite or tools/tpu_suite of this version has written"
+        raise ConfigError("not a file of a suite", got=f"{path} ({error!r})", fix=fix) from None
 
 
 def aims_table(measured: Sequence[MeasuredRow]) -> str:
@@ -205,7 +219,7 @@ def aims_table(measured: Sequence[MeasuredRow]) -> str:
     for run in measured:
         if not run.counts:
             lines.append(
-                f"\n{run.path}: tiny shapes or no GPU ({run.device}); it proves the suite, and gives no figure."
+                f"\n{run.path}: tiny shapes or no {run.kind.device} ({run.device}); it proves the suite, and gives no figure."
             )
         lines += [f"\n{run.path}: {name} {ending}." for name, ending in run.endings.items()]
     return "\n".join(lines) + "\n"
@@ -218,7 +232,9 @@ def details(measured: Sequence[MeasuredRow]) -> str:
         lines.append(f"\n## {run.device}, {run.date}, commit {run.commit}\n")
         for name, rows in run.parts.items():
             columns = [
-                column for column in DETAILS[PARTS[name].module] if any(_value(row, column) is not None for row in rows)
+                column
+                for column in DETAILS[run.kind.parts[name].subject]
+                if any(_value(row, column) is not None for row in rows)
             ]
             if columns:
                 lines += [f"\n### {name}\n", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]

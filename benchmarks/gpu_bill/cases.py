@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from benchmarks.gpu_suite.sizes import GPTJ_6B, LLAMA_3_8B
+from benchmarks.suite.models import GPTJ_6B, LLAMA_3_8B
 from jinfercept.models.config import ExpertsConfig, ModelConfig, RopeConfig
 
 QWEN3_8B = replace(

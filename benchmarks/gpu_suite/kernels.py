@@ -1,8 +1,5 @@
-"""What paged attention reaches by itself: ours and, as a peer, cuDNN's, against the ceilings of this device.
-
-Every call of a turn reads other pages, together more than the caches hold; all inputs lie on the device. Rows: the case
-(`model`, `heads`, `rows`, `chunk`, `context`), `implementation`, `seconds` and its extremes, `bytes_per_s` (keys and values,
-read once) and `copy_share` of the copy bandwidth, `flops_per_s` and `matmul_share`; or `error` in place of all that.
+"""What paged attention reaches by itself on a GPU: ours and, as a peer, cuDNN's, against the ceilings of this device; the rows
+are those of `attention_timing`.
 
 Chunks are timed with other tiles of the Triton kernel too (`triton 128 x 64`: rows and context tokens per turn), without a GPU
 as Pallas interprets them. The private cuDNN function is a peer, never a dependency: where it is gone or refuses a shape, its
@@ -11,33 +8,28 @@ row says so.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import cycle, islice
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from benchmarks.gpu_suite.attention_cases import random_pages, random_queries, scattered_batches
-from benchmarks.gpu_suite.ceilings import copy_rate, matmul_rate
-from benchmarks.gpu_suite.sizes import MIB, AttentionCase, Row, Sizes
-from benchmarks.gpu_suite.timing import RunTiming, timed
+from benchmarks.suite.attention_cases import random_queries
+from benchmarks.suite.attention_timing import Measure, attention_rows, num_inputs, time_calls, time_paged
+from benchmarks.suite.sizes import AttentionCase, Row, Sizes
+from benchmarks.suite.timing import RunTiming
 from jinfercept.layouts.pages import KVPages
 from jinfercept.layouts.scoring import Scoring
-from jinfercept.pallas.attention import available, cut_for, paged_attention, prepare
+from jinfercept.pallas.attention import available, cut_for, paged_attention
 from jinfercept.pallas.gpu_heads import AMPERE, Heads, compute_capability, tiles_for, work_cut
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import paged_attention_triton
 from jinfercept.pallas.work_schedule import WorkCut
 
-BEYOND_CACHE_BYTES = 512 * MIB
-MOST_INPUTS = 128
-ERROR_CHARACTERS = 300
 OTHER_CHUNK_TILES = (Tile(128, 64, num_warps=8, num_stages=3), Tile(64, 32, num_warps=4, num_stages=3))
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Measure all cases that fit, the pages of one kind of heads at a time."""
+    """Measure all cases that fit."""
     return _rows(sizes, sizes.attention, OTHER_CHUNK_TILES[: 1 if _interpreted() else None])  # interpreting takes long
 
 
@@ -47,17 +39,9 @@ def chunk_rows(sizes: Sizes) -> Iterator[Row]:
 
 
 def _rows(sizes: Sizes, cases: Sequence[AttentionCase], other_tiles: Sequence[Tile]) -> Iterator[Row]:
-    copy, matmul = copy_rate(sizes), matmul_rate(sizes)
-    pages, drawn = None, None
-    for case in cases:
-        if case.kv_bytes > sizes.attention_pool_bytes:
-            continue
-        if drawn != case.heads:
-            pages = None  # the last ones go before the next ones come
-            pages, drawn = random_pages(case.heads, _num_pages(sizes, case), sizes.page_size, sizes.dtype), case.heads
-        assert pages is not None
-        candidates: dict[str, Callable[[Sizes, AttentionCase], RunTiming]] = {
-            name: partial(_time_ours, _attend_by(name, case), _cut_by(name, case, sizes), pages)
+    def candidates(pages: KVPages, case: AttentionCase) -> dict[str, Measure]:
+        measures: dict[str, Measure] = {
+            name: partial(time_paged, _attend_by(name, case), _cut_by(name, case, sizes), pages)
             for name in available(sizes.dtype, sizes.dtype, case.heads.dim, sizes.page_size)
             if name != "mosaic" or case.chunk > 1  # which decodes by the Triton kernels
         }
@@ -67,56 +51,14 @@ def _rows(sizes: Sizes, cases: Sequence[AttentionCase], other_tiles: Sequence[Ti
                 scoring = Scoring(case.window)
                 attend = partial(paged_attention_triton, scoring=scoring, tiles=tiles, interpret=_interpreted())
                 cut = work_cut(_heads(case, sizes), tiles)
-                candidates[f"triton {tile.rows} x {tile.tokens}"] = partial(_time_ours, attend, cut, pages)
+                measures[f"triton {tile.rows} x {tile.tokens}"] = partial(time_paged, attend, cut, pages)
         if case.window is None:
-            candidates["cudnn"] = _time_cudnn
-        if "mosaic" in candidates:  # the last: it may hang
-            candidates["mosaic"] = candidates.pop("mosaic")
-        for name, measure in candidates.items():
-            row = case.describe() | {"implementation": name}
-            try:
-                timing = measure(sizes, case)
-            except Exception as error:  # a peer may refuse a shape, and a kernel may fail on one
-                yield row | {"error": repr(error)[:ERROR_CHARACTERS]}
-            else:
-                yield row | _reached(case, timing, sizes.calls, copy, matmul)
+            measures["cudnn"] = _time_cudnn
+        if "mosaic" in measures:  # the last: it may hang
+            measures["mosaic"] = measures.pop("mosaic")
+        return measures
 
-
-def _reached(case: AttentionCase, timing: RunTiming, calls: int, copy: float, matmul: float) -> Row:
-    seconds = timing.seconds / calls
-    return {
-        "seconds": seconds,
-        "fastest_s": timing.fastest_s / calls,
-        "slowest_s": timing.slowest_s / calls,
-        "bytes_per_s": case.kv_bytes / seconds,
-        "copy_share": case.kv_bytes / seconds / copy,
-        "flops_per_s": case.flops / seconds,
-        "matmul_share": case.flops / seconds / matmul,
-    }
-
-
-def _num_pages(sizes: Sizes, case: AttentionCase) -> int:
-    return 1 + sizes.attention_pool_bytes // (case.heads.token_bytes * sizes.page_size)
-
-
-def _num_inputs(case: AttentionCase) -> int:
-    """Of one case, so that together they are more than a cache holds."""
-    return max(1, min(MOST_INPUTS, BEYOND_CACHE_BYTES // case.kv_bytes))
-
-
-def _time_calls(sizes: Sizes, attend: Callable[..., Array], q: Array, inputs: Sequence[tuple[Any, ...]]) -> RunTiming:
-    """Time some calls of `attend(q, *input)`, one after the other in one executable, with all inputs in turn."""
-
-    @jax.jit
-    def calls(q: Array, some: list[tuple[Any, ...]]) -> list[Array]:
-        outs: list[Array] = []
-        for mine in some:
-            after, _ = jax.lax.optimization_barrier((q, outs[-1:]))
-            outs.append(attend(after, *mine))
-        return outs
-
-    turns = cycle(inputs)
-    return timed(lambda: calls(q, list(islice(turns, sizes.calls))), sizes.enough_s)
+    return attention_rows(sizes, cases, candidates)
 
 
 def _attend_by(name: str, case: AttentionCase) -> Callable[..., Array]:
@@ -142,19 +84,6 @@ def _heads(case: AttentionCase, sizes: Sizes) -> Heads:
     return Heads(case.heads.query, case.heads.kv, case.heads.dim, jnp.dtype(sizes.dtype).itemsize)
 
 
-def _time_ours(
-    attend: Callable[..., Array], cut: WorkCut | None, pages: KVPages, sizes: Sizes, case: AttentionCase
-) -> RunTiming:
-    longest = max(other.context for other in sizes.attention if other.heads == case.heads)
-    width = -(-longest // sizes.page_size)
-    batches = scattered_batches(case, pages.shape[0], sizes.page_size, _num_inputs(case), width)
-    q = random_queries(case.heads, case.rows * case.chunk, sizes.dtype)
-    prepared = jax.device_put(
-        [prepare(batch, cut, decode_only=case.chunk == 1) for batch in batches]
-    )  # made by the host
-    return _time_calls(sizes, attend, q, [(pages, batch) for batch in prepared])
-
-
 def _time_cudnn(sizes: Sizes, case: AttentionCase) -> RunTiming:
     """cuDNN's paged attention, over keys and values of its own, which lie apart there.
 
@@ -165,10 +94,10 @@ def _time_cudnn(sizes: Sizes, case: AttentionCase) -> RunTiming:
     heads, each = case.heads, -(-case.context // sizes.page_size)
     shape = (case.rows * each, sizes.page_size, heads.kv, heads.dim)
     draw = jax.jit(lambda key: jax.random.normal(key, shape, sizes.dtype))
-    keys = iter(jax.random.split(jax.random.key(2), 3 * _num_inputs(case)))
+    keys = iter(jax.random.split(jax.random.key(2), 3 * num_inputs(case)))
     inputs = [
         (draw(next(keys)), draw(next(keys)), jax.random.permutation(next(keys), shape[0]).astype(jnp.int32))
-        for _ in range(_num_inputs(case))
+        for _ in range(num_inputs(case))
     ]
     queries, seen = (jnp.full(case.rows, length, jnp.int32) for length in (case.chunk, case.context))
     mask = MaskType.PADDING_CAUSAL if case.chunk == case.context else MaskType.PADDING
@@ -178,4 +107,4 @@ def _time_cudnn(sizes: Sizes, case: AttentionCase) -> RunTiming:
         return paged_attention(q, key, value, queries, seen, table, table, scale=heads.dim**-0.5, mask_type=mask)
 
     q = random_queries(heads, case.rows * case.chunk, sizes.dtype)
-    return _time_calls(sizes, attend, q.reshape(case.rows, case.chunk, heads.query, heads.dim), inputs)
+    return time_calls(sizes, attend, q.reshape(case.rows, case.chunk, heads.query, heads.dim), inputs)

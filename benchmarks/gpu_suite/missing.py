@@ -1,4 +1,4 @@
-"""What this machine lacks for the suite, and what that makes impossible, known before anything is imported but Python's own.
+"""What this machine lacks for the suite.
 
     python -m benchmarks.gpu_suite.missing [--tiny]
 
@@ -8,108 +8,31 @@ Prints a line for each thing; the exit status is 1 if no part can run, with `--t
 import shutil
 import subprocess
 import sys
-import tomllib
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, distribution, version
-from pathlib import Path
-from typing import NamedTuple
 
-PROJECT = Path(__file__).parents[2]
+from benchmarks.suite.missing import MOST_S, Missing, installed_version, packages, print_missing, room
+
 PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 LEAST_GPU_MIB = 70_000
-LEAST_DISK_GIB = 4
-MOST_S = 3.0
-"""Of a question to the driver: all that is missing is known within five seconds."""
-
-ENGINES = "smoke, tokens, policies, idle, memcheck, devices"
-"""Parts that start an engine."""
-
-PREVENTS = {
-    "jax": "every part",
-    "flax": "every part",
-    "docstring_parser": "no part: Python functions as tools alone need it",
-    "gguf": "no part: checkpoints in .gguf files alone need it",
-    "llguidance": "no part: requests with a grammar alone need it",
-    "huggingface_hub": "no part: random weights need no download",
-    "jinja2": "no part: chats alone need it",
-    "orbax-checkpoint": "no part: converted checkpoints alone need it",
-    "pip": "no part: downloads alone need it",
-    "pydantic": "no part: Python functions as tools alone need it",
-    "tensorstore": "no part: converted checkpoints alone need it",
-    "transformers": "no part: other tokenizers alone need it",
-    "tyro": "gpu-report: read the JSON on another machine",
-    "psutil": ENGINES,
-    "safetensors": ENGINES,
-    "tokenizers": ENGINES,
-}
-"""By dependency of the project what is impossible without it; every part, if it is not here."""
-
-
-class Missing(NamedTuple):
-    """Something that is not there, what that makes impossible, whether that is every part, and whether also with `--tiny`."""
-
-    what: str
-    prevents: str
-    fatal: bool = False
-    with_tiny: bool = True
+WHEELS = "tools/gpu_wheels FOLDER, where there is a package index, fetches the packages of them"
 
 
 def missing() -> list[Missing]:
     """Everything that is missing, what matters most first."""
-    lacking = [*_packages(), *_device(), *_room()]
-    if _version("torch") is None:
+    lacking = [*packages(), *_device(), *room()]
+    if installed_version("torch") is None:
         lacking.append(Missing("torch", "torch_peer"))
     if shutil.which("compute-sanitizer") is None:
         lacking.append(Missing("compute-sanitizer on the path", "no part, but memcheck runs without a memory checker"))
     return sorted(lacking, key=lambda lack: not lack.fatal)
 
 
-def _packages() -> list[Missing]:
-    """Dependencies of the project that are not there, or in another version, and what these need themselves."""
-    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    try:
-        from packaging.requirements import Requirement
-    except ImportError:  # Transformers depends on it
-        return [Missing("packaging, and transformers with it", "every part", True)]
-    lacking = list[Missing]()
-    for requirement in map(Requirement, project["dependencies"]):
-        installed, prevents = _version(requirement.name), PREVENTS.get(requirement.name, "every part")
-        if installed is None:
-            lacking.append(Missing(requirement.name, prevents, prevents == "every part"))
-        elif not requirement.specifier.contains(installed, prereleases=True):
-            what = f"{requirement.name}{requirement.specifier} (there is {installed})"
-            lacking.append(Missing(what, _perhaps(prevents)))
-        else:
-            for name in _needs(requirement.name, set()):
-                lacking.append(Missing(f"{name}, which {requirement.name} needs", _perhaps(prevents)))
-    return lacking
-
-
-def _needs(package: str, seen: set[str]) -> Iterator[str]:
-    """What a package that is there needs, directly or not, and is not there."""
-    from packaging.requirements import Requirement
-
-    for requirement in map(Requirement, distribution(package).requires or ()):
-        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if wanted and requirement.name not in seen:
-            seen.add(requirement.name)
-            if _version(requirement.name) is None:
-                yield requirement.name
-            else:
-                yield from _needs(requirement.name, seen)
-
-
-def _perhaps(prevents: str) -> str:
-    return prevents if prevents.startswith("no part") else f"perhaps {prevents}"
-
-
 def _device() -> list[Missing]:
     """A GPU, its memory, and what JAX drives it by."""
     lacking = list[Missing]()
-    plugins = {name: installed for name in PLUGINS if (installed := _version(name))}
+    plugins = {name: installed for name in PLUGINS if (installed := installed_version(name))}
     if not plugins:
         lacking.append(Missing("JAX's plugin for CUDA", "every part but with --tiny", True, False))
-    elif (jaxlib := _version("jaxlib")) not in plugins.values():
+    elif (jaxlib := installed_version("jaxlib")) not in plugins.values():
         had = ", ".join(f"{name} {installed}" for name, installed in plugins.items())
         lacking.append(Missing(f"a plugin of jaxlib's version {jaxlib} (there is {had})", "perhaps every part"))
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", "--id=0"]
@@ -126,30 +49,5 @@ def _device() -> list[Missing]:
     return lacking
 
 
-def _room() -> list[Missing]:
-    """Space for compiled executables and traces."""
-    free = shutil.disk_usage(Path.home()).free >> 30
-    had = f"{LEAST_DISK_GIB} GiB of disk (there are {free})"
-    return [] if free >= LEAST_DISK_GIB else [Missing(had, "compiled executables to be kept between parts")]
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def main() -> int:
-    """Print what is missing; returns the exit status."""
-    lacking = missing()
-    for lack in lacking:
-        print(f"missing: {lack.what}; prevents {lack.prevents}", file=sys.stderr)
-    if lacking:
-        print("tools/gpu_wheels FOLDER, where there is a package index, fetches the packages of them", file=sys.stderr)
-    tiny = "--tiny" in sys.argv
-    return int(any(lack.fatal and (lack.with_tiny or not tiny) for lack in lacking))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_missing(missing(), WHEELS))

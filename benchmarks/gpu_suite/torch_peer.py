@@ -10,7 +10,7 @@ from itertools import cycle
 from statistics import median
 from typing import Any
 
-from benchmarks.gpu_suite.sizes import MIB, AttentionCase, Row, Sizes
+from benchmarks.suite.sizes import MIB, AttentionCase, Row, Sizes
 
 BEYOND_CACHE_BYTES = 512 * MIB
 MOST_INPUTS = 128

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.gpu_suite.missing import PROJECT
+from benchmarks.suite.missing import PROJECT
 
 PRESENT = ("jax", "flax", "transformers")
 """Packages that a machine for GPUs has, with their dependencies."""

@@ -25,7 +25,6 @@ from benchmarks.gpu_bill.budgets import broken, print_broken, rewritten
 from benchmarks.gpu_bill.tables import Columns, plain, terminal
 from benchmarks.tpu_bill.cases import (
     CONTEXT,
-    NUM_LAYERS,
     SHARE_OF_CHIP,
     SHEETS,
     Case,
@@ -49,6 +48,7 @@ MIB = 1 << 20
 _EXECUTABLES = {
     "tpu": "TPU",
     "num_devices": "devices",
+    "num_hosts": "hosts",
     "model": "model",
     "executable": "executable",
     "launches": "launches",
@@ -81,6 +81,7 @@ class Reading(NamedTuple):
 
     case: Case
     key: tuple[str, ...]
+    num_hosts: int
     facts: Mapping[str, Any]
 
 
@@ -118,7 +119,6 @@ def make_bill(cases: Sequence[Case]) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "jax": jax.__version__,
-        "num_layers": NUM_LAYERS,
         "executables": rows,
         "steps": [row for case in cases if (row := step_row(case, readings)) is not None],
     }
@@ -126,11 +126,12 @@ def make_bill(cases: Sequence[Case]) -> dict[str, Any]:
 
 def executable_row(reading: Reading) -> dict[str, Any]:
     """A row of the table of executables."""
-    case, key, facts = reading
+    case, key, num_hosts, facts = reading
     row = {
         "tpu": case.tpu,
         "gpu": case.tpu,  # the name of this condition in budgets
         "num_devices": case.num_devices,
+        "num_hosts": num_hosts,
         "model": case.model,
         "bucket": case.bucket,
         "kind": key[0],
@@ -165,12 +166,12 @@ def step_row(case: Case, readings: Sequence[Reading]) -> dict[str, Any] | None:
     token = 2 * page[2] * page[3] // case.num_devices
     seen = -(-CONTEXT // CONTEXT_TOKENS) * CONTEXT_TOKENS  # windows are read whole
     kv = case.bucket * seen * token * config.num_layers
-    flops = own["layers"]["flops"] * config.num_layers / NUM_LAYERS + own["head"]["flops"]
+    flops = own["layers"]["flops"] * config.num_layers / case.num_layers + own["head"]["flops"]
     bytes_s = (weights + kv) / (sheet.memory_bytes_per_s * REACHED_BANDWIDTH * share)
     least_s = max(bytes_s, flops / (sheet.bf16_flops * REACHED_FLOPS * share))
-    chips = max(1, round(case.num_devices * share))
+    chips = int(case.num_devices * share)
     roofline_ms = None
-    with suppress(ConfigError):  # the weights do not fit so few chips
+    with suppress(ConfigError):  # half a chip, or the weights do not fit so few
         profile = roofline(profiled(case), SHEETS[case.tpu], chips)
         roofline_ms = round(1e3 * profile.step_s(case.bucket, case.bucket * CONTEXT), 2)
     return {
@@ -222,7 +223,7 @@ def _readings(cases: Sequence[Case]) -> Iterator[Reading]:
         for tpu in dict.fromkeys(case.tpu for case in cases):
             for line in _lines({"cases": [case for case in cases if case.tpu == tpu]}):
                 display(tpu, line["done"], line["total"])
-                yield Reading(case_of(line["case"]), tuple(line["key"]), line["reading"])
+                yield Reading(case_of(line["case"]), tuple(line["key"]), line["num_hosts"], line["reading"])
 
 
 def _lines(order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from benchmarks.gpu_bill.cases import LLAMA_3_70B, QWEN3_30B_A3B
-from benchmarks.gpu_suite.sizes import LLAMA_3_8B
+from benchmarks.suite.models import LLAMA_3_8B
 from jinfercept.models.config import PLAIN_KIND, LayerKind, ModelConfig, RopeConfig
 
 GEMMA_3_12B = replace(
@@ -26,9 +26,8 @@ GEMMA_3_12B = replace(
     activation="gelu_new",
     qk_norm=True,
     post_norms=True,
-    kinds=(LayerKind(window=1024, rope=RopeConfig(theta=10_000.0, rotary_dim=256)), PLAIN_KIND) * 24,
+    kinds=(*(LayerKind(window=1024, rope=RopeConfig(theta=10_000.0, rotary_dim=256)),) * 5, PLAIN_KIND) * 8,
 )
-"""Five of six layers have windows in the checkpoint; here every second one, so that two layers are one of each kind."""
 MODELS: Mapping[str, ModelConfig] = {
     "llama-3-8b": LLAMA_3_8B,
     "gemma-3-12b": GEMMA_3_12B,
@@ -37,14 +36,18 @@ MODELS: Mapping[str, ModelConfig] = {
 }
 DEVICES = {"llama-3-8b": 1, "gemma-3-12b": 8, "qwen3-30b-a3b": 4, "llama-3-70b": 8}
 """Devices of JAX that cut the models."""
+CHIPS_FOR_8B = {"v5e": 4, "tpu7x": 2}
+"""Devices of JAX that hold Llama-3-8B, where one does not: chips of 16 GB, and the halves of a chip."""
 TPUS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
 SHEETS = {"v4": "TPU-v4", "v5e": "TPU-v5e", "v5p": "TPU-v5p", "v6e": "TPU-v6e", "tpu7x": "TPU7x"}
 """Names of their data sheets (`sched/data_sheets.py`)."""
 SHARE_OF_CHIP = {"tpu7x": 0.5}
 """Of a chip that one of JAX's devices is, where it is not all of it."""
 ROWS, CHUNK = 64, 2048
-NUM_LAYERS = 2
-"""Of the executables of layers: all layers of a kind are alike."""
+NUM_LAYERS = {"gemma-3-12b": 6}
+"""Of the executables of layers, where it is not `FEW_LAYERS`: a model's pattern of kinds."""
+FEW_LAYERS = 2
+"""Of the executables of other models: all layers are alike."""
 NUM_PAGES, NUM_WINDOW_PAGES, PAGE_SIZE, MAX_MODEL_LEN = 20_000, 20_000, 16, 8192
 CONTEXT = 1000
 """Tokens of context of each row of the predicted steps."""
@@ -79,7 +82,12 @@ class Case(NamedTuple):
     def compiled_config(self) -> ModelConfig:
         """Of its first layers."""
         config = self.config
-        return replace(config, num_layers=NUM_LAYERS, kinds=config.kinds[:NUM_LAYERS])
+        return replace(config, num_layers=self.num_layers, kinds=config.kinds[: self.num_layers])
+
+    @property
+    def num_layers(self) -> int:
+        """Of the executables of layers."""
+        return NUM_LAYERS.get(self.model, FEW_LAYERS)
 
     def takes(self, kind: str) -> bool:
         """Whether executables of this kind are compiled."""
@@ -93,14 +101,15 @@ def case_of(values: Sequence[Any]) -> Case:
 
 
 def default_cases(tpus: Sequence[str] = TPUS) -> list[Case]:
-    """Every model on every generation in a decode step, Llama-3-8B in a chunk too and with its samplers; and two slices of
-    several hosts."""
+    """Every model on every generation in a decode step with its samplers, Llama-3-8B in a chunk too; and 16 chips of v5e."""
     cases = list[Case]()
     for tpu in tpus:
         cases.append(Case(tpu, "llama-3-8b", ROWS))
         cases.append(Case(tpu, "llama-3-8b", CHUNK, kinds=("embed", "layers")))
         for model in list(MODELS)[1:]:
-            cases.append(Case(tpu, model, ROWS, DEVICES[model], without=SAMPLERS))
+            cases.append(Case(tpu, model, ROWS, DEVICES[model]))
+        if tpu in CHIPS_FOR_8B:
+            cases.append(Case(tpu, "llama-3-8b", ROWS, CHIPS_FOR_8B[tpu], without=SAMPLERS))
     if "v5e" in tpus:
         cases.append(Case("v5e", "llama-3-70b", ROWS, 16, kinds=("embed", "layers", "head", "gather", "scatter")))
     return cases

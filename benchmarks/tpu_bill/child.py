@@ -1,7 +1,7 @@
 """Run as a program where TPUs' library is on the path: compiles the bill's executables for TPUs that are not there.
 
 Takes one JSON object from stdin, `{"cases": [[tpu, model, …], …]}`, and writes a JSON line to stdout for every executable as it
-comes: `{"done", "total", "case", "key", "reading"}`.
+comes: `{"done", "total", "case", "key", "num_hosts", "reading"}`.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from benchmarks.ahead_of_time.compiler import Compiler, Facts, add_runner, tpus
-from benchmarks.tpu_bill.cases import MAX_MODEL_LEN, NUM_LAYERS, NUM_PAGES, NUM_WINDOW_PAGES, PAGE_SIZE, Case, case_of
+from benchmarks.tpu_bill.cases import MAX_MODEL_LEN, NUM_PAGES, NUM_WINDOW_PAGES, PAGE_SIZE, Case, case_of
 from benchmarks.tpu_bill.program import read_program
 from jinfercept.runner.page_transfers import add_transfers, transfer_sizes
 from jinfercept.runner.shape import RunnerShape
@@ -64,7 +64,7 @@ def add_case(compiler: Compiler, case: Case) -> None:
         max_num_seqs=min(case.bucket, 64),
         max_model_len=MAX_MODEL_LEN,
         buckets=(case.bucket,),
-        layers_per_step=NUM_LAYERS,
+        layers_per_step=case.num_layers,
         num_window_pages=NUM_WINDOW_PAGES if windowed else 0,
         staging_pages=STAGING_PAGES,
     )
@@ -88,7 +88,10 @@ def main() -> None:
         for title, facts in chain.from_iterable(compiler.finished() for compiler in compilers.values()):
             done += 1
             case, _, key = title.partition(SEPARATOR)
-            line = {"done": done, "total": total, "case": json.loads(case), "key": json.loads(key), "reading": facts}
+            of = case_of(json.loads(case))
+            devices = compilers[of.tpu, of.num_devices].mesh.devices.flat
+            line = {"done": done, "total": total, "case": of, "key": json.loads(key), "reading": facts}
+            line["num_hosts"] = len({device.process_index for device in devices})
             print(json.dumps(line), file=lines, flush=True)
 
 

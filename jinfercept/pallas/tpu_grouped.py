@@ -41,22 +41,31 @@ def tpu_grouped_product(
 
 
 def product(
-    rows: Float[Array, "N A"], stack: Float[Array, "X A B"], sizes: Int[Array, "X"], *, interpret: bool = False
+    rows: Float[Array, "N A"],
+    stack: Float[Array, "X A B"],
+    sizes: Int[Array, "X"],
+    *,
+    most: tuple[int, int, int] = MOST_TILE,
+    interpret: bool = False,
 ) -> Float[Array, "N B"]:
     """Rows times the matrix of their expert.
 
     Args:
+        most: rows, inputs and outputs of a tile, at most.
         interpret: run without a TPU, slowly.
     """
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 
-    tile = tile_of(len(rows), *stack.shape[1:])
+    _, num_inputs, num_outputs = stack.shape
+    tile = tile_of(len(rows), num_inputs, num_outputs, most)
     padded = jnp.pad(rows, ((0, -len(rows) % tile[0]), (0, 0)))
     sizes = sizes.astype(jnp.int32)
     return gmm(padded, stack, sizes, preferred_element_type=rows.dtype, tiling=tile, interpret=interpret)[: len(rows)]
 
 
-def tile_of(num_rows: int, num_inputs: int, num_outputs: int) -> tuple[int, int, int]:
+def tile_of(
+    num_rows: int, num_inputs: int, num_outputs: int, most: tuple[int, int, int] = MOST_TILE
+) -> tuple[int, int, int]:
     """Rows, inputs and outputs of a tile."""
     rows = max(LEAST_ROWS, 1 << (num_rows - 1).bit_length())
-    return min(MOST_TILE[0], rows), min(MOST_TILE[1], num_inputs), min(MOST_TILE[2], num_outputs)
+    return min(most[0], rows), min(most[1], num_inputs), min(most[2], num_outputs)

@@ -2,9 +2,11 @@
 
 import pytest
 
-from benchmarks.gpu_suite.child import part
-from benchmarks.gpu_suite.idle import prefill_steps, timed_steps
-from benchmarks.gpu_suite.sizes import FULL, TINY
+from benchmarks.gpu_suite.kind import GPU
+from benchmarks.gpu_suite.sizes import FULL
+from benchmarks.suite.child import part
+from benchmarks.suite.idle import prefill_steps, timed_steps
+from benchmarks.suite.sizes import TINY
 from jinfercept.events import Event, Token
 
 
@@ -20,7 +22,7 @@ class FakeEngine:
 
 @pytest.mark.slow
 def test_all_rows_decode_in_every_timed_step() -> None:
-    measured = list(part("idle")(TINY))
+    measured = list(part(GPU, "idle")(TINY))
     batch, prompt = TINY.transfer_rows
     assert [(row["depth"], row["batch"]) for row in measured] == [(0, batch), (1, batch)]
     assert all(row["context"] > prompt for row in measured), "rows generated while the others' prompts were computed"

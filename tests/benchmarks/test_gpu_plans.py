@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu_suite.plans import MOST_TURN_S, StepTimes, mean_times, run_steps, steady_s
+from benchmarks.suite.plans import MOST_TURN_S, StepTimes, mean_times, run_steps, steady_s
 from jinfercept.sched.plan import StepPlan
 
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.gpu_aims import AIMS, Figure
 from benchmarks.gpu_predictions import predicted_table, predictions
-from benchmarks.gpu_suite.sizes import Row
+from benchmarks.suite.sizes import Row
 from tests.support.gpu_reports import report_file
 
 
@@ -97,4 +97,4 @@ def test_other_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path = tmp_path / "other.json"
     path.write_text("[]")
     assert main(["gpu-report", str(path)]) == 2
-    assert "not a file of the GPU suite" in capsys.readouterr().err
+    assert "not a file of a suite" in capsys.readouterr().err

@@ -16,15 +16,18 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.gpu_aims import AIMS
 from benchmarks.gpu_report import DETAILS
-from benchmarks.gpu_suite import kept
-from benchmarks.gpu_suite.child import part
+from benchmarks.gpu_suite.kind import GPU
 from benchmarks.gpu_suite.missing import missing
 from benchmarks.gpu_suite.parts import JOBS, PARTS
-from benchmarks.gpu_suite.sizes import FULL, GIB, LLAMA_3_8B, TINY, Row, TransferWay
-from benchmarks.gpu_suite.steps import pool_tokens
-from benchmarks.gpu_suite.suite import environment
-from benchmarks.gpu_suite.suite import main as suite
-from benchmarks.gpu_suite.timing import timed
+from benchmarks.gpu_suite.sizes import FULL
+from benchmarks.suite import kept
+from benchmarks.suite.child import part
+from benchmarks.suite.models import LLAMA_3_8B
+from benchmarks.suite.sizes import GIB, TINY, Row, TransferWay
+from benchmarks.suite.steps import pool_tokens
+from benchmarks.suite.suite import environment
+from benchmarks.suite.suite import main as suite
+from benchmarks.suite.timing import timed
 from tests.support.gpu_reports import report_file
 
 PROJECT = Path(__file__).parents[2]
@@ -42,7 +45,7 @@ OF_A_CHANGE = ("overlap", "checks", "kernels", "experts", "memcheck")
 def run_tiny(names: Sequence[str], out: Path) -> dict[str, list[Row]]:
     """The rows of parts at tiny shapes, each of which has to end well."""
     (out / "none").mkdir(parents=True, exist_ok=True)
-    status = suite([*names, "--tiny", "--out", str(out), "--kept", str(out / "none"), "--limit-s", "3600"])
+    status = suite(GPU, [*names, "--tiny", "--out", str(out), "--kept", str(out / "none"), "--limit-s", "3600"])
     parts = json.loads((out / "results.json").read_text())["parts"]
     errors = {name: found.get("error") for name, found in parts.items() if found["status"] != "done"}
     assert (status, errors) == (0, {})
@@ -59,8 +62,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rows(out: Path) -> dict[str, list[Row]]:
     """The rows of a part in a process of its own, and of others in this one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XLA_FLAGS", environment("decode", True)["XLA_FLAGS"])
-        return run_tiny([ALONE], out) | {name: list(part(name)(TINY)) for name in HERE}
+        patch.setenv("XLA_FLAGS", environment(GPU, "decode", True)["XLA_FLAGS"])
+        return run_tiny([ALONE], out) | {name: list(part(GPU, name)(TINY)) for name in HERE}
 
 
 def test_parts_run_at_tiny_shapes(rows: dict[str, list[Row]]) -> None:
@@ -138,7 +141,7 @@ def test_all_policies_serve_the_same_tokens(rows: dict[str, list[Row]]) -> None:
 
 
 def test_every_part_has_columns_in_the_report() -> None:
-    assert {part.module for part in PARTS.values()} <= DETAILS.keys()
+    assert {part.subject for part in PARTS.values()} <= DETAILS.keys()
 
 
 def test_the_full_sizes_cover_what_the_aims_speak_of() -> None:
@@ -154,9 +157,9 @@ def test_a_job_ends_before_nine_minutes_are_over() -> None:
 
 
 def test_parts_that_check_leave_memory_to_processes_beside_them() -> None:
-    checking = [name for name, part in PARTS.items() if part.module == "correctness"]
+    checking = [name for name, part in PARTS.items() if part.subject == "correctness"]
     assert checking == ["checks", "tokens", "kinds", "memcheck", "devices"]
-    assert {environment(name, False)["XLA_PYTHON_CLIENT_PREALLOCATE"] for name in checking} == {"false"}
+    assert {environment(GPU, name, False)["XLA_PYTHON_CLIENT_PREALLOCATE"] for name in checking} == {"false"}
 
 
 def test_every_way_of_sampling_is_measured(rows: dict[str, list[Row]]) -> None:
@@ -178,8 +181,8 @@ def test_a_part_sees_the_gpu_with_the_cpu_beside_it_and_the_flags_of_what_it_mea
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
     for given, full, tiny in (("", "cuda,cpu", "cpu"), ("cuda", "cuda,cpu", "cpu"), ("cpu", "cpu", "cpu")):
         monkeypatch.setenv("JAX_PLATFORMS", given)
-        assert [environment("decode", small)["JAX_PLATFORMS"] for small in (False, True)] == [full, tiny]
-    flags = {name: environment(name, False)["XLA_FLAGS"].split() for name in PARTS}
+        assert [environment(GPU, "decode", small)["JAX_PLATFORMS"] for small in (False, True)] == [full, tiny]
+    flags = {name: environment(GPU, name, False)["XLA_FLAGS"].split() for name in PARTS}
     assert "--xla_gpu_autotune_level=0" in flags["memcheck"]
     assert "--xla_gpu_enable_command_buffer=" in flags["memcheck"]
     graphs = {name for name in PARTS if "--xla_enable_command_buffers_during_profiling=true" in flags[name]}
@@ -273,7 +276,7 @@ def test_what_a_run_leaves_is_found_by_the_next_one(tmp_path: Path, monkeypatch:
 
 def test_the_torch_peer_times_every_case() -> None:
     pytest.importorskip("torch", reason="the peer needs torch")
-    measured = list(part(PEER)(TINY))
+    measured = list(part(GPU, PEER)(TINY))
     assert len(measured) == len(TINY.attention)
     assert all(row["seconds"] > 0 for row in measured)
 
@@ -283,7 +286,7 @@ def test_a_part_that_fails_is_recorded_and_the_others_go_on(tmp_path: Path, monk
     checks = 'while [[ $1 == --* ]]; do shift 2; done; echo "========= COMPUTE-SANITIZER"; exec "$@"'
     monkeypatch.setenv("PATH", fake_program(tmp_path, "compute-sanitizer", checks))
     out = tmp_path / "full"
-    assert suite(["torch_peer", "memcheck", "--out", str(out)]) == 1  # full sizes, and no GPU
+    assert suite(GPU, ["torch_peer", "memcheck", "--out", str(out)]) == 1  # full sizes, and no GPU
     parts = json.loads((out / "results.json").read_text())["parts"]
     assert {found["status"] for found in parts.values()} == {"failed"}
     assert "JAX finds no GPU" in parts["memcheck"]["error"]
@@ -293,7 +296,7 @@ def test_a_part_that_fails_is_recorded_and_the_others_go_on(tmp_path: Path, monk
 
 def test_a_part_that_is_late_is_cut_off_and_keeps_its_place(tmp_path: Path) -> None:
     out = tmp_path / "late"
-    assert suite(["policies", "idle", "--tiny", "--limit-s", "0.3", "--out", str(out)]) == 1
+    assert suite(GPU, ["policies", "idle", "--tiny", "--limit-s", "0.3", "--out", str(out)]) == 1
     parts = json.loads((out / "results.json").read_text())["parts"]
     assert [parts[name]["status"] for name in ("policies", "idle")] == ["cut off", "not run"]
     assert parts["policies"]["error"].startswith("ended after 0 s")
@@ -311,13 +314,13 @@ def test_a_part_that_is_late_is_cut_off_and_keeps_its_place(tmp_path: Path) -> N
 def test_mistakes_are_told_before_anything_runs(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert suite(["--out", str(tmp_path / "out.json"), *arguments]) == 2
+    assert suite(GPU, ["--out", str(tmp_path / "out.json"), *arguments]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_old_results_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "results.json").write_text("kept")
-    assert suite(["--tiny", "--out", str(tmp_path)]) == 2
+    assert suite(GPU, ["--tiny", "--out", str(tmp_path)]) == 2
     assert (tmp_path / "results.json").read_text() == "kept"
     assert "has results already" in capsys.readouterr().err
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.gpu_suite.trace import (
+from benchmarks.suite.trace import (
     Event,
     array_starts_s,
     copies,

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_suite.sizes import Row
+from benchmarks.suite.sizes import Row
 
 
 def report_file(folder: Path, parts: dict[str, list[Row]], **changes: Any) -> str:

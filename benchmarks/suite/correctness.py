@@ -19,9 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu_suite.attention_cases import make_batch, random_queries
-from benchmarks.gpu_suite.sizes import Checked, HeadSizes, Row, Sizes
+from benchmarks.suite.attention_cases import interleaved, make_batch, random_queries
+from benchmarks.suite.sizes import Checked, HeadSizes, Row, Sizes
 from jinfercept.bench.replay import Replayed, different, replay
+from jinfercept.layouts.interleaved import with_padded_heads
 from jinfercept.layouts.pages import Batch, kv_shape
 from jinfercept.layouts.scoring import Scoring
 from jinfercept.models.config import ModelConfig
@@ -64,7 +65,7 @@ def kind_rows(sizes: Sizes) -> Iterator[Row]:
 def kernel_rows(sizes: Sizes) -> Iterator[Row]:
     """Check kernels."""
     for checked in sizes.checked:
-        yield from _check_kernels(checked)
+        yield from _check_kernels(checked, sizes.interleaved)
 
 
 def device_rows(sizes: Sizes) -> Iterator[Row]:
@@ -81,13 +82,18 @@ def device_rows(sizes: Sizes) -> Iterator[Row]:
 def memcheck_rows(sizes: Sizes) -> Iterator[Row]:
     """Few of the checks, for `compute-sanitizer`, which slows every kernel."""
     for checked in sizes.checked[:2]:
-        yield from _check_kernels(checked._replace(dtypes=checked.dtypes[:1]))
+        yield from _check_kernels(checked._replace(dtypes=checked.dtypes[:1]), sizes.interleaved)
     check = _token_check(*next(iter(sizes.checked_models.items())))
     runs = check.serve([KEEPING, *POLICIES[:1]])
     yield check.row(POLICIES[0], "auto", runs[POLICIES[0]], runs[KEEPING])
 
 
-def _check_kernels(checked: Checked) -> Iterator[Row]:
+def _check_kernels(checked: Checked, as_tpus: bool) -> Iterator[Row]:
+    """Check every implementation there is.
+
+    Args:
+        as_tpus: pages lie as those of TPUs, which a CPU reads by the reference alone.
+    """
     heads = HeadSizes("", *checked.heads)
     q, pages, batch = _inputs(heads, checked.page_size)
     sinks = jnp.linspace(-1.0, 3.0, heads.query, dtype=jnp.float32) if checked.with_sinks else None
@@ -95,11 +101,14 @@ def _check_kernels(checked: Checked) -> Iterator[Row]:
     with jax.default_matmul_precision("highest"):
         expected = np.asarray(jax.jit(partial(paged_attention_reference, scoring=scoring))(q, pages, batch))
     for dtype in checked.dtypes:
-        for name in available(dtype, dtype, heads.dim, checked.page_size):
+        names = available(dtype, dtype, heads.dim, checked.page_size)
+        for name in [REFERENCE] if as_tpus and jax.default_backend() == "cpu" else names:
             shape = Heads(heads.query, heads.kv, heads.dim, jnp.dtype(dtype).itemsize)
             prepared = prepare(batch, cut_for(shape, dtype, dtype, implementation=name))
             run = jax.jit(partial(paged_attention, scoring=scoring, implementation=name))
-            out = np.asarray(run(q.astype(dtype), pages.astype(dtype), prepared).astype(jnp.float32))
+            own = interleaved(pages.astype(dtype)) if as_tpus else pages.astype(dtype)
+            queries = with_padded_heads(q.astype(dtype), heads.kv, own)
+            out = np.asarray(run(queries, own, prepared)[:, : heads.query].astype(jnp.float32))
             error = float(np.linalg.norm(out - expected) / np.linalg.norm(expected))
             yield {
                 "check": f"{name} attention",

@@ -1,8 +1,10 @@
-"""`tools/gpu_suite`: the parts one after another, each in its own process and for a limited time, into a folder of few files.
+"""`tools/gpu_suite` and `tools/tpu_suite`: parts one after another, each in a process and for a limited time, into few files.
 
 `results.json` is written anew after every row, so that nothing is lost when the machine goes away. A part that fails or takes
 too long keeps the rows it has, with what went wrong; the others go on. After every part `autotune.tar` and `cache-1.tar`, …
 hold what the next run takes along, see `kept`. Imports no JAX: the device belongs to the parts.
+
+    python -m benchmarks.suite.suite gpu|tpu --out FOLDER …
 """
 
 import argparse
@@ -21,20 +23,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_suite.kept import choices_flag, keep_choices, pack, unpack
-from benchmarks.gpu_suite.machine import describe, gpu_state
-from benchmarks.gpu_suite.missing import PROJECT
-from benchmarks.gpu_suite.parts import JOBS, PARTS
-from benchmarks.gpu_suite.sizes import Row
+from benchmarks.suite.kept import choices_flag, keep_choices, pack, unpack
+from benchmarks.suite.kind import SuiteKind
+from benchmarks.suite.kinds import KINDS
+from benchmarks.suite.machine import describe
+from benchmarks.suite.missing import PROJECT
+from benchmarks.suite.sizes import Row
 from jinfercept.errors import ConfigError, JinferceptError
 from jinfercept.models.embedded import cache_directory
 from jinfercept.sim.reports import check_writable
 
 VERSION = 1
 RESULTS = "results.json"
-KEPT = PROJECT / "build" / "gpu-kept"
 ENVIRONMENT = {
-    "JAX_COMPILATION_CACHE_DIR": str(cache_directory() / "gpu-suite"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
 }
@@ -50,22 +51,23 @@ SHOWN_CHARACTERS = 240
 """Of a row on standard error, which may be all that comes back."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(kind: SuiteKind, argv: Sequence[str]) -> int:
     """Run the command; returns the exit status: 0, 1 if a part failed or was cut off, 2 for a user's mistake."""
-    options = _options(argv)
+    options = _options(kind, argv)
     try:
-        _check(options)
+        _check(kind, options)
     except JinferceptError as error:
-        print(f"gpu_suite: {error}", file=sys.stderr)
+        print(f"{kind.tool}: {error}", file=sys.stderr)
         return 2
-    parts = options.parts or list(JOBS[options.job - 1] if options.job else PARTS)
-    since_s, cache = time.time(), _cache()
+    parts = options.parts or list(kind.jobs[options.job - 1] if options.job else kind.parts)
+    since_s, cache = time.time(), _cache(kind)
     report = {
         "version": VERSION,
+        "suite": kind.name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "tiny": options.tiny,
-        "kept": unpack(options.kept or KEPT, cache),
-        "machine": describe(options.commit),
+        "kept": unpack(options.kept or PROJECT / "build" / f"{kind.name}-kept", cache),
+        "machine": describe(kind, options.commit),
         "parts": {},
     }
 
@@ -79,11 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         save()
         if left_s > 0:
             limit_s = (
-                left_s if options.tiny else min(left_s, options.patience * PARTS[name].limit_s)
+                left_s if options.tiny else min(left_s, options.patience * kind.parts[name].limit_s)
             )  # tiny parts are to end on any machine
-            _run(name, options.tiny, limit_s, results, save)
+            _run(kind, name, options.tiny, limit_s, results, save)
             keep_choices(cache, name)
-            pack(cache, since_s, options.out)
+            pack(cache, since_s, options.out, tunes=kind.tunes)
             summaries.append(_summary(name, results))
         save()
     print("\n".join(summaries), file=sys.stderr)
@@ -92,30 +94,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(results["status"] != "done" for results in report["parts"].values()))
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="gpu_suite", description="Measure kernels, steps, transfers and policies on this machine's GPU."
-    )
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all, in this order)")
-    jobs = "; ".join(f"{number}: {', '.join(job)}" for number, job in enumerate(JOBS, 1))
-    parser.add_argument("--job", type=int, choices=range(1, len(JOBS) + 1), help=f"the parts of one job ({jobs})")
+def _options(kind: SuiteKind, argv: Sequence[str]) -> argparse.Namespace:
+    description = f"Measure kernels, steps, transfers and policies on this machine's {kind.device}."
+    parser = argparse.ArgumentParser(prog=kind.tool, description=description)
+    names, numbers = ", ".join(kind.parts), range(1, len(kind.jobs) + 1)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {names} (default: all, in this order)")
+    jobs = "; ".join(f"{number}: {', '.join(job)}" for number, job in zip(numbers, kind.jobs, strict=True))
+    parser.add_argument("--job", type=int, choices=numbers, help=f"the parts of one job ({jobs})")
     parser.add_argument("--out", type=Path, required=True, help=f"folder to write; {RESULTS} must not be there yet")
     parser.add_argument(
         "--kept",
         type=Path,
-        help="folder with the .tar files of an earlier run, or of none (default: build/gpu-kept if it is there)",
+        help=f"folder with the .tar files of an earlier run, or of none (default: build/{kind.name}-kept if it is there)",
     )
-    parser.add_argument("--limit-s", type=float, default=540.0, help="seconds for all parts together (default: 540)")
+    seconds = f"seconds for all parts together (default: {kind.limit_s:.0f})"
+    parser.add_argument("--limit-s", type=float, default=kind.limit_s, help=seconds)
     parser.add_argument("--patience", type=float, default=1.0, help="factor of the limit of each part (default: 1)")
-    parser.add_argument("--tiny", action="store_true", help="tiny shapes, to prove the suite where there is no GPU")
+    parser.add_argument("--tiny", action="store_true", help=f"tiny shapes, to prove the suite without a {kind.device}")
     parser.add_argument("--commit", help="the commit that runs, where the tree is no checkout")
     return parser.parse_args(argv)
 
 
-def _check(options: argparse.Namespace) -> None:
-    unknown = [name for name in options.parts if name not in PARTS]
+def _check(kind: SuiteKind, options: argparse.Namespace) -> None:
+    unknown = [name for name in options.parts if name not in kind.parts]
     if unknown:
-        raise ConfigError("no such part", got=", ".join(unknown), fix=f"choose from {', '.join(PARTS)}")
+        raise ConfigError("no such part", got=", ".join(unknown), fix=f"choose from {', '.join(kind.parts)}")
     if options.parts and options.job:
         raise ConfigError("--job has parts of its own", got=", ".join(options.parts), fix="name parts or a job")
     if options.kept is not None and not options.kept.is_dir():
@@ -133,14 +136,17 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError("--out has results already", got=results, fix="name a new folder; gpu-report takes several")
 
 
-def _run(name: str, tiny: bool, limit_s: float, results: dict[str, Any], save: Callable[[], None]) -> None:
+def _run(
+    kind: SuiteKind, name: str, tiny: bool, limit_s: float, results: dict[str, Any], save: Callable[[], None]
+) -> None:
     """Run a part and note its rows, its seconds and how it ended."""
     began_s = time.monotonic()
-    results |= {"clocks": {"before": gpu_state()}, "status": "running"}
-    command = [*_checker(name), sys.executable, "-m", "benchmarks.gpu_suite.child", name, *(["--tiny"] if tiny else [])]
+    results |= {"clocks": {"before": kind.state()}, "status": "running"}
+    program = [sys.executable, "-m", "benchmarks.suite.child", kind.name, name]
+    command = [*_checker(kind, name), *program, *(["--tiny"] if tiny else [])]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment(name, tiny), process_group=0
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment(kind, name, tiny), process_group=0
         )
         late = threading.Event()
         timer = threading.Timer(limit_s, lambda: (late.set(), _end(process)))
@@ -158,7 +164,7 @@ def _run(name: str, tiny: bool, limit_s: float, results: dict[str, Any], save: C
             _end(process)
             process.wait()
         results["seconds"] = time.monotonic() - began_s
-        results["clocks"]["after"] = gpu_state()
+        results["clocks"]["after"] = kind.state()
         results["status"] = "cut off" if late.is_set() else "done" if status == 0 else "failed"
         if status and "error" not in results:
             log.seek(0)
@@ -172,27 +178,27 @@ def _end(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _checker(name: str) -> Sequence[str]:
+def _checker(kind: SuiteKind, name: str) -> Sequence[str]:
     """What a part's command begins with: the memory checker, for a part that wants it and where there is one."""
-    return MEMCHECK if PARTS[name].checked and shutil.which(MEMCHECK[0]) else ()
+    return MEMCHECK if kind.parts[name].checked and shutil.which(MEMCHECK[0]) else ()
 
 
-def environment(name: str, tiny: bool) -> dict[str, str]:
-    """A part's variables. The CPU stands beside the GPU as the reference of `correctness`."""
-    platforms = os.environ.get("JAX_PLATFORMS", "")
+def environment(kind: SuiteKind, name: str, tiny: bool) -> dict[str, str]:
+    """A part's variables. The CPU stands beside the device as the reference of `correctness`."""
+    part, cache, platforms = kind.parts[name], _cache(kind), os.environ.get("JAX_PLATFORMS", "")
     if "cpu" not in platforms.split(","):
-        platforms = "cpu" if tiny else "cuda,cpu"
-    flags = [os.environ.get("XLA_FLAGS", ""), *PARTS[name].xla_flags, choices_flag(_cache())]
-    variables = {**ENVIRONMENT, **os.environ, **PARTS[name].environment}
+        platforms = "cpu" if tiny else f"{kind.platform},cpu"
+    flags = [os.environ.get("XLA_FLAGS", ""), *part.xla_flags, choices_flag(cache) if kind.tunes else ""]
+    variables = {"JAX_COMPILATION_CACHE_DIR": str(cache), **ENVIRONMENT, **os.environ, **part.environment}
     variables |= {"JAX_PLATFORMS": platforms, "XLA_FLAGS": " ".join(filter(None, flags))}
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" in os.environ:  # the same by another name; jaxlib refuses to see both
         variables.pop("XLA_CLIENT_MEM_FRACTION", None)
     return variables
 
 
-def _cache() -> Path:
+def _cache(kind: SuiteKind) -> Path:
     """The compilation cache of the parts."""
-    return Path(({**ENVIRONMENT, **os.environ})["JAX_COMPILATION_CACHE_DIR"])
+    return Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_directory() / f"{kind.name}-suite")
 
 
 def _note(results: dict[str, Any], line: str) -> None:
@@ -223,4 +229,4 @@ def _write(path: Path, report: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(KINDS[sys.argv[1]], sys.argv[2:]))

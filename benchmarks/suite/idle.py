@@ -12,9 +12,9 @@ from contextlib import closing
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
-from benchmarks.gpu_suite.plans import settled, step
-from benchmarks.gpu_suite.sizes import Row, Sizes
-from benchmarks.gpu_suite.trace import EDGE_STEPS, gaps, traced_steps
+from benchmarks.suite.plans import settled, step
+from benchmarks.suite.sizes import Row, Sizes
+from benchmarks.suite.trace import EDGE_STEPS, gaps, traced_steps
 from jinfercept.engine.engine import Engine
 from jinfercept.events import Event, Token
 from jinfercept.request import Request

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.gpu_suite.sizes import Sizes
-from benchmarks.gpu_suite.timing import timed
+from benchmarks.suite.sizes import Sizes
+from benchmarks.suite.timing import timed
 
 WAYS = {"out": 1, "in": 1, "both": 2}
 """Transfers, and how many times its bytes each moves."""

@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 import jax
 
-from benchmarks.gpu_suite.ceilings import WAYS, link_rate
-from benchmarks.gpu_suite.plans import FIRST_PAGE, fill, pages_of, run_steps, settled, steady_s, step
-from benchmarks.gpu_suite.sizes import Row, Sizes, TransferWay
-from benchmarks.gpu_suite.trace import Event, array_starts_s, copies, traced, traced_steps, until_first_kernel_s
+from benchmarks.suite.ceilings import WAYS, link_rate
+from benchmarks.suite.plans import FIRST_PAGE, fill, pages_of, run_steps, settled, steady_s, step
+from benchmarks.suite.sizes import Row, Sizes, TransferWay
+from benchmarks.suite.trace import Event, array_starts_s, copies, traced, traced_steps, until_first_kernel_s
 from jinfercept.kv.page import PageCopy
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params, kv_bytes_per_token

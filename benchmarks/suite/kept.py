@@ -49,17 +49,19 @@ def unpack(kept: Path, cache: Path) -> list[str]:
     return [path.name for path in packed]
 
 
-def pack(cache: Path, since_s: float, out: Path) -> None:
+def pack(cache: Path, since_s: float, out: Path, *, tunes: bool = True) -> None:
     """Write `autotune.tar` and `cache-1.tar`, … with what a run has written, the oldest first, until they are full.
 
     Args:
         since_s: when the run began, in seconds of the epoch; what `unpack` has put back counts too.
         out: folder of the files.
+        tunes: there are choices of kernels.
     """
     fresh = [path for path in cache.rglob("*") if path.is_file() and path.stat().st_mtime >= since_s]
     fresh.sort(key=lambda path: path.stat().st_mtime)
     entries = [path for path in fresh if path.parent == cache and not path.name.startswith(".")]
-    _write(out / "autotune.tar", cache, _fill([path for path in fresh if path.parent != cache], 1)[0])
+    if tunes:
+        _write(out / "autotune.tar", cache, _fill([path for path in fresh if path.parent != cache], 1)[0])
     for number, some in enumerate(_fill(entries, MOST_CACHE_FILES), 1):
         _write(out / f"cache-{number}.tar", cache, some)
 

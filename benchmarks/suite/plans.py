@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from benchmarks.gpu_suite.trace import DRAIN_STEPS, FILL_STEPS
+from benchmarks.suite.trace import DRAIN_STEPS, FILL_STEPS
 from jinfercept.layouts.pages import KVPages
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape

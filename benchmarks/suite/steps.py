@@ -19,11 +19,11 @@ from typing import NamedTuple, cast
 
 import jax
 
-from benchmarks.gpu_suite.ceilings import copy_rate, matmul_rate
-from benchmarks.gpu_suite.parts import TRACED_WITH_GRAPHS
-from benchmarks.gpu_suite.plans import GREEDY, StepTimes, fill, mean_times, pages_of, run_steps, settled, steady_s, step
-from benchmarks.gpu_suite.sizes import GIB, AttentionCase, HeadSizes, Row, Sizes
-from benchmarks.gpu_suite.trace import FILL_STEPS, gaps, operations, traced_steps
+from benchmarks.suite.ceilings import copy_rate, matmul_rate
+from benchmarks.suite.parts import TRACED_WITH_GRAPHS
+from benchmarks.suite.plans import GREEDY, StepTimes, fill, mean_times, pages_of, run_steps, settled, steady_s, step
+from benchmarks.suite.sizes import GIB, AttentionCase, HeadSizes, Row, Sizes
+from benchmarks.suite.trace import FILL_STEPS, gaps, operations, traced_steps
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params, abstract_params, kv_bytes_per_token

@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.gpu_suite.ceilings import WAYS, link_rate, memories, random_blocks
-from benchmarks.gpu_suite.sizes import Row, Sizes
+from benchmarks.suite.ceilings import WAYS, link_rate, memories, random_blocks
+from benchmarks.suite.sizes import Row, Sizes
 
 TURNS = 9
 NUMBERS = 4096

@@ -20,8 +20,8 @@ from math import prod
 import jax
 import numpy as np
 
-from benchmarks.gpu_suite.plans import FIRST_PAGE, pages_of, settled, step
-from benchmarks.gpu_suite.sizes import Row, Sizes
+from benchmarks.suite.plans import FIRST_PAGE, pages_of, settled, step
+from benchmarks.suite.sizes import Row, Sizes
 from jinfercept.bench.replay import different, replay
 from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.layouts.pages import kv_shape
@@ -52,7 +52,8 @@ def rows(sizes: Sizes) -> Iterator[Row]:
     with closing(set_up(config, load_format="dummy", profile="paper-gptj-6b-a100", **sizes.start)) as setup:
         yield _started(setup, time.monotonic() - began_s)
         yield from _moved(setup)
-    yield _one_byte_pages(sizes, config)
+    if sizes.one_byte_pool:
+        yield _one_byte_pages(sizes, config)
 
 
 def _started(setup: EngineSetup, seconds: float) -> Row:

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32
 
-from benchmarks.gpu_suite.sizes import AttentionCase, HeadSizes
+from benchmarks.suite.sizes import AttentionCase, HeadSizes, Sizes
+from jinfercept.layouts.interleaved import interleaved_shape
 from jinfercept.layouts.pages import Batch, KVPages, kv_shape
 from jinfercept.runner.packing import PackedShape, pack, unpack
 from jinfercept.sched.plan import Chunk
@@ -15,17 +16,29 @@ from jinfercept.sched.plan import Chunk
 BLOCK_PAGES = 1024
 
 
-def random_pages(heads: HeadSizes, num_pages: int, page_size: int, dtype: str) -> KVPages:
+def random_pages(heads: HeadSizes, num_pages: int, sizes: Sizes) -> KVPages:
     """One layer's pages; a block of random ones, repeated."""
-    shape = kv_shape(num_pages, page_size, heads.kv, heads.dim)
-    block = min(BLOCK_PAGES, num_pages)
+    if sizes.interleaved:
+        shape = interleaved_shape(num_pages, sizes.page_size, heads.kv, heads.dim, sizes.dtype)
+    else:
+        shape = kv_shape(num_pages, sizes.page_size, heads.kv, heads.dim)
+    block, ones = min(BLOCK_PAGES, num_pages), (1,) * (len(shape) - 1)
 
     @jax.jit
     def draw(key: Array) -> KVPages:
-        drawn = jax.random.uniform(key, (block, *shape[1:]), dtype, -1.0, 1.0)
-        return jnp.tile(drawn, (-(-num_pages // block), 1, 1, 1, 1))[:num_pages]
+        drawn = jax.random.uniform(key, (block, *shape[1:]), sizes.dtype, -1.0, 1.0)
+        return jnp.tile(drawn, (-(-num_pages // block), *ones))[:num_pages]
 
     return draw(jax.random.key(0))
+
+
+def interleaved(pages: KVPages) -> KVPages:
+    """Pages `[N, B, 2, K, W]` as those of TPUs lie; the slots of zeros beside them are zero."""
+    num_pages, page_size, _, num_kv_heads, head_dim = pages.shape
+    shape = interleaved_shape(num_pages, page_size, num_kv_heads, head_dim, pages.dtype)
+    missing = shape[2] // 2 - num_kv_heads, shape[3] - head_dim
+    padded = jnp.pad(pages, ((0, 0),) * 3 + ((0, missing[0]), (0, missing[1])))
+    return jnp.moveaxis(padded, 2, 3).reshape(shape)
 
 
 def make_batch(

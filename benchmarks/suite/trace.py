@@ -1,7 +1,7 @@
 """Reads a profiler's trace: what ran on which stream, the time of every operation, and what of the copies kernels hid.
 
-On a GPU a stream is a line of the trace. Elsewhere the operations that XLA runs stand for kernels, so that all that reads a
-trace runs everywhere.
+On a GPU a stream is a line of the trace, and on a TPU the operations of a core are one (as jax's documentation has it: no trace
+of a TPU was read). Elsewhere the operations that XLA runs stand for kernels, so that all that reads a trace runs everywhere.
 """
 
 import re
@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+DEVICE_LINES = {"/device:GPU": "Stream", "/device:TPU": "XLA Ops"}
+"""How the names of planes begin that are devices', and how those of their lines that have kernels."""
 Span = tuple[float, float]
 """Start and end in ns."""
 
@@ -50,7 +52,7 @@ class Event(NamedTuple):
 
 
 def traced(run: Callable[[], Any]) -> list[Event]:
-    """The events of the GPU's streams while a function runs; without a GPU, the operations of XLA."""
+    """The events of the devices while a function runs; on a CPU, the operations of XLA."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -58,8 +60,8 @@ def traced(run: Callable[[], Any]) -> list[Event]:
             run()
         data = [jax.profiler.ProfileData.from_file(str(path)) for path in Path(folder).rglob("*.xplane.pb")]
         events = [event for each in data for plane in each.planes for event in plane_events(plane)]
-    streams = [event for event in events if event.line.startswith("Stream")]
-    return sorted(streams or events, key=lambda event: event.start)
+    on_device = [event for event in events if event.line.startswith(tuple(DEVICE_LINES.values()))]
+    return sorted(on_device or events, key=lambda event: event.start)
 
 
 def traced_steps(run: Callable[[int], Any], steps: int) -> list[Event]:
@@ -91,17 +93,20 @@ def middle(events: Sequence[Event], steps: int) -> list[Event]:
 
 def plane_events(plane: Any) -> list[Event]:
     """What a plane's streams have, or the operations of a CPU's threads."""
-    on_gpu, events = plane.name.startswith("/device:GPU"), list[Event]()
+    lines = next((line for device, line in DEVICE_LINES.items() if plane.name.startswith(device)), None)
+    events = list[Event]()
     for line in plane.lines:
-        if on_gpu and not line.name.startswith("Stream"):
+        if lines is not None and not line.name.startswith(lines):
             continue
         for event in line.events:
             stats = {name: value for name, value in event.stats if name in ("hlo_op", "memcpy_details")}
-            if on_gpu or "hlo_op" in stats:
+            if lines is not None or "hlo_op" in stats:
                 size = SIZE.search(str(stats.get("memcpy_details", "")))
                 span = event.start_ns, event.start_ns + event.duration_ns
-                operation = str(stats.get("hlo_op", ""))
-                events.append(Event(line.name, event.name, *span, operation, int(size[1]) if size else 0))
+                instruction = INSTRUCTION.match(event.name)  # the name of a TPU's event is its text
+                name = event.name if instruction is None else instruction[1]
+                operation = str(stats.get("hlo_op", "" if instruction is None else name))
+                events.append(Event(line.name, name, *span, operation, int(size[1]) if size else 0))
     return events
 
 

@@ -1,0 +1,39 @@
+"""A part of a suite, and what parts of all suites are called. Imports no JAX."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+TRACED_WITH_GRAPHS = ("--xla_enable_command_buffers_during_profiling=true",)
+"""Without it XLA launches every kernel of a GPU by itself while a profiler runs: a trace of another mode."""
+
+STEP_PARTS = ("decode", "groups")
+"""Parts that time steps of greedy rows, see `steps`."""
+LINK_PARTS = ("overlap", "transfers")
+"""Parts that load the host link beside a step, see `transfers`."""
+RIGHT_PARTS = ("smoke", "checks", "tokens", "kinds")
+"""Parts that check what is computed: every row is `ok` or not."""
+
+
+class Part(NamedTuple):
+    """One part, which runs in a process of its own.
+
+    Attributes:
+        module: among `benchmarks`.
+        limit_s: seconds after which it is ended, so that one that hangs leaves time for the others.
+        function: of the module, from `Sizes` to rows.
+        environment: variables that it needs before JAX starts its backend.
+        xla_flags: of its executables.
+        checked: it runs under `compute-sanitizer`, where that is on the path.
+    """
+
+    module: str
+    limit_s: float
+    function: str = "rows"
+    environment: Mapping[str, str] = {}
+    xla_flags: tuple[str, ...] = ()
+    checked: bool = False
+
+    @property
+    def subject(self) -> str:
+        """What its rows are about: parts of the same subject have the same columns."""
+        return self.module.rpartition(".")[2]
