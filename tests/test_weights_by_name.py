@@ -118,7 +118,7 @@ def test_what_only_leaves_out_stays_as_it_is() -> None:
 
 def test_names_that_do_not_fit_change_nothing() -> None:
     files = tensors("llama_gqa")
-    name = "model.layers.0.self_attn.q_proj.weight"
+    name, bare = "model.layers.0.self_attn.q_proj.weight", "layers.0.self_attn.q_proj.weight"
     with tiny_llm() as llm:
         first = served(llm)
         own = {"embed": first.embed, "layers": dict(enumerate(first.layers)), "head": first.head}
@@ -130,8 +130,19 @@ def test_names_that_do_not_fit_change_nothing() -> None:
                 "no weight has such a name; got only='layer.'; fix: names are like embed.embedding",
             ),
             ({**own, "more": np.zeros(1)}, {}, "weight more is none of the model's"),
-            ({key: leaf for key, leaf in files.items() if key != name}, {}, "weight layers.0.q is missing.*`only`"),
+            ({key: leaf for key, leaf in files.items() if key != name}, {}, f"weight {name} is missing.*`only`"),
             ({**files, name: files[name][:-1]}, {}, "q_proj.weight has another shape"),
+            (
+                {key.removeprefix("model."): leaf for key, leaf in files.items()} | {bare: files[name][:-1]},
+                {},
+                f" {bare} has",
+            ),
+            ({"layers.0.qq": own["layers"][0]["q"]}, {"only": "layers."}, "layers.0.qq .did you mean 'layers.0.q'"),
+            (
+                own,
+                {"names": {"layers.*.q": "layers.*.p", "blocks.*.k": "layers.*.k"}},
+                "'blocks.*.k', which is like no name",
+            ),
             ({**files, name.replace("q_proj", "x_proj"): files[name]}, {}, "did you mean 'model.layers.0.self_attn."),
             ({**files, name: 3.0}, {}, "q_proj.weight is no array; got float"),
             (files, {"names": {"model.layers.*": "layers.0"}}, "one name has more numbers than the other"),

@@ -1,6 +1,6 @@
 """Weights in memory with the names and shapes of a Hugging Face checkpoint, as ours; each is made when it is written."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -21,31 +21,42 @@ from jinfercept.weights.leaves import LazyWeight
 _SHOWN = 5
 
 
-def weights_of_checkpoint(config: ModelConfig, tensors: Mapping[str, Any], expected: Params) -> dict[str, Any]:
+def weights_of_checkpoint(
+    config: ModelConfig, tensors: Mapping[str, Any], expected: Params, *, may_lack: bool
+) -> dict[str, Any]:
     """Our weights by dotted names, of tensors by the names of transformers. Those of which no tensor is there are left out.
 
     Args:
         config: as the checkpoint has it.
         tensors: arrays. Wrappers' parts of names are as in files.
         expected: the shapes of our weights in the checkpoint's sizes, apart, every one once.
+        may_lack: whether weights may have no tensors.
 
     Raises:
-        ModelError: a tensor is none of the model's, has another shape, or lacks others that are one weight with it.
+        ModelError: a tensor is missing, is none of the model's, or has another shape; its name is as in `tensors`.
     """
-    plain = plain_names(tensors, BASES[config.family])
+    base = BASES[config.family]
+    plain = plain_names(tensors, base)
     by_name = {plain[name]: tensor for name, tensor in tensors.items()}
+    given = {plain[name]: name for name in tensors}
+    has_base = any(base in name for name in tensors)
+
+    def as_given(name: str) -> str:
+        return given.get(name, name if has_base else name.removeprefix(base))
+
     if config.delta_net is not None:
         by_name = text_tensors(by_name)
     stored = _StoredArrays.of(config, by_name)
-    names, taken, ours = names_of(config, stored.shapes), set[str](), dict[str, Any]()
+    names, taken, ours, missing = names_of(config, stored.shapes), set[str](), dict[str, Any](), list[str]()
     blocks = [("embed", 0, names.embed, expected.embed), ("head", 0, names.head, expected.head)]
     blocks += [(f"layers.{i}", i, names.layer, layer) for i, layer in enumerate(expected.layers)]
     for prefix, i, places, block in blocks:
         for name, leaf in block.items():
             wanted = places[name].tensors(leaf.shape, i)
             if not wanted.keys() & stored.shapes.keys():
+                missing += wanted
                 continue
-            _check_tensors(wanted, stored.shapes)
+            _check_tensors(wanted, stored.shapes, as_given)
             taken |= wanted.keys()
             ours[f"{prefix}.{name}"] = stored.weight(places[name], i, leaf.shape)
     head, embedding = names.head["unembed"].name, names.embed["embedding"].name
@@ -53,26 +64,33 @@ def weights_of_checkpoint(config: ModelConfig, tensors: Mapping[str, Any], expec
         stored.check_equal(head, embedding)
         taken.add(head)
     if others := sorted(name for name in stored.shapes if name not in taken and not name.endswith(names.ignored)):
-        theirs = [
+        there = [
             name
-            for _, i, places, block in blocks
+            for prefix, i, places, block in blocks
             for ours in block
-            for name in places[ours].tensors(block[ours].shape, i)
+            for name in (f"{prefix}.{ours}", *map(as_given, places[ours].tensors(block[ours].shape, i)))
         ]
+        name = as_given(others[0])
         raise ModelError(
             "a weight is none of the model's",
-            got=f"{others[0][:200]}{nearest(others[0], theirs)}, one of {len(others)}",
+            got=f"{name[:200]}{nearest(name, there)}, one of {len(others)}",
             fix="give the names of transformers, or those of `Params` as layers.0.q; `names` translates others",
         )
+    if missing and not may_lack:
+        got, fix = f"{len(tensors)} weights", "give all, or say by `only` which ones you give"
+        raise ModelError(f"weight {as_given(missing[0])} is missing", got=got, fix=fix)
     return ours
 
 
-def _check_tensors(wanted: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _check_tensors(
+    wanted: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]], as_given: Callable[[str], str]
+) -> None:
     for name, shape in wanted.items():
         if name not in shapes:
-            raise ModelError(f"weight {name} is missing", got=f"others of {len(wanted)}", fix="give all of them")
+            got = f"others of {len(wanted)}"
+            raise ModelError(f"weight {as_given(name)} is missing", got=got, fix="give all of them")
         if shapes[name] != shape:
-            raise ModelError(f"weight {name} has another shape", got=shapes[name], fix=f"{shape}")
+            raise ModelError(f"weight {as_given(name)} has another shape", got=shapes[name], fix=f"{shape}")
 
 
 @final

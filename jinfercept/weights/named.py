@@ -40,10 +40,19 @@ def params_by_name(
     Raises:
         ModelError: a name is none of the model's, or is there twice, or a leaf is no array; or one is missing without `only`.
     """
-    flat = _flat(weights)
-    chosen = _chosen(flat, only)
+    chosen, unused = _chosen(_flat(weights), only), list[str]()
     if names:
-        chosen = _renamed(chosen, names)
+        chosen, unused = _renamed(chosen, names)
+    try:
+        return _params(model, chosen, shapes, may_lack=only is not None)
+    except ModelError as error:
+        if not unused:
+            raise
+        fix = f"{error.fix}; `names` has {unused[0][:200]!r}, which is like no name that is given"
+        raise ModelError(error.what, got=error.got, fix=fix) from None
+
+
+def _params(model: ServedModel, chosen: dict[str, Any], shapes: Params, *, may_lack: bool) -> Params:
     kinds = (np.floating,) if isinstance(model, Model) else (np.number, np.bool)
     for name, leaf in chosen.items():
         if not isinstance(leaf, LazyWeight):
@@ -53,12 +62,12 @@ def params_by_name(
         shapes = untied(config, abstract_params(config, jnp.float32, joined=False))
         ours = by_name(shapes)
         if not chosen.keys() & ours.keys():
-            chosen = weights_of_checkpoint(config, chosen, shapes)
+            chosen = weights_of_checkpoint(config, chosen, shapes, may_lack=may_lack)
         elif config.tie_embeddings:
             chosen.pop("head.unembed", None)
     else:
         ours = by_name(shapes)
-    _check_names(chosen, ours, may_lack=only is not None)
+    _check_names(chosen, ours, may_lack=may_lack)
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
     return jax.tree.unflatten(tree, [chosen.get(dotted(path), KEPT) for path, _ in leaves])
 
@@ -66,7 +75,7 @@ def params_by_name(
 def arrays_by_name(weights: WeightTree, names: Mapping[str, str] | None) -> dict[str, Any]:
     """The leaves of weights by names, of which `names` replaces some. Raises `ModelError` as `params_by_name`."""
     flat = _flat(weights)
-    return _renamed(flat, names) if names else flat
+    return _renamed(flat, names)[0] if names else flat
 
 
 def _flat(weights: WeightTree) -> dict[str, Any]:
@@ -132,7 +141,8 @@ def _chosen(flat: dict[str, Any], only: NameFilter | None) -> dict[str, Any]:
     return chosen
 
 
-def _renamed(flat: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _renamed(flat: dict[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """The weights by their names here, and the entries of `names` that are like no given name."""
     plain, patterns = dict[str, str](), list[tuple[re.Pattern[str], str]]()
     if not isinstance(names, Mapping) or not all(isinstance(part, str) for pair in names.items() for part in pair):
         fix = "a dict of a trainer's names and those of `Params`"
@@ -145,16 +155,20 @@ def _renamed(flat: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
                 fix="give both a * for each number, in order",
             )
         if "*" in theirs:
-            patterns.append((re.compile("([0-9]+)".join(map(re.escape, theirs.split("*")))), ours))
+            patterns.append((re.compile("([0-9]+)".join(map(re.escape, theirs.split("*")))), theirs))
         else:
             plain[theirs] = ours
 
+    unused = dict.fromkeys(names)
+
     def ours_of(name: str) -> str:
         if name in plain:
+            unused.pop(name, None)
             return plain[name]
-        for pattern, ours in patterns:
+        for pattern, theirs in patterns:
             if (match := pattern.fullmatch(name)) is not None:
-                parts = ours.split("*")
+                unused.pop(theirs, None)
+                parts = names[theirs].split("*")
                 return parts[0] + "".join(number + part for number, part in zip(match.groups(), parts[1:], strict=True))
         return name
 
@@ -165,7 +179,7 @@ def _renamed(flat: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
                 "two weights have the same name", got=f"{ours[:200]}, also of {name[:200]}", fix="correct `names`"
             )
         renamed[ours] = leaf
-    return renamed
+    return renamed, [*unused]
 
 
 def _check_names(chosen: Mapping[str, Any], ours: Mapping[str, Any], *, may_lack: bool) -> None:
