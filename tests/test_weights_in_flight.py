@@ -173,7 +173,7 @@ def test_a_sleep_changes_no_token_and_compiles_nothing(level: int) -> None:
             assert alone(llm, [*PROMPT, index, *tokens[:9]], 54) == tokens[9:]
 
 
-def test_weights_that_were_discarded_come_with_the_wake() -> None:
+def test_weights_that_were_discarded_come_with_the_wake(caplog: pytest.LogCaptureFixture) -> None:
     with LLM(tiny_setup()) as llm:
         old, other = weights_of(llm)
         expected = alone(llm, PROMPT, 8)
@@ -192,8 +192,14 @@ def test_weights_that_were_discarded_come_with_the_wake() -> None:
         llm.sleep()
         with pytest.raises(RequestError, match="sleeps"):
             llm.restart()
-        with pytest.raises(ConfigError, match="no such level"):
-            llm.sleep(3)
+        for no_level in (3, True, 1.0):
+            with pytest.raises(ConfigError, match="no such level"):
+                llm.sleep(no_level)  # pyright: ignore[reportArgumentType]
+        streams = [llm.stream({"prompt_token_ids": PROMPT}, LONG) for _ in range(2)]
+        llm.engine.check_pages()  # between two steps
+        llm.wake()
+        assert [len(output_of(stream).token_ids) for stream in streams if list(stream)] == [60, 60]
+        assert caplog.text.count("waits: the LLM sleeps until wake()") == 1
 
 
 def test_an_update_writes_into_the_memory_of_the_weights_before() -> None:

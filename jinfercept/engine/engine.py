@@ -83,7 +83,7 @@ class Engine:
         adapters: AdapterTable | None = None,
     ) -> None:
         self.failure: BaseException | None = None
-        self.is_resting = False
+        self.is_resting = self._has_warned = False
         self.scheduler = scheduler
         self.wake = wake
         self.request_log = request_log
@@ -306,6 +306,11 @@ class Engine:
             if not isinstance(item, Request):
                 self._requests.abort(item, events)
             else:
+                if self.is_resting and not self._has_warned:
+                    self._has_warned = True
+                    log.warning(
+                        "request %s waits: the LLM sleeps until wake(); later ones wait without a word", item.id
+                    )
                 self._requests.open(item, events)
         for request_id, results in self._dispatcher.poll():
             self._requests.resume(request_id, results, events)

@@ -61,7 +61,8 @@ class RolloutMethods:
         Args:
             prompts: as of `generate`, or conversations as of `chat`; or `Rollouts`: with `following`, each goes on behind that;
                 without, the partial ones go on from where they were aborted, with the calls that were pending, and the others
-                are returned as they are. Partial ones have their tools and options.
+                are returned as they are (if none is partial, `params` have to be left out). Partial ones have their tools and
+                options.
             params: one for all, or one for each prompt; the default as of `generate` and `chat`.
             on_group: called on this thread with each group when its last sample has ended.
             options: see `RolloutOptions`.
@@ -182,6 +183,8 @@ def _continued(maker: RequestMaker, samples: Rollouts, params: Any, n: int, othe
             got="n, tools, detector or options",
             fix="leave them out; or give `following`",
         )
+    if params is not None and not samples.is_partial:
+        raise RequestError("no sample is partial", got=f"{samples!r} with params", fix="say what follows: `following`")
     items = list[Planned]()
     for sample in samples:
         if not sample.is_partial:
@@ -249,7 +252,11 @@ def _one_each(following: Any, count: int) -> Sequence[Any]:
     if is_single or (isinstance(following, list | tuple) and all(isinstance(item, int) for item in following)):
         return [following] * count
     if not isinstance(following, list | tuple) or len(following) != count:
-        raise RequestError(f"what follows {count} samples", got=shown(following), fix="one for each, or one for all")
+        raise RequestError(
+            f"what follows {count} samples is one thing for all, or a list of one for each",
+            got=f"{len(following)} of them" if isinstance(following, list | tuple) else shown(following),
+            fix="a text, a list of token ids or, behind chats, a list of messages",
+        )
     return following
 
 

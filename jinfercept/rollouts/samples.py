@@ -1,5 +1,6 @@
 """`Rollouts`: what samples of prompts are to a trainer. Arrays of NumPy; nothing in them was ever tokenised again."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -146,7 +147,8 @@ class Rollouts(Sequence[Rollout]):
 
     def __repr__(self) -> str:
         sizes = f"{len(self)} samples of {len(self.groups)} prompts, {self.num_generated} tokens generated"
-        return f"Rollouts({sizes}, {sum(sample.is_partial for sample in self)} partial)"
+        ends = Counter(sample.finish_reason for sample in self)
+        return f"Rollouts({sizes}, {ends['abort']} partial, {ends['error']} failed)"
 
     def group(self, prompt: int) -> "Rollouts":
         """The samples of one prompt."""

@@ -57,7 +57,7 @@ class Groups:
 
     def ids_of(self, prompt: int) -> list[str]:
         """Ids of the requests of a group that have not ended. Raises `RequestError` if there is no such group."""
-        if prompt not in self._open:
+        if isinstance(prompt, bool | float) or prompt not in self._open:
             raise RequestError("there is no such group", got=prompt, fix=f"one of {sorted(self._open)[:20]}")
         return sorted(self._open[prompt])
 

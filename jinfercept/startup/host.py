@@ -243,7 +243,7 @@ class EngineHost:
 
     def sleep(self, level: int, *, discard: bool) -> None:
         """As `LLM.sleep`."""
-        if level not in range(DEEPEST + 1) or isinstance(level, bool):
+        if type(level) is not int or level not in range(DEEPEST + 1):
             raise ConfigError("no such level of sleep", got=level, fix="0, 1 or 2")
         if discard and level != DEEPEST:
             raise ConfigError(

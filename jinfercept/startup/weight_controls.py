@@ -40,8 +40,8 @@ class WeightControls:
                 computed again when they run next. "abort": they end with what they have. Paused ones go on to wait for their
                 calls, unless they are aborted.
             names: by a name in `params`, the name that the weight has here; `*` stands for a number in both.
-            only: take these weights alone: a beginning of names in `params`, several, or a function of a name that says
-                whether. All other weights stay as they are.
+            only: take these weights alone: a beginning of names as `params` has them (of a path those of `Params`), several, or
+                a function of a name that says whether. All other weights stay as they are.
 
         Returns:
             The new version.
@@ -57,7 +57,7 @@ class WeightControls:
 
     @property
     def is_sleeping(self) -> bool:
-        """Whether `sleep` was called, and `wake` not since."""
+        """Whether `sleep` was called, or an update lost the weights, and `wake` was not called since."""
         return self.engine.weights.level is not None
 
     def sleep(self, level: int = 1, *, discard: bool = False) -> None:
@@ -108,6 +108,7 @@ class WeightControls:
             names: as of `update_weights`.
 
         Raises:
+            RequestError: the LLM sleeps at level 2.
             ModelError: a matrix is none of the model's, has another shape, or another number type.
             ConfigError: there is no room (`max_loras`, `max_lora_rank`); an adapter in place of another needs room of its own.
         """

@@ -173,14 +173,19 @@ def test_what_cannot_be_meant_is_refused(smollm2: LLM) -> None:
         (PROMPTS, {"params": SamplingParams(n=2, temperature=1), "n": 2}, "n is given once"),
         (done, {"n": 2}, "goes on with the tools"),
         (done, {"n": 2, "following": "x"}, "each by itself"),
-        (done, {"following": ["x", "y"]}, "what follows 1 samples"),
+        (done, {"following": ["x", "y"]}, "what follows 1 samples.*got 2 of them"),
+        (done, {"following": {"role": "user", "content": "a"}}, "fix: a text, a list of token ids or"),
+        (done, {"params": DRAWN}, "no sample is partial; got Rollouts.*0 partial, 0 failed. with params"),
         ([{"role": "user", "content": "a"}], {"detector": 3}, "finds its calls itself"),
     ]
     for prompts, options, problem in wrong:
         with pytest.raises(RequestError, match=problem):
             smollm2.rollout(prompts, **options)
-    with smollm2.rollout_stream(PROMPTS[:1], DRAWN) as stream, pytest.raises(RequestError, match="no such group"):
-        stream.abort_group(4)
+    assert smollm2.rollout(done)[0] is done[0]
+    with smollm2.rollout_stream(PROMPTS[:1], DRAWN) as stream:
+        for group in (4, False):
+            with pytest.raises(RequestError, match="no such group"):
+                stream.abort_group(group)
 
 
 def test_tools_that_raise_hang_and_return_too_much_leave_whole_samples(smollm2: LLM) -> None:
