@@ -189,9 +189,14 @@ def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention
         The pages of the layers that are not in the pool for windows, for transfers.
     """
     model = Model(config, joined=True).on_devices(compiler.mesh.size)
-    params = abstract_params(model.config, jnp.bfloat16, joined=True, num_devices=compiler.mesh.size)
+    on_tpus = compiler.mesh.devices.flat[0].platform == "tpu"
+    params = abstract_params(
+        model.config, jnp.bfloat16, joined=True, num_devices=compiler.mesh.size, experts_apart=on_tpus
+    )
     params = jax.tree.map(
-        lambda leaf, spec: compiler.shape(leaf.shape, leaf.dtype, spec), params, partition_specs(params)
+        lambda spec, weight: jax.tree.map(lambda leaf: compiler.shape(leaf.shape, leaf.dtype, spec), weight),
+        partition_specs(params),
+        params,
     )
 
     def pool(num_pages: int, num_layers: int) -> tuple[Any, ...]:

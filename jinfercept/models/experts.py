@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int, Shaped
 
 from jinfercept.cpu_kernels import native
+from jinfercept.layouts.expert_sides import ExpertSides
 from jinfercept.layouts.packed_weights import Packed
 from jinfercept.layouts.rows import gated
 from jinfercept.models.config import ExpertsConfig
@@ -42,7 +43,7 @@ class Choices(NamedTuple):
 class ExpertWeights(NamedTuple):
     """Stacked weights of a device's experts or parts of experts, and biases in models that have some."""
 
-    gate_up: Any  # [X, E, 2, F], an array or quantised
+    gate_up: Any  # [X, E, 2, F], an array, quantised, or sides apart
     down: Any  # [X, F, E], as well
     gate_up_bias: Any = None  # [X, 2, F]
     down_bias: Any = None  # [X, E]
@@ -107,7 +108,7 @@ def _of_choices(
 def _has_cpu_kernel(x: Float[Array, "T E"], weights: ExpertWeights) -> bool:
     """Whether a CPU's own code multiplies rows with these stacks."""
     stacks = (weights.gate_up, weights.down)
-    if not native.usable() or num_devices() > 1 or any(map(is_quantized, stacks)):
+    if not native.usable() or num_devices() > 1 or not all(isinstance(stack, jax.Array) for stack in stacks):
         return False
     from jinfercept.cpu_kernels import grouped_product
 
@@ -140,9 +141,11 @@ def _of_pairs(
     if (kernel := gpu_kernels.grouped_product(len(rows), pairs.sizes, rows.dtype, stored)) is not None:
         return _grouped(config.swiglu, kernel, rows, pairs, weights)
     if not any(map(is_quantized, stacks)):
-        shapes = [_matrices(stack).shape for stack in stacks]
+        shapes = [stack.shape for stack in jax.tree.leaves(jax.tree.map(_matrices, stacks))]
         if (kernel := tpu_grouped_product(pairs.sizes, rows.dtype, shapes)) is not None:
             return _grouped(config.swiglu, kernel, rows, pairs, weights)
+    if isinstance(weights.gate_up, ExpertSides):
+        return _grouped(config.swiglu, None, rows, pairs, weights)
     blocks = partial(_by_blocks, config.swiglu, min(MOST_BLOCK_ROWS, 1 << (mean_rows - 1).bit_length()))
     if any(map(is_quantized, stacks)):
         return blocks(rows, pairs, weights)
@@ -164,7 +167,10 @@ def _grouped(
     """
     by_xla: Any = partial(jax.lax.ragged_dot, group_sizes=pairs.sizes, precision=_precision(rows))
     product = kernel or by_xla
-    inner = product(rows, _stacked(weights.gate_up))
+    if isinstance(sides := weights.gate_up, ExpertSides):
+        inner = jnp.concatenate([product(rows, sides.gates), product(rows, sides.ups)], axis=1)
+    else:
+        inner = product(rows, _stacked(sides))
     if weights.gate_up_bias is not None:
         inner = inner + _joined(weights.gate_up_bias)[pairs.experts]
     output = product(_gated(inner, swiglu), _stacked(weights.down))

@@ -2,7 +2,8 @@
 
 Checkpoints, converted models and weights given in memory have them apart: `q`, `k`, `v`, and `gate`, `up`; so have models on a
 CPU without kernels (`model.joins`). They are joined when they are loaded. The query heads of a KV head, its key and its value
-lie side by side, a gate beside its up: the axis of the KV heads and the last axis can be cut among devices.
+lie side by side, a gate beside its up: the axis of the KV heads and the last axis can be cut among devices. Experts have gates
+and ups in one stack everywhere but on TPUs (`model.parts_experts`).
 """
 
 from collections.abc import Callable
@@ -14,9 +15,10 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Shaped
 
+from jinfercept.layouts.expert_sides import ExpertSides
 from jinfercept.models.blocks import separate_heads
 from jinfercept.models.mesh import ModelMesh, mesh_of
-from jinfercept.models.model import joins
+from jinfercept.models.model import EXPERT_SIDES, joins, parts_experts
 from jinfercept.models.protocol import Params, Weights
 from jinfercept.models.quantized import QuantizedTensor, is_quantized
 from jinfercept.models.sharding import partition_spec
@@ -57,9 +59,11 @@ def join_layer(layer: Weights) -> Weights:
 
     Args:
         layer: q `[..., H, D]`, k and v `[..., K, D]` become qkv `[..., K, H / K + 2, D]`; gate and up `[E, F]` become
-            gate_up `[2, E, F]`; the others stay.
+            gate_up `[2, E, F]`; where experts have sides apart, their stack becomes `ExpertSides`; the others stay.
     """
-    if is_joined(layer) or (JOINED["qkv"][0] not in layer and SIDES["gate_up"][0] not in layer):
+    if is_joined(layer) or (
+        not {JOINED["qkv"][0], SIDES["gate_up"][0]} & layer.keys() and not _parts_experts_of(layer)
+    ):
         return layer
     if isinstance(leaf := jax.tree.leaves(layer)[0], Tracer):
         return _join(layer)
@@ -78,7 +82,14 @@ def _join(layer: Weights) -> Weights:
         if gate in layer:
             sides = joined.pop(gate), joined.pop(up)
             joined[name] = jax.tree.map(lambda *arrays: jnp.stack(arrays, axis=0), *sides)
+    if _parts_experts_of(layer):
+        joined[EXPERT_SIDES] = ExpertSides.of(joined[EXPERT_SIDES])
     return joined
+
+
+def _parts_experts_of(layer: Weights) -> bool:
+    """Whether a layer's experts get sides apart."""
+    return parts_experts() and not isinstance(layer.get(EXPERT_SIDES), QuantizedTensor | ExpertSides | None)
 
 
 _join_layer = jax.jit(_join)
@@ -101,7 +112,7 @@ def _specs(layer: Weights) -> Weights:
 
 def is_joined(layer: Weights) -> bool:
     """Whether a layer's weights are joined."""
-    return "qkv" in layer or "gate_up" in layer
+    return "qkv" in layer or "gate_up" in layer or isinstance(layer.get(EXPERT_SIDES), ExpertSides)
 
 
 def separate_layer(layer: Weights) -> Weights:
@@ -119,6 +130,8 @@ def _separate_layer(layer: Weights) -> Weights:
         if name in layer:
             both = separate.pop(name)
             separate |= zip(parts, both.split() if isinstance(both, QuantizedTensor) else both, strict=True)
+    if isinstance(sides := layer.get(EXPERT_SIDES), ExpertSides):
+        separate[EXPERT_SIDES] = sides.joined()
     return separate
 
 

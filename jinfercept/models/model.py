@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int
 
 from jinfercept.cpu_kernels import native
+from jinfercept.layouts.expert_sides import ExpertSides
 from jinfercept.layouts.kv_rows import row_width
 from jinfercept.layouts.states import StateArray
 from jinfercept.models.blocks import Attend, Embed
@@ -28,6 +29,8 @@ from jinfercept.models.protocol import ModelDimensions, Params, Weights, num_kv_
 from jinfercept.models.qwen3_next import qwen3_next_layer, state_arrays
 from jinfercept.models.sharding import cut_axis, padded_vocabulary, serving_config
 
+EXPERT_SIDES = "experts_gate_up"
+"""The weight that `parts_experts` is about."""
 _BLOCKS = {
     "llama": (Embed, LlamaLayer, LlamaHead),
     "gptj": (Embed, GPTJLayer, GPTJHead),
@@ -120,21 +123,36 @@ def joins() -> bool:
     return jax.default_backend() != "cpu" or native.usable()
 
 
+def parts_experts() -> bool:
+    """Whether joined weights have the gates of experts apart, see `ExpertSides`: where JAX's default backend is a TPU."""
+    return jax.default_backend() == "tpu"
+
+
 def abstract_params(
-    config: ModelConfig, dtype: DTypeLike, *, joined: bool | None = None, num_devices: int = 1
+    config: ModelConfig,
+    dtype: DTypeLike,
+    *,
+    joined: bool | None = None,
+    num_devices: int = 1,
+    experts_apart: bool | None = None,
 ) -> Params:
     """The shapes and dtypes of the weights, for compiling and planning memory before they are loaded.
 
     Args:
         joined: as `Model` has it; by default that of JAX's default backend.
         num_devices: that serve the weights; the vocabulary is padded so that they cut it evenly.
+        experts_apart: whether joined weights have the gates of experts apart; by default `parts_experts`.
     """
     joined = joins() if joined is None else joined
+    experts_apart = joined and (parts_experts() if experts_apart is None else experts_apart)
     config = replace(config, vocab_size=padded_vocabulary(config.vocab_size, num_devices))
 
     def shapes(block: Callable[[ModelConfig, DTypeLike], nnx.Module]) -> Weights:
         abstract = nnx.eval_shape(lambda: block(config, dtype))
-        return cast(Weights, nnx.to_pure_dict(nnx.state(abstract)))
+        weights = cast(Weights, nnx.to_pure_dict(nnx.state(abstract)))
+        if experts_apart and EXPERT_SIDES in weights:
+            weights[EXPERT_SIDES] = jax.eval_shape(ExpertSides.of, weights[EXPERT_SIDES])
+        return weights
 
     embed, layer, head = _BLOCKS[config.family]
     by_kind = {kind: shapes(partial(layer, kind=kind, joined=joined)) for kind in set(config.kinds or (PLAIN_KIND,))}

@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Shaped
 
 from jinfercept.errors import ConfigError
+from jinfercept.layouts.expert_sides import ExpertSides
 from jinfercept.models.config import ExpertsConfig, ModelConfig
 from jinfercept.models.parallel import AXIS
 from jinfercept.models.protocol import Params, Weights
@@ -74,7 +75,7 @@ def partition_spec(name: str, weight: Any = None) -> PartitionSpec:
 
     Args:
         weight: the weight, if it may be a `QuantizedTensor`: its arrays are all cut alike, by outputs or by inputs,
-            or those of experts by expert.
+            or those of experts by expert; or if it may be `ExpertSides`, which are cut by expert.
     """
     if isinstance(weight, QuantizedTensor):
         axis, stacked = cut_axis(name), weight.values.ndim - 3
@@ -85,7 +86,8 @@ def partition_spec(name: str, weight: Any = None) -> PartitionSpec:
         num_inputs = 1 + len(weight.inputs)
         by_output = axis == 0 if weight.outputs_first else axis - stacked >= num_inputs
         return PartitionSpec(*(None,) * stacked, *((AXIS,) if by_output else (None, AXIS)))
-    return PartitionSpec(*(MESH_AXES.get(axis) for axis in WEIGHT_AXES.get(name, ())))
+    axes = [MESH_AXES.get(axis) for axis in WEIGHT_AXES.get(name, ())]
+    return PartitionSpec(axes[0]) if isinstance(weight, ExpertSides) else PartitionSpec(*axes)
 
 
 def partition_specs(params: Params) -> Params:

@@ -41,6 +41,7 @@ def test_the_checks_of_a_change_run_the_parts_of_its_own() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_all_parts_run_at_tiny_shapes(tmp_path: Path) -> None:
     assert suite(TPU, ["--tiny", "--out", str(tmp_path), "--kept", str(tmp_path), "--limit-s", "3600"]) == 0
     report = json.loads((tmp_path / "results.json").read_text())
