@@ -80,15 +80,14 @@ class AdapterOptions:
         "adapters that fit at a time, of any modules; what is not taken at the start can be loaded later; default: those of "
         "`loras`, with room for their modules alone",
     )
-    max_lora_rank: int | None = option(
-        None, "the largest rank of an adapter; default: the largest of `loras`, or 16 without any"
-    )
+    max_lora_rank: int | None = option(None, "largest rank of an adapter; default: of `loras`, or 16 without any")
     tool_lora: str | None = option(None, "the adapter of chats with tools that name none")
+    tool_call_bias: float | None = option(None, "added to logits that open calls, in chats of `tool_lora`")
 
     @property
     def choice(self) -> AdapterChoice:
         """The adapters, and the room for them. Raises `ConfigError`."""
-        return AdapterChoice.parse(self.loras, self.max_loras, self.max_lora_rank, self.tool_lora)
+        return AdapterChoice.parse(self.loras, self.max_loras, self.max_lora_rank, self.tool_lora, self.tool_call_bias)
 
 
 @dataclass(frozen=True)
@@ -253,6 +252,7 @@ class LLMOptions(RestartOptions, total=False):
     max_loras: int | None
     max_lora_rank: int | None
     tool_lora: str | None
+    tool_call_bias: float | None
     dtype: DTypeChoice
     load_format: LoadFormatChoice
     quantization: QuantizationChoice

@@ -121,7 +121,8 @@ class LLM(RolloutMethods, WeightControls):
             self.shape.max_model_len,
             self.sampling_defaults,
             lambda: engine.thread.check_process(),  # not of `self`: a closed LLM frees its weights at once
-            *(engine.adapters, self.config.adapters.tool_lora),
+            engine.adapters,
+            self.config.adapters.choice,
         )
         self.make_requests, self.make_chats = self._requests.make_requests, self._requests.make_chats
 

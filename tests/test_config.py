@@ -134,7 +134,8 @@ SPECIAL_VALUES = {
     "speculative_config": DRAFTS,
     "loras": ("sql=adapters/sql",),
 }
-NEEDED = {"tool_lora": {"max_loras": 1}, "max_lora_rank": {"max_loras": 1}}
+NEEDED: dict[str, dict[str, Any]] = {name: {"max_loras": 1} for name in ("tool_lora", "max_lora_rank")}
+NEEDED["tool_call_bias"] = {"max_loras": 1, "tool_lora": "word"}
 """Options without which others make no sense."""
 
 

@@ -52,6 +52,8 @@ class Score:
     """cases of the generator's own, about skills that were not learnt (`held_out.py`)"""
     grammar: bool = True
     """calls are made of the grammar of their functions"""
+    bias: Maybe[float] = None
+    """the option `tool_call_bias`; by default that of the adapter that the model has, and none for another"""
     tool_choice: Literal["auto", "required"] = "auto"
     """whether the model may answer or must call"""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -72,6 +74,8 @@ class Score:
             options |= {"loras": {_NAME: str(self.adapter)}, "tool_lora": _NAME}
         elif self.base:
             options |= {"tool_lora": ""}
+        if self.bias is not None:
+            options |= {"tool_call_bias": self.bias}
         with LLM(self.model, **options) as llm:
             counts = {"simple_python": self.simple, "multiple": self.multiple, "irrelevance": self.irrelevance}
             for category, count in counts.items():

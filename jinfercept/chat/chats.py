@@ -41,7 +41,7 @@ from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.parsers.reasoning import Beginning, ReasoningFormat
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.request import Request
-from jinfercept.sampling_params import SamplingParams
+from jinfercept.sampling_params import MAX_BIASED_TOKENS, SamplingParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from jinfercept.values.plain import plain
 
@@ -82,6 +82,7 @@ def make_chats(
     turn_tokens: TurnTokens | GivenTokens | None = None,
     tenant: str = "",
     salt: str = "",
+    call_bias: float = 0.0,
 ) -> list[Request]:
     """One request per conversation and output.
 
@@ -94,6 +95,7 @@ def make_chats(
         turn_tokens: the tokens of the chats that these may continue, or of the single one that is continued; None: prompts are
             made of text.
         salt: of their pages.
+        call_bias: added to the logit of the token that opens a call, where the model may answer or call.
 
     Raises:
         RequestError: messages, tools or options are invalid, or the template does not take them.
@@ -159,6 +161,8 @@ def make_chats(
         tokenizer,
         grammars,
     )
+    if call_bias and choice.reads and not choice.must_call and form and form.tags:
+        requests = [_with_bias(request, tokenizer.encode(form.tags[0])[0], call_bias) for request in requests]
     calls, free = _turn_grammars(choice, form, written, template.source, tokenizer, grammars)
     limits = {name: tool.max_result_tokens for name, tool in executed.items()}
     renderer = ToolMessages(template, tokenizer, limits) if form else None
@@ -174,6 +178,14 @@ def _note_of(turn_tokens: TurnTokens | GivenTokens | None, prompt: Continued | N
     if turn_tokens is None or prompt is None:
         return None
     return lambda tenant, *written: turn_tokens.remember(tenant, prompt, *written)
+
+
+def _with_bias(request: Request, token: int, bias: float) -> Request:
+    """The request with a token's logit raised, unless its own biases say what becomes of it, or leave no room."""
+    biases = request.params.logit_bias or {}
+    if token in biases or len(biases) == MAX_BIASED_TOKENS:
+        return request
+    return replace(request, params=replace(request.params, logit_bias={**biases, token: bias}))
 
 
 def _turn_grammars(

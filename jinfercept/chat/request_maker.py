@@ -20,6 +20,7 @@ from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
+from jinfercept.values.adapter_choice import AdapterChoice
 
 
 @final
@@ -34,7 +35,7 @@ class RequestMaker:
         sampling_defaults: fields of the `SamplingParams` of prompts that bring none.
         check_process: raises in a forked child, where a tokenizer may hang.
         adapters: that requests may name.
-        tool_lora: name of the adapter of chats with tools that name none.
+        adapter_choice: which adapter chats with tools have that name none, and the bias of their calls; None: no adapter.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class RequestMaker:
         sampling_defaults: Mapping[str, Any],
         check_process: Callable[[], None],
         adapters: AdapterTable,
-        tool_lora: str | None = None,
+        adapter_choice: AdapterChoice | None = None,
     ) -> None:
         self.tokenizer, self._grammars, self._end_token_ids = tokenizer, grammars, end_token_ids
         self._max_model_len, self._sampling_defaults = max_model_len, sampling_defaults
         self._check_process = check_process
-        self._adapters, self._tool_lora = adapters, tool_lora
+        self._adapters = adapters
+        self._tool_lora = adapter_choice.of_tools if adapter_choice else None
+        self._call_bias = adapter_choice.call_bias if adapter_choice else 0.0
         self._ids = map("request-{}".format, count())
         self._note_written_tools = cache(log_written_tools)
         self.forget_chats()
@@ -111,10 +114,9 @@ class RequestMaker:
         name = options.get("lora")
         if name is None and tools and self._tool_lora in self._adapters.names:
             name = self._tool_lora
-        note = (
-            (lambda: None) if name and name == self._tool_lora else self._note_written_tools
-        )  # that one was trained to call
-        made = chats.make_chats(*given, note, tokens or self._turn_tokens, tenant, salt)
+        of_tools = name is not None and name == self._tool_lora  # trained to call
+        note, call_bias = ((lambda: None), self._call_bias) if of_tools else (self._note_written_tools, 0.0)
+        made = chats.make_chats(*given, note, tokens or self._turn_tokens, tenant, salt, call_bias)
         return [self._with_adapter(request, name) for request in made]
 
     def next_id(self) -> str:

@@ -72,12 +72,15 @@ def with_tool_adapter(model: object, flags: Mapping[str, Any]) -> dict[str, Any]
     Raises:
         ModelError: the adapter is not whole.
     """
-    given = {name for name in (field.name for field in fields(AdapterOptions)) if flags.get(name) is not None}
+    names = {field.name for field in fields(AdapterOptions)} - {"tool_call_bias"}
+    given = {name for name in names if flags.get(name) is not None}
     if flags.get("tool_lora") == "":
         return {name: value for name, value in flags.items() if name != "tool_lora"}
     if str(model) != embedded.NAME or given or flags.get("load_format") == "dummy":
         return dict(flags)
-    return {**flags, "loras": {TOOLS: str(embedded.tool_adapter())}, "tool_lora": TOOLS}
+    bias = flags.get("tool_call_bias")
+    own = {"loras": {TOOLS: str(embedded.tool_adapter())}, "tool_lora": TOOLS}
+    return {**flags, **own, "tool_call_bias": embedded.TOOL_CALL_BIAS if bias is None else bias}
 
 
 def add_adapters(

@@ -5,6 +5,9 @@ from typing import Any, NamedTuple, Self
 
 from jinfercept.errors import ConfigError, shown
 
+MAX_BIAS = 100
+"""Of a logit, as in `SamplingParams.logit_bias`."""
+
 
 class AdapterChoice(NamedTuple):
     """The adapters of a start.
@@ -15,6 +18,7 @@ class AdapterChoice(NamedTuple):
         of_any_modules: whether that room is for adapters of any modules, loaded later; else for those named alone.
         most_rank: the largest rank that there is room for; None: the largest of those named, or 16 without any.
         of_tools: name of the adapter of chats with tools that name none; None: they have none.
+        call_bias: added to the logit with which a call opens in chats that have that adapter and may answer.
     """
 
     directories: Mapping[str, str]
@@ -22,6 +26,7 @@ class AdapterChoice(NamedTuple):
     of_any_modules: bool
     most_rank: int | None
     of_tools: str | None
+    call_bias: float
 
     @classmethod
     def parse(
@@ -30,6 +35,7 @@ class AdapterChoice(NamedTuple):
         max_loras: int | None,
         max_lora_rank: int | None,
         tool_lora: str | None,
+        tool_call_bias: float | None,
     ) -> Self:
         """The adapters of the options with these names. Raises `ConfigError` for values that cannot work together."""
         directories = _directories(loras)
@@ -42,7 +48,14 @@ class AdapterChoice(NamedTuple):
         if tool_lora is not None and tool_lora not in directories and num_slots == len(directories):
             names = ", ".join(directories) or "none are named"
             raise ConfigError("tool_lora is none of the adapters", got=shown(tool_lora), fix=f"one of loras: {names}")
-        return cls(directories, num_slots, max_loras is not None, max_lora_rank, tool_lora)
+        bias = tool_call_bias or 0.0
+        if bias and tool_lora is None:
+            raise ConfigError(
+                "tool_call_bias is of the chats of an adapter", got="no tool_lora", fix="give tool_lora too"
+            )
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise ConfigError("tool_call_bias is none", got=bias, fix=f"a number from -{MAX_BIAS} to {MAX_BIAS}")
+        return cls(directories, num_slots, max_loras is not None, max_lora_rank, tool_lora, bias)
 
 
 def _directories(loras: Sequence[str] | Mapping[str, Any] | None) -> dict[str, str]:

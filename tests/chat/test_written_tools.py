@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from jinfercept.chat.chats import make_chats
+from jinfercept.chat.options import ChatOptions
 from jinfercept.errors import RequestError
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.structured_outputs import StructuredOutputsParams
@@ -124,6 +126,24 @@ def test_a_call_is_as_its_schema_says_where_that_can_be_enforced(make_scripted: 
     assert output.outputs[0].messages[-1]["content"] in ("23", "46")
     [output] = scripted.llm.chat(QUESTION, replace(GREEDY, max_tokens=5, ignore_eos=True), tools=tools)
     assert output.outputs[0].finish_reason == "length"
+
+
+def test_a_bias_of_calls_is_on_the_token_that_opens_one_where_the_model_may_answer(make_scripted: Make) -> None:
+    tokenizer = make_scripted(PLAIN).llm.tokenizer
+    assert tokenizer is not None
+    opening = tokenizer.encode("<tool_call>")[0]
+
+    def biases(choice: Any, own: dict[int, float] | None = None) -> Any:
+        params, options = SamplingParams(logit_bias=own), ChatOptions(tool_choice=choice)
+        given = (["a chat"], [QUESTION], params, [price], options, tokenizer, None, ())
+        [request] = make_chats(*given, call_bias=-3.0)
+        return request.params.logit_bias
+
+    assert biases("auto") == {opening: -3.0}
+    assert biases("auto", {5: 1.0}) == {5: 1.0, opening: -3.0}
+    assert biases("auto", {opening: 1.0}) == {opening: 1.0}
+    assert biases("required") is None
+    assert biases("none") is None
 
 
 def test_the_log_says_once_that_the_template_knows_no_tools(

@@ -17,6 +17,14 @@ from tests.support.tiny_model import tiny_llm
         ({"loras": ["a=x", "b=y"], "max_loras": 1}, "max_loras is less than the adapters that are named; got 1 for 2"),
         ({"max_loras": 0}, "max_loras is too small"),
         ({"max_lora_rank": 8}, "max_lora_rank is for adapters"),
+        (
+            {"tool_call_bias": -1.0},
+            "tool_call_bias is of the chats of an adapter; got no tool_lora; fix: give tool_lora too",
+        ),
+        (
+            {"loras": ["a=x"], "tool_lora": "a", "tool_call_bias": -200.0},
+            "tool_call_bias is none; got -200.0; fix: a number from -100 to 100",
+        ),
         ({"loras": ["a=x"], "tool_lora": "b"}, "tool_lora is none of the adapters; got 'b'; fix: one of loras: a"),
     ],
 )

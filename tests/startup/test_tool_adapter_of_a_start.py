@@ -4,13 +4,15 @@ from typing import Any
 
 import pytest
 
-from jinfercept.models.embedded import NAME, tool_adapter
+from jinfercept.models.embedded import NAME, TOOL_CALL_BIAS, tool_adapter
 from jinfercept.startup.served_adapters import with_tool_adapter
 
 
 def test_the_embedded_model_has_it_where_no_option_of_adapters_is_given() -> None:
     flags = with_tool_adapter(NAME, {"max_num_seqs": 4, "loras": None})
-    assert flags == {"max_num_seqs": 4, "loras": {"tools": str(tool_adapter())}, "tool_lora": "tools"}
+    adapter = {"loras": {"tools": str(tool_adapter())}, "tool_lora": "tools"}
+    assert flags == {"max_num_seqs": 4, **adapter, "tool_call_bias": TOOL_CALL_BIAS}
+    assert with_tool_adapter(NAME, {"tool_call_bias": 0.0}) == {**adapter, "tool_call_bias": 0.0}
 
 
 @pytest.mark.parametrize(
