@@ -15,7 +15,7 @@ from jinfercept.models.embedded import cache_directory
 from jinfercept.models.jax_settings import check_settings
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.pallas import gpu_kernels
-from jinfercept.startup.compile_cache import drop_damaged
+from jinfercept.startup.compile_cache import check_bucket, drop_damaged
 from jinfercept.startup.memory import GIB
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,9 @@ def prepare_backend(config: EngineConfig) -> None:
     `NPROC`: as many threads for XLA as there are cores, less one, since the thread that calls a kernel computes too.
 
     Settings of JAX: the directory of the compilation cache, whose damaged entries are dropped, and that all is kept there.
+
+    Raises:
+        ConfigError: the user's compilation cache is in a bucket, for which a package is missing.
     """
     wanted = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **_pinned_memory(config)}
     if config.advanced.async_dispatch:
@@ -53,6 +56,8 @@ def prepare_backend(config: EngineConfig) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
         log.info("set JAX's compilation cache to %s, for executables of any size", directory)
+    elif jax.config.jax_compilation_cache_dir and jax.config.jax_enable_compilation_cache:
+        check_bucket(jax.config.jax_compilation_cache_dir)
 
 
 def _pinned_memory(config: EngineConfig) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""Drops damaged entries of JAX's compilation cache, which JAX reports at every start but never replaces.
+"""Checks JAX's compilation cache: drops damaged entries, which JAX reports at every start but never replaces, and refuses a
+bucket for which a package is missing, where JAX would warn at every executable and keep none.
 
 An entry is damaged by a process that ends while it writes, or by a full disk. Entries are checked once, at the first start
 after they were written: a file `.checked` has the time of the last check. Knows the entries' compression, not their contents.
@@ -12,12 +13,39 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from jinfercept.errors import ConfigError, describe_failure
+
 log = logging.getLogger(__name__)
 
 _ENTRIES, _STAMP = "*-cache", ".checked"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _WRITING_S = 60.0
 """Age of an entry below which another process may still write it."""
+
+
+def check_bucket(directory: str) -> None:
+    """Make the folder of a cache that is named by a URL (`gs://BUCKET/FOLDER`). A local folder is not touched.
+
+    A bucket that does not answer is a warning: JAX goes on without the cache.
+
+    Raises:
+        ConfigError: a package for such URLs is missing, or none is for them.
+    """
+    scheme, separator, _ = directory.partition("://")
+    if not separator or scheme == "file":
+        return
+    packages = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs"}
+    try:
+        from etils import epath
+
+        epath.Path(directory).mkdir(parents=True, exist_ok=True)
+    except (ImportError, KeyError, NotImplementedError) as error:
+        schemes = ", ".join(f"{name}://" for name in packages)
+        fix = f"pip install {packages[scheme]}" if scheme in packages else f"a folder, or a bucket with {schemes}"
+        got = f"{directory} ({describe_failure(error)})"
+        raise ConfigError("JAX cannot use this compilation cache", got=got, fix=fix) from error
+    except Exception as error:  # of the bucket's own library: no access, no network
+        log.warning("the compilation cache %s does not answer: %s", directory, describe_failure(error))
 
 
 def drop_damaged(directory: Path) -> list[Path]:
