@@ -38,12 +38,14 @@ class Adapter(NamedTuple):
         slot: its place among the adapters in the model's weights, from 1 on.
         digest: of its numbers: contexts of adapters with the same numbers are alike.
         source: the directory that it was read from.
+        version: how many adapters had the name before, those of the start not counted.
     """
 
     name: str
     slot: int
     digest: str
     source: str = ""
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,26 @@ def ours(tensors: dict[str, np.ndarray], head_dim: int) -> dict[str, Any]:
     return named
 
 
+def _check_versions(llm: LLM, other: dict[str, np.ndarray]) -> None:
+    """Tokens have the version of their adapter: that at the start of the request, and of a continued one the latest."""
+    params, prompts = SamplingParams(temperature=1.0, seed=1, max_tokens=60, ignore_eos=True), [[1, 2, 3]]
+    before = llm.update_lora("policy", other, scale=SCALE)
+    stream = llm.stream({"prompt_token_ids": [1, 2, 3]}, params, lora="policy")
+    next(stream)
+    with llm.rollout_stream(prompts, params, lora="policy") as rollouts:
+        rollouts.abort()
+        partial = rollouts.result()
+    list(stream)
+    [output] = stream.outputs.values()
+    assert output.outputs[0].weight_versions == [before] * 60
+    after = llm.update_lora("policy", other, scale=SCALE)
+    assert after == before + 1
+    whole = llm.rollout(partial)[0]
+    generated = int(partial[0].loss_mask.sum())
+    assert whole.weight_versions.tolist() == [-1] * 3 + [before] * generated + [after] * (60 - generated)
+    assert llm.rollout(prompts, params, lora="file-b")[0].weight_versions.max() == llm.weights_version == 0
+
+
 def test_an_adapter_of_arrays_writes_what_it_writes_from_files(tmp_path: Path) -> None:
     shapes = shapes_of(GOLDEN / "llama_gqa")
     folders = [write_adapter(tmp_path / "a", shapes, ATTENTION), write_adapter(tmp_path / "b", shapes, ALL, seed=1)]
@@ -58,7 +78,7 @@ def test_an_adapter_of_arrays_writes_what_it_writes_from_files(tmp_path: Path) -
         names = {f"layers.*.{weight}.{side}_lora": f"layers.*.{weight}.{side}" for weight in "qkvo" for side in "ab"}
         llm.update_lora("policy", state, scale=SCALE, names=names)
         assert written(llm, "policy") == expected
-        llm.update_lora("policy", second, scale=SCALE)
+        assert llm.update_lora("policy", second, scale=SCALE) == 3
         llm.unload_lora("file-a")
         llm.load_lora("file-b", folders[1])
         assert written(llm, "policy") == written(llm, "file-b") != expected
@@ -84,5 +104,6 @@ def test_an_adapter_of_arrays_writes_what_it_writes_from_files(tmp_path: Path) -
             with pytest.raises(ModelError, match=words):
                 llm.update_lora("policy", matrices, **options)
         assert written(llm, "policy") == written(llm, "file-b")
+        _check_versions(llm, first)
     with tiny_llm() as llm, pytest.raises(ConfigError, match="no room for adapters"):
         llm.update_lora("policy", own)

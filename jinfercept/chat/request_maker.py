@@ -87,7 +87,7 @@ class RequestMaker:
         given = (ids or self._ids, prompts, params, tools, detector, self.tokenizer, grammars, async_calls)
         made = requests.make_requests(*given)
         names = requests.one_each(lora, str, len(made), "lora")
-        made = [self._with_adapter(request, name) for request, name in zip(made, names, strict=True)]
+        made = [self.with_adapter(request, name) for request, name in zip(made, names, strict=True)]
         return [fork for request in made for fork in forks(request)]
 
     def make_chats(
@@ -117,7 +117,7 @@ class RequestMaker:
         of_tools = name is not None and name == self._tool_lora  # trained to call
         note, call_bias = ((lambda: None), self._call_bias) if of_tools else (self._note_written_tools, 0.0)
         made = chats.make_chats(*given, note, tokens or self._turn_tokens, tenant, salt, call_bias)
-        return [self._with_adapter(request, name) for request in made]
+        return [self.with_adapter(request, name) for request in made]
 
     def next_id(self) -> str:
         """A name for a request."""
@@ -134,6 +134,6 @@ class RequestMaker:
         own = {"async_calls": options.get("async_calls"), "lora": options.get("lora")}
         return self.make_requests([prompt], params, tools, detector, **own)
 
-    def _with_adapter(self, request: Request, name: str | None) -> Request:
-        """The request with the adapter of this name. Raises `RequestError` if there is none."""
+    def with_adapter(self, request: Request, name: str | None) -> Request:
+        """The request with the adapter that has this name now. Raises `RequestError` if there is none."""
         return replace(request, adapter=self._adapters.find(name)) if name else request

@@ -26,6 +26,7 @@ class AdapterTable:
         self.num_slots = num_slots
         self._lock = threading.Lock()
         self._named: dict[str, Adapter] = {}
+        self._versions: dict[str, int] = {}  # of the latest of each name, unloaded ones too
         self._held: dict[str, Adapter] = {}  # by request id
         self._reserved: dict[int, str] = {}  # slots that are being written, and the names of their adapters
 
@@ -82,10 +83,13 @@ class AdapterTable:
             with self._lock:
                 self._reserved.pop(slot, None)
 
-    def put(self, adapter: Adapter) -> None:
-        """Serve an adapter under its name from now on; one that had the name serves only the requests that hold it."""
+    def put(self, adapter: Adapter) -> Adapter:
+        """Serve an adapter under its name from now on; one that had the name serves only the requests that hold it. Returns it
+        with its version."""
         with self._lock:
-            self._named[adapter.name] = adapter
+            version = self._versions[adapter.name] = self._versions.get(adapter.name, -1) + 1
+            self._named[adapter.name] = adapter = adapter._replace(version=version)
+        return adapter
 
     def remove(self, name: str) -> Adapter:
         """Take a name away; requests that hold the adapter go on. Raises `RequestError` if there is none."""

@@ -248,8 +248,8 @@ class RequestLifecycle:
             self.first_tokens.append((sequence.id, now - sequence.arrival_s))
         if session.resumed_s is not None:
             session.note_context(now)
-        if session.version != self.weights_version:
-            session.begin_version(self.weights_version)
+        if session.version != (version := self.weights_version + (0 if adapter is None else adapter.version)):
+            session.begin_version(version)
         session.stream.append(token)
         shown = text.add(token) if text is not None else ""
         logprobs = None if report is None else session.note_report(token, report)

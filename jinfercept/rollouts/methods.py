@@ -198,8 +198,9 @@ def _continued(maker: RequestMaker, samples: Rollouts, params: Any, n: int, othe
         if not isinstance(own, SamplingParams):
             raise RequestError("samples go on with one SamplingParams", got=shown(params), fix="leave params out")
         grammar = origin.request.grammar
+        adapter = origin.request.adapter
         request = replace(
-            origin.request,
+            maker.with_adapter(origin.request, adapter and adapter.name),
             id=maker.next_id(),
             params=own,
             leader=None,

@@ -52,7 +52,8 @@ class Rollout:
             logits; 0 for others.
         processed_logprobs: `[n]`: the same in the distribution that it was drawn from: behind temperature, penalties, `top_k`,
             `top_p`, `min_p` and grammar.
-        weight_versions: `[n]`: the version of the weights (`LLM.weights_version`) that generated each token; -1 for others.
+        weight_versions: `[n]`: the version of the weights (`LLM.weights_version`) that generated each token, with an adapter
+            the number of its updates added (`update_lora` returns the sum); -1 for others.
         kept_tokens: of each of `token_ids` an ascending array of the tokens that could be drawn in its place; None where
             nothing was cut. Empty if the parameters cut nothing.
         routed_experts: `[n - 1, layers, experts]`, see `CompletionOutput`; None if not asked for.

@@ -324,9 +324,7 @@ class EngineHost:
             with machine.adapters.lock, self._using_jax():
                 params = machine.adapters.written(machine.runner.params, slot, weights)
                 self.thread.ask(lambda: machine.runner.use(params)).result()
-            adapter = Adapter(name, slot, weights.digest, source)
-            machine.adapters.table.put(adapter)
-        return adapter
+            return machine.adapters.table.put(Adapter(name, slot, weights.digest, source))
 
     def unload_adapter(self, name: str) -> None:
         """As `LLM.unload_lora`."""

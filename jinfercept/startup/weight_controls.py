@@ -98,7 +98,7 @@ class WeightControls:
 
     def update_lora(
         self, name: str, matrices: WeightTree, *, scale: float = 1.0, names: Mapping[str, str] | None = None
-    ) -> None:
+    ) -> int:
         """Serve an adapter of arrays under a name from now on; one that has the name goes on for its requests.
 
         Args:
@@ -107,12 +107,15 @@ class WeightControls:
             scale: of their products, `lora_alpha / rank`.
             names: as of `update_weights`.
 
+        Returns:
+            The version that tokens of its requests have from now on: of the weights, and 1 more with every update of the name.
+
         Raises:
             RequestError: the LLM sleeps at level 2.
             ModelError: a matrix is none of the model's, has another shape, or another number type.
             ConfigError: there is no room (`max_loras`, `max_lora_rank`); an adapter in place of another needs room of its own.
         """
-        self.engine.update_adapter(name, matrices, scale, names)
+        return self.engine.update_adapter(name, matrices, scale, names).version + self.weights_version
 
     def unload_lora(self, name: str) -> None:
         """Take an adapter's name away; its room is free once its requests have ended. Raises `RequestError` for others."""
