@@ -41,12 +41,22 @@ class AsyncCallQueue:
         for frame in flight.watch.feed(len(session.stream) - 1, token, text):
             if isinstance(frame, TrapFrame):
                 flight.wanted = None
-            elif isinstance(frame, BadFrame):
-                _refuse(flight, Call("", "", frame.span, id=frame.id), frame.problem)
-            elif problem := _reached_limit(flight):
-                _refuse(flight, frame, problem)
             else:
-                self._call(session, flight, frame, now, events)
+                self._begin(session, flight, frame, now, events)
+
+    def begin_again(
+        self, session: Session, frames: list[Call | BadFrame], awaited: Set[str], now: float, events: list[Event]
+    ) -> None:
+        """Make calls of a request that was aborted again, and wait for those that it waited for then, by id."""
+        flight = session.flight
+        assert flight is not None
+        for frame in frames:
+            self._begin(session, flight, frame, now, events)
+        for call in [call for call in flight.postponed if call.id in awaited]:
+            flight.postponed.remove(call)
+            self._start(session, flight, call, now)
+        if awaited:
+            self._wait(session, flight, awaited & flight.pending.keys(), now, events)
 
     def go_on(self, session: Session, now: float, events: list[Event]) -> None:
         """Append what is queued, or begin the trap that was found, if the markup is clean behind the newest token."""
@@ -113,6 +123,16 @@ class AsyncCallQueue:
         session.cancelled += [*unread, *(pending.call for pending in flight.pending.values()), *flight.postponed]
         session.cancelled += [Call("", "", frame.span, id=frame.id) for frame in flight.watch.end()]
         session.flight = None
+
+    def _begin(
+        self, session: Session, flight: CallsInFlight, frame: Call | BadFrame, now: float, events: list[Event]
+    ) -> None:
+        if isinstance(frame, BadFrame):
+            _refuse(flight, Call("", "", frame.span, id=frame.id), frame.problem)
+        elif problem := _reached_limit(flight):
+            _refuse(flight, frame, problem)
+        else:
+            self._call(session, flight, frame, now, events)
 
     def _call(self, session: Session, flight: CallsInFlight, call: Call, now: float, events: list[Event]) -> None:
         """A call is complete: start it, unless it starts at the next trap."""

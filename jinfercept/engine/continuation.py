@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from jinfercept.calls import Call
 from jinfercept.events import Event
+from jinfercept.hooks import BadFrame, TrapFrame
 from jinfercept.outputs import CompletionOutput
 from jinfercept.sched.sequence import Sequence
 
@@ -25,13 +26,17 @@ def continue_sequence(sequence: Sequence, output: CompletionOutput) -> None:
     sequence.generated = output.num_generated
 
 
-def read_again(session: "Session", output: CompletionOutput, constraints: "Constraints") -> tuple[Call, ...]:
+def read_again(
+    session: "Session", output: CompletionOutput, constraints: "Constraints"
+) -> tuple[tuple[Call, ...], list[Call | BadFrame]]:
     """Bring a new session to the state in which the request with this output was aborted, but for calls that had not returned.
 
     Returns:
-        The calls that were pending then; none if the model was generating.
+        The calls that the request waited for, none if the model was generating; and the markup of asynchronous calls whose
+        results it had not read.
     """
-    spans, calls = deque(output.external_spans), tuple[Call, ...]()
+    spans, calls, flight = deque(output.external_spans), tuple[Call, ...](), session.flight
+    unread, read = list[Call | BadFrame](), {interrupt.call.span for interrupt in output.interrupts}
     results = {pause.span: pause.results for pause in output.interceptions if pause.results}
     ignored: list[Event] = []
     while len(session.stream) < len(output.token_ids) or spans:
@@ -40,6 +45,11 @@ def read_again(session: "Session", output: CompletionOutput, constraints: "Const
             session.append_external(output.token_ids[slice(*span)])
             if session.transcript is not None and calls:
                 session.transcript.resumed(calls, results.get(span, ()))
+            if flight is not None:
+                flight.watch.end()  # of a text that waited at its end
+                flight.wanted = set()
+                if session.constraint is not None and session.constraint.ended:
+                    constraints.begin_turn(session)
             calls = ()
             continue
         token = output.token_ids[len(session.stream)]
@@ -51,6 +61,21 @@ def read_again(session: "Session", output: CompletionOutput, constraints: "Const
                 session.constraint.accept(token)
                 if calls and session.constraint.ended:
                     constraints.begin_turn(session)
+        if flight is not None:
+            if flight.wanted is None and flight.watch.clean:
+                flight.wanted = set()  # a trap that waited for nothing
+            for frame in flight.watch.feed(
+                len(session.stream) - 1, token, session.text.last_raw if session.text else ""
+            ):
+                if isinstance(frame, TrapFrame):
+                    flight.wanted = None
+                elif frame.span not in read:
+                    unread.append(frame)
+    if flight is not None and output.interceptions and not (pause := output.interceptions[-1]).results:
+        calls = pause.calls
+        if session.constraint is not None and session.constraint.ended:
+            constraints.begin_turn(session)
+    session.interrupts = list(output.interrupts)
     session.interceptions = [pause for pause in output.interceptions if pause.results]
     session.versions = list(output.version_runs)
     session.version = session.versions[-1][1] if session.versions else -1
@@ -59,4 +84,4 @@ def read_again(session: "Session", output: CompletionOutput, constraints: "Const
     session.logprobs = list(output.logprobs or unknown)
     session.processed = list(output.processed_logprobs or unknown)
     session.kept = list(output.kept_tokens or unknown)
-    return calls
+    return calls, unread

@@ -120,8 +120,12 @@ class RequestLifecycle:
         try:
             session.open_readers(self._open_text)
             self.constraints.begin_turn(session)
-            if request.continues is not None and (calls := read_again(session, request.continues, self.constraints)):
-                self._intercept(session, calls, self._clock.now(), events)
+            if request.continues is not None:
+                calls, unread = read_again(session, request.continues, self.constraints)
+                if unread:
+                    self._async.begin_again(session, unread, {call.id for call in calls}, self._clock.now(), events)
+                elif calls:
+                    self._intercept(session, calls, self._clock.now(), events)
         except BaseException as error:
             self._fail_by_own_code(session, error, events)
             return None

@@ -11,6 +11,7 @@ from jinfercept.chat.request_maker import RequestMaker
 from jinfercept.chat.turn_grammars import PerTurnGrammar
 from jinfercept.errors import RequestError, shown
 from jinfercept.hooks import Detector
+from jinfercept.outputs import CompletionOutput
 from jinfercept.request import Request
 from jinfercept.rollouts.samples import Rollout, Rollouts
 from jinfercept.rollouts.stream import AsyncRolloutStream, Groups, Planned, RolloutStream
@@ -191,8 +192,8 @@ def _continued(maker: RequestMaker, samples: Rollouts, params: Any, n: int, othe
             items.append(Planned(sample.prompt, None, sample))
             continue
         origin = sample.origin
-        if origin is None or _calls_asynchronously(origin.request):
-            got = "a sample that was pickled" if origin is None else "a sample with asynchronous calls"
+        if origin is None or _went_on_beside_calls(origin.output):
+            got = "a sample that was pickled" if origin is None else "a chat that went on beside a call"
             raise RequestError("this partial sample cannot go on", got=got, fix="sample its prompt again")
         own = origin.request.params if params is None else _reporting(params, 1)
         if not isinstance(own, SamplingParams):
@@ -211,9 +212,9 @@ def _continued(maker: RequestMaker, samples: Rollouts, params: Any, n: int, othe
     return items
 
 
-def _calls_asynchronously(request: Request) -> bool:
-    """Whether the model may go on while its calls run: what was pending at an abort is lost."""
-    return request.markup is not None or any(tool.calls == "async" for tool in request.tools.values())
+def _went_on_beside_calls(output: CompletionOutput) -> bool:
+    """Whether a chat read a placeholder for a result: what runs behind it ended with the request."""
+    return any(result.status == "started" for pause in output.interceptions for result in pause.results)
 
 
 def _followed(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jinfercept import LLM, RequestError, Rollouts, SamplingParams, Tool
+from jinfercept import LLM, AsyncCalls, RequestError, Rollouts, SamplingParams, Tool
 from tests.rollouts.support import check_sample
 
 PROMPTS = ["Count: 1 2 (3) 4", "The capital of France is"]
@@ -95,6 +95,42 @@ def test_an_aborted_group_goes_on_as_if_nothing_had_been(smollm2: LLM) -> None:
         assert np.allclose(sample.logprobs, other.logprobs, atol=1e-4)
         assert [call[:4] for call in sample.calls] == [call[:4] for call in other.calls]
     assert resumed[2] is partial[2]
+
+
+@pytest.mark.parametrize("calls", ["async", pytest.param("parallel", marks=pytest.mark.slow)])
+def test_asynchronous_calls_that_were_not_read_are_made_again(smollm2: LLM, calls: Any) -> None:
+    gate, started, items = threading.Event(), threading.Semaphore(0), list[str]()
+
+    def price(item: str) -> str:
+        items.append(item)
+        if item == "chair":
+            started.release()
+            gate.wait(60)
+        return "23"
+
+    text = (
+        '[CALL] 1 [HEAD] price(item="{}") [END] and [TRAP][END] then [CALL] 2 [HEAD] price(item="{}") [END] [TRAP][END]'
+    )
+    script = smollm2.get_tokenizer().encode(text.format("lamp", "chair"))
+    params = replace(DRAWN, forced_output_ids=script, max_tokens=len(script) + 4)
+    with smollm2.rollout_stream(
+        ["Prices:"], params, tools=[Tool(price)], async_calls=AsyncCalls(calls=calls)
+    ) as stream:
+        assert started.acquire(timeout=60)
+        stream.abort()
+        partial = stream.result()
+    gate.set()
+    assert [call[:4] for call in partial[0].calls if call.status == "pending"] == [
+        ("price", '{"item": "chair"}', None, "pending")
+    ]
+    [sample] = smollm2.rollout(partial)
+    generated = sample.token_ids[sample.loss_mask == 1].tolist()
+    assert generated[: len(script)] == script
+    assert len(generated) == len(script) + 4
+    lines = [("price", f'{{"item": "{item}"}}', "23", "ok") for item in ("lamp", "chair")]
+    assert [call[:4] for call in sample.calls] == lines
+    assert items == ["lamp", "chair", "chair"]
+    check_sample(smollm2, sample)
 
 
 def add(a: int, b: int) -> int:
