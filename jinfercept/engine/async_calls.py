@@ -7,7 +7,7 @@ depth, the policy nor the batch changes a token. Results are queued first in, fi
 together. A request with pending calls runs; only its trap, or an end of text that waits for them, is an interception.
 """
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from typing import final
 
 from jinfercept.calls import Call, Result
@@ -20,6 +20,8 @@ from jinfercept.hooks import BadFrame, TrapFrame
 from jinfercept.outputs import Interception, Interrupt
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import CallDuration, State
+
+type Frame = Call | TrapFrame | BadFrame
 
 
 @final
@@ -39,19 +41,16 @@ class AsyncCallQueue:
         assert flight is not None
         text = session.text.last_raw if session.text else ""
         for frame in flight.watch.feed(len(session.stream) - 1, token, text):
-            if isinstance(frame, TrapFrame):
-                flight.wanted = None
-            else:
-                self._begin(session, flight, frame, now, events)
+            self._take(session, flight, frame, now, events)
 
     def begin_again(
-        self, session: Session, frames: list[Call | BadFrame], awaited: Set[str], now: float, events: list[Event]
+        self, session: Session, frames: Iterable[Frame], awaited: Set[str], now: float, events: list[Event]
     ) -> None:
         """Make calls of a request that was aborted again, and wait for those that it waited for then, by id."""
         flight = session.flight
         assert flight is not None
         for frame in frames:
-            self._begin(session, flight, frame, now, events)
+            self._take(session, flight, frame, now, events)
         for call in [call for call in flight.postponed if call.id in awaited]:
             flight.postponed.remove(call)
             self._start(session, flight, call, now)
@@ -124,10 +123,10 @@ class AsyncCallQueue:
         session.cancelled += [Call("", "", frame.span, id=frame.id) for frame in flight.watch.end()]
         session.flight = None
 
-    def _begin(
-        self, session: Session, flight: CallsInFlight, frame: Call | BadFrame, now: float, events: list[Event]
-    ) -> None:
-        if isinstance(frame, BadFrame):
+    def _take(self, session: Session, flight: CallsInFlight, frame: Frame, now: float, events: list[Event]) -> None:
+        if isinstance(frame, TrapFrame):
+            flight.wanted = None
+        elif isinstance(frame, BadFrame):
             _refuse(flight, Call("", "", frame.span, id=frame.id), frame.problem)
         elif problem := _reached_limit(flight):
             _refuse(flight, frame, problem)

@@ -64,9 +64,8 @@ def read_again(
         if flight is not None:
             if flight.wanted is None and flight.watch.clean:
                 flight.wanted = set()  # a trap that waited for nothing
-            for frame in flight.watch.feed(
-                len(session.stream) - 1, token, session.text.last_raw if session.text else ""
-            ):
+            raw = session.text.last_raw if session.text else ""
+            for frame in flight.watch.feed(len(session.stream) - 1, token, raw):
                 if isinstance(frame, TrapFrame):
                     flight.wanted = None
                 elif frame.span not in read:

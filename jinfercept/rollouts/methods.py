@@ -11,7 +11,6 @@ from jinfercept.chat.request_maker import RequestMaker
 from jinfercept.chat.turn_grammars import PerTurnGrammar
 from jinfercept.errors import RequestError, shown
 from jinfercept.hooks import Detector
-from jinfercept.outputs import CompletionOutput
 from jinfercept.request import Request
 from jinfercept.rollouts.samples import Rollout, Rollouts
 from jinfercept.rollouts.stream import AsyncRolloutStream, Groups, Planned, RolloutStream
@@ -192,7 +191,8 @@ def _continued(maker: RequestMaker, samples: Rollouts, params: Any, n: int, othe
             items.append(Planned(sample.prompt, None, sample))
             continue
         origin = sample.origin
-        if origin is None or _went_on_beside_calls(origin.output):
+        pauses = () if origin is None else origin.output.interceptions
+        if origin is None or any(result.status == "started" for pause in pauses for result in pause.results):
             got = "a sample that was pickled" if origin is None else "a chat that went on beside a call"
             raise RequestError("this partial sample cannot go on", got=got, fix="sample its prompt again")
         own = origin.request.params if params is None else _reporting(params, 1)
@@ -210,11 +210,6 @@ def _continued(maker: RequestMaker, samples: Rollouts, params: Any, n: int, othe
         )
         items.append(Planned(sample.prompt, request, origin.before, origin.conversation))
     return items
-
-
-def _went_on_beside_calls(output: CompletionOutput) -> bool:
-    """Whether a chat read a placeholder for a result: what runs behind it ended with the request."""
-    return any(result.status == "started" for pause in output.interceptions for result in pause.results)
 
 
 def _followed(

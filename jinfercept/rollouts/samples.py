@@ -292,25 +292,20 @@ def _behind(num_prompt: int, fill: float, values: Any, dtype: type) -> Any:
 
 
 def _calls(completion: CompletionOutput, start: int) -> Iterator[RolloutCall]:
-    read = {item.call.span for item in completion.interrupts}
-    for pause in completion.interceptions:
-        first, end = pause.span
-        for place, call in enumerate(pause.calls):
-            if call.span in read:  # an asynchronous one that was waited for
-                continue
-            if place < len(pause.results):
-                result = pause.results[place]
-                span = (start + first, start + end)
-                yield RolloutCall(call.name, call.arguments, result.text, result.status, result.duration_s, span)
-            else:
-                yield RolloutCall(call.name, call.arguments, None, "pending", 0.0, (0, 0))
-    waited = {call.span for pause in completion.interceptions for call in pause.calls}
-    for call in completion.cancelled:
-        if call.name and call.span not in waited:
+    made = [
+        (call, pause.results[place] if place < len(pause.results) else None, pause.span)
+        for pause in completion.interceptions
+        for place, call in enumerate(pause.calls)
+    ]
+    behind = [(item.call, item.result, item.span) for item in completion.interrupts]
+    behind += [(call, None, (0, 0)) for call in completion.cancelled if call.name]
+    spans = {call.span for call, *_ in behind}  # asynchronous calls, of which some were waited for
+    for call, result, (first, end) in (*(item for item in made if item[0].span not in spans), *behind):
+        if result is None:
             yield RolloutCall(call.name, call.arguments, None, "pending", 0.0, (0, 0))
-    for call, result, (first, end) in ((item.call, item.result, item.span) for item in completion.interrupts):
-        span = (start + first, start + end)
-        yield RolloutCall(call.name, call.arguments, result.text, result.status, result.duration_s, span)
+        else:
+            span = (start + first, start + end)
+            yield RolloutCall(call.name, call.arguments, result.text, result.status, result.duration_s, span)
 
 
 def _joined(before: Rollout, sample: Rollout) -> Rollout:

@@ -129,9 +129,7 @@ class ServedWeights:
         """Raise `RequestError` if no weights are there to wake with, and none are given."""
         if self.are_lost and not is_given:
             raise RequestError(
-                "there are no weights to wake with",
-                got="wake() after they were discarded, or overwritten in part by an update that failed",
-                fix="wake(params)",
+                "there are no weights to wake with", got="wake(); a sleep or an update lost them", fix="wake(params)"
             )
 
     def wake(self, engine: Engine, new: Replacement | None = None) -> None:

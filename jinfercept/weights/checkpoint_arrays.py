@@ -18,8 +18,6 @@ from jinfercept.models.reordered_rows import ReorderedRows, reordered_rows, text
 from jinfercept.models.weight_files import plain_names
 from jinfercept.weights.leaves import LazyWeight
 
-_SHOWN = 5
-
 
 def weights_of_checkpoint(
     config: ModelConfig, tensors: Mapping[str, Any], expected: Params, *, may_lack: bool

@@ -136,7 +136,7 @@ class Replacement:
             if stay and old is not None:
                 old.clear()  # an old block is dropped when the new one is there
         news, gone = list[Weights](), set[int]()
-        for index, (new, shapes) in enumerate(self._pairs(self._blocks)):
+        for index, (new, shapes) in enumerate(zip(self._blocks, self._shapes, strict=True)):
             block, blocks[index] = blocks[index], None
             stays = self._staying(new, block) if stay and block is not None else {}
             if block is not None:
@@ -176,10 +176,8 @@ class Replacement:
         return block
 
     def _old(self, blocks: list[Weights]) -> list[Weights]:
-        return [{name: leaf for name, leaf in block.items() if name in shapes} for block, shapes in self._pairs(blocks)]
-
-    def _pairs(self, blocks: list[Weights]) -> list[tuple[Weights, Weights]]:
-        return list(zip(blocks, self._shapes, strict=True))
+        pairs = zip(blocks, self._shapes, strict=True)
+        return [{name: leaf for name, leaf in block.items() if name in shapes} for block, shapes in pairs]
 
     @staticmethod
     def _staying(new: Weights, old: Weights) -> Weights:

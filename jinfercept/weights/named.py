@@ -74,8 +74,7 @@ def _params(model: ServedModel, chosen: dict[str, Any], shapes: Params, *, may_l
 
 def arrays_by_name(weights: WeightTree, names: Mapping[str, str] | None) -> dict[str, Any]:
     """The leaves of weights by names, of which `names` replaces some. Raises `ModelError` as `params_by_name`."""
-    flat = _flat(weights)
-    return _renamed(flat, names)[0] if names else flat
+    return _renamed(_flat(weights), names)[0] if names else _flat(weights)
 
 
 def _flat(weights: WeightTree) -> dict[str, Any]:
