@@ -98,8 +98,7 @@ class CompletionOutput:
         cumulative_logprob: of all that the model generated, if `logprobs` were asked for.
         external_spans: ranges of `token_ids` that the model did not generate: results of calls, with what the chat template
             writes around them.
-        version_runs: places in `token_ids` from which on the generated tokens are of a version of the weights, and the version,
-            the adapter's added.
+        version_runs: places in `token_ids` from which on the generated tokens are of a version of the weights, and the version.
         processed_logprobs: if asked for, of every one of `token_ids` its log probability in the distribution that it was drawn
             from; None for tokens that tools returned.
         kept_tokens: if asked for, of every one of `token_ids` an ascending int32 array of the tokens that could be drawn in its
@@ -137,8 +136,7 @@ class CompletionOutput:
 
     @property
     def weight_versions(self) -> list[int]:
-        """Of every one of `token_ids` the version of the weights that generated it (`LLM.weights_version`, and with an adapter
-        the number of its updates added); -1 for others."""
+        """Of every one of `token_ids` the version of the weights that generated it, its adapter's added; -1 for others."""
         versions = [-1] * len(self.token_ids)
         ends = [start for start, _ in self.version_runs[1:]] + [len(versions)]
         for (start, version), end in zip(self.version_runs, ends, strict=False):

@@ -84,8 +84,7 @@ class AdapterTable:
                 self._reserved.pop(slot, None)
 
     def put(self, adapter: Adapter) -> Adapter:
-        """Serve an adapter under its name from now on; one that had the name serves only the requests that hold it. Returns it
-        with its version."""
+        """Serve an adapter by its name to later requests, the earlier ones keep theirs; returns it with its version."""
         with self._lock:
             version = self._versions[adapter.name] = self._versions.get(adapter.name, -1) + 1
             self._named[adapter.name] = adapter = adapter._replace(version=version)

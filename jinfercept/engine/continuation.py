@@ -48,8 +48,8 @@ def read_again(
             if flight is not None:
                 flight.watch.end()  # of a text that waited at its end
                 flight.wanted = set()
-                if session.constraint is not None and session.constraint.ended:
-                    constraints.begin_turn(session)
+            if session.constraint is not None and session.constraint.ended:
+                constraints.begin_turn(session)  # a text that ended waited for asynchronous calls
             calls = ()
             continue
         token = output.token_ids[len(session.stream)]
@@ -62,8 +62,7 @@ def read_again(
                 if calls and session.constraint.ended:
                     constraints.begin_turn(session)
         if flight is not None:
-            if flight.wanted is None and flight.watch.clean:
-                flight.wanted = set()  # a trap that waited for nothing
+            flight.wanted = set() if flight.watch.clean else flight.wanted  # a trap that waited for nothing
             raw = session.text.last_raw if session.text else ""
             for frame in flight.watch.feed(len(session.stream) - 1, token, raw):
                 if isinstance(frame, TrapFrame):

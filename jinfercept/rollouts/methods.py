@@ -60,9 +60,8 @@ class RolloutMethods:
 
         Args:
             prompts: as of `generate`, or conversations as of `chat`; or `Rollouts`: with `following`, each goes on behind that;
-                without, the partial ones go on from where they were aborted, with the calls that were pending, and the others
-                are returned as they are (if none is partial, `params` have to be left out). Partial ones have their tools and
-                options.
+                without, the partial ones go on, with their tools, options and the calls that were pending, and the others
+                are returned as they are (if none is partial, `params` have to be left out).
             params: one for all, or one for each prompt; the default as of `generate` and `chat`.
             on_group: called on this thread with each group when its last sample has ended.
             options: see `RolloutOptions`.
@@ -142,8 +141,7 @@ def _prompts(
     maker: RequestMaker, prompts: Any, params: Any, tools: Any, detector: Any, options: ChatArguments
 ) -> list[Planned]:
     requests = maker.make_requests(prompts, params, tools, detector, **_own_options(options))
-    places = _places(requests)
-    return [Planned(place, request) for place, request in zip(places, requests, strict=True)]
+    return [Planned(place, request) for place, request in zip(_places(requests), requests, strict=True)]
 
 
 def _own_options(options: ChatArguments) -> dict[str, Any]:
@@ -159,11 +157,8 @@ def _chats(
     if detector is not None:
         raise RequestError("a chat finds its calls itself", got="a detector", fix="name a tool_call_parser")
     requests = maker.make_chats(conversations, params, tools, options)
-    places = _places(requests)
-    return [
-        Planned(place, request, conversation=tuple(conversations[place]))
-        for place, request in zip(places, requests, strict=True)
-    ]
+    placed = zip(_places(requests), requests, strict=True)
+    return [Planned(place, request, conversation=tuple(conversations[place])) for place, request in placed]
 
 
 def _places(requests: Sequence[Request]) -> list[int]:
@@ -249,11 +244,9 @@ def _one_each(following: Any, count: int) -> Sequence[Any]:
     if is_single or (isinstance(following, list | tuple) and all(isinstance(item, int) for item in following)):
         return [following] * count
     if not isinstance(following, list | tuple) or len(following) != count:
-        raise RequestError(
-            f"what follows {count} samples is one thing for all, or a list of one for each",
-            got=f"{len(following)} of them" if isinstance(following, list | tuple) else shown(following),
-            fix="a text, a list of token ids or, behind chats, a list of messages",
-        )
+        got = f"{len(following)} of them" if isinstance(following, list | tuple) else shown(following)
+        fix = "a text, a list of token ids or, behind chats, of messages; or a list of one for each"
+        raise RequestError(f"what follows {count} samples", got=got, fix=fix)
     return following
 
 

@@ -14,9 +14,6 @@ from jinfercept.errors import RequestError
 from jinfercept.outputs import CompletionOutput, FinishReason, RequestOutput
 from jinfercept.request import Request
 
-_NONE = 0.0
-"""In place of the log probability of a token that the model did not generate."""
-
 
 class RolloutCall(NamedTuple):
     """A call that a sample made.
@@ -52,8 +49,7 @@ class Rollout:
             logits; 0 for others.
         processed_logprobs: `[n]`: the same in the distribution that it was drawn from: behind temperature, penalties, `top_k`,
             `top_p`, `min_p` and grammar.
-        weight_versions: `[n]`: the version of the weights (`LLM.weights_version`) that generated each token, with an adapter
-            the number of its updates added (`update_lora` returns the sum); -1 for others.
+        weight_versions: `[n]`: the version of the weights that generated each token, its adapter's added; -1 for others.
         kept_tokens: of each of `token_ids` an ascending array of the tokens that could be drawn in its place; None where
             nothing was cut. Empty if the parameters cut nothing.
         routed_experts: `[n - 1, layers, experts]`, see `CompletionOutput`; None if not asked for.
@@ -263,8 +259,8 @@ def sample_of(
     num_prompt = len(ids)
     mask = np.array(completion.loss_mask, np.int8)
     reported = zip(completion.token_ids, completion.logprobs or [None] * len(mask), strict=True)
-    raw = [_NONE if named is None else named[token].logprob for token, named in reported]
-    processed = [_NONE if value is None else value for value in completion.processed_logprobs or [None] * len(mask)]
+    raw = [0.0 if named is None else named[token].logprob for token, named in reported]
+    processed = [0.0 if value is None else value for value in completion.processed_logprobs or [None] * len(mask)]
     kept = completion.kept_tokens
     sample = Rollout(
         prompt,
@@ -272,8 +268,8 @@ def sample_of(
         num_prompt,
         np.concatenate((ids, np.array(completion.token_ids, np.int32))),
         _behind(num_prompt, 0, mask, np.int8),
-        _behind(num_prompt, _NONE, raw, np.float32),
-        _behind(num_prompt, _NONE, processed, np.float32),
+        _behind(num_prompt, 0.0, raw, np.float32),
+        _behind(num_prompt, 0.0, processed, np.float32),
         _behind(num_prompt, -1, completion.weight_versions, np.int32),
         () if kept is None else (*(None,) * num_prompt, *kept),
         completion.routed_experts,

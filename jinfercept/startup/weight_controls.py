@@ -27,18 +27,13 @@ class WeightControls:
     ) -> int:
         """Serve other weights of the same model from now on. See `docs/weights.md`.
 
-        The new values are written into the memory of the old ones, block by block; all is checked before the first.
-        Requests that are submitted later share no page of older weights. Nothing is compiled for it after the first update.
-
         Args:
-            params: `Params` of the same structure and shapes, in any dtype, on any devices; tied embeddings need not be in the
-                head. Or the same by names: an `nnx.State`, an `nnx.Module`, or mappings, with the names of `Params`, as
-                `layers.0.q`, or with those of transformers in the shapes of its checkpoints. The caller may donate them
-                afterwards. Or the directory of a checkpoint, or a `.gguf` file, which is read into the host's memory.
-            mode: of requests that are not finished, none of which is waited for. None: there must be none, and the LLM starts
-                over as `restart`. "keep": they go on with the contexts that they have. "recompute": their contexts are
-                computed again when they run next. "abort": they end with what they have. Paused ones go on to wait for their
-                calls, unless they are aborted.
+            params: `Params` of the same shapes, in any dtype, on any devices, which the caller may donate afterwards. Or by
+                names: an `nnx.State`, an `nnx.Module`, or mappings, with the names of `Params`, as `layers.0.q`, or with those
+                of transformers. Or the directory of a checkpoint, or a `.gguf` file.
+            mode: of requests that are not finished. None: there must be none, and the LLM starts over as `restart`. "keep":
+                they go on with their contexts. "recompute": their contexts are computed again when they run next. "abort":
+                they end with what they have.
             names: by a name in `params`, the name that the weight has here; `*` stands for a number in both.
             only: take these weights alone: a beginning of names as `params` has them (of a path those of `Params`), several, or
                 a function of a name that says whether. All other weights stay as they are.
@@ -48,8 +43,7 @@ class WeightControls:
 
         Raises:
             ModelError: a weight is missing, too much, donated already, or has another shape; the old ones are served on.
-            EngineError: an array could not be read or written in the end. It says whether the old weights serve on, or some
-                were overwritten: then the LLM sleeps without weights, and requests wait for `wake(params)`.
+            EngineError: an array could not be read or written in the end; the old weights serve on, or the LLM sleeps.
             RequestError: requests are not finished, or there are several hosts.
             ConfigError: the mode is none of these, or there is a `kv_disk`, whose pages are of one version.
         """
@@ -92,8 +86,8 @@ class WeightControls:
         return self.engine.adapters.directories
 
     def load_lora(self, name: str, directory: str | Path, *, in_place: bool = False) -> None:
-        """Load an adapter that PEFT saved, while requests run, too. With `in_place`, another one may have the name, and goes on
-        for its requests. Raises `ModelError` if it cannot be used, `ConfigError` if there is no room (`max_loras`)."""
+        """Load an adapter that PEFT saved; with `in_place`, one that has the name goes on for its requests. Raises `ModelError`
+        if it cannot be used, `ConfigError` if there is no room (`max_loras`)."""
         self.engine.load_adapter(name, directory, in_place=in_place)
 
     def update_lora(

@@ -143,7 +143,10 @@ class ServedWeights:
                 if isinstance(weights, Replacement):
                     self._serve(weights.write(None))
                 else:
-                    self._serve(_on_device(weights, without_adapters(self._runner.weight_shapes)))
+                    shapes = without_adapters(self._runner.weight_shapes)
+                    self._serve(
+                        _each_once(lambda leaf, at: jax.device_put(leaf, at.sharding, may_alias=False), weights, shapes)
+                    )
                 self._host, self.level = None, 1
                 self.version += new is not None
             if self.level:
@@ -170,10 +173,6 @@ def _matrices(params: Params) -> Params:
     return jax.tree.map(
         lambda weight: replace(weight, base=None) if is_adapted(weight) else None, params, is_leaf=is_adapted
     )
-
-
-def _on_device(params: Params, shapes: Params) -> Params:
-    return _each_once(lambda leaf, shape: jax.device_put(leaf, shape.sharding, may_alias=False), params, shapes)
 
 
 def _each_once(move: Callable[..., Any], params: Params, shapes: Params | None = None) -> Params:

@@ -1,6 +1,6 @@
 """Weights in memory with the names and shapes of a Hugging Face checkpoint, as ours; each is made when it is written."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -54,7 +54,12 @@ def weights_of_checkpoint(
             if not wanted.keys() & stored.shapes.keys():
                 missing += wanted
                 continue
-            _check_tensors(wanted, stored.shapes, as_given)
+            for tensor, shape in wanted.items():
+                if tensor not in stored.shapes:
+                    got = f"others of {len(wanted)}"
+                    raise ModelError(f"weight {as_given(tensor)} is missing", got=got, fix="give all of them")
+                if (given_shape := stored.shapes[tensor]) != shape:
+                    raise ModelError(f"weight {as_given(tensor)} has another shape", got=given_shape, fix=f"{shape}")
             taken |= wanted.keys()
             ours[f"{prefix}.{name}"] = stored.weight(places[name], i, leaf.shape)
     head, embedding = names.head["unembed"].name, names.embed["embedding"].name
@@ -62,11 +67,12 @@ def weights_of_checkpoint(
         stored.check_equal(head, embedding)
         taken.add(head)
     if others := sorted(name for name in stored.shapes if name not in taken and not name.endswith(names.ignored)):
-        there = [
-            name
-            for prefix, i, places, block in blocks
+        there = [f"{prefix}.{ours}" for prefix, _, _, block in blocks for ours in block]
+        there += [
+            as_given(name)
+            for _, i, at, block in blocks
             for ours in block
-            for name in (f"{prefix}.{ours}", *map(as_given, places[ours].tensors(block[ours].shape, i)))
+            for name in at[ours].tensors(block[ours].shape, i)
         ]
         name = as_given(others[0])
         raise ModelError(
@@ -78,17 +84,6 @@ def weights_of_checkpoint(
         got, fix = f"{len(tensors)} weights", "give all, or say by `only` which ones you give"
         raise ModelError(f"weight {as_given(missing[0])} is missing", got=got, fix=fix)
     return ours
-
-
-def _check_tensors(
-    wanted: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]], as_given: Callable[[str], str]
-) -> None:
-    for name, shape in wanted.items():
-        if name not in shapes:
-            got = f"others of {len(wanted)}"
-            raise ModelError(f"weight {as_given(name)} is missing", got=got, fix="give all of them")
-        if shapes[name] != shape:
-            raise ModelError(f"weight {as_given(name)} has another shape", got=shapes[name], fix=f"{shape}")
 
 
 @final
@@ -156,10 +151,9 @@ class _StoredArrays:
     def check_equal(self, head: str, embedding: str) -> None:
         """Raise `ModelError` unless the head's weights are the embedding's, which serve as both."""
         given = self._read(head)
-        if embedding in self.shapes and (other := self._read(embedding)) is not given:
+        equal = embedding in self.shapes
+        if equal and (other := self._read(embedding)) is not given:
             equal = given.shape == other.shape and bool(_numpy_or_jax([given, other]).array_equal(given, other))
-        else:
-            equal = embedding in self.shapes
         if not equal:
             raise ModelError(
                 "the served model's head is its embedding",

@@ -115,15 +115,11 @@ def _apart(layer: Weights) -> Weights:
     layer = dict(layer)
     for name, parts in (JOINED | SIDES).items():
         if name in layer:
-            layer |= _parts(name, layer.pop(name), parts)
+            joined = {name: layer.pop(name)}
+            shapes = jax.eval_shape(separate_layer, joined)
+            for part in parts:
+                layer[part] = LazyWeight(shapes[part].shape, lambda of=joined, part=part: separate_layer(of)[part])
     return layer
-
-
-def _parts(name: str, joined: Any, parts: Iterable[str]) -> dict[str, LazyWeight]:
-    shapes = jax.eval_shape(separate_layer, {name: joined})
-    return {
-        part: LazyWeight(shapes[part].shape, lambda part=part: separate_layer({name: joined})[part]) for part in parts
-    }
 
 
 def _chosen(flat: dict[str, Any], only: NameFilter | None) -> dict[str, Any]:
