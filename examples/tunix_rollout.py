@@ -39,6 +39,11 @@ LAYER_NAMES = {
     "down": "mlp.down_proj.kernel",
 }
 """By name of a weight here that in a layer of Tunix's Llama 3. Shapes are the same."""
+NAMES = {f"layers.*.{theirs}": f"layers.*.{ours}" for ours, theirs in LAYER_NAMES.items()} | {
+    "embedder.input_embedding": "embed.embedding",
+    "final_norm.w": "head.norm",
+}
+"""Names of Tunix's state and ours, as `LLM.update_weights` takes them; of a model whose head is its embedding."""
 
 
 def config_of(actor: Any, eos_id: int, max_position: int) -> ModelConfig:
@@ -167,7 +172,10 @@ class JinferceptRollout(base.BaseRollout):
 
     def update_params(self, params: Any, filter_types: Any = None) -> None:
         """Weights of the trainer; where these are an adapter's alone, merge them first."""
-        self.llm.update_weights(params_of(self._config, params))
+        if self._config.tie_embeddings:
+            self.llm.update_weights(params, names=NAMES)
+        else:  # their head is ours transposed
+            self.llm.update_weights(params_of(self._config, params))
 
     def pad_id(self) -> int:
         """The token that fills up arrays."""
