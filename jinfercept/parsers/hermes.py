@@ -11,6 +11,7 @@ from jinfercept.parsers.tool_call_format import ToolCallFormat
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 QWEN_TURN_ENDS = ("<|im_end|>", "<|endoftext|>")
+_ANSWER = rf"/(?s:.*)/ & ~/(?s:.*){OPENING}(?s:.*)/"
 _BARE = {**BARE_OBJECTS, "<tools>": "</tools>"}
 _OTHER_XML = ("<function=", "<arg_key>", "<parameter", "<invoke name=")  # Qwen3-Coder, GLM, MiniMax
 
@@ -39,15 +40,15 @@ def answer_or_calls(calls: CallGrammar) -> str:
     """The grammar of a turn that may call: any text without the opening tag, and perhaps calls behind it."""
     opening = calls.tag(OPENING)
     call = calls.rules.rule(rf'"\n"? {calls.objects("arguments")} "\n"? {calls.tag(CLOSING)}')
-    answer = answer_only(calls.rules)
+    answer = calls.rules.terminal(_ANSWER)
     first = calls.rules.begins(OPENING) if calls.token_of(OPENING) is None else f"{answer} {opening}"
     more = rf'("\n"? {opening} {call})*' if calls.parallel else ""
     return f'{answer} | {first} {call} {more} "\\n"?'
 
 
 def answer_only(rules: Rules) -> str:
-    """The grammar of a turn that may not call: any text without the opening tag."""
-    return rules.terminal(rf"/(?s:.*)/ & ~/(?s:.*){OPENING}(?s:.*)/")
+    """The grammar of a turn that may not call: text without the opening tag, which does not begin as that tag does."""
+    return rules.terminal(rf"{_ANSWER} & ~/\s*{OPENING[0]}(?s:.*)/")
 
 
 HERMES = ToolCallFormat(

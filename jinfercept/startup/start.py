@@ -198,6 +198,8 @@ def set_up(
         log.info("%s", note)
     flags = with_tool_adapter(model, flags) if params is None else flags
     config = EngineConfig.from_options(flags)
+    if config.adapters.choice.call_bias and config.adapters.tool_lora is None:
+        raise ConfigError("tool_call_bias is of the chats of an adapter", got="no tool_lora", fix="give tool_lora too")
     own.check(config)
     effort = None
     if profile is None and (named := config.scheduling.profile) is not None:

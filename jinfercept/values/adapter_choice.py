@@ -49,10 +49,6 @@ class AdapterChoice(NamedTuple):
             names = ", ".join(directories) or "none are named"
             raise ConfigError("tool_lora is none of the adapters", got=shown(tool_lora), fix=f"one of loras: {names}")
         bias = tool_call_bias or 0.0
-        if bias and tool_lora is None:
-            raise ConfigError(
-                "tool_call_bias is of the chats of an adapter", got="no tool_lora", fix="give tool_lora too"
-            )
         if not -MAX_BIAS <= bias <= MAX_BIAS:
             raise ConfigError("tool_call_bias is none", got=bias, fix=f"a number from -{MAX_BIAS} to {MAX_BIAS}")
         return cls(directories, num_slots, max_loras is not None, max_lora_rank, tool_lora, bias)

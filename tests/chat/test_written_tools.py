@@ -121,6 +121,7 @@ def test_a_call_is_as_its_schema_says_where_that_can_be_enforced(make_scripted: 
         QUESTION, SamplingParams(temperature=0, max_tokens=20), tools=tools, tool_choice="none"
     )
     assert "<tool_call>" not in output.outputs[0].text
+    assert not output.outputs[0].text.lstrip().startswith("<"), "the beginning of a call"
     wanted = StructuredOutputsParams(choice=["23", "46"])
     [output] = scripted.llm.chat(QUESTION, replace(GREEDY, structured_outputs=wanted), tools=tools)
     assert output.outputs[0].messages[-1]["content"] in ("23", "46")
