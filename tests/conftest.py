@@ -26,9 +26,10 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_directory() / "xla"
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 
-XLA_FLAGS = os.environ.get("XLA_FLAGS", "")
-os.environ["XLA_FLAGS"] = f"--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1 {XLA_FLAGS}"
-"""Executables of a CPU that are compiled in two thirds of the time; most of them run a few times."""
+QUICK = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+"""Flags with which XLA compiles for a CPU in two thirds of the time: most executables run a few times."""
+CALLERS_FLAGS = os.environ.get("XLA_FLAGS", "").removeprefix(QUICK).strip()  # a process of tests is started by another
+os.environ["XLA_FLAGS"] = f"{QUICK} {CALLERS_FLAGS}".strip()
 
 strict_arrays.check_shapes()
 
@@ -125,7 +126,7 @@ def _accelerators_have_the_callers_flags() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if plugin is not None:
             environment = plugin._environment
-            patch.setattr(plugin, "_environment", lambda folders: environment(folders) | {"XLA_FLAGS": XLA_FLAGS})
+            patch.setattr(plugin, "_environment", lambda folders: environment(folders) | {"XLA_FLAGS": CALLERS_FLAGS})
         yield
 
 

@@ -27,7 +27,8 @@ def compile_for(gpu: str, generation: str = "cuda13", **asked: Any) -> dict[str,
     except PluginMissingError as error:
         pytest.skip(str(error))
     order = json.dumps({"gpu": gpu, "generation": generation} | asked)
-    kept = Path(variables["AOT_RESULTS"], f"asked-{_digest(order.encode(), jax.__version__.encode())}.json")
+    digest = _digest(*map(str.encode, (order, jax.__version__, variables.get("XLA_FLAGS", ""))))
+    kept = Path(variables["AOT_RESULTS"], f"asked-{digest}.json")
     if (results := _kept(kept)) is not None:
         return results
     done = subprocess.run(
