@@ -26,11 +26,6 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_directory() / "xla"
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 
-QUICK = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
-"""Flags with which XLA compiles for a CPU in two thirds of the time: most executables run a few times."""
-CALLERS_FLAGS = os.environ.get("XLA_FLAGS", "").removeprefix(QUICK).strip()  # a process of tests is started by another
-os.environ["XLA_FLAGS"] = f"{QUICK} {CALLERS_FLAGS}".strip()
-
 strict_arrays.check_shapes()
 
 SLOWEST_FIRST = (
@@ -116,17 +111,6 @@ def _repeat_nothing() -> Iterator[None]:
             patch.setattr(clients, "create_ssl_context", functools.cache(clients.create_ssl_context))
         if commands is not None:
             patch.setattr(commands, "make", staticmethod(functools.cache(commands.make)))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _accelerators_have_the_callers_flags() -> Iterator[None]:
-    """What is compiled for a GPU or a TPU is compiled as a user's."""
-    plugin: Any = sys.modules.get("benchmarks.ahead_of_time.plugin")
-    with pytest.MonkeyPatch.context() as patch:
-        if plugin is not None:
-            environment = plugin._environment
-            patch.setattr(plugin, "_environment", lambda folders: environment(folders) | {"XLA_FLAGS": CALLERS_FLAGS})
         yield
 
 
