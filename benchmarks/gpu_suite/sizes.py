@@ -37,7 +37,7 @@ FULL = Sizes(
     link_bytes=GIB,
     calls=8,
     attention=(
-        *(AttentionCase(LLAMA_HEADS, *case) for case in ((1, 2048, 2048), (1, 512, 4096), (4, 512, 2048))),
+        *(AttentionCase(LLAMA_HEADS, *case) for case in ((1, 2048, 2048), (1, 512, 4096), (1, 2048, 65_536))),
         *(AttentionCase(LLAMA_HEADS, *case) for case in ((64, 1, 2048), (256, 1, 1024), (32, 1, 8192), (1, 1, 1024))),
         *(AttentionCase(GPTJ_HEADS, *case) for case in ((64, 1, 2048), (32, 1, 8192), (1, 512, 4096))),
         *(AttentionCase(GEMMA_HEADS, *case, window=512) for case in ((16, 1, 8192), (1, 512, 4096))),
@@ -55,6 +55,9 @@ FULL = Sizes(
         Checked((12, 12, 64), 16),
         Checked((8, 2, 96), 16),
         Checked((32, 8, 128), 64),
+        Checked((28, 4, 128), 16),
+        Checked((40, 8, 128), 8),
+        Checked((64, 4, 128), 32),
         Checked((8, 4, 256), 16, window=96, soft_cap=5.0),
         Checked((64, 8, 64), 16, window=128, with_sinks=True),
     ),

@@ -94,7 +94,7 @@ def unpack_blocks(packed: Packed, dtype: DTypeLike) -> Float[Array, "B K W"]:
     values, scales, offsets, zero = packed
     if values.dtype == jnp.uint32:
         shifts = jnp.asarray([4 * ORDER.index(row) for row in range(len(ORDER))], jnp.uint32)
-        values = (values[:, :, None] >> shifts[None, None, :, None] & 15).astype(jnp.int8)
+        values = (values[:, :, None] >> shifts[None, None, :, None] & 15).astype(jnp.int32)
     by_group = wide_numbers(values.reshape(*scales.shape[:2], -1, scales.shape[2]), zero, scales.dtype)
     wide = by_group * wide_scales(scales)[:, :, None]
     if offsets is not None:

@@ -5,6 +5,8 @@ and scattered after it, since TMA copies a tile in one piece. Sums are in float3
 it compiles for H100 without spills and was right on one. It was not timed, and therefore runs only where a user selects it.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -37,6 +39,7 @@ def is_supported(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) 
     return dtype == jnp.dtype(pages) and dtype.name in DTYPES and shapes
 
 
+@partial(jax.jit, static_argnames="interpret")
 def attend_chunks(
     q: Float[Array, "T H D"], pages: KVPages, batch: Batch, *, interpret: bool = False
 ) -> Float[Array, "T H D"]:

@@ -1,7 +1,8 @@
 """The Triton kernel for grouped products: rows that are sorted by expert, each times the weight of its expert.
 
 A program multiplies a tile of rows of one expert with a tile of its columns, and reads these of the stack where they lie; the
-numbers of quantised weights are unpacked in registers. Experts without rows are not read.
+numbers of quantised weights are unpacked in registers. Experts without rows are not read. Where experts have so many rows that
+each would unpack its weights several times, XLA unpacks some columns of all experts into memory, and these are multiplied.
 """
 
 from functools import partial
@@ -13,13 +14,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int, Shaped
 
-from jinfercept.layouts.packed_weights import ORDER, WIDTH, Packed
+from jinfercept.layouts.packed_weights import ORDER, WIDTH, Packed, unpack
 from jinfercept.pallas.operands import EVERYWHERE
 from jinfercept.pallas.tiles import LEAST_ROWS, power_of_two
 from jinfercept.pallas.triton_quantized import WeightTile, add_products, by_place
 
 MOST_ROWS = 128  # of a tile
-MOST_PACKED_ROWS = 64  # with quantised weights: the inputs of a word are eight tiles in shared memory
+MOST_PACKED_ROWS = 64
+"""Rows of a tile whose weights are unpacked in registers: the inputs of a word are eight tiles in shared memory."""
+MOST_UNPACKED_BYTES = 2**28
+"""Weights in memory at a time."""
 
 
 class RowTiles(NamedTuple):
@@ -50,9 +54,12 @@ class _GroupCut(NamedTuple):
 
 
 def tile_rows(num_rows: int, num_experts: int, *, quantised: bool) -> int:
-    """Rows of a tile for so many rows, of which every expert has about as many: a matrix unit needs 16."""
-    most = MOST_PACKED_ROWS if quantised else MOST_ROWS
-    return max(LEAST_ROWS, min(most, power_of_two(num_rows // num_experts or 1)))
+    """Rows of a tile for so many rows, of which every expert has about as many: a matrix unit needs 16. Of quantised weights,
+    tiles of more than `MOST_PACKED_ROWS` take those that are unpacked in memory."""
+    mean_rows = num_rows // num_experts
+    if quantised and mean_rows >= MOST_PACKED_ROWS:
+        return MOST_ROWS
+    return max(LEAST_ROWS, min(MOST_ROWS, power_of_two(mean_rows or 1)))
 
 
 def row_tiles(sizes: Int[Array, "X"], num_rows: int, rows: int) -> RowTiles:
@@ -77,6 +84,8 @@ def product(
         stack: weights, or the arrays of quantised ones with an axis for the experts in front.
         interpret: run the kernel's Python instead of compiling it.
     """
+    if isinstance(stack, Packed) and tiles.rows > MOST_PACKED_ROWS:
+        return _unpacked_product(rows, tiles, stack, interpret)
     numbers, num_stages = (tiles.experts, tiles.starts, tiles.ends), 3
     if isinstance(stack, Packed):
         num_experts, num_blocks, num_stored, _ = stack.values.shape
@@ -102,6 +111,24 @@ def product(
         interpret=interpret,
         name="grouped_product",
     )(*numbers, *operands)
+
+
+def _unpacked_product(
+    rows: Float[Array, "N K"], tiles: RowTiles, stack: Packed, interpret: bool
+) -> Float[Array, "N C"]:
+    """As `product`, with at most `MOST_UNPACKED_BYTES` of unpacked weights at a time."""
+    num_experts, num_blocks, *_ = stack.values.shape
+    most_blocks = max(1, MOST_UNPACKED_BYTES // (num_experts * rows.shape[1] * WIDTH * rows.dtype.itemsize))
+    num_parts = -(-num_blocks // most_blocks)
+    arrays, parts = stack[:3], list[Array]()
+    for part in range(num_parts):
+        first, end = num_blocks * part // num_parts, num_blocks * (part + 1) // num_parts
+        if parts:  # whose weights are not needed any more
+            arrays, parts[-1] = jax.lax.optimization_barrier((arrays, parts[-1]))
+        some = [None if array is None else array[:, first:end] for array in arrays]
+        weights = jax.vmap(lambda *some: unpack(Packed(*some, zero=stack.zero), rows.dtype))(*some)
+        parts.append(product(rows, tiles, weights, interpret))
+    return jnp.concatenate(parts, axis=1)
 
 
 def _kernel(

@@ -15,7 +15,7 @@ def address_scales(ptx: str) -> dict[str, float]:
     An offset of 2^31 times as many bytes wraps around.
     """
     starts = [*ENTRY.finditer(ptx)]
-    ends = [start.start() for start in starts[1:]] + [len(ptx)]
+    ends = [start.start() for start in starts[1:]] + [len(ptx)] * bool(starts)
     return {start[1]: _least_scale(ptx[start.end() : end]) for start, end in zip(starts, ends, strict=True)}
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jinfercept.layouts.packed_weights import Packed, unpack
+from jinfercept.pallas import triton_grouped
 from jinfercept.pallas.triton_grouped import product, row_tiles
 from tests.support.quantized_weight import mxfp4_weight, weight
 
@@ -45,7 +46,10 @@ def test_rows_are_multiplied_with_the_weights_of_their_experts(
 
 
 @pytest.mark.parametrize("kind", ["mxfp4", "4 bits", "8 bits"])
-def test_rows_are_multiplied_with_quantised_weights(kind: str) -> None:
+@pytest.mark.parametrize("rows", [16, 128])
+def test_rows_are_multiplied_with_quantised_weights(kind: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_grouped, "MOST_UNPACKED_BYTES", 3 * 6 * 96 * 32 * 2)  # three blocks of five
+
     def made(seed: int) -> Packed:
         if kind == "mxfp4":
             return mxfp4_weight(96, 160, seed=seed)[0]
@@ -54,6 +58,6 @@ def test_rows_are_multiplied_with_quantised_weights(kind: str) -> None:
     packed = [made(seed) for seed in range(6)]
     arrays = jax.tree.map(lambda *parts: jnp.stack(parts), *(each[:3] for each in packed))
     x = jnp.asarray(np.random.default_rng(0).standard_normal((64, 96)), jnp.bfloat16)
-    y = product(x, row_tiles(jnp.asarray(SIZES[0]), 64, 16), Packed(*arrays, zero=packed[0].zero), interpret=True)
+    y = product(x, row_tiles(jnp.asarray(SIZES[0]), 64, rows), Packed(*arrays, zero=packed[0].zero), interpret=True)
     wanted = expected(x, np.stack([unpack(each, jnp.bfloat16) for each in packed]), SIZES[0])
     np.testing.assert_allclose(np.asarray(y, np.float64)[: len(wanted)], wanted, atol=0.01 * np.abs(wanted).max())
