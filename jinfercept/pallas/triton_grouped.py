@@ -56,10 +56,9 @@ class _GroupCut(NamedTuple):
 def tile_rows(num_rows: int, num_experts: int, *, quantised: bool) -> int:
     """Rows of a tile for so many rows, of which every expert has about as many: a matrix unit needs 16. Of quantised weights,
     tiles of more than `MOST_PACKED_ROWS` take those that are unpacked in memory."""
-    mean_rows = num_rows // num_experts
-    if quantised and mean_rows >= MOST_PACKED_ROWS:
-        return MOST_ROWS
-    return max(LEAST_ROWS, min(MOST_ROWS, power_of_two(mean_rows or 1)))
+    mean_rows = max(1, num_rows // num_experts)
+    most = MOST_PACKED_ROWS if quantised and mean_rows < MOST_ROWS else MOST_ROWS
+    return max(LEAST_ROWS, min(most, power_of_two(mean_rows)))
 
 
 def row_tiles(sizes: Int[Array, "X"], num_rows: int, rows: int) -> RowTiles:

@@ -56,8 +56,10 @@ class KVArrays:
     The pool is allocated by `reset`, so that all executables can be compiled before it takes the memory.
 
     A step calls `begin`, then for each part `fetch`, `offload`, the compute of the part's layers, and `scatter`. On a GPU a
-    copy waits for what was dispatched when its memory was allocated and overlaps what is dispatched later: the first part's
-    `fetch` comes before every executable of the step. `offload` and `scatter` read slots in `slots.commons`.
+    copy waits for what was dispatched when its memory was allocated and overlaps what is dispatched later. So the first part's
+    `fetch` comes right behind the step's first executable, which waits for the step's upload: one engine of the GPU makes all
+    copies in this direction, and arrays that do not wait for the upload go before it. `offload` and `scatter` read slots in
+    `slots.commons`.
 
     Args:
         num_pages: pages of the device pool, without the scratch page.

@@ -349,10 +349,9 @@ class ModelRunner:
         packed = pack(plan.chunks, self._tables, self._shape.page_size, shape, *tables)
         upload, *further = place([np.concatenate((packed, commons[0])), *commons[1:]], self._home)
         embed, layers_of = step_names(decode_only)
-        for kv in self._pools:
-            kv.fetch(0)
         x, batch, common = self.executables[embed, size](self.params.embed, last_tokens, upload)
         for kv in self._pools:
+            kv.fetch(0)
             kv.slots.commons = (common, *further)
         experts = list[Array]()
         is_mixed = self._second is not None

@@ -1,6 +1,7 @@
 """The order in which a runner dispatches what a plan asks for: what hides transfers on a GPU, whose streams keep it.
 
-A copy overlaps the compute that is dispatched after it; a landing waits for its copy on the compute's own stream.
+A copy overlaps the compute that is dispatched after it; a landing waits for its copy on the compute's own stream. A GPU copies
+in the order in which copies may begin: pages that come in wait for the embedding, and so for the upload.
 """
 
 from dataclasses import replace
@@ -78,10 +79,10 @@ def dispatched(parts: int, *plans: StepPlan) -> list[list[str]]:
 def moves(layers: int, compute: list[str], *, embed: bool = False) -> list[str]:
     """One page's way in and another one's out, around the compute of their layers."""
     embedding = ["embed 4"] if embed else []
-    return ["to device", *embedding, f"gather 1 {layers}", "to pinned_host", *compute, f"scatter 1 {layers}"]
+    return [*embedding, "to device", f"gather 1 {layers}", "to pinned_host", *compute, f"scatter 1 {layers}"]
 
 
-def test_whole_pages_start_right_behind_the_only_upload_and_land_after_the_last_layer() -> None:
+def test_whole_pages_start_right_behind_what_waits_for_the_only_upload_and_land_after_the_last_layer() -> None:
     first, both = dispatched(1, FIRST, BOTH_WAYS)
     compute = ["layers 4 1"] * LAYERS
     assert first == ["upload 1", "embed 4", f"gather 1 {LAYERS}", "to pinned_host", *compute]
