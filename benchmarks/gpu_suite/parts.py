@@ -19,8 +19,8 @@ GROWING_MEMORY = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 EVERY_ALLOCATION = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Every array is an allocation of its own: in one large pool no access is out of bounds."""
 
-MORE_CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-"""Queues that streams share: with the 8 of CUDA's default, a copy may wait for another stream's kernels."""
+OWN_THREAD = {"PJRT_GPU_ENABLE_ASYNC_DISPATCH": "1"}
+"""XLA dispatches from a thread of its own, as an engine asks it to by default."""
 
 JOBS: tuple[Mapping[str, Part], ...] = (
     {
@@ -38,9 +38,10 @@ JOBS: tuple[Mapping[str, Part], ...] = (
     {
         "tokens": _part("suite.correctness", 120.0, environment=GROWING_MEMORY),
         "kinds": _part("suite.correctness", 120.0, "kind_rows", GROWING_MEMORY),
-        "chunks": _part("gpu_suite.kernels", 150.0, "chunk_rows", OWN_MEMORY),
+        "chunks": _part("gpu_suite.kernels", 80.0, "chunk_rows", OWN_MEMORY),
+        "attention": _part("suite.steps", 70.0, "attention_rows", OWN_MEMORY),
         "transfers": _part("suite.transfers", 85.0, environment=OWN_MEMORY),
-        "connections": _part("suite.transfers", 60.0, "overlap_rows", {**OWN_MEMORY, **MORE_CONNECTIONS}),
+        "threads": _part("suite.transfers", 60.0, "overlap_rows", {**OWN_MEMORY, **OWN_THREAD}),
     },
     {
         "uploads": _part("suite.uploads", 40.0, environment=OWN_MEMORY),

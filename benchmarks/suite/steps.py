@@ -1,7 +1,7 @@
 """Step times of a whole model with random weights against their rooflines, and the device's time for every operation.
 
 A roofline is the larger of the bytes (weights but the embedding, and the contexts' keys and values) over the measured copy
-bandwidth, and the operations over the measured matmul rate. Rows: `model`, `layers_per_step`, `step`, and
+bandwidth, and the operations over the measured matmul rate. Rows: `model`, `layers_per_step`, `attention`, `step`, and
 
 * decode, mixed: `batch` (decoding rows), `context`, `chunk`, `bucket`, `sampling`, `seconds`, `dispatch_s`, `roofline_s`,
   `bound` (memory or compute) and `times`, seconds over roofline;
@@ -27,6 +27,7 @@ from benchmarks.suite.trace import FILL_STEPS, gaps, operations, traced_steps
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params, abstract_params, kv_bytes_per_token
+from jinfercept.pallas.attention import available
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
@@ -65,6 +66,7 @@ class Bench(NamedTuple):
         cases: steps.
         samplings: names of ways to sample, each measured with the first step.
         traced: whether steps of decode rows are traced too.
+        attention: its implementation.
     """
 
     model: str
@@ -72,6 +74,7 @@ class Bench(NamedTuple):
     cases: Sequence[StepCase]
     samplings: Sequence[str] = ("greedy",)
     traced: bool = False
+    attention: str = "auto"
 
 
 def decode_rows(sizes: Sizes) -> Iterator[Row]:
@@ -102,6 +105,14 @@ def group_rows(sizes: Sizes) -> Iterator[Row]:
     yield {"model": name, "layers_per_step": choose(costs, SLACK), "step": "choice"}
 
 
+def attention_rows(sizes: Sizes) -> Iterator[Row]:
+    """The first model's chunk beside decode rows, by every implementation of attention."""
+    (name, config), *_ = sizes.models.items()
+    layers, cases = sizes.layers_per_step[0], [StepCase(*sizes.mixed)]
+    names = available(sizes.dtype, sizes.dtype, config.head_dim, sizes.page_size)
+    yield from _rows(sizes, [Bench(name, layers, cases, attention=each) for each in names])
+
+
 def _rows(sizes: Sizes, benches: Sequence[Bench]) -> Iterator[Row]:
     """Measure one runner after the other, all of one model."""
     copy, matmul = copy_rate(sizes), matmul_rate(sizes)
@@ -109,7 +120,7 @@ def _rows(sizes: Sizes, benches: Sequence[Bench]) -> Iterator[Row]:
     config = sizes.models[benches[0].model]
     params = random_params(config, sizes.dtype, 0)
     for bench in benches:
-        common = {"model": bench.model, "layers_per_step": bench.layers_per_step}
+        common = {"model": bench.model, "layers_per_step": bench.layers_per_step, "attention": bench.attention}
         for row in _measure(sizes, config, params, bench):
             if "seconds" in row:
                 memory_s, compute_s = _floors(config, sizes, _case(row), copy, matmul)
@@ -126,7 +137,7 @@ def _case(row: Row) -> StepCase:
 def _measure(sizes: Sizes, config: ModelConfig, params: Params, bench: Bench) -> Iterator[Row]:
     shape = _shape(sizes, config, params, bench)
     began_s = time.perf_counter()
-    runner = ModelRunner(Model(config), params, shape)
+    runner = ModelRunner(Model(config), params, shape, attention=bench.attention)
     runner.warm_up()
     yield {"step": "start", "start_s": time.perf_counter() - began_s, "pool_tokens": shape.num_pages * shape.page_size}
     fill(runner)

@@ -97,8 +97,7 @@ def prepare(batch: Batch, cut: WorkCut | None, *, decode_only: bool = False) -> 
 
 
 def available(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) -> list[str]:
-    """The implementations that support these shapes on JAX's default backend, the best one for plain layers first, without the
-    reference."""
+    """The implementations that support these shapes on JAX's default backend, without the reference."""
     if jax.default_backend() == "gpu":
         return gpu_kernels.available_attention(q, pages, head_dim, page_size)
     best = _best(q, pages, head_dim)

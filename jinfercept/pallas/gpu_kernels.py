@@ -136,14 +136,13 @@ def best_attention(q: DTypeLike, pages: DTypeLike, head_dim: int) -> str | None:
 
 
 def available_attention(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) -> list[str]:
-    """The implementations for these shapes on the GPU that code is lowered for, the best one for plain layers first."""
+    """The implementations for these shapes on the GPU that code is lowered for, the best one first."""
     best = best_attention(q, pages, head_dim)
     names = [] if best is None else [best]
     if compute_capability() == HOPPER:
         from jinfercept.pallas import mosaic_attention
 
-        if mosaic_attention.is_supported(q, pages, head_dim, page_size):
-            names = ["mosaic", *names]
+        names += ["mosaic"] if mosaic_attention.is_supported(q, pages, head_dim, page_size) else []
     return names
 
 

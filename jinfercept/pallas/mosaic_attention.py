@@ -2,7 +2,8 @@
 
 One block serves one KV head of one tile of queries, the heads of the group side by side. Tiles are gathered before the kernel
 and scattered after it, since TMA copies a tile in one piece. Sums are in float32. Its values are tested in interpret mode, and
-it compiles for H100 without spills and was right on one. It was not timed, and therefore runs only where a user selects it.
+it compiles for H100 without spills, was right on one, and faster than Triton's kernel there (`docs/gpu_kernels.md`). No engine has
+run with it on a GPU, and therefore it runs only where a user selects it.
 """
 
 from functools import partial
@@ -39,7 +40,6 @@ def is_supported(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) 
     return dtype == jnp.dtype(pages) and dtype.name in DTYPES and shapes
 
 
-@partial(jax.jit, static_argnames="interpret")
 def attend_chunks(
     q: Float[Array, "T H D"], pages: KVPages, batch: Batch, *, interpret: bool = False
 ) -> Float[Array, "T H D"]:
@@ -49,8 +49,17 @@ def attend_chunks(
         q, pages, batch: as for `paged_attention_reference`; what `check` lets pass. The batch has its `work`.
         interpret: run without a GPU, slowly, by an interpreter that knows asynchronous wgmma.
     """
-    heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
     work = WorkSchedule(*map(as_array, batch.work.chunks))
+    return _attend(q, pages, batch._replace(work=None, states=None, window=None), work, interpret)
+
+
+@partial(
+    jax.jit, static_argnames="interpret"
+)  # all layers of an executable share what it is lowered to, and its compilation
+def _attend(
+    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, work: WorkSchedule, interpret: bool
+) -> Float[Array, "T H D"]:
+    heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
     num_pages, page_size, _, num_kv_heads, head_dim = pages.shape
     num_units, tile_queries = work.unit_rows.shape[0], ROWS // heads.group
     row, skipped = work.unit_rows, work.unit_starts

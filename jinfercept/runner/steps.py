@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Int16
 
 from jinfercept.layouts.interleaved import with_padded_heads
@@ -17,11 +16,10 @@ from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.layouts.states import StateRows
 from jinfercept.models.adapted import for_rows
 from jinfercept.models.blocks import Attend
-from jinfercept.models.config import ModelConfig
 from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices, specs_of
 from jinfercept.models.protocol import MixedModel, Params, ServedModel, Weights, num_kv_layers, states_of
 from jinfercept.models.quantized import weights_of
-from jinfercept.pallas.attention import available, cut_for, paged_attention
+from jinfercept.pallas.attention import cut_for, paged_attention
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import joined_attention
 from jinfercept.pallas.rotation import Rotation
@@ -52,7 +50,6 @@ def add_steps(
         params, layers: the weights and what every layer keeps, pages or states: arrays, or shapes with shardings.
     """
     leaf, kinds = weights_of(params.embed)[0], kinds_of(model)
-    attention = chosen_attention(model, shape, attention, leaf.dtype)
 
     def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=beside(leaf))
@@ -103,7 +100,6 @@ def step_shapes(
     config, num_devices = model.config, mesh_of(like).size
     num_heads, num_kv_heads = config.num_heads // num_devices, config.num_kv_heads // num_devices
     stored = stored_dtype(shape.kv_cache_dtype, like.dtype)
-    attention = chosen_attention(model, shape, attention, like.dtype)
     heads = Heads(num_heads, num_kv_heads, config.head_dim, like.dtype.itemsize, is_quantised(stored))
     cut = cut_for(heads, like.dtype, stored, implementation=attention)
     joined = shape.joined_decode and not is_quantised(stored)  # they attend to the row's own key before it is rounded
@@ -114,23 +110,6 @@ def step_shapes(
         (size, alone): shape.bucket(size)._replace(decode_only=alone, joined=alone and joined, **own)
         for size, alone in kinds
     }
-
-
-def chosen_attention(model: ServedModel, shape: RunnerShape, attention: str, dtype: DTypeLike) -> str:
-    """The implementation of attention of all executables: layers share a step's schedules, so that a kernel for plain layers
-    is chosen only where all are plain.
-
-    Args:
-        attention: see `pallas.attention`.
-        dtype: of the steps.
-    """
-    config = model.config
-    if attention != "auto" or not isinstance(config, ModelConfig) or config.soft_cap or config.sinks:
-        return attention
-    if not all(Scoring(kind.window).within(shape.max_model_len).is_plain for kind in config.kinds):
-        return attention
-    names = available(dtype, stored_dtype(shape.kv_cache_dtype, dtype), config.head_dim, shape.page_size)
-    return names[0] if names else attention
 
 
 def step_names(decode_only: bool) -> tuple[str, str]:

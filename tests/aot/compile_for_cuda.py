@@ -98,7 +98,7 @@ def _facts(compiled: jax.stages.Compiled, folder: Path) -> Facts:
         "alias_bytes": memory.alias_size_in_bytes,
         "made": sorted(made, reverse=True)[:100],
         "kernels": entry.count('custom_call_target="__gpu$xla.gpu.triton"'),
-        "mosaic_kernels": entry.count('custom_call_target="mosaic_gpu_v2"'),
+        "mosaic_kernels": hlo.count('custom_call_target="mosaic_gpu_v2"'),
         "collectives": HLO_COLLECTIVE.findall(entry),
         "control_flow": HLO_CONTROL.findall(hlo),
         "sorted": [int(columns) for columns in HLO_SORT.findall(hlo)],

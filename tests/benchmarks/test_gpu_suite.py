@@ -35,7 +35,7 @@ PEER = "torch_peer"  # the only part that needs torch, and has no JAX
 COPIED = "uploads"  # runs from a copy of the tree
 ALONE = "smoke"  # in a process of its own, as the suite runs every part
 HERE = ("tokens", "decode", "policies")
-SAME = ("connections", "kinds", "agents")  # `overlap` with another variable, `tokens` and `policies` of other loads
+SAME = ("threads", "kinds", "agents")  # `overlap` with another variable, `tokens` and `policies` of other loads
 OTHERS = [name for name in PARTS if name not in (ALONE, *HERE, COPIED, PEER, *SAME)]
 """Other uses of the same modules."""
 OF_A_CHANGE = ("overlap", "checks", "kernels", "experts", "memcheck")
