@@ -2,8 +2,8 @@
 
 One block serves one KV head of one tile of queries, the heads of the group side by side. Tiles are gathered before the kernel
 and scattered after it, since TMA copies a tile in one piece. Sums are in float32. Its values are tested in interpret mode, and
-it compiles for H100 without spills, was right on one, and faster than Triton's kernel there (`docs/gpu_kernels.md`). No engine has
-run with it on a GPU, and therefore it runs only where a user selects it.
+it compiles for H100 without spills, was right on one, and faster than Triton's kernel there (`docs/gpu_kernels.md`). No engine
+has run with it on a GPU, and therefore it runs only where a user selects it.
 """
 
 from functools import partial
