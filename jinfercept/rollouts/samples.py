@@ -172,11 +172,6 @@ class Rollouts(Sequence[Rollout]):
         return np.array([len(sample) for sample in self], np.int32)
 
     @cached_property
-    def prompt_lengths(self) -> Int32[np.ndarray, "S"]:
-        """Tokens of each sample's prompt."""
-        return np.array([sample.num_prompt for sample in self], np.int32)
-
-    @cached_property
     def prompts(self) -> Int32[np.ndarray, "S"]:
         """The place of each sample's prompt: equal within a group."""
         return np.array([sample.prompt for sample in self], np.int32)
