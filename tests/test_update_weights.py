@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jinfercept.errors import ModelError, RequestError
+from jinfercept.errors import EngineError, ModelError, RequestError
 from jinfercept.llm import LLM
+from jinfercept.models import load as models_load
+from jinfercept.models import stored_weights
 from jinfercept.models.dummy import random_params
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import load
@@ -16,6 +18,7 @@ from jinfercept.models.model import untied
 from jinfercept.models.protocol import Params
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
+from jinfercept.weights import in_memory
 from tests.support.gate import closed_gate
 from tests.support.scripted_model import Make
 from tests.support.tiny_model import GOLDEN, tiny_llm, tiny_setup
@@ -108,3 +111,42 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay() -> None:
             with pytest.raises(RequestError, match="only an idle LLM can take new weights"):
                 llm.update_weights(good)
         stream.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama_tied", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_next", "gpt_oss_mxfp4", "gptj"))],
+)
+def test_a_checkpoint_is_written_over_the_served_weights_piece_by_piece(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_memory, "PIECE_BYTES", 64)
+    monkeypatch.setattr(models_load, "PIECE_BYTES", (4096, 4096))
+    setup = tiny_setup(name, quantization="none")
+    with LLM(setup) as llm:
+        served = jax.tree.map(np.array, setup.machine.runner.params)
+        expected = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+        llm.update_weights(jax.tree.map(lambda leaf: leaf + np.ones((), leaf.dtype), separate(served)))
+        read, pieces, failing = stored_weights.read_floats, list[int](), [12]
+
+        def fail_in_the_middle(*arguments: Any) -> Any:
+            pieces.append(len(pieces))
+            if len(pieces) in failing:
+                raise OSError("the disk is gone")
+            return read(*arguments)
+
+        monkeypatch.setattr(stored_weights, "read_floats", fail_in_the_middle)
+        with pytest.raises(OSError, match="the disk is gone"):
+            llm.update_weights(GOLDEN / name)
+        assert not llm.is_sleeping
+        num_before = len(pieces)
+        llm.update_weights(GOLDEN / name)
+        failing.append(len(pieces) + (len(pieces) - num_before) // 2 + 12)
+        with pytest.raises(EngineError, match="the disk is gone; the weights before are overwritten in part"):
+            llm.update_weights(GOLDEN / name)
+        assert llm.is_sleeping
+        llm.wake(separate(served))
+        assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == expected
+        llm.update_weights(GOLDEN / name)
+        assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == expected
+        jax.tree.map(np.testing.assert_array_equal, setup.machine.runner.params, served)

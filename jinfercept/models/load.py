@@ -6,6 +6,7 @@ Every tensor's name and shape is checked against the config before the first is 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ from jinfercept.models.protocol import Params, ServedModel, Weights
 from jinfercept.models.quantized import QuantizedTensor, is_quantized, weights_of
 from jinfercept.models.quantized_weights import keep_quantized, read_quantized, weight_bytes
 from jinfercept.models.stored_experts import read_experts, read_quantized_experts
-from jinfercept.models.stored_weights import StoredWeight, read_weight
+from jinfercept.models.stored_weights import LazyWeight, StoredWeight, read_weight
 
 DTypeName = Literal["float32", "bfloat16", "auto"]
 LoadFormat = Literal["auto", "dummy"]
@@ -266,8 +267,38 @@ def _served_shapes(
     return cut
 
 
+def lazy_params(model: str | Path, dtype: str, mesh: ModelMesh) -> Params:
+    """A model's weights as `LazyWeight`s, dequantised, apart and every one once. Arguments and errors are those of `load`, but
+    that what cannot be read is said when it is."""
+    settled = own_settings(mesh.local_devices[0])
+    with own_settings(mesh.local_devices[0]):
+        checkpoint = _open(_find(model, weights=True))
+        served = Model(checkpoint.config).on_devices(mesh.size).config
+        cut = _served_shapes(checkpoint, served, dtype, mesh.size, "none")
+        weights = _lazy_params(checkpoint, cut, dtype, mesh)
+    return jax.tree.map(
+        lambda weight: replace(
+            weight, make=settled(weight.make), overwrite=weight.overwrite and settled(weight.overwrite)
+        ),
+        weights,
+    )
+
+
 def _read_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMesh) -> Params:
     """The weights, of the shapes in `cut`."""
+
+    def read(block: Weights) -> Weights:
+        return {name: weight.make() for name, weight in block.items()}
+
+    weights = _lazy_params(checkpoint, cut, dtype, mesh)
+    layers = tuple(  # one after the other: a layer may be in memory twice while it is joined
+        jax.block_until_ready(serve_layer(read(layer))) for layer in weights.layers
+    )
+    return tied(checkpoint.config, Params(read(weights.embed), layers, read(weights.head)))
+
+
+def _lazy_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMesh) -> Params:
+    """The weights as `LazyWeight`s, of the shapes in `cut`. All shapes are checked."""
     config, names = checkpoint.config, checkpoint.names
     expected = untied(config, abstract_params(config, dtype, joined=False))
     wanted = _stored(names.embed, expected.embed, 0) | _stored(names.head, expected.head, 0)
@@ -281,25 +312,26 @@ def _read_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMes
 
     stored_shapes = checkpoint.shapes
 
+    def lazy(place: StoredTensor | StoredExperts, i: int, ours: str, wanted: Any) -> LazyWeight:
+        is_packed = isinstance(wanted, QuantizedTensor)
+        packed = checkpoint if is_packed and isinstance(checkpoint, PackedCheckpoint) else None
+        if isinstance(place, StoredExperts):
+            how = (place, i, ours, wanted, mesh)
+            if packed is not None:
+                return LazyWeight(wanted.shape, partial(read_quantized_experts, packed, *how))
+            return LazyWeight(wanted.shape, partial(read_experts, checkpoint, *how))
+        tensor = place.name.format(i=i)
+        weight = StoredWeight(ours, tensor, place, stored_shapes[tensor][0], wanted.shape)
+        if packed is not None:
+            return LazyWeight(wanted.shape, partial(read_quantized, packed, weight, wanted, piece_bytes, mesh))
+        read = partial(read_weight, checkpoint, weight, dtype, piece_bytes, mesh)
+        return LazyWeight(wanted.shape, read, read)
+
     def block(stored: Mapping[str, StoredTensor | StoredExperts], shapes: Weights, i: int = 0) -> Weights:
-        def read(ours: str, wanted: Any) -> Any:
-            place, packed = stored[ours], isinstance(wanted, QuantizedTensor)
-            if isinstance(place, StoredExperts):
-                if packed and isinstance(checkpoint, PackedCheckpoint):
-                    return read_quantized_experts(checkpoint, place, i, ours, wanted, mesh)
-                return read_experts(checkpoint, place, i, ours, wanted, mesh)
-            tensor = place.name.format(i=i)
-            weight = StoredWeight(ours, tensor, place, stored_shapes[tensor][0], wanted.shape)
-            if packed and isinstance(checkpoint, PackedCheckpoint):
-                return read_quantized(checkpoint, weight, wanted, piece_bytes, mesh)
-            return read_weight(checkpoint, weight, dtype, piece_bytes, mesh)
+        return {ours: lazy(stored[ours], i, ours, wanted) for ours, wanted in shapes.items()}
 
-        return {ours: read(ours, wanted) for ours, wanted in shapes.items()}
-
-    layers = tuple(  # one after the other: a layer may be in memory twice while it is joined
-        jax.block_until_ready(serve_layer(block(names.layer, layer, i))) for i, layer in enumerate(cut.layers)
-    )
-    return tied(config, Params(block(names.embed, cut.embed), layers, block(names.head, cut.head)))
+    layers = tuple(block(names.layer, layer, i) for i, layer in enumerate(cut.layers))
+    return Params(block(names.embed, cut.embed), layers, block(names.head, cut.head))
 
 
 def _stored(names: Mapping[str, StoredTensor | StoredExperts], block: Weights, i: int) -> dict[str, tuple[int, ...]]:

@@ -5,8 +5,9 @@ Every device gets its own part of a piece: no device and no host holds a weight 
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,21 @@ from jinfercept.models.parallel import AXIS
 from jinfercept.models.sharding import WEIGHT_AXES, cut_axis, partition_spec
 
 type Rows = Shaped[np.ndarray, "rows ..."]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LazyWeight:
+    """A weight that is read, or made of other arrays, when its block is written, so that few of these exist at a time.
+
+    Attributes:
+        shape: of the array that `make` returns.
+        overwrite: writes it piece by piece into an array of that shape, which is donated; None: it can only be made whole.
+    """
+
+    shape: tuple[int, ...]
+    make: Callable[[], Any]
+    overwrite: Callable[[Array], Array] | None = None
 
 
 class StoredWeight(NamedTuple):
@@ -55,17 +71,28 @@ class StoredWeight(NamedTuple):
 
 
 def read_weight(
-    checkpoint: Checkpoint, stored: StoredWeight, dtype: str, piece_bytes: int, mesh: ModelMesh
+    checkpoint: Checkpoint,
+    stored: StoredWeight,
+    dtype: str,
+    piece_bytes: int,
+    mesh: ModelMesh,
+    into: Shaped[Array, "..."] | None = None,
 ) -> Shaped[Array, "..."]:
-    """A weight on its devices. A large one is copied in pieces of so many bytes, as float32, to bound host memory."""
+    """A weight on its devices. A large one is copied in pieces of so many bytes, as float32, to bound host memory.
+
+    Args:
+        into: an array of the same shape that is written over, piece by piece, and keeps its dtype.
+    """
     num_rows, *columns = stored.stored_shape
     num_parts = mesh.size if stored.stored_spec == PartitionSpec(AXIS) else 1
     part_rows, head_dim = num_rows // num_parts, checkpoint.config.head_dim
     step = max(1, piece_bytes // (4 * num_parts * math.prod(columns) * head_dim)) * head_dim
     placing = _Placing(mesh, stored.stored_spec, partition_spec(stored.name), stored.place.inputs, stored.shape, dtype)
-    if part_rows <= step:
+    if part_rows <= step and into is None:
         return jax.block_until_ready(_place(placing)(_piece(checkpoint, stored, 0, part_rows, num_parts, mesh)))
-    placed = jnp.zeros(stored.shape, dtype, device=None if mesh.size == 1 else mesh.sharding(placing.spec))
+    placed = into
+    if placed is None:
+        placed = jnp.zeros(stored.shape, dtype, device=None if mesh.size == 1 else mesh.sharding(placing.spec))
     for start in range(0, part_rows, step):
         count = min(step, part_rows - start)
         piece = _piece(checkpoint, stored, start, count, num_parts, mesh)

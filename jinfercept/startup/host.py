@@ -20,7 +20,7 @@ from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.meter.timelines import Timeline
 from jinfercept.models.adapted import without_adapters
 from jinfercept.models.adapters import AdapterWeights
-from jinfercept.models.load import load
+from jinfercept.models.load import dtype_name, lazy_params
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.protocol import Params
 from jinfercept.request import Adapter, Request
@@ -36,6 +36,7 @@ from jinfercept.startup.served_adapters import ServedAdapters
 from jinfercept.startup.start import EngineSetup
 from jinfercept.startup.weights import DEEPEST, ServedWeights
 from jinfercept.weights.in_memory import Replacement
+from jinfercept.weights.leaves import made
 from jinfercept.weights.named import NameFilter, WeightTree
 
 UpdateMode = Literal["keep", "recompute", "abort"]
@@ -213,11 +214,17 @@ class EngineHost:
             return self.weights.version
 
     def _read(self, source: str | Path) -> Params:
-        """The weights of a checkpoint, in the memory of the host."""
+        """The weights of a checkpoint, all of which can be read. Where the device is this CPU, each is read again when it is
+        written, so that the weights are in memory once; elsewhere they are in the host's memory."""
         if not Path(source).exists():
             raise ModelError("there is no such checkpoint", got=str(source), fix="name a directory or a .gguf file")
         host = ModelMesh((jax.local_devices(backend="cpu")[0],))
-        return load(source, dtype=self.setup.config.model.dtype, mesh=host, quantization="none").params
+        weights = lazy_params(source, dtype_name(self.setup.config.model.dtype), host)
+        if jax.default_backend() != "cpu":
+            return made(weights)
+        for weight in jax.tree.leaves(weights):
+            weight.make()
+        return weights
 
     def _take(self, new: Replacement, mode: UpdateMode | None) -> None:
         self.weights.write(new, self._engine)

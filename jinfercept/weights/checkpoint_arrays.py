@@ -15,8 +15,8 @@ from jinfercept.models.fused_weights import Part, fused_parts, split_shapes
 from jinfercept.models.hf_weights import BASES, FUSED, names_of
 from jinfercept.models.protocol import Params
 from jinfercept.models.reordered_rows import ReorderedRows, reordered_rows, text_tensors
+from jinfercept.models.stored_weights import LazyWeight
 from jinfercept.models.weight_files import plain_names
-from jinfercept.weights.leaves import LazyWeight
 
 
 def weights_of_checkpoint(

@@ -17,7 +17,8 @@ from jinfercept.models.model import Model, abstract_params, tied, untied
 from jinfercept.models.protocol import CutModel, Params, ServedModel, Weights
 from jinfercept.models.quantized import is_quantized, weights_of
 from jinfercept.models.sharding import fit, partition_spec, partition_specs
-from jinfercept.weights.leaves import KEPT, LazyWeight, by_name, check_leaf, dotted, made
+from jinfercept.models.stored_weights import LazyWeight
+from jinfercept.weights.leaves import KEPT, by_name, check_leaf, dotted, made
 
 _LAYOUT = "Params(embed, layers, head) of models/protocol.py"
 PIECE_BYTES = 16 << 20
@@ -172,7 +173,7 @@ class Replacement:
             block = self._written(reused, placed, others(shapes))
         for name in large:
             old.clear()
-            block[name] = _write_in_pieces(large[name], new[name])
+            block[name] = _overwrite(large[name], new[name])
         return block
 
     def _old(self, blocks: list[Weights]) -> list[Weights]:
@@ -198,17 +199,19 @@ class Replacement:
 
     def _large(self, new: Weights, reused: Weights | None) -> Weights:
         """The served arrays of a block that is overwritten, by name, whose new ones come from elsewhere in pieces."""
+
+        def comes_in_pieces(leaf: Any, served: Any) -> bool:
+            if not isinstance(served, jax.Array):
+                return False
+            if isinstance(leaf, LazyWeight):
+                return leaf.overwrite is not None and leaf.shape == served.shape and served.nbytes > PIECE_BYTES
+            if isinstance(leaf, jax.Array) and leaf.sharding.device_set == served.sharding.device_set:
+                return False
+            return isinstance(leaf, np.ndarray | jax.Array) and leaf.nbytes > PIECE_BYTES
+
         if reused is None or self._mesh.size > 1:
             return {}
-        return {
-            name: reused[name]
-            for name, leaf in new.items()
-            if name in reused
-            and isinstance(leaf, np.ndarray | jax.Array)
-            and isinstance(reused[name], jax.Array)
-            and leaf.nbytes > PIECE_BYTES
-            and not (isinstance(leaf, jax.Array) and leaf.sharding.device_set == reused[name].sharding.device_set)
-        }
+        return {name: reused[name] for name, leaf in new.items() if comes_in_pieces(leaf, reused.get(name))}
 
     def _placed(self, given: Weights, shapes: Weights) -> Weights:
         """A new block on the devices that serve it."""
@@ -238,8 +241,11 @@ def _write(old: Weights | None, given: Weights, dtypes: tuple[str, ...], *, as_s
     return jax.tree.unflatten(tree, [jnp.copy(leaf).astype(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)])
 
 
-def _write_in_pieces(old: jax.Array, given: Any) -> jax.Array:
-    """An array from elsewhere, in the memory of an old one of the same shape."""
+def _overwrite(old: jax.Array, given: Any) -> jax.Array:
+    """An array from elsewhere, or one that is read, in the memory of an old one of the same shape."""
+    if isinstance(given, LazyWeight):
+        assert given.overwrite is not None
+        return given.overwrite(old)
     step = max(1, PIECE_BYTES * len(given) // given.nbytes)
     for start in range(0, len(given), step):
         rows = jax.device_put(given[start : start + step], old.sharding)

@@ -1,7 +1,6 @@
 """What may stand for a weight where weights are given in memory: an array, one that is yet to be made, or nothing new."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any, Final, final
 
 import jax
@@ -10,6 +9,7 @@ import numpy as np
 
 from jinfercept.errors import ModelError
 from jinfercept.models.quantized import is_quantized
+from jinfercept.models.stored_weights import LazyWeight
 
 
 @final
@@ -22,19 +22,6 @@ _NARROW = ("float8_", "float6_", "float4_", "int4", "uint4", "int2", "uint2")
 """Dtypes, by the beginnings of their names, that JAX casts to no other by itself: without their scales they are no weights."""
 KEPT: Final = _Kept()
 """In place of a new weight: the served one stays."""
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class LazyWeight:
-    """A weight that is made of other arrays when its block is written, so that few of these exist at a time.
-
-    Attributes:
-        shape: of the array that `make` returns.
-    """
-
-    shape: tuple[int, ...]
-    make: Callable[[], Any]
 
 
 def made(weights: Any) -> Any:

@@ -17,8 +17,9 @@ from jinfercept.errors import ModelError, nearest
 from jinfercept.models.joined_weights import JOINED, SIDES, separate_layer
 from jinfercept.models.model import Model, abstract_params, untied
 from jinfercept.models.protocol import Params, ServedModel, Weights
+from jinfercept.models.stored_weights import LazyWeight
 from jinfercept.weights.checkpoint_arrays import weights_of_checkpoint
-from jinfercept.weights.leaves import KEPT, LazyWeight, by_name, check_leaf, dotted
+from jinfercept.weights.leaves import KEPT, by_name, check_leaf, dotted
 
 type WeightTree = Params | Mapping[Any, Any] | nnx.Module
 """`Params`, an `nnx.State`, or mappings in mappings with arrays in them. Keys are texts, numbers, or tuples of them."""
