@@ -32,7 +32,7 @@ from jinfercept.models.protocol import Params, ServedModel, Weights
 from jinfercept.models.quantized import QuantizedTensor, is_quantized, weights_of
 from jinfercept.models.quantized_weights import keep_quantized, read_quantized, weight_bytes
 from jinfercept.models.stored_experts import read_experts, read_quantized_experts
-from jinfercept.models.stored_weights import LazyWeight, StoredWeight, read_weight
+from jinfercept.models.stored_weights import LazyWeight, StoredWeight, check_weight, read_weight
 
 DTypeName = Literal["float32", "bfloat16", "auto"]
 LoadFormat = Literal["auto", "dummy"]
@@ -325,7 +325,7 @@ def _lazy_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMes
         if packed is not None:
             return LazyWeight(wanted.shape, partial(read_quantized, packed, weight, wanted, piece_bytes, mesh))
         read = partial(read_weight, checkpoint, weight, dtype, piece_bytes, mesh)
-        return LazyWeight(wanted.shape, read, read)
+        return LazyWeight(wanted.shape, read, read, partial(check_weight, checkpoint, weight, piece_bytes, mesh))
 
     def block(stored: Mapping[str, StoredTensor | StoredExperts], shapes: Weights, i: int = 0) -> Weights:
         return {ours: lazy(stored[ours], i, ours, wanted) for ours, wanted in shapes.items()}

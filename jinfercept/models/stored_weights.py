@@ -32,11 +32,13 @@ class LazyWeight:
     Attributes:
         shape: of the array that `make` returns.
         overwrite: writes it piece by piece into an array of that shape, which is donated; None: it can only be made whole.
+        check: reads it piece by piece and keeps nothing; None: likewise.
     """
 
     shape: tuple[int, ...]
     make: Callable[[], Any]
     overwrite: Callable[[Array], Array] | None = None
+    check: Callable[[], None] | None = None
 
 
 class StoredWeight(NamedTuple):
@@ -83,27 +85,43 @@ def read_weight(
     Args:
         into: an array of the same shape that is written over, piece by piece, and keeps its dtype.
     """
-    num_rows, *columns = stored.stored_shape
-    num_parts = mesh.size if stored.stored_spec == PartitionSpec(AXIS) else 1
-    part_rows, head_dim = num_rows // num_parts, checkpoint.config.head_dim
-    step = max(1, piece_bytes // (4 * num_parts * math.prod(columns) * head_dim)) * head_dim
     placing = _Placing(mesh, stored.stored_spec, partition_spec(stored.name), stored.place.inputs, stored.shape, dtype)
-    if part_rows <= step and into is None:
-        return jax.block_until_ready(_place(placing)(_piece(checkpoint, stored, 0, part_rows, num_parts, mesh)))
+    pieces = _pieces(checkpoint, stored, piece_bytes, mesh)
+    if into is None and len(pieces) == 1:
+        return jax.block_until_ready(_place(placing)(_piece(checkpoint, stored, *pieces[0], mesh)))
     placed = into
     if placed is None:
         placed = jnp.zeros(stored.shape, dtype, device=None if mesh.size == 1 else mesh.sharding(placing.spec))
-    for start in range(0, part_rows, step):
-        count = min(step, part_rows - start)
-        piece = _piece(checkpoint, stored, start, count, num_parts, mesh)
+    for start, count in pieces:
+        piece = _piece(checkpoint, stored, start, count, mesh)
         placed = jax.block_until_ready(_place_rows(placing)(placed, piece, start))
     return placed
 
 
+def check_weight(checkpoint: Checkpoint, stored: StoredWeight, piece_bytes: int, mesh: ModelMesh) -> None:
+    """Read a weight as `read_weight` does, and keep nothing."""
+    for start, count in _pieces(checkpoint, stored, piece_bytes, mesh):
+        _piece(checkpoint, stored, start, count, mesh)
+
+
+def _num_parts(stored: StoredWeight, mesh: ModelMesh) -> int:
+    return mesh.size if stored.stored_spec == PartitionSpec(AXIS) else 1
+
+
+def _pieces(checkpoint: Checkpoint, stored: StoredWeight, piece_bytes: int, mesh: ModelMesh) -> list[tuple[int, int]]:
+    """The first row of every piece in every part, and how many rows there are."""
+    num_rows, *columns = stored.stored_shape
+    num_parts, head_dim = _num_parts(stored, mesh), checkpoint.config.head_dim
+    part_rows = num_rows // num_parts
+    step = max(1, piece_bytes // (4 * num_parts * math.prod(columns) * head_dim)) * head_dim
+    return [(start, min(step, part_rows - start)) for start in range(0, part_rows, step)]
+
+
 def _piece(
-    checkpoint: Checkpoint, stored: StoredWeight, start: int, count: int, num_parts: int, mesh: ModelMesh
+    checkpoint: Checkpoint, stored: StoredWeight, start: int, count: int, mesh: ModelMesh
 ) -> Shaped[Array, "..."] | Rows:
     """Rows `start` to `start + count` of every part, on the devices; on the host for a single one."""
+    num_parts = _num_parts(stored, mesh)
     part_rows = stored.stored_shape[0] // num_parts
 
     def read(rows: slice) -> Rows:

@@ -223,7 +223,7 @@ class EngineHost:
         if jax.default_backend() != "cpu":
             return made(weights)
         for weight in jax.tree.leaves(weights):
-            weight.make()
+            (weight.check or weight.make)()
         return weights
 
     def _take(self, new: Replacement, mode: UpdateMode | None) -> None:
