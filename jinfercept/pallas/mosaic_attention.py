@@ -53,12 +53,11 @@ def attend_chunks(
     return _attend(q, pages, batch._replace(work=None, states=None, window=None), work, interpret)
 
 
-@partial(
-    jax.jit, static_argnames="interpret"
-)  # all layers of an executable share what it is lowered to, and its compilation
+@partial(jax.jit, static_argnames="interpret")
 def _attend(
     q: Float[Array, "T H D"], pages: KVPages, batch: Batch, work: WorkSchedule, interpret: bool
 ) -> Float[Array, "T H D"]:
+    """As `attend_chunks`, with the schedule as arrays: all layers of an executable share one kernel, which is lowered once."""
     heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
     num_pages, page_size, _, num_kv_heads, head_dim = pages.shape
     num_units, tile_queries = work.unit_rows.shape[0], ROWS // heads.group

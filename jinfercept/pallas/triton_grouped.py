@@ -124,8 +124,8 @@ def _unpacked_product(
         first, end = num_blocks * part // num_parts, num_blocks * (part + 1) // num_parts
         if parts:  # whose weights are not needed any more
             arrays, parts[-1] = jax.lax.optimization_barrier((arrays, parts[-1]))
-        some = [None if array is None else array[:, first:end] for array in arrays]
-        weights = jax.vmap(lambda *some: unpack(Packed(*some, zero=stack.zero), rows.dtype))(*some)
+        blocks = [None if array is None else array[:, first:end] for array in arrays]
+        weights = jax.vmap(lambda *blocks: unpack(Packed(*blocks, zero=stack.zero), rows.dtype))(*blocks)
         parts.append(product(rows, tiles, weights, interpret))
     return jnp.concatenate(parts, axis=1)
 
