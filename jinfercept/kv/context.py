@@ -227,15 +227,22 @@ class Context:
         """The pages `first … last - 1` as runs of pages that are alike."""
         runs, alike, size = list[PageRun](), None, self.page_size
         start = num_pages = num_tokens = 0
-        for extent, begin, end in self.parts(first, last):
+        for extent in self.extents_from(first) if first else self.extents:
+            begin, pages, filled = extent.start, extent.num_pages, extent.num_tokens
+            if begin >= last:
+                break
+            if begin < first:
+                pages, filled, begin = begin + pages - first, max(0, filled - (first - begin) * size), first
+            if begin + pages > last:
+                pages = last - begin
+                filled = min(filled, pages * size)
             marks = extent.marks or extent.mark()
             if marks != alike:
                 if alike is not None:
                     runs.append(PageRun(start, num_pages, *alike, num_tokens))
                 alike, start, num_pages, num_tokens = marks, begin, 0, 0
-            num_pages += end - begin
-            rest = (extent.host_filled if extent.device is None else extent.filled) - (begin - extent.start) * size
-            num_tokens += min(max(0, rest), (end - begin) * size)
+            num_pages += pages
+            num_tokens += filled
         if alike is not None:
             runs.append(PageRun(start, num_pages, *alike, num_tokens))
         return runs
@@ -253,6 +260,20 @@ class Context:
             else:
                 host += extent.host_filled
         return ContextResidency(device, host, max(0, num_tokens - device - host))
+
+    def lacks(self, num_tokens: int) -> tuple[list[tuple[int, int]], int]:
+        """What is missing of so many tokens: the first token and the end of each gap; and the tokens that only the host has."""
+        gaps, host_tokens, size, end = list[tuple[int, int]](), 0, self.page_size, 0
+        for extent in self.extents:
+            end = min(num_tokens, extent.end * size)
+            if extent.device is None:
+                if extent.host is None:
+                    gaps.append((extent.start * size, end))
+                else:
+                    host_tokens += extent.host_filled
+        if end < num_tokens:
+            gaps.append((end, num_tokens))
+        return gaps, host_tokens
 
     @property
     def is_lost(self) -> bool:

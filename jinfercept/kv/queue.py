@@ -34,13 +34,12 @@ class ExtentQueue:
 
     def sort(self, extent: PageExtent, is_member: bool) -> None:
         """Add an extent, sort it in anew as it is now, or remove it."""
-        before = self.places.get(extent)
         if not is_member:
-            if before is not None:
+            if extent in self.places:
                 self.discard(extent)
             return
         place = _ExtentPlace(extent.last_use, -extent.start, id(extent), extent.num_pages)
-        if before != place:
+        if self.places.get(extent) != place:
             self.discard(extent)
             insort(self._order, (place, extent))
             self.places[extent] = place

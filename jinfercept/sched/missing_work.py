@@ -5,10 +5,8 @@ Agents return with contexts of 100,000 tokens and 300 new ones. Where the KV is 
 device; a new conversation, or one whose KV is gone, takes seconds. First come first served, the first wait for the others.
 """
 
-from typing import NamedTuple, final
+from typing import final
 
-from jinfercept.kv.context import PageRun
-from jinfercept.kv.page import Residency
 from jinfercept.sched.order import Order
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.position_price import PositionPrice
@@ -16,14 +14,6 @@ from jinfercept.sched.sequence import Sequence
 
 LONGER = 30.0
 """A request may be overtaken by requests that come within so many times the seconds of its missing work."""
-
-
-class _Missing(NamedTuple):
-    """The work that a sequence lacked, in seconds, when its context had these runs and it had so many tokens."""
-
-    runs: list[PageRun]
-    length: int
-    seconds: float
 
 
 @final
@@ -43,9 +33,7 @@ class MissingWork(Order):
 
     def __init__(self, inputs: PolicyInputs) -> None:
         self._cost, self._price = inputs.cost, PositionPrice(inputs.cost, inputs.saturation)
-        self._page_size = inputs.page_size
         self._since_s: dict[str, float] = {}  # of sequences in a turn: when they were asked for first
-        self._missing: dict[str, _Missing] = {}  # of these, too
 
     def key(self, sequence: Sequence, now: float) -> float:
         """Seconds; see the class."""
@@ -56,22 +44,9 @@ class MissingWork(Order):
 
     def finished(self, sequence: Sequence) -> None:
         self._since_s.pop(sequence.id, None)
-        self._missing.pop(sequence.id, None)
 
     def missing_s(self, sequence: Sequence) -> float:
         """Seconds of the work that a sequence lacks for its next token."""
-        runs, length, before = sequence.context.runs(), sequence.length, self._missing.get(sequence.id)
-        if before is None or before.runs is not runs or before.length != length:
-            before = self._missing[sequence.id] = _Missing(runs, length, self._work_s(runs, length))
-        return before.seconds
-
-    def _work_s(self, runs: list[PageRun], length: int) -> float:
-        end, host_tokens, seconds = 0, 0, 0.0
-        for run in runs:
-            start, end = run.start * self._page_size, min(length, (run.start + run.num_pages) * self._page_size)
-            if run.residency is Residency.MISSING:
-                seconds += self._price.between_s(start, end)
-            elif run.residency is Residency.HOST:
-                host_tokens += run.num_tokens
-        seconds += self._price.between_s(end, length) if end < length else 0.0
-        return seconds + self._cost.swap_s(host_tokens)
+        length, context = sequence.length, sequence.context
+        gaps, host_tokens = context.lacks(length)
+        return sum([self._price.between_s(start, end) for start, end in gaps]) + self._cost.swap_s(host_tokens)

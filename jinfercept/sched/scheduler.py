@@ -367,14 +367,19 @@ class Scheduler:
 
     def _next_waiting(self, now: float) -> Sequence | None:
         """The first waiting sequence that may start and that the policy lets start."""
-        ready = [sequence for sequence in self.waiting if sequence.may_start]
-        admitted = next((sequence for sequence in ready if self._policy.admits(sequence, now)), None)
-        if admitted is not None or self.running or not ready:
+        first = None
+        for sequence in self.waiting:
+            if sequence.may_start:
+                if self._policy.admits(sequence, now):
+                    self._turned_away_s = None
+                    return sequence
+                first = sequence if first is None else first
+        if self.running or first is None:
             self._turned_away_s = None
-            return admitted
+            return None
         if self._turned_away_s is None:
             self._turned_away_s = now
-        return ready[0] if now - self._turned_away_s >= MOST_TURNED_AWAY_S else None
+        return first if now - self._turned_away_s >= MOST_TURNED_AWAY_S else None
 
     def _admit_entitled(self, builder: PlanBuilder) -> None:
         """Start waiting sequences of tenants below their share before other sequences are planned; those may be preempted."""
