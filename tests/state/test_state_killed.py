@@ -16,6 +16,12 @@ from tests.support.responses import ASKED, QUESTION, says
 from tests.support.scripted_model import Scripted
 
 
+@pytest.fixture(autouse=True)
+def swept_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a lost server held is free soon."""
+    monkeypatch.setattr("jinfercept.state.heartbeats._SWEEP_S", 0.2)
+
+
 def test_a_killed_server_has_stored_what_it_has_answered(scripted: Scripted, state_path: str) -> None:
     _kill(scripted, state_path)
 
