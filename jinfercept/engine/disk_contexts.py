@@ -4,6 +4,7 @@ Pages are read into the host's memory where that takes less time than to recompu
 Full pages of paused contexts are written as soon as the host has copies of them: a disk never takes a device's link or a step.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, final
 
@@ -20,7 +21,7 @@ _MOST_WRITES = 2
 _WRITTEN_PIECES = 4
 """Pieces of one write."""
 MOST_READ_AHEAD = 2
-"""Waiting sequences, the first of their order, whose pages are read before they start."""
+"""Of a tenant's waiting sequences that lack pages of the disk, the first ones: these are being read, or wait to start."""
 CLOSE_S = 20.0
 """Seconds that the end of an engine waits for what is still to be written."""
 
@@ -91,9 +92,11 @@ class DiskContexts:
         self._scheduler, self._kv, self._disk = scheduler, scheduler.kv, disk
         self._price, self._chunk_tokens = price, chunk_tokens
         self._reads: dict[int, _Read] = {}
-        self._ready: list[_Read] = []  # of sequences that wait to start; other sequences take none of their pages
+        self._ready: dict[
+            RequestSequence, Context
+        ] = {}  # what was read of those that wait to start: others take none of it
         self._next_key = 0
-        self._looked_at: set[RequestSequence] = set()  # of the first waiting ones
+        self._looked_at: set[RequestSequence] = set()  # of the waiting ones
         self._busy: set[Context] = set()  # paused contexts that are being counted or written
         self._counted: set[Context] = set()  # paused contexts whose stored pages are counted
         self._refused: dict[Context, int] = {}  # pages up to which a write was tried in vain
@@ -108,23 +111,43 @@ class DiskContexts:
         return len(self._reads)
 
     def read_ahead(self, now: float) -> None:
-        """Give the host the pages that were read, and begin to read what the first waiting sequences lack."""
+        """Give the host the pages that were read, and begin to read what the first waiting sequences lack; the others that lack
+        pages of the disk wait for their turn, and hold up nobody."""
         for key, read in list(self._reads.items()):
             if read.sequence.state is not State.WAITING:
                 self._end(key)
         for piece in self._disk.poll_read():
             if (read := self._reads.get(piece.key)) is not None:
                 self._arrive(piece, read, now)
-        first = self._scheduler.waiting[:MOST_READ_AHEAD]
-        for read in self._ready[:]:
-            if read.sequence not in first:
-                self._ready.remove(read)
-                self._kv.close(read.context)
-        self._looked_at.intersection_update(first)
-        for sequence in first:
-            if sequence not in self._looked_at and not (sequence.waits_for_leader or sequence.pending):
-                self._looked_at.add(sequence)
-                self._begin(sequence)
+        waiting = self._scheduler.waiting
+        for sequence in [looked_at for looked_at in self._looked_at if looked_at.state is not State.WAITING]:
+            sequence.reads_disk = False
+            self._looked_at.discard(sequence)
+        if len(self._looked_at) < len(waiting):
+            for sequence in waiting:
+                if sequence not in self._looked_at and not (sequence.waits_for_leader or sequence.pending):
+                    self._looked_at.add(sequence)
+                    sequence.reads_disk = bool(self._lacks(sequence))
+        self._begin_first(waiting, now)
+
+    def _begin_first(self, waiting: Sequence[RequestSequence], now: float) -> None:
+        """Begin to read what the first sequences lack, and let go of what was read of others."""
+        reading, first = {read.sequence for read in self._reads.values()}, Counter[str]()
+        kept = set[RequestSequence]()
+        for sequence in waiting:
+            if not (sequence.reads_disk or sequence in self._ready) or first[sequence.tenant] == MOST_READ_AHEAD:
+                continue
+            if self._scheduler.running and not self._scheduler.admits(sequence, now):
+                continue
+            first[sequence.tenant] += 1
+            kept.add(sequence)
+            if sequence.reads_disk and sequence not in reading:
+                gaps = self._lacks(sequence)
+                sequence.reads_disk = bool(gaps)
+                if gaps:
+                    self._read_next(_Read(sequence, self._kv.open_in(sequence.context.root), gaps))
+        for sequence in [ready for ready in self._ready if ready not in kept]:
+            self._kv.close(self._ready.pop(sequence))
 
     def next_s(self) -> float | None:
         """When the disk has read or written next, in seconds of the engine's clock; None if it wakes the engine."""
@@ -134,31 +157,30 @@ class DiskContexts:
         """Let the sequences start with the pages that have been read."""
         for key in list(self._reads):
             self._end(key)
-        for read in self._ready:
-            self._kv.close(read.context)
+        for sequence in self._looked_at:
+            sequence.reads_disk = False
+        for context in self._ready.values():
+            self._kv.close(context)
         self._ready.clear()
 
     @property
     def contexts(self) -> list[Context]:
         """Those that share the pages that have been read."""
-        return [read.context for read in (*self._reads.values(), *self._ready)]
+        return [*(read.context for read in self._reads.values()), *self._ready.values()]
 
-    def _begin(self, sequence: RequestSequence) -> None:
-        """Begin to read what a sequence lacks, where that is worth it."""
+    def _lacks(self, sequence: RequestSequence) -> list[_Gap]:
+        """What a sequence lacks and the disk has, where reading is worth it."""
         if sequence.wants_computation:
-            return
+            return []
         tokens, kv = sequence.tokens, self._kv
         num_stored = min((len(tokens) - 1) // kv.page_size, self._disk.num_stored(sequence.context.root, tokens))
         if not num_stored:
-            return
+            return []
         context = kv.open_in(sequence.context.root)
         kv.refresh(context, tokens)
         gaps = [gap for gap in self._gaps(context, num_stored) if self._is_worth(gap)]
-        if not gaps:
-            kv.close(context)
-            return
-        sequence.reads_disk = True
-        self._read_next(_Read(sequence, context, gaps))
+        kv.close(context)
+        return gaps
 
     def _gaps(self, context: Context, num_stored: int) -> Iterator[_Gap]:
         for run in context.runs():
@@ -205,7 +227,7 @@ class DiskContexts:
             self._kv.refresh(sequence.context, sequence.tokens)
             num_tokens = sequence.context.num_pages * self._kv.page_size
             sequence.max_computed = max(sequence.max_computed, min(num_tokens, len(sequence.tokens) - 1))
-        self._ready.append(read)
+        self._ready[sequence] = read.context
 
     def _is_worth(self, gap: _Gap) -> bool:
         """Whether to read pages takes less time than to recompute them."""

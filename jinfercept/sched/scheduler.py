@@ -237,6 +237,10 @@ class Scheduler:
         """Whether paused contexts lose no page while a sequence runs."""
         return self._policy.protects_paused
 
+    def admits(self, sequence: Sequence, now: float) -> bool:
+        """Whether the policy lets a waiting sequence start."""
+        return self._policy.admits(sequence, now)
+
     def num_waiting_of(self, tenant: str) -> int:
         """Sequences of a tenant in the waiting queue. From any thread."""
         return len(queue.waiting) if (queue := self._queues.by_tenant.get(tenant)) is not None else 0

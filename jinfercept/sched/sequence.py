@@ -174,7 +174,7 @@ class Sequence:
     `external_spans` are the ranges of tokens that the model did not generate: the prompt first, then results of calls.
     `session` names the chain of requests that it belongs to: by its request, else that of the retained context that it extends,
     else its own id. `may_draft` says whether its tokens may be drafted: what a draw depends on is known to the host, or to be
-    had for a draft. `reads_disk` says that pages of it are being read from a disk; written by the disk tier.
+    had for a draft. `reads_disk` says that pages of it are being read from a disk, or will be; written by the disk tier.
 
     The parts: `context` has the pages (`KVManager`), `place` is in the queues, `row` is the runner's, `pause` has the calls,
     `usage` counts, `drafting` has the drafts of its next tokens (`Speculation`). `state` is written by `Queues`.

@@ -50,6 +50,31 @@ def test_a_prefix_on_disk_is_read_where_that_takes_less_time(read_tokens_per_s: 
     engine.check_pages()
 
 
+def test_contexts_that_return_at_once_are_all_read() -> None:
+    engine = simulated()
+    prompts = [list(range(first, first + 330)) for first in range(1000, 4000, 500)]
+    for number, prompt in enumerate(prompts):
+        served(engine, ask(f"first {number}", prompt, follow_up=FollowUp()))
+        settle(engine)
+    engine.reset_prefix_cache()
+    requests = [
+        replace(ask(f"again {number}", [*prompt, 7]), tenant=str(number % 2)) for number, prompt in enumerate(prompts)
+    ]
+    outputs = served(engine, *requests, ask("new", [5] * 40, max_tokens=1))
+    assert [output.num_cached_tokens for output in outputs] == [*(320 for _ in prompts), 0]
+    assert engine.disk is not None
+    assert engine.disk.read_tokens == 320 * len(prompts)
+    engine.check_pages()
+
+
+def test_sequences_that_a_policy_turns_away_are_read_and_start_at_last() -> None:
+    engine = simulated()
+    forgets(engine)
+    engine.scheduler._policy.admits = lambda sequence, now: False  # pyright: ignore[reportPrivateUsage]
+    [output] = served(engine, ask("again", [*PROMPT, 7]))
+    assert output.num_cached_tokens == 320
+
+
 @pytest.mark.parametrize("lost", [range(75), range(50, 75), range(30, 60)])
 def test_a_request_whose_call_returns_reads_the_pages_that_it_has_lost_and_no_others(lost: range) -> None:
     engine = simulated()
