@@ -138,6 +138,8 @@ class Agents:
     """factor on the seconds of tools"""
     seed: int = 0
     """of the tokens of prompts"""
+    restart: Switch = False
+    """play the sessions in two halves, on MODEL's server and on one that ends between them and is started again"""
     json: Maybe[str] = None
     """write the numbers to this file"""
     engine: Annotated[EngineOptions, engine_flags("seed", *HOSTS)]
@@ -148,7 +150,7 @@ class Agents:
 
         scale = Scale(self.scale_prompts, self.scale_answers, self.scale_seconds)
         servers = self.servers.servers(self.own, self.engine)
-        return agents_command(servers, scale, self.clients, self.seed, self.json)
+        return agents_command(servers, scale, self.clients, self.seed, restart=self.restart, json_path=self.json)
 
 
 @dataclass(frozen=True, kw_only=True)

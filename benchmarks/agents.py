@@ -7,11 +7,15 @@ prompt tokens, generated tokens, leading prompt tokens that were the previous ca
 Clients play the sessions on `/v1/completions` with random token ids. A call's prompt is the previous prompt and answer with new
 tokens behind; where the history was rewritten, it is the part of the previous prompt that stayed. Several servers are measured
 one after the other; give each the same pool, and let none do anything else meanwhile.
+
+`--restart` plays the first half of the calls of every session, then the second. It does so on a server, and on one that ends
+between the halves, so that another one goes on in its place: what that computes again, its disk did not keep.
 """
 
 import asyncio
 import json
 from collections.abc import Callable, Generator, Sequence
+from itertools import count
 from pathlib import Path
 from random import Random
 from statistics import median, quantiles
@@ -79,17 +83,89 @@ def _scaled(calls: Sequence[Sequence[float]], scale: Scale) -> list[AgentCall]:
     return scaled
 
 
-def prompts_of(session: Sequence[AgentCall], rng: Random) -> Generator[tuple[AgentCall, list[int]], list[int] | None]:
+class AgentPrompt(NamedTuple):
+    """A call with its prompt.
+
+    Attributes:
+        known: leading tokens that the session has sent or read before.
+    """
+
+    call: AgentCall
+    tokens: list[int]
+    known: int
+
+
+def prompts_of(session: Sequence[AgentCall], rng: Random) -> Generator[AgentPrompt, list[int]]:
     """Every call with its prompt; answers are sent back into the generator."""
     tokens, answer = list[int](), list[int]()
     for call in session:
         begin = [*tokens, *answer] if call.kept is None else tokens[: call.kept]
         tokens = begin + [rng.randrange(VOCABULARY) for _ in range(max(1, call.prompt - len(begin)))]
-        answer = (yield call, tokens) or []
+        answer = yield AgentPrompt(call, tokens, len(begin))
 
 
-def agents_command(servers: Servers, scale: Scale, clients: int, seed: int, json_path: str | None) -> int:
+class AgentReply(NamedTuple):
+    """What a server answered to a call."""
+
+    prompt: AgentPrompt
+    reply: ClientReply
+
+
+class Replay:
+    """Sessions on a server, as far as they have come.
+
+    Args:
+        sessions: a client plays one after another.
+        clients: at a time.
+        seed: of the tokens.
+        done: called with the number of answers.
+    """
+
+    def __init__(
+        self, sessions: Sequence[Sequence[AgentCall]], clients: int, seed: str, done: Callable[[int], None]
+    ) -> None:
+        self._clients, self._done = clients, done
+        self._sessions = [prompts_of(session, Random(f"{seed}/{number}")) for number, session in enumerate(sessions)]
+        self._next: list[AgentPrompt | None] = [next(calls, None) for calls in self._sessions]
+        self.replies: list[AgentReply] = []
+
+    def play(self, server: RunningServer, most_calls: int | None = None) -> None:
+        """Go on with every session, for so many calls at most."""
+        asyncio.run(self._play(server, most_calls))
+
+    async def _play(self, server: RunningServer, most_calls: int | None) -> None:
+        waiting = list(range(len(self._sessions)))
+
+        async def work(client: Client) -> None:
+            while waiting:
+                await self._go_on(waiting.pop(0), server.model, client, most_calls)
+
+        async with Client(server.target) as client:
+            await client.ask(_ask(server.model, [1, 2, 3], 2))  # warm
+            await asyncio.gather(*(work(client) for _ in range(self._clients)))
+
+    async def _go_on(self, number: int, model: str, client: Client, most_calls: int | None) -> None:
+        for _ in count() if most_calls is None else range(most_calls):
+            prompt = self._next[number]
+            if prompt is None:
+                return
+            await asyncio.sleep(prompt.call.gap_s)
+            reply = await client.ask(_ask(model, prompt.tokens, prompt.call.new))
+            self.replies.append(AgentReply(prompt, reply))
+            self._done(len(self.replies))
+            try:
+                self._next[number] = self._sessions[number].send(reply.token_ids)
+            except StopIteration:
+                self._next[number] = None
+
+
+def agents_command(
+    servers: Servers, scale: Scale, clients: int, seed: int, *, restart: bool, json_path: str | None
+) -> int:
     """Replay on each server, and print a table.
+
+    Args:
+        restart: replay on a server of ours, and on one that is ended and started again half-way.
 
     Returns:
         The exit status: 1 if a request failed.
@@ -101,46 +177,45 @@ def agents_command(servers: Servers, scale: Scale, clients: int, seed: int, json
     for name, factor in scale._asdict().items():
         if factor < 0 or (factor == 0 and name != "seconds"):
             raise ConfigError(f"--scale-{name} is out of range", got=factor, fix="above 0")
+    if restart and servers.own is None:
+        raise ConfigError("--restart ends a server that is started here", got="no MODEL", fix="give a MODEL")
     servers.check()
     check_outputs((("--json", json_path),))
-    sessions, reports = load_sessions(scale), list[Report]()
-    num_calls = sum(map(len, sessions))
-    with servers.running(Console(stderr=True)) as running, bar(Console(stderr=True)) as progress:
-        for server in running:
-            done = teller(progress, server.target.name, num_calls)
-            reports.append(asyncio.run(_replay(server, sessions, clients, seed, done)))
+    sessions = load_sessions(scale)
+    reports = (_restarted if restart else _unbroken)(servers, sessions, clients, seed)
     show(_table(reports))
     if json_path is not None:
         write_all({json_path: lambda: write_json(json_path, reports)})
     return int(any(report["errors"] for report in reports))
 
 
-async def _replay(
-    server: RunningServer, sessions: Sequence[Sequence[AgentCall]], clients: int, seed: int, done: Callable[[int], None]
-) -> Report:
-    """The report of all sessions on one server, a client's one after another."""
-    waiting, replies = list(enumerate(sessions)), list[ClientReply]()
+def _unbroken(servers: Servers, sessions: Sequence[Sequence[AgentCall]], clients: int, seed: int) -> list[Report]:
+    """The report of each server."""
+    reports, num_calls = list[Report](), sum(map(len, sessions))
+    with servers.running(Console(stderr=True)) as running, bar(Console(stderr=True)) as progress:
+        for server in running:
+            replay = Replay(sessions, clients, str(seed), teller(progress, server.target.name, num_calls))
+            replay.play(server)
+            reports.append(_report(server, server.target.name, replay.replies))
+    return reports
 
-    async def play(number: int, session: Sequence[AgentCall], client: Client) -> None:
-        calls = prompts_of(session, Random(f"{seed}/{number}"))
-        call, prompt = next(calls)
-        while True:
-            await asyncio.sleep(call.gap_s)
-            replies.append(await client.ask(_ask(server.model, prompt, call.new)))
-            done(len(replies))
-            try:
-                call, prompt = calls.send(replies[-1].token_ids)
-            except StopIteration:
-                return
 
-    async def work(client: Client) -> None:
-        while waiting:
-            await play(*waiting.pop(0), client)
-
-    async with Client(server.target) as client:
-        await client.ask(_ask(server.model, [1, 2, 3], 2))  # warm
-        await asyncio.gather(*(work(client) for _ in range(clients)))
-    return _report(server, replies)
+def _restarted(servers: Servers, sessions: Sequence[Sequence[AgentCall]], clients: int, seed: int) -> list[Report]:
+    """The reports of a server, and of one that another one replaces half-way; the two have tokens of their own."""
+    reports, num_calls = list[Report](), sum(map(len, sessions))
+    half = max(map(len, sessions)) // 2
+    for title, is_replaced in (("unbroken", False), ("restarted", True)):
+        with bar(Console(stderr=True)) as progress:
+            replay = Replay(sessions, clients, f"{seed}/{title}", teller(progress, title, num_calls))
+            with servers.running(Console(quiet=True)) as [server]:
+                replay.play(server, half)
+                if not is_replaced:
+                    replay.play(server)
+            if is_replaced:
+                with servers.running(Console(quiet=True)) as [server]:
+                    replay.play(server)
+        reports.append(_report(server, title, replay.replies))
+    return reports
 
 
 def _ask(model: str, prompt: list[int], new_tokens: int) -> Ask:
@@ -149,13 +224,14 @@ def _ask(model: str, prompt: list[int], new_tokens: int) -> Ask:
     return Ask("/completions", body | options)
 
 
-def _report(server: RunningServer, replies: Sequence[ClientReply]) -> Report:
-    good = [reply for reply in replies if reply.error is None]
+def _report(server: RunningServer, title: str, replies: Sequence[AgentReply]) -> Report:
+    counted = [(prompt, reply) for prompt, reply in replies if reply.error is None]
+    good = [reply for _, reply in counted]
     first_s = [reply.first_s for reply in good if reply.first_s is not None]
     generated = sum(reply.completion_tokens or 0 for reply in good)
     prompts, cached = sum(reply.prompt_tokens or 0 for reply in good), [reply.cached_tokens for reply in good]
     return {
-        "server": server.target.name,
+        "server": title,
         "model": server.model,
         "calls": len(replies),
         "errors": len(replies) - len(good),
@@ -164,14 +240,21 @@ def _report(server: RunningServer, replies: Sequence[ClientReply]) -> Report:
         "first_token_p95_s": quantiles(first_s, n=20)[-1] if len(first_s) > 1 else None,
         "prompt_tokens": prompts,
         "cached_share": None if None in cached or not prompts else sum(filter(None, cached)) / prompts,
+        "computed_again": None
+        if None in cached
+        else sum(max(0, prompt.known - (reply.cached_tokens or 0)) for prompt, reply in counted),
     }
 
 
 def _table(reports: Sequence[Report]) -> Table:
-    columns = ("server", "calls", "errors", "ms/token", "first token, s", "p95", "prompt tokens", "cached")
-    table = plain_table(columns, left=("server",), caption="ms/token: time of all calls over generated tokens")
+    columns = ("server", "calls", "errors", "ms/token", "first token, s", "p95", "prompt tokens", "cached", "again")
+    caption = (
+        "ms/token: time of all calls over generated tokens; again: tokens that a session had sent or read before\n"
+        "and that were computed again, parts of pages among them"
+    )
+    table = plain_table(columns, left=("server",), caption=caption)
     for report in reports:
-        cached = report["cached_share"]
+        cached, again = report["cached_share"], report["computed_again"]
         table.add_row(
             report["server"],
             str(report["calls"]),
@@ -183,5 +266,6 @@ def _table(reports: Sequence[Report]) -> Table:
             ),
             f"{report['prompt_tokens']:,}",
             "-" if cached is None else f"{cached:.0%}",
+            "-" if again is None else f"{again:,}",
         )
     return table

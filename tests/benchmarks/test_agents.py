@@ -15,8 +15,8 @@ def test_the_shipped_sessions_are_sixteen_of_fourteen_calls() -> None:
 def test_a_prompt_goes_on_from_the_answer_or_from_what_the_history_kept() -> None:
     session = [AgentCall(5, 2, 0, 0.0), AgentCall(10, 2, None, 1.0), AgentCall(4, 2, 3, 1.0)]
     calls = prompts_of(session, Random(0))
-    _, first = next(calls)
-    _, second = calls.send([7, 8])
-    _, third = calls.send([9, 9])
+    first, second, third = next(calls), calls.send([7, 8]), calls.send([9, 9])
+    assert [prompt.known for prompt in (first, second, third)] == [0, 7, 3]
+    first, second, third = first.tokens, second.tokens, third.tokens
     assert (len(first), second[:7], len(second)) == (5, [*first, 7, 8], 10)
     assert (third[:3], len(third)) == (second[:3], 4)
