@@ -27,6 +27,11 @@ class ContextCopies:
         pages = sum([extent.num_pages for extent in context.extents if extent.is_fetchable])
         return pages + self._side_pool.is_fetchable(context)
 
+    def fetchable(self, context: Context) -> list[tuple[int, int]]:
+        """The first token, and the end, of each run of pages that can be fetched from the host now."""
+        size = self._page_size
+        return [(extent.start * size, extent.end * size) for extent in context.extents if extent.is_fetchable]
+
     def fetch(self, context: Context, most: int, pages: range | None = None) -> tuple[PageCopies, int]:
         """Fetch up to `most` pages of a context to slots that are free or of finished prefixes.
 

@@ -6,6 +6,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.sched.load import RunMeans
 from jinfercept.sched.plan_builder import PlanBuilder
 from jinfercept.sched.policy import Policy
+from jinfercept.sched.position_price import PositionPrice
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.sequence import Sequence
 from jinfercept.sched.step_budget import StepBudget
@@ -41,6 +42,7 @@ class Admission:
         self._held_back: tuple[Sequence, float] | None = None  # a new sequence, and since when
         self._recomputes_late = recomputes_late
         self._cost, self._largest, self._page_size = budget.cost, budget.buckets[-1], kv.page_size
+        self._price = PositionPrice(budget.cost, self._largest)
 
     def admit(self, builder: PlanBuilder, sequence: Sequence, *, entitled: bool = False) -> bool:
         """Start a waiting sequence, if the device has slots for its whole context; False if not.
@@ -73,15 +75,19 @@ class Admission:
         return True
 
     def _drop_late(self, builder: PlanBuilder, sequence: Sequence) -> None:
-        """Drop the host copies of a sequence that runs again if to recompute them wastes less than to wait for the link."""
+        """Drop the host copies of a sequence that runs again if to recompute them takes less time, at their positions, and
+        wastes less than to wait for the link."""
         num_tokens = self._kv.copies.num_fetchable(sequence.context) * self._page_size
         before = sum([self._fetched_first(other) for other in self._queues.running if other is not sequence])
         link_tokens_per_s = max(1, self._cost.link_tokens(1.0))
-        waiting = preserve_waste((before + num_tokens) / link_tokens_per_s, sequence.length)
+        wait_s = (before + num_tokens) / link_tokens_per_s
+        waiting = preserve_waste(wait_s, sequence.length)
         chunk = chunk_tokens(self._largest, len(self._queues.running), self._page_size)
         others = builder.context_tokens - sequence.length
         if chunked_discard_waste(num_tokens, others, chunk, self._forward_s) < waiting:
-            self._kv.copies.drop_fetchable(sequence.context)
+            fetchable = self._kv.copies.fetchable(sequence.context)
+            if sum([self._price.between_s(start, end) for start, end in fetchable]) < wait_s:
+                self._kv.copies.drop_fetchable(sequence.context)
 
     def _fetched_first(self, sequence: Sequence) -> int:
         """Tokens of a running sequence that the link has still to bring."""
