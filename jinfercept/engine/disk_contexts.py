@@ -5,7 +5,7 @@ Full pages of paused contexts are written as soon as the host has copies of them
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, final
 
 from jinfercept.kv.context import Context
@@ -178,16 +178,13 @@ class DiskContexts:
             return []
         context = kv.open_in(sequence.context.root)
         kv.refresh(context, tokens)
-        gaps = [gap for gap in self._gaps(context, num_stored) if self._is_worth(gap)]
+        missing = [
+            (run.start, run.start + run.num_pages) for run in context.runs() if run.residency is Residency.MISSING
+        ]
+        missing.append((context.num_pages, num_stored))
         kv.close(context)
-        return gaps
-
-    def _gaps(self, context: Context, num_stored: int) -> Iterator[_Gap]:
-        for run in context.runs():
-            if run.residency is Residency.MISSING and run.start < num_stored:
-                yield _Gap(run.start, min(run.start + run.num_pages, num_stored))
-        if context.num_pages < num_stored:
-            yield _Gap(context.num_pages, num_stored)
+        gaps = [_Gap(first, min(end, num_stored)) for first, end in missing if first < num_stored]
+        return [gap for gap in gaps if self._is_worth(gap)]
 
     def _read_next(self, read: _Read) -> None:
         """Begin to read the first gap."""

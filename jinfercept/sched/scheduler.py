@@ -3,8 +3,8 @@
 A plan is built in one pass: the running sequences in order of arrival, each with its one token or the next chunk of what it
 lacks; then the waiting ones, first come first served or by an `Order`, into what is left of the bucket; then the policy's
 moves for paused contexts, into what is left of the link. `ChunkPlanner` plans the chunk of each sequence, and `Eviction` frees
-the device slots that this takes. While sequences of
-several tenants compete, `FairShare` gives the order of service and says which sequences give way.
+the device slots that this takes. While sequences of several tenants compete, `FairShare` gives the order of service and says
+which sequences give way.
 """
 
 from jinfercept.kv.context import ContextResidency
@@ -94,9 +94,7 @@ class Scheduler:
             chunk_tokens=chunk_tokens,
         )
         self._largest, self._whole_prompts = buckets[-1], whole_prompts
-        self._turned_away_s: float | None = (
-            None  # since when nothing runs and the policy lets no waiting sequence start
-        )
+        self._turned_away_s: float | None = None  # since when nothing runs, for the policy lets nothing start
 
     # -- requests come and go --------------------------------------------------------------------------------------
 
@@ -360,10 +358,9 @@ class Scheduler:
             sequence = self._fair.next_waiting() if builder.tenants_compete else self._next_waiting(builder.now)
             if sequence is None or (before is not None and sequence.place.rank >= before):
                 return
-            if self._whole_prompts and builder.chunks:
-                missing = sequence.context.residency(sequence.length).missing
-                if missing > builder.query_tokens:
-                    return
+            lacks = sequence.context.residency(sequence.length).missing if self._whole_prompts and builder.chunks else 0
+            if lacks > builder.query_tokens:
+                return
             most = builder.query_tokens - self._fair.left_by(sequence.tenant)
             if most <= 0 or sequence.pending or not self._admission.admit(builder, sequence):
                 return
@@ -371,18 +368,13 @@ class Scheduler:
 
     def _next_waiting(self, now: float) -> Sequence | None:
         """The first waiting sequence that may start and that the policy lets start."""
-        first = None
-        for sequence in self.waiting:
-            if sequence.may_start:
-                if self._policy.admits(sequence, now):
-                    self._turned_away_s = None
-                    return sequence
-                first = sequence if first is None else first
-        if self.running or first is None:
+        can_start = (sequence for sequence in self.waiting if sequence.may_start)
+        admitted = next((sequence for sequence in can_start if self.admits(sequence, now)), None)
+        first = None if admitted or self.running else next((it for it in self.waiting if it.may_start), None)
+        if first is None:
             self._turned_away_s = None
-            return None
-        if self._turned_away_s is None:
-            self._turned_away_s = now
+            return admitted
+        self._turned_away_s = now if self._turned_away_s is None else self._turned_away_s
         return first if now - self._turned_away_s >= MOST_TURNED_AWAY_S else None
 
     def _admit_entitled(self, builder: PlanBuilder) -> None:
