@@ -95,8 +95,20 @@ def test_fetches_use_what_the_link_moves_beside_a_step_with_a_chunk() -> None:
     assert [len(plan.fetch) for plan in bench.steps(2)] == [8, 2]
 
 
-@pytest.mark.parametrize("link_tokens_per_s", [SIZE, 100 * SIZE])
-def test_host_pages_that_the_link_would_bring_too_late_are_recomputed(link_tokens_per_s: float) -> None:
+@pytest.mark.parametrize(
+    ("link_tokens_per_s", "attention_s"),
+    [(SIZE, 0.0), (100 * SIZE, 0.0), (SIZE, 100.0)],
+    ids=["slow link", "fast link", "slow link, dear attention"],
+)
+def test_host_pages_that_the_link_would_bring_too_late_are_recomputed(
+    link_tokens_per_s: float, attention_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    priced = AffineCost.recompute_s
+    monkeypatch.setattr(
+        AffineCost,
+        "recompute_s",
+        lambda cost, num_tokens, chunk: priced(cost, num_tokens, chunk) + attention_s * num_tokens,
+    )
     bench = SchedulerBench(holding(0.1), num_pages=30, link_tokens_per_s=link_tokens_per_s)
     bench.prefilled("runs", 4, max_tokens=60)
     back = paused(bench, 38)
@@ -108,7 +120,7 @@ def test_host_pages_that_the_link_would_bring_too_late_are_recomputed(link_token
     bench.scheduler.resume(back, [1], (CallDuration(12.0),))
     bench.steps(12)
     assert (back.usage.recomputed > 0, back.usage.copied_in > 0) == (
-        (True, False) if link_tokens_per_s == SIZE else (False, True)
+        (True, False) if link_tokens_per_s == SIZE and not attention_s else (False, True)
     )
     assert back.tokens[: len(tokens)] == tokens
     assert back.generated > 1
