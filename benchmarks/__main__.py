@@ -15,9 +15,7 @@ from jinfercept.sim.tables import check_least, numbers
 
 COMMANDS: Mapping[str, Entry] = {
     "load": Entry("benchmarks.__main__:Load", "load on OpenAI-compatible servers: latencies, cached tokens, errors"),
-    "agents": Entry(
-        "benchmarks.__main__:Agents", "coding agents by the lengths of real sessions: turns, cached tokens"
-    ),
+    "agents": Entry("benchmarks.__main__:Agents", "coding agents by lengths of real sessions: turns, cached tokens"),
     "fleet": Entry(
         "benchmarks.__main__:FleetLoad", "sessions without keys on replicas: tokens found, by way of routing"
     ),

@@ -111,8 +111,8 @@ class DiskContexts:
         return len(self._reads)
 
     def read_ahead(self, now: float) -> None:
-        """Give the host the pages that were read, and begin to read what the first waiting sequences lack; the others that lack
-        pages of the disk wait for their turn, and hold up nobody."""
+        """Give the host the pages that were read, and begin to read what the first waiting sequences lack. Other sequences that
+        lack pages of the disk wait for their turn; sequences that lack none start before them."""
         for key, read in list(self._reads.items()):
             if read.sequence.state is not State.WAITING:
                 self._end(key)
