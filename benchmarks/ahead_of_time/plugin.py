@@ -81,6 +81,7 @@ def _environment(folders: Sequence[str]) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "JAX_PLATFORMS": "cpu",
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "false",  # tests set it
         "JAX_ENABLE_COMPILATION_CACHE": "false",  # it cannot read executables for a device that is not there
         "JAX_INCLUDE_FULL_TRACEBACKS_IN_LOCATIONS": "false",  # a program is the same wherever its lines stand
         "AOT_RESULTS": str(cache_directory() / "aot-results"),
