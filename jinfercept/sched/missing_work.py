@@ -12,7 +12,7 @@ from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.position_price import PositionPrice
 from jinfercept.sched.sequence import Sequence
 
-LONGER = 30.0
+LONGER = 120.0
 """A request may be overtaken by requests that come within so many times the seconds of its missing work."""
 
 
