@@ -82,6 +82,8 @@ _UNDERSTOOD: dict[Family, frozenset[str]] = {
     "qwen3_next": _LAYER_KEYS | QWEN3_NEXT_KEYS,
     "gptj": _COMMON_KEYS | {*_GPTJ_KEYS, *_GPTJ_ALIASES, "n_inner", "activation_function"},
 }
+_CHOOSE_WINDOWS = ("qwen2", "qwen3", "qwen3_moe", "smollm3")
+"""Architectures that have windows if `use_sliding_window` says so."""
 _GRANITE_FACTORS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 _GEMMA = {"rms_norm_eps": 1e-6, "head_dim": 256, "tie_word_embeddings": True}
 _GEMMA_2 = {**_GEMMA, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096}
@@ -268,11 +270,12 @@ def _windows(config: Mapping[str, Any], name: str) -> tuple[int | None, ...]:
     """By layer the tokens that a query sees, itself included; None: all before it."""
     kinds, size = config.get("layer_types"), config.get("sliding_window") or None
     count, always = config["num_hidden_layers"], ARCHITECTURES[name].always_windowed
-    windowed = always or flag(config, "use_sliding_window", default=name in ("llama", "gpt_oss"))
+    chosen = name in _CHOOSE_WINDOWS and flag(config, "use_sliding_window")
+    windowed = always or chosen or name == "gpt_oss"
     if name == "gpt_oss" and kinds is None:
         kinds = ["full_attention" if index % 2 else "sliding_attention" for index in range(count)]
     if kinds is None:
-        first = 0 if always or name in ("llama", "qwen3_moe") else config.get("max_window_layers", 0)
+        first = 0 if always or name == "qwen3_moe" else config.get("max_window_layers", 0)
         return tuple(size if windowed and index >= first else None for index in range(count))
     served = ("full_attention", "sliding_attention") if windowed and size else ("full_attention",)
     check_layer_types(kinds, served, count)
