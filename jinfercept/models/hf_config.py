@@ -30,8 +30,9 @@ from jinfercept.models.hf_keys import (
     layer_fields,
     refuse_unless,
     require,
+    text_config,
 )
-from jinfercept.models.hf_qwen import QWEN3_NEXT_KEYS, QWEN_HYBRIDS, are_dense, qwen3_next_fields, text_config
+from jinfercept.models.hf_qwen import QWEN3_NEXT_KEYS, QWEN_HYBRIDS, are_dense, qwen3_next_fields
 from jinfercept.models.hf_rope import rope_from_hf
 
 _CLASSES = {
@@ -106,7 +107,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma": {**_GEMMA, "num_key_value_heads": 16, "max_position_embeddings": 8192},
     "gemma2": {**_GEMMA_2, "max_position_embeddings": 8192}
     | {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
-    "gemma3_text": {**_GEMMA_2, "max_position_embeddings": 131_072},
+    "gemma3_text": {**_GEMMA_2, "vocab_size": 262_208, "num_attention_heads": 8, "max_position_embeddings": 131_072},
     "mixtral": {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "num_experts_per_tok": 2, "rope_theta": 1e6},
     "qwen3_moe": {"rms_norm_eps": 1e-6, "num_key_value_heads": 4, "sliding_window": 4096}
     | {"num_experts_per_tok": 8, "moe_intermediate_size": 768},
