@@ -45,6 +45,7 @@ ARCHITECTURES = {
     "qwen2": Architecture("llama", {"qkv_bias": True}),
     "qwen3": Architecture("llama", {"qk_norm": True}, frozenset(("attention_bias",))),
     "olmo2": Architecture("llama", _NORMED_OUTPUTS, frozenset(("attention_bias",))),
+    "olmo3": Architecture("llama", _NORMED_OUTPUTS, frozenset(("attention_bias",))),
     "phi3": Architecture("llama", always_windowed=True, turns_partly=True, fused=True),
     "granite": Architecture("llama", biases=_ALL_BIASES, keys=_MULTIPLIERS),
     "smollm3": Architecture("llama", biases=_ALL_BIASES, keys=frozenset(("no_rope_layers", "no_rope_layer_interval"))),
@@ -231,7 +232,7 @@ class ModelConfig:
         o_bias: so has the projection of what attention gives.
         mlp_bias: so have the projections of the gated feed-forward network.
         qk_norm: queries and keys are normed head by head before they are rotated (Qwen3).
-        qk_row_norm: they are normed over all heads at once (OLMo 2).
+        qk_row_norm: they are normed over all heads at once (OLMo 2 and 3).
         pre_norms: what goes into attention and into the feed-forward network is normed.
         post_norms: so is what comes out of them, before it is added to the stream.
         embedding_multiplier: of the vectors of tokens (Granite).
