@@ -40,6 +40,7 @@ _HARMLESS = re.compile(
     r"|^attn_implementation$|^is_decoder$"
 )
 _USUAL = {"causal": True, "is_causal": True, "rotary": True, "scale_attn_weights": True, "use_rope": True}
+_USUAL |= {"full_attn_mod": 1}  # Phi-4 (mini): every layer attends to all tokens
 """Values that leave a model as it is, of keys for which false, 0 or nothing does not."""
 _FACTORS = frozenset(("scale", "scaling", "multiplier", "factor", "scalar", "ratio", "mult"))
 _WITH_IMAGES = {
@@ -96,7 +97,7 @@ def require(config: Mapping[str, Any], keys: tuple[str, ...], *, where: str) -> 
 def _changes(key: str, value: Any) -> bool:
     words = _WORDS.intersection(re.split(r"[^a-z0-9]+", key.lower()))
     if key in _USUAL:
-        return value is not None and value is not _USUAL[key]
+        return value is not None and value != _USUAL[key]
     if not words or _HARMLESS.search(key) or not value:
         return False
     return not (isinstance(value, int | float) and value is not True and value == 1 and words & _FACTORS)
