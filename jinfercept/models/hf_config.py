@@ -288,13 +288,13 @@ def _experts(config: Mapping[str, Any], name: str) -> ExpertsConfig:
 def _windows(config: Mapping[str, Any], name: str) -> tuple[int | None, ...]:
     """By layer the tokens that a query sees, itself included; None: all before it."""
     kinds, size = config.get("layer_types"), config.get("sliding_window") or None
-    count, always = config["num_hidden_layers"], ARCHITECTURES[name].always_windowed
-    chosen = name in _CHOOSE_WINDOWS and flag(config, "use_sliding_window")
+    count, chosen = config["num_hidden_layers"], name in _CHOOSE_WINDOWS and flag(config, "use_sliding_window")
+    always = ARCHITECTURES[name].always_windowed or (chosen and name == "qwen3_moe")  # in all layers
     windowed = always or chosen or name in _WINDOWED_EVERY
     if kinds is None and (every := _WINDOWED_EVERY.get(name)):
         kinds = ["sliding_attention" if (index + 1) % every else "full_attention" for index in range(count)]
     if kinds is None:
-        first = 0 if always or name == "qwen3_moe" else config.get("max_window_layers", 0)
+        first = 0 if always else config.get("max_window_layers", 0)
         return tuple(size if windowed and index >= first else None for index in range(count))
     served = ("full_attention", "sliding_attention") if windowed and size else ("full_attention",)
     check_layer_types(kinds, served, count)

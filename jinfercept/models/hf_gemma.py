@@ -38,8 +38,7 @@ def _gemma_pattern(config: Mapping[str, Any], name: str) -> list[bool]:
         return []
     kinds, count = config.get("layer_types"), config["num_hidden_layers"]
     if kinds is None:
-        every = config.get("_sliding_window_pattern") or config.get("sliding_window_pattern") or 6
-        every = every if name == "gemma3_text" else 2
+        every = config.get("sliding_window_pattern") or 6 if name == "gemma3_text" else 2
         return [bool((index + 1) % every) for index in range(count)]
     check_layer_types(kinds, ("full_attention", "sliding_attention"), count)
     return [kind == "sliding_attention" for kind in kinds]

@@ -44,6 +44,13 @@ def test_relatives_of_llama_differ_in_biases_and_norms(name, bias, norm):
         ("llama_tied", {"sliding_window": 32, "use_sliding_window": True}, []),
         ("olmo2", {"sliding_window": 32, "use_sliding_window": True}, []),
         ("gpt_oss", {"sliding_window": 32, "use_sliding_window": False}, [32, None]),
+        ("gemma3", {"sliding_window": 32, "sliding_window_pattern": 2}, [32, None, 32]),
+        ("gemma3", {"sliding_window": 32, "sliding_window_pattern": None}, [32, 32, 32]),
+        (
+            "qwen3_moe",
+            {"sliding_window": 32, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]},
+            [32, 32],
+        ),
         ("qwen2", {"sliding_window": 32}, []),
         ("qwen2", {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 1}, [None, 32]),
         ("qwen2", {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 28}, []),
