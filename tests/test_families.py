@@ -22,6 +22,7 @@ SLOW = [
             "qwen3_moe",
             "qwen3_moe_mixed",
             "olmo2",
+            "olmo3",
             "phi3",
             "granite",
         ),

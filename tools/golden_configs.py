@@ -12,6 +12,7 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     Qwen2Config,
     Qwen3_5MoeTextConfig,
@@ -142,6 +143,19 @@ TINY_CONFIGS = {
         rope_parameters=IMAGE_ROPE,
     ),
     "olmo2": Olmo2Config(**LLAMA_SHAPE, rope_parameters=SHORT_ROPE),
+    "olmo3": Olmo3Config(
+        **LLAMA_SHAPE | {"num_hidden_layers": 5},
+        sliding_window=20,
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 500.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
     "phi3": Phi3Config(
         **{**LLAMA_SHAPE, "head_dim": 8}, pad_token_id=0, rope_parameters={**SHORT_ROPE, "partial_rotary_factor": 0.75}
     ),

@@ -21,7 +21,7 @@ class Architecture(NamedTuple):
         always_windowed: `sliding_window` counts even where no `use_sliding_window` says so.
         turns_partly: `partial_rotary_factor` counts.
         fused: queries, keys and values are stored as one tensor, and so are gate and up.
-        keys: of `config.json` that its class reads, and others of its family do not.
+        keys: of `config.json` that its class reads, or that say what it does anyway, and others of its family do not.
     """
 
     family: Family
@@ -43,8 +43,9 @@ ARCHITECTURES = {
     "llama": Architecture("llama", biases=_ALL_BIASES),
     "mistral": Architecture("llama", always_windowed=True),
     "qwen2": Architecture("llama", {"qkv_bias": True}),
-    "qwen3": Architecture("llama", {"qk_norm": True}, frozenset(("attention_bias",))),
+    "qwen3": Architecture("llama", {"qk_norm": True}, frozenset(("attention_bias",)), keys=frozenset(("use_qk_norm",))),
     "olmo2": Architecture("llama", _NORMED_OUTPUTS, frozenset(("attention_bias",))),
+    "olmo3": Architecture("llama", _NORMED_OUTPUTS, frozenset(("attention_bias",))),
     "phi3": Architecture("llama", always_windowed=True, turns_partly=True, fused=True),
     "granite": Architecture("llama", biases=_ALL_BIASES, keys=_MULTIPLIERS),
     "smollm3": Architecture("llama", biases=_ALL_BIASES, keys=frozenset(("no_rope_layers", "no_rope_layer_interval"))),
@@ -54,7 +55,8 @@ ARCHITECTURES = {
         "llama",
         {"qk_norm": True},
         frozenset(("attention_bias",)),
-        keys=_EXPERTS | {"moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"},
+        keys=_EXPERTS
+        | {"moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "use_qk_norm"},
     ),
     "gpt_oss": Architecture(
         "llama", {"sinks": True}, frozenset(("attention_bias",)), keys=_EXPERTS | {"swiglu_alpha", "swiglu_limit"}
@@ -231,7 +233,7 @@ class ModelConfig:
         o_bias: so has the projection of what attention gives.
         mlp_bias: so have the projections of the gated feed-forward network.
         qk_norm: queries and keys are normed head by head before they are rotated (Qwen3).
-        qk_row_norm: they are normed over all heads at once (OLMo 2).
+        qk_row_norm: they are normed over all heads at once (OLMo 2 and 3).
         pre_norms: what goes into attention and into the feed-forward network is normed.
         post_norms: so is what comes out of them, before it is added to the stream.
         embedding_multiplier: of the vectors of tokens (Granite).

@@ -30,9 +30,10 @@ from jinfercept.models.hf_keys import (
     layer_fields,
     refuse_unless,
     require,
+    text_config,
 )
-from jinfercept.models.hf_qwen import QWEN3_NEXT_KEYS, QWEN_HYBRIDS, are_dense, qwen3_next_fields, text_config
-from jinfercept.models.hf_rope import rope_from_hf
+from jinfercept.models.hf_qwen import QWEN3_NEXT_KEYS, QWEN_HYBRIDS, are_dense, qwen3_next_fields
+from jinfercept.models.hf_rope import Rope, rope_from_hf, ropes_by_layer_type
 
 _CLASSES = {
     "LlamaForCausalLM": "llama",
@@ -40,6 +41,7 @@ _CLASSES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo3",
     "Phi3ForCausalLM": "phi3",
     "GraniteForCausalLM": "granite",
     "SmolLM3ForCausalLM": "smollm3",
@@ -82,6 +84,10 @@ _UNDERSTOOD: dict[Family, frozenset[str]] = {
     "qwen3_next": _LAYER_KEYS | QWEN3_NEXT_KEYS,
     "gptj": _COMMON_KEYS | {*_GPTJ_KEYS, *_GPTJ_ALIASES, "n_inner", "activation_function"},
 }
+_CHOOSE_WINDOWS = ("qwen2", "qwen3", "qwen3_moe", "smollm3")
+"""Architectures that have windows if `use_sliding_window` says so."""
+_WINDOWED_EVERY = {"gpt_oss": 2, "olmo3": 4}
+"""Architectures that have windows whatever the config says: by default in all layers but each of that number."""
 _GRANITE_FACTORS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 _GEMMA = {"rms_norm_eps": 1e-6, "head_dim": 256, "tie_word_embeddings": True}
 _GEMMA_2 = {**_GEMMA, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096}
@@ -92,6 +98,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2": _QWEN_2,
     "qwen3": {**_QWEN_2, "head_dim": 128},
     "olmo2": {"rms_norm_eps": 1e-5},
+    "olmo3": {"rms_norm_eps": 1e-5, "sliding_window": 4096},
     "granite": {"rms_norm_eps": 1e-6, **dict.fromkeys(_GRANITE_FACTORS, 1.0)},
     "smollm3": {
         "rms_norm_eps": 1e-6,
@@ -104,7 +111,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma": {**_GEMMA, "num_key_value_heads": 16, "max_position_embeddings": 8192},
     "gemma2": {**_GEMMA_2, "max_position_embeddings": 8192}
     | {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
-    "gemma3_text": {**_GEMMA_2, "max_position_embeddings": 131_072},
+    "gemma3_text": {**_GEMMA_2, "vocab_size": 262_208, "num_attention_heads": 8, "max_position_embeddings": 131_072},
     "mixtral": {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "num_experts_per_tok": 2, "rope_theta": 1e6},
     "qwen3_moe": {"rms_norm_eps": 1e-6, "num_key_value_heads": 4, "sliding_window": 4096}
     | {"num_experts_per_tok": 8, "moe_intermediate_size": 768},
@@ -190,7 +197,7 @@ def _llama_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     check_sizes(config, (), ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers"))
     refuse_unless(config, hidden_act=("silu", "swish"))
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    rope = rope_from_hf(config, head_dim, config["max_position_embeddings"], name)
+    rope, near = _ropes(config, head_dim, name)
     attention_bias, mlp_bias = (
         flag(config, key) and key in architecture.biases for key in ("attention_bias", "mlp_bias")
     )
@@ -198,11 +205,20 @@ def _llama_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         **layer_fields(config, rope, head_dim, bias=attention_bias),
         "activation": "silu",
         "mlp_bias": mlp_bias,
-        "kinds": _kinds(_windows(config, name), _are_dense(config, name)),
+        "kinds": _kinds(_windows(config, name), _are_dense(config, name), near),
         "experts": _experts(config, name) if "num_experts" in architecture.keys else None,
     }
     own = {"granite": _granite_fields, "smollm3": _smollm3_fields}.get(name)
     return {**fields, **architecture.parts, **({} if own is None else own(config, rope.config))}
+
+
+def _ropes(config: Mapping[str, Any], head_dim: int, name: str) -> tuple[Rope, RopeConfig | None]:
+    """The rotation, and that of windowed layers if it is another one."""
+    if name != "olmo3":
+        return rope_from_hf(config, head_dim, config["max_position_embeddings"], name), None
+    theta = 500_000.0  # of windowed layers too, whatever `rope_theta` says: transformers takes it for the others alone
+    full, near = ropes_by_layer_type(config, head_dim, (config.get("rope_theta", theta), theta), name)
+    return full, None if near.config == full.config else near.config
 
 
 def _granite_fields(config: Mapping[str, Any], rope: RopeConfig) -> dict[str, Any]:
@@ -236,9 +252,14 @@ def _smollm3_fields(config: Mapping[str, Any], rope: RopeConfig) -> dict[str, An
     }
 
 
-def _kinds(windows: tuple[int | None, ...], are_dense: tuple[bool, ...]) -> tuple[LayerKind, ...]:
-    """The layers' kinds; () if all are plain."""
-    kinds = tuple(LayerKind(window, None, is_dense) for window, is_dense in zip(windows, are_dense, strict=True))
+def _kinds(
+    windows: tuple[int | None, ...], are_dense: tuple[bool, ...], near: RopeConfig | None
+) -> tuple[LayerKind, ...]:
+    """The layers' kinds; () if all are plain. Layers with a window turn by `near`."""
+    kinds = tuple(
+        LayerKind(window, None if window is None else near, is_dense)
+        for window, is_dense in zip(windows, are_dense, strict=True)
+    )
     return kinds if set(kinds) != {PLAIN_KIND} else ()
 
 
@@ -267,12 +288,13 @@ def _experts(config: Mapping[str, Any], name: str) -> ExpertsConfig:
 def _windows(config: Mapping[str, Any], name: str) -> tuple[int | None, ...]:
     """By layer the tokens that a query sees, itself included; None: all before it."""
     kinds, size = config.get("layer_types"), config.get("sliding_window") or None
-    count, always = config["num_hidden_layers"], ARCHITECTURES[name].always_windowed
-    windowed = always or flag(config, "use_sliding_window", default=name in ("llama", "gpt_oss"))
-    if name == "gpt_oss" and kinds is None:
-        kinds = ["full_attention" if index % 2 else "sliding_attention" for index in range(count)]
+    count, chosen = config["num_hidden_layers"], name in _CHOOSE_WINDOWS and flag(config, "use_sliding_window")
+    always = ARCHITECTURES[name].always_windowed or (chosen and name == "qwen3_moe")  # in all layers
+    windowed = always or chosen or name in _WINDOWED_EVERY
+    if kinds is None and (every := _WINDOWED_EVERY.get(name)):
+        kinds = ["sliding_attention" if (index + 1) % every else "full_attention" for index in range(count)]
     if kinds is None:
-        first = 0 if always or name in ("llama", "qwen3_moe") else config.get("max_window_layers", 0)
+        first = 0 if always else config.get("max_window_layers", 0)
         return tuple(size if windowed and index >= first else None for index in range(count))
     served = ("full_attention", "sliding_attention") if windowed and size else ("full_attention",)
     check_layer_types(kinds, served, count)

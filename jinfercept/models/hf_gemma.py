@@ -5,7 +5,7 @@ from typing import Any
 
 from jinfercept.models.config import ARCHITECTURES, PLAIN_KIND, LayerKind
 from jinfercept.models.hf_keys import check_layer_types, check_sizes, flag, layer_fields, refuse_unless
-from jinfercept.models.hf_rope import Rope, rope_from_hf
+from jinfercept.models.hf_rope import Rope, rope_from_hf, ropes_by_layer_type
 
 
 def gemma_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -38,8 +38,7 @@ def _gemma_pattern(config: Mapping[str, Any], name: str) -> list[bool]:
         return []
     kinds, count = config.get("layer_types"), config["num_hidden_layers"]
     if kinds is None:
-        every = config.get("_sliding_window_pattern") or config.get("sliding_window_pattern") or 6
-        every = every if name == "gemma3_text" else 2
+        every = config.get("sliding_window_pattern") or 6 if name == "gemma3_text" else 2
         return [bool((index + 1) % every) for index in range(count)]
     check_layer_types(kinds, ("full_attention", "sliding_attention"), count)
     return [kind == "sliding_attention" for kind in kinds]
@@ -47,14 +46,5 @@ def _gemma_pattern(config: Mapping[str, Any], name: str) -> list[bool]:
 
 def _gemma_ropes(config: Mapping[str, Any], head_dim: int) -> tuple[Rope, Rope]:
     """The rotations of Gemma 3's full layers and of its windowed ones, which transformers 4 wrote beside each other."""
-    stated = config.get("rope_parameters") or {}
-    full = {"rope_theta": config.get("rope_theta", 1_000_000.0), "rope_parameters": stated.get("full_attention")}
-    if config.get("rope_scaling"):
-        full["rope_scaling"] = config["rope_scaling"]
-    near = {
-        "rope_theta": config.get("rope_local_base_freq", 10_000.0),
-        "rope_parameters": stated.get("sliding_attention"),
-    }
-    longest = config["max_position_embeddings"]
-    ropes = [rope_from_hf(stated, head_dim, longest, "gemma3_text") for stated in (full, near)]
-    return ropes[0], ropes[1]
+    thetas = config.get("rope_theta", 1_000_000.0), config.get("rope_local_base_freq", 10_000.0)
+    return ropes_by_layer_type(config, head_dim, thetas, "gemma3_text")

@@ -40,8 +40,31 @@ _HARMLESS = re.compile(
     r"|^attn_implementation$|^is_decoder$"
 )
 _USUAL = {"causal": True, "is_causal": True, "rotary": True, "scale_attn_weights": True, "use_rope": True}
+_USUAL |= {"full_attn_mod": 1}  # Phi-4 (mini): every layer attends to all tokens
 """Values that leave a model as it is, of keys for which false, 0 or nothing does not."""
 _FACTORS = frozenset(("scale", "scaling", "multiplier", "factor", "scalar", "ratio", "mult"))
+_WITH_IMAGES = {
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+}
+"""Models that read images, too, and their parts that read text."""
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of a model's part that reads text; of other models, the config itself."""
+    names, text = config.get("architectures"), config.get("text_config")
+    if not isinstance(text, Mapping) or not isinstance(names, list) or names[:1] == []:
+        return config
+    part = _WITH_IMAGES.get(str(names[0]))
+    if part is None:
+        return config
+    outer = {
+        key: config[key]
+        for key in ("tie_word_embeddings", "quantization_config", "eos_token_id")
+        if config.get(key) is not None
+    }
+    return {**text, **outer, "architectures": [part]}
 
 
 def check_keys(config: Mapping[str, Any], understood: Set[str], *, where: str, every: bool = False) -> None:
@@ -74,7 +97,7 @@ def require(config: Mapping[str, Any], keys: tuple[str, ...], *, where: str) -> 
 def _changes(key: str, value: Any) -> bool:
     words = _WORDS.intersection(re.split(r"[^a-z0-9]+", key.lower()))
     if key in _USUAL:
-        return value is not None and value is not _USUAL[key]
+        return value is not None and value != _USUAL[key]
     if not words or _HARMLESS.search(key) or not value:
         return False
     return not (isinstance(value, int | float) and value is not True and value == 1 and words & _FACTORS)

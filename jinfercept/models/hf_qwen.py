@@ -38,23 +38,6 @@ QWEN_HYBRIDS: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {**_HYBRID, **_MOE, "num_experts": 256, "num_experts_per_tok": 8},
 }
 """Values of transformers for keys that are not there."""
-_WITH_IMAGES = {
-    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
-}
-"""Models that read images, too, and their parts that read text."""
-
-
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of a model's part that reads text; of other models, the config itself."""
-    names, text = config.get("architectures"), config.get("text_config")
-    if not isinstance(text, Mapping) or not isinstance(names, list) or names[:1] == []:
-        return config
-    part = _WITH_IMAGES.get(str(names[0]))
-    if part is None:
-        return config
-    outer = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
-    return {**text, **outer, "architectures": [part]}
 
 
 def qwen3_next_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:

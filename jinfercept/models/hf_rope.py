@@ -91,6 +91,27 @@ def rope_from_hf(config: Mapping[str, Any], head_dim: int, max_position: int, ar
     return Rope(scaled, max_position)
 
 
+def ropes_by_layer_type(
+    config: Mapping[str, Any], head_dim: int, thetas: tuple[float, float], architecture: str
+) -> tuple[Rope, Rope]:
+    """The rotations of full layers and of windowed ones. `rope_scaling`, transformers 4's, is of full layers.
+
+    Args:
+        config: as for `rope_from_hf`.
+        thetas: of both, where the rotations have none.
+    """
+    stated = config.get("rope_parameters") or {}
+    kinds = [stated.get("full_attention") or {}, stated.get("sliding_attention") or {}]
+    if scaling := config.get("rope_scaling"):
+        kinds[0] = {**kinds[0], **scaling}
+    longest = config["max_position_embeddings"]
+    full, near = (
+        rope_from_hf({"rope_theta": theta, "rope_parameters": kind}, head_dim, longest, architecture)
+        for theta, kind in zip(thetas, kinds, strict=True)
+    )
+    return full, near
+
+
 def _stated(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The object that counts."""
     stated = {key: config[key] for key in ("rope_scaling", "rope_parameters") if config.get(key) not in (None, {})}

@@ -20,11 +20,12 @@ from jinfercept.models.fp8_weights import Float8Format
 from jinfercept.models.fused_weights import Fused, Part, fused_parts, split_shapes
 from jinfercept.models.gptq_weights import StoredType, WordFormat, is_named
 from jinfercept.models.hf_config import architecture_name, config_from_hf
+from jinfercept.models.hf_keys import text_config
 from jinfercept.models.model_directory import read_json
 from jinfercept.models.mxfp4_weights import MXFP4Format
 from jinfercept.models.packed_rows import PackedRows, Packing
-from jinfercept.models.reordered_rows import QWEN3_NEXT_NAMES, ReorderedRows, reordered_rows, text_tensors
-from jinfercept.models.weight_files import Placed, placed_tensors
+from jinfercept.models.reordered_rows import QWEN3_NEXT_NAMES, ReorderedRows, reordered_rows
+from jinfercept.models.weight_files import Placed, placed_tensors, text_tensors
 
 log = logging.getLogger("jinfercept")
 
@@ -156,7 +157,7 @@ class HFCheckpoint:
         config, parsed = read_config(directory), read_json(directory / "config.json")
         architecture = ARCHITECTURES[architecture_name(parsed)]
         placed = placed_tensors(directory, BASES[config.family], partly=not weights)
-        if config.delta_net is not None:
+        if config.delta_net is not None or text_config(parsed) is not parsed:
             placed = text_tensors(placed)
         stored = {name: StoredType(at.file.shapes[at.name], at.file.dtypes[at.name]) for name, at in placed.items()}
         shapes, packed = {name: of.shape for name, of in stored.items()}, frozenset[str]()

@@ -4,7 +4,8 @@ SmolLM2, Vicuna and Mistral are the same; Qwen2 adds biases to the projections o
 queries and keys (arXiv 2505.09388); the other projections may have biases too. OLMo 2 norms outputs in place of inputs, and
 queries and keys over all heads (arXiv 2501.00656); Granite multiplies what is added to the stream. Mixtral (arXiv 2401.04088)
 and Qwen3-MoE have experts in place of the one feed-forward network (`experts.py`). Some layers of SmolLM3 turn
-nothing: their kind says so. Weights lie `[in, out]`, those of the same rows joined (`joined_weights.py`).
+nothing, and OLMo 3's with a window turn in another way than the others: their kind says so. Weights lie `[in, out]`, those of
+the same rows joined (`joined_weights.py`).
 """
 
 import jax

@@ -31,20 +31,6 @@ _TOGETHER = {
 }
 """Tensors whose rows, one behind the other, are those of a weight with all heads' queries first, then all keys, and so on."""
 
-_UNUSED = ("mtp.", "model.visual.")
-"""Beginnings of names: a draft of further tokens, and the part that reads images."""
-
-
-def text_tensors[T](tensors: Mapping[str, T]) -> dict[str, T]:
-    """The tensors of a model's part that reads text, under the names that they have in a model of text alone."""
-    inner = "model.language_model."
-    plain = {
-        "model." + name.removeprefix(inner) if name.startswith(inner) else name: tensor
-        for name, tensor in tensors.items()
-    }
-    return {name: tensor for name, tensor in plain.items() if not name.startswith(_UNUSED)}
-
-
 type Read = Callable[[str, slice], Shaped[np.ndarray, "rows ..."]]
 
 

@@ -7,7 +7,7 @@ beside the converted ones, never do. No name may be in two files that count, nor
 `model.safetensors`: which of the two is meant cannot be known.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,16 @@ from jinfercept.models.torch_weights import TorchFile
 
 _FOREIGN = ("consolidated", "adapter_")
 """How files of weights begin that are no part of a Hugging Face model."""
+
+
+_UNUSED = ("mtp.", "model.visual.", "model.vision_tower.", "model.multi_modal_projector.")
+"""Beginnings of names: a draft of further tokens, and the parts that read images."""
+_TEXT = {
+    "model.language_model.model.": "model.",
+    "model.language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
+"""Beginnings of names of the part that reads text, and what they are in a model of text alone."""
 
 
 class Placed(NamedTuple):
@@ -61,6 +71,15 @@ def plain_names(stored: Iterable[str], base: str) -> dict[str, str]:
     if any(name.startswith(base) for name in plain.values()):
         return plain
     return {name: new if new.startswith("lm_head.") else base + new for name, new in plain.items()}
+
+
+def text_tensors[T](tensors: Mapping[str, T]) -> dict[str, T]:
+    """The tensors of a model's part that reads text, under the names that they have in a model of text alone."""
+    plain: dict[str, T] = {}
+    for name, tensor in tensors.items():
+        inner = next((inner for inner in _TEXT if name.startswith(inner)), "")
+        plain[_TEXT.get(inner, "") + name.removeprefix(inner)] = tensor
+    return {name: tensor for name, tensor in plain.items() if not name.startswith(_UNUSED)}
 
 
 def _refuse_second(first: Placed | None, path: Path, name: str) -> None:

@@ -14,9 +14,9 @@ from jinfercept.models.config import ModelConfig
 from jinfercept.models.fused_weights import Part, fused_parts, split_shapes
 from jinfercept.models.hf_weights import BASES, FUSED, names_of
 from jinfercept.models.protocol import Params
-from jinfercept.models.reordered_rows import ReorderedRows, reordered_rows, text_tensors
+from jinfercept.models.reordered_rows import ReorderedRows, reordered_rows
 from jinfercept.models.stored_weights import LazyWeight
-from jinfercept.models.weight_files import plain_names
+from jinfercept.models.weight_files import plain_names, text_tensors
 
 
 def weights_of_checkpoint(
@@ -42,7 +42,7 @@ def weights_of_checkpoint(
     def as_given(name: str) -> str:
         return given.get(name, name if has_base else name.removeprefix(base))
 
-    if config.delta_net is not None:
+    if config.family in ("gemma", "qwen3_next"):
         by_name = text_tensors(by_name)
     stored = _StoredArrays.of(config, by_name)
     names, taken, ours, missing = names_of(config, stored.shapes), set[str](), dict[str, Any](), list[str]()

@@ -40,7 +40,17 @@ def test_relatives_of_llama_differ_in_biases_and_norms(name, bias, norm):
         ("mistral", {"sliding_window": 32}, [32, 32]),
         ("mistral", {"sliding_window": None}, []),
         ("mistral", {"sliding_window": 32, "use_sliding_window": False}, [32, 32]),
-        ("llama_tied", {"sliding_window": 32}, [32, 32]),
+        ("llama_tied", {"sliding_window": 32}, []),
+        ("llama_tied", {"sliding_window": 32, "use_sliding_window": True}, []),
+        ("olmo2", {"sliding_window": 32, "use_sliding_window": True}, []),
+        ("gpt_oss", {"sliding_window": 32, "use_sliding_window": False}, [32, None]),
+        ("gemma3", {"sliding_window": 32, "sliding_window_pattern": 2}, [32, None, 32]),
+        ("gemma3", {"sliding_window": 32, "sliding_window_pattern": None}, [32, 32, 32]),
+        (
+            "qwen3_moe",
+            {"sliding_window": 32, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]},
+            [32, 32],
+        ),
         ("qwen2", {"sliding_window": 32}, []),
         ("qwen2", {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 1}, [None, 32]),
         ("qwen2", {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 28}, []),
@@ -57,6 +67,24 @@ def test_layers_are_windowed_where_transformers_has_them(name, change, windows):
     config = config_from_hf(config | change)
     assert [kind.window for kind in config.kinds] == windows
     assert config.max_position == 128
+
+
+def test_olmo_3_as_transformers_4_wrote_it_scales_its_full_layers_alone():
+    config = _tiny("olmo3")
+    for key in ("rope_parameters", "layer_types"):
+        del config[key]
+    scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16}
+    read = config_from_hf(config | {"rope_theta": 700.0, "rope_scaling": scaling})
+    assert (read.rope.theta, read.rope.scaling, read.rope.factor) == (700.0, "yarn", 8.0)
+    assert [kind.window for kind in read.kinds] == [20, 20, 20, None, 20]
+    assert read.kinds[0].rope == RopeConfig(500_000.0, 16)  # transformers takes `rope_theta` for the full layers alone
+    assert read.kinds[3].rope is None
+
+
+def test_a_scaling_beside_gemma_3s_rotations_joins_that_of_the_full_layers():
+    read = config_from_hf(_tiny("gemma3") | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}})
+    assert (read.rope.theta, read.rope.factor) == (500.0, 2.0)
+    assert read.kinds[0].rope == RopeConfig(100.0, 16)
 
 
 GPTJ_6B = {  # EleutherAI/gpt-j-6b, as published in 2021

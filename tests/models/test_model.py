@@ -24,6 +24,7 @@ TINY = (
     "qwen2",
     "qwen3",
     "olmo2",
+    "olmo3",
     "phi3",
     "granite",
     "smollm3",

@@ -137,6 +137,8 @@ def test_values_that_are_not_there_are_those_of_transformers() -> None:
             {"rotary": True, "scale_attn_weights": True, "summary_activation": "x", "activation_function": "gelu_fast"},
         ),
         ("gptj", {"hidden_size": 32, "num_hidden_layers": 2, "attn_pdrop": 0.1}),
+        ("phi3", {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False}),  # Phi-4-mini-instruct
+        ("qwen3_moe", {"use_qk_norm": True, "qkv_bias": False, "shared_expert_intermediate_size": 0}),  # Qwen3-Coder
     ],
 )
 def test_keys_that_change_nothing_are_let_be(base: str, changes: dict[str, Any]) -> None:
@@ -155,6 +157,7 @@ def test_keys_that_change_nothing_are_let_be(base: str, changes: dict[str, Any])
         ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0]}}, "long_factor"),
         ("phi3", {"rope_scaling": {"type": "default", "partial_rotary_factor": 1.5}}, "partial_rotary_factor"),
         ("phi3", {"resid_scale": 2.0}, "resid_scale"),
+        ("phi3", {"full_attn_mod": 2}, "full_attn_mod"),
         ("granite", {"attention_multiplier": -1.0}, "attention_multiplier"),
         ("granite", {"logits_scaling": True}, "logits_scaling"),
         ("granite", {"num_local_experts": 8}, "num_local_experts"),
