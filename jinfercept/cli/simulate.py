@@ -17,7 +17,7 @@ from tyro import conf
 from jinfercept.cli.options import Maybe, Several, option_flags
 from jinfercept.cli.simulated_loads import ORDER_NAMES, POLICY_NAMES, check_policies, drawer, load, session_loads
 from jinfercept.cli.simulation_table import LEGEND, SESSION_LEGEND, curves, exit_status, table
-from jinfercept.config import CacheOptions, EngineOptions
+from jinfercept.config import CacheOptions, EngineOptions, SchedulingOptions
 from jinfercept.errors import ConfigError
 from jinfercept.meter.turns import LIMITS, LatencyLimits
 from jinfercept.sched.named_profiles import load_profile
@@ -43,6 +43,7 @@ MOST = 1_000_000
 """Sequences, tokens of a page, processes."""
 
 _RECORD_FLAGS = ("--decisions", "--chrome-trace")
+_SERVED = SchedulingOptions()
 SOURCE = conf.create_mutex_group(required=False, title="requests")
 
 
@@ -69,11 +70,18 @@ class Simulate:
     seed: Several = ()
     """of the arrivals (default: 0)"""
     estimator: Annotated[
-        str, conf.arg(help=f"of durations: {', '.join(STUDIED_ESTIMATORS)}; or your own as path.py:Class")
-    ] = "elapsed"
+        Maybe[str],
+        conf.arg(
+            help=f"of durations: {', '.join(STUDIED_ESTIMATORS)}; or your own as path.py:Class (default: elapsed; for sessions "
+            f"{_SERVED.estimator}, as served)"
+        ),
+    ] = None
     order: Annotated[
         Several,
-        conf.arg(help=f"of waiting requests: {ORDER_NAMES}; or your own as path.py:Class (default: fcfs)"),
+        conf.arg(
+            help=f"of waiting requests: {ORDER_NAMES}; or your own as path.py:Class (default: fcfs; for sessions under "
+            f"{_SERVED.policy} {_SERVED.order}, as served)"
+        ),
     ] = ()
     burstiness: float = 1.0
     """variation of gaps; 1 is Poisson"""
@@ -131,11 +139,12 @@ class Simulate:
 
     @property
     def _policies(self) -> list[str]:
-        return listed(self.policy or ("copy_ahead",))
+        return listed(self.policy or (_SERVED.policy,))
 
-    @property
-    def _orders(self) -> list[str]:
-        return listed(self.order or ("fcfs",))
+    def _orders(self, policy: str) -> list[str]:
+        """The orders of a policy. Without `--order` the policies beside the default one are what other engines do."""
+        served = self._plays_sessions and policy == _SERVED.policy
+        return listed(self.order or (_SERVED.order if served else "fcfs",))
 
     @property
     def _name(self) -> str:
@@ -161,7 +170,7 @@ class Simulate:
         ):
             check_least(flag, least, 0)
         check_policies(self._policies)
-        for order in self._orders:
+        for order in listed(self.order):
             check_order_choice(order)
         files = (("--json", self.json), ("--csv", self.csv), ("--plot", self.plot))
         check_outputs((*files, *zip(_RECORD_FLAGS, self.records, strict=True)))
@@ -178,7 +187,7 @@ class Simulate:
 
     def _runs(self) -> list[SweepRun]:
         """Every combination of rate, seed, policy and order, each with files of its own for its records."""
-        simulations = [self._simulation(policy, order) for policy in self._policies for order in self._orders]
+        simulations = [self._simulation(policy, order) for policy in self._policies for order in self._orders(policy)]
         runs = [SweepRun(simulation, load) for load in self._loads() for simulation in simulations]
         if len(runs) == 1:
             return [replace(runs[0], records=self.records)]
@@ -218,7 +227,7 @@ class Simulate:
         return Simulation(
             load_profile(self.profile),
             policy,
-            self.estimator,
+            self.estimator or (_SERVED.estimator if self._plays_sessions else "elapsed"),
             self.duration,
             kv_tokens=self.kv_tokens,
             host_tokens=self.host_tokens,

@@ -1,5 +1,6 @@
 """The command line: flags are the options of `LLM`, mistakes are one line and status 2."""
 
+import json
 import re
 import subprocess
 import sys
@@ -231,3 +232,28 @@ def test_flags_of_vllm_that_ask_for_something_else_are_refused(
 def test_the_package_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "jinfercept", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"jinfercept {__version__}\n"
+
+
+def test_sessions_are_simulated_as_they_are_served_and_rivals_first_come_first_served(tmp_path: Path) -> None:
+    def played(*options: str) -> list[tuple[str, str, str]]:
+        sizes = [
+            "--duration",
+            "5",
+            "--kv-tokens",
+            "400000",
+            "--page-size",
+            "64",
+            "--policy",
+            "copy_ahead,lru_host",
+            "--jobs",
+            "1",
+        ]
+        assert main(["simulate", *options, *sizes, "--json", str(tmp_path / "runs.json")]) == 0
+        return [
+            (run["policy"], run["order"], run["estimator"]) for run in json.loads((tmp_path / "runs.json").read_text())
+        ]
+
+    sessions = ["--trace", "agents", "--live", "1"]
+    assert played(*sessions) == [("copy_ahead", "missing_work", "history"), ("lru_host", "fcfs", "history")]
+    assert played(*sessions, "--order", "fcfs") == [("copy_ahead", "fcfs", "history"), ("lru_host", "fcfs", "history")]
+    assert played("--rate", "1") == [("copy_ahead", "fcfs", "elapsed"), ("lru_host", "fcfs", "elapsed")]
