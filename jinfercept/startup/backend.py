@@ -31,7 +31,9 @@ def prepare_backend(config: EngineConfig) -> None:
     Environment variables: `XLA_PYTHON_CLIENT_PREALLOCATE=false` (a GPU's memory is taken as it is needed),
     `XLA_CLIENT_MEM_FRACTION` (the share of it that JAX may take), those of a GPU's pinned memory (`_pinned_memory`) and, if
     `async_dispatch` asks for it, `PJRT_GPU_ENABLE_ASYNC_DISPATCH=1`. Where a CPU's kernels compute a model in bfloat16,
-    `NPROC`: as many threads for XLA as there are cores, less one, since the thread that calls a kernel computes too.
+    `NPROC`: as many threads for XLA as there are cores, less one, since the thread that calls a kernel computes too. Where a
+    model is on more devices than half of the cores, two threads for each: CPU devices that wait for each other occupy a thread,
+    and XLA ends a process whose last device finds none for a minute.
 
     Settings of JAX: the directory of the compilation cache, whose damaged entries are dropped, and that all is kept there.
 
@@ -41,7 +43,10 @@ def prepare_backend(config: EngineConfig) -> None:
     wanted = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **_pinned_memory(config)}
     if config.advanced.async_dispatch:
         wanted["PJRT_GPU_ENABLE_ASYNC_DISPATCH"] = "1"
-    if config.model.dtype == "bfloat16" and config.model.tensor_parallel_size in (None, 1) and native.features():
+    num_devices = config.model.tensor_parallel_size or 1
+    if num_devices > 1 and (os.cpu_count() or 1) < 2 * num_devices:
+        wanted["NPROC"] = str(2 * num_devices)
+    if config.model.dtype == "bfloat16" and num_devices == 1 and native.features():
         wanted["NPROC"] = str(max(1, native.num_threads() - 1))
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # jaxlib refuses to see both
         wanted["XLA_CLIENT_MEM_FRACTION"] = str(config.cache.gpu_memory_utilization)

@@ -43,3 +43,14 @@ def test_what_the_user_has_set_of_pinned_memory_stays() -> None:
     assert pinned({LIMIT: "100"}) == ("100", None)
     assert pinned({PREALLOCATE: "false"})[1] == "false"
     assert pinned({LIMIT: "8", PREALLOCATE: "true"}) == ("8", "true")
+
+
+@pytest.mark.parametrize(("cores", "devices", "threads"), [(2, 4, "8"), (2, 2, "4"), (8, 4, None), (2, 1, None)])
+def test_devices_that_wait_for_each_other_have_threads(
+    cores: int, devices: int, threads: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setenv("NPROC", "")  # removed afterwards
+    monkeypatch.delenv("NPROC")
+    pinned(tensor_parallel_size=devices)
+    assert os.environ.get("NPROC") == threads
