@@ -48,7 +48,7 @@ def _cell_table(agent_map: AgentMap, cell: AgentCell) -> TextTable:
 
 def _win_tables(agent_map: AgentMap) -> Iterator[TextTable]:
     """Who is best in each cell by each measure, of those that know no future."""
-    for measure, title in MEASURES.items():
+    for measure, title in MEASURES.items() if _contending(agent_map) else ():
         for model in dict.fromkeys(cell.model for cell in agent_map.cells):
             rows = [
                 [f"{host:g} ×", *(_winner(agent_map, cell, measure) for cell in _row(agent_map, model, host))]
@@ -75,7 +75,7 @@ def _winner(agent_map: AgentMap, cell: AgentCell, measure: str) -> str:
 
 
 def _findings(agent_map: AgentMap) -> Iterator[str]:
-    for measure, title in MEASURES.items():
+    for measure, title in MEASURES.items() if _contending(agent_map) else ():
         wins = {
             it.title: sum(_is_best(agent_map, cell, measure, it) for cell in agent_map.cells)
             for it in _contending(agent_map)
