@@ -185,3 +185,14 @@ def test_what_would_run_wrongly_is_refused_by_name(change, named):
 def test_a_config_that_is_no_object_is_refused(config, generation):
     with pytest.raises(ModelError, match="JSON objects"):
         config_from_hf(config, generation)
+
+
+def test_sizes_that_gemma_3_of_4b_does_not_state_are_those_of_transformers() -> None:
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
+    config = config_from_hf(
+        {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
+    )
+    assert (config.vocab_size, config.num_heads, config.num_kv_heads, config.head_dim) == (262_208, 8, 4, 256)
+    assert (config.rope.theta, config.rope.factor, config.tie_embeddings) == (1e6, 8.0, True)
+    assert [kind.window for kind in config.kinds[:6]] == [1024] * 5 + [None]

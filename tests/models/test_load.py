@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -136,3 +137,23 @@ def test_a_config_alone_cannot_be_loaded():
     config = load(GOLDEN / "llama_gqa", load_format="dummy").model.config
     with pytest.raises(ModelError, match="load_format=dummy"):
         load(config)
+
+
+@pytest.mark.parametrize("inner", ["model.language_model.", "language_model.model."])
+def test_the_text_part_of_a_gemma_that_reads_images_is_served(tmp_path: Path, inner: str) -> None:
+    text = json.loads((GOLDEN / "gemma3" / "config.json").read_text())
+    tied = text.pop("tie_word_embeddings")
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
+    whole |= {"vision_config": {"num_hidden_layers": 2}, "mm_tokens_per_image": 4, "tie_word_embeddings": tied}
+    (tmp_path / "config.json").write_text(json.dumps(whole | {"eos_token_id": [1, 106]}))
+    tensors = load_file(GOLDEN / "gemma3" / "model.safetensors")
+    renamed = {name.replace("model.", inner, 1): tensor for name, tensor in tensors.items()}
+    outside = "model." if inner.startswith("model.") else ""
+    others = (
+        "vision_tower.vision_model.embeddings.patch_embedding.weight",
+        "multi_modal_projector.mm_soft_emb_norm.weight",
+    )
+    save_file(renamed | {outside + name: np.ones(2, np.float32) for name in others}, tmp_path / "model.safetensors")
+    given, expected = load(tmp_path, dtype="float32"), load(GOLDEN / "gemma3", dtype="float32")
+    assert given.model.config == replace(expected.model.config, eos_token_ids=(1, 106))
+    jax.tree.map(np.testing.assert_array_equal, given.params, expected.params)

@@ -5,19 +5,16 @@ import os
 import shutil
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
-import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from jinfercept.errors import ModelError
 from jinfercept.models.gguf_weights import GGUFCheckpoint
-from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.hf_weights import HFCheckpoint
 from jinfercept.models.load import load, quantization_of
 from jinfercept.models.quantized import is_quantized
@@ -392,34 +389,3 @@ def test_the_patterns_of_dynamic_are_regular_expressions(tmp_path: Path) -> None
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="no regular expression"):
         packed_without_weights(tmp_path)
-
-
-@pytest.mark.parametrize("inner", ["model.language_model.", "language_model.model."])
-def test_the_text_part_of_a_gemma_that_reads_images_is_served(tmp_path: Path, inner: str) -> None:
-    text = json.loads((GOLDEN / "gemma3" / "config.json").read_text())
-    tied = text.pop("tie_word_embeddings")
-    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
-    whole |= {"vision_config": {"num_hidden_layers": 2}, "mm_tokens_per_image": 4, "tie_word_embeddings": tied}
-    (tmp_path / "config.json").write_text(json.dumps(whole | {"eos_token_id": [1, 106]}))
-    tensors = load_file(GOLDEN / "gemma3" / "model.safetensors")
-    renamed = {name.replace("model.", inner, 1): tensor for name, tensor in tensors.items()}
-    outside = "model." if inner.startswith("model.") else ""
-    others = (
-        "vision_tower.vision_model.embeddings.patch_embedding.weight",
-        "multi_modal_projector.mm_soft_emb_norm.weight",
-    )
-    save_file(renamed | {outside + name: np.ones(2, np.float32) for name in others}, tmp_path / "model.safetensors")
-    given, expected = load(tmp_path, dtype="float32"), load(GOLDEN / "gemma3", dtype="float32")
-    assert given.model.config == replace(expected.model.config, eos_token_ids=(1, 106))
-    jax.tree.map(np.testing.assert_array_equal, given.params, expected.params)
-
-
-def test_sizes_that_gemma_3_of_4b_does_not_state_are_those_of_transformers() -> None:
-    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
-    text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
-    config = config_from_hf(
-        {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
-    )
-    assert (config.vocab_size, config.num_heads, config.num_kv_heads, config.head_dim) == (262_208, 8, 4, 256)
-    assert (config.rope.theta, config.rope.factor, config.tie_embeddings) == (1e6, 8.0, True)
-    assert [kind.window for kind in config.kinds[:6]] == [1024] * 5 + [None]
