@@ -80,7 +80,7 @@ def _opencode(url: str, home: Path) -> Mapping[str, str]:
 
 PROGRAMS = (
     Program(
-        "@openai/codex@0.169.0",
+        "@openai/codex@0.171.0",
         "codex",
         ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "How much?"),
         _codex,
@@ -88,7 +88,7 @@ PROGRAMS = (
         ("Output:\n23", "invalid agent id"),  # the second is its own answer: it has found the tool by its namespace
     ),
     Program(
-        "@openai/codex@0.169.0",
+        "@openai/codex@0.171.0",
         "codex",
         ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "How much?"),
         _codex_of_openai,
