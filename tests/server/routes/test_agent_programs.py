@@ -78,6 +78,21 @@ def _opencode(url: str, home: Path) -> Mapping[str, str]:
     return {"OPENCODE_CONFIG_CONTENT": json.dumps(config)}
 
 
+def _qwen(url: str, home: Path) -> Mapping[str, str]:
+    return {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": MODEL}
+
+
+def _cline(url: str, home: Path) -> Mapping[str, str]:
+    settings = {"provider": "openai-compatible", "apiKey": "none", "model": MODEL, "baseUrl": f"{url}/v1"}
+    providers = {
+        "openai-compatible": {"settings": settings, "updatedAt": "2026-11-01T00:00:00.000Z", "tokenSource": "manual"}
+    }
+    file = home / ".cline" / "data" / "settings" / "providers.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"version": 1, "lastUsedProvider": "openai-compatible", "providers": providers}))
+    return {}
+
+
 PROGRAMS = (
     Program(
         "@openai/codex@0.171.0",
@@ -112,6 +127,25 @@ PROGRAMS = (
         ("run", "How much?"),
         _opencode,
         (call("bash", command="printf 2; printf 3", description="prints"), call("read", filePath="price.txt")),
+        ("23", "lamp: 23"),
+    ),
+    Program(
+        "@qwen-code/qwen-code@0.24.4",
+        "qwen",
+        ("-p", "How much?", "--yolo", "--auth-type", "openai"),
+        _qwen,
+        (
+            call("run_shell_command", command="printf 2; printf 3", is_background=False),
+            call("read_file", file_path="price.txt"),
+        ),
+        ("23", "You must provide an absolute path"),
+    ),
+    Program(
+        "cline@3.0.65",
+        "cline",
+        ("How much?",),
+        _cline,
+        (call("run_commands", commands=["printf 2; printf 3"]), call("read_files", files=[{"path": "price.txt"}])),
         ("23", "lamp: 23"),
     ),
 )
@@ -168,7 +202,7 @@ def test_a_program_runs_its_tools_over_three_turns(
         text=True,
         timeout=300,
     )
-    assert (done.returncode, done.stdout.strip()) == (0, ANSWER), done.stderr[-3000:]
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, [ANSWER]), done.stderr[-3000:]
     for before, says, after, result in zip(prompts, program.calls, prompts[1:], program.results, strict=False):
         assert says in after
         assert result in after[len(before) :]
