@@ -90,7 +90,7 @@ def _cline(url: str, home: Path) -> Mapping[str, str]:
     file = home / ".cline" / "data" / "settings" / "providers.json"
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps({"version": 1, "lastUsedProvider": "openai-compatible", "providers": providers}))
-    return {}
+    return {"CLINE_SESSION_BACKEND_MODE": "local"}  # else it leaves a process behind
 
 
 PROGRAMS = (
