@@ -17,6 +17,7 @@ SLOW = [
         *(
             "mistral",
             "mistral_windowed",
+            "ministral3",
             "qwen2",
             "mixtral",
             "qwen3_moe",

@@ -9,6 +9,7 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -209,6 +210,16 @@ TINY_CONFIGS = {
         },
     ),
     "mistral_windowed": MistralConfig(**LLAMA_SHAPE, sliding_window=20, rope_parameters=SHORT_ROPE),
+    "ministral3": Ministral3Config(
+        **LLAMA_SHAPE,
+        rope_parameters={
+            **YARN_LINES,
+            "rope_theta": 500.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.5,
+        },
+    ),
     "gpt2": GPT2Config(
         vocab_size=VOCAB_SIZE, n_positions=128, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2
     ),

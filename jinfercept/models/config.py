@@ -42,6 +42,7 @@ _SHARED_EXPERT = _EXPERTS | {"moe_intermediate_size", "shared_expert_intermediat
 ARCHITECTURES = {
     "llama": Architecture("llama", biases=_ALL_BIASES),
     "mistral": Architecture("llama", always_windowed=True),
+    "ministral3": Architecture("llama", always_windowed=True),
     "qwen2": Architecture("llama", {"qkv_bias": True}),
     "qwen3": Architecture("llama", {"qk_norm": True}, frozenset(("attention_bias",)), keys=frozenset(("use_qk_norm",))),
     "olmo2": Architecture("llama", _NORMED_OUTPUTS, frozenset(("attention_bias",))),
@@ -98,7 +99,8 @@ class RopeConfig:
     `low_freq_factor` and `high_freq_factor` to llama3, `beta_fast`, `beta_slow` and `truncate` to yarn,
     `original_max_position` (tokens before the extension) to both; `factors`, one per pair, to the scaling of that name; of the
     pairs of `proportional` only the first `turning_pairs` turn. `attention_factor` multiplies cosine and sine. With
-    `long_factors` in place of `factors` sequences have up to `long_max_position` tokens, see `ModelConfig.for_length`.
+    `long_factors` in place of `factors` sequences have up to `long_max_position` tokens, see `ModelConfig.for_length`. Queries
+    are multiplied by `1 + query_growth · ln(1 + ⌊position / original_max_position⌋)` (Ministral 3; Llama 4 has it too).
     """
 
     theta: float
@@ -117,6 +119,7 @@ class RopeConfig:
     turning_pairs: int = 0
     long_factors: tuple[float, ...] = ()
     long_max_position: int = 0
+    query_growth: float = 0.0
 
     def scoring(self, query_scale: float) -> "RopeConfig":
         """The rotation of whole heads with which attention that divides scores by the root of their size multiplies them by

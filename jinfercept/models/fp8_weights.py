@@ -34,7 +34,7 @@ class Float8Format:
     block: tuple[int, int] | None
     unquantised: tuple[str, ...] = ()
     method: ClassVar[str] = "fp8"
-    parts: ClassVar[tuple[str, ...]] = (*SCALES, "input_scale", "k_scale", "v_scale")
+    parts: ClassVar[tuple[str, ...]] = (*SCALES, "input_scale", "activation_scale", "k_scale", "v_scale")
     head: ClassVar[bool] = False
 
     @classmethod

@@ -38,6 +38,7 @@ from jinfercept.models.hf_rope import Rope, rope_from_hf, ropes_by_layer_type
 _CLASSES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "Ministral3ForCausalLM": "ministral3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Olmo2ForCausalLM": "olmo2",
@@ -89,12 +90,20 @@ _CHOOSE_WINDOWS = ("qwen2", "qwen3", "qwen3_moe", "smollm3")
 _WINDOWED_EVERY = {"gpt_oss": 2, "olmo3": 4}
 """Architectures that have windows whatever the config says: by default in all layers but each of that number."""
 _GRANITE_FACTORS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+_MINISTRAL_3_ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384}
+_MINISTRAL_3_ROPE |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 _GEMMA = {"rms_norm_eps": 1e-6, "head_dim": 256, "tie_word_embeddings": True}
 _GEMMA_2 = {**_GEMMA, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096}
 _QWEN_2 = {"rms_norm_eps": 1e-6, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"rms_norm_eps": 1e-6},
     "mistral": {"rms_norm_eps": 1e-6, "num_key_value_heads": 8, "sliding_window": 4096},
+    "ministral3": {
+        "rms_norm_eps": 1e-5,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rope_parameters": _MINISTRAL_3_ROPE,
+    },
     "qwen2": _QWEN_2,
     "qwen3": {**_QWEN_2, "head_dim": 128},
     "olmo2": {"rms_norm_eps": 1e-5},

@@ -43,12 +43,16 @@ _USUAL = {"causal": True, "is_causal": True, "rotary": True, "scale_attn_weights
 _USUAL |= {"full_attn_mod": 1}  # Phi-4 (mini): every layer attends to all tokens
 """Values that leave a model as it is, of keys for which false, 0 or nothing does not."""
 _FACTORS = frozenset(("scale", "scaling", "multiplier", "factor", "scalar", "ratio", "mult"))
-_WITH_IMAGES = {
-    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
-    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+_WITH_IMAGES: dict[str, dict[str, Any]] = {
+    "Gemma3ForConditionalGeneration": {"architectures": ["Gemma3ForCausalLM"]},
+    "Mistral3ForConditionalGeneration": {"architectures": None},  # Mistral or Ministral 3, as the part says
+    "Qwen3_5ForConditionalGeneration": {"architectures": ["Qwen3_5ForCausalLM"]},
+    "Qwen3_5MoeForConditionalGeneration": {"architectures": ["Qwen3_5MoeForCausalLM"]},
+    "Qwen3VLForConditionalGeneration": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},  # without images
 }
-"""Models that read images, too, and their parts that read text."""
+"""Models that read images, too, and what names their parts that read text."""
+_OF_PARTS = {"Mistral3ForConditionalGeneration": {"model_type": "mistral", "tie_word_embeddings": True}}
+"""Values of transformers for keys that are not there in such a part."""
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -56,15 +60,23 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     names, text = config.get("architectures"), config.get("text_config")
     if not isinstance(text, Mapping) or not isinstance(names, list) or names[:1] == []:
         return config
-    part = _WITH_IMAGES.get(str(names[0]))
-    if part is None:
+    name = str(names[0])
+    if name not in _WITH_IMAGES:
         return config
     outer = {
         key: config[key]
         for key in ("tie_word_embeddings", "quantization_config", "eos_token_id")
         if config.get(key) is not None
     }
-    return {**text, **outer, "architectures": [part]}
+    return without_sections({**_OF_PARTS.get(name, {}), **text, **outer, **_WITH_IMAGES[name]})
+
+
+def without_sections(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config with the rotation of text alone: sections of pairs turn by places in images, which text has none of."""
+    ropes = {key: rope for key in ("rope_scaling", "rope_parameters") if isinstance(rope := config.get(key), Mapping)}
+    sections = ("mrope_section", "mrope_interleaved")
+    plain = {key: {name: value for name, value in rope.items() if name not in sections} for key, rope in ropes.items()}
+    return {**config, **plain}
 
 
 def check_keys(config: Mapping[str, Any], understood: Set[str], *, where: str, every: bool = False) -> None:

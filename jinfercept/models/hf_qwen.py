@@ -5,7 +5,15 @@ from typing import Any
 
 from jinfercept.errors import ModelError, shown
 from jinfercept.models.config import ARCHITECTURES, DeltaNetConfig, ExpertsConfig, LayerKind
-from jinfercept.models.hf_keys import check_layer_types, check_numbers, check_sizes, flag, layer_fields, refuse_unless
+from jinfercept.models.hf_keys import (
+    check_layer_types,
+    check_numbers,
+    check_sizes,
+    flag,
+    layer_fields,
+    refuse_unless,
+    without_sections,
+)
 from jinfercept.models.hf_rope import rope_from_hf
 
 _DELTA_KEYS = {
@@ -48,7 +56,7 @@ def qwen3_next_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not flag(config, "attn_output_gate", default=True):
         raise ModelError("attention of this family has gates", got="attn_output_gate false", fix="use another model")
     refuse_unless(config, hidden_act=("silu", "swish"))
-    rope = rope_from_hf(_without_sections(config), config["head_dim"], config["max_position_embeddings"], name)
+    rope = rope_from_hf(without_sections(config), config["head_dim"], config["max_position_embeddings"], name)
     kinds = zip(_are_recurrent(config), are_dense(config), strict=True)
     return {
         **layer_fields(config, rope, config["head_dim"], bias=flag(config, "attention_bias")),
@@ -59,14 +67,6 @@ def qwen3_next_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "qk_norm": True,
         "attention_gate": True,
     }
-
-
-def _without_sections(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config with the rotation of text alone: sections of pairs turn by places in images, which text has none of."""
-    ropes = {key: rope for key in ("rope_scaling", "rope_parameters") if isinstance(rope := config.get(key), Mapping)}
-    sections = ("mrope_section", "mrope_interleaved")
-    plain = {key: {name: value for name, value in rope.items() if name not in sections} for key, rope in ropes.items()}
-    return {**config, **plain}
 
 
 def _experts(config: Mapping[str, Any], name: str) -> ExpertsConfig:

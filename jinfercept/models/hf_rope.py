@@ -35,6 +35,7 @@ _KEYS = {
     *(*_NUMBERS, "rope_type", "type", "partial_rotary_factor", "mscale", "mscale_all_dim", "truncate"),
     *("short_factor", "long_factor", "finetuned"),
 }
+_GROWTH = "llama_4_scaling_beta"  # of Ministral 3, which may repeat the model's length beside it
 _TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 
 
@@ -57,7 +58,9 @@ def rope_from_hf(config: Mapping[str, Any], head_dim: int, max_position: int, ar
         ModelError: the scaling is not supported, or something in it is missing, wrong or not understood.
     """
     rope = _stated(config)
-    check_keys(rope, _KEYS, where="the rotary embedding in config.json", every=True)
+    grows = architecture == "ministral3" and bool(rope.get(_GROWTH))
+    understood = _KEYS | {_GROWTH, "max_position_embeddings"} if architecture == "ministral3" else _KEYS
+    check_keys(rope, understood, where="the rotary embedding in config.json", every=True)
     _check_numbers(rope)
     share, kind = _rotary_share(config, rope), _kind(rope)
     kind = "longrope" if architecture == "phi3" and kind in ("su", "yarn") else kind
@@ -88,6 +91,9 @@ def rope_from_hf(config: Mapping[str, Any], head_dim: int, max_position: int, ar
             raise ModelError(
                 "the rope scaling is not supported", got=shown(kind), fix=f"use one of {', '.join(_TYPES)}"
             )
+    if grows:
+        _require(rope, ("original_max_position_embeddings",))
+        scaled = replace(scaled, original_max_position=original, query_growth=rope[_GROWTH])
     return Rope(scaled, max_position)
 
 
@@ -238,7 +244,7 @@ def _kind(rope: Mapping[str, Any]) -> Any:
 
 def _check_numbers(rope: Mapping[str, Any]) -> None:
     """Raise `ModelError` for a value that should be a number above 0 and is not."""
-    for key in _NUMBERS:
+    for key in (*_NUMBERS, _GROWTH):
         value = rope.get(key)
         if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or value <= 0):
             raise ModelError(

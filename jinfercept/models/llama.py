@@ -1,11 +1,11 @@
 """Llama: RMS norm, rotary grouped-query attention, gated SiLU (arXiv 2302.13971, 2307.09288).
 
-SmolLM2, Vicuna and Mistral are the same; Qwen2 adds biases to the projections of attention (arXiv 2407.10671), Qwen3 norms of
-queries and keys (arXiv 2505.09388); the other projections may have biases too. OLMo 2 norms outputs in place of inputs, and
-queries and keys over all heads (arXiv 2501.00656); Granite multiplies what is added to the stream. Mixtral (arXiv 2401.04088)
-and Qwen3-MoE have experts in place of the one feed-forward network (`experts.py`). Some layers of SmolLM3 turn
-nothing, and OLMo 3's with a window turn in another way than the others: their kind says so. Weights lie `[in, out]`, those of
-the same rows joined (`joined_weights.py`).
+SmolLM2, Vicuna and Mistral are the same; Ministral 3 has longer queries behind its original context; Qwen2 adds biases to the
+projections of attention (arXiv 2407.10671), Qwen3 norms of queries and keys (arXiv 2505.09388); the other projections may have
+biases too. OLMo 2 norms outputs in place of inputs, and queries and keys over all heads (arXiv 2501.00656); Granite multiplies
+what is added to the stream. Mixtral (arXiv 2401.04088) and Qwen3-MoE have experts in place of the one feed-forward network
+(`experts.py`). Some layers of SmolLM3 turn nothing, and OLMo 3's with a window turn in another way than the others: their kind
+says so. Weights lie `[in, out]`, those of the same rows joined (`joined_weights.py`).
 """
 
 import jax
@@ -29,7 +29,7 @@ from jinfercept.models.blocks import (
 from jinfercept.models.config import LayerKind, ModelConfig
 from jinfercept.models.experts import ExpertWeights, choose, combined
 from jinfercept.models.parallel import add_partial_sums, gather_columns, on_first_device, sum_of_devices
-from jinfercept.models.rope import rotate, rotation
+from jinfercept.models.rope import grown, rotate, rotation
 
 
 class LlamaLayer(nnx.Module):
@@ -141,7 +141,7 @@ class LlamaLayer(nnx.Module):
         """The result of attention for the normed rows."""
         eps, rope = self.config.norm_eps, self.rope
         scoring = self.scoring if self.sinks is None else self.scoring._replace(sinks=self.sinks[...])
-        fused = scoring.is_plain and not self.config.qk_row_norm
+        fused = scoring.is_plain and not self.config.qk_row_norm and not rope.query_growth
         if self.joined and fused and isinstance(attend, AttendJoined):
             turn = rotation(positions, rope)
             if self.q_norm is not None and self.k_norm is not None:
@@ -152,7 +152,7 @@ class LlamaLayer(nnx.Module):
             q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
         if self.q_row_norm is not None and self.k_row_norm is not None:
             q, k = rms_norms_of_all_heads(q, k, self.q_row_norm, self.k_row_norm, eps)
-        q, k = rotate(q, positions, rope), rotate(k, positions, rope)
+        q, k = rotate(grown(q, positions, rope), positions, rope), rotate(k, positions, rope)
         return attend(q, k, v, kv) if scoring.is_plain else attend(q, k, v, kv, scoring)
 
     def _rows(self, x: Float[Array, "T E"], norm: nnx.Param[Float[Array, "E"]] | None) -> Rows:

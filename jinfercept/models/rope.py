@@ -24,6 +24,14 @@ def rotate(x: Float[Array, "T H D"], positions: Int[Array, "T"], rope: RopeConfi
     return jnp.concatenate([joined.astype(x.dtype), rest], axis=-1)
 
 
+def grown(q: Float[Array, "T H D"], positions: Int[Array, "T"], rope: RopeConfig) -> Float[Array, "T H D"]:
+    """Queries, longer the further behind the model's original context they are; see `RopeConfig.query_growth`."""
+    if not rope.query_growth:
+        return q
+    times = jnp.floor_divide(positions, rope.original_max_position).astype(jnp.float32)
+    return q * (1.0 + rope.query_growth * jnp.log1p(times)).astype(q.dtype)[:, None, None]
+
+
 def rotation(positions: Int[Array, "T"], rope: RopeConfig) -> Rotation:
     """The rotation of `rotate`, for attention that rotates itself."""
     cos, sin = (wave[:, 0] for wave in _waves(positions, rope))

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -196,3 +197,29 @@ def test_sizes_that_gemma_3_of_4b_does_not_state_are_those_of_transformers() -> 
     assert (config.vocab_size, config.num_heads, config.num_kv_heads, config.head_dim) == (262_208, 8, 4, 256)
     assert (config.rope.theta, config.rope.factor, config.tie_embeddings) == (1e6, 8.0, True)
     assert [kind.window for kind in config.kinds[:6]] == [1024] * 5 + [None]
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("mistral", {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}),
+        ("ministral3", {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}),
+        ("qwen3", {"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl"}),
+    ],
+)
+def test_the_text_part_of_a_model_that_reads_images_is_that_of_its_family(name: str, whole: dict[str, Any]) -> None:
+    text = _tiny(name)
+    rope = text["rope_parameters"]
+    if name == "qwen3":
+        text |= {"model_type": "qwen3_vl_text", "rope_parameters": rope | {"mrope_section": [4, 2, 2]}}
+    del text["architectures"]
+    outer = {"tie_word_embeddings": text.pop("tie_word_embeddings"), "vision_config": {"num_hidden_layers": 2}}
+    assert config_from_hf({**whole, **outer, "text_config": text}) == config_from_hf(_tiny(name))
+
+
+def test_only_ministral_3_has_queries_that_grow() -> None:
+    rope = _tiny("ministral3")["rope_parameters"]
+    with pytest.raises(ModelError, match="llama_4_scaling_beta"):
+        config_from_hf(_tiny("mistral") | {"rope_parameters": rope})
+    with pytest.raises(ModelError, match="llama_4_scaling_beta"):
+        config_from_hf(_tiny("ministral3") | {"rope_parameters": rope | {"llama_4_scaling_beta": "0.5"}})

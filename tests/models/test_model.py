@@ -29,6 +29,7 @@ TINY = (
     "granite",
     "smollm3",
     "mistral_windowed",
+    "ministral3",
     "gemma",
     "gemma2",
     "gemma3",
