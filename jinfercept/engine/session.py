@@ -18,6 +18,7 @@ from jinfercept.outputs import (
     FinishReason,
     Interception,
     Interrupt,
+    KeptTokens,
     Logprob,
     RequestMetrics,
     RequestOutput,
@@ -251,7 +252,7 @@ class Session:
             external_spans=tuple(self.external_spans),
             version_runs=tuple(self.versions),
             processed_logprobs=self.processed if params.return_processed_logprobs else None,
-            kept_tokens=self.kept if params.return_kept_tokens else None,
+            kept_tokens=KeptTokens(self.kept) if params.return_kept_tokens else None,
         )
         metrics = RequestMetrics(
             arrival_s=sequence.arrival_s,

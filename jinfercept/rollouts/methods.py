@@ -141,7 +141,8 @@ def _prompts(
     maker: RequestMaker, prompts: Any, params: Any, tools: Any, detector: Any, options: ChatArguments
 ) -> list[Planned]:
     requests = maker.make_requests(prompts, params, tools, detector, **_own_options(options))
-    return [Planned(place, request) for place, request in zip(_places(requests), requests, strict=True)]
+    placed = zip(_places(requests), map(_reporting_kept, requests), strict=True)
+    return [Planned(place, request) for place, request in placed]
 
 
 def _own_options(options: ChatArguments) -> dict[str, Any]:
@@ -157,7 +158,7 @@ def _chats(
     if detector is not None:
         raise RequestError("a chat finds its calls itself", got="a detector", fix="name a tool_call_parser")
     requests = maker.make_chats(conversations, params, tools, options)
-    placed = zip(_places(requests), requests, strict=True)
+    placed = zip(_places(requests), map(_reporting_kept, requests), strict=True)
     return [Planned(place, request, conversation=tuple(conversations[place])) for place, request in placed]
 
 
@@ -203,7 +204,7 @@ def _continued(maker: RequestMaker, samples: Rollouts, params: Any, n: int, othe
             grammar=grammar.anew() if isinstance(grammar, PerTurnGrammar) else grammar,
             continues=origin.output,
         )
-        items.append(Planned(sample.prompt, request, origin.before, origin.conversation))
+        items.append(Planned(sample.prompt, _reporting_kept(request), origin.before, origin.conversation))
     return items
 
 
@@ -227,7 +228,7 @@ def _followed(
             conversation = (*sample.conversation, *put)
             tokens = GivenTokens(sample.token_ids.tolist(), len(sample.conversation))
             [request] = maker.make_chats([conversation], reporting, tools, options, tokens=tokens)
-            items.append(Planned(sample.prompt, request, sample, conversation))
+            items.append(Planned(sample.prompt, _reporting_kept(request), sample, conversation))
             continue
         if isinstance(put, str):
             if maker.tokenizer is None:
@@ -235,7 +236,7 @@ def _followed(
             put = maker.tokenizer.encode(put)
         prompt = {"prompt_token_ids": [*sample.token_ids.tolist(), *put]}
         [request] = maker.make_requests([prompt], reporting, tools, detector, **_own_options(options))
-        items.append(Planned(sample.prompt, request, sample))
+        items.append(Planned(sample.prompt, _reporting_kept(request), sample))
     return items
 
 
@@ -256,12 +257,15 @@ def _reporting(params: Any, n: int) -> Any:
         return [_reporting(each, n) for each in params] if isinstance(params, Iterable) else params
     if n != 1 and params.n != 1:
         raise RequestError("n is given once", got=f"n={n} and SamplingParams(n={params.n})", fix="leave one out")
+    n = params.n if n == 1 else n
+    return replace(params, n=n, logprobs=params.logprobs or 0, return_processed_logprobs=True)
+
+
+def _reporting_kept(request: Request) -> Request:
+    """The request with a report of the tokens that could be drawn, where something cuts its distributions."""
+    params = request.params
     cut = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
-    cut = cut or bool(params.allowed_token_ids or params.bad_words or params.bad_words_token_ids)
-    return replace(
-        params,
-        n=params.n if n == 1 else n,
-        logprobs=params.logprobs or 0,
-        return_processed_logprobs=True,
-        return_kept_tokens=params.return_kept_tokens or cut or params.structured_outputs is not None,
-    )
+    cut = cut or bool(params.allowed_token_ids or params.bad_words or params.bad_words_token_ids or params.min_tokens)
+    if cut or request.grammar is not None:
+        return replace(request, params=replace(params, return_kept_tokens=True))
+    return request

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float32, Int8, Int16, Int32
 
 from jinfercept.errors import RequestError
-from jinfercept.outputs import CompletionOutput, FinishReason, RequestOutput
+from jinfercept.outputs import CompletionOutput, FinishReason, KeptTokens, RequestOutput
 from jinfercept.request import Request
 
 
@@ -51,7 +51,7 @@ class Rollout:
             `top_p`, `min_p` and grammar.
         weight_versions: `[n]`: the version of the weights that generated each token, its adapter's added; -1 for others.
         kept_tokens: of each of `token_ids` an ascending array of the tokens that could be drawn in its place; None where
-            nothing was cut. Empty if the parameters cut nothing.
+            nothing was cut. Empty if nothing ever could be.
         routed_experts: `[n - 1, layers, experts]`, see `CompletionOutput`; None if not asked for.
         finish_reason, stop_reason: why it ended, see `CompletionOutput`; "abort": it is partial, and may go on.
         calls: the calls it made, in order.
@@ -67,7 +67,7 @@ class Rollout:
     logprobs: Float32[np.ndarray, "n"]
     processed_logprobs: Float32[np.ndarray, "n"]
     weight_versions: Int32[np.ndarray, "n"]
-    kept_tokens: tuple[Int32[np.ndarray, "kept"] | None, ...]
+    kept_tokens: KeptTokens
     routed_experts: Int16[np.ndarray, "n layers experts"] | None
     finish_reason: FinishReason
     stop_reason: str | int | None
@@ -266,7 +266,7 @@ def sample_of(
         _behind(num_prompt, 0.0, raw, np.float32),
         _behind(num_prompt, 0.0, processed, np.float32),
         _behind(num_prompt, -1, completion.weight_versions, np.int32),
-        () if kept is None else (*(None,) * num_prompt, *kept),
+        KeptTokens(() if kept is None else (*(None,) * num_prompt, *kept.sets)),
         completion.routed_experts,
         completion.finish_reason,
         completion.stop_reason,
@@ -306,16 +306,15 @@ def _joined(before: Rollout, sample: Rollout) -> Rollout:
         values = getattr(sample, name).copy()
         values[:count] = getattr(before, name)
         changed[name] = values
-    kept = sample.kept_tokens
-    if kept or before.kept_tokens:
-        first = before.kept_tokens or (None,) * count
-        kept = (*first, *(kept or (None,) * len(sample))[count:])
+    kept, first = sample.kept_tokens.sets, before.kept_tokens.sets
+    if kept or first:
+        kept = (*(first or (None,) * count), *(kept or (None,) * len(sample))[count:])
     return replace(
         sample,
         prompt=before.prompt,
         index=before.index,
         num_prompt=before.num_prompt,
-        kept_tokens=kept,
+        kept_tokens=KeptTokens(kept),
         routed_experts=_with_experts(before, sample),
         calls=tuple(chain(before.calls, sample.calls)),
         **changed,

@@ -64,7 +64,19 @@ def test_greedy_tokens_and_uncut_ones_say_so(smollm2: LLM) -> None:
     assert greedy.logprobs[greedy.num_prompt :].all()
     [warm] = smollm2.rollout(PROMPTS[:1], SamplingParams(temperature=1.0, seed=1, max_tokens=4))
     assert np.allclose(warm.processed_logprobs, warm.logprobs, atol=1e-5)
-    assert warm.kept_tokens == ()
+    assert not warm.kept_tokens
+
+
+def test_what_is_kept_is_said_where_ends_or_calls_are_all_that_cuts(smollm2: LLM) -> None:
+    vocabulary = set(range(smollm2.model.config.vocab_size))
+    ending = SamplingParams(temperature=1.0, seed=1, max_tokens=3, min_tokens=2)
+    [sample] = smollm2.rollout(PROMPTS[1:], ending)
+    ends = vocabulary.difference(pickle.loads(pickle.dumps(sample)).kept_tokens[sample.num_prompt].tolist())
+    assert ends == {*smollm2.tokenizer.eos_token_ids}  # pyright: ignore[reportOptionalMemberAccess]
+    assert [kept is None for kept in sample.kept_tokens[sample.num_prompt :]] == [False, False, True]
+    chat = [{"role": "user", "content": "Hello."}]
+    [called] = smollm2.rollout([chat], replace(ending, min_tokens=0), tools=[add], tool_choice="required")
+    assert all(called.token_ids[place] in called.kept_tokens[place] for place in range(called.num_prompt, len(called)))
 
 
 def test_an_aborted_group_goes_on_as_if_nothing_had_been(smollm2: LLM) -> None:
