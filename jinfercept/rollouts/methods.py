@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from jinfercept.chat.chats import is_conversation
 from jinfercept.chat.given_tokens import GivenTokens
-from jinfercept.chat.options import ChatArguments
+from jinfercept.chat.options import ChatArguments, ChatOptions
 from jinfercept.chat.request_maker import RequestMaker
 from jinfercept.chat.turn_grammars import PerTurnGrammar
 from jinfercept.errors import RequestError, shown
@@ -16,6 +16,8 @@ from jinfercept.rollouts.samples import Rollout, Rollouts
 from jinfercept.rollouts.stream import AsyncRolloutStream, Groups, Planned, RolloutStream
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.startup.host import EngineHost
+from jinfercept.values.plain import plain
+from jinfercept.values.vllm_names import check_arguments
 
 Following = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """What is put behind a sample: messages where it is a chat, else a text or token ids."""
@@ -73,6 +75,8 @@ class RolloutMethods:
             RequestError: as `generate` and `chat`; nothing is started then.
             EngineError: as `generate`.
         """
+        if on_group is not None and not callable(on_group):
+            raise RequestError("on_group is called with each group", got=shown(on_group), fix="give a function")
         with RolloutStream(self.engine.thread, planned(self._requests, prompts, params, options)) as stream:
             for group in stream:
                 if on_group is not None:
@@ -147,9 +151,12 @@ def _prompts(
 
 def _own_options(options: ChatArguments) -> dict[str, Any]:
     """The options of a prompt that is no chat. Raises `RequestError` for others."""
-    if others := sorted(options.keys() - {"async_calls", "lora"}):
+    own = {"async_calls", "lora"}
+    if others := sorted(options.keys() & ChatOptions.__annotations__.keys() - own):
         raise RequestError("options of a chat need messages", got=", ".join(others), fix="leave them out")
-    return {**options}
+    names = ("prompts", "params", "on_group", *RolloutOptions.__annotations__)
+    check_arguments("a rollout has no such option", options, names, SamplingParams.__slots__)
+    return {name: value for name, value in options.items() if name in own}
 
 
 def _chats(
@@ -241,6 +248,7 @@ def _followed(
 
 
 def _one_each(following: Any, count: int) -> Sequence[Any]:
+    following = plain(following)
     is_single = isinstance(following, str) or is_conversation(following)
     if is_single or (isinstance(following, list | tuple) and all(isinstance(item, int) for item in following)):
         return [following] * count
@@ -254,7 +262,9 @@ def _one_each(following: Any, count: int) -> Sequence[Any]:
 def _reporting(params: Any, n: int) -> Any:
     """Parameters with what a trainer wants to know of each draw."""
     if not isinstance(params, SamplingParams):
-        return [_reporting(each, n) for each in params] if isinstance(params, Iterable) else params
+        if not isinstance(params, Iterable) or isinstance(params, str | Mapping):
+            return params  # refused where requests are made
+        return [_reporting(each, n) if isinstance(each, SamplingParams) else each for each in params]
     if n != 1 and params.n != 1:
         raise RequestError("n is given once", got=f"n={n} and SamplingParams(n={params.n})", fix="leave one out")
     n = params.n if n == 1 else n

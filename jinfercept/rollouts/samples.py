@@ -1,7 +1,7 @@
 """`Rollouts`: what samples of prompts are to a trainer. Arrays of NumPy; nothing in them was ever tokenised again."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, final, overload
 import numpy as np
 from jaxtyping import Float32, Int8, Int16, Int32
 
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, shown
 from jinfercept.outputs import CompletionOutput, FinishReason, KeptTokens, RequestOutput
 from jinfercept.request import Request
+from jinfercept.values.plain import plain
 
 
 class RolloutCall(NamedTuple):
@@ -123,8 +124,12 @@ class Rollouts(Sequence[Rollout]):
         samples: each by itself, without what fills up.
     """
 
-    def __init__(self, samples: Sequence[Rollout], pad_id: int = 0) -> None:
-        self.samples, self._pad_id = tuple(samples), pad_id
+    def __init__(self, samples: Iterable[Rollout], pad_id: int = 0) -> None:
+        self.samples, self._pad_id = tuple(samples), plain(pad_id)
+        if wrong := [sample for sample in self.samples if not isinstance(sample, Rollout)]:
+            raise RequestError("Rollouts have samples", got=shown(wrong[0]), fix="give a list of Rollout")
+        if type(self._pad_id) is not int or not -(2**31) <= self._pad_id < 2**31:
+            raise RequestError("pad_id is a token id", got=shown(pad_id), fix="give a whole number of 32 bits")
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -134,13 +139,14 @@ class Rollouts(Sequence[Rollout]):
     @overload
     def __getitem__(self, index: slice) -> "Rollouts": ...
     def __getitem__(self, index: int | slice) -> "Rollout | Rollouts":
-        return self.samples[index] if isinstance(index, int) else Rollouts(self.samples[index], self._pad_id)
+        chosen = self.samples[index]
+        return chosen if isinstance(chosen, Rollout) else Rollouts(chosen, self._pad_id)
 
     def __iter__(self) -> Iterator[Rollout]:
         return iter(self.samples)
 
-    def __add__(self, others: "Rollouts") -> "Rollouts":
-        return Rollouts((*self.samples, *others.samples), self._pad_id)
+    def __add__(self, others: Iterable[Rollout]) -> "Rollouts":
+        return Rollouts((*self.samples, *others), self._pad_id)
 
     def __repr__(self) -> str:
         sizes = f"{len(self)} samples of {len(self.groups)} prompts, {self.num_generated} tokens generated"
@@ -209,13 +215,15 @@ class Rollouts(Sequence[Rollout]):
             multiple: keeps the number of different shapes, for which a trainer compiles, small.
 
         Raises:
-            RequestError: a sample is longer, or `multiple` is no positive number.
+            RequestError: a sample is longer, or a number is no positive one.
         """
+        length, multiple, longest = plain(length), plain(multiple), max(map(len, self), default=0)
         if type(multiple) is not int or multiple < 1:
-            raise RequestError("lengths are multiples of a positive number", got=multiple, fix="give 1 or more")
-        longest = max(map(len, self), default=0)
+            raise RequestError("lengths are multiples of a positive number", got=shown(multiple), fix="give 1 or more")
         if length is None:
             length = -(-longest // multiple) * multiple
+        if type(length) is not int:
+            raise RequestError("a length is a whole number", got=shown(length), fix=f"give length={longest} or more")
         if longest > length:
             raise RequestError(
                 "the samples are longer than the arrays", got=longest, fix=f"give length={longest} or more"

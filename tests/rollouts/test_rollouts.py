@@ -181,7 +181,7 @@ def test_a_chat_that_has_to_call_has_to_after_an_abort_too(smollm2: LLM) -> None
 
 def test_texts_and_ids_follow_samples_of_prompts(smollm2: LLM) -> None:
     first = smollm2.rollout(PROMPTS, DRAWN)
-    second = smollm2.rollout(pickle.loads(pickle.dumps(first)), DRAWN, following=[" Then", [260, 261]])
+    second = smollm2.rollout(pickle.loads(pickle.dumps(first)), DRAWN, following=[" Then", np.array([260, 261])])
     for sample, before, count in zip(second, first, (1, 2), strict=True):
         assert sample.token_ids[: len(before)].tolist() == before.token_ids.tolist()
         put = sample.loss_mask[len(before) :]
@@ -201,8 +201,9 @@ def test_groups_come_when_they_end_and_arrays_are_filled_up(smollm2: LLM) -> Non
     for row, length in enumerate(rollouts.lengths):
         assert (arrays["token_ids"][row, length:] == 9).all()
         assert (arrays["loss_mask"][row, length:] == 0).all()
-    with pytest.raises(RequestError, match="longer"):
-        rollouts.padded(length=3)
+    for length, problem in ((3, "longer"), ("3", "whole number; got '3'")):
+        with pytest.raises(RequestError, match=problem):
+            rollouts.padded(length=length)  # pyright: ignore[reportArgumentType]
 
     async def both() -> list[Rollouts]:
         made = [group async for group in smollm2.arollout_stream(PROMPTS, DRAWN, n=2)]
@@ -225,13 +226,20 @@ def test_what_cannot_be_meant_is_refused(smollm2: LLM) -> None:
         (done, {"following": {"role": "user", "content": "a"}}, "fix: a text, a list of token ids or"),
         (done, {"params": DRAWN}, "no sample is partial; got Rollouts.*0 partial, 0 failed. with params"),
         ([{"role": "user", "content": "a"}], {"detector": 3}, "finds its calls itself"),
+        (PROMPTS, {"params": {"temperature": 1}}, "sampling_params are SamplingParams; got {'temperature': 1}"),
+        (PROMPTS, {"sampling_params": DRAWN}, "no such option; got sampling_params; fix: one of .* params"),
+        (PROMPTS, {"pad_id": 1.5}, "pad_id is a token id; got 1.5"),
+        (PROMPTS, {"on_group": 3}, "on_group is called with each group; got 3"),
+        (PROMPTS, {"lora": 3}, "no such adapter; got 3"),
     ]
     for prompts, options, problem in wrong:
         with pytest.raises(RequestError, match=problem):
             smollm2.rollout(prompts, **options)
-    assert smollm2.rollout(done)[0] is done[0]
+    assert smollm2.rollout(done)[0] is done[0] is done[np.int64(0)]
+    with pytest.raises(RequestError, match="Rollouts have samples; got 3"):
+        Rollouts([3])  # pyright: ignore[reportArgumentType]
     with smollm2.rollout_stream(PROMPTS[:1], DRAWN) as stream:
-        for group in (4, False):
+        for group in (4, False, [0]):
             with pytest.raises(RequestError, match="no such group"):
                 stream.abort_group(group)
 
