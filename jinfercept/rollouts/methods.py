@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
+import numpy as np
+from jaxtyping import Int
+
 from jinfercept.chat.chats import is_conversation
 from jinfercept.chat.given_tokens import GivenTokens
 from jinfercept.chat.options import ChatArguments, ChatOptions
@@ -19,7 +22,7 @@ from jinfercept.startup.host import EngineHost
 from jinfercept.values.plain import plain
 from jinfercept.values.vllm_names import check_arguments
 
-Following = str | Sequence[int] | Sequence[Mapping[str, Any]]
+Following = str | Sequence[int] | Int[np.ndarray, "tokens"] | Sequence[Mapping[str, Any]]
 """What is put behind a sample: messages where it is a chat, else a text or token ids."""
 
 

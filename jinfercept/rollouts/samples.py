@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple, final, overload
+from typing import Any, NamedTuple, SupportsIndex, final, overload
 
 import numpy as np
 from jaxtyping import Float32, Int8, Int16, Int32
@@ -135,10 +135,10 @@ class Rollouts(Sequence[Rollout]):
         return len(self.samples)
 
     @overload
-    def __getitem__(self, index: int) -> Rollout: ...
+    def __getitem__(self, index: SupportsIndex) -> Rollout: ...
     @overload
     def __getitem__(self, index: slice) -> "Rollouts": ...
-    def __getitem__(self, index: int | slice) -> "Rollout | Rollouts":
+    def __getitem__(self, index: SupportsIndex | slice) -> "Rollout | Rollouts":
         chosen = self.samples[index]
         return chosen if isinstance(chosen, Rollout) else Rollouts(chosen, self._pad_id)
 

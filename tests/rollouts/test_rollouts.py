@@ -239,7 +239,8 @@ def test_what_cannot_be_meant_is_refused(smollm2: LLM) -> None:
     with pytest.raises(RequestError, match="Rollouts have samples; got 3"):
         Rollouts([3])  # pyright: ignore[reportArgumentType]
     with smollm2.rollout_stream(PROMPTS[:1], DRAWN) as stream:
-        for group in (4, False, [0]):
+        wrong_groups: list[Any] = [4, False, [0]]
+        for group in wrong_groups:
             with pytest.raises(RequestError, match="no such group"):
                 stream.abort_group(group)
 
