@@ -201,7 +201,8 @@ class Session:
         num_tokens = len(self.request.prompt_token_ids) + len(self.stream) - 1
         experts, before = self.experts[0][1].placed(self.experts, num_tokens), self.request.continues
         if before is not None and before.routed_experts is not None:
-            experts[: len(before.routed_experts)] = before.routed_experts
+            computed = (before.routed_experts >= 0).all(axis=(1, 2)).nonzero()[0]
+            experts[computed] = before.routed_experts[computed]
         return experts
 
     def note_scores(self, scores: tuple[TokenLogprobs, ...]) -> str | None:

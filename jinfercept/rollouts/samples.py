@@ -334,5 +334,6 @@ def _with_experts(before: Rollout, sample: Rollout) -> Any:
     if sample.routed_experts is None or before.routed_experts is None:
         return sample.routed_experts
     experts = sample.routed_experts.copy()
-    experts[: len(before.routed_experts)] = before.routed_experts
+    computed = np.flatnonzero((before.routed_experts >= 0).all(axis=(1, 2)))
+    experts[computed] = before.routed_experts[computed]
     return experts

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self, final
 
 from jinfercept.engine.async_streaming import AsyncStream
+from jinfercept.engine.parallel_sampling import with_prompt_experts
 from jinfercept.engine.streaming import Stream
 from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import RequestError, shown
@@ -81,6 +82,7 @@ class Groups:
         return self._made(self._planned, outputs)
 
     def _made(self, planned: Sequence[Planned], outputs: Mapping[str, RequestOutput]) -> Rollouts:
+        outputs = with_prompt_experts((item.request for item in planned if item.request is not None), outputs)
         made = [item.ended(outputs[item.request.id] if item.request is not None else None) for item in planned]
         return self._empty + made
 
