@@ -76,28 +76,20 @@ class Logprob(NamedTuple):
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
 class KeptTokens(Sequence[Any]):
-    """Of every token an ascending int32 array of the tokens that could be drawn in its place, made when it is read; None where
-    all could, and for tokens that the model did not generate.
+    """Of every token an ascending int32 array of the tokens that could be drawn in its place; None where all could, and for
+    tokens that the model did not generate. `sets` has these arrays, or functions that make them."""
 
-    Attributes:
-        sets: what has these arrays: each a `TokenSet` of the runner, or None.
-    """
-
-    def __init__(self, sets: Sequence[Any]) -> None:
-        self.sets = tuple(sets)
+    sets: Sequence[Any]
+    __repr__ = short_repr
 
     def __len__(self) -> int:
         return len(self.sets)
 
     def __getitem__(self, index: Any) -> Any:
         chosen = self.sets[index]
-        if isinstance(index, slice):
-            return KeptTokens(chosen)
-        return None if chosen is None else chosen.ids()
-
-    def __repr__(self) -> str:
-        return f"<{len(self)}>"
+        return KeptTokens(chosen) if isinstance(index, slice) else chosen() if callable(chosen) else chosen
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,8 @@ class AdapterTable:
         adapter = self._named.get(name)
         if adapter is None:
             fix = f"one of {', '.join(self._named)}" if self._named else "load one: `loras`, or `load_lora`"
-            raise RequestError(
-                "there is no such adapter", got=f"{str(name)[:200]}{nearest(str(name), self.names)}", fix=fix
-            )
+            name = str(name)
+            raise RequestError("there is no such adapter", got=f"{name[:200]}{nearest(name, self.names)}", fix=fix)
         return adapter
 
     @contextmanager

@@ -74,23 +74,18 @@ def with_prompt_experts(requests: Iterable[Request], outputs: Mapping[str, Reque
     groups: dict[str, list[RequestOutput]] = {}
     for request in requests:
         groups.setdefault(request.leader or request.id, []).append(outputs[request.id])
-    return {
-        output.request_id: replace(output, outputs=[completion])
-        for group in groups.values()
-        for output, completion in zip(group, _with_prompt_experts(group), strict=True)
-    }
+    pairs = (pair for group in groups.values() for pair in zip(group, _with_prompt_experts(group), strict=True))
+    return {output.request_id: replace(output, outputs=[completion]) for output, completion in pairs}
 
 
 def _with_prompt_experts(group: Sequence[RequestOutput]) -> list[CompletionOutput]:
     completions = [output.outputs[0] for output in group]
     tables = [completion.routed_experts for completion in completions if completion.routed_experts is not None]
     for place, completion in enumerate(completions):
-        if (own := completion.routed_experts) is None:
-            continue
+        own = completion.routed_experts
         for other in tables:
-            count = min(len(group[0].prompt_tokens), len(own), len(other))
-            gaps = (own[:count] < 0).all(axis=(1, 2)).nonzero()[0]
-            if not len(gaps):
+            shared = min(len(group[0].prompt_tokens), len(other))
+            if own is None or not len(gaps := (own[:shared] < 0).all(axis=(1, 2)).nonzero()[0]):
                 break
             own = own.copy()
             own[gaps] = other[gaps]

@@ -4,9 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
-import numpy as np
-from jaxtyping import Int
-
 from jinfercept.chat.chats import is_conversation
 from jinfercept.chat.given_tokens import GivenTokens
 from jinfercept.chat.options import ChatArguments, ChatOptions
@@ -22,7 +19,7 @@ from jinfercept.startup.host import EngineHost
 from jinfercept.values.plain import plain
 from jinfercept.values.vllm_names import check_arguments
 
-Following = str | Sequence[int] | Int[np.ndarray, "tokens"] | Sequence[Mapping[str, Any]]
+Following = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """What is put behind a sample: messages where it is a chat, else a text or token ids."""
 
 
@@ -148,8 +145,7 @@ def _prompts(
     maker: RequestMaker, prompts: Any, params: Any, tools: Any, detector: Any, options: ChatArguments
 ) -> list[Planned]:
     requests = maker.make_requests(prompts, params, tools, detector, **_own_options(options))
-    placed = zip(_places(requests), map(_reporting_kept, requests), strict=True)
-    return [Planned(place, request) for place, request in placed]
+    return [*map(Planned, _places(requests), map(_reporting_kept, requests))]
 
 
 def _own_options(options: ChatArguments) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class RolloutCall(NamedTuple):
 
     Attributes:
         name, arguments: as the model wrote them.
-        result: what the model read; None if the sample ended before.
+        result: the text that came back ("" of token ids), of which the model read what `span` has; None without one.
         status: of the result, see `Result.status`; "pending" without one.
         duration_s: seconds that the call took.
         span: the tokens of the result in the sample's `token_ids`, first and behind the last.
@@ -139,8 +139,7 @@ class Rollouts(Sequence[Rollout]):
     @overload
     def __getitem__(self, index: slice) -> "Rollouts": ...
     def __getitem__(self, index: SupportsIndex | slice) -> "Rollout | Rollouts":
-        chosen = self.samples[index]
-        return chosen if isinstance(chosen, Rollout) else Rollouts(chosen, self._pad_id)
+        return Rollouts(self.samples[index], self._pad_id) if isinstance(index, slice) else self.samples[index]
 
     def __iter__(self) -> Iterator[Rollout]:
         return iter(self.samples)
@@ -218,12 +217,11 @@ class Rollouts(Sequence[Rollout]):
             RequestError: a sample is longer, or a number is no positive one.
         """
         length, multiple, longest = plain(length), plain(multiple), max(map(len, self), default=0)
-        if type(multiple) is not int or multiple < 1:
-            raise RequestError("lengths are multiples of a positive number", got=shown(multiple), fix="give 1 or more")
+        for number in (multiple, 1 if length is None else length):
+            if type(number) is not int or number < 1:
+                raise RequestError("lengths are whole numbers above 0", got=shown(number), fix="give 1 or more")
         if length is None:
             length = -(-longest // multiple) * multiple
-        if type(length) is not int:
-            raise RequestError("a length is a whole number", got=shown(length), fix=f"give length={longest} or more")
         if longest > length:
             raise RequestError(
                 "the samples are longer than the arrays", got=longest, fix=f"give length={longest} or more"

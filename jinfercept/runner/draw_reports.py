@@ -1,7 +1,8 @@
 """What is reported of draws: log probabilities and ranks, packed on the device and read on the host."""
 
 from collections.abc import Iterator, Sequence
-from typing import final
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -58,33 +59,17 @@ def read_reports(
             continue
         entry = read_report(row, params.logprobs or 0)
         if params.reports_processed:
-            kept_set = TokenSet(words[place]) if words is not None and params.return_kept_tokens else None
-            kept_set = None if kept_set is None or len(kept_set) == vocab_size else kept_set
-            entry = entry._replace(processed=float(row[-1:].view(np.float32)[0]), kept=kept_set)
+            ids = _kept(words[place], vocab_size) if words is not None and params.return_kept_tokens else None
+            entry = entry._replace(processed=float(row[-1:].view(np.float32)[0]), kept=ids)
         yield entry
 
 
-@final
-class TokenSet:
-    """A set of tokens, in as little memory as its bits or its ids take.
+def _kept(words: UInt32[np.ndarray, "words"], vocab_size: int) -> Any:
+    """The tokens whose bits are set, as `outputs.KeptTokens` takes them: as ids or as bits, whichever are smaller."""
+    size = int(np.bitwise_count(words).sum())
+    return None if size == vocab_size else _bits(words) if size <= len(words) else partial(_bits, words.copy())
 
-    Args:
-        words: a bit for each token of the vocabulary, the lowest of a word first.
-    """
 
-    def __init__(self, words: UInt32[np.ndarray, "words"]) -> None:
-        self._size = int(np.bitwise_count(words).sum())
-        self._words, self._few = words.copy(), None
-        if self._size <= len(words):
-            self._words, self._few = None, self.ids()
-
-    def __len__(self) -> int:
-        return self._size
-
-    def ids(self) -> Int32[np.ndarray, "tokens"]:
-        """The tokens, ascending."""
-        if self._words is None:
-            assert self._few is not None
-            return self._few
-        bits = np.unpackbits(self._words.astype("<u4").view(np.uint8), bitorder="little")
-        return np.flatnonzero(bits).astype(np.int32)
+def _bits(words: UInt32[np.ndarray, "words"]) -> Int32[np.ndarray, "bits"]:
+    """The places of the bits that are set, ascending."""
+    return np.flatnonzero(np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little")).astype(np.int32)

@@ -181,7 +181,8 @@ def test_a_chat_that_has_to_call_has_to_after_an_abort_too(smollm2: LLM) -> None
 
 def test_texts_and_ids_follow_samples_of_prompts(smollm2: LLM) -> None:
     first = smollm2.rollout(PROMPTS, DRAWN)
-    second = smollm2.rollout(pickle.loads(pickle.dumps(first)), DRAWN, following=[" Then", np.array([260, 261])])
+    following: Any = [" Then", np.array([260, 261])]
+    second = smollm2.rollout(pickle.loads(pickle.dumps(first)), DRAWN, following=following)
     for sample, before, count in zip(second, first, (1, 2), strict=True):
         assert sample.token_ids[: len(before)].tolist() == before.token_ids.tolist()
         put = sample.loss_mask[len(before) :]
@@ -194,14 +195,14 @@ def test_groups_come_when_they_end_and_arrays_are_filled_up(smollm2: LLM) -> Non
     groups = list[Rollouts]()
     rollouts = smollm2.rollout(PROMPTS, params, n=2, on_group=groups.append, pad_id=9)
     assert [group.prompts.tolist() for group in groups] == [[1, 1], [0, 0]]
-    with pytest.raises(RequestError, match="multiples of a positive number; got 0"):
+    with pytest.raises(RequestError, match="whole numbers above 0; got 0"):
         rollouts.padded(multiple=0)
     arrays = rollouts.padded(multiple=64)
     assert {name: array.shape for name, array in arrays.items()} == dict.fromkeys(arrays, (4, 64))
     for row, length in enumerate(rollouts.lengths):
         assert (arrays["token_ids"][row, length:] == 9).all()
         assert (arrays["loss_mask"][row, length:] == 0).all()
-    for length, problem in ((3, "longer"), ("3", "whole number; got '3'")):
+    for length, problem in ((3, "longer"), ("3", "whole numbers above 0; got '3'")):
         with pytest.raises(RequestError, match=problem):
             rollouts.padded(length=length)  # pyright: ignore[reportArgumentType]
 
