@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, final
 
 from jinfercept.calls import Call, Result
 from jinfercept.values.short_repr import short_repr
@@ -75,6 +75,23 @@ class Logprob(NamedTuple):
     decoded_token: str | None = None
 
 
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptTokens(Sequence[Any]):
+    """Of every token an ascending int32 array of the tokens that could be drawn in its place; None where all could, and for
+    tokens that the model did not generate. `sets` has these arrays, or functions that make them."""
+
+    sets: Sequence[Any]
+    __repr__ = short_repr
+
+    def __len__(self) -> int:
+        return len(self.sets)
+
+    def __getitem__(self, index: Any) -> Any:
+        chosen = self.sets[index]
+        return KeptTokens(chosen) if isinstance(index, slice) else chosen() if callable(chosen) else chosen
+
+
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """The output of one request.
@@ -101,8 +118,7 @@ class CompletionOutput:
         version_runs: places in `token_ids` from which on the generated tokens are of a version of the weights, and the version.
         processed_logprobs: if asked for, of every one of `token_ids` its log probability in the distribution that it was drawn
             from; None for tokens that tools returned.
-        kept_tokens: if asked for, of every one of `token_ids` an ascending int32 array of the tokens that could be drawn in its
-            place; None where all could, and for tokens that tools returned.
+        kept_tokens: if asked for, of every one of `token_ids` the tokens that could be drawn in its place.
         routed_experts: if asked for, an int16 array `[tokens, layers, experts]`: of every token of the prompt and of
             `token_ids` but the last, which no step has computed, the experts in each layer that has some, the best first.
     """
@@ -123,7 +139,7 @@ class CompletionOutput:
     external_spans: tuple[tuple[int, int], ...] = ()
     version_runs: tuple[tuple[int, int], ...] = ()
     processed_logprobs: list[float | None] | None = None
-    kept_tokens: list[Any] | None = None
+    kept_tokens: KeptTokens | None = None
     __repr__ = short_repr
 
     @property

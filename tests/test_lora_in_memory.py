@@ -43,7 +43,7 @@ def ours(tensors: dict[str, np.ndarray], head_dim: int) -> dict[str, Any]:
 def _check_versions(llm: LLM, other: dict[str, np.ndarray]) -> None:
     """Tokens have the version of their adapter: that at the start of the request, and of a continued one the latest."""
     params, prompts = SamplingParams(temperature=1.0, seed=1, max_tokens=60, ignore_eos=True), [[1, 2, 3]]
-    before = llm.update_lora("policy", other, scale=SCALE)
+    before = llm.update_lora("policy", other, scale=np.float32(SCALE))  # pyright: ignore[reportArgumentType]
     stream = llm.stream({"prompt_token_ids": [1, 2, 3]}, params, lora="policy")
     next(stream)
     with llm.rollout_stream(prompts, params, lora="policy") as rollouts:
@@ -93,6 +93,7 @@ def test_an_adapter_of_arrays_writes_what_it_writes_from_files(tmp_path: Path) -
             ({**own, "layers.0.q.a": own["layers.0.q.a"][1:]}, {}, "do not fit the model's weight"),
             ({**own, "layers.9.q.a": own["layers.0.q.a"], "layers.9.q.b": own["layers.0.q.b"]}, {}, "no such module"),
             ({"layers.0.q.a": own["layers.0.q.a"]}, {}, "without its other half"),
+            ({"layers.0.q.a": own["layers.0.q.a"][:, :0]}, {}, "no adapter has such a matrix"),
             ({**own, "layers.0.q.a": own["layers.0.q.a"] * np.nan}, {}, "finite"),
             (
                 {name: jnp.concatenate([leaf] * 2, -1 if name[-1] == "a" else 0) for name, leaf in own.items()},
@@ -103,6 +104,9 @@ def test_an_adapter_of_arrays_writes_what_it_writes_from_files(tmp_path: Path) -
         for matrices, options, words in wrongs:
             with pytest.raises(ModelError, match=words):
                 llm.update_lora("policy", matrices, **options)
+        for name in ("", None):
+            with pytest.raises(ConfigError, match="an adapter has a name; got"):
+                llm.update_lora(name, own)  # pyright: ignore[reportArgumentType]
         assert written(llm, "policy") == written(llm, "file-b")
         _check_versions(llm, first)
     with tiny_llm() as llm, pytest.raises(ConfigError, match="no room for adapters"):

@@ -110,6 +110,11 @@ def test_cached_prefixes_and_forks_leave_no_gap() -> None:
             [output] = llm.generate(PROMPT, params)
             for completion in output.outputs:
                 check("mixtral", output, completion)
+        with llm.rollout_stream(PROMPT, drawn) as stream:
+            stream.abort()
+            resumed = llm.rollout(stream.result())
+        for sample in (*llm.rollout(PROMPT, drawn), *resumed):
+            np.testing.assert_array_equal(sample.routed_experts, expected("mixtral", sample.token_ids[:-1].tolist()))
 
 
 def test_an_engine_that_was_not_told_to_return_experts_refuses_to() -> None:

@@ -129,6 +129,7 @@ def test_names_that_do_not_fit_change_nothing() -> None:
                 {"only": "layer."},
                 "no weight has such a name; got only='layer.'; fix: names are like embed.embedding",
             ),
+            (own, {"only": [3]}, "`only` has beginnings of names; got .3."),
             ({**own, "more": np.zeros(1)}, {}, "weight more is none of the model's"),
             ({key: leaf for key, leaf in files.items() if key != name}, {}, f"weight {name} is missing.*`only`"),
             ({**files, name: files[name][:-1]}, {}, "q_proj.weight has another shape"),

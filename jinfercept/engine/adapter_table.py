@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import final
 
-from jinfercept.errors import ConfigError, RequestError, nearest
+from jinfercept.errors import ConfigError, RequestError, nearest, shown
 from jinfercept.request import Adapter, Request
 
 
@@ -49,6 +49,7 @@ class AdapterTable:
         adapter = self._named.get(name)
         if adapter is None:
             fix = f"one of {', '.join(self._named)}" if self._named else "load one: `loras`, or `load_lora`"
+            name = str(name)
             raise RequestError("there is no such adapter", got=f"{name[:200]}{nearest(name, self.names)}", fix=fix)
         return adapter
 
@@ -60,8 +61,10 @@ class AdapterTable:
             replace: whether another adapter may have the name.
 
         Raises:
-            ConfigError: the name is taken, or every slot is.
+            ConfigError: the name is taken or none, or every slot is taken.
         """
+        if not isinstance(name, str) or not name:
+            raise ConfigError("an adapter has a name", got=shown(name), fix="give a text that is not empty")
         with self._lock:
             if (name in self._named or name in self._reserved.values()) and not replace:
                 raise ConfigError("an adapter has this name", got=name, fix="unload it, or load it in place")

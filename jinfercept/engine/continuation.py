@@ -81,5 +81,5 @@ def read_again(
     unknown = [None] * len(output.token_ids)
     session.logprobs = list(output.logprobs or unknown)
     session.processed = list(output.processed_logprobs or unknown)
-    session.kept = list(output.kept_tokens or unknown)
+    session.kept = list(output.kept_tokens.sets if output.kept_tokens else unknown)
     return calls, unread

@@ -3,11 +3,10 @@
 The first request computes the prompt; the others start afterwards, share its full pages, and pause each for its own calls.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from jinfercept.outputs import RequestOutput
+from jinfercept.outputs import CompletionOutput, RequestOutput
 from jinfercept.request import Request
 
 
@@ -66,20 +65,29 @@ def _together(group: list[RequestOutput]) -> RequestOutput:
         finished_s=max(metrics.finished_s for metrics in all_metrics),
         **{name: sum(getattr(metrics, name) for metrics in all_metrics) for name in counts},
     )
-    first = group[0].outputs[0].routed_experts
-    completions = [
-        replace(output.outputs[0], index=index, routed_experts=_with_prompt(output.outputs[0].routed_experts, first))
-        for index, output in enumerate(group)
-    ]
+    completions = [replace(completion, index=index) for index, completion in enumerate(_with_prompt_experts(group))]
     return replace(group[0], outputs=completions, metrics=metrics)
 
 
-def _with_prompt(experts: Any, first: Any) -> Any:
-    """The experts of a fork's tokens, with those of the tokens that the first fork has computed for it."""
-    if experts is None or first is None or experts is first:
-        return experts
-    computed = (experts >= 0).all(axis=(1, 2))
-    missing = int(computed.argmax()) if computed.any() else len(experts)
-    whole = experts.copy()
-    whole[:missing] = first[:missing]
-    return whole
+def with_prompt_experts(requests: Iterable[Request], outputs: Mapping[str, RequestOutput]) -> dict[str, RequestOutput]:
+    """The outputs of all forks of some prompts, by id, with the experts of the prompts' tokens, which one fork has computed."""
+    groups: dict[str, list[RequestOutput]] = {}
+    for request in requests:
+        groups.setdefault(request.leader or request.id, []).append(outputs[request.id])
+    pairs = (pair for group in groups.values() for pair in zip(group, _with_prompt_experts(group), strict=True))
+    return {output.request_id: replace(output, outputs=[completion]) for output, completion in pairs}
+
+
+def _with_prompt_experts(group: Sequence[RequestOutput]) -> list[CompletionOutput]:
+    completions = [output.outputs[0] for output in group]
+    tables = [completion.routed_experts for completion in completions if completion.routed_experts is not None]
+    for place, completion in enumerate(completions):
+        own = completion.routed_experts
+        for other in tables:
+            shared = min(len(group[0].prompt_tokens), len(other))
+            if own is None or not len(gaps := (own[:shared] < 0).all(axis=(1, 2)).nonzero()[0]):
+                break
+            own = own.copy()
+            own[gaps] = other[gaps]
+        completions[place] = replace(completion, routed_experts=own)
+    return completions

@@ -18,6 +18,7 @@ from jinfercept.outputs import (
     FinishReason,
     Interception,
     Interrupt,
+    KeptTokens,
     Logprob,
     RequestMetrics,
     RequestOutput,
@@ -200,7 +201,8 @@ class Session:
         num_tokens = len(self.request.prompt_token_ids) + len(self.stream) - 1
         experts, before = self.experts[0][1].placed(self.experts, num_tokens), self.request.continues
         if before is not None and before.routed_experts is not None:
-            experts[: len(before.routed_experts)] = before.routed_experts
+            computed = (before.routed_experts >= 0).all(axis=(1, 2)).nonzero()[0]
+            experts[computed] = before.routed_experts[computed]
         return experts
 
     def note_scores(self, scores: tuple[TokenLogprobs, ...]) -> str | None:
@@ -251,7 +253,7 @@ class Session:
             external_spans=tuple(self.external_spans),
             version_runs=tuple(self.versions),
             processed_logprobs=self.processed if params.return_processed_logprobs else None,
-            kept_tokens=self.kept if params.return_kept_tokens else None,
+            kept_tokens=KeptTokens(self.kept) if params.return_kept_tokens else None,
         )
         metrics = RequestMetrics(
             arrival_s=sequence.arrival_s,

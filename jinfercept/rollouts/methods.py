@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from jinfercept.chat.chats import is_conversation
 from jinfercept.chat.given_tokens import GivenTokens
-from jinfercept.chat.options import ChatArguments
+from jinfercept.chat.options import ChatArguments, ChatOptions
 from jinfercept.chat.request_maker import RequestMaker
 from jinfercept.chat.turn_grammars import PerTurnGrammar
 from jinfercept.errors import RequestError, shown
@@ -16,6 +16,8 @@ from jinfercept.rollouts.samples import Rollout, Rollouts
 from jinfercept.rollouts.stream import AsyncRolloutStream, Groups, Planned, RolloutStream
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.startup.host import EngineHost
+from jinfercept.values.plain import plain
+from jinfercept.values.vllm_names import check_arguments
 
 Following = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """What is put behind a sample: messages where it is a chat, else a text or token ids."""
@@ -73,6 +75,8 @@ class RolloutMethods:
             RequestError: as `generate` and `chat`; nothing is started then.
             EngineError: as `generate`.
         """
+        if on_group is not None and not callable(on_group):
+            raise RequestError("on_group is called with each group", got=shown(on_group), fix="give a function")
         with RolloutStream(self.engine.thread, planned(self._requests, prompts, params, options)) as stream:
             for group in stream:
                 if on_group is not None:
@@ -141,14 +145,17 @@ def _prompts(
     maker: RequestMaker, prompts: Any, params: Any, tools: Any, detector: Any, options: ChatArguments
 ) -> list[Planned]:
     requests = maker.make_requests(prompts, params, tools, detector, **_own_options(options))
-    return [Planned(place, request) for place, request in zip(_places(requests), requests, strict=True)]
+    return [*map(Planned, _places(requests), map(_reporting_kept, requests))]
 
 
 def _own_options(options: ChatArguments) -> dict[str, Any]:
     """The options of a prompt that is no chat. Raises `RequestError` for others."""
-    if others := sorted(options.keys() - {"async_calls", "lora"}):
+    own = {"async_calls", "lora"}
+    if others := sorted(options.keys() & ChatOptions.__annotations__.keys() - own):
         raise RequestError("options of a chat need messages", got=", ".join(others), fix="leave them out")
-    return {**options}
+    names = ("prompts", "params", "on_group", *RolloutOptions.__annotations__)
+    check_arguments("a rollout has no such option", options, names, SamplingParams.__slots__)
+    return {name: value for name, value in options.items() if name in own}
 
 
 def _chats(
@@ -157,7 +164,7 @@ def _chats(
     if detector is not None:
         raise RequestError("a chat finds its calls itself", got="a detector", fix="name a tool_call_parser")
     requests = maker.make_chats(conversations, params, tools, options)
-    placed = zip(_places(requests), requests, strict=True)
+    placed = zip(_places(requests), map(_reporting_kept, requests), strict=True)
     return [Planned(place, request, conversation=tuple(conversations[place])) for place, request in placed]
 
 
@@ -203,7 +210,7 @@ def _continued(maker: RequestMaker, samples: Rollouts, params: Any, n: int, othe
             grammar=grammar.anew() if isinstance(grammar, PerTurnGrammar) else grammar,
             continues=origin.output,
         )
-        items.append(Planned(sample.prompt, request, origin.before, origin.conversation))
+        items.append(Planned(sample.prompt, _reporting_kept(request), origin.before, origin.conversation))
     return items
 
 
@@ -227,7 +234,7 @@ def _followed(
             conversation = (*sample.conversation, *put)
             tokens = GivenTokens(sample.token_ids.tolist(), len(sample.conversation))
             [request] = maker.make_chats([conversation], reporting, tools, options, tokens=tokens)
-            items.append(Planned(sample.prompt, request, sample, conversation))
+            items.append(Planned(sample.prompt, _reporting_kept(request), sample, conversation))
             continue
         if isinstance(put, str):
             if maker.tokenizer is None:
@@ -235,11 +242,12 @@ def _followed(
             put = maker.tokenizer.encode(put)
         prompt = {"prompt_token_ids": [*sample.token_ids.tolist(), *put]}
         [request] = maker.make_requests([prompt], reporting, tools, detector, **_own_options(options))
-        items.append(Planned(sample.prompt, request, sample))
+        items.append(Planned(sample.prompt, _reporting_kept(request), sample))
     return items
 
 
 def _one_each(following: Any, count: int) -> Sequence[Any]:
+    following = plain(following)
     is_single = isinstance(following, str) or is_conversation(following)
     if is_single or (isinstance(following, list | tuple) and all(isinstance(item, int) for item in following)):
         return [following] * count
@@ -253,15 +261,20 @@ def _one_each(following: Any, count: int) -> Sequence[Any]:
 def _reporting(params: Any, n: int) -> Any:
     """Parameters with what a trainer wants to know of each draw."""
     if not isinstance(params, SamplingParams):
-        return [_reporting(each, n) for each in params] if isinstance(params, Iterable) else params
+        if not isinstance(params, Iterable) or isinstance(params, str | Mapping):
+            return params  # refused where requests are made
+        return [_reporting(each, n) if isinstance(each, SamplingParams) else each for each in params]
     if n != 1 and params.n != 1:
         raise RequestError("n is given once", got=f"n={n} and SamplingParams(n={params.n})", fix="leave one out")
+    n = params.n if n == 1 else n
+    return replace(params, n=n, logprobs=params.logprobs or 0, return_processed_logprobs=True)
+
+
+def _reporting_kept(request: Request) -> Request:
+    """The request with a report of the tokens that could be drawn, where something cuts its distributions."""
+    params = request.params
     cut = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
-    cut = cut or bool(params.allowed_token_ids or params.bad_words or params.bad_words_token_ids)
-    return replace(
-        params,
-        n=params.n if n == 1 else n,
-        logprobs=params.logprobs or 0,
-        return_processed_logprobs=True,
-        return_kept_tokens=params.return_kept_tokens or cut or params.structured_outputs is not None,
-    )
+    cut = cut or bool(params.allowed_token_ids or params.bad_words or params.bad_words_token_ids or params.min_tokens)
+    if cut or request.grammar is not None:
+        return replace(request, params=replace(params, return_kept_tokens=True))
+    return request

@@ -1,18 +1,19 @@
 """`Rollouts`: what samples of prompts are to a trainer. Arrays of NumPy; nothing in them was ever tokenised again."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple, final, overload
+from typing import Any, NamedTuple, SupportsIndex, final, overload
 
 import numpy as np
 from jaxtyping import Float32, Int8, Int16, Int32
 
-from jinfercept.errors import RequestError
-from jinfercept.outputs import CompletionOutput, FinishReason, RequestOutput
+from jinfercept.errors import RequestError, shown
+from jinfercept.outputs import CompletionOutput, FinishReason, KeptTokens, RequestOutput
 from jinfercept.request import Request
+from jinfercept.values.plain import plain
 
 
 class RolloutCall(NamedTuple):
@@ -20,7 +21,7 @@ class RolloutCall(NamedTuple):
 
     Attributes:
         name, arguments: as the model wrote them.
-        result: what the model read; None if the sample ended before.
+        result: the text that came back ("" of token ids), of which the model read what `span` has; None without one.
         status: of the result, see `Result.status`; "pending" without one.
         duration_s: seconds that the call took.
         span: the tokens of the result in the sample's `token_ids`, first and behind the last.
@@ -51,7 +52,7 @@ class Rollout:
             `top_p`, `min_p` and grammar.
         weight_versions: `[n]`: the version of the weights that generated each token, its adapter's added; -1 for others.
         kept_tokens: of each of `token_ids` an ascending array of the tokens that could be drawn in its place; None where
-            nothing was cut. Empty if the parameters cut nothing.
+            nothing was cut. Empty if nothing ever could be.
         routed_experts: `[n - 1, layers, experts]`, see `CompletionOutput`; None if not asked for.
         finish_reason, stop_reason: why it ended, see `CompletionOutput`; "abort": it is partial, and may go on.
         calls: the calls it made, in order.
@@ -67,7 +68,7 @@ class Rollout:
     logprobs: Float32[np.ndarray, "n"]
     processed_logprobs: Float32[np.ndarray, "n"]
     weight_versions: Int32[np.ndarray, "n"]
-    kept_tokens: tuple[Int32[np.ndarray, "kept"] | None, ...]
+    kept_tokens: KeptTokens
     routed_experts: Int16[np.ndarray, "n layers experts"] | None
     finish_reason: FinishReason
     stop_reason: str | int | None
@@ -123,24 +124,28 @@ class Rollouts(Sequence[Rollout]):
         samples: each by itself, without what fills up.
     """
 
-    def __init__(self, samples: Sequence[Rollout], pad_id: int = 0) -> None:
-        self.samples, self._pad_id = tuple(samples), pad_id
+    def __init__(self, samples: Iterable[Rollout], pad_id: int = 0) -> None:
+        self.samples, self._pad_id = tuple(samples), plain(pad_id)
+        if wrong := [sample for sample in self.samples if not isinstance(sample, Rollout)]:
+            raise RequestError("Rollouts have samples", got=shown(wrong[0]), fix="give a list of Rollout")
+        if type(self._pad_id) is not int or not -(2**31) <= self._pad_id < 2**31:
+            raise RequestError("pad_id is a token id", got=shown(pad_id), fix="give a whole number of 32 bits")
 
     def __len__(self) -> int:
         return len(self.samples)
 
     @overload
-    def __getitem__(self, index: int) -> Rollout: ...
+    def __getitem__(self, index: SupportsIndex) -> Rollout: ...
     @overload
     def __getitem__(self, index: slice) -> "Rollouts": ...
-    def __getitem__(self, index: int | slice) -> "Rollout | Rollouts":
-        return self.samples[index] if isinstance(index, int) else Rollouts(self.samples[index], self._pad_id)
+    def __getitem__(self, index: SupportsIndex | slice) -> "Rollout | Rollouts":
+        return Rollouts(self.samples[index], self._pad_id) if isinstance(index, slice) else self.samples[index]
 
     def __iter__(self) -> Iterator[Rollout]:
         return iter(self.samples)
 
-    def __add__(self, others: "Rollouts") -> "Rollouts":
-        return Rollouts((*self.samples, *others.samples), self._pad_id)
+    def __add__(self, others: Iterable[Rollout]) -> "Rollouts":
+        return Rollouts((*self.samples, *others), self._pad_id)
 
     def __repr__(self) -> str:
         sizes = f"{len(self)} samples of {len(self.groups)} prompts, {self.num_generated} tokens generated"
@@ -209,11 +214,12 @@ class Rollouts(Sequence[Rollout]):
             multiple: keeps the number of different shapes, for which a trainer compiles, small.
 
         Raises:
-            RequestError: a sample is longer, or `multiple` is no positive number.
+            RequestError: a sample is longer, or a number is no positive one.
         """
-        if type(multiple) is not int or multiple < 1:
-            raise RequestError("lengths are multiples of a positive number", got=multiple, fix="give 1 or more")
-        longest = max(map(len, self), default=0)
+        length, multiple, longest = plain(length), plain(multiple), max(map(len, self), default=0)
+        for number in (multiple, 1 if length is None else length):
+            if type(number) is not int or number < 1:
+                raise RequestError("lengths are whole numbers above 0", got=shown(number), fix="give 1 or more")
         if length is None:
             length = -(-longest // multiple) * multiple
         if longest > length:
@@ -266,7 +272,7 @@ def sample_of(
         _behind(num_prompt, 0.0, raw, np.float32),
         _behind(num_prompt, 0.0, processed, np.float32),
         _behind(num_prompt, -1, completion.weight_versions, np.int32),
-        () if kept is None else (*(None,) * num_prompt, *kept),
+        KeptTokens(() if kept is None else (*(None,) * num_prompt, *kept.sets)),
         completion.routed_experts,
         completion.finish_reason,
         completion.stop_reason,
@@ -306,16 +312,15 @@ def _joined(before: Rollout, sample: Rollout) -> Rollout:
         values = getattr(sample, name).copy()
         values[:count] = getattr(before, name)
         changed[name] = values
-    kept = sample.kept_tokens
-    if kept or before.kept_tokens:
-        first = before.kept_tokens or (None,) * count
-        kept = (*first, *(kept or (None,) * len(sample))[count:])
+    kept, first = sample.kept_tokens.sets, before.kept_tokens.sets
+    if kept or first:
+        kept = (*(first or (None,) * count), *(kept or (None,) * len(sample))[count:])
     return replace(
         sample,
         prompt=before.prompt,
         index=before.index,
         num_prompt=before.num_prompt,
-        kept_tokens=kept,
+        kept_tokens=KeptTokens(kept),
         routed_experts=_with_experts(before, sample),
         calls=tuple(chain(before.calls, sample.calls)),
         **changed,
@@ -327,5 +332,6 @@ def _with_experts(before: Rollout, sample: Rollout) -> Any:
     if sample.routed_experts is None or before.routed_experts is None:
         return sample.routed_experts
     experts = sample.routed_experts.copy()
-    experts[: len(before.routed_experts)] = before.routed_experts
+    computed = np.flatnonzero((before.routed_experts >= 0).all(axis=(1, 2)))
+    experts[computed] = before.routed_experts[computed]
     return experts

@@ -5,12 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self, final
 
 from jinfercept.engine.async_streaming import AsyncStream
+from jinfercept.engine.parallel_sampling import with_prompt_experts
 from jinfercept.engine.streaming import Stream
 from jinfercept.engine.thread import EngineThread
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, shown
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
 from jinfercept.rollouts.samples import Rollout, Rollouts, sample_of
+from jinfercept.values.plain import plain
 
 
 class Planned(NamedTuple):
@@ -45,7 +47,7 @@ class Groups:
     """
 
     def __init__(self, planned: Sequence[Planned], pad_id: int) -> None:
-        self._planned, self._pad_id = planned, pad_id
+        self._planned, self._empty = planned, Rollouts((), pad_id)
         self.requests = [item.request for item in planned if item.request is not None]
         self._open = dict[int, set[str]]()
         for item in planned:
@@ -57,8 +59,8 @@ class Groups:
 
     def ids_of(self, prompt: int) -> list[str]:
         """Ids of the requests of a group that have not ended. Raises `RequestError` if there is no such group."""
-        if isinstance(prompt, bool | float) or prompt not in self._open:
-            raise RequestError("there is no such group", got=prompt, fix=f"one of {sorted(self._open)[:20]}")
+        if type(plain(prompt)) is not int or prompt not in self._open:
+            raise RequestError("there is no such group", got=shown(prompt), fix=f"one of {sorted(self._open)[:20]}")
         return sorted(self._open[prompt])
 
     def take(self, request_id: str) -> None:
@@ -80,8 +82,9 @@ class Groups:
         return self._made(self._planned, outputs)
 
     def _made(self, planned: Sequence[Planned], outputs: Mapping[str, RequestOutput]) -> Rollouts:
+        outputs = with_prompt_experts((item.request for item in planned if item.request is not None), outputs)
         made = [item.ended(outputs[item.request.id] if item.request is not None else None) for item in planned]
-        return Rollouts(made, self._pad_id)
+        return self._empty + made
 
 
 @final

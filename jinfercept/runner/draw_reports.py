@@ -1,6 +1,8 @@
 """What is reported of draws: log probabilities and ranks, packed on the device and read on the host."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,10 +59,15 @@ def read_reports(
             continue
         entry = read_report(row, params.logprobs or 0)
         if params.reports_processed:
-            ids = _bits(words[place]) if words is not None and params.return_kept_tokens else None
-            ids = None if ids is None or len(ids) == vocab_size else ids
+            ids = _kept(words[place], vocab_size) if words is not None and params.return_kept_tokens else None
             entry = entry._replace(processed=float(row[-1:].view(np.float32)[0]), kept=ids)
         yield entry
+
+
+def _kept(words: UInt32[np.ndarray, "words"], vocab_size: int) -> Any:
+    """The tokens whose bits are set, as `outputs.KeptTokens` takes them: as ids or as bits, whichever are smaller."""
+    size = int(np.bitwise_count(words).sum())
+    return None if size == vocab_size else _bits(words) if size <= len(words) else partial(_bits, words.copy())
 
 
 def _bits(words: UInt32[np.ndarray, "words"]) -> Int32[np.ndarray, "bits"]:

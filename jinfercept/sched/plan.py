@@ -186,7 +186,7 @@ class TokenLogprobs(NamedTuple):
         logprob, rank: its log probability by the model's own logits, and its rank (1: none is likelier).
         best: the likeliest tokens in its place, with their log probabilities.
         processed: its log probability in the distribution that it was drawn from; None if that was not asked for.
-        kept: the tokens that it could be, an ascending array of int32; None: all of them, or not asked for.
+        kept: the tokens that it could be, one of `outputs.KeptTokens.sets`; None: all of them, or not asked for.
     """
 
     logprob: float

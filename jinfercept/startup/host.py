@@ -15,7 +15,7 @@ from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.process_end import ending_at_exit, interrupts_held_back
 from jinfercept.engine.state import EngineState
 from jinfercept.engine.thread import EngineThread
-from jinfercept.errors import ConfigError, EngineError, ModelError, RequestError
+from jinfercept.errors import ConfigError, EngineError, ModelError, RequestError, shown
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.meter.timelines import Timeline
 from jinfercept.models.adapted import without_adapters
@@ -251,7 +251,7 @@ class EngineHost:
     def sleep(self, level: int, *, discard: bool) -> None:
         """As `LLM.sleep`."""
         if type(level) is not int or level not in range(DEEPEST + 1):
-            raise ConfigError("no such level of sleep", got=level, fix="0, 1 or 2")
+            raise ConfigError("no such level of sleep", got=shown(level), fix="0, 1 or 2")
         if discard and level != DEEPEST:
             raise ConfigError(
                 "only a sleep of level 2 discards weights", got=f"level {level}", fix="sleep(2, discard=True)"

@@ -11,6 +11,7 @@ from jinfercept.errors import ModelError
 from jinfercept.models.adapters import AdapterWeights, num_inputs
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.peft_adapter import PREFIX, TENSOR, adapter_of, modules_of
+from jinfercept.values.plain import plain
 from jinfercept.weights.leaves import check_leaf
 from jinfercept.weights.named import WeightTree, arrays_by_name
 
@@ -33,7 +34,7 @@ def adapter_in_memory(
     Raises:
         ModelError: a name is none of a module that can have adapters, a matrix has another shape, or the scale is no number.
     """
-    if not isinstance(scale, int | float) or isinstance(scale, bool) or not np.isfinite(scale):
+    if type(scale := plain(scale)) not in (int, float) or not np.isfinite(scale):
         raise ModelError("the scale of an adapter is a number", got=repr(scale)[:80], fix="lora_alpha / rank")
     given = arrays_by_name(matrices, names)
     for name, leaf in given.items():
@@ -53,7 +54,7 @@ def _named_by_peft(modules: Mapping[str, str], name: str, matrix: Any) -> tuple[
     if (match := _OURS.fullmatch(name)) is None:
         return name if name.startswith(PREFIX) else PREFIX + name, array
     weight, is_a = match["weight"], match["side"] == "a"
-    if weight not in modules or array.ndim < 2:
+    if weight not in modules or array.ndim < 2 or not array.size:
         fix = f"matrices of {', '.join(modules)}"
         raise ModelError("no adapter has such a matrix", got=f"{name} {[*array.shape]}", fix=fix)
     inputs = num_inputs(weight) if is_a else 1

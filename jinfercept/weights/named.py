@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jinfercept.errors import ModelError, nearest
+from jinfercept.errors import ModelError, nearest, shown
 from jinfercept.models.joined_weights import JOINED, SIDES, separate_layer
 from jinfercept.models.model import Model, abstract_params, untied
 from jinfercept.models.protocol import Params, ServedModel, Weights
@@ -126,10 +126,11 @@ def _apart(layer: Weights) -> Weights:
 def _chosen(flat: dict[str, Any], only: NameFilter | None) -> dict[str, Any]:
     if only is None:
         return flat
-    counts = only if callable(only) else (only if isinstance(only, str) else tuple(only))
-    chosen = {
-        name: leaf for name, leaf in flat.items() if (counts(name) if callable(counts) else name.startswith(counts))
-    }
+    begins = () if callable(only) else (only,) if isinstance(only, str) or not isinstance(only, Iterable) else (*only,)
+    if not all(isinstance(name, str) for name in begins):
+        fix = "give a text, several, or a function of a name"
+        raise ModelError("`only` has beginnings of names", got=shown(only), fix=fix)
+    chosen = {name: leaf for name, leaf in flat.items() if (only(name) if callable(only) else name.startswith(begins))}
     if not chosen:
         some = ", ".join(name[:60] for name in [*flat][:3])
         got = f"only={only!r}" if not callable(only) else "a function that takes none"

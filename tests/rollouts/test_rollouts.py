@@ -64,7 +64,19 @@ def test_greedy_tokens_and_uncut_ones_say_so(smollm2: LLM) -> None:
     assert greedy.logprobs[greedy.num_prompt :].all()
     [warm] = smollm2.rollout(PROMPTS[:1], SamplingParams(temperature=1.0, seed=1, max_tokens=4))
     assert np.allclose(warm.processed_logprobs, warm.logprobs, atol=1e-5)
-    assert warm.kept_tokens == ()
+    assert not warm.kept_tokens
+
+
+def test_what_is_kept_is_said_where_ends_or_calls_are_all_that_cuts(smollm2: LLM) -> None:
+    vocabulary = set(range(smollm2.model.config.vocab_size))
+    ending = SamplingParams(temperature=1.0, seed=1, max_tokens=3, min_tokens=2)
+    [sample] = smollm2.rollout(PROMPTS[1:], ending)
+    ends = vocabulary.difference(pickle.loads(pickle.dumps(sample)).kept_tokens[sample.num_prompt].tolist())
+    assert ends == {*smollm2.tokenizer.eos_token_ids}  # pyright: ignore[reportOptionalMemberAccess]
+    assert [kept is None for kept in sample.kept_tokens[sample.num_prompt :]] == [False, False, True]
+    chat = [{"role": "user", "content": "Hello."}]
+    [called] = smollm2.rollout([chat], replace(ending, min_tokens=0), tools=[add], tool_choice="required")
+    assert all(called.token_ids[place] in called.kept_tokens[place] for place in range(called.num_prompt, len(called)))
 
 
 def test_an_aborted_group_goes_on_as_if_nothing_had_been(smollm2: LLM) -> None:
@@ -169,7 +181,8 @@ def test_a_chat_that_has_to_call_has_to_after_an_abort_too(smollm2: LLM) -> None
 
 def test_texts_and_ids_follow_samples_of_prompts(smollm2: LLM) -> None:
     first = smollm2.rollout(PROMPTS, DRAWN)
-    second = smollm2.rollout(pickle.loads(pickle.dumps(first)), DRAWN, following=[" Then", [260, 261]])
+    following: Any = [" Then", np.array([260, 261])]
+    second = smollm2.rollout(pickle.loads(pickle.dumps(first)), DRAWN, following=following)
     for sample, before, count in zip(second, first, (1, 2), strict=True):
         assert sample.token_ids[: len(before)].tolist() == before.token_ids.tolist()
         put = sample.loss_mask[len(before) :]
@@ -182,15 +195,16 @@ def test_groups_come_when_they_end_and_arrays_are_filled_up(smollm2: LLM) -> Non
     groups = list[Rollouts]()
     rollouts = smollm2.rollout(PROMPTS, params, n=2, on_group=groups.append, pad_id=9)
     assert [group.prompts.tolist() for group in groups] == [[1, 1], [0, 0]]
-    with pytest.raises(RequestError, match="multiples of a positive number; got 0"):
+    with pytest.raises(RequestError, match="whole numbers above 0; got 0"):
         rollouts.padded(multiple=0)
     arrays = rollouts.padded(multiple=64)
     assert {name: array.shape for name, array in arrays.items()} == dict.fromkeys(arrays, (4, 64))
     for row, length in enumerate(rollouts.lengths):
         assert (arrays["token_ids"][row, length:] == 9).all()
         assert (arrays["loss_mask"][row, length:] == 0).all()
-    with pytest.raises(RequestError, match="longer"):
-        rollouts.padded(length=3)
+    for length, problem in ((3, "longer"), ("3", "whole numbers above 0; got '3'")):
+        with pytest.raises(RequestError, match=problem):
+            rollouts.padded(length=length)  # pyright: ignore[reportArgumentType]
 
     async def both() -> list[Rollouts]:
         made = [group async for group in smollm2.arollout_stream(PROMPTS, DRAWN, n=2)]
@@ -213,13 +227,21 @@ def test_what_cannot_be_meant_is_refused(smollm2: LLM) -> None:
         (done, {"following": {"role": "user", "content": "a"}}, "fix: a text, a list of token ids or"),
         (done, {"params": DRAWN}, "no sample is partial; got Rollouts.*0 partial, 0 failed. with params"),
         ([{"role": "user", "content": "a"}], {"detector": 3}, "finds its calls itself"),
+        (PROMPTS, {"params": {"temperature": 1}}, "sampling_params are SamplingParams; got {'temperature': 1}"),
+        (PROMPTS, {"sampling_params": DRAWN}, "no such option; got sampling_params; fix: one of .* params"),
+        (PROMPTS, {"pad_id": 1.5}, "pad_id is a token id; got 1.5"),
+        (PROMPTS, {"on_group": 3}, "on_group is called with each group; got 3"),
+        (PROMPTS, {"lora": 3}, "no such adapter; got 3"),
     ]
     for prompts, options, problem in wrong:
         with pytest.raises(RequestError, match=problem):
             smollm2.rollout(prompts, **options)
-    assert smollm2.rollout(done)[0] is done[0]
+    assert smollm2.rollout(done)[0] is done[0] is done[np.int64(0)]
+    with pytest.raises(RequestError, match="Rollouts have samples; got 3"):
+        Rollouts([3])  # pyright: ignore[reportArgumentType]
     with smollm2.rollout_stream(PROMPTS[:1], DRAWN) as stream:
-        for group in (4, False):
+        wrong_groups: list[Any] = [4, False, [0]]
+        for group in wrong_groups:
             with pytest.raises(RequestError, match="no such group"):
                 stream.abort_group(group)
 
