@@ -68,6 +68,7 @@ class CopyAhead(Policy):
     def __init__(self, estimator: Estimator, cost: CostModel, chunk_tokens: int, page_size: int) -> None:
         self._swap_s, self._price = cost.swap_s, PositionPrice(cost, chunk_tokens)
         self._disk_token_s, self._swap_token_s = cost.disk_s(FAR) / FAR, cost.swap_s(FAR) / FAR
+        self._has_disk = self._disk_token_s < math.inf
         self._page_size, self._block = page_size, max(1, BLOCK_TOKENS // page_size)
         self._paused = LastExpectedFirst(estimator)
         self._dirty = LastExpectedFirst(estimator)  # may have pages on the device that have no host copy
@@ -111,7 +112,9 @@ class CopyAhead(Policy):
         self._spared, refused = -math.inf, 0
         for sequence in self._dirty if budget.link_tokens > 0 else ():
             for run in reversed(sequence.context.runs()):
-                if run.residency is not Residency.DIRTY or not run.evictable:
+                # A disk has contexts from their first page on, which running ones may share.
+                is_free = run.evictable or (self._has_disk and not run.in_flight)
+                if run.residency is not Residency.DIRTY or not is_free:
                     continue
                 pages = run.pages[::-1][: max(0, room)]
                 room -= run.num_pages

@@ -9,7 +9,7 @@ import reprlib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -166,6 +166,10 @@ class Profile:
         if not self.disk_read_tokens_per_s:
             return math.inf
         return self.disk_latency_s + num_tokens / self.disk_read_tokens_per_s
+
+    def without_disk(self) -> "Profile":
+        """The profile of this machine without a disk tier."""
+        return replace(self, disk_read_tokens_per_s=0.0, disk_write_tokens_per_s=0.0, disk_latency_s=0.0)
 
     def copies_s(self, num_tokens: int) -> float:
         """The part of `swap_s` that grows with the number of copies and not with their bytes: `copies · c0`."""

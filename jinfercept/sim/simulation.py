@@ -294,6 +294,7 @@ class Simulation:
     def _scheduler(self, kv: KVManager, clock: VirtualClock, records: RecordFiles) -> "_Scheduled":
         """The scheduler as an `LLM` builds it, with the folds that write records."""
         estimator, buckets, planned_with = self._estimator(), self._executables, self.believed or self.profile
+        planned_with = planned_with if self.disk_tokens else planned_with.without_disk()
         if not buckets:
             largest = planned_with.saturation
             buckets = tuple(range(1, (largest if self.chunks() else max(largest, self.max_model_len)) + 1))

@@ -158,7 +158,8 @@ def assemble(
     policy, chosen, order = own.filled(config)
     limits = _limits(config, shape, machine.profile.draft_share)
     machine.runner.drafting = config.scheduling.speculation.method == "draft_model"
-    build = plan_scheduler(machine.profile, make_estimator(chosen), policy, limits, page_size, order)
+    profile = machine.profile if machine.disk is not None else machine.profile.without_disk()
+    build = plan_scheduler(profile, make_estimator(chosen), policy, limits, page_size, order)
     kv = KVManager(
         shape.num_pages,
         memory_plan.host_tokens // page_size,

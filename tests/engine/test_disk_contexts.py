@@ -161,3 +161,18 @@ def test_a_simulated_disk_needs_its_prices_and_a_host() -> None:
         Simulation(load_profile("paper-gptj-6b-a100"), "lru", disk_tokens=100, prefix_caching=True)
     with pytest.raises(ConfigError, match="host tier"):
         Simulation(H100, "lru", disk_tokens=100, host_tokens=0, prefix_caching=True)
+
+
+def test_a_paused_context_is_written_though_a_running_one_has_its_beginning() -> None:
+    engine = simulated()
+    engine.submit(ask("runs", PROMPT, max_tokens=900))
+    while not engine.scheduler.running:
+        engine.step()
+    engine.submit(ask("ends", [*PROMPT, *range(320)], max_tokens=1, follow_up=FollowUp()))
+    while not engine.scheduler.intercepted:
+        engine.step()
+    [sequence] = engine.scheduler.intercepted.values()
+    while engine.scheduler.running and sequence.context.num_stored < 40:
+        engine.step()
+    assert engine.scheduler.running, "the context is written meanwhile"
+    engine.check_pages()
