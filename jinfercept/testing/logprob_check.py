@@ -141,6 +141,8 @@ def check_logprobs(
         ConfigError: what `forward` returned has another shape.
         RequestError: a prompt does not fit.
     """
+    if not callable(forward):
+        raise ConfigError("forward is a function of token ids", got=shown(forward), fix="forward=lambda ids: …")
     if prompts is None:
         prompts = _random_prompts(llm, max_tokens, seed)
     requests = tuple(_checked(output, forward) for output in _generate(llm, prompts, max_tokens, seed))
