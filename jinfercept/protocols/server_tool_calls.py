@@ -108,12 +108,12 @@ async def run_calls(request: Request, calls: tuple[Call, ...]) -> tuple[Result, 
     dispatcher = Dispatcher(wake, loop.time)
     try:
         dispatcher.call(request.id, calls, request.tools, request.tenant)
-        while not (outcomes := dispatcher.poll()):
+        while not (answers := dispatcher.poll()):
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(dispatcher.next_s()):
                     await news.wait()
             news.clear()
-        return outcomes[0][1]
+        return answers[0][1]
     finally:
         dispatcher.close()
 
