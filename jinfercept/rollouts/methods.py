@@ -177,9 +177,9 @@ def _places(requests: Sequence[Request]) -> list[int]:
     return places
 
 
-def _continued(maker: RequestMaker, samples: Rollouts, params: Any, n: int, others: tuple[Any, ...]) -> list[Planned]:
+def _continued(maker: RequestMaker, samples: Rollouts, params: Any, n: int, options: tuple[Any, ...]) -> list[Planned]:
     """Partial samples go on, the others stay as they are."""
-    if n != 1 or any(others):
+    if n != 1 or any(options):
         raise RequestError(
             "a partial sample goes on with the tools and options that it had",
             got="n, tools, detector or options",
