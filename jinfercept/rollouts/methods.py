@@ -151,8 +151,8 @@ def _prompts(
 def _own_options(options: ChatArguments) -> dict[str, Any]:
     """The options of a prompt that is no chat. Raises `RequestError` for others."""
     own = {"async_calls", "lora"}
-    if others := sorted(options.keys() & ChatOptions.__annotations__.keys() - own):
-        raise RequestError("options of a chat need messages", got=", ".join(others), fix="leave them out")
+    if chat_names := sorted(options.keys() & ChatOptions.__annotations__.keys() - own):
+        raise RequestError("options of a chat need messages", got=", ".join(chat_names), fix="leave them out")
     names = ("prompts", "params", "on_group", *RolloutOptions.__annotations__)
     check_arguments("a rollout has no such option", options, names, SamplingParams.__slots__)
     return {name: value for name, value in options.items() if name in own}

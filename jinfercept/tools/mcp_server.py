@@ -215,8 +215,8 @@ class McpServer:
             cursor = page.next_cursor
             if cursor is None:
                 break
-        wanted, unwanted = self._table.include, self._table.exclude
-        return tuple(tool for tool in tools if (wanted is None or tool.name in wanted) and tool.name not in unwanted)
+        include, exclude = self._table.include, self._table.exclude
+        return tuple(tool for tool in tools if (include is None or tool.name in include) and tool.name not in exclude)
 
 
 def _describe(error: BaseException) -> str:
