@@ -104,13 +104,13 @@ class LLM(RolloutMethods, WeightControls):
         progress: Progress | None = None,
         **options: Unpack[LLMOptions],
     ) -> None:
-        given: dict[str, Any] = {"params": params, "tokenizer": tokenizer, "profile": profile, "mesh": mesh, **options}
-        given |= {"policy": policy, "estimator": estimator, "order": order}
+        values: dict[str, Any] = {"params": params, "tokenizer": tokenizer, "profile": profile, "mesh": mesh, **options}
+        values |= {"policy": policy, "estimator": estimator, "order": order}
         if not isinstance(model, EngineSetup):
             with nullcontext(progress) if progress else StartDisplay() as shown:
-                model = set_up(model, lazy=lazy, progress=shown, **given)
-        elif any(value is not None for value in given.values()):
-            raise ConfigError("an EngineSetup has its options", got=sorted(given), fix="give them to `set_up`")
+                model = set_up(model, lazy=lazy, progress=shown, **values)
+        elif any(value is not None for value in values.values()):
+            raise ConfigError("an EngineSetup has its options", got=sorted(values), fix="give them to `set_up`")
         self.engine = engine = EngineHost(model)
         self.model, self.tokenizer = model.model, model.machine.tokenizer
         self.grammars = Grammars(self.tokenizer, self.model.config.vocab_size) if self.tokenizer else None

@@ -235,15 +235,15 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
         )
 
 
-def _biases(given: Any) -> dict[int, float]:
+def _biases(logit_bias: Any) -> dict[int, float]:
     """Biases by token id; keys may be texts, as JSON has them."""
     try:
-        biases = {int(token): float(bias) for token, bias in given.items()}
+        biases = {int(token): float(bias) for token, bias in logit_bias.items()}
     except (AttributeError, TypeError, ValueError):
         biases = {0: math.nan}
     if not all(-100 <= bias <= 100 for bias in biases.values()):
         raise RequestError(
-            "logit_bias gives token ids a number from -100 to 100", got=shown(given), fix="{token id: bias}"
+            "logit_bias gives token ids a number from -100 to 100", got=shown(logit_bias), fix="{token id: bias}"
         )
     if len(biases) > MAX_BIASED_TOKENS:
         raise RequestError(

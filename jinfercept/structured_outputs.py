@@ -46,14 +46,14 @@ class StructuredOutputsParams:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        given = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
-        if len(given) != 1:
+        kinds = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
+        if len(kinds) != 1:
             raise RequestError(
                 "structured outputs are one thing",
-                got=", ".join(given) or "none",
+                got=", ".join(kinds) or "none",
                 fix=f"give one of {', '.join(KINDS)}",
             )
-        self._check(given[0], getattr(self, given[0]))
+        self._check(kinds[0], getattr(self, kinds[0]))
         if self.choice is not None:
             object.__setattr__(self, "choice", tuple(self.choice))
 

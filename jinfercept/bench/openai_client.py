@@ -125,7 +125,7 @@ class Client:
             trust_env=urlsplit(target.url).hostname not in ("127.0.0.1", "localhost", "::1"),  # no proxy to ourselves
         )
 
-    async def model(self, wanted: str | None) -> str:
+    async def model(self, name: str | None) -> str:
         """The model to ask for: the one that is wanted, or the first that the server names.
 
         Raises:
@@ -136,7 +136,7 @@ class Client:
         try:
             async with asyncio.timeout(self._target.timeout_s):
                 answer = await self._http.get(f"{self._target.url}/models")
-            return wanted or str(answer.raise_for_status().json()["data"][0]["id"])
+            return name or str(answer.raise_for_status().json()["data"][0]["id"])
         except (HTTPError, InvalidURL, TimeoutError) as error:
             got, fix = str(error) or type(error).__name__, "start it, or check --base-url and --api-key"
             raise ConfigError(f"{self._target.name} does not answer", got=got, fix=fix) from None

@@ -140,16 +140,16 @@ def visit_rows(visits: Sequence[Visit]) -> list[dict[str, Any]]:
 
 
 def _round(replies: Sequence[ClientReply], turn: int, concurrent: bool) -> dict[str, Any]:
-    done = [reply for reply in replies if reply.error is None]
-    prompt, cached = (total(getattr(reply, name) for reply in done) for name in ("prompt_tokens", "cached_tokens"))
+    successes = [reply for reply in replies if reply.error is None]
+    prompt, cached = (total(getattr(reply, name) for reply in successes) for name in ("prompt_tokens", "cached_tokens"))
     together_s = max(reply.end_s for reply in replies) - min(reply.sent_s for reply in replies)
     return {
         "turn": turn,
         "requests": len(replies),
-        "failed": len(replies) - len(done),
+        "failed": len(replies) - len(successes),
         "round_s": together_s if concurrent else sum(reply.seconds for reply in replies),
-        "request_s": fmean(reply.seconds for reply in done) if done else None,
-        "ttft_s": fmean(reply.first_s or reply.seconds for reply in done) if done else None,
+        "request_s": fmean(reply.seconds for reply in successes) if successes else None,
+        "ttft_s": fmean(reply.first_s or reply.seconds for reply in successes) if successes else None,
         "prompt_tokens": prompt,
         "cached_tokens": cached,
         "cached_share": share(cached, prompt),

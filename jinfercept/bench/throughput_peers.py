@@ -104,22 +104,22 @@ def measure_peer(peer: Peer, model: str, dtype: str, work: ThroughputWork, vocab
         ConfigError: it failed, or printed something else.
     """
     order = {"model": model, "dtype": dtype, **work._asdict(), "vocab_size": vocab_size}
-    done = subprocess.run(peer.command, input=json.dumps(order), capture_output=True, text=True)
-    if done.returncode:
+    process = subprocess.run(peer.command, input=json.dumps(order), capture_output=True, text=True)
+    if process.returncode:
         raise ConfigError(
             f"the peer {peer.name} failed in {dtype}",
-            got=f"status {done.returncode}: {_last_line(done.stderr)}",
+            got=f"status {process.returncode}: {_last_line(process.stderr)}",
             fix=f"try {shlex.join(peer.command)} with {json.dumps(order)} on its standard input",
         )
     try:
-        printed: dict[str, Any] = json.loads(_last_line(done.stdout))
+        printed: dict[str, Any] = json.loads(_last_line(process.stdout))
         cells = [Cell(**cell) for cell in printed["cells"]]
         memory = (printed.get(name) for name in ("rest_gib", "peak_gib"))
         return PeerCells(peer.name, str(printed.get("version", "")), dtype, cells, *memory)
     except (ValueError, TypeError, KeyError):
         raise ConfigError(
             f"the peer {peer.name} printed no result",
-            got=_last_line(done.stdout) or "nothing",
+            got=_last_line(process.stdout) or "nothing",
             fix=f'its last line is {{"version": …, "cells": [{{{", ".join(map(repr, Cell._fields))}}}, …]}}',
         ) from None
 

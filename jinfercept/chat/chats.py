@@ -64,8 +64,8 @@ def is_single_chat(prompt: object, detector: object, options: ChatArguments) -> 
     if isinstance(plain(prompt), int | float):
         raise RequestError("a prompt is a text or a list of token ids", got=shown(prompt), fix="give either")
     of_chats = ChatOptions.__annotations__.keys() - {"async_calls", "lora"}
-    if others := ", ".join(name for name in options if name in of_chats):
-        raise RequestError("options of a chat need messages", got=others, fix="leave them out")
+    if names := ", ".join(name for name in options if name in of_chats):
+        raise RequestError("options of a chat need messages", got=names, fix="leave them out")
     return False
 
 
@@ -214,16 +214,16 @@ def _with_mode(tool: ChatTool, mode: CallMode) -> ChatTool:
     return replace(tool, tool=replace(tool.tool, calls=mode))
 
 
-def _conversations(given: Any) -> list[Sequence[Message]]:
-    if is_conversation(given):
-        return [given]
-    if not isinstance(given, list | tuple) or not all(is_conversation(conversation) for conversation in given):
+def _conversations(messages: Any) -> list[Sequence[Message]]:
+    if is_conversation(messages):
+        return [messages]
+    if not isinstance(messages, list | tuple) or not all(is_conversation(conversation) for conversation in messages):
         raise RequestError(
             "a chat is a list of messages, or several such lists",
-            got=shown(given),
+            got=shown(messages),
             fix='[{"role": "user", "content": "…"}]',
         )
-    return list(given)
+    return list(messages)
 
 
 def _is_message(value: object) -> bool:

@@ -88,8 +88,8 @@ def _filled_tool(tool: Mapping[str, Any], nested: bool, typed: bool) -> dict[str
         typed: whether each of them has one type.
     """
     function = tool["function"]
-    given = function.get("parameters")
-    parameters = {"type": "object", "properties": {}} | (_without_null(given) if isinstance(given, Mapping) else {})
+    schema = function.get("parameters")
+    parameters = {"type": "object", "properties": {}} | (_without_null(schema) if isinstance(schema, Mapping) else {})
     if nested:
         parameters = _filled_schema(parameters, typed)
     filled = {**function, "description": function.get("description") or "", "parameters": parameters}

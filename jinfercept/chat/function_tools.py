@@ -132,13 +132,13 @@ def _chat_tool(tool: object) -> ChatTool:
     raise RequestError("this is no tool", got=shown(tool), fix="give Python functions or JSON declarations")
 
 
-def _declaration(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _declaration(declaration: Mapping[str, Any]) -> Mapping[str, Any]:
     """The declaration within its `{"type": "function"}`, which clients may leave out."""
-    function = given.get("function", given)
+    function = declaration.get("function", declaration)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         raise RequestError(
             "a tool's declaration has a name",
-            got=shown(given),
+            got=shown(declaration),
             fix='{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}',
         )
     check_tool_name(function["name"])
@@ -212,11 +212,11 @@ def _declare(function: Callable[..., object], name: str) -> Mapping[str, Any]:
 def _declare_others(function: Callable[..., object], parameters: dict[str, Any]) -> None:
     """Declare what a function takes as `**others`: anything, values of one type, or the keys of `Unpack[SomeTypedDict]`."""
     arguments = inspect.signature(function).parameters.values()
-    others = next((argument for argument in arguments if argument.kind is argument.VAR_KEYWORD), None)
-    if others is None:
+    keywords = next((argument for argument in arguments if argument.kind is argument.VAR_KEYWORD), None)
+    if keywords is None:
         return
     declared = parameters.setdefault("additionalProperties", True)
-    if not isinstance(declared, dict) or get_origin(_hints(function).get(others.name)) is not Unpack:
+    if not isinstance(declared, dict) or get_origin(_hints(function).get(keywords.name)) is not Unpack:
         return
     if reference := declared.get("$ref"):
         declared = parameters["$defs"][reference.rpartition("/")[2]]

@@ -72,16 +72,16 @@ def _checked_message(message: object) -> dict[str, Any]:
 def one_call_a_turn(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with every call in an assistant's message of its own, before its result."""
     split: list[dict[str, Any]] = []
-    left = deque(messages)
-    while left:
-        message = left.popleft()
+    queue = deque(messages)
+    while queue:
+        message = queue.popleft()
         calls = message.get("tool_calls", ())
         if len(calls) < 2:
             split.append(message)
             continue
         results: dict[Any, list[dict[str, Any]]] = defaultdict(list)  # by the ids of calls
-        while left and left[0]["role"] == "tool":
-            result = left.popleft()
+        while queue and queue[0]["role"] == "tool":
+            result = queue.popleft()
             results[result.get("tool_call_id")].append(result)
         for index, call in enumerate(calls):
             split.append(message | {"tool_calls": [call], "content": "" if index else message["content"]})

@@ -81,10 +81,10 @@ class ChatArguments(ChatOptions, VllmArguments, total=False):
 _SAMPLING = [field.name for field in fields(SamplingParams)]
 
 
-def check_generate(others: Mapping[str, Any]) -> None:
+def check_generate(arguments: Mapping[str, Any]) -> None:
     """Raise `RequestError` for a keyword argument that `generate` has not, unless it is vLLM's and asks for nothing."""
     names = ("prompts", "sampling_params", "tools", "detector", "async_calls", "lora", "on_event")
-    check_arguments("generate has no such argument", others, names, _SAMPLING)
+    check_arguments("generate has no such argument", arguments, names, _SAMPLING)
 
 
 _KINDS: dict[str, tuple[type, str, str]] = {
@@ -105,17 +105,17 @@ def checked_options(options: ChatArguments | ChatOptions) -> ChatOptions:
         RequestError: an option is unknown, or has a wrong type.
     """
     check_arguments("a chat has no such option", options, ChatOptions.__annotations__, _SAMPLING)
-    given = {name: plain(value) for name, value in options.items() if value is not None or name == "reasoning_parser"}
+    values = {name: plain(value) for name, value in options.items() if value is not None or name == "reasoning_parser"}
     for name, (kind, what, fix) in _KINDS.items():
-        if not isinstance(value := given.get(name), kind | None):
+        if not isinstance(value := values.get(name), kind | None):
             raise RequestError(f"{name} {what}", got=shown(value), fix=fix)
-    max_rounds = given.get("max_rounds", MAX_ROUNDS)
+    max_rounds = values.get("max_rounds", MAX_ROUNDS)
     if type(max_rounds) is not int or max_rounds < 0:
         raise RequestError("max_rounds is a whole number", got=shown(max_rounds), fix="0 runs no call")
-    source = given.get("chat_template")
+    source = values.get("chat_template")
     if source is not None and (not isinstance(source, str) or not source.strip()):
         raise RequestError("chat_template is Jinja source", got=shown(source), fix="give its text, not empty")
-    return cast(ChatOptions, given)
+    return cast(ChatOptions, values)
 
 
 def check_parsers(tool_call_parser: str | None = None, reasoning_parser: str | None = "auto") -> None:

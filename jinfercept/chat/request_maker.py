@@ -84,11 +84,11 @@ class RequestMaker:
         self._check_process()
         params = self.default_params(is_chat=False) if params is None else params
         grammars = self._grammars and self._grammars.of(tenant)
-        given = (ids or self._ids, prompts, params, tools, detector, self.tokenizer, grammars, async_calls)
-        made = requests.make_requests(*given)
-        names = requests.one_each(lora, str, len(made), "lora")
-        made = [self.with_adapter(request, name) for request, name in zip(made, names, strict=True)]
-        return [fork for request in made for fork in forks(request)]
+        arguments = (ids or self._ids, prompts, params, tools, detector, self.tokenizer, grammars, async_calls)
+        new_requests = requests.make_requests(*arguments)
+        names = requests.one_each(lora, str, len(new_requests), "lora")
+        new_requests = [self.with_adapter(request, name) for request, name in zip(new_requests, names, strict=True)]
+        return [fork for request in new_requests for fork in forks(request)]
 
     def make_chats(
         self,
@@ -110,14 +110,14 @@ class RequestMaker:
         self._check_process()
         params = self.default_params(is_chat=True) if params is None else params
         grammars = self._grammars and self._grammars.of(tenant)
-        given = (ids or self._ids, messages, params, tools, options, self.tokenizer, grammars, self._end_token_ids)
+        arguments = (ids or self._ids, messages, params, tools, options, self.tokenizer, grammars, self._end_token_ids)
         name = options.get("lora")
         if name is None and tools and self._tool_lora in self._adapters.names:
             name = self._tool_lora
         of_tools = name is not None and name == self._tool_lora  # trained to call
         note, call_bias = ((lambda: None), self._call_bias) if of_tools else (self._note_written_tools, 0.0)
-        made = chats.make_chats(*given, note, tokens or self._turn_tokens, tenant, salt, call_bias)
-        return [self.with_adapter(request, name) for request in made]
+        new_requests = chats.make_chats(*arguments, note, tokens or self._turn_tokens, tenant, salt, call_bias)
+        return [self.with_adapter(request, name) for request in new_requests]
 
     def next_id(self) -> str:
         """A name for a request."""

@@ -62,9 +62,9 @@ def make_requests(
             raise RequestError(
                 "sampling_params are SamplingParams", got=shown(prompt_params), fix="SamplingParams(max_tokens=…)"
             )
-    given = _checked_tools(tools)
-    marked = MarkedTools.of(given, async_calls, tokenizer, grammars)
-    by_name = {tool.name: tool for tool in given if isinstance(tool, Tool)}
+    checked_tools = _checked_tools(tools)
+    marked = MarkedTools.of(checked_tools, async_calls, tokenizer, grammars)
+    by_name = {tool.name: tool for tool in checked_tools if isinstance(tool, Tool)}
     if marked is not None:
         by_name |= marked.tools
     if detector is None and by_name and (marked is None or any(tool.start for tool in by_name.values())):
@@ -80,13 +80,13 @@ def make_requests(
     return requests if marked is None else [marked.added_to(request) for request in requests]
 
 
-def check_chars(given: Any, most: int) -> None:
+def check_chars(content: Any, most: int) -> None:
     """Raise `PromptLengthError` for more than `most` characters of text, before it is tokenised. Its work is bounded by `most`.
 
     Args:
-        given: a text, or lists and dicts of texts and other values; any other value counts as one character.
+        content: a text, or lists and dicts of texts and other values; any other value counts as one character.
     """
-    if _num_chars(given, most) > most:
+    if _num_chars(content, most) > most:
         raise PromptLengthError(
             "the prompt is too long for the context of the model",
             got=f"more than {most} characters",
@@ -94,11 +94,11 @@ def check_chars(given: Any, most: int) -> None:
         )
 
 
-def _num_chars(given: Any, most: float = math.inf) -> int:
+def _num_chars(content: Any, most: float = math.inf) -> int:
     """As `check_chars` counts them; counting ends beyond `most`."""
-    count, left = 0, [given]
-    while left and count <= most:
-        value = left.pop()
+    count, stack = 0, [content]
+    while stack and count <= most:
+        value = stack.pop()
         if type(value) is KnownObject:
             count += derived(value, "chars", lambda fields: _num_chars(dict(fields)))
             continue
@@ -106,10 +106,10 @@ def _num_chars(given: Any, most: float = math.inf) -> int:
         if type(value) is str:  # almost always
             continue
         if isinstance(value, dict) or isinstance(value, Mapping):  # noqa: SIM101 # the first is quick
-            left += value.keys()
-            left += value.values()
+            stack += value.keys()
+            stack += value.values()
         elif isinstance(value, list | tuple):
-            left += value
+            stack += value
     return count
 
 

@@ -96,15 +96,15 @@ class ChatTemplate:
         self._variables = self._marks.given({**usual_variables(self.source, tools), **variables})
         self._ends = tuple(filter(None, map(tokenizer.token_text, end_token_ids)))
         self._end_token_ids = frozenset(end_token_ids)
-        self._begun = rendered_with_tools(self._tools, partial(self._render_stand_in, given=source is not None))
+        self._begun = rendered_with_tools(self._tools, partial(self._render_stand_in, is_given=source is not None))
 
-    def _render_stand_in(self, tools: Sequence[Mapping[str, Any]], given: bool) -> str:
+    def _render_stand_in(self, tools: Sequence[Mapping[str, Any]], is_given: bool) -> str:
         """The stand-in with a form of the tools, with marks, which the template has from now on."""
         self._tools = tools
         try:
             return self._apply([*map(checked_message, _STAND_IN)], add_generation_prompt=False)
         except RequestError as error:
-            if not given:
+            if not is_given:
                 raise
             raise RequestError(
                 "the chat_template that was given fails on a simple question",
@@ -274,10 +274,10 @@ class ChatTemplate:
         Raises:
             RequestError: the end of the turn cannot be told from what the template writes.
         """
-        first, *others = map(checked_message, messages)
+        first, *rest = map(checked_message, messages)
         whole = None
         if isinstance(first["content"], str):
-            after = [first | {"content": _NEXT + first["content"]}, *others]
+            after = [first | {"content": _NEXT + first["content"]}, *rest]
             whole = self._marked(_STAND_IN, checked_message(turn), after)
         if whole is None:
             raise RequestError(

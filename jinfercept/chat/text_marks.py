@@ -47,14 +47,14 @@ class TextMarks:
         names = self._names
         if names.but(_REASONING) is names and not any(message.get(WRITTEN_CALLS) for message in messages):
             return [*map(self.given, messages)]
-        given = list[dict[str, Any]]()
+        marked_messages = list[dict[str, Any]]()
         for message in messages:
             marked = self.given(message)
             if message["role"] == "assistant":
                 content = self.given(message["content"], _REASONING) + message.get(WRITTEN_CALLS, "")
                 marked = marked if content is marked["content"] else marked | {"content": content}
-            given.append(marked)
-        return given
+            marked_messages.append(marked)
+        return marked_messages
 
     def given[T](self, value: T, but: frozenset[str] = frozenset()) -> T:
         """A value whose texts have marks, except in the names `but`."""

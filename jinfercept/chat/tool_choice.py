@@ -51,14 +51,14 @@ class TurnCalls:
     once: bool = False
 
 
-def tool_choice(given: ToolChoice | None, parallel: bool, tools: Sequence[ChatTool]) -> TurnCalls:
+def tool_choice(choice: ToolChoice | None, parallel: bool, tools: Sequence[ChatTool]) -> TurnCalls:
     """The options, checked. Raises `RequestError` for values that are unknown, and for tools that are not declared."""
     if type(parallel) is not bool:
         raise RequestError("parallel_tool_calls is a truth value", got=shown(parallel), fix="True or False")
     names = frozenset(tool.name for tool in tools)
-    match given:
+    match choice:
         case None | "auto" | "none":
-            return TurnCalls(bool(names) and given != "none", frozenset(), parallel)
+            return TurnCalls(bool(names) and choice != "none", frozenset(), parallel)
         case "required":
             required = names
         case {"type": "function", "function": {"name": str(name)}}:
@@ -66,16 +66,16 @@ def tool_choice(given: ToolChoice | None, parallel: bool, tools: Sequence[ChatTo
         case _:
             raise RequestError(
                 "tool_choice is none of those that there are",
-                got=shown(given),
+                got=shown(choice),
                 fix='"auto", "none", "required", or {"type": "function", "function": {"name": …}}',
             )
     if not required or required - names:
         raise RequestError(
             "tool_choice asks for a tool that is not there",
-            got=f"{given!r:.80}, tools {sorted(names)}",
+            got=f"{choice!r:.80}, tools {sorted(names)}",
             fix="declare it in tools",
         )
-    return TurnCalls(True, required, parallel, once=given != "required")
+    return TurnCalls(True, required, parallel, once=choice != "required")
 
 
 def compile_calls(

@@ -31,12 +31,12 @@ class ToolMessages:
         limits = [self._max_tokens.get(name, room) if name is not None else room for name in tools]
         share = max(limits)
         while True:
-            kept = tuple(self._cut(result, min(limit, share)) for result, limit in zip(results, limits, strict=True))
-            tokens = self._template.encode_results(end, after, [result.text for result in kept])
+            cut = tuple(self._cut(result, min(limit, share)) for result, limit in zip(results, limits, strict=True))
+            tokens = self._template.encode_results(end, after, [result.text for result in cut])
             if len(tokens) <= room or share <= 0:
-                return tokens[:room], kept
-            share = min(share, max(len(self._tokenizer.encode(result.text, plain=True)) for result in kept))
-            share = max(0, share - -(-(len(tokens) - room) // len(kept)))
+                return tokens[:room], cut
+            share = min(share, max(len(self._tokenizer.encode(result.text, plain=True)) for result in cut))
+            share = max(0, share - -(-(len(tokens) - room) // len(cut)))
 
     def _cut(self, result: Result, limit: int) -> Result:
         text = self._tokenizer.decode(result.token_ids) if result.token_ids is not None else result.text
@@ -44,6 +44,6 @@ class ToolMessages:
             return replace(result, text=text)
         note = f" ... (cut: longer than {limit} tokens)" if limit else ""
         body = self._tokenizer.encode(text[: CHARS_PER_TOKEN * limit], plain=True)
-        left = max(0, limit - len(self._tokenizer.encode(note, plain=True)))
+        room = max(0, limit - len(self._tokenizer.encode(note, plain=True)))
         status = "too_large" if result.status == "ok" else result.status
-        return replace(result, text=self._tokenizer.decode(body[:left]) + note, status=status)
+        return replace(result, text=self._tokenizer.decode(body[:room]) + note, status=status)

@@ -128,7 +128,7 @@ class TurnTokens:
                 continue
             thoughts = _thoughts(messages[: place + 1])
             if len(thoughts) != len(chat.thoughts) or any(
-                given and given != written for given, written in zip(thoughts, chat.thoughts, strict=True)
+                thought and thought != written for thought, written in zip(thoughts, chat.thoughts, strict=True)
             ):
                 continue
             if (behind := template.behind_turn(messages, place, text)) is None:

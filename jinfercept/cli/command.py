@@ -93,7 +93,7 @@ def parse_command_line(prog: str, commands: Mapping[str, Entry], words: Sequence
             return commands[name].parse(f"{prog} {name}", words[length:])
     if words[0].startswith("-"):
         raise refusal(prog, f"a command comes before its flags; got {words[0]}")
-    group = [other for other in commands if other.startswith(f"{words[0]} ")]
+    group = [command for command in commands if command.startswith(f"{words[0]} ")]
     if group and len(words) == 1:
         raise refusal(prog, f"{words[0]} is a group of commands; one of {', '.join(group)}")
     name, choices = " ".join(words[: 2 if group else 1]), group or list(commands)
@@ -138,11 +138,11 @@ def take_unneeded(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
         ConfigError: a flag asks for something that cannot be done, or has another name here.
     """
     rest, notes = list[str](), list[str]()
-    left = deque(words)
-    while left:
-        word = left.popleft()
+    queue = deque(words)
+    while queue:
+        word = queue.popleft()
         if word == "--":
-            rest += [word, *left]
+            rest += [word, *queue]
             break
         name, value = _split(word)
         if name in RENAMED:
@@ -150,13 +150,13 @@ def take_unneeded(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
         flag = UNNEEDED.get(name)
         if flag is None:
             rest.append(word)
-            if name in VALUES and (value is not None or left):
-                value = left.popleft() if value is None else value
+            if name in VALUES and (value is not None or queue):
+                value = queue.popleft() if value is None else value
                 rest[-1:] = [name, ours := own_value(name, value)]
                 notes += [f"{name} {value} is {name} {ours} here"] * (ours != value)
             continue
         if flag.values is not None:
-            value = value if value is not None else left.popleft() if left else ""
+            value = value if value is not None else queue.popleft() if queue else ""
             _check_value(name, flag, value)
         notes.append(f"{name} is not needed: {flag.why}")
     return rest, tuple(dict.fromkeys(notes))

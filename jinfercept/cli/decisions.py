@@ -59,9 +59,9 @@ class Decisions:
 
 def tables(run_summary: Mapping[str, Any]) -> list[Table]:
     """Tables of one run's actions, waste and durations, from its summary."""
-    done = _table("what was done", "action", "why")
+    actions = _table("what was done", "action", "why")
     for row in run_summary["decisions"]:
-        _add(done, {"action": row["action"], "why": row["why"]}, {k: v for k, v in row.items() if type(v) is int})
+        _add(actions, {"action": row["action"], "why": row["why"]}, {k: v for k, v in row.items() if type(v) is int})
     waste = _table("waste of an interception, token·seconds", "tool")
     for tool, row in run_summary["waste"].items():
         spread = {
@@ -76,7 +76,7 @@ def tables(run_summary: Mapping[str, Any]) -> list[Table]:
         for row in rows:
             numbers = {key: value for key, value in row.items() if key != "returned"}
             _add(durations, {"tool": tool}, numbers | {f"by q{q}": share for q, share in row["returned"].items()})
-    return [done, waste, durations]
+    return [actions, waste, durations]
 
 
 _PARTS = ("p10", "p50", "p90")

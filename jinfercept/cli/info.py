@@ -105,8 +105,8 @@ def _windowed(config: "ModelConfig", token_bytes: float) -> str:
     windows = [kind.window for kind in config.kinds if kind.window is not None and kind.window < config.max_position]
     if not windows or len(windows) == config.num_layers or not are_long(windows, config.max_position):
         return ""
-    kept = token_bytes * len(windows) / config.num_kv_layers
-    return f", {kept / 2**10:.0f} KiB of them for the last {max(windows):,} tokens only"
+    window_bytes = token_bytes * len(windows) / config.num_kv_layers
+    return f", {window_bytes / 2**10:.0f} KiB of them for the last {max(windows):,} tokens only"
 
 
 def _recurrent(config: "ModelConfig") -> list[tuple[str, str]]:

@@ -47,17 +47,17 @@ STUDIES: Mapping[tuple[str, ...], Sequence[str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status, as `run_command_line`. Without `argv` a server ends the process itself."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     for words, name in STUDIES.items():
-        if given[: len(words)] == [*words]:
-            command = shlex.join(["python", "-m", "studies", *name, *given[len(words) :]])
+        if arguments[: len(words)] == [*words]:
+            command = shlex.join(["python", "-m", "studies", *name, *arguments[len(words) :]])
             print(
                 f"{PROG}: studies run from a clone of the repository, with its extra [studies]: {command}",
                 file=sys.stderr,
             )
             return 2
-    status = run_command_line(PROG, DESCRIPTION, COMMANDS, given)
-    if argv is None and status == 0 and "serve" in given[:1]:
+    status = run_command_line(PROG, DESCRIPTION, COMMANDS, arguments)
+    if argv is None and status == 0 and "serve" in arguments[:1]:
         from jinfercept.server.exit_limit import end_process
 
         end_process()

@@ -65,10 +65,10 @@ def _flags(groups: dict[str, type]) -> Any:
     return conf.arg(name="", constructor=given)
 
 
-def _group(group: type, wanted: Callable[[str], bool]) -> type:
+def _group(group: type, includes: Callable[[str], bool]) -> type:
     """A `TypedDict` of those options of a dataclass that are wanted, by their names."""
     hints = get_type_hints(group)
-    entries = {f.name: _entry(f, without_none(hints[f.name])) for f in fields(group) if wanted(f.name)}
+    entries = {f.name: _entry(f, without_none(hints[f.name])) for f in fields(group) if includes(f.name)}
     return TypedDict(group.__name__, entries, total=False)  # pyright: ignore[reportArgumentType, reportReturnType]
 
 

@@ -231,9 +231,9 @@ def _show(played: Played) -> None:
 def _warn(runs: "Mapping[str, Replayed]", console: Console) -> None:
     """Name the policies under which so many were left that latencies say little."""
     for name, run in runs.items():
-        left, num_all = run.report["unfinished"], run.report["requests"]
-        if left > MOST_LEFT * num_all:
-            console.print(f"{name}: {left} of {num_all} requests were not served in time: lower --rate")
+        num_unfinished, num_all = run.report["unfinished"], run.report["requests"]
+        if num_unfinished > MOST_LEFT * num_all:
+            console.print(f"{name}: {num_unfinished} of {num_all} requests were not served in time: lower --rate")
 
 
 def _cell(value: float | None) -> str:
@@ -248,14 +248,14 @@ def _show_differences(runs: "Mapping[str, Replayed]", console: Console) -> bool:
     """Compare every policy's tokens with the first one's; True if any differ."""
     from jinfercept.bench.replay import different
 
-    reference, *others = runs.items()
-    other_tokens = {name: different(run.streams, reference[1].streams) for name, run in others}
+    reference, *rest = runs.items()
+    other_tokens = {name: different(run.streams, reference[1].streams) for name, run in rest}
     for name, requests in other_tokens.items():
         if requests:
             console.print(
                 f"{name}: other tokens than {reference[0]} in {len(requests)} requests: {', '.join(requests)}"
             )
-    if others and not any(other_tokens.values()):
+    if rest and not any(other_tokens.values()):
         console.print(f"all {len(runs)} policies gave the same tokens")
     return any(other_tokens.values())
 

@@ -143,8 +143,8 @@ class Sessions:
             with servers.running(console) as running, bar(console) as progress:
                 for server in running:
                     for count in counts:
-                        done = teller(progress, f"{server.target.name}, {count} sessions", count * shape.turns)
-                        measured = _measure(server, style, shape, going, count, self.newcomer, self.seed, done)
+                        advance = teller(progress, f"{server.target.name}, {count} sessions", count * shape.turns)
+                        measured = _measure(server, style, shape, going, count, self.newcomer, self.seed, advance)
                         reports.append(asyncio.run(measured))
                         if reports[-1]["interrupted"]:
                             raise KeyboardInterrupt
@@ -175,7 +175,7 @@ async def _measure(
     count: int,
     newcomer: bool,
     seed: int,
-    done: Callable[[int], None],
+    advance: Callable[[int], None],
 ) -> Report:
     name = f"{seed}/{count} sessions"
     async with Client(server.target) as client:
@@ -195,7 +195,7 @@ async def _measure(
         between = ask_newcomer if newcomer else None
         visits, interrupted = list[Visit](), False
         try:
-            await take_turns(client, server.model, style, scripts, going, name, done, between, visits)
+            await take_turns(client, server.model, style, scripts, going, name, advance, between, visits)
         except asyncio.CancelledError:  # Ctrl-C
             if not visits:
                 raise

@@ -279,9 +279,9 @@ def answer_calls(
         ask: reads a line; returns None at the end of the input.
         note: shows a text.
     """
-    left = sum(call.name in inbox.tools for call in calls)
+    num_waiting = sum(call.name in inbox.tools for call in calls)
     until_s = time.monotonic() + _TIMEOUT_S  # a call with wrong arguments never reaches the inbox
-    while left and time.monotonic() < until_s:
+    while num_waiting and time.monotonic() < until_s:
         for pending in inbox.pending()[:1]:
             arguments = ", ".join(str(value) for value in pending.arguments.values())
             note(f"{pending.tool} asks: {arguments}  (an empty line declines)")
@@ -290,5 +290,5 @@ def answer_calls(
                 inbox.answer(pending.id, text) if text else inbox.decline(pending.id)
             except RequestError:
                 note("too late: it waits no more")
-            left, until_s = left - 1, time.monotonic() + _TIMEOUT_S
+            num_waiting, until_s = num_waiting - 1, time.monotonic() + _TIMEOUT_S
         time.sleep(_POLL_S)

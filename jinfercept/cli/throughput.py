@@ -115,13 +115,13 @@ def table(measured: Sequence[PeerCells]) -> Table:
             if engine_cells.dtype == ours.dtype
         }
         for cell in ours.cells:
-            others = [by_engine.get(name, {}).get((cell.batch, cell.context)) for name in peers]
+            peer_cells = [by_engine.get(name, {}).get((cell.batch, cell.context)) for name in peers]
             row = [ours.dtype, str(cell.batch), f"{cell.context:,}"]
             for rate in ("decode_tokens_per_s", "prefill_tokens_per_s"):
                 our_rate = getattr(cell, rate)
                 row.append(number_text(our_rate))
-                for other in others:
-                    peer_rate = getattr(other, rate) if other else None
+                for peer_cell in peer_cells:
+                    peer_rate = getattr(peer_cell, rate) if peer_cell else None
                     row += [number_text(peer_rate), f"{our_rate / peer_rate:.2f}"] if peer_rate else ["-", "-"]
             shown.add_row(*row)
     return shown

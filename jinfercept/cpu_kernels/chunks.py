@@ -152,8 +152,8 @@ class _Tile:
         numbers = 2 * self.kernel.num_kv_heads * self.depth
         context = BlockPlaces(code, table, code.dim(1, 1), numbers, tokens, begin)
         with code.loop(begin, tokens, BLOCK) as block:
-            left = b.sub(tokens, block)
-            whole = b.mul(b.sdiv(b.add(left, I64(self.at_once - 1)), I64(self.at_once)), I64(self.at_once))
+            num_tokens = b.sub(tokens, block)
+            whole = b.mul(b.sdiv(b.add(num_tokens, I64(self.at_once - 1)), I64(self.at_once)), I64(self.at_once))
             count = b.select(b.icmp_signed("<", whole, I64(BLOCK)), whole, I64(BLOCK))
             context.find(block, count, self.places)
             self._add_block(block, count)
@@ -226,13 +226,13 @@ class _Tile:
                 score = b.select(seen, score, self.vector([LOWEST] * lanes))
                 code.store(score, self.scores, self._at(token, half), of=F32)
 
-    def _multiply(self, sums: list[Any], words: list[tuple[Any, Any]], others: list[Any]) -> None:
+    def _multiply(self, sums: list[Any], words: list[tuple[Any, Any]], halves: list[Any]) -> None:
         """Add the products of words, for all lanes the same, with both halves of a tile."""
         for index, (base, place) in enumerate(words):
             word = self.code.load(base, place, I32 if self.step == 2 else F32)
             word = self.code.splat(word, self.lanes)
-            for half, other in enumerate(others):
-                add_products(self.code, sums[2 * index + half], word, other)
+            for half, numbers in enumerate(halves):
+                add_products(self.code, sums[2 * index + half], word, numbers)
 
     def _transpose_queries(self) -> None:
         """Give the buffers every lane's query, position and sink; lanes beyond the row's queries repeat the last one."""

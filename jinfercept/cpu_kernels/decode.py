@@ -221,8 +221,8 @@ class _Item:
         with code.loop(begin, context, lanes) as block:
             code.store(code.load(self.ahead, 0, ir.VectorType(I64, lanes), of=I64), self.places, 0, of=I64)
             block_places.find(b.add(block, I64(lanes)), I64(lanes), self.ahead)
-            left = code.splat(b.sitofp(b.sub(context, block), F32), lanes)
-            seen = b.fcmp_ordered("<", self.vector([float(lane) for lane in range(lanes)]), left)
+            limit = code.splat(b.sitofp(b.sub(context, block), F32), lanes)
+            seen = b.fcmp_ordered("<", self.vector([float(lane) for lane in range(lanes)]), limit)
             at_once = max(1, MOST_SUMS * lanes // self.head_dim)
             with code.loop(self.first, self.end) as kv_head:
                 for some in range(0, self.group, at_once):

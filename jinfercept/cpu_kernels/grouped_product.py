@@ -93,9 +93,9 @@ class _GroupedProduct:
 
     def item(self, code: Code, index: Any) -> None:
         b, blocks = code.builder, self._blocks(code)
-        left, expert, start = code.variable(b.sdiv(index, blocks)), code.variable(I64(0)), code.variable(I64(0))
-        with code.loop_while(lambda: b.icmp_signed(">=", left.get(), self._is_used(code, expert.get()))):
-            left.set(b.sub(left.get(), self._is_used(code, expert.get())))
+        countdown, expert, start = code.variable(b.sdiv(index, blocks)), code.variable(I64(0)), code.variable(I64(0))
+        with code.loop_while(lambda: b.icmp_signed(">=", countdown.get(), self._is_used(code, expert.get()))):
+            countdown.set(b.sub(countdown.get(), self._is_used(code, expert.get())))
             start.set(b.add(start.get(), self._size(code, expert.get())))
             expert.set(b.add(expert.get(), I64(1)))
         column = b.mul(b.srem(index, blocks), I64(VECTORS * self.lanes))

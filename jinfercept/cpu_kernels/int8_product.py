@@ -46,8 +46,8 @@ def product(rows: Rows, packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
     most = 8 if lanes == 16 else 2
     tile = -(-num_rows // -(-num_rows // most))
     num_bytes = depth // group * (group + FACTOR_BYTES)
-    given = [array.astype(x.dtype).reshape(-1, depth * (1 + rounding.gated)) for array in jax.tree.leaves(rows)]
-    near = native.call(rounding, jax.ShapeDtypeStruct((num_rows, num_bytes), jnp.int8), *given)
+    arguments = [array.astype(x.dtype).reshape(-1, depth * (1 + rounding.gated)) for array in jax.tree.leaves(rows)]
+    near = native.call(rounding, jax.ShapeDtypeStruct((num_rows, num_bytes), jnp.int8), *arguments)
     kernel = _Int8Product(tile, num_rows == tile, jnp.dtype(out).name, group, weight_group // group, stored)
     operands = (near, values, scales, *(() if offsets is None else (offsets,)))
     return native.call(kernel, jax.ShapeDtypeStruct((num_rows, len(values) * WIDTH), out), *operands)

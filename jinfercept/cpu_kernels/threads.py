@@ -111,9 +111,9 @@ class _Cleared:
 
     def __call__(self) -> None:
         most = ctypes.c_int64.from_address(self.address + _MOST)
-        kept = most.value
+        value = most.value
         ctypes.memset(self.address, 0, self.size)
-        most.value = kept
+        most.value = value
 
 
 def _tell_version(code: Code, extension: Any) -> None:
@@ -166,10 +166,10 @@ def _work(module: ir.Module, item: ir.Function) -> ir.Function:
     with code.loop(first, b.add(first, runs)) as turn:
         run = b.srem(turn, runs)
         end, counter = _start(code, pool, b.add(run, I64(1))), _counter(code, run)
-        taken = code.variable(_add(code, pool, counter, 1))
-        with code.loop_while(lambda end=end, taken=taken: b.icmp_signed("<", taken.get(), end)):
-            b.call(item, [frame, taken.get()])
-            taken.set(_add(code, pool, counter, 1))
+        index = code.variable(_add(code, pool, counter, 1))
+        with code.loop_while(lambda end=end, index=index: b.icmp_signed("<", index.get(), end)):
+            b.call(item, [frame, index.get()])
+            index.set(_add(code, pool, counter, 1))
     b.ret_void()
     return code.function
 

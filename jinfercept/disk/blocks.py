@@ -57,15 +57,15 @@ class BlockPool:
         """So many free blocks, of which there are enough: one run if there is such a run, else the first ones."""
         assert count <= self.num_free
         whole = next((run for run in self._free if run.size >= count), None)
-        taken: list[BlockRun] = []
+        pieces: list[BlockRun] = []
         for run in [whole] if whole is not None else [*self._free]:
             piece = BlockRun(run.start, min(count, run.size))
-            taken.append(piece)
+            pieces.append(piece)
             self._remove(piece)
             count -= piece.size
             if not count:
                 break
-        return tuple(taken)
+        return tuple(pieces)
 
     def give(self, runs: BlockRuns) -> None:
         """Free blocks that were taken."""
@@ -83,12 +83,12 @@ class BlockPool:
 
     def reserve(self, runs: BlockRuns) -> bool:
         """Take these blocks; False if one of them is not free, and then none is taken."""
-        taken: list[BlockRun] = []
+        taken_runs: list[BlockRun] = []
         for run in runs:
             if not self._remove(run):
-                self.give(tuple(taken))
+                self.give(tuple(taken_runs))
                 return False
-            taken.append(run)
+            taken_runs.append(run)
         return True
 
     def shrink(self, num_blocks: int) -> None:

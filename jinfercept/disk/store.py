@@ -180,15 +180,15 @@ class DiskStore:
         stored = self.num_stored(root, tokens)
         if stored < first:
             return 0
-        done = min(stored - first, len(pages))
+        num_written = min(stored - first, len(pages))
         most_bytes = min(RECORD_BYTES, self._pool.num_blocks * BLOCK_BYTES // _SHARE)
         most_pages = max(1, most_bytes // (root.page_blocks * BLOCK_BYTES))
-        while done < len(pages):
-            end = min(done + most_pages, len(pages))
-            if not self._add(root, tokens[: (first + end) * root.token_bytes], pages[done:end]):
+        while num_written < len(pages):
+            end = min(num_written + most_pages, len(pages))
+            if not self._add(root, tokens[: (first + end) * root.token_bytes], pages[num_written:end]):
                 break
-            done = end
-        return done
+            num_written = end
+        return num_written
 
     def _add(self, root: Root, tokens: bytes, pages: Sequence[Buffers]) -> bool:
         """Store a record that continues what is stored; False if there is no room or no budget."""
@@ -333,10 +333,10 @@ class DiskStore:
 
     def _remembered_budget(self, daily_bytes: float) -> WriteBudget:
         try:
-            left, updated_s = map(float, self._index.remembered("writes"))
+            left_bytes, updated_s = map(float, self._index.remembered("writes"))
         except (TypeError, ValueError):
-            left, updated_s = daily_bytes, self._clock()
-        return WriteBudget(daily_bytes, min(max(0.0, left), daily_bytes), updated_s)
+            left_bytes, updated_s = daily_bytes, self._clock()
+        return WriteBudget(daily_bytes, min(max(0.0, left_bytes), daily_bytes), updated_s)
 
     def _remember_budget(self) -> None:
         self._index.remember("writes", (self.budget.left, self.budget.updated_s))

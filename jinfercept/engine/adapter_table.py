@@ -68,11 +68,11 @@ class AdapterTable:
         with self._lock:
             if (name in self._named or name in self._reserved.values()) and not replace:
                 raise ConfigError("an adapter has this name", got=name, fix="unload it, or load it in place")
-            taken = {adapter.slot for adapter in (*self._named.values(), *self._held.values())}
-            taken |= self._reserved.keys()
-            slot = next((slot for slot in range(1, self.num_slots + 1) if slot not in taken), None)
+            used_slots = {adapter.slot for adapter in (*self._named.values(), *self._held.values())}
+            used_slots |= self._reserved.keys()
+            slot = next((slot for slot in range(1, self.num_slots + 1) if slot not in used_slots), None)
             if slot is None:
-                ending = len(taken) - len(self._named)
+                ending = len(used_slots) - len(self._named)
                 waits = f", and {ending} whose requests have not ended" if ending else ""
                 raise ConfigError(
                     "there is no room for another adapter",

@@ -184,8 +184,8 @@ class AsyncCallQueue:
         session.resumed_s = self._clock.now()
         session.interceptions[-1] = Interception(pause.calls, results, span, min(waited_s, max(0.0, lasted_s)))
         self._scheduler.resume(sequence, tokens)
-        read = tuple(session.interrupts[number:])
-        events.append(Resumed(session.request.id, results, tuple(tokens), shown, read))
+        interrupts = tuple(session.interrupts[number:])
+        events.append(Resumed(session.request.id, results, tuple(tokens), shown, interrupts))
 
     def _inject(self, session: Session, flight: CallsInFlight, events: list[Event]) -> None:
         """Append all queued results to a request that goes on."""

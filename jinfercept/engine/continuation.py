@@ -36,7 +36,7 @@ def read_again(
         results it had not read.
     """
     spans, calls, flight = deque(output.external_spans), tuple[Call, ...](), session.flight
-    unread, read = list[Call | BadFrame](), {interrupt.call.span for interrupt in output.interrupts}
+    unread, read_spans = list[Call | BadFrame](), {interrupt.call.span for interrupt in output.interrupts}
     results = {pause.span: pause.results for pause in output.interceptions if pause.results}
     ignored: list[Event] = []
     while len(session.stream) < len(output.token_ids) or spans:
@@ -67,7 +67,7 @@ def read_again(
             for frame in flight.watch.feed(len(session.stream) - 1, token, raw):
                 if isinstance(frame, TrapFrame):
                     flight.wanted = None
-                elif frame.span not in read:
+                elif frame.span not in read_spans:
                     unread.append(frame)
     if flight is not None and output.interceptions and not (pause := output.interceptions[-1]).results:
         calls = pause.calls

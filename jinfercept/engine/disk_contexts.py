@@ -133,20 +133,20 @@ class DiskContexts:
     def _begin_first(self, waiting: Sequence[RequestSequence], now: float) -> None:
         """Begin to read what the first sequences lack, and let go of what was read of others."""
         reading, first = {read.sequence for read in self._reads.values()}, Counter[str]()
-        kept = set[RequestSequence]()
+        readers = set[RequestSequence]()
         for sequence in waiting:
             if not (sequence.reads_disk or sequence in self._ready) or first[sequence.tenant] == MOST_READ_AHEAD:
                 continue
             if self._scheduler.running and not self._scheduler.admits(sequence, now):
                 continue
             first[sequence.tenant] += 1
-            kept.add(sequence)
+            readers.add(sequence)
             if sequence.reads_disk and sequence not in reading:
                 gaps = self._lacks(sequence)
                 sequence.reads_disk = bool(gaps)
                 if gaps:
                     self._read_next(_Read(sequence, self._kv.open_in(sequence.context.root), gaps))
-        for sequence in [ready for ready in self._ready if ready not in kept]:
+        for sequence in [ready for ready in self._ready if ready not in readers]:
             self._kv.close(self._ready.pop(sequence))
 
     def next_s(self) -> float | None:

@@ -385,9 +385,9 @@ class RequestLifecycle:
         self.constraints.forget(request.id)
         self._reserved.release(request.id)
         rest = session.text.finish() if session.text else ""
-        done = session.output(reason, stop, now, paused_s)
-        done = session.with_messages(done, rest, events)
-        events.append(Finished(request.id, done, rest, failure))
+        output = session.output(reason, stop, now, paused_s)
+        output = session.with_messages(output, rest, events)
+        events.append(Finished(request.id, output, rest, failure))
 
     def _note_end(self, request_id: str, first_token_s: float | None) -> None:
         self.num_finished += 1

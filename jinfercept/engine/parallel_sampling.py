@@ -16,7 +16,7 @@ def forks(request: Request) -> list[Request]:
     if params.n == 1:
         return [request]
     first = replace(request, params=replace(params, n=1))
-    others = [
+    followers = [
         replace(
             request,
             id=f"{request.id}/{index}",
@@ -26,7 +26,7 @@ def forks(request: Request) -> list[Request]:
         )
         for index in range(1, params.n)
     ]
-    return [first, *others]
+    return [first, *followers]
 
 
 def joined(requests: Iterable[Request], outputs: Mapping[str, RequestOutput]) -> list[RequestOutput]:

@@ -88,10 +88,10 @@ class Received:
     def check(self) -> None:
         """Raise `EngineError` if the engine lost requests. For the end of the iteration."""
         if self._failure is not None:
-            kept = {name: output for name, output in self.outputs.items() if name not in self._lost}
+            outputs = {name: output for name, output in self.outputs.items() if name not in self._lost}
             raise EngineError(
                 describe_failure(self._failure),
-                complete(self._requests, kept),
+                complete(self._requests, outputs),
                 fix="send the lost requests again; `restart()` begins with a new engine",
             ) from self._failure
 

@@ -155,10 +155,10 @@ class FleetFront:
             return
         call, hint = incoming.call, incoming.hint
         ended = asyncio.Event()
-        left = False
+        has_left = False
 
         async def send_noting(message: Message) -> None:
-            if not left:
+            if not has_left:
                 await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body", False):
                 ended.set()
@@ -190,7 +190,7 @@ class FleetFront:
             elif not ended.is_set():
                 details["disconnected"] = True
         finally:
-            left = True
+            has_left = True
             leaving.cancel()
             ending.cancel()
             if not answering.done() and not incoming.background:
@@ -300,8 +300,8 @@ class FleetFront:
                 answer = await self._begun(call, ticket)
                 if answer is not None:
                     await relay.run(answer)
-                elif not last and (others := [name for name in self.routes.names if name != ticket.chosen]):
-                    prefer = self._random.choice(others)
+                elif not last and (alternatives := [name for name in self.routes.names if name != ticket.chosen]):
+                    prefer = self._random.choice(alternatives)
                     continue
                 else:
                     message = "no replica takes the request; they start, or are too busy"

@@ -35,10 +35,10 @@ def readable_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, by
     Args:
         headers: names in lower case, and values.
     """
-    kept = [(name, _as_utf8(value)) for name, value in headers if name.replace(b"_", b"-") not in _OF_RAY]
+    pairs = [(name, _as_utf8(value)) for name, value in headers if name.replace(b"_", b"-") not in _OF_RAY]
     names = [value for name, value in headers if name == _REQUEST_ID][-1:]
-    kept = [(name, value) for name, value in kept if name != _REQUEST_ID]
-    return kept + [(_REQUEST_ID, value) for value in names if value.isascii()]
+    pairs = [(name, value) for name, value in pairs if name != _REQUEST_ID]
+    return pairs + [(_REQUEST_ID, value) for value in names if value.isascii()]
 
 
 def proxy_middleware() -> list[Middleware]:

@@ -186,10 +186,10 @@ class _Running:
         while True:
             await self._news.wait()
             self._news.clear()
-            taken, self._messages, self._num_bytes = self._messages, [], 0
+            messages, self._messages, self._num_bytes = self._messages, [], 0
             self._room.set()
-            if taken:
-                yield taken
+            if messages:
+                yield messages
             elif self._ended:
                 return
             if self._ended:

@@ -124,15 +124,15 @@ def _lark(text: str) -> str:
 
 def _on_large_stack[T](work: Callable[[], T]) -> T:
     """Run `work` in a thread with a large stack; returns or raises as it does."""
-    done = Future[T]()
+    task = Future[T]()
 
     def run() -> None:
         try:
-            done.set_result(work())
+            task.set_result(work())
         except Exception as error:
-            done.set_exception(error)
+            task.set_exception(error)
         except BaseException as error:  # a panic of llguidance
-            done.set_exception(RequestError("the grammar cannot be compiled", got=f"{error}"[:300], fix="simplify it"))
+            task.set_exception(RequestError("the grammar cannot be compiled", got=f"{error}"[:300], fix="simplify it"))
 
     with _starting:  # the size of stacks is the process's
         before = threading.stack_size(_STACK_BYTES)
@@ -140,4 +140,4 @@ def _on_large_stack[T](work: Callable[[], T]) -> T:
             threading.Thread(target=run, name="jinfercept-grammar", daemon=True).start()
         finally:
             threading.stack_size(before)
-    return done.result()
+    return task.result()

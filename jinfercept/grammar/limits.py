@@ -176,11 +176,11 @@ def _target(reference: str, root: Any) -> Any:
 
 def _check_schema(schema: Any) -> None:
     """Check every schema within a schema, but not its values."""
-    left = [schema]
-    while left:
-        part = left.pop()
+    stack = [schema]
+    while stack:
+        part = stack.pop()
         if isinstance(part, list):
-            left += part
+            stack += part
         if not isinstance(part, dict):
             continue
         for key, value in part.items():
@@ -189,12 +189,12 @@ def _check_schema(schema: Any) -> None:
             elif key == "pattern" and isinstance(value, str):
                 _check_repetitions("json: pattern", value)
             elif key in _NAMED and isinstance(value, dict):
-                left += value.values()
+                stack += value.values()
                 if key == "patternProperties":
                     for pattern in value:
                         _check_repetitions("json: patternProperties", pattern)
             elif key not in _VALUES:
-                left.append(value)
+                stack.append(value)
 
 
 def _check_repetitions(where: str, pattern: str) -> None:

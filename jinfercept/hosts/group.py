@@ -53,31 +53,31 @@ class HostGroup:
         self._links, self._end = dict(links), end
         self._silence_s = START_SILENCE_S
         self._heard_s = dict.fromkeys(links, time.monotonic())
-        self._inboxes = {other: SimpleQueue[Frame]() for other in links}
+        self._inboxes = {peer: SimpleQueue[Frame]() for peer in links}
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        for other in links:
-            threading.Thread(target=self._listen, args=(other,), name=f"jinfercept-host-{other}", daemon=True).start()
+        for peer in links:
+            threading.Thread(target=self._listen, args=(peer,), name=f"jinfercept-host-{peer}", daemon=True).start()
         threading.Thread(target=self._watch, name="jinfercept-heartbeat", daemon=True).start()
 
     def send(self, kind: Kind, body: bytes = b"") -> None:
         """Send a frame to every other end, without waiting for what they do with it."""
-        for other, link in self._links.items():
+        for peer, link in self._links.items():
             try:
                 link.send(kind, body)
             except OSError as error:
-                self._lose(other, str(error))
+                self._lose(peer, str(error))
 
-    def take(self, other: int = 0) -> Frame:
+    def take(self, peer: int = 0) -> Frame:
         """Wait for the next frame of another host that is no heartbeat."""
-        return self._inboxes[other].get()
+        return self._inboxes[peer].get()
 
     def least(self, numbers: Mapping[str, int]) -> dict[str, int]:
         """The smallest of every host's numbers, by name. All hosts call it, in the same order; it waits for them."""
         if self.host_id:
             self.send(Kind.NUMBERS, encode_values(numbers))
             return self._numbers(0)
-        proposed = [dict(numbers), *(self._numbers(other) for other in self._links)]
+        proposed = [dict(numbers), *(self._numbers(peer) for peer in self._links)]
         agreed = {name: min(of_host[name] for of_host in proposed) for name in numbers}
         self.send(Kind.NUMBERS, encode_values(agreed))
         return agreed
@@ -127,35 +127,35 @@ class HostGroup:
             self._closing.set()
         return not ended
 
-    def _numbers(self, other: int) -> dict[str, int]:
-        kind, body = self.take(other)
+    def _numbers(self, peer: int) -> dict[str, int]:
+        kind, body = self.take(peer)
         assert kind == Kind.NUMBERS, kind
         return decode_values(body)
 
-    def _listen(self, other: int) -> None:
+    def _listen(self, peer: int) -> None:
         """Pass on what one link receives, until it ends."""
         while True:
             try:
-                frame = self._links[other].receive()
+                frame = self._links[peer].receive()
             except OSError as error:
-                self._lose(other, str(error))
+                self._lose(peer, str(error))
                 return
-            self._heard_s[other] = time.monotonic()
+            self._heard_s[peer] = time.monotonic()
             if frame.kind == Kind.FAILED:
                 self.fail(str(decode_values(frame.body)["message"]))
             elif frame.kind == Kind.CLOSE:  # what follows is no failure
                 self._closing.set()
             if frame.kind != Kind.HEARTBEAT:
-                self._inboxes[other].put(frame)
+                self._inboxes[peer].put(frame)
 
     def _watch(self) -> None:
         while not self._closing.wait(HEARTBEAT_S):
-            for other, link in self._links.items():
-                silent_s = time.monotonic() - self._heard_s[other]
+            for peer, link in self._links.items():
+                silent_s = time.monotonic() - self._heard_s[peer]
                 if silent_s > self._silence_s:
-                    self._lose(other, f"silent for {silent_s:.0f} s")
+                    self._lose(peer, f"silent for {silent_s:.0f} s")
                 with suppress(OSError):  # the listener sees it too
                     link.send_if_free(Kind.HEARTBEAT)
 
-    def _lose(self, other: int, why: str) -> None:
-        self.fail(f"host {other} was lost ({why}); all hosts end, start them again")
+    def _lose(self, peer: int, why: str) -> None:
+        self.fail(f"host {peer} was lost ({why}); all hosts end, start them again")

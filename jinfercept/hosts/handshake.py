@@ -104,8 +104,8 @@ class Reception:
         """Fill in the links as hosts arrive; returns the frames that welcome them."""
         welcomes: dict[int, bytes] = {}
         num_hosts = self._placement.num_hosts
-        others = range(1, num_hosts)
-        while missing := [host_id for host_id in others if host_id not in links or links[host_id].is_closed]:
+        other_ids = range(1, num_hosts)
+        while missing := [host_id for host_id in other_ids if host_id not in links or links[host_id].is_closed]:
             try:
                 arrival = self._arrivals.get(timeout=max(0.0, deadline - time.monotonic()))
             except Empty:

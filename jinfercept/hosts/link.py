@@ -112,12 +112,12 @@ class HostLink:
 
     def _read(self, size: int, deadline_s: float | None) -> bytes:
         data = bytearray(size)
-        view, done = memoryview(data), 0
-        while done < size:
+        view, num_read = memoryview(data), 0
+        while num_read < size:
             if deadline_s is not None:
                 self.limit(max(0.001, deadline_s - time.monotonic()))
-            count = self._connection.recv_into(view[done:])
+            count = self._connection.recv_into(view[num_read:])
             if not count:
                 raise ConnectionResetError("the connection was closed")
-            done += count
+            num_read += count
         return bytes(data)

@@ -57,8 +57,8 @@ def place(options: HostOptions, environment: Mapping[str, str], full_name: str) 
     Raises:
         ConfigError: a number or the address is missing, wrong, or not what the cluster says.
     """
-    given = (options.coordinator, options.num_hosts, options.host_id)
-    if given == (None, None, None):
+    values = (options.coordinator, options.num_hosts, options.host_id)
+    if values == (None, None, None):
         return None
     in_environment = in_cluster(environment, full_name)
     address = in_environment.coordinator if options.coordinator in (None, "auto") else options.coordinator

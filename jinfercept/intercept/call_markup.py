@@ -151,8 +151,8 @@ class ContextMarkup:
         text = result.text if result.token_ids is None else self.tokenizer.decode(result.token_ids)
         template = replace(tool, result=f" {tool.result}") if tool else Tool(str, name="markup", result=" {}")
         escaped = replace(result, text=escape(text, delimiters), token_ids=None)
-        left = max(0, room - len(head) - len(tail))
-        body, used = render(escaped, template, left, self.tokenizer.vocab_size, self._encode)
+        body_room = max(0, room - len(head) - len(tail))
+        body, used = render(escaped, template, body_room, self.tokenizer.vocab_size, self._encode)
         return [*head, *body, *tail][:room], replace(result, status=used.status)
 
     def _encode(self, text: str) -> list[int]:

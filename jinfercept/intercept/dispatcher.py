@@ -106,16 +106,16 @@ class Dispatcher:
 
     def poll(self) -> list[tuple[str, tuple[Result, ...]]]:
         """The interceptions whose calls have all returned or timed out since the last poll."""
-        done: list[tuple[str, tuple[Result, ...]]] = []
+        answers: list[tuple[str, tuple[Result, ...]]] = []
         while self._arrived:
-            self._settle(*self._arrived.popleft(), done)
+            self._settle(*self._arrived.popleft(), answers)
         while self._deadlines and self._deadlines[0][0] <= self._now():
             _, _, pause, index = heapq.heappop(self._deadlines)
             text = f"error: {pause.calls[index].name} timed out"
             waited_s = self._now() - pause.started[index]
-            self._settle(pause, index, Result(text, "timeout", duration_s=waited_s), done)
+            self._settle(pause, index, Result(text, "timeout", duration_s=waited_s), answers)
             pause.cancel_run(index)
-        return done
+        return answers
 
     def poll_started(self) -> list[tuple[str, Call, Result]]:
         """The asynchronous calls that had returned or timed out at the last `poll`, in the order of their returns."""
@@ -154,7 +154,7 @@ class Dispatcher:
             self.cancel(request_id)
         self._executor.close(timeout_s=0.0)
 
-    def _settle(self, pause: _Pause, index: int, result: Result, done: list[tuple[str, tuple[Result, ...]]]) -> None:
+    def _settle(self, pause: _Pause, index: int, result: Result, answers: list[tuple[str, tuple[Result, ...]]]) -> None:
         """Note a result; only the first one of a call counts, and none after `cancel`."""
         if pause.cancelled or pause.results[index] is not None:
             return
@@ -171,7 +171,7 @@ class Dispatcher:
         if pause.asynchronous:
             self._returned.append((pause.request_id, pause.calls[0], results[0]))
         else:
-            done.append((pause.request_id, results))
+            answers.append((pause.request_id, results))
 
     def _start(self, pause: _Pause, index: int, tool: Tool, arguments: str) -> None:
         def outlast(function: ToolFunction, arguments: str, at_end: Callable[[], None]) -> ToolRun[ToolValue]:

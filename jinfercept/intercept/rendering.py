@@ -19,12 +19,12 @@ def render_each(
 ) -> tuple[list[int], tuple[Result, ...]]:
     """The tokens of the results of one pause, each in its tool's template, joined; arguments as in `render`."""
     tokens: list[int] = []
-    kept: list[Result] = []
+    cut_results: list[Result] = []
     for call, result in zip(calls, results, strict=True):
         result_tokens, result = render(result, tools.get(call.name), room - len(tokens), vocab_size, encode)
         tokens += result_tokens
-        kept.append(result)
-    return tokens, tuple(kept)
+        cut_results.append(result)
+    return tokens, tuple(cut_results)
 
 
 def render(

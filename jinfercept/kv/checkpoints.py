@@ -64,8 +64,8 @@ class Checkpoints:
 
     def last(self, checkpoints: dict[int, ContextCheckpoint], end: int) -> int:
         """The last checkpoint up to an index that can be found; 0: there is none."""
-        found = (index for index, at in checkpoints.items() if index <= end and at.slots and at not in self._new)
-        return max(found, default=0)
+        indexes = (index for index, at in checkpoints.items() if index <= end and at.slots and at not in self._new)
+        return max(indexes, default=0)
 
     def use(self, checkpoint: ContextCheckpoint) -> tuple[int, Slots]:
         """Share a checkpoint's window or state: the index of its first page, and its slots."""

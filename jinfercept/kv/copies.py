@@ -81,8 +81,8 @@ class ContextCopies:
         """
         store, copies, num_tokens = self._store, PageCopies(), 0
         for extent, start, end in _within(context, pages):
-            last, wanted = store.offloadable(extent), end - start
-            room = min(wanted, most - len(copies), store.num_host_free)
+            last, num_pages = store.offloadable(extent), end - start
+            room = min(num_pages, most - len(copies), store.num_host_free)
             if pages.step > 0:
                 end = min(last, start + room)
             else:
@@ -95,7 +95,7 @@ class ContextCopies:
             assert part.device is not None
             assert part.host is not None
             copies.add(part.device[:: pages.step], part.host[:: pages.step])
-            if end - start < wanted:
+            if end - start < num_pages:
                 break
         return copies, num_tokens
 
@@ -193,41 +193,41 @@ class ContextCopies:
         assert not context.held
         assert not context.tail.num_pages
         store, slots, first, size = self._store, list[int | None](), context.num_pages, self._page_size
-        wanted, offset = token_bytes(tokens[first * size : (first + num_pages) * size]), 0
+        new_bytes, offset = token_bytes(tokens[first * size : (first + num_pages) * size]), 0
         while len(slots) < num_pages:
-            twin, most = self._twin(context, wanted, offset)
-            taken = None
+            twin, most = self._twin(context, new_bytes, offset)
+            host_slots = None
             if twin is None or twin.residency is Residency.MISSING:
-                taken = store.take_host(most)
-                twin, _ = self._twin(context, wanted, offset)  # to free slots may have cut it
-                if not taken:
+                host_slots = store.take_host(most)
+                twin, _ = self._twin(context, new_bytes, offset)  # to free slots may have cut it
+                if not host_slots:
                     break
-                most = len(taken)
+                most = len(host_slots)
             if twin is None:
                 twin = PageExtent(start=context.last.end, shareable=context.last.shareable)
                 twin.num_pages, twin.last_use = most, store.next_use()
-                twin.tokens += wanted[offset : offset + most * store.page_bytes]
+                twin.tokens += new_bytes[offset : offset + most * store.page_bytes]
                 context.last.add_child(twin, store.page_bytes)
             elif most < twin.num_pages:
                 twin = store.part(twin, twin.start, twin.start + most)
             self._tails.enter(context, twin)
-            if taken is None:
+            if host_slots is None:
                 context.shared = True
             else:
-                store.adopt(twin, taken)
-            slots += [None] * most if taken is None else taken
+                store.adopt(twin, host_slots)
+            slots += [None] * most if host_slots is None else host_slots
             offset += most * store.page_bytes
             context.tail.start = context.last.end
         return slots
 
-    def _twin(self, context: Context, wanted: bytes, offset: int) -> tuple[PageExtent | None, int]:
+    def _twin(self, context: Context, new_bytes: bytes, offset: int) -> tuple[PageExtent | None, int]:
         """The extent behind a context's last one that has the wanted tokens, and how many of its pages have; None, and the
         number of all wanted pages, where there is none."""
         page_bytes = self._store.page_bytes
-        twin = context.last.children.get(wanted[offset : offset + page_bytes])
+        twin = context.last.children.get(new_bytes[offset : offset + page_bytes])
         if twin is None:
-            return None, (len(wanted) - offset) // page_bytes
-        return twin, common_pages(twin.tokens, wanted, offset, page_bytes)
+            return None, (len(new_bytes) - offset) // page_bytes
+        return twin, common_pages(twin.tokens, new_bytes, offset, page_bytes)
 
     def host_slots(self, context: Context, first: int, most: int) -> list[int]:
         """The host slots of consecutive full pages from number `first` on, as long as each has a copy that has arrived."""

@@ -29,21 +29,21 @@ def token_bytes(tokens: Iterable[int]) -> bytes:
     return (tokens if isinstance(tokens, array) and tokens.typecode == "i" else array("i", tokens)).tobytes()
 
 
-def common_pages(tokens: bytes | bytearray, others: bytes, offset: int, page_bytes: int) -> int:
+def common_pages(tokens: bytes | bytearray, other_bytes: bytes, offset: int, page_bytes: int) -> int:
     """Leading pages that tokens have in common with others.
 
     Args:
         offset: where the other tokens begin.
     """
-    alike, differ = 0, min(len(tokens), len(others) - offset) // page_bytes + 1
+    alike, differ = 0, min(len(tokens), len(other_bytes) - offset) // page_bytes + 1
     end = differ - 1
     with memoryview(tokens) as view:
-        if others.startswith(view[: end * page_bytes], offset):
+        if other_bytes.startswith(view[: end * page_bytes], offset):
             return end
         while differ - alike > 1:
             middle = (alike + differ) // 2
             part = view[alike * page_bytes : middle * page_bytes]
-            if others.startswith(part, offset + alike * page_bytes):
+            if other_bytes.startswith(part, offset + alike * page_bytes):
                 alike = middle
             else:
                 differ = middle

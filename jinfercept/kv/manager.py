@@ -186,11 +186,11 @@ class KVManager:
             return
         self._tails.commit(context, tokens)
 
-    def mark(self, context: Context, left: int) -> None:
+    def mark(self, context: Context, remaining_tokens: int) -> None:
         """Let other contexts go on behind the full pages of a running one, if layers have windows or states: see
         `WholeContexts.mark`."""
         if context.side is not None:
-            self._whole.mark(context, left)
+            self._whole.mark(context, remaining_tokens)
 
     # -- computing -------------------------------------------------------------------------------------------------
 

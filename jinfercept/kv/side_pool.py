@@ -61,8 +61,8 @@ class SidePool(ABC):
         for context in self._contexts:
             if context.side is not None:
                 (used if context.held else paused).update(context.side.slots)
-        taken = self._slots.size - self.num_free
-        return SlotOccupancy(self.num_free, len(used), len(paused - used), taken - len(used | paused))
+        num_used = self._slots.size - self.num_free
+        return SlotOccupancy(self.num_free, len(used), len(paused - used), num_used - len(used | paused))
 
     def cost(self, num_slots: int) -> int:
         """Memory of slots, in tokens of KV."""
@@ -91,17 +91,17 @@ class SidePool(ABC):
         """The paused context that has had device slots for longest."""
         return next((context for context in self._contexts if not context.held), None)
 
-    def find(self, wanted: int) -> bool:
+    def find(self, num_slots: int) -> bool:
         """Make sure that so many device slots are free: checkpoints lose theirs first, then contexts those that they can do
         without. False if fewer are free then."""
-        while self._slots.num_free < wanted and self.checkpoints.lose_first():
+        while self._slots.num_free < num_slots and self.checkpoints.lose_first():
             pass
-        if self._slots.num_free < wanted:
+        if self._slots.num_free < num_slots:
             for context in [*self._contexts]:
-                if self._slots.num_free >= wanted:
+                if self._slots.num_free >= num_slots:
                     break
                 self._spare(context)
-        return self._slots.num_free >= wanted
+        return self._slots.num_free >= num_slots
 
     def _spare(self, context: Context) -> None:
         """Give back the device slots that a context can do without: all of a paused one whose side the host has."""

@@ -159,13 +159,13 @@ class StatePool(SidePool):
         if state.fetching or not slots or state.position != num_tokens or not self._fresh.isdisjoint(slots):
             return None
         self._drop_host(state)
-        taken = self._host.take(1)
-        if not taken:
+        host_slots = self._host.take(1)
+        if not host_slots:
             return None
-        (state.host,) = taken
+        (state.host,) = host_slots
         state.offloading = True
         self._moving.append(state)
-        copies.add(slots, taken)
+        copies.add(slots, host_slots)
         return copies
 
     @override
@@ -175,12 +175,12 @@ class StatePool(SidePool):
             return copies
         if state.offloading or not self.find(1):
             return None
-        taken = self._slots.take(1)
-        (state.slot,) = taken
+        slots = self._slots.take(1)
+        (state.slot,) = slots
         self._contexts[context] = None
         state.fetching = True
         self._moving.append(state)
-        copies.add(taken, array("i", (state.host,)))
+        copies.add(slots, array("i", (state.host,)))
         return copies
 
     @override

@@ -201,10 +201,10 @@ class ContextTails:
         children = context.last.children
         if num_full <= start or token_bytes(tokens[start * size : (start + 1) * size]) not in children:
             return
-        wanted = token_bytes(tokens[start * size : num_full * size])
+        own_bytes = token_bytes(tokens[start * size : num_full * size])
         last, offset, present, alike = context.last, 0, 0, list[tuple[PageExtent, int]]()
-        while (child := last.children.get(wanted[offset : offset + page_bytes])) is not None:
-            num_pages = common_pages(child.tokens, wanted, offset, page_bytes)
+        while (child := last.children.get(own_bytes[offset : offset + page_bytes])) is not None:
+            num_pages = common_pages(child.tokens, own_bytes, offset, page_bytes)
             alike.append((child, num_pages))
             if child.residency is not Residency.MISSING:
                 present = len(alike)

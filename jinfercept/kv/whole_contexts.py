@@ -52,15 +52,15 @@ class WholeContexts:
         self._mark_end(context, likely=True)
         self._side_pool.free(context)
 
-    def mark(self, context: Context, left: int) -> None:
+    def mark(self, context: Context, remaining_tokens: int) -> None:
         """Make checkpoints behind the full pages of a running context, and where others part from it.
 
         Args:
-            left: tokens of its sequence that are not computed yet.
+            remaining_tokens: tokens of its sequence that are not computed yet.
         """
         side = context.side
         assert side is not None
-        self._mark_end(context, likely=left < self._side_pool.last_tokens)
+        self._mark_end(context, likely=remaining_tokens < self._side_pool.last_tokens)
         if self._prefix_caching and 0 < side.branch * context.page_size <= context.ready:
             extent = self._tails.twin(context, side.branch)
             if extent is not None:

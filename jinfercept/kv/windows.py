@@ -151,11 +151,11 @@ class WindowPool(SidePool):
     @override
     def cut(self, context: Context, num_pages: int) -> None:
         window = self._of(context)
-        kept = max(0, num_pages - window.first)
-        if kept < len(window.slots):
-            self._slots.give(window.slots[kept:], late=window.fetching)
-            del window.slots[kept:]
-            if not kept:
+        num_kept = max(0, num_pages - window.first)
+        if num_kept < len(window.slots):
+            self._slots.give(window.slots[num_kept:], late=window.fetching)
+            del window.slots[num_kept:]
+            if not num_kept:
                 self._contexts.pop(context, None)
         self._cut_host(window, num_pages)
 
@@ -170,9 +170,9 @@ class WindowPool(SidePool):
 
     def _cut_host(self, window: ContextWindow, index: int) -> None:
         if window.host_end > index:
-            kept = max(0, index - window.host_first)
-            self._give_host(window, window.host[kept:])
-            del window.host[kept:]
+            num_kept = max(0, index - window.host_first)
+            self._give_host(window, window.host[num_kept:])
+            del window.host[num_kept:]
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
@@ -238,10 +238,10 @@ class WindowPool(SidePool):
 
     @override
     def have_room(self, lengths: Iterable[int], chunk_tokens: int, *, beside_paused: bool) -> bool:
-        wanted = sum([min(self.most_pages, length // self._page_size + 2) for length in lengths])
+        num_pages = sum([min(self.most_pages, length // self._page_size + 2) for length in lengths])
         paused = [context.side for context in self._contexts if beside_paused and not context.held]
-        taken = sum([len(window.slots) for window in paused if window is not None])
-        return wanted + chunk_tokens // self._page_size + 1 <= self._sizes.num_device_pages - taken
+        paused_pages = sum([len(window.slots) for window in paused if window is not None])
+        return num_pages + chunk_tokens // self._page_size + 1 <= self._sizes.num_device_pages - paused_pages
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

@@ -85,8 +85,8 @@ class WasteEquations:
         Equation (5) for the tokens that stay, since every iteration decides anew; (4) for the dirty ones; for the clean ones
         (3) if transfers are synchronous, else 0.
         """
-        kept = case.context - clean - dirty
-        rest = case._replace(context=kept, state_tokens=case.state_tokens if kept else 0)
+        staying_tokens = case.context - clean - dirty
+        rest = case._replace(context=staying_tokens, state_tokens=case.state_tokens if staying_tokens else 0)
         token_s = choice(self.waste(rest)).waste
         if dirty:
             token_s += self.waste(case._replace(context=dirty)).discard

@@ -36,12 +36,12 @@ def forecast(estimator: Estimator, sequence: Sequence, age_s: float) -> Forecast
 
 def _quantile_s(estimator: Estimator, sequence: Sequence, age_s: float, quantile: float, low_s: float) -> float:
     """Remaining seconds by which the calls return with a probability, by bisection on a logarithmic scale; 0 if too short."""
-    high_s, left = _LONGEST_S, 1.0 - quantile
-    if survival(estimator, sequence, age_s, low_s) <= left:
+    high_s, probability = _LONGEST_S, 1.0 - quantile
+    if survival(estimator, sequence, age_s, low_s) <= probability:
         return low_s if low_s > _SHORTEST_S else 0.0
     for _ in range(_HALVINGS):
         middle_s = (low_s * high_s) ** 0.5
-        if survival(estimator, sequence, age_s, middle_s) <= left:
+        if survival(estimator, sequence, age_s, middle_s) <= probability:
             high_s = middle_s
         else:
             low_s = middle_s

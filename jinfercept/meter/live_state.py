@@ -36,9 +36,9 @@ def live_state(stats: EngineStats, *, texts: bool, tenant: str | None = None) ->
     running, waiting = _of(stats.running, tenant), _of(stats.waiting, tenant)
     paused = [pause for pause in reversed(stats.interceptions.open.values()) if tenant in (None, pause.sequence.tenant)]
     intercepted = [pause for pause in paused if not pause.kept and pause.returned_s is None]
-    kept = [pause for pause in paused if pause.kept and pause.returned_s is None]
+    retained = [pause for pause in paused if pause.kept and pause.returned_s is None]
     decisions = (decided for decided in reversed(stats.decisions) if tenant in (None, decided.tenant))
-    others = sum([sequence.length for sequence in stats.running.values()])
+    other_tokens = sum([sequence.length for sequence in stats.running.values()])
     return {
         "now_s": now,
         "page_size": stats.kv.page_size,
@@ -47,14 +47,14 @@ def live_state(stats: EngineStats, *, texts: bool, tenant: str | None = None) ->
             "running": len(running),
             "waiting": len(waiting),
             "intercepted": len(intercepted),
-            "retained": len(kept),
+            "retained": len(retained),
         },
         "sample": _point(stats.sample()),
         "history": [_point(sample) for sample in stats.history],
         "running": [_runs(sequence, now) for sequence in running[:SHOWN]],
         "waiting": [_runs(sequence, now) for sequence in waiting[:SHOWN]],
-        "intercepted": [_paused(stats, pause, now, others, texts) for pause in intercepted[:SHOWN]],
-        "retained": [_paused(stats, pause, now, others, texts) for pause in kept[:SHOWN]],
+        "intercepted": [_paused(stats, pause, now, other_tokens, texts) for pause in intercepted[:SHOWN]],
+        "retained": [_paused(stats, pause, now, other_tokens, texts) for pause in retained[:SHOWN]],
         "decisions": [_decided(decided, now) for decided in islice(decisions, SHOWN_DECISIONS)],
     }
 
@@ -92,13 +92,13 @@ def _runs(sequence: Sequence, now: float) -> dict[str, Any]:
     }
 
 
-def _paused(stats: EngineStats, pause: OpenInterception, now: float, others: int, texts: bool) -> dict[str, Any]:
+def _paused(stats: EngineStats, pause: OpenInterception, now: float, other_tokens: int, texts: bool) -> dict[str, Any]:
     """A paused context: its tokens by place, and the token·seconds that keeping it or dropping its dirty pages would waste."""
     sequence, age_s = pause.sequence, now - pause.began_s
     rest_s = remaining_s(stats.inputs.estimator, sequence, age_s)
     places, own, alone = _places(sequence)
     chunk, state_tokens = stats.equations.chunk(stats.last_queries), sequence.context.state_tokens
-    case = DecisionCase(now, State.INTERCEPTED, rest_s, own, others, chunk, state_tokens)
+    case = DecisionCase(now, State.INTERCEPTED, rest_s, own, other_tokens, chunk, state_tokens)
     lost = case._replace(context=alone)
     price = {
         "per_s": own + state_tokens,

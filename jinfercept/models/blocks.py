@@ -148,16 +148,16 @@ def _kernel(
         return None
     from jinfercept.cpu_kernels import dense_product
 
-    transposed, depth, others = _matrix(spec, x, weight)
+    transposed, depth, out_shape = _matrix(spec, x, weight)
     matrix = (-1, depth) if transposed else (depth, -1)
-    shapes = (len(x), depth), (prod(others), depth)
+    shapes = (len(x), depth), (prod(out_shape), depth)
     if not dense_product.supports(*shapes, x.dtype, weight.dtype, transposed=transposed):
         return None
 
     def multiply(x: Float[Array, "..."], weight: Float[Array, "..."]) -> Float[Array, "..."]:
         rows = x.reshape(len(x), depth)
         y = dense_product.product(rows, weight.reshape(matrix), transposed=transposed, out=out)
-        return y.reshape(len(x), *others)
+        return y.reshape(len(x), *out_shape)
 
     return multiply
 

@@ -126,7 +126,7 @@ def read_config(directory: Path) -> ModelConfig:
         if described["format"] != _FORMAT:
             raise ValueError(f"format {described['format']}")
         fields = described["config"]
-        kinds = tuple(LayerKind(window, rope and _rope(rope), *others) for window, rope, *others in fields["kinds"])
+        kinds = tuple(LayerKind(window, rope and _rope(rope), *rest) for window, rope, *rest in fields["kinds"])
         own_types = {"rope": _rope(fields["rope"]), "kinds": kinds, "eos_token_ids": tuple(fields["eos_token_ids"])}
         own_types["experts"] = _experts(fields["experts"]) if fields.get("experts") else None
         own_types["delta_net"] = DeltaNetConfig(**fields["delta_net"]) if fields.get("delta_net") else None

@@ -47,14 +47,14 @@ def gated_delta_rule(inputs: DeltaInputs, states: States, rows: StateRows) -> tu
     """What the tokens read, and the states behind the rows. Padding tokens read anything."""
     num_tokens, most = len(inputs.q), max(DECODE_ROWS, BLOCK_TOKENS)
     padded = DeltaInputs(*(jnp.pad(x, ((0, most), *((0, 0),) * (x.ndim - 1))) for x in inputs))
-    read, states = _decode_rows(padded, jnp.zeros_like(padded.v), states, rows)
+    outputs, states = _decode_rows(padded, jnp.zeros_like(padded.v), states, rows)
     if num_tokens > 1:
-        read, states = _longer_rows(padded, read, states, rows)
-    return read[:num_tokens], states
+        outputs, states = _longer_rows(padded, outputs, states, rows)
+    return outputs[:num_tokens], states
 
 
 def _decode_rows(
-    inputs: DeltaInputs, read: Float32[Array, "P K G W"], states: States, rows: StateRows
+    inputs: DeltaInputs, outputs: Float32[Array, "P K G W"], states: States, rows: StateRows
 ) -> tuple[Float32[Array, "P K G W"], States]:
     """The rows of one token, which come first: the token of row s is token s."""
     size = min(DECODE_ROWS, len(rows.slots))
@@ -62,15 +62,15 @@ def _decode_rows(
     slots, sources, begin = (jnp.pad(of_rows, (0, missing)) for of_rows in (rows.slots, rows.sources, rows.begin))
 
     def compute(index: Int[Array, ""], carried: tuple[Array, Array]) -> tuple[Array, Array]:
-        read, states = carried
+        outputs, states = carried
         start = index * size
         here, there, fresh = (jax.lax.dynamic_slice_in_dim(of_rows, start, size) for of_rows in (slots, sources, begin))
         before = jnp.where(fresh[:, None, None, None, None], 0.0, states.at[there].get(mode="clip"))
         output, behind = _token(inputs.part(start, size), before)
         used = jnp.where(start + jnp.arange(size) < rows.num_decode, here, len(states))
-        return jax.lax.dynamic_update_slice_in_dim(read, output, start, 0), states.at[used].set(behind, mode="drop")
+        return jax.lax.dynamic_update_slice_in_dim(outputs, output, start, 0), states.at[used].set(behind, mode="drop")
 
-    return jax.lax.fori_loop(0, -(-rows.num_decode // size), compute, (read, states))
+    return jax.lax.fori_loop(0, -(-rows.num_decode // size), compute, (outputs, states))
 
 
 def _token(
@@ -84,14 +84,14 @@ def _token(
 
 
 def _longer_rows(
-    inputs: DeltaInputs, read: Float32[Array, "P K G W"], states: States, rows: StateRows
+    inputs: DeltaInputs, outputs: Float32[Array, "P K G W"], states: States, rows: StateRows
 ) -> tuple[Float32[Array, "P K G W"], States]:
     """The rows of several tokens, block by block. A row's last block reaches into the next row, whose own blocks come later."""
     num_blocks = jnp.where(rows.lengths > 1, -(-rows.lengths // BLOCK_TOKENS), 0)
     last_blocks = jnp.cumsum(num_blocks)
 
     def compute(block: Int[Array, ""], carried: tuple[Array, Array]) -> tuple[Array, Array]:
-        read, states = carried
+        outputs, states = carried
         row = jnp.searchsorted(last_blocks, block, side="right")
         place = (block - last_blocks[row] + num_blocks[row]) * BLOCK_TOKENS
         start, slot = rows.query_starts[row] + place, rows.slots[row]
@@ -106,9 +106,9 @@ def _longer_rows(
         before = jnp.where(rows.begin[row] & (place == 0), 0.0, before)
         output, behind = _block(part, before)
         states = jax.lax.dynamic_update_index_in_dim(states, behind, slot, 0)
-        return jax.lax.dynamic_update_slice_in_dim(read, output, start, 0), states
+        return jax.lax.dynamic_update_slice_in_dim(outputs, output, start, 0), states
 
-    return jax.lax.fori_loop(0, last_blocks[-1], compute, (read, states))
+    return jax.lax.fori_loop(0, last_blocks[-1], compute, (outputs, states))
 
 
 def _block(
@@ -130,6 +130,6 @@ def _block(
     written = values - _einsum("kgcd,kgdw->kgcw", keys, before)
     seen = _einsum("ikd,jkd->kij", q, k)[:, None] * between
     output = _einsum("ckgd,kgdw->ckgw", grown * q[:, :, None], before) + _einsum("kgij,kgjw->ikgw", seen, written)
-    left = jnp.exp(decay[-1][None] - decay)
+    decay_to_end = jnp.exp(decay[-1][None] - decay)
     behind = before * jnp.exp(decay[-1])[..., None, None]
-    return output, behind + _einsum("ckd,ckg,kgcw->kgdw", k, left, written)
+    return output, behind + _einsum("ckd,ckg,kgcw->kgdw", k, decay_to_end, written)

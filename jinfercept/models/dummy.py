@@ -27,8 +27,8 @@ def random_params(config: ModelConfig, dtype: DTypeLike, seed: int, mesh: ModelM
     cut = untied(config, abstract_params(served, dtype, joined=False, num_devices=mesh.size))
     embed_key, head_key, *layer_keys = jax.random.split(jax.random.key(seed), 2 + config.num_layers)
 
-    def maker(block: Weights, wanted: Weights) -> Callable[[jax.Array], Weights]:
-        return partial(_placed, jax.jit(partial(_random_block, block, config.hidden_size**-0.5)), wanted, mesh)
+    def maker(block: Weights, cut_block: Weights) -> Callable[[jax.Array], Weights]:
+        return partial(_placed, jax.jit(partial(_random_block, block, config.hidden_size**-0.5)), cut_block, mesh)
 
     embed, head = maker(shapes.embed, cut.embed), maker(shapes.head, cut.head)
     by_kind = {config.kind(i): maker(shapes.layers[i], cut.layers[i]) for i in range(config.num_layers)}
@@ -36,14 +36,14 @@ def random_params(config: ModelConfig, dtype: DTypeLike, seed: int, mesh: ModelM
     return tied(config, Params(embed(embed_key), layers, head(head_key)))
 
 
-def _placed(make: Callable[[jax.Array], Weights], wanted: Weights, mesh: ModelMesh, key: jax.Array) -> Weights:
+def _placed(make: Callable[[jax.Array], Weights], cut_block: Weights, mesh: ModelMesh, key: jax.Array) -> Weights:
     """A block's weights, made on one device and cut from there, so that only one block at a time is whole."""
     weights = make(key)
     if mesh.size == 1:
         return weights
     return jax.block_until_ready(
         {
-            name: place(fit(name, weight, wanted[name].shape), mesh.sharding(partition_spec(name)))
+            name: place(fit(name, weight, cut_block[name].shape), mesh.sharding(partition_spec(name)))
             for name, weight in weights.items()
         }
     )

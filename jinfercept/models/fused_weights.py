@@ -13,9 +13,9 @@ class Part(NamedTuple):
     start: int
     size: int
 
-    def rows(self, wanted: slice) -> slice:
+    def rows(self, span: slice) -> slice:
         """The stored rows, of rows of this part."""
-        start, stop, _ = wanted.indices(self.size)
+        start, stop, _ = span.indices(self.size)
         return slice(self.start + start, self.start + stop)
 
 

@@ -186,11 +186,11 @@ class WordFormat:
 
 def _left_out(dynamic: Any) -> list[str]:
     """Patterns of the layers that `dynamic` of GPTQModel leaves unquantised. Raises `ModelError` if it has others."""
-    others = [rule for rule in dynamic if not str(rule).startswith("-:")] if isinstance(dynamic, Mapping) else [dynamic]
-    if others:
+    rules = [rule for rule in dynamic if not str(rule).startswith("-:")] if isinstance(dynamic, Mapping) else [dynamic]
+    if rules:
         raise ModelError(
             "dynamic of quantization_config gives layers bits and groups of their own",
-            got=", ".join(map(str, others))[:200],
+            got=", ".join(map(str, rules))[:200],
             fix="use a checkpoint of one kind of words",
         )
     return [f"re:{rule.removeprefix('-:')}" for rule in dynamic]

@@ -87,12 +87,12 @@ def check_keys(config: Mapping[str, Any], understood: Set[str], *, where: str, e
         where: of the object, for people.
         every: whether any other key with a value would, whatever its name.
     """
-    others = {key: value for key, value in config.items() if key not in understood}
-    wrong = [key for key, value in others.items() if (every and value) or _changes(str(key), value)]
+    unknown = {key: value for key, value in config.items() if key not in understood}
+    wrong = [key for key, value in unknown.items() if (every and value) or _changes(str(key), value)]
     if wrong:
         raise ModelError(
             f"{where} has keys that are not understood and could change the model's output",
-            got=", ".join(f"{key[:80]} {str(others[key])[:80]}" for key in wrong[:5]),
+            got=", ".join(f"{key[:80]} {str(unknown[key])[:80]}" for key in wrong[:5]),
             fix="use a plain model of its family, or remove them if they mean nothing",
         )
 

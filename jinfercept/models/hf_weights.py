@@ -176,8 +176,8 @@ class HFCheckpoint:
         parts = fused_parts(shapes, FUSED, config) if architecture.fused else {}
         shapes = split_shapes(shapes, parts)
         reordered = {} if config.delta_net is None else reordered_rows(shapes, config.delta_net)
-        taken = {tensor for weight in reordered.values() for tensor, _ in weight.tensors}
-        shapes = {name: shape for name, shape in shapes.items() if name not in taken}
+        reordered_names = {tensor for weight in reordered.values() for tensor, _ in weight.tensors}
+        shapes = {name: shape for name, shape in shapes.items() if name not in reordered_names}
         shapes |= {name: weight.shape for name, weight in reordered.items()}
         return cls(config, names_of(config, shapes), shapes, placed, words, packed, parts, reordered)._tied_as_stored()
 
@@ -257,17 +257,17 @@ class HFCheckpoint:
 def names_of(config: ModelConfig, shapes: Iterable[str] = ()) -> TensorNames:
     """Where the weights of a model are, in a checkpoint of tensors with these names. Mixtral's experts have names of their own;
     experts as transformers 5 has them in memory are stacked."""
-    others = dict[str, StoredTensor | StoredExperts]()
+    layer_names = dict[str, StoredTensor | StoredExperts]()
     if config.post_norms:
-        others |= _POST_NORMS
+        layer_names |= _POST_NORMS
     if config.experts is not None and config.experts.biased:
-        others |= _BIASED_NAMES
+        layer_names |= _BIASED_NAMES
     elif any(".block_sparse_moe." in name for name in shapes):
-        others |= _MIXTRAL_NAMES
+        layer_names |= _MIXTRAL_NAMES
     elif any(name.endswith(".experts.down_proj") for name in shapes):
-        others |= _STACKED_NAMES
+        layer_names |= _STACKED_NAMES
     names = _NAMES[config.family]
-    return replace(names, layer={**names.layer, **others})
+    return replace(names, layer={**names.layer, **layer_names})
 
 
 def _stated_apart(directory: Path) -> Mapping[str, Any]:

@@ -52,9 +52,9 @@ _REFUSED = {
 def check_settings() -> None:
     """Raise `ConfigError` for a setting of JAX that changes what an engine compiles, and that `own_settings` cannot set."""
     for name, value in _REFUSED.items():
-        if (got := getattr(jax.config, name, value)) != value:
+        if (current := getattr(jax.config, name, value)) != value:
             fix = f"jax.config.update({name!r}, {value!r})"
-            raise ConfigError(f"an engine does not work with JAX's setting {name}", got=got, fix=fix)
+            raise ConfigError(f"an engine does not work with JAX's setting {name}", got=current, fix=fix)
     if jax.config.jax_thread_guard and jax.process_count() > 1:
         raise ConfigError(
             "an engine on several hosts uses JAX in a thread of its own", got="jax_thread_guard", fix="turn it off"

@@ -301,34 +301,34 @@ def _lazy_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMes
     """The weights as `LazyWeight`s, of the shapes in `cut`. All shapes are checked."""
     config, names = checkpoint.config, checkpoint.names
     expected = untied(config, abstract_params(config, dtype, joined=False))
-    wanted = _stored(names.embed, expected.embed, 0) | _stored(names.head, expected.head, 0)
+    expected_shapes = _stored(names.embed, expected.embed, 0) | _stored(names.head, expected.head, 0)
     for i, layer in enumerate(expected.layers):
-        wanted |= _stored(names.layer, layer, i)
+        expected_shapes |= _stored(names.layer, layer, i)
     unused = tuple(stored.name for ours, stored in names.head.items() if ours not in expected.head)
-    _check(wanted, checkpoint.shapes, names.ignored + unused)
+    _check(expected_shapes, checkpoint.shapes, names.ignored + unused)
 
     least, most = PIECE_BYTES
     piece_bytes = min(max(param_bytes(config, dtype) // 64, least), most)
 
     stored_shapes = checkpoint.shapes
 
-    def lazy(place: StoredTensor | StoredExperts, i: int, ours: str, wanted: Any) -> LazyWeight:
-        is_packed = isinstance(wanted, QuantizedTensor)
+    def lazy(place: StoredTensor | StoredExperts, i: int, ours: str, target: Any) -> LazyWeight:
+        is_packed = isinstance(target, QuantizedTensor)
         packed = checkpoint if is_packed and isinstance(checkpoint, PackedCheckpoint) else None
         if isinstance(place, StoredExperts):
-            how = (place, i, ours, wanted, mesh)
+            how = (place, i, ours, target, mesh)
             if packed is not None:
-                return LazyWeight(wanted.shape, partial(read_quantized_experts, packed, *how))
-            return LazyWeight(wanted.shape, partial(read_experts, checkpoint, *how))
+                return LazyWeight(target.shape, partial(read_quantized_experts, packed, *how))
+            return LazyWeight(target.shape, partial(read_experts, checkpoint, *how))
         tensor = place.name.format(i=i)
-        weight = StoredWeight(ours, tensor, place, stored_shapes[tensor][0], wanted.shape)
+        weight = StoredWeight(ours, tensor, place, stored_shapes[tensor][0], target.shape)
         if packed is not None:
-            return LazyWeight(wanted.shape, partial(read_quantized, packed, weight, wanted, piece_bytes, mesh))
+            return LazyWeight(target.shape, partial(read_quantized, packed, weight, target, piece_bytes, mesh))
         read = partial(read_weight, checkpoint, weight, dtype, piece_bytes, mesh)
-        return LazyWeight(wanted.shape, read, read, partial(check_weight, checkpoint, weight, piece_bytes, mesh))
+        return LazyWeight(target.shape, read, read, partial(check_weight, checkpoint, weight, piece_bytes, mesh))
 
     def block(stored: Mapping[str, StoredTensor | StoredExperts], shapes: Weights, i: int = 0) -> Weights:
-        return {ours: lazy(stored[ours], i, ours, wanted) for ours, wanted in shapes.items()}
+        return {ours: lazy(stored[ours], i, ours, target) for ours, target in shapes.items()}
 
     layers = tuple(block(names.layer, layer, i) for i, layer in enumerate(cut.layers))
     return Params(block(names.embed, cut.embed), layers, block(names.head, cut.head))
@@ -340,7 +340,7 @@ def _stored(names: Mapping[str, StoredTensor | StoredExperts], block: Weights, i
 
 
 def _check(
-    wanted: Mapping[str, tuple[int, ...]], stored: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...]
+    expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...]
 ) -> None:
     """Raise one `ModelError` for all tensors that do not fit: an ignored tensor could change the output of the model."""
     if not stored:
@@ -351,10 +351,10 @@ def _check(
         )
     wrong = [
         f"{name} expected {list(shape)} got {list(stored[name]) if name in stored else 'nothing'}"
-        for name, shape in wanted.items()
+        for name, shape in expected.items()
         if stored.get(name) != shape
     ]
-    wrong += [f"{name} not expected" for name in stored if name not in wanted and not name.endswith(ignored)]
+    wrong += [f"{name} not expected" for name in stored if name not in expected and not name.endswith(ignored)]
     if wrong:
         more = [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
         raise ModelError(

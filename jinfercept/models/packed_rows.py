@@ -79,16 +79,16 @@ class PackedRows(NamedTuple):
             wide += self.offsets[..., None].astype(np.float32)
         return wide.reshape(len(self.values), -1)
 
-    def stored_as(self, have: Packing, wanted: Packing) -> Self:
-        """The same numbers, stored as `wanted`, which is what they have or what `common` makes of it and others."""
-        if have == wanted:
+    def stored_as(self, have: Packing, target: Packing) -> Self:
+        """The same numbers, stored as `target`, which is what they have or what `common` makes of it and others."""
+        if have == target:
             return self
-        times = have.group // wanted.group
-        scales = np.repeat(self.scales, times, axis=1).astype(wanted.scales)
+        times = have.group // target.group
+        scales = np.repeat(self.scales, times, axis=1).astype(target.scales)
         offsets = self.offsets
-        if wanted.offset:
+        if target.offset:
             offsets = np.zeros_like(scales) if offsets is None else np.repeat(offsets, times, axis=1)
-            offsets = offsets.astype(wanted.scales)
+            offsets = offsets.astype(target.scales)
         return self._replace(values=_signed(self.values, have.zero), scales=scales, offsets=offsets)
 
 

@@ -27,8 +27,8 @@ def add_partial_sums(x: Float[Array, "T E"], *partial_sums: Float[Array, "T E"])
     """
     if num_devices() == 1:
         return sum(partial_sums, start=x)
-    first, *others = partial_sums
-    return x + sum_of_devices(sum(others, start=first))
+    first, *rest = partial_sums
+    return x + sum_of_devices(sum(rest, start=first))
 
 
 def sum_of_devices[X: Array](x: X) -> X:

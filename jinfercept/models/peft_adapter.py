@@ -112,20 +112,20 @@ def adapter_of(
 
 def _modules(file: AdapterTensors) -> dict[str, dict[str, str]]:
     """The names of both matrices of every module, by `A` and `B`. Raises `ModelError` for tensors that are none."""
-    modules, others = dict[str, dict[str, str]](), list[str]()
+    modules, wrong = dict[str, dict[str, str]](), list[str]()
     for name in file.shapes:
         match = TENSOR.fullmatch(name)
         if match is None or not name.startswith(PREFIX):
-            others.append(name)
+            wrong.append(name)
         else:
             sides = modules.setdefault(match["module"].removeprefix(PREFIX), {})
             if sides.setdefault(match["side"], name) != name:
-                others.append(f"{name} beside {sides[match['side']]}")
-    others += [f"{module} without its other half" for module, sides in modules.items() if len(sides) < 2]
-    if others or not modules:
+                wrong.append(f"{name} beside {sides[match['side']]}")
+    wrong += [f"{module} without its other half" for module, sides in modules.items() if len(sides) < 2]
+    if wrong or not modules:
         raise ModelError(
             "an adapter has tensors lora_A and lora_B of modules, and nothing else",
-            got=_some(others) if others else "no tensors",
+            got=_some(wrong) if wrong else "no tensors",
             fix="train a plain LoRA: no embeddings, biases or saved modules",
         )
     return modules

@@ -133,8 +133,8 @@ class QuantizedTensor:
     def rows(self, index: Int[Array, "T"]) -> Float[Array, "T ..."]:
         """Rows of a weight whose outputs are its first axis."""
         block, column = index // WIDTH, index % WIDTH
-        taken = jax.tree.map(lambda array: array[block, :, column][:, :, None], self)
-        return unpack_blocks(taken.packed, self.dtype).reshape(len(index), -1, *self.inputs)
+        rows = jax.tree.map(lambda array: array[block, :, column][:, :, None], self)
+        return unpack_blocks(rows.packed, self.dtype).reshape(len(index), -1, *self.inputs)
 
     def split(self) -> list[Self]:
         """The weights of a stack."""

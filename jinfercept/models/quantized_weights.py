@@ -46,8 +46,8 @@ def keep_quantized(checkpoint: PackedCheckpoint, shapes: Params, num_devices: in
     alike = defaultdict[tuple[str, ...], list[int]](list)
     for index, layer in enumerate(shapes.layers):
         alike[tuple(layer)].append(index)
-    kept = {key: block(names.layer, shapes.layers[indexes[0]], indexes) for key, indexes in alike.items()}
-    layers = tuple(kept[tuple(layer)] for layer in shapes.layers)
+    blocks = {key: block(names.layer, shapes.layers[indexes[0]], indexes) for key, indexes in alike.items()}
+    layers = tuple(blocks[tuple(layer)] for layer in shapes.layers)
     return Params(block(names.embed, shapes.embed), layers, block(names.head, shapes.head))
 
 
@@ -129,15 +129,15 @@ def weight_bytes(shapes: Params, num_devices: int) -> int:
 
 
 def read_quantized(
-    checkpoint: PackedCheckpoint, stored: StoredWeight, wanted: QuantizedTensor, piece_bytes: int, mesh: ModelMesh
+    checkpoint: PackedCheckpoint, stored: StoredWeight, target: QuantizedTensor, piece_bytes: int, mesh: ModelMesh
 ) -> QuantizedTensor:
     """A weight on its devices, each of which gets its own part.
 
     Args:
-        wanted: its shapes.
+        target: its shapes.
         piece_bytes: read at a time, as float32.
     """
-    have, packing, head_dim = checkpoint.packing(stored.tensor), wanted.packing, checkpoint.config.head_dim
+    have, packing, head_dim = checkpoint.packing(stored.tensor), target.packing, checkpoint.config.head_dim
     assert have is not None, stored.tensor
     aligned = math.lcm(WIDTH, head_dim) // WIDTH
     num_inputs = stored.stored_shape[1]
@@ -150,7 +150,7 @@ def read_quantized(
     def part(first: int, end: int) -> PackedRows:
         """Blocks of outputs, all inputs: arrays `[blocks, rows, WIDTH]`."""
         blocks = jax.tree.map(
-            lambda struct: np.empty((end - first, *struct.shape[1:]), struct.dtype), arrays_of(wanted)
+            lambda struct: np.empty((end - first, *struct.shape[1:]), struct.dtype), arrays_of(target)
         )
         for start in range(first, end, step):
             stop = min(end, start + step)
@@ -159,10 +159,10 @@ def read_quantized(
         return blocks
 
     def of_device(index: Any) -> PackedRows:
-        first, end, _ = index[0].indices(wanted.values.shape[0])
+        first, end, _ = index[0].indices(target.values.shape[0])
         return jax.tree.map(lambda array: array[:, *index[1:]], part(first, end))
 
-    return placed(wanted, mesh.sharding(partition_spec(stored.name, wanted)), of_device)
+    return placed(target, mesh.sharding(partition_spec(stored.name, target)), of_device)
 
 
 def arrays_of(weight: QuantizedTensor) -> PackedRows:
@@ -170,7 +170,7 @@ def arrays_of(weight: QuantizedTensor) -> PackedRows:
     return PackedRows(weight.values, weight.scales, weight.offsets)
 
 
-def placed(wanted: QuantizedTensor, sharding: Any, of_device: Callable[[Any], PackedRows]) -> QuantizedTensor:
+def placed(target: QuantizedTensor, sharding: Any, of_device: Callable[[Any], PackedRows]) -> QuantizedTensor:
     """A weight on its devices.
 
     Args:
@@ -178,13 +178,13 @@ def placed(wanted: QuantizedTensor, sharding: Any, of_device: Callable[[Any], Pa
     """
 
     def place(name: str) -> jax.Array | None:
-        struct = getattr(wanted, name)
+        struct = getattr(target, name)
         if struct is None:
             return None
         return jax.make_array_from_callback(struct.shape, sharding, lambda index: getattr(of_device(index), name))
 
-    made = jax.block_until_ready([place(name) for name in PackedRows._fields])
-    return jax.tree.unflatten(jax.tree.structure(wanted), jax.tree.leaves(made))
+    arrays = jax.block_until_ready([place(name) for name in PackedRows._fields])
+    return jax.tree.unflatten(jax.tree.structure(target), jax.tree.leaves(arrays))
 
 
 def fill(blocks: Shaped[np.ndarray, "B R W"], rows: Shaped[np.ndarray, "N R"]) -> None:

@@ -71,8 +71,8 @@ def frequencies(rope: RopeConfig) -> Float[np.ndarray, "half"]:
 def _llama3(base: Shaped[np.ndarray, "half"], rope: RopeConfig) -> Shaped[np.ndarray, "half"]:
     """Llama 3.1: slow pairs are divided by the factor, fast ones kept, those between interpolated."""
     turns = rope.original_max_position * base / (2 * math.pi)  # over the original context
-    kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    return _blend(base, rope.factor, np.clip(kept, 0, 1))
+    smooth = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    return _blend(base, rope.factor, np.clip(smooth, 0, 1))
 
 
 def _yarn(base: Shaped[np.ndarray, "half"], rope: RopeConfig) -> Shaped[np.ndarray, "half"]:
@@ -91,7 +91,7 @@ def _yarn(base: Shaped[np.ndarray, "half"], rope: RopeConfig) -> Shaped[np.ndarr
 
 
 def _blend(
-    base: Shaped[np.ndarray, "half"], factor: float, kept: Shaped[np.ndarray, "half"]
+    base: Shaped[np.ndarray, "half"], factor: float, base_share: Shaped[np.ndarray, "half"]
 ) -> Shaped[np.ndarray, "half"]:
-    """`base` where `kept` is 1, `base / factor` where it is 0."""
-    return base * kept + base / factor * (1 - kept)
+    """`base` where `base_share` is 1, `base / factor` where it is 0."""
+    return base * base_share + base / factor * (1 - base_share)

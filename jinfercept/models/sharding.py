@@ -171,11 +171,11 @@ def fit[X: (Shaped[np.ndarray, "..."], jax.Array)](name: str, weight: X, shape: 
         num_parts = shape[0] // len(weight)
         parts = [arrays.stack(expert_parts(name, expert, num_parts)) for expert in weight]
         return arrays.concatenate(parts)
-    for axis, (axis_name, size, wanted) in enumerate(zip(WEIGHT_AXES.get(name, ()), weight.shape, shape, strict=False)):
-        if axis_name == "kv_heads" and size != wanted:
-            weight = arrays.repeat(weight, wanted // size, axis=axis)
-        elif axis_name == "vocab" and size != wanted:
-            weight = arrays.pad(weight, [(0, wanted - size), *((0, 0),) * (weight.ndim - 1)])
+    for axis, (axis_name, size, target) in enumerate(zip(WEIGHT_AXES.get(name, ()), weight.shape, shape, strict=False)):
+        if axis_name == "kv_heads" and size != target:
+            weight = arrays.repeat(weight, target // size, axis=axis)
+        elif axis_name == "vocab" and size != target:
+            weight = arrays.pad(weight, [(0, target - size), *((0, 0),) * (weight.ndim - 1)])
     return weight
 
 

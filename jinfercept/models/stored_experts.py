@@ -18,18 +18,18 @@ from jinfercept.models.stored_weights import read_floats
 
 
 def read_experts(
-    checkpoint: Checkpoint, place: StoredExperts, layer: int, name: str, wanted: jax.ShapeDtypeStruct, mesh: ModelMesh
+    checkpoint: Checkpoint, place: StoredExperts, layer: int, name: str, target: jax.ShapeDtypeStruct, mesh: ModelMesh
 ) -> jax.Array:
     """A weight of a layer's experts on its devices. The host holds one device's part of it at a time.
 
     Args:
         name: of the weight, ours.
-        wanted: its shape as the devices cut it, and its dtype.
+        target: its shape as the devices cut it, and its dtype.
     """
     experts = checkpoint.config.experts
     assert experts is not None
-    num_parts = wanted.shape[0] // experts.num_experts
-    axes = zip(WEIGHT_AXES[name], wanted.shape, strict=True)
+    num_parts = target.shape[0] // experts.num_experts
+    axes = zip(WEIGHT_AXES[name], target.shape, strict=True)
     whole = tuple(size * num_parts if axis == "expert_ffn" else size for axis, size in axes)[1:]
 
     def stored(tensor: str, expert: int) -> Shaped[np.ndarray, "N ..."]:
@@ -40,7 +40,7 @@ def read_experts(
     @lru_cache(1)
     def parts(expert: int) -> list[Shaped[np.ndarray, "..."]]:
         weight = np.concatenate(
-            [stored(tensor, expert) for tensor in place.names], dtype=wanted.dtype, casting="unsafe"
+            [stored(tensor, expert) for tensor in place.names], dtype=target.dtype, casting="unsafe"
         )
         match place.order:
             case "out_in":
@@ -52,28 +52,28 @@ def read_experts(
         return expert_parts(name, weight, num_parts)
 
     def of_device(index: Any) -> Shaped[np.ndarray, "..."]:
-        numbers = range(wanted.shape[0])[index[0]]
-        weights = np.empty((len(numbers), *wanted.shape[1:]), wanted.dtype)
+        numbers = range(target.shape[0])[index[0]]
+        weights = np.empty((len(numbers), *target.shape[1:]), target.dtype)
         for place_here, number in enumerate(numbers):
             weights[place_here] = parts(number // num_parts)[number % num_parts]
         return weights
 
     sharding = mesh.sharding(partition_spec(name))
-    return jax.block_until_ready(jax.make_array_from_callback(wanted.shape, sharding, of_device))
+    return jax.block_until_ready(jax.make_array_from_callback(target.shape, sharding, of_device))
 
 
 def read_quantized_experts(
-    checkpoint: PackedCheckpoint, place: StoredExperts, layer: int, name: str, wanted: QuantizedTensor, mesh: ModelMesh
+    checkpoint: PackedCheckpoint, place: StoredExperts, layer: int, name: str, target: QuantizedTensor, mesh: ModelMesh
 ) -> QuantizedTensor:
     """As `read_experts`, of weights that stay quantised.
 
     Args:
-        wanted: the shapes of the weight's arrays.
+        target: the shapes of the weight's arrays.
     """
     experts = checkpoint.config.experts
     assert experts is not None
-    num_parts, packing = len(wanted) // experts.num_experts, wanted.packing
-    num_sides = 2 if wanted.outputs else 1
+    num_parts, packing = len(target) // experts.num_experts, target.packing
+    num_sides = 2 if target.outputs else 1
 
     def stored(tensor: str, expert: int) -> PackedRows:
         apart = "{x}" in tensor
@@ -93,7 +93,7 @@ def read_quantized_experts(
 
     @cache
     def of_experts(first: int, end: int) -> PackedRows:
-        shapes = arrays_of(wanted)
+        shapes = arrays_of(target)
         stacks = jax.tree.map(lambda struct: np.empty((end - first, *struct.shape[1:]), struct.dtype), shapes)
         for number in range(first, end):
             own = parts(number // num_parts)[number % num_parts]
@@ -101,9 +101,9 @@ def read_quantized_experts(
         return stacks
 
     def of_device(index: Any) -> PackedRows:
-        return of_experts(*index[0].indices(len(wanted))[:2])
+        return of_experts(*index[0].indices(len(target))[:2])
 
-    return placed(wanted, mesh.sharding(partition_spec(name, wanted)), of_device)
+    return placed(target, mesh.sharding(partition_spec(name, target)), of_device)
 
 
 def _expert_parts(rows: PackedRows, count: int, num_sides: int) -> list[PackedRows]:

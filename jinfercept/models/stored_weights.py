@@ -142,17 +142,17 @@ def _piece(
     return jax.make_array_from_callback(shape, mesh.sharding(stored.stored_spec), of_device)
 
 
-def rows_of[X](stored: StoredWeight, head_dim: int, read: Callable[[slice], X], wanted: slice) -> X:
+def rows_of[X](stored: StoredWeight, head_dim: int, read: Callable[[slice], X], span: slice) -> X:
     """Rows of a weight as it is stored; of repeated heads and of a padded vocabulary too.
 
     Args:
         read: returns rows that the checkpoint has, as one array or as a tree of arrays of so many rows each.
     """
     if stored.stored_shape[0] == stored.num_rows:
-        return read(wanted)
+        return read(span)
     if "kv_heads" in WEIGHT_AXES[stored.name]:
         repeats = stored.stored_shape[0] // stored.num_rows
-        heads = np.arange(wanted.start, wanted.stop, head_dim) // head_dim // repeats
+        heads = np.arange(span.start, span.stop, head_dim) // head_dim // repeats
 
         def repeated(rows: Rows) -> Rows:
             by_head = rows.reshape(-1, head_dim, *rows.shape[1:])[heads - heads[0]]
@@ -161,17 +161,17 @@ def rows_of[X](stored: StoredWeight, head_dim: int, read: Callable[[slice], X], 
         return jax.tree.map(repeated, read(slice(heads[0] * head_dim, (heads[-1] + 1) * head_dim)))
 
     def padded(rows: Rows) -> Rows:
-        rows = rows[: max(0, stored.num_rows - wanted.start)]
-        missing = wanted.stop - wanted.start - len(rows)
+        rows = rows[: max(0, stored.num_rows - span.start)]
+        missing = span.stop - span.start - len(rows)
         return np.pad(rows, ((0, missing), *((0, 0),) * (rows.ndim - 1)))
 
-    there = slice(min(wanted.start, stored.num_rows - 1), min(wanted.stop, stored.num_rows))
+    there = slice(min(span.start, stored.num_rows - 1), min(span.stop, stored.num_rows))
     return jax.tree.map(padded, read(there))
 
 
-def read_floats(checkpoint: Checkpoint, tensor: str, wanted: slice) -> Rows:
+def read_floats(checkpoint: Checkpoint, tensor: str, span: slice) -> Rows:
     """Rows of a tensor. Raises `ModelError` if they are not floating-point numbers."""
-    rows = checkpoint.read(tensor, wanted)
+    rows = checkpoint.read(tensor, span)
     if not jnp.issubdtype(rows.dtype, jnp.floating):
         raise ModelError(
             "weights are floating-point numbers", got=f"{tensor} of {rows.dtype}", fix="use another checkpoint"

@@ -92,8 +92,8 @@ def prepare(batch: Batch, cut: WorkCut | None, *, decode_only: bool = False) -> 
     starts, contexts = np.asarray(batch.query_starts), np.asarray(batch.context_lens)
     num_tokens = batch.tokens.shape[0]
     decodes, *chunks = schedules(cut, starts, contexts, int(batch.num_decode), num_tokens, decode_only=decode_only)
-    read = batch.query_starts, batch.context_lens, batch.page_tables, batch.num_decode
-    return batch._replace(work=Work(*read, decodes, chunks[0] if chunks else None))
+    numbers = batch.query_starts, batch.context_lens, batch.page_tables, batch.num_decode
+    return batch._replace(work=Work(*numbers, decodes, chunks[0] if chunks else None))
 
 
 def available(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) -> list[str]:

@@ -34,14 +34,14 @@ def load_turned(
     first = column % 2 == 0 if interleaved else column < half
     step = 1 if interleaved else half
     turning = column < 2 * half
-    other = jnp.where(turning, jnp.where(first, column + step, column - step), column)
+    partner = jnp.where(turning, jnp.where(first, column + step, column - step), column)
     pair = jnp.where(turning, column // 2 if interleaved else column % half, 0)
     cos = plgpu.load(cos_ref.at[token, pair], mask=turning, other=1.0)
     sin = plgpu.load(sin_ref.at[token, pair], mask=turning, other=0.0)
     inside = mask & (column < head_dim)
     mine, beside = (
         plgpu.load(qkv_ref.at[token, *where, columns], mask=inside, other=0.0).astype(jnp.float32)
-        for columns in (column, other)
+        for columns in (column, partner)
     )
     if norm_ref is not None:
         assert eps is not None
@@ -49,7 +49,7 @@ def load_turned(
         factor = jax.lax.rsqrt(mean + eps)
         mine, beside = (
             _scaled(numbers * factor, plgpu.load(norm_ref.at[columns], mask=column < head_dim, other=0.0))
-            for numbers, columns in ((mine, column), (beside, other))
+            for numbers, columns in ((mine, column), (beside, partner))
         )
     return (mine * cos + beside * jnp.where(first, -sin, sin)).astype(qkv_ref.dtype)
 

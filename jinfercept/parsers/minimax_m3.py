@@ -89,9 +89,9 @@ def _arguments(text: str, schema: Mapping[str, Any]) -> str:
     for key, value in _fields(text, schema):
         arguments[key] = value
         with suppress(ValueError, RecursionError):
-            read = _value(value, _part(schema, "properties", key))
-            to_json(read)
-            arguments[key] = read
+            typed_value = _value(value, _part(schema, "properties", key))
+            to_json(typed_value)
+            arguments[key] = typed_value
     return to_json(arguments)
 
 
@@ -116,16 +116,16 @@ def _fields(text: str, schema: Mapping[str, Any] | None) -> Iterator[tuple[str, 
     Args:
         schema: of the object; None: it is a list.
     """
-    given: set[str] = set()
+    keys: set[str] = set()
 
     def is_next(key: str) -> bool:
-        return key == _ITEM if schema is None else key not in given and (not given or is_declared(schema, key))
+        return key == _ITEM if schema is None else key not in keys and (not keys or is_declared(schema, key))
 
     at = 0
     while tag := _TAG.search(text, at):
         at = tag.end()
         if is_next(tag[1]):
-            given.add(tag[1])
+            keys.add(tag[1])
             end, at = _value_end(text, at, tag[1], is_next)
             yield tag[1], text[tag.end() : end]
 

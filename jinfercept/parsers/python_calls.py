@@ -62,12 +62,12 @@ def read_literal_call(source: Source) -> Steps[tuple[str, str] | None]:
 
 def write_calls(source: Source, calls: list[PythonCall]) -> None:
     """Write calls that were read; reading continues at `at`."""
-    done, last = 0, source.at
+    offset, last = 0, source.at
     for call in calls:
-        source.at = call.end - done
-        source.write_call(call.name, call.start - done, call.arguments)
-        done = call.end
-    source.at = last - done
+        source.at = call.end - offset
+        source.write_call(call.name, call.start - offset, call.arguments)
+        offset = call.end
+    source.at = last - offset
 
 
 def read_call(source: Source, names: Collection[str] | None = None) -> Steps[PythonCall | None]:
@@ -146,8 +146,8 @@ def parse_call(
     for argument in call.keywords:
         if argument.arg is None:
             raise ValueError("arguments that are not named")
-        given = argument.arg.removeprefix(_MARK)
-        if given in arguments:
-            raise ValueError(f"two values of {given}")
-        arguments[given] = value_of_node(argument.value)
+        key = argument.arg.removeprefix(_MARK)
+        if key in arguments:
+            raise ValueError(f"two values of {key}")
+        arguments[key] = value_of_node(argument.value)
     return name, to_json(arguments)

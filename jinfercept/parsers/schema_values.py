@@ -42,8 +42,8 @@ def value_of(text: str, types: Sequence[str]) -> Any:
     for kind in types:
         if kind == "string":
             return text
-        read = _READERS.get(kind)
-        if read is not None and (value := read(text.strip())) is not None:
+        reader = _READERS.get(kind)
+        if reader is not None and (value := reader(text.strip())) is not None:
             return value
     return text
 

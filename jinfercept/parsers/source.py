@@ -99,13 +99,13 @@ class Source:
 
     def take(self, *options: str) -> Steps[str]:
         """Pass over the one of these texts that comes next; returns it, "" if none does."""
-        while not (taken := next((text for text in options if self.text.startswith(text, self.at)), "")):
+        while not (option := next((text for text in options if self.text.startswith(text, self.at)), "")):
             rest = self.text[self.at :]
             if self.ended or not any(text.startswith(rest) for text in options):
                 return ""
             yield
-        self.at += len(taken)
-        return taken
+        self.at += len(option)
+        return option
 
     # -- writing ---------------------------------------------------------------------------------------------------
 

@@ -57,12 +57,12 @@ def named_arguments(name: str, schema: Mapping[str, Any]) -> list[tuple[str, Map
         RequestError: the schema has other constraints.
     """
     whole = arguments_schema(name, schema)
-    other = constraints(whole) - {"type", "properties", "required", "additionalProperties"}
+    extra = constraints(whole) - {"type", "properties", "required", "additionalProperties"}
     properties, needed = whole.get("properties", {}), whole.get("required", [])
-    if other or not isinstance(properties, Mapping) or not isinstance(needed, list) or {*needed} - {*properties}:
+    if extra or not isinstance(properties, Mapping) or not isinstance(needed, list) or {*needed} - {*properties}:
         raise RequestError(
             f"the arguments of tool {name!r} cannot be written one by one",
-            got=", ".join(sorted(other)) or f"properties: {properties!r:.80}, required: {needed}",
+            got=", ".join(sorted(extra)) or f"properties: {properties!r:.80}, required: {needed}",
             fix='declare all of them in "properties" and say no more than which are "required"',
         )
     definitions = {key: whole[key] for key in _DEFINITIONS if key in whole}

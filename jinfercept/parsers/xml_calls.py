@@ -124,16 +124,16 @@ def _read_parameters(source: Source, tags: XmlTags, name: str, marks: Marks) -> 
         marks: the tags that may stand beside arguments.
     """
     schema = (source.tools or {}).get(name, {})
-    given: set[str] = set()
+    keys: set[str] = set()
     rest = source.at
 
     def is_next(key: str) -> bool:
-        return key not in given and (not given or is_declared(schema, key))
+        return key not in keys and (not keys or is_declared(schema, key))
 
     while (mark := (yield from source.skip_until(marks))) and mark in (tags.parameter, tags.json):
         source.at += len(mark)
         if mark == tags.json:
-            if not given and (yield from source.skip()) == "{":
+            if not keys and (yield from source.skip()) == "{":
                 if (yield from stream_arguments(source)):
                     source.end_call()
                 return
@@ -141,23 +141,23 @@ def _read_parameters(source: Source, tags: XmlTags, name: str, marks: Marks) -> 
         key, kind = yield from _read_key(source, tags)
         if key is None or not is_next(key):
             continue
-        separator = ", " if given else "{"
-        wraps = not given and key in _WRAPPERS and not _is_property(schema, key)
-        given.add(key)
+        separator = ", " if keys else "{"
+        wraps = not keys and key in _WRAPPERS and not _is_property(schema, key)
+        keys.add(key)
         text = yield from _read_value(source, tags, is_next)
         if text is None:
             return
         value = _json(text, _types(property_types(schema, key), kind))
         members = _wrapped(text, schema) if wraps else None
-        given |= {*(members or ())}
+        keys |= {*(members or ())}
         written = to_json(members)[1:-1] if members else f"{to_json(key)}: {value}"
         source.add_arguments(f"{separator}{written}")
         rest = source.at
-    if not mark and (not given or source.text[rest:].strip()):
+    if not mark and (not keys or source.text[rest:].strip()):
         return
     if mark == tags.function_end:
         source.at += len(mark)
-    source.add_arguments("}" if given else "{}")
+    source.add_arguments("}" if keys else "{}")
     source.end_call()
 
 

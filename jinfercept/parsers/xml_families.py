@@ -73,7 +73,7 @@ SEED_OSS = _format(
 _DSML = "｜DSML｜"
 
 
-def _deepseek(block: str, other: str) -> ToolCallFormat:
+def _deepseek(block: str, alias: str) -> ToolCallFormat:
     def detect(template: str) -> bool:
         return _DSML in template and f"{block}>" in template
 
@@ -81,7 +81,7 @@ def _deepseek(block: str, other: str) -> ToolCallFormat:
         *(f'<{_DSML}invoke name="', '">', f"</{_DSML}invoke>", f'<{_DSML}parameter name="'),
         {'" string="true">': "string", '" string="false">': "other", '">': ""},
         f"</{_DSML}parameter>",
-        outer=tuple(f"<{slash}{_DSML}{name}>" for name in (block, other) for slash in ("", "/")),
+        outer=tuple(f"<{slash}{_DSML}{name}>" for name in (block, alias) for slash in ("", "/")),
         one_block=True,
         tokens=(_DSML,),
     )

@@ -87,8 +87,8 @@ def _items(items: list[Any]) -> Iterator[bytes]:
 
 
 def _batches(items: Iterable[Any]) -> Iterator[list[Any]]:
-    left = iter(items)
-    while batch := list(islice(left, _AT_ONCE)):
+    iterator = iter(items)
+    while batch := list(islice(iterator, _AT_ONCE)):
         yield batch
 
 
@@ -121,14 +121,14 @@ async def _chunks(parts: Iterator[bytes]) -> AsyncGenerator[bytes]:
 
 
 def _chunk(parts: Iterator[bytes]) -> bytes:
-    taken: list[bytes] = []
+    chunk_parts: list[bytes] = []
     num_bytes = 0
     for part in parts:
-        taken.append(part)
+        chunk_parts.append(part)
         num_bytes += len(part)
         if num_bytes >= _CHUNK_BYTES:
             break
-    return b"".join(taken)
+    return b"".join(chunk_parts)
 
 
 def encode_event(data: Mapping[str, Any], name: str = "") -> bytes:

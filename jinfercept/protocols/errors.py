@@ -114,8 +114,8 @@ def invalid_body(problems: Sequence[Any]) -> ApiError:
 
     problem = max(problems, key=likely)
     param = _path(problem["loc"])
-    got = "" if problem["type"] == "missing" else f" (got {_SHORT.repr(problem.get('input'))})"
-    return ApiError.bad(f"{param or 'the body'}: {problem['msg']}{got}", param or None)
+    input_note = "" if problem["type"] == "missing" else f" (got {_SHORT.repr(problem.get('input'))})"
+    return ApiError.bad(f"{param or 'the body'}: {problem['msg']}{input_note}", param or None)
 
 
 def check_finish(output: RequestOutput) -> None:

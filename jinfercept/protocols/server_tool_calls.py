@@ -64,8 +64,8 @@ class ServerToolCalls:
         ]
         if calls and (completion.finish_reason != "tool_calls" or completion.stop_reason == "max_rounds"):
             last = dict(last)
-            if others := [call for call in last.pop("tool_calls") if call["function"]["name"] in self.client_tools]:
-                last["tool_calls"] = others
+            if rest := [call for call in last.pop("tool_calls") if call["function"]["name"] in self.client_tools]:
+                last["tool_calls"] = rest
             completion = _with_pause(completion, Interception(tuple(calls)), [*before, last])
             if completion.finish_reason == "tool_calls":
                 completion = replace(completion, finish_reason="length")
@@ -108,12 +108,12 @@ async def run_calls(request: Request, calls: tuple[Call, ...]) -> tuple[Result, 
     dispatcher = Dispatcher(wake, loop.time)
     try:
         dispatcher.call(request.id, calls, request.tools, request.tenant)
-        while not (done := dispatcher.poll()):
+        while not (answers := dispatcher.poll()):
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(dispatcher.next_s()):
                     await news.wait()
             news.clear()
-        return done[0][1]
+        return answers[0][1]
     finally:
         dispatcher.close()
 

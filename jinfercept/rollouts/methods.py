@@ -151,8 +151,8 @@ def _prompts(
 def _own_options(options: ChatArguments) -> dict[str, Any]:
     """The options of a prompt that is no chat. Raises `RequestError` for others."""
     own = {"async_calls", "lora"}
-    if others := sorted(options.keys() & ChatOptions.__annotations__.keys() - own):
-        raise RequestError("options of a chat need messages", got=", ".join(others), fix="leave them out")
+    if chat_names := sorted(options.keys() & ChatOptions.__annotations__.keys() - own):
+        raise RequestError("options of a chat need messages", got=", ".join(chat_names), fix="leave them out")
     names = ("prompts", "params", "on_group", *RolloutOptions.__annotations__)
     check_arguments("a rollout has no such option", options, names, SamplingParams.__slots__)
     return {name: value for name, value in options.items() if name in own}
@@ -177,9 +177,9 @@ def _places(requests: Sequence[Request]) -> list[int]:
     return places
 
 
-def _continued(maker: RequestMaker, samples: Rollouts, params: Any, n: int, others: tuple[Any, ...]) -> list[Planned]:
+def _continued(maker: RequestMaker, samples: Rollouts, params: Any, n: int, options: tuple[Any, ...]) -> list[Planned]:
     """Partial samples go on, the others stay as they are."""
-    if n != 1 or any(others):
+    if n != 1 or any(options):
         raise RequestError(
             "a partial sample goes on with the tools and options that it had",
             got="n, tools, detector or options",

@@ -262,7 +262,7 @@ def sample_of(
     reported = zip(completion.token_ids, completion.logprobs or [None] * len(mask), strict=True)
     raw = [0.0 if named is None else named[token].logprob for token, named in reported]
     processed = [0.0 if value is None else value for value in completion.processed_logprobs or [None] * len(mask)]
-    kept = completion.kept_tokens
+    kept_tokens = completion.kept_tokens
     sample = Rollout(
         prompt,
         request.index,
@@ -272,7 +272,7 @@ def sample_of(
         _behind(num_prompt, 0.0, raw, np.float32),
         _behind(num_prompt, 0.0, processed, np.float32),
         _behind(num_prompt, -1, completion.weight_versions, np.int32),
-        KeptTokens(() if kept is None else (*(None,) * num_prompt, *kept.sets)),
+        KeptTokens(() if kept_tokens is None else (*(None,) * num_prompt, *kept_tokens.sets)),
         completion.routed_experts,
         completion.finish_reason,
         completion.stop_reason,
@@ -289,7 +289,7 @@ def _behind(num_prompt: int, fill: float, values: Any, dtype: type) -> Any:
 
 
 def _calls(completion: CompletionOutput, start: int) -> Iterator[RolloutCall]:
-    made = [
+    calls = [
         (call, pause.results[place] if place < len(pause.results) else None, pause.span)
         for pause in completion.interceptions
         for place, call in enumerate(pause.calls)
@@ -297,7 +297,7 @@ def _calls(completion: CompletionOutput, start: int) -> Iterator[RolloutCall]:
     behind = [(item.call, item.result, item.span) for item in completion.interrupts]
     behind += [(call, None, (0, 0)) for call in completion.cancelled if call.name]
     spans = {call.span for call, *_ in behind}  # asynchronous calls, of which some were waited for
-    for call, result, (first, end) in (*(item for item in made if item[0].span not in spans), *behind):
+    for call, result, (first, end) in (*(item for item in calls if item[0].span not in spans), *behind):
         if result is None:
             yield RolloutCall(call.name, call.arguments, None, "pending", 0.0, (0, 0))
         else:
@@ -312,15 +312,15 @@ def _joined(before: Rollout, sample: Rollout) -> Rollout:
         values = getattr(sample, name).copy()
         values[:count] = getattr(before, name)
         changed[name] = values
-    kept, first = sample.kept_tokens.sets, before.kept_tokens.sets
-    if kept or first:
-        kept = (*(first or (None,) * count), *(kept or (None,) * len(sample))[count:])
+    sets, first = sample.kept_tokens.sets, before.kept_tokens.sets
+    if sets or first:
+        sets = (*(first or (None,) * count), *(sets or (None,) * len(sample))[count:])
     return replace(
         sample,
         prompt=before.prompt,
         index=before.index,
         num_prompt=before.num_prompt,
-        kept_tokens=KeptTokens(kept),
+        kept_tokens=KeptTokens(sets),
         routed_experts=_with_experts(before, sample),
         calls=tuple(chain(before.calls, sample.calls)),
         **changed,

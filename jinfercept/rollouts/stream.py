@@ -83,8 +83,8 @@ class Groups:
 
     def _made(self, planned: Sequence[Planned], outputs: Mapping[str, RequestOutput]) -> Rollouts:
         outputs = with_prompt_experts((item.request for item in planned if item.request is not None), outputs)
-        made = [item.ended(outputs[item.request.id] if item.request is not None else None) for item in planned]
-        return self._empty + made
+        samples = [item.ended(outputs[item.request.id] if item.request is not None else None) for item in planned]
+        return self._empty + samples
 
 
 @final

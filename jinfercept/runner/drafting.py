@@ -56,9 +56,9 @@ class ModelDrafter:
             tuple(max(0, next(tokens)) for tokens in drawn[: chunk.num_drafts])  # 0 where none could be drawn
             for chunk in awaiting
         )
-        made = iter(drafts)
+        iterator = iter(drafts)
         filled = [
-            chunk._replace(tokens=(chunk.tokens[0], *next(made))) if chunk.awaits_drafts else chunk
+            chunk._replace(tokens=(chunk.tokens[0], *next(iterator))) if chunk.awaits_drafts else chunk
             for chunk in plan.chunks
         ]
         return replace(plan, chunks=tuple(filled)), drafts

@@ -31,9 +31,9 @@ def report(
     """
     with jax.named_scope("logprobs"):
         logprob, rank, best, ids = logprobs(logits, tokens, MAX_LOGPROBS)
-        drawn, kept = processed(shaped, bound, tokens, rows)
+        drawn, kept_mask = processed(shaped, bound, tokens, rows)
     floats = jnp.concatenate([logprob[:, None], best, drawn[:, None]], axis=1)
-    return jnp.concatenate([rank[:, None], ids, jax.lax.bitcast_convert_type(floats, jnp.int32)], axis=1), kept
+    return jnp.concatenate([rank[:, None], ids, jax.lax.bitcast_convert_type(floats, jnp.int32)], axis=1), kept_mask
 
 
 def read_report(row: Int32[np.ndarray, "columns"], num_best: int) -> TokenLogprobs:
@@ -46,13 +46,13 @@ def read_report(row: Int32[np.ndarray, "columns"], num_best: int) -> TokenLogpro
 
 def read_reports(
     reports: Int32[Array, "R columns"],
-    kept: UInt32[Array, "R words"] | None,
+    kept_mask: UInt32[Array, "R words"] | None,
     reported: Sequence[SamplingParams | None],
     vocab_size: int,
 ) -> Iterator[TokenLogprobs | None]:
     """What the parameters of each row ask for; None for rows without."""
-    keeps = kept is not None and any(params and params.return_kept_tokens for params in reported)
-    words = np.asarray(kept) if keeps else None
+    keeps = kept_mask is not None and any(params and params.return_kept_tokens for params in reported)
+    words = np.asarray(kept_mask) if keeps else None
     for place, (row, params) in enumerate(zip(np.asarray(reports), reported, strict=False)):
         if params is None:
             yield None

@@ -212,8 +212,8 @@ class Executables:
 
     def _wait_for_quiet(self) -> None:
         latest = time.monotonic() + LONGEST_WAIT_S
-        while not self._ends() and (left := min(self._called_s[0] + QUIET_S, latest) - time.monotonic()) > 0:
-            self._stopped.wait(min(left, 1.0))
+        while not self._ends() and (wait_s := min(self._called_s[0] + QUIET_S, latest) - time.monotonic()) > 0:
+            self._stopped.wait(min(wait_s, 1.0))
 
     def _ends(self) -> bool:
         """Whether `close` was called or the process ends."""

@@ -47,8 +47,8 @@ def bounds(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]:
 def _by_best(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]:
     """Bounds from a row's `NUM_BEST` largest logits, or by bisection where they do not suffice."""
     pairs = jax.lax.top_k(scaled, min(NUM_BEST, scaled.shape[-1]))
-    others = (rows.top_k,) if num_devices() > 1 else ()  # XLA's partitioner fails at a barrier of these pairs alone
-    best, *_ = jax.lax.optimization_barrier((*pairs, *others))  # or XLA sees that indices are unused, and sorts all
+    extra = (rows.top_k,) if num_devices() > 1 else ()  # XLA's partitioner fails at a barrier of these pairs alone
+    best, *_ = jax.lax.optimization_barrier((*pairs, *extra))  # or XLA sees that indices are unused, and sorts all
     last = jnp.clip(rows.top_k, 1, best.shape[-1]) - 1
     kth = jnp.take_along_axis(best, last[:, None], axis=1)[:, 0]
     floor = jnp.maximum(_min_p(best[:, 0], rows), jnp.where(rows.top_k > 0, kth, -jnp.inf))
@@ -65,9 +65,9 @@ def _by_best(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]
 def _by_digits(scaled: Float[Array, "R V"], rows: SampleRows, bits: int, *, unroll: bool) -> Float[Array, "R"]:
     """Bounds by sums over all logits: each pass over them settles so many bits of a bound. See `_largest`."""
     keys, top = _keys(scaled), jnp.max(scaled, axis=-1)
-    wanted = jnp.clip(rows.top_k, 1, scaled.shape[-1]).astype(jnp.float32)
+    top_k = jnp.clip(rows.top_k, 1, scaled.shape[-1]).astype(jnp.float32)
     least = jnp.full(len(scaled), -jnp.inf)
-    kth = _largest(keys, lambda keys: jnp.ones_like(keys, jnp.float32), wanted, least, bits, unroll=unroll)
+    kth = _largest(keys, lambda keys: jnp.ones_like(keys, jnp.float32), top_k, least, bits, unroll=unroll)
     floor = jnp.maximum(_min_p(top, rows), jnp.where(rows.top_k > 0, kth, -jnp.inf))
     weights = _weights(scaled, top, floor)
     goal = rows.top_p * jnp.sum(weights, axis=-1)

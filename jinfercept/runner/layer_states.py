@@ -37,8 +37,8 @@ def with_states(pages: Sequence[Any], states: Sequence[Any]) -> tuple[Any, ...]:
     """
     if not states:
         return tuple(pages)
-    left = iter(pages)
-    return tuple(of_layer or next(left) for of_layer in states)
+    iterator = iter(pages)
+    return tuple(of_layer or next(iterator) for of_layer in states)
 
 
 def state_shapes(states: States, num_slots: int, like: Placed) -> tuple[tuple[jax.ShapeDtypeStruct, ...], ...]:
@@ -184,7 +184,7 @@ class LayerStates:
         """What every layer keeps, of the pages of those that have some."""
         return list(with_states(pages, self.arrays))
 
-    def take(self, kept: Sequence[Any]) -> tuple[Array, ...]:
+    def take(self, layers: Sequence[Any]) -> tuple[Array, ...]:
         """Take what the layers keep behind a step; returns the pages."""
-        self.arrays = tuple(array if shapes else () for array, shapes in zip(kept, self._shapes, strict=True))
-        return tuple(array for array, shapes in zip(kept, self._shapes, strict=True) if not shapes)
+        self.arrays = tuple(array if shapes else () for array, shapes in zip(layers, self._shapes, strict=True))
+        return tuple(array for array, shapes in zip(layers, self._shapes, strict=True) if not shapes)

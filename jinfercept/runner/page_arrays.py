@@ -239,9 +239,9 @@ class KVArrays:
         """Wait for every copy in flight."""
         jax.block_until_ready((self.layers, [array.parts for array in self.host.arrays]))
 
-    def _leave(self, made: Sequence[Array], arrays: Sequence[HostArray]) -> None:
+    def _leave(self, device_arrays: Sequence[Array], arrays: Sequence[HostArray]) -> None:
         """Copy arrays of the device to the host, as the next part of these."""
-        for array, piece in zip(arrays, self._host_memory.to_host(made), strict=True):
+        for array, piece in zip(arrays, self._host_memory.to_host(device_arrays), strict=True):
             array.parts.append(piece)
 
     def _scatters(self, fetch: Sequence[PageCopy]) -> list[tuple[int, list[Fetched], Int32[np.ndarray, "slots"]]]:
@@ -252,7 +252,7 @@ class KVArrays:
             array, index = self.host[copy.host_slot]
             by_array.setdefault(id(array), (array, {}))[1][index] = copy.device_slot
         scatters: list[tuple[int, list[Fetched], Int32[np.ndarray, "slots"]]] = []
-        for size, group in self._joined([(wanted[0].size, wanted) for wanted in by_array.values()]):
+        for size, group in self._joined([(pair[0].size, pair) for pair in by_array.values()]):
             slots = _numbered([slots for _, slots in group], min(size, self.staging_pages))
             scatters.append((size, [array.parts for array, _ in group], _padded(slots, size)))
         return scatters

@@ -166,8 +166,8 @@ class ModelRunner:
             self._home,
         )
         windowed = () if self.window_kv is None else self.window_kv.shapes
-        kept = with_windows(with_states(self.kv.shapes, states), windowed, self._windows)
-        add_steps(self.executables, model, shape, attention, self.params, kept)
+        layers = with_windows(with_states(self.kv.shapes, states), windowed, self._windows)
+        add_steps(self.executables, model, shape, attention, self.params, layers)
         self.kv.add_executables(self.executables)
         if self.window_kv is not None:
             self.window_kv.add_executables(self.executables.under("windows"))
@@ -383,9 +383,9 @@ class ModelRunner:
             with_windows(self.kv.layers, () if self.window_kv is None else self.window_kv.layers, self._windows)
         )
 
-    def _keep(self, kept: list[Any]) -> None:
+    def _keep(self, layers: list[Any]) -> None:
         """Take what the layers keep behind a step."""
         if self.layer_states is not None:
-            self.kv.layers = self.layer_states.take(kept)
+            self.kv.layers = self.layer_states.take(layers)
         elif self.window_kv is not None:
-            self.kv.layers, self.window_kv.layers = by_pool(kept, self._windows)
+            self.kv.layers, self.window_kv.layers = by_pool(layers, self._windows)

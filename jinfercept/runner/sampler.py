@@ -143,14 +143,14 @@ class Sampler:
             return Samples(np.zeros((NUM_FIELDS, 0), np.int32), (), {})
         reported: list[SamplingParams | None] = []
         forced: dict[int, np.ndarray] = {}
-        for row, (_, slot, wanted) in enumerate(samples):
-            if wanted.forced is not None:
-                forced[row] = self._only(wanted.forced)
-            if wanted.options is not None and wanted.history is not None:
+        for row, (_, slot, entry) in enumerate(samples):
+            if entry.forced is not None:
+                forced[row] = self._only(entry.forced)
+            if entry.options is not None and entry.history is not None:
                 assert slot is not None, "the host does not draft for a slot with state"
-                vector = pack_slot(wanted.options, wanted.history, self._vocab_size)
+                vector = pack_slot(entry.options, entry.history, self._vocab_size)
                 self._slots = self._run["enter"](self._slots, *place((np.array(slot, np.int32), vector), self._home))
-            params = None if wanted.options is None else wanted.options.params
+            params = None if entry.options is None else entry.options.params
             reported.append(params if params is not None and params.reports_draws else None)
         num_rows = self._row_counts[bisect_left(self._row_counts, len(samples))]
         return Samples(pack_samples(samples, num_rows, self._num_slots), tuple(reported), forced)
@@ -218,12 +218,12 @@ class Sampler:
         tokens.copy_to_host_async()
         if remembered:
             self._slots = self._run["remember", num_rows](self._slots, tokens, common)
-        reports, kept = None, None
+        reports, kept_mask = None, None
         if any(reported):
             bound = bounds[0] if bounds else self._no_bounds[num_rows]
-            reports, kept = self._run["logprobs", num_rows](logits, shaped, bound, tokens, common)
+            reports, kept_mask = self._run["logprobs", num_rows](logits, shaped, bound, tokens, common)
             reports.copy_to_host_async()
-        return Drawn(tokens, reported, reports, kept)
+        return Drawn(tokens, reported, reports, kept_mask)
 
     def _masked(self, num_rows: int, masks: Masks) -> Array:
         """The masks of all rows, `[R, words]`: uploaded now, for they are computed while the device runs the step."""

@@ -41,12 +41,12 @@ def sample(
 
     warm = rows.temperature > 0
     scaled = _scaled(logits, rows)
-    left, bound = scaled, None
+    masked_logits, bound = scaled, None
     if kind == "filtered":
         bound = jnp.where(is_filtered(rows), bounds(scaled, rows), -jnp.inf)
-        left = jnp.where(scaled < bound[:, None], -jnp.inf, scaled)  # a NaN stays
+        masked_logits = jnp.where(scaled < bound[:, None], -jnp.inf, scaled)  # a NaN stays
     random = jax.vmap(noise)(rows.key_high, rows.key_low, rows.position)
-    return _token(jnp.where(warm[:, None], left + random, logits)), bound
+    return _token(jnp.where(warm[:, None], masked_logits + random, logits)), bound
 
 
 def processed(
@@ -61,12 +61,12 @@ def processed(
     """
     warm = rows.temperature > 0
     scaled = _scaled(logits, rows)
-    left = jnp.where(scaled < bound[:, None], -jnp.inf, scaled)
-    chosen = jnp.take_along_axis(left, tokens[:, None], axis=1)[:, 0]
-    logprob = jnp.where(warm, chosen - jax.nn.logsumexp(left, axis=-1), 0.0)
+    masked_logits = jnp.where(scaled < bound[:, None], -jnp.inf, scaled)
+    chosen = jnp.take_along_axis(masked_logits, tokens[:, None], axis=1)[:, 0]
+    logprob = jnp.where(warm, chosen - jax.nn.logsumexp(masked_logits, axis=-1), 0.0)
     columns = jnp.arange(logits.shape[-1], dtype=tokens.dtype)
-    kept = jnp.where(warm[:, None], left > -jnp.inf, columns[None] == tokens[:, None])
-    bits = jnp.pad(kept, ((0, 0), (0, -kept.shape[1] % 32))).reshape(len(kept), -1, 32).astype(jnp.uint32)
+    mask = jnp.where(warm[:, None], masked_logits > -jnp.inf, columns[None] == tokens[:, None])
+    bits = jnp.pad(mask, ((0, 0), (0, -mask.shape[1] % 32))).reshape(len(mask), -1, 32).astype(jnp.uint32)
     return logprob, jnp.sum(bits << jnp.arange(32, dtype=jnp.uint32)[None, None], axis=-1, dtype=jnp.uint32)
 
 

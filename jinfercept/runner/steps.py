@@ -65,7 +65,7 @@ def add_steps(
         passed = () if bucket.cut is None else (2,)  # the upload goes on to the layers
         run.add((embed_name, size), embed, params.embed, last_tokens, upload, donate=passed)
         embedded = jax.eval_shape(embed, params.embed, last_tokens, upload)
-        x, batch, _ = jax.tree.map(lambda made: struct(made.shape, made.dtype), embedded)
+        x, batch, _ = jax.tree.map(lambda array: struct(array.shape, array.dtype), embedded)
         embedded_by_size[size] = x
         groups = {layers_key(layers_name, size, group, kinds): group for group in shape.groups(len(layers))}
         for key, (first, end) in groups.items():
@@ -152,8 +152,8 @@ def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention
     leaf = weights_of(weights.embed)[0]
     dtype = stored_dtype(shape.kv_cache_dtype, leaf.dtype)
     pages = layer_pages(2, shape.page_size, config.num_kv_heads, config.head_dim, dtype, beside(leaf))
-    kept = with_states((pages,) * num_kv_layers(config), state_shapes(states_of(model), shape.num_states, leaf))
-    add_steps(run, model, largest, attention, weights, kept)
+    layers = with_states((pages,) * num_kv_layers(config), state_shapes(states_of(model), shape.num_states, leaf))
+    add_steps(run, model, largest, attention, weights, layers)
     run.compile()
     return run.extra_bytes + slots_bytes(shape.max_num_seqs, config.vocab_size)
 
@@ -265,17 +265,17 @@ def _layers(
         params = for_rows(params, step.adapters, shape.num_adapters)
     attend = _attention(attention, shape, step, noted)
     windowed = _attention(attention, shape, step.of_windows, noted) if shape.window else attend
-    for index, (kind, window, weights, kept) in enumerate(zip(kinds, windows, params, layers, strict=True)):
+    for index, (kind, window, weights, kv) in enumerate(zip(kinds, windows, params, layers, strict=True)):
         layer = model.layer if kind is None else partial(cast(MixedModel, model).layer, kind=kind)
         seam: Any = windowed if window else attend
-        if isinstance(kept, tuple):
+        if isinstance(kv, tuple):
             slots, sources = step.states
             rows = _NotingRows(slots, sources, step.query_starts, step.context_lens, step.num_decode)
             rows.noted = noted
             seam = rows
         with jax.named_scope(f"layer{index}"):
-            x, kept = layer(weights, x, step.positions, kept, seam)
-        written.append(kept)
+            x, kv = layer(weights, x, step.positions, kv, seam)
+        written.append(kv)
     if not shape.routed_experts:
         return x, tuple(written)
     none = jnp.zeros((len(x), 0, shape.routed_experts), jnp.int16)

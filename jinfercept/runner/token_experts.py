@@ -22,9 +22,9 @@ class RowExperts:
         """Those of some tokens, without the memory of the others."""
         return type(self)(self.rows[place : place + count].copy())
 
-    def placed(self, others: Sequence[tuple[int, Self]], num_tokens: int) -> Int16[np.ndarray, "T L C"]:
+    def placed(self, pieces: Sequence[tuple[int, Self]], num_tokens: int) -> Int16[np.ndarray, "T L C"]:
         """See `sched.plan.TokenExperts`."""
         whole = np.full((num_tokens, *self.rows.shape[1:]), -1, np.int16)
-        for start, experts in others:
+        for start, experts in pieces:
             whole[start : start + len(experts.rows)] = experts.rows[: max(0, num_tokens - start)]
         return whole

@@ -30,8 +30,8 @@ def with_windows(pages: Sequence[Any], window_pages: Sequence[Any], windows: tup
     """
     if not windows:
         return tuple(pages)
-    others, windowed = iter(pages), iter(window_pages)
-    return tuple(next(windowed if window else others) for window in windows)
+    full, windowed = iter(pages), iter(window_pages)
+    return tuple(next(windowed if window else full) for window in windows)
 
 
 def by_pool(layers: Sequence[Any], windows: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -83,8 +83,8 @@ class Admission:
         wait_s = (before + num_tokens) / link_tokens_per_s
         waiting = preserve_waste(wait_s, sequence.length)
         chunk = chunk_tokens(self._largest, len(self._queues.running), self._page_size)
-        others = builder.context_tokens - sequence.length
-        if chunked_discard_waste(num_tokens, others, chunk, self._forward_s) < waiting:
+        other_tokens = builder.context_tokens - sequence.length
+        if chunked_discard_waste(num_tokens, other_tokens, chunk, self._forward_s) < waiting:
             fetchable = self._kv.copies.fetchable(sequence.context)
             if sum([self._price.between_s(start, end) for start, end in fetchable]) < wait_s:
                 self._kv.copies.drop_fetchable(sequence.context)
@@ -103,16 +103,16 @@ class Admission:
             lengths = [other.length for other in (sequence, *self._queues.running)]
             if not self._kv.side_pool.have_room(lengths, self._largest, beside_paused=self._policy.protects_paused):
                 return False
-        left = self._kv.num_available - self._slots_needed(sequence)
-        left -= sum([self._slots_needed(other) + 1 for other in self._queues.running])
-        if left >= 0:
+        num_free = self._kv.num_available - self._slots_needed(sequence)
+        num_free -= sum([self._slots_needed(other) + 1 for other in self._queues.running])
+        if num_free >= 0:
             return True
         if self._policy.protects_paused:
             return False
-        left += self._kv.num_paused
-        if left < 0 or entitled or sequence.max_computed:
-            return left >= 0
-        return self._policy.held_pages(left + 1, now) <= left or self._waited_long(sequence, now)
+        num_free += self._kv.num_paused
+        if num_free < 0 or entitled or sequence.max_computed:
+            return num_free >= 0
+        return self._policy.held_pages(num_free + 1, now) <= num_free or self._waited_long(sequence, now)
 
     def _waited_long(self, sequence: Sequence, now: float) -> bool:
         """Whether paused contexts have held back a new sequence, the first of those that wait, for `MOST_HELD_BACK_S`."""

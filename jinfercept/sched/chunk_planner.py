@@ -135,13 +135,13 @@ class ChunkPlanner:
     def _fetch(self, builder: PlanBuilder, sequence: Sequence) -> None:
         """Plan the fetches of the sequence's host pages, first token first, as far as the link's budget and the slots go."""
         transfers = self._transfers
-        left = self._kv.copies.num_fetchable(sequence.context) if transfers.room(builder) else 0
+        num_fetchable = self._kv.copies.num_fetchable(sequence.context) if transfers.room(builder) else 0
         while (
-            left
+            num_fetchable
             and (room := transfers.room(builder))
-            and self._eviction.free_slot(builder, sequence, min(left, room), sequence.context.ready)
+            and self._eviction.free_slot(builder, sequence, min(num_fetchable, room), sequence.context.ready)
         ):
-            fetched = transfers.fetch(builder, sequence, left)
+            fetched = transfers.fetch(builder, sequence, num_fetchable)
             if not fetched:  # its window has to wait
                 return
-            left -= fetched
+            num_fetchable -= fetched

@@ -174,13 +174,13 @@ class CopyAhead(Policy):
         worth less than those that would be lost on the device. Nothing gives way to copies ahead."""
         if self._spared < 0.0:
             return
-        for other in reversed(list(self._paused)):
-            if other is sequence:
+        for paused in reversed(list(self._paused)):
+            if paused is sequence:
                 break
-            for run in other.context.runs():
+            for run in paused.context.runs():
                 if run.residency is Residency.CLEAN and not run.shared:
-                    self._dirty.add(other, now)
-                    yield Move(other, run.pages, Action.UNCOPY, "on the device still")
+                    self._dirty.add(paused, now)
+                    yield Move(paused, run.pages, Action.UNCOPY, "on the device still")
         least = self._in_order(self._least_on_host)
         while (block := least.first(now)) is not None and block.worth < self._spared:
             yield Move(block.sequence, block.pages, Action.UNCOPY, "worth least")

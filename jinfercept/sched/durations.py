@@ -55,18 +55,18 @@ class SurvivalCurve(NamedTuple):
         Args:
             seen: the values of each `Seen`, ascending.
         """
-        times, weights, left = [], [], 1.0
+        times, weights, survival = [], [], 1.0
         for index, (duration_s, censored) in enumerate(seen):
             if not censored:
-                weight = left / (len(seen) - index)
+                weight = survival / (len(seen) - index)
                 times.append(duration_s)
                 weights.append(weight)
-                left -= weight
+                survival -= weight
         outlasted_s = None
         if seen and seen[-1][1]:
             outlasted_s = times[-1] if times else 0.0
             times.append(2.0 * seen[-1][0])
-            weights.append(left)
+            weights.append(survival)
         mass = accumulate(reversed(weights), initial=0.0)
         moment = accumulate((w * x for w, x in zip(reversed(weights), reversed(times), strict=True)), initial=0.0)
         curve = cls(tuple(times), tuple(mass)[::-1], tuple(moment)[::-1], outlasted_s, len(seen), ())
@@ -79,10 +79,10 @@ class SurvivalCurve(NamedTuple):
         hull: list[int] = []
         stops = [-1] * (len(self.times) + 1)
         for index in range(count - 1, -2, -1):  # -1 is the call's begin
-            left, at_s = self.mass[index + 1], held_s[index] if index >= 0 else 0.0
+            survival, at_s = self.mass[index + 1], held_s[index] if index >= 0 else 0.0
 
-            def slope(stop: int, left: float = left, at_s: float = at_s) -> float:
-                return (held_s[stop] - at_s) / max(left - self.mass[stop + 1], 1e-300)
+            def slope(stop: int, survival: float = survival, at_s: float = at_s) -> float:
+                return (held_s[stop] - at_s) / max(survival - self.mass[stop + 1], 1e-300)
 
             while len(hull) > 1 and slope(hull[-2]) <= slope(hull[-1]):
                 hull.pop()

@@ -108,9 +108,9 @@ def remaining_s(estimator: Estimator, sequence: Sequence, age_s: float) -> float
     total_s, before_s, before = 0.0, 0.0, 1.0
     for halves in range(-8, 9):
         at_s = longest_s * 2.0 ** (halves / 2)
-        left = survival(estimator, sequence, age_s, at_s)
-        total_s += (at_s - before_s) * (before + left) / 2
-        before_s, before = at_s, left
+        probability = survival(estimator, sequence, age_s, at_s)
+        total_s += (at_s - before_s) * (before + probability) / 2
+        before_s, before = at_s, probability
     return max(longest_s, total_s)
 
 
@@ -241,8 +241,8 @@ class HistoryEstimator(Estimator):
         if hint_s is not None:
             return float(age_s + horizon_s < hint_s)
         curve = self._curve(call)
-        left = curve.left(age_s)
-        return curve.left(age_s + horizon_s) / left if left else self._elapsed.survival(call, age_s, horizon_s)
+        share = curve.left(age_s)
+        return curve.left(age_s + horizon_s) / share if share else self._elapsed.survival(call, age_s, horizon_s)
 
     def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
         """The τ of least expected cost `c·E[min(X, τ)] + B·P(X > τ)` among 0 and `(B/c)·2^j`, j = -6 … 1, kept within

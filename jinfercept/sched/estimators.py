@@ -24,6 +24,6 @@ def make_estimator(choice: EstimatorChoice, names: Mapping[str, Callable[[], Est
     if isinstance(choice, str) and not is_place(choice):
         check_name("estimator", choice, names)
         return names[choice]()
-    made = build_plugin("estimator", choice, Estimator)
-    name = choice if isinstance(choice, str) else label(made)
-    return made if type(made) in ESTIMATORS.values() else GuardedEstimator(made, name)
+    estimator = build_plugin("estimator", choice, Estimator)
+    name = choice if isinstance(choice, str) else label(estimator)
+    return estimator if type(estimator) in ESTIMATORS.values() else GuardedEstimator(estimator, name)

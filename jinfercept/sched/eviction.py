@@ -47,8 +47,8 @@ class Eviction:
         self._counters = counters
         self._preempted = preempted
 
-    def free_slot(self, builder: PlanBuilder, sequence: Sequence, wanted: int, position: int) -> bool:
-        """Make sure that a device slot is free, and `wanted` ones if paused contexts have as many to give.
+    def free_slot(self, builder: PlanBuilder, sequence: Sequence, most: int, position: int) -> bool:
+        """Make sure that a device slot is free, and `most` ones if paused contexts have as many to give.
 
         Args:
             position: of the first token of the sequence that is to be computed and has no page.
@@ -57,13 +57,13 @@ class Eviction:
             False if the running `sequence` has to wait for a slot.
         """
         running, may_evict, context = self._queues.running, not self._policy.protects_paused, sequence.context
-        if self._kv.free_slot(context, position) or (may_evict and self._evict(builder, wanted, context, position)):
+        if self._kv.free_slot(context, position) or (may_evict and self._evict(builder, most, context, position)):
             return True
         while running and (last := self._last_served(builder)) is not sequence and not last.planned:
             self.preempt(builder, last)
-            if self._kv.free_slot(context, position) or (may_evict and self._evict(builder, wanted, context, position)):
+            if self._kv.free_slot(context, position) or (may_evict and self._evict(builder, most, context, position)):
                 return True
-        if running[0] is sequence and not may_evict and self._evict(builder, wanted, context, position):
+        if running[0] is sequence and not may_evict and self._evict(builder, most, context, position):
             return True
         builder.stalled = True
         return False
@@ -100,27 +100,27 @@ class Eviction:
         """The running sequence that is preempted first."""
         return self._fair.last_served() if builder.tenants_compete else self._queues.running[-1]
 
-    def _evict(self, builder: PlanBuilder, wanted: int, context: Context | None = None, position: int = 0) -> bool:
-        """Take up to `wanted` slots for a context, and one at least, from the paused contexts, in the policy's order."""
+    def _evict(self, builder: PlanBuilder, most: int, context: Context | None = None, position: int = 0) -> bool:
+        """Take up to `most` slots for a context, and one at least, from the paused contexts, in the policy's order."""
         if not self._kv.num_paused:
             return self._kv.copies.evict_side(context, position) > 0
-        if self._take(builder, wanted):
+        if self._take(builder, most):
             return True
         builder.victims = MoveOrder(self._policy.victims(builder.now))
-        if self._take(builder, wanted):
+        if self._take(builder, most):
             return True
         for victim in self._preempted.victims():
-            if self._transfers.force(builder, victim.move, max(wanted, victim.together)).freed:
+            if self._transfers.force(builder, victim.move, max(most, victim.together)).freed:
                 return True
-        return self._kv.copies.evict_paused(wanted) > 0 or self._kv.copies.evict_side(context, position) > 0
+        return self._kv.copies.evict_paused(most) > 0 or self._kv.copies.evict_side(context, position) > 0
 
-    def _take(self, builder: PlanBuilder, wanted: int) -> int:
-        """Take up to `wanted` slots by what is left of the policy's order; returns how many."""
+    def _take(self, builder: PlanBuilder, most: int) -> int:
+        """Take up to `most` slots by what is left of the policy's order; returns how many."""
         freed = 0
         for move in builder.victims:
-            slots, rest = self._transfers.move(builder, move, wanted - freed)
+            slots, rest = self._transfers.move(builder, move, most - freed)
             freed += slots
-            if freed >= wanted:
+            if freed >= most:
                 if rest:
                     builder.victims.put_back(move._replace(pages=rest))
                 break

@@ -174,10 +174,10 @@ class FairShare:
         rest = total - spared - len(order)
         shares = {}
         for sequence in sorted(order, key=lambda sequence: (self.used(sequence.tenant), sequence.order)):
-            wanted = computable(sequence.context, sequence.length - 1)
-            taken = max(0, min(wanted, rest - max(0, self.left_by(sequence.tenant) - spared)))
-            shares[sequence.id] = 1 + taken
-            rest -= taken
+            num_computable = computable(sequence.context, sequence.length - 1)
+            num_tokens = max(0, min(num_computable, rest - max(0, self.left_by(sequence.tenant) - spared)))
+            shares[sequence.id] = 1 + num_tokens
+            rest -= num_tokens
         return shares
 
     def leaves_out(self, order: Iterable[Sequence], started: Iterable[Sequence]) -> set[str]:
@@ -239,19 +239,19 @@ class FairShare:
             self._gave_way[victim.tenant] = self._at_s
         return victim
 
-    def _lead(self, tenant: str, other: str) -> float:
+    def _lead(self, tenant: str, rival: str) -> float:
         """How much more a tenant has used than another one, 1 being `AHEAD_S` seconds of all that runs."""
-        return (self.used(tenant) - self.used(other)) / (AHEAD_S * self._held or math.inf)
+        return (self.used(tenant) - self.used(rival)) / (AHEAD_S * self._held or math.inf)
 
-    def _yields(self, tenant: str, other: str) -> bool:
+    def _yields(self, tenant: str, rival: str) -> bool:
         """Whether a tenant's oldest sequence gives way to another tenant that it is ahead of."""
-        return tenant not in self._gave_way and self._lead(tenant, other) >= 1.0
+        return tenant not in self._gave_way and self._lead(tenant, rival) >= 1.0
 
     def _above(self, tenant: str, head: Sequence, *, pages: bool) -> list[str]:
         """Tenants that this one's right is measured against: all that run several sequences, if this one runs none."""
         queues = self._queues.by_tenant
         own = queues[tenant].running
-        others = [
+        rivals = [
             (name, queue.running)
             for name, queue in queues.items()
             if name != tenant and (len(queue.running) > 1 or (queue.running and self._yields(name, tenant)))
@@ -260,7 +260,7 @@ class FairShare:
             floor, gave_way = self._has_floor(head), self._gave_way_lately(tenant)
             return [
                 name
-                for name, running in others
+                for name, running in rivals
                 if (floor or head.weight >= running[0].weight or self._lead(name, tenant) >= 0.0)
                 and not (gave_way and self._lead(tenant, name) >= 1.0)
             ]
@@ -268,7 +268,7 @@ class FairShare:
         least = size(own) + more / head.weight
         return [
             name
-            for name, running in others
+            for name, running in rivals
             if (lead := self._lead(name, tenant)) >= 0.0
             and (lead >= 1.0 or size(running) * (1.0 / RIGHT + lead) >= least)
         ]
@@ -328,9 +328,9 @@ def work_before(load: EngineLoad, request: QueuedWork) -> tuple[float, float, fl
     own = backlogs.pop(request.tenant, [0.0, 0.0, 0.0, request.weight])
     served = (own[0] + request.num_tokens) / request.weight
     sums = own[:3]
-    for tokens, *others, weight in backlogs.values():
+    for tokens, *counts, weight in backlogs.values():
         share = min(1.0, served * weight / tokens)
-        sums = [before + share * number for before, number in zip(sums, (tokens, *others), strict=True)]
+        sums = [before + share * number for before, number in zip(sums, (tokens, *counts), strict=True)]
     return sums[0], sums[1], sums[2]
 
 
@@ -339,5 +339,5 @@ def has_right_to_memory(load: EngineLoad, request: QueuedWork) -> bool:
     running, _ = load.running_by_tenant.get(request.tenant, (0.0, 0))
     waiting = sum([queued.num_tokens for queued in load.queued if queued.tenant == request.tenant])
     least = RIGHT * (running + (waiting + request.num_tokens) / request.weight)
-    others = [of for name, of in load.running_by_tenant.items() if name != request.tenant]
-    return any(count > 1 and (tokens >= least or not (running or waiting)) for tokens, count in others)
+    rivals = [of for name, of in load.running_by_tenant.items() if name != request.tenant]
+    return any(count > 1 and (tokens >= least or not (running or waiting)) for tokens, count in rivals)

@@ -81,8 +81,8 @@ class GuardedPolicy(Policy):
 
     def _checked(self, method: str, moves: Iterable[Move]) -> Iterator[Move]:
         check = _MoveCheck(_ALLOWED[method])
-        left: Iterator[Any] = self._call(method, lambda: iter(moves))
-        while (move := self._call(method, lambda: next(left, _END))) is not _END:
+        iterator: Iterator[Any] = self._call(method, lambda: iter(moves))
+        while (move := self._call(method, lambda: next(iterator, _END))) is not _END:
             if problem := check(move):
                 raise PluginError(self._call.plugin, f"answers {problem} in {method}")
             yield move
@@ -128,9 +128,9 @@ class _MoveCheck:
                 f"{sequence.context.num_pages},"
             )
         offered = self._offered.setdefault((sequence.id, action), [])
-        for other in offered:
-            if first < other.stop and other.start < end:
-                return f"{action} of page {max(first, other.start)} of request {sequence.id} twice in one order"
+        for offered_pages in offered:
+            if first < offered_pages.stop and offered_pages.start < end:
+                return f"{action} of page {max(first, offered_pages.start)} of request {sequence.id} twice in one order"
         offered.append(range(first, end))
         return ""
 

@@ -30,10 +30,10 @@ def make_order(choice: OrderChoice, inputs: PolicyInputs) -> Order | None:
     if isinstance(choice, str) and not is_place(choice):
         check_name("order", choice, ORDERS)
         return ORDERS[choice](inputs)
-    made = build_plugin("order", choice, Order, inputs)
-    if type(made) is MissingWork:
-        return made
-    return GuardedOrder(made, choice if isinstance(choice, str) else label(made))
+    order = build_plugin("order", choice, Order, inputs)
+    if type(order) is MissingWork:
+        return order
+    return GuardedOrder(order, choice if isinstance(choice, str) else label(order))
 
 
 def check_order_choice(choice: OrderChoice) -> None:

@@ -203,11 +203,11 @@ class TokenExperts(Protocol):
         """Those of some of the tokens, from a place among them on."""
         ...
 
-    def placed(self, others: Sequence[tuple[int, Any]], num_tokens: int) -> Any:
+    def placed(self, pieces: Sequence[tuple[int, Any]], num_tokens: int) -> Any:
         """An array `[tokens, layers, experts]` of numbers of experts, -1 where none are known.
 
         Args:
-            others: experts with the positions of their first tokens; later ones replace earlier ones.
+            pieces: experts with the positions of their first tokens; later ones replace earlier ones.
         """
         ...
 

@@ -210,11 +210,11 @@ class PlannedStep:
     has_drafts: bool = False
     noted: tuple[NotedChunk, ...] = ()
 
-    def with_drafts(self, made: Iterable[tuple[int, ...]]) -> "PlannedStep":
+    def with_drafts(self, drafts: Iterable[tuple[int, ...]]) -> "PlannedStep":
         """The same with the drafts that a draft model made, of every sampled chunk that awaited some, in order."""
-        left = iter(made)
+        rest = iter(drafts)
         rows = [
-            row._replace(drafts=next(left)) if row.drafts[-1:] == (FROM_DRAFT_MODEL,) else row for row in self.sampled
+            row._replace(drafts=next(rest)) if row.drafts[-1:] == (FROM_DRAFT_MODEL,) else row for row in self.sampled
         ]
         return replace(self, sampled=tuple(rows))
 

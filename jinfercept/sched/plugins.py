@@ -36,15 +36,15 @@ def label(choice: object) -> str:
     return named.__name__
 
 
-def check_name(what: str, name: str, known: Mapping[str, object]) -> None:
+def check_name(what: str, name: str, names: Mapping[str, object]) -> None:
     """Raise `ConfigError` unless a name is known.
 
     Args:
         what: noun for the error, such as "policy".
     """
-    if name not in known:
-        fix = f"one of {', '.join(known)}; or your own, as path.py:Class or package.module:Class"
-        raise ConfigError(f"no such {what}", got=name + nearest(name, list(known)), fix=fix)
+    if name not in names:
+        fix = f"one of {', '.join(names)}; or your own, as path.py:Class or package.module:Class"
+        raise ConfigError(f"no such {what}", got=name + nearest(name, list(names)), fix=fix)
 
 
 def load_plugin(what: str, place: str) -> object:
@@ -101,17 +101,17 @@ def source_line(error: BaseException, skipped: str) -> str:
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
-def _call(what: str, name: str, made: Callable[..., Any], inputs: tuple[object, ...], protocol: type) -> object:
-    if inspect.isabstract(made):
-        fix = f"add {', '.join(missing_members(made, protocol))}"
+def _call(what: str, name: str, factory: Callable[..., Any], inputs: tuple[object, ...], protocol: type) -> object:
+    if inspect.isabstract(factory):
+        fix = f"add {', '.join(missing_members(factory, protocol))}"
         raise ConfigError(f"{_a(what)} has the methods of {protocol.__name__}", got=f"the class {name}", fix=fix)
-    required = _required(made)
+    required = _required(factory)
     if len(required) not in (0, len(inputs)) or not all(map(_may_be, required, inputs)):
         takes = f"nothing or {', '.join(type(value).__name__ for value in inputs)}" if inputs else "nothing"
         got = f"{name}({', '.join(map(str, required))})"
         raise ConfigError(f"{_a(what)} is made with {takes}", got=got, fix="give its other arguments defaults")
     try:
-        return made(*inputs) if required else made()
+        return factory(*inputs) if required else factory()
     except ConfigError:
         raise
     except Exception as error:  # it is the user's
@@ -121,10 +121,10 @@ def _call(what: str, name: str, made: Callable[..., Any], inputs: tuple[object, 
         ) from error
 
 
-def _required(made: Callable[..., object]) -> list[inspect.Parameter]:
+def _required(factory: Callable[..., object]) -> list[inspect.Parameter]:
     """Positional arguments without a default; none if there is no signature."""
     try:
-        parameters = inspect.signature(made).parameters.values()
+        parameters = inspect.signature(factory).parameters.values()
     except ValueError:
         return []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

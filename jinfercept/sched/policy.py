@@ -180,8 +180,8 @@ class Policy(Protocol):
 
 def longest_paused(paused: Iterable[Sequence], sequence: Sequence) -> Iterator[Move]:
     """Host copies of intercepted contexts other than the sequence's, longest paused first, tail first."""
-    others = [other for other in paused if other.state is State.INTERCEPTED and other is not sequence]
-    for other in sorted(others, key=lambda other: other.paused_s):
+    intercepted = [other for other in paused if other.state is State.INTERCEPTED and other is not sequence]
+    for other in sorted(intercepted, key=lambda other: other.paused_s):
         for run in reversed(other.context.runs()):
             if run.residency.on_host:
                 yield Move(other, run.pages[::-1], Action.UNCOPY, "the host is full")

@@ -140,10 +140,10 @@ class Profile:
             return self.tiled.recompute_s(num_tokens, chunk_tokens)
         full, rest = divmod(num_tokens, chunk_tokens)
         seconds = full * self.step_s(chunk_tokens, 0) + (self.step_s(rest, 0) if rest else 0.0)
-        read = chunk_tokens * full * (full + 1) // 2 + (num_tokens if rest else 0)
+        context_tokens = chunk_tokens * full * (full + 1) // 2 + (num_tokens if rest else 0)
         before = chunk_tokens**2 * full * (full - 1) // 2 + chunk_tokens * full * rest
         within = full * self._chunk_pairs(0, chunk_tokens) + self._chunk_pairs(0, rest)
-        return seconds + self.per_context_s * read + self.per_pair_s * (before + within)
+        return seconds + self.per_context_s * context_tokens + self.per_pair_s * (before + within)
 
     def link_tokens(self, seconds: float) -> int:
         """Tokens that the link moves in so many seconds, whichever way they go: its rate in the worse direction."""

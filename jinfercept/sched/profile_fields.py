@@ -17,8 +17,8 @@ def check_field(name: str, kind: object, value: Any) -> None:
     """Raise `ConfigError` if a profile's field cannot have this value."""
     if kind is float or kind is int:
         least = 1 if kind is int else 0
-        wanted = int if kind is int else int | float
-        if not isinstance(value, wanted) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
+        types = int if kind is int else int | float
+        if not isinstance(value, types) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
             what = "whole number" if kind is int else "finite number"
             raise ConfigError(f"a profile's {name} is not a {what}", got=reprlib.repr(value), fix="give one")
         if value < least and name != "fixed_s":

@@ -61,14 +61,14 @@ def tile_work(tiles: AttentionTiles, bucket: int, rows: Iterable[Row]) -> TileWo
     decoding = [start + 1 for start, num_tokens in rows if num_tokens == 1]
     tile_tokens, row_tokens, pairs = 0, 0, 0
     for together in batched(decoding, min(tiles.decode_rows, bucket)):
-        read = _whole(max(together), tiles.decode_tokens)
-        tile_tokens += read
-        row_tokens += len(together) * read
+        context_tokens = _whole(max(together), tiles.decode_tokens)
+        tile_tokens += context_tokens
+        row_tokens += len(together) * context_tokens
     for start, num_tokens in rows:
         for queries, end in _tiles_of(tiles, bucket, start, num_tokens) if num_tokens > 1 else ():
-            read = _whole(end, tiles.chunk_tokens)
-            tile_tokens += read
-            pairs += queries * read
+            context_tokens = _whole(end, tiles.chunk_tokens)
+            tile_tokens += context_tokens
+            pairs += queries * context_tokens
     return TileWork(tile_tokens, row_tokens, pairs)
 
 
@@ -138,11 +138,11 @@ class TiledPrice:
 def _tiles_of(tiles: AttentionTiles, bucket: int, start: int, num_tokens: int) -> Iterator[tuple[int, int]]:
     """Query tokens of each tile of a chunk, empty places included, and the end of the context that the tile sees."""
     narrow, wide = min(tiles.narrow_queries, bucket), min(tiles.wide_queries, bucket)
-    done = 0
-    while done < num_tokens:
-        queries = wide if num_tokens - done > narrow else narrow
-        done = min(done + queries, num_tokens)
-        yield queries, start + done
+    offset = 0
+    while offset < num_tokens:
+        queries = wide if num_tokens - offset > narrow else narrow
+        offset = min(offset + queries, num_tokens)
+        yield queries, start + offset
 
 
 def _whole(tokens: int, size: int) -> int:

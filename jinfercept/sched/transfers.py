@@ -70,7 +70,7 @@ class Transfers:
         Args:
             most: device slots that are needed: the move ends when so many are free; None: no end.
         """
-        freed = done = 0
+        freed = num_passed = 0
         context = move.sequence.context
         if context.side is not None and move.action is Action.LOSE:
             pages, most = range(context.num_pages), None  # all or none
@@ -80,10 +80,10 @@ class Transfers:
             if most is not None and run.evictable:
                 pages = pages[: most - freed]
             freed += self._move_alike(builder, Move(move.sequence, pages, move.action, move.why), run)
-            done += len(pages)
+            num_passed += len(pages)
             if most is not None and freed >= most:
                 break
-        return MovedSlots(freed, move.pages[done:])
+        return MovedSlots(freed, move.pages[num_passed:])
 
     def force_out(self, builder: PlanBuilder, sequence: Sequence, action: Action) -> None:
         """Lose or swap every page that only this sequence refers to, whatever the link has left."""
@@ -151,10 +151,10 @@ class Transfers:
 
     def _offload(self, builder: PlanBuilder, move: Move, run: PageRun) -> int:
         """Offload the first pages of a move, as many as possible; returns how many."""
-        kv, wanted = self._kv, min(self._offloadable(builder, move), self.room(builder))
-        if wanted and kv.num_host_free < wanted:
-            self._free_host(builder, move.sequence, wanted)
-        copies, num_tokens = kv.copies.copy_out(move.sequence.context, move.pages, min(wanted, kv.num_host_free))
+        kv, num_pages = self._kv, min(self._offloadable(builder, move), self.room(builder))
+        if num_pages and kv.num_host_free < num_pages:
+            self._free_host(builder, move.sequence, num_pages)
+        copies, num_tokens = kv.copies.copy_out(move.sequence.context, move.pages, min(num_pages, kv.num_host_free))
         builder.add_offload(move.sequence, copies)
         builder.link_tokens -= len(copies) * kv.page_size
         self._counters.copy_out(move.sequence, num_tokens)
@@ -181,23 +181,23 @@ class Transfers:
         moved = builder.num_copies
         return moved + -(-self._kv.side_pool.cost(builder.num_window_copies) // self._kv.page_size)
 
-    def _free_host(self, builder: PlanBuilder, sequence: Sequence, wanted: int) -> None:
+    def _free_host(self, builder: PlanBuilder, sequence: Sequence, num_slots: int) -> None:
         """Free host slots for the sequence's copies, so many if the policy evicts as many other copies for them."""
         if not self._kv.has_host:
             return
         if builder.host_victims is None or builder.host_victims.sequence is not sequence:
             moves = self._policy.host_victims(sequence, builder.now)
             builder.host_victims = HostVictims(sequence, MoveOrder(moves))
-        self.free_host(builder.host_victims.order, wanted)
+        self.free_host(builder.host_victims.order, num_slots)
 
-    def free_host(self, victims: MoveOrder, wanted: int) -> None:
+    def free_host(self, victims: MoveOrder, num_slots: int) -> None:
         """Free host slots by a policy's order, until so many are free."""
         for move in victims:
             for run in move.sequence.context.runs(move.pages):
                 if not run.shared and not run.in_flight and run.residency.on_host and move.action is not Action.COPY:
-                    pages = run.pages[:: move.pages.step][: wanted - self._kv.num_host_free]
+                    pages = run.pages[:: move.pages.step][: num_slots - self._kv.num_host_free]
                     self._drop(Move(move.sequence, pages, move.action, move.why), run)
-                    if self._kv.num_host_free >= wanted:
+                    if self._kv.num_host_free >= num_slots:
                         victims.put_back(move)
                         return
 
@@ -215,8 +215,8 @@ class PlanMover(Mover):
         context = sequence.context
         for run in context.runs(pages):
             if run.residency is Residency.DIRTY:
-                wanted = run.pages[:: -1 if pages is not None and pages.step < 0 else 1]
-                if self._transfers.copy(self._builder, Move(sequence, wanted, Action.COPY, why), run) < len(wanted):
+                dirty = run.pages[:: -1 if pages is not None and pages.step < 0 else 1]
+                if self._transfers.copy(self._builder, Move(sequence, dirty, Action.COPY, why), run) < len(dirty):
                     return False
         return True
 

@@ -35,15 +35,15 @@ class HoldOrDrop(NamedTuple):
     waste: float
 
 
-def discard_waste(context: int, others: int, forward_s: Callable[[int], float]) -> float:
+def discard_waste(context: int, other_tokens: int, forward_s: Callable[[int], float]) -> float:
     """Equation (1), discard and recompute at once: `T_fwd(C)·C + (T_fwd(C) - T_fwd(0))·C_other`, in token·seconds.
 
     Args:
         context: C, tokens of the intercepted context.
-        others: C_other, context tokens of the other running requests; charged the growth only (the module says why).
+        other_tokens: C_other, context tokens of the other running requests; charged the growth only (the module says why).
         forward_s: T_fwd, seconds of an iteration with so many query tokens.
     """
-    return forward_s(context) * context + _growth_s(context, forward_s) * others
+    return forward_s(context) * context + _growth_s(context, forward_s) * other_tokens
 
 
 def preserve_waste(duration_s: float, context: int) -> float:
@@ -68,7 +68,7 @@ def swap_waste(context: int, batch_context: int, swap_s: Callable[[int], float])
 
 
 def chunked_discard_waste(
-    context: int, others: int, chunk: int, forward_s: Callable[[int], float], state: int = 0
+    context: int, other_tokens: int, chunk: int, forward_s: Callable[[int], float], state: int = 0
 ) -> float:
     """Equation (4), discard and recompute in n chunks: `T_fwd(C)·C/2 + n·(T_fwd(C/n) - T_fwd(0))·C_other`, in token·seconds.
 
@@ -78,14 +78,14 @@ def chunked_discard_waste(
 
     Args:
         context: C, tokens of the intercepted context.
-        others: C_other, context tokens of the other running requests; charged the growth only (the module says why).
+        other_tokens: C_other, context tokens of the other running requests; charged the growth only (the module says why).
         chunk: tokens recomputed in one iteration, at least 1; see `chunk_tokens`.
         forward_s: T_fwd, seconds of an iteration with so many query tokens.
         state: memory of the context's state, in tokens.
     """
     full, rest = divmod(context, chunk)
     growth_s = full * _growth_s(chunk, forward_s) + _growth_s(rest, forward_s)
-    return forward_s(context) * (context / 2 + state) + growth_s * others
+    return forward_s(context) * (context / 2 + state) + growth_s * other_tokens
 
 
 def recompute_worth(recompute_s: float, per_return_s: float) -> float:

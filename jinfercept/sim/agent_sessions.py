@@ -151,15 +151,15 @@ def _turn(call: object, last: ScriptedTurn | None, where: str) -> ScriptedTurn:
     return ScriptedTurn(max(1, prompt), max(1, decode), kept, pause_s, call[5] != "end_turn")
 
 
-def kept_tokens(last: ScriptedTurn, prompt: int, kept: int, block: int = BLOCK_TOKENS) -> int:
+def kept_tokens(last: ScriptedTurn, prompt: int, common: int, block: int = BLOCK_TOKENS) -> int:
     """Tokens that a prompt has in common with the context before it, of which whole blocks of the last prompt were counted.
 
     Where all whole blocks are in common, so is what was generated behind them, if the new prompt is long enough for it.
     """
     context = last.prompt + last.decode
-    if kept + block > last.prompt and prompt > context:
+    if common + block > last.prompt and prompt > context:
         return context
-    return max(0, min(kept, last.prompt, prompt - 1))
+    return max(0, min(common, last.prompt, prompt - 1))
 
 
 def checked_number(value: object, name: str, where: str, most: float = MOST_TOKENS) -> float:

@@ -77,17 +77,17 @@ class DecisionLog:
         self,
         path: str | Path,
         now: Callable[[], float],
-        known: PolicyInputs,
+        inputs: PolicyInputs,
         estimator: Estimator,
         *,
         synchronous: bool,
         run: Mapping[str, Any],
     ) -> None:
         self._file = open_record(path)
-        self._now, self._own_estimator, self._page_size = now, estimator, known.page_size
-        self.estimator = EstimatorTee(known.estimator, estimator, self._forecast_fresh)
-        self._equations = WasteEquations(known, synchronous=synchronous)
-        self._timer = StepTimer(Prices(known.cost, known.page_size, synchronous=synchronous), now())
+        self._now, self._own_estimator, self._page_size = now, estimator, inputs.page_size
+        self.estimator = EstimatorTee(inputs.estimator, estimator, self._forecast_fresh)
+        self._equations = WasteEquations(inputs, synchronous=synchronous)
+        self._timer = StepTimer(Prices(inputs.cost, inputs.page_size, synchronous=synchronous), now())
         self._running: dict[str, Sequence] = {}
         self._pauses: dict[str, PauseAccount] = {}
         self._recovering: dict[str, PauseAccount] = {}
@@ -231,9 +231,9 @@ class DecisionLog:
         first = pause.forecasts[0]
         if pause.untouched:
             chunk = self._equations.chunk(self._last_queries)
-            others, state = self._running_context(), pause.state_tokens
+            other_tokens, state = self._running_context(), pause.state_tokens
             case = DecisionCase(
-                pause.began_s, State.INTERCEPTED, first.remaining_s, pause.context, others, chunk, state
+                pause.began_s, State.INTERCEPTED, first.remaining_s, pause.context, other_tokens, chunk, state
             )
             self._write(keep_line(pause, case, self._equations.waste(case)))
         if pause.prediction is None:

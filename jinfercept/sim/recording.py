@@ -77,21 +77,21 @@ class Recording:
         records: RecordFiles,
         now: Callable[[], float],
         kv: KVManager,
-        known: PolicyInputs,
+        inputs: PolicyInputs,
         estimator: Estimator,
         *,
         synchronous: bool,
         run: Mapping[str, Any],
     ) -> None:
-        self.estimator = known.estimator
+        self.estimator = inputs.estimator
         self._parts: list[DecisionLog | ChromeTrace] = []
         if records.decisions is not None:
-            log = DecisionLog(records.decisions, now, known, estimator, synchronous=synchronous, run=run)
+            log = DecisionLog(records.decisions, now, inputs, estimator, synchronous=synchronous, run=run)
             self.estimator = log.estimator
             self._parts.append(log)
         if records.chrome_trace is not None:
             self._parts.append(
-                ChromeTrace(records.chrome_trace, now, kv, known.cost, known.saturation, synchronous=synchronous)
+                ChromeTrace(records.chrome_trace, now, kv, inputs.cost, inputs.saturation, synchronous=synchronous)
             )
 
     def fold(self, event: LogEvent) -> None:

@@ -172,13 +172,13 @@ class ScriptedDispatcher:
         heapq.heappush(self._due, (self._clock.now() + seconds, self._count, request_id, calls))
 
     def poll(self) -> list[tuple[str, tuple[Result, ...]]]:
-        done = []
+        results = []
         while self._due and self._due[0][0] <= self._clock.now():
             _, number, request_id, calls = heapq.heappop(self._due)
             if self._live.get(request_id) == number:
                 del self._live[request_id]
-                done.append((request_id, tuple(self._answer(int(request_id), call) for call in calls)))
-        return done
+                results.append((request_id, tuple(self._answer(int(request_id), call) for call in calls)))
+        return results
 
     def start(self, request_id: str, call: Call, tools: Mapping[str, Tool], tenant: str) -> None:
         self._count += 1
@@ -186,12 +186,12 @@ class ScriptedDispatcher:
         heapq.heappush(self._started, (self._clock.now() + seconds, self._count, request_id, call))
 
     def poll_started(self) -> list[tuple[str, Call, Result]]:
-        done = list[tuple[str, Call, Result]]()
+        results = list[tuple[str, Call, Result]]()
         while self._started and self._started[0][0] <= self._clock.now():
             _, _, request_id, call = heapq.heappop(self._started)
             scripted = json.loads(call.arguments)
-            done.append((request_id, call, Result("r" * scripted["tokens"], duration_s=scripted["seconds"])))
-        return done
+            results.append((request_id, call, Result("r" * scripted["tokens"], duration_s=scripted["seconds"])))
+        return results
 
     def next_s(self) -> float:
         """Seconds of the clock at the next return or arrival."""

@@ -236,13 +236,13 @@ class _Display:
 
     def ended(self, index: int, report: Report) -> None:
         self._num_done += 1
-        left = self._time_left(len(self._runs[index].load.arrivals))
+        time_left = self._time_left(len(self._runs[index].load.arrivals))
         self._progress.remove_task(self._tasks.pop(index))
-        self._progress.update(self._all, advance=1, unit=f"done, {left}")
+        self._progress.update(self._all, advance=1, unit=f"done, {time_left}")
         how = report.get("error") or f"{report['sim_wall_s']:.1f} s"
         if not self._console.is_terminal:
             self._console.print(
-                f"{self._num_done} of {len(self._runs)}: {self._runs[index]}: {how}, {left}", soft_wrap=True
+                f"{self._num_done} of {len(self._runs)}: {self._runs[index]}: {how}, {time_left}", soft_wrap=True
             )
 
     def _time_left(self, num_requests: int) -> str:

@@ -105,12 +105,12 @@ def mooncake_sessions(entries: Sequence[Mapping[str, Any]], path: str | os.PathL
         if full:
             ends[full[-1]] = place
     often = Counter(enumerated for requests in sessions for enumerated in enumerate(requests[0].blocks))
-    made = list[ScriptedSession]()
+    scripts = list[ScriptedSession]()
     for number, requests in enumerate(sessions):
         common = takewhile(lambda block: often[block] > len(sessions) / 2, enumerate(requests[0].blocks))
         shared = min(requests[0].prompt - 1, MOONCAKE_BLOCK * sum(1 for _ in common)) if len(sessions) > 1 else 0
-        made.append(ScriptedSession(str(number), shared, _turns(requests, MOONCAKE_BLOCK)))
-    return made
+        scripts.append(ScriptedSession(str(number), shared, _turns(requests, MOONCAKE_BLOCK)))
+    return scripts
 
 
 def lmcache_sessions(entries: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> list[ScriptedSession]:

@@ -113,13 +113,13 @@ class OwnParts:
             before: parts of the engine before; an object among them has the state of that one.
             flags: options of the next engine; a name among them is chosen.
         """
-        kept = {
+        parts = {
             name: part
             for name in ("policy", "estimator", "order")
             if getattr(self, name) is None and name not in flags
             if inspect.isclass(part := getattr(before, name)) or inspect.isroutine(part)
         }
-        return replace(self, **kept)
+        return replace(self, **parts)
 
     def filled(self, config: EngineConfig) -> tuple[PolicyChoice, EstimatorChoice, OrderChoice]:
         """The policy, the estimator and the order, of the options where there is none."""
@@ -210,13 +210,13 @@ def _recorded(record: Recorder, kv: KVManager, inputs: PolicyInputs) -> tuple[Fo
     """The recorder's fold and estimator. Raises `ConfigError` if it returns anything else."""
     if not callable(record):
         raise ConfigError("record is a function", got=shown(record), fix="see assembly.Recorder")
-    made: object = record(kv, inputs)
-    if not isinstance(made, tuple) or len(made) != 2:
-        raise ConfigError("record returns two things", got=shown(made), fix="a function of events and an Estimator")
-    if not callable(made[0]):
-        raise ConfigError("what record returns first is a function of events", got=shown(made[0]), fix="see RequestLog")
-    check_shape("what record returns second", made[1], Estimator)
-    return made
+    pair: object = record(kv, inputs)
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise ConfigError("record returns two things", got=shown(pair), fix="a function of events and an Estimator")
+    if not callable(pair[0]):
+        raise ConfigError("what record returns first is a function of events", got=shown(pair[0]), fix="see RequestLog")
+    check_shape("what record returns second", pair[1], Estimator)
+    return pair
 
 
 def chunks(config: EngineConfig, shape: RunnerShape, own: OwnParts) -> bool:

@@ -52,13 +52,13 @@ def _least_errors(
     work: Float[np.ndarray, "steps terms"], seconds: Float[np.ndarray, "steps"]
 ) -> Float[np.ndarray, "terms"]:
     """Prices of terms, none below 0, by least squares whose weights fall with the error of the turn before."""
-    weights, kept = 1.0 / seconds, np.arange(work.shape[1])
+    weights, terms = 1.0 / seconds, np.arange(work.shape[1])
     prices = np.zeros(work.shape[1])
     for _ in range(TURNS):
-        solved = np.linalg.lstsq(work[:, kept] * weights[:, None], seconds * weights, rcond=None)[0]
+        solved = np.linalg.lstsq(work[:, terms] * weights[:, None], seconds * weights, rcond=None)[0]
         prices = np.zeros(work.shape[1])
-        prices[kept] = solved
+        prices[terms] = solved
         errors = np.abs(work @ prices / seconds - 1.0)
         weights = 1.0 / seconds / np.sqrt(np.maximum(errors, NEAR))
-        kept = kept[solved >= 0]
+        terms = terms[solved >= 0]
     return np.maximum(prices, 0.0)

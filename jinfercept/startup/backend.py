@@ -40,17 +40,17 @@ def prepare_backend(config: EngineConfig) -> None:
     Raises:
         ConfigError: the user's compilation cache is in a bucket, for which a package is missing.
     """
-    wanted = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **_pinned_memory(config)}
+    variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **_pinned_memory(config)}
     if config.advanced.async_dispatch:
-        wanted["PJRT_GPU_ENABLE_ASYNC_DISPATCH"] = "1"
+        variables["PJRT_GPU_ENABLE_ASYNC_DISPATCH"] = "1"
     num_devices = config.model.tensor_parallel_size or 1
     if num_devices > 1 and (os.cpu_count() or 1) < 2 * num_devices:
-        wanted["NPROC"] = str(2 * num_devices)
+        variables["NPROC"] = str(2 * num_devices)
     if config.model.dtype == "bfloat16" and num_devices == 1 and native.features():
-        wanted["NPROC"] = str(max(1, native.num_threads() - 1))
+        variables["NPROC"] = str(max(1, native.num_threads() - 1))
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # jaxlib refuses to see both
-        wanted["XLA_CLIENT_MEM_FRACTION"] = str(config.cache.gpu_memory_utilization)
-    for name, value in wanted.items():
+        variables["XLA_CLIENT_MEM_FRACTION"] = str(config.cache.gpu_memory_utilization)
+    for name, value in variables.items():
         if name not in os.environ:
             os.environ[name] = value
             log.info("set the environment variable %s=%s", name, value)

@@ -18,27 +18,27 @@ type TokenizerChoice = "Tokenizer | str | Path | tokenizers.Tokenizer | PreTrain
 _FIX = "give a directory, a .gguf file or a hub id that has one, a fast tokenizer of transformers, or leave it out"
 
 
-def as_tokenizer(given: object) -> Tokenizer:
-    """The tokenizer; what is given stays as it is.
+def as_tokenizer(choice: object) -> Tokenizer:
+    """The tokenizer; a `Tokenizer` stays as it is.
 
     Args:
-        given: a `Tokenizer`; a name or a path, as of a model; a fast tokenizer of `transformers`, or one of `tokenizers`.
+        choice: a `Tokenizer`; a name or a path, as of a model; a fast tokenizer of `transformers`, or one of `tokenizers`.
 
     Raises:
         ModelError: it is none of these, is not there, or cannot be used.
     """
-    if isinstance(given, Tokenizer):
-        return given
-    if isinstance(given, str | Path):
+    if isinstance(choice, Tokenizer):
+        return choice
+    if isinstance(choice, str | Path):
         try:
-            source = locate(given)
+            source = locate(choice)
         except ModelError as error:
             raise ModelError("there is no such tokenizer", got=error.got, fix=_FIX) from error
-        if (read := load_tokenizer(source)) is None:
-            raise ModelError("there is no tokenizer in this place", got=given, fix=_FIX)
-        return read
-    if isinstance(given, tokenizers.Tokenizer):
-        return Tokenizer(copy.deepcopy(given))
-    if hasattr(given, "special_tokens_map"):
-        return from_transformers(copy.deepcopy(given), set(), "tokenizer")
-    raise ModelError("this is no tokenizer", got=shown(given), fix=_FIX)
+        if (tokenizer := load_tokenizer(source)) is None:
+            raise ModelError("there is no tokenizer in this place", got=choice, fix=_FIX)
+        return tokenizer
+    if isinstance(choice, tokenizers.Tokenizer):
+        return Tokenizer(copy.deepcopy(choice))
+    if hasattr(choice, "special_tokens_map"):
+        return from_transformers(copy.deepcopy(choice), set(), "tokenizer")
+    raise ModelError("this is no tokenizer", got=shown(choice), fix=_FIX)

@@ -45,14 +45,14 @@ def sampling_defaults(option: str, source: Path | None) -> Mapping[str, Any]:
     elif source is None or not (path := source / FILE).is_file():
         return {}
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(
             f"{FILE} cannot be read", got=error, fix="correct it, or use generation_config=vllm"
         ) from error
-    if not isinstance(given, dict):
-        raise ModelError(f"{FILE} is a JSON object", got=shown(given), fix="use the original file")
-    defaults = {ours: given[name] for name, ours in NAMES.items() if given.get(name) is not None}
+    if not isinstance(config, dict):
+        raise ModelError(f"{FILE} is a JSON object", got=shown(config), fix="use the original file")
+    defaults = {ours: config[name] for name, ours in NAMES.items() if config.get(name) is not None}
     try:
         replace(SamplingParams(), **defaults)
     except RequestError as error:

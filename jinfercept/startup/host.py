@@ -204,8 +204,8 @@ class EngineHost:
             self.check_idle("take new weights")
         self.check_open("to take new weights")
         with self._changing_weights():
-            read = self._read(weights) if isinstance(weights, str | Path) else weights
-            new = self.weights.replacement(read, names, only)
+            tree = self._read(weights) if isinstance(weights, str | Path) else weights
+            new = self.weights.replacement(tree, names, only)
             if mode is None and self.weights.level is None:
                 self._start_over(new)
             else:

@@ -209,8 +209,8 @@ def _turn(runner: PlanRunner, plan: StepPlan, clock: Callable[[], float]) -> Pla
 
 
 def _turns(runs: list[PlanRun]) -> CandidateTiming:
-    fastest, *others = sorted(run.seconds for run in runs)
-    return CandidateTiming(fastest, next(iter(others), fastest), min(run.dispatch_s for run in runs))
+    fastest, *slower = sorted(run.seconds for run in runs)
+    return CandidateTiming(fastest, next(iter(slower), fastest), min(run.dispatch_s for run in runs))
 
 
 def _step(plan: StepPlan) -> dict[str, float]:

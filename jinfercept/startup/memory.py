@@ -238,11 +238,11 @@ def plan_memory(
             fix="lower max_num_seqs or page_size, raise kv_tokens, or use a smaller model or dtype",
         )
     limit = min(model_config.max_position, kv_tokens)
-    wanted = config.model.max_model_len
-    if wanted is not None and wanted > limit:
+    max_model_len = config.model.max_model_len
+    if max_model_len is not None and max_model_len > limit:
         raise ConfigError(
             "max_model_len is more than can be served",
-            got=wanted,
+            got=max_model_len,
             fix=f"at most {limit}: the model's {model_config.max_position} and the {kv_tokens} tokens of the KV pool",
         )
     host_token_bytes = num_local_devices * (token_bytes + math.ceil(windows.share * window_bytes))
@@ -257,8 +257,8 @@ def plan_memory(
         host_bytes=tier.num_bytes,
         kv_tokens=kv_tokens,
         host_tokens=tier.num_tokens,
-        max_model_len=wanted or limit,
-        model_len=model_config.max_position if wanted is None and kv_tokens < model_config.max_position else 0,
+        max_model_len=max_model_len or limit,
+        model_len=model_config.max_position if max_model_len is None and kv_tokens < model_config.max_position else 0,
         moved_tokens=MOVED_BYTES // token_bytes,
         timed_bytes=0 if room.shared else timed_bytes,
         num_devices=num_devices,

@@ -329,11 +329,11 @@ def _time_link(
 ) -> dict[str, Any]:
     """Least seconds to move so many pages out, in, and both at once, as `{"pages", "out_s", "in_s", "both_s"}`."""
     there = tuple(PageCopy(1 + index, index) for index in range(pages))
-    others = tuple(PageCopy(1 + (pages + index) % shape.num_pages, pages + index) for index in range(pages))
+    other_copies = tuple(PageCopy(1 + (pages + index) % shape.num_pages, pages + index) for index in range(pages))
     out = StepPlan(0, 0, offload=there)
-    back = StepPlan(0, 0, fetch=others)
-    both = replace(out, fetch=others)
-    runner.collect(runner.submit(StepPlan(0, 0, offload=others)))
+    back = StepPlan(0, 0, fetch=other_copies)
+    both = replace(out, fetch=other_copies)
+    runner.collect(runner.submit(StepPlan(0, 0, offload=other_copies)))
     seconds: dict[str, Any] = {"pages": pages}
     for way, plan in (("out_s", out), ("in_s", back), ("both_s", both)):
         runs = []
@@ -343,7 +343,7 @@ def _time_link(
             runs.append(clock() - started_s)
             runner.collect(runner.submit(StepPlan(0, 0, drop=tuple(copy.host_slot for copy in plan.offload))))
         seconds[way] = min(runs[1:])
-    runner.collect(runner.submit(StepPlan(0, 0, drop=tuple(copy.host_slot for copy in others))))
+    runner.collect(runner.submit(StepPlan(0, 0, drop=tuple(copy.host_slot for copy in other_copies))))
     return seconds
 
 

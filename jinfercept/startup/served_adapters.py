@@ -52,10 +52,10 @@ class ServedAdapters:
         return self._fitting(adapter_in_memory(self._model.checkpoint_config, matrices, scale, names, self._room.rank))
 
     def _fitting(self, adapter: AdapterWeights) -> AdapterWeights:
-        if others := sorted(adapter.weights - self._room.weights):
+        if extra := sorted(adapter.weights - self._room.weights):
             raise ConfigError(
                 "the adapter changes modules for which there is no room",
-                got=f"{', '.join(others)}; there is room for {self._room}",
+                got=f"{', '.join(extra)}; there is room for {self._room}",
                 fix="start with max_loras, which makes room for all",
             )
         return adapter
@@ -73,10 +73,10 @@ def with_tool_adapter(model: object, flags: Mapping[str, Any]) -> dict[str, Any]
         ModelError: the adapter is not whole.
     """
     names = {field.name for field in fields(AdapterOptions)} - {"tool_call_bias"}
-    given = {name for name in names if flags.get(name) is not None}
+    adapter_options = {name for name in names if flags.get(name) is not None}
     if flags.get("tool_lora") == "":
         return {name: value for name, value in flags.items() if name != "tool_lora"}
-    if str(model) != embedded.NAME or given or flags.get("load_format") == "dummy":
+    if str(model) != embedded.NAME or adapter_options or flags.get("load_format") == "dummy":
         return dict(flags)
     bias = flags.get("tool_call_bias")
     own = {"loras": {TOOLS: str(embedded.tool_adapter())}, "tool_lora": TOOLS}
@@ -99,18 +99,18 @@ def add_adapters(
         raise ConfigError(
             "a model of one's own has no adapters", got=type(model).__name__, fix="merge them into its weights"
         )
-    read = {
+    weights_by_name = {
         name: read_adapter(place, model.checkpoint_config, choice.most_rank)
         for name, place in choice.directories.items()
     }
-    room = room_for(read.values(), choice.num_slots if choice.of_any_modules else None, choice.most_rank)
+    room = room_for(weights_by_name.values(), choice.num_slots if choice.of_any_modules else None, choice.most_rank)
     adapters = ServedAdapters(model, room)
     params = with_room(model, loaded.params, room)
-    for name, weights in read.items():
+    for name, weights in weights_by_name.items():
         with adapters.table.new_slot(name) as slot:
             params = adapters.written(params, slot, weights)
             adapters.table.put(Adapter(name, slot, weights.digest, choice.directories[name]))
-    if not read:
+    if not weights_by_name:
         params = with_adapter(model, params, 1, room.rank, None)  # compiles what writes adapters
-    log.info("adapters: %s; room for %s", ", ".join(read) or "none yet", room)
+    log.info("adapters: %s; room for %s", ", ".join(weights_by_name) or "none yet", room)
     return replace(loaded, params=params), adapters

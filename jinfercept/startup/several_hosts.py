@@ -89,13 +89,13 @@ def disconnect() -> None:
         jax.distributed.shutdown()
 
 
-def model_facts(model: object, source: Path | None, read: str) -> dict[str, str]:
+def model_facts(model: object, source: Path | None, text: str) -> dict[str, str]:
     """A model's dimensions and samples of its files, which hosts compare.
 
     Args:
         model: as `set_up` takes it.
     """
-    facts = {"model": read if len(read) < _SHOWN else f"{read[:_SHOWN]}… ({_digest(read.encode())})"}
+    facts = {"model": text if len(text) < _SHOWN else f"{text[:_SHOWN]}… ({_digest(text.encode())})"}
     if source is not None and isinstance(model, str) and is_hub_id(model):
         facts["revision"] = source.name
     elif source is not None:

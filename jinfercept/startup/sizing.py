@@ -77,9 +77,9 @@ def group_layers(
     """
     for served in (model, *(() if draft is None else (draft.model,))):
         _check_rows(served, config.cache.kv_cache_dtype)
-    num_layers, given = model.config.num_layers, config.advanced.layers_per_step
-    if given is not None:
-        return Grouping(min(given, num_layers), "as given")
+    num_layers, layers_per_step = model.config.num_layers, config.advanced.layers_per_step
+    if layers_per_step is not None:
+        return Grouping(min(layers_per_step, num_layers), "as given")
     default = min(num_layers, 1 if _mesh(params).devices[0].platform == "cpu" else GPU_LAYERS_PER_STEP)
     settings = profile_settings(model, params, _runner_shape(model, 1, 1, config, default), config)
     settings = {name: value for name, value in settings.items() if name not in ("layers_per_step", "measurement")}

@@ -87,10 +87,10 @@ class StartTimes:
 
     def __str__(self) -> str:
         loaded_s = self.load_s + self.tokenizer_s + self.pages_s
-        left = f", {self.num_pending} more behind the first requests" if self.num_pending else ""
+        pending_note = f", {self.num_pending} more behind the first requests" if self.num_pending else ""
         return (
             f"start: loaded in {loaded_s:.1f} s; {self.num_executables} executables in {self.compile_s:.1f} s, "
-            f"{self.num_cached} of them from the cache{left}, {self.grouping}; "
+            f"{self.num_cached} of them from the cache{pending_note}, {self.grouping}; "
             f"profile {self.profile} in {self.profile_s:.1f} s"
         )
 

@@ -69,7 +69,7 @@ def plan_windows(model: ServedModel, config: EngineConfig, longest: int) -> Wind
     Args:
         longest: tokens of the longest sequence.
     """
-    page_size, wanted = config.cache.page_size, config.cache.num_window_tokens
+    page_size, num_tokens = config.cache.page_size, config.cache.num_window_tokens
     windows = [window for window in windows_of(model) if window is not None and window < longest]
     why_not = next(
         (
@@ -86,17 +86,17 @@ def plan_windows(model: ServedModel, config: EngineConfig, longest: int) -> Wind
         None,
     )
     if why_not is not None:
-        if wanted:
-            raise ConfigError(f"no pool for layers with a window: {why_not}", got=wanted, fix="num_window_tokens=0")
+        if num_tokens:
+            raise ConfigError(f"no pool for layers with a window: {why_not}", got=num_tokens, fix="num_window_tokens=0")
         return NO_WINDOW_PLAN
     widest = max(windows)
-    if wanted == 0 or (wanted is None and not are_long(windows, longest)):
+    if num_tokens == 0 or (num_tokens is None and not are_long(windows, longest)):
         return NO_WINDOW_PLAN
     slack = page_size + 1 + config.scheduling.speculation.num_speculative_tokens
-    kept = widest + slack + 2 * page_size
-    least = config.scheduling.max_num_batched_tokens + 2 * page_size + 2 * kept
-    if wanted is not None and wanted < least:
+    kept_tokens = widest + slack + 2 * page_size
+    least = config.scheduling.max_num_batched_tokens + 2 * page_size + 2 * kept_tokens
+    if num_tokens is not None and num_tokens < least:
         what = "the pool of layers with a window does not hold a step's tokens and two windows"
-        raise ConfigError(what, got=f"num_window_tokens={wanted}", fix=f"at least {least}, or 0")
-    share = min(1.0, kept / min(longest, MEAN_WINDOWS * widest))
-    return WindowPlan(len(windows), widest, slack, wanted, share, least)
+        raise ConfigError(what, got=f"num_window_tokens={num_tokens}", fix=f"at least {least}, or 0")
+    share = min(1.0, kept_tokens / min(longest, MEAN_WINDOWS * widest))
+    return WindowPlan(len(windows), widest, slack, num_tokens, share, least)

@@ -149,15 +149,15 @@ def list_items(
     """
     row = _row(session, conversation_id, tenant)
     place, order = ConversationItemRow.place, ConversationItemRow.place.desc()
-    wanted: list[ColumnElement[bool]] = [ConversationItemRow.conversation_id == row.id]
+    conditions: list[ColumnElement[bool]] = [ConversationItemRow.conversation_id == row.id]
     if after is not None:
-        at = session.scalar(select(func.max(place)).where(*wanted, ConversationItemRow.item == digest(after)))
+        at = session.scalar(select(func.max(place)).where(*conditions, ConversationItemRow.item == digest(after)))
         if at is None:
             raise ApiError.bad(f"there is no item {after[:200]!r} in this list", "after")
-        wanted.append(place < at if descending else place > at)
+        conditions.append(place < at if descending else place > at)
     sizes = session.execute(
         select(place, ConversationItemRow.num_bytes)
-        .where(*wanted)
+        .where(*conditions)
         .order_by(order if descending else place)
         .limit(limit + 1)
     ).all()
@@ -167,7 +167,7 @@ def list_items(
         if num_bytes < _PAGE_BYTES:
             shown.append(item_place)
             num_bytes += size
-    columns = select(place, ConversationItemRow.body).where(wanted[0], place.in_(shown))
+    columns = select(place, ConversationItemRow.body).where(conditions[0], place.in_(shown))
     body_at = dict(session.execute(columns).all())
     bodies = [body_at[item_place] for item_place in shown]
     first_id, last_id = (json.loads(bodies[0])["id"], json.loads(bodies[-1])["id"]) if bodies else (None, None)
@@ -270,10 +270,10 @@ def conversation_locked() -> ApiError:
 def _row(session: Session, conversation_id: str, tenant: str, *, lock: bool = False) -> ConversationRow:
     if _CONVERSATION_ID.fullmatch(conversation_id):
         is_wanted = ConversationRow.id == conversation_id, ConversationRow.tenant == tenant
-        wanted = select(ConversationRow).where(
+        query = select(ConversationRow).where(
             *is_wanted, or_(ConversationRow.expires_at > clock(session), ConversationRow.turn_id.is_not(None))
         )
-        row = session.scalars(wanted.with_for_update() if lock else wanted).one_or_none()
+        row = session.scalars(query.with_for_update() if lock else query).one_or_none()
         if row is not None:
             return row
     message = f"there is no conversation {conversation_id[:200]!r}"

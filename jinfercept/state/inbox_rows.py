@@ -59,9 +59,9 @@ def mirror_calls(
 def other_calls(session: Session, server: ServerClock, tenant: str | None) -> Sequence[dict[str, Any]]:
     """Documents of the calls that wait at other servers that live: those of a tenant, or of all."""
     live = is_live(InboxRow.server_id, clock(session), server.lost_s)
-    wanted = [InboxRow.server_id != server.server_id, InboxRow.answer.is_(None), live]
-    wanted += [] if tenant is None else [InboxRow.tenant == tenant]
-    calls = session.scalars(select(InboxRow.call).where(*wanted).order_by(InboxRow.asked_at).limit(1000))
+    conditions = [InboxRow.server_id != server.server_id, InboxRow.answer.is_(None), live]
+    conditions += [] if tenant is None else [InboxRow.tenant == tenant]
+    calls = session.scalars(select(InboxRow.call).where(*conditions).order_by(InboxRow.asked_at).limit(1000))
     return [json.loads(call) for call in calls]
 
 
@@ -73,8 +73,8 @@ def leave_answer(session: Session, server: ServerClock, tenant: str | None, answ
     """
     text = encode([answer.text, answer.is_declined]).decode()
     live = is_live(InboxRow.server_id, clock(session), server.lost_s)
-    wanted = [InboxRow.id == answer.id, live] + ([] if tenant is None else [InboxRow.tenant == tenant])
-    left = update(InboxRow).where(*wanted, InboxRow.answer.is_(None)).values(answer=text)
-    if session.execute(left).rowcount:  # pyright: ignore[reportAttributeAccessIssue]
+    conditions = [InboxRow.id == answer.id, live] + ([] if tenant is None else [InboxRow.tenant == tenant])
+    statement = update(InboxRow).where(*conditions, InboxRow.answer.is_(None)).values(answer=text)
+    if session.execute(statement).rowcount:  # pyright: ignore[reportAttributeAccessIssue]
         return True
-    return session.scalar(select(InboxRow.answer).where(*wanted)) == text  # an earlier attempt was committed
+    return session.scalar(select(InboxRow.answer).where(*conditions)) == text  # an earlier attempt was committed

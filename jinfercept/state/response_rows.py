@@ -163,7 +163,7 @@ def read_head(session: Session, server: ServerClock, response_id: str, tenant: s
     if not _RESPONSE_ID.fullmatch(response_id):
         return None
     now = clock(session)
-    wanted = ResponseRow.id == response_id, ResponseRow.tenant == tenant, ~ResponseRow.is_deleted
+    conditions = ResponseRow.id == response_id, ResponseRow.tenant == tenant, ~ResponseRow.is_deleted
     head = session.execute(
         select(
             ResponseRow.status,
@@ -174,7 +174,7 @@ def read_head(session: Session, server: ServerClock, response_id: str, tenant: s
             ResponseRow.expires_at - now,
             ResponseRow.previous_id,
             ResponseRow.num_bytes,
-        ).where(*wanted, (ResponseRow.expires_at > now) | ResponseRow.status.in_(OPEN))
+        ).where(*conditions, (ResponseRow.expires_at > now) | ResponseRow.status.in_(OPEN))
     ).one_or_none()
     if head is None:
         return None

@@ -164,8 +164,8 @@ class SpareRoom:
         Raises:
             OperationalError: as SQLite's own of a full disk.
         """
-        read = session.connection().exec_driver_sql
-        num_bytes = read("PRAGMA page_count").scalar_one() * read("PRAGMA page_size").scalar_one()
+        query = session.connection().exec_driver_sql
+        num_bytes = query("PRAGMA page_count").scalar_one() * query("PRAGMA page_size").scalar_one()
         grows = num_bytes - os.path.getsize(self._path)
         if grows > 0 and shutil.disk_usage(self._folder).free < 2 * grows + self._sizes[0]:
             error = sqlite3.OperationalError("database or disk is almost full")

@@ -51,8 +51,8 @@ def beat(session: Session, server: ServerClock, generated: Container[str]) -> He
     if lost := [row_id for row_id, _ in rows if row_id not in generated]:
         session.execute(update(ResponseRow).where(ResponseRow.id.in_(lost), *of_server).values(status="failed"))
     turns = session.scalars(select(ConversationRow.turn_id).where(ConversationRow.turn_server_id == server.server_id))
-    if left := [turn_id for turn_id in turns if turn_id is not None and turn_id not in generated]:
-        _free_turns(session, ConversationRow.turn_id.in_(left))
+    if lost_turns := [turn_id for turn_id in turns if turn_id is not None and turn_id not in generated]:
+        _free_turns(session, ConversationRow.turn_id.in_(lost_turns))
     return Heartbeat(frozenset(row_id for row_id, _ in rows), frozenset(row_id for row_id, ended in rows if ended))
 
 
@@ -83,16 +83,16 @@ def excess(sizes: Mapping[str, int], most: int, most_of_tenant: int | None) -> d
         sizes: bytes, or responses, by tenant.
         most, most_of_tenant: limits of all, and of one; None: no separate limit.
     """
-    kept = {tenant: size if most_of_tenant is None else min(size, most_of_tenant) for tenant, size in sizes.items()}
+    capped = {tenant: size if most_of_tenant is None else min(size, most_of_tenant) for tenant, size in sizes.items()}
     level, room = most, most
-    for rest, size in zip(range(len(kept), 0, -1), sorted(kept.values()), strict=True):
+    for rest, size in zip(range(len(capped), 0, -1), sorted(capped.values()), strict=True):
         level = room // rest
         if size > level:
             break
         room -= size
     else:
         level = most
-    over = {tenant: size - min(kept[tenant], level) for tenant, size in sizes.items()}
+    over = {tenant: size - min(capped[tenant], level) for tenant, size in sizes.items()}
     return {tenant: num_bytes for tenant, num_bytes in over.items() if num_bytes > 0}
 
 
@@ -109,8 +109,8 @@ def _close_lost(session: Session, now: float, server: ServerClock) -> None:
     session.execute(delete(ServerRow).where(ServerRow.seen_at < now - server.lost_s - _FORGET_S))
 
 
-def _free_turns(session: Session, wanted: ColumnElement[bool]) -> None:
-    session.execute(update(ConversationRow).where(wanted).values(turn_id=None, turn_server_id=None))
+def _free_turns(session: Session, condition: ColumnElement[bool]) -> None:
+    session.execute(update(ConversationRow).where(condition).values(turn_id=None, turn_server_id=None))
 
 
 def _remove_conversations(session: Session, now: float) -> bool:
@@ -128,7 +128,7 @@ def _shrink(session: Session, limits: StateLimits) -> bool:
         for tenant, size in session.execute(select(table.tenant, func.sum(table.num_bytes)).group_by(table.tenant)):
             sizes[tenant] = sizes.get(tenant, 0) + int(size)
     over = excess(sizes, limits.most_bytes, limits.most_bytes_of_tenant)
-    left = [_delete_oldest(session, tenant, num_bytes) for tenant, num_bytes in over.items()]
+    has_more = [_delete_oldest(session, tenant, num_bytes) for tenant, num_bytes in over.items()]
     if limits.most_responses is not None:
         count = select(ResponseRow.tenant, func.count()).where(~ResponseRow.is_deleted).group_by(ResponseRow.tenant)
         numbers = dict(session.execute(count).all())
@@ -137,8 +137,8 @@ def _shrink(session: Session, limits: StateLimits) -> bool:
             oldest = select(ResponseRow.id).where(*final).order_by(ResponseRow.created_at).limit(min(number, _AT_ONCE))
             deleted = session.scalars(oldest).all()
             session.execute(update(ResponseRow).where(ResponseRow.id.in_(deleted)).values(is_deleted=True))
-            left.append(len(deleted) == _AT_ONCE)
-    return any(left)
+            has_more.append(len(deleted) == _AT_ONCE)
+    return any(has_more)
 
 
 def _delete_oldest(session: Session, tenant: str, num_bytes: int) -> bool:
@@ -167,12 +167,12 @@ def _remove_responses(session: Session, now: float) -> bool:
     child = aliased(ResponseRow)
     unseen = (ResponseRow.is_deleted | (ResponseRow.expires_at <= now)) & ResponseRow.status.not_in(OPEN)
     unneeded = ~exists().where(child.previous_id == ResponseRow.id)
-    wanted = select(ResponseRow.id, ResponseRow.previous_id).where(unseen, unneeded)
-    rows = session.execute(wanted.limit(_AT_ONCE)).all()
+    query = select(ResponseRow.id, ResponseRow.previous_id).where(unseen, unneeded)
+    rows = session.execute(query.limit(_AT_ONCE)).all()
     while rows and num_deleted < _MOST_DELETED:
         session.execute(delete(ResponseRow).where(ResponseRow.id.in_([row_id for row_id, _ in rows])))
         num_deleted += len(rows)
         earlier = sorted({previous_id for _, previous_id in rows if previous_id is not None})
-        rows = session.execute(wanted.where(ResponseRow.id.in_(earlier))).all() if earlier else []
-        rows = rows or session.execute(wanted.limit(_AT_ONCE)).all()
+        rows = session.execute(query.where(ResponseRow.id.in_(earlier))).all() if earlier else []
+        rows = rows or session.execute(query.limit(_AT_ONCE)).all()
     return num_deleted >= _MOST_DELETED

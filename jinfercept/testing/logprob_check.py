@@ -243,10 +243,10 @@ def _begins(requests: Sequence[CheckedRequest], beyond: Sequence[np.ndarray], ch
     of_targets = sum(np.isin(request.tokens[request.positions], [*targets]).sum() for request in requests)
     if len(targets) <= 8 and of_targets == num_beyond:
         return f"the tokens {sorted(targets)} always differ, and no others: a masked or resized vocabulary"
-    read = {int(request.tokens[place - 1]) for request, at in pairs for place in at}
-    of_read = sum(np.isin(request.tokens[request.positions - 1], [*read]).sum() for request in requests)
-    if len(read) <= 8 and of_read == num_beyond:
-        return f"the tokens behind {sorted(read)} always differ, and no others: another embedding"
+    inputs = {int(request.tokens[place - 1]) for request, at in pairs for place in at}
+    of_read = sum(np.isin(request.tokens[request.positions - 1], [*inputs]).sum() for request in requests)
+    if len(inputs) <= 8 and of_read == num_beyond:
+        return f"the tokens behind {sorted(inputs)} always differ, and no others: another embedding"
     if all(first >= request.paused_from for (request, _), first in zip(pairs, firsts, strict=True)):
         return "only behind a pause, from the tool's tokens on"
     if sum(everywhere >= least) <= 1.1 * num_beyond:

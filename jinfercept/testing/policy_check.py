@@ -90,11 +90,11 @@ class WatchedPolicy(Policy):
             return  # an order that was begun before the last pause need not know of it
         for sequence in self._paused.values():
             evictable = [run.pages for run in sequence.context.runs() if run.evictable]
-            left = set[int]().union(*evictable) - offered.get(sequence.id, set())
-            if left:
+            pages = set[int]().union(*evictable) - offered.get(sequence.id, set())
+            if pages:
                 doing = "waits for its calls" if sequence.state is State.INTERCEPTED else "waits to run"
                 self._fail(
-                    f"keeps page {min(left)} of request {sequence.id}, which {doing}: `victims` ends without it, while a "
+                    f"keeps page {min(pages)} of request {sequence.id}, which {doing}: `victims` ends without it, while a "
                     f"running request needs a slot; it must offer every page of every paused request in the end"
                 )
 
@@ -133,8 +133,8 @@ class WatchedPolicy(Policy):
         return answer
 
     def _unwritten_each(self, method: str, call: Callable[[], Iterable[Move]]) -> Iterator[Move]:
-        left = iter(self._unwritten(method, call))
-        while (move := self._unwritten(method, lambda: next(left, None))) is not None:
+        iterator = iter(self._unwritten(method, call))
+        while (move := self._unwritten(method, lambda: next(iterator, None))) is not None:
             self.num_moves += 1
             yield move
 

@@ -147,8 +147,8 @@ class CheckedRunner:
         return self._fake.sample(fake, masks), self._priced.sample(priced, masks)
 
     def collect(self, ticket: tuple[StepResult, Any]) -> StepResult:
-        done, priced = ticket
-        return StepResult(done.tokens, self._priced.collect(priced).elapsed_s)
+        result, priced = ticket
+        return StepResult(result.tokens, self._priced.collect(priced).elapsed_s)
 
     def reset(self) -> None:
         self._fake.reset()

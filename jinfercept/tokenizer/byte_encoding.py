@@ -67,8 +67,8 @@ def read_byte_encoding(backend: tokenizers.Tokenizer) -> ByteEncoding:
 def _byte_stand_ins() -> dict[str, int]:
     """GPT-2's table, character to byte: printable Latin-1 stands for itself, the other bytes follow from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(unprintable)}
 
 
 _BYTE_OF = _byte_stand_ins()

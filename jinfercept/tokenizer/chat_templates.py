@@ -42,12 +42,12 @@ def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mappin
         jinja2.TemplateError: the source is no template, or the template refuses the messages.
         Exception: whatever else the template does wrong.
     """
-    given = _copied(dict(variables))
+    values = _copied(dict(variables))
     if not any(name in source for name in _LIST_CHANGES):
         with suppress(SecurityError):  # raised to a template that makes up the name of such a method
             shared = [derived(message, "plain", _plain) for message in messages]
-            return _compiled(source, changes_lists=False).render(given | {"messages": shared})
-    return _compiled(source).render(given | {"messages": [*map(_plain, messages)]})
+            return _compiled(source, changes_lists=False).render(values | {"messages": shared})
+    return _compiled(source).render(values | {"messages": [*map(_plain, messages)]})
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,8 +139,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as models saw it in training; Jinja's own filter escapes for HTML."""
-    given = None if separators is None else tuple(separators)
-    return _encoder(ensure_ascii, indent, given, sort_keys).encode(value)
+    pair = None if separators is None else tuple(separators)
+    return _encoder(ensure_ascii, indent, pair, sort_keys).encode(value)
 
 
 @lru_cache(maxsize=32)

@@ -75,7 +75,7 @@ def encode(backend: tokenizers.Tokenizer, texts: Sequence[str], add_special_toke
     try:  # a batch lets other threads run meanwhile, one text does not
         return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)]
     except TypeError as error:
-        got = next(filter(_SURROGATE.search, texts), "")
+        invalid = next(filter(_SURROGATE.search, texts), "")
         raise RequestError(
-            "the text is not valid Unicode", got=ascii(got[:80]), fix="remove lone surrogates (\\ud800 to \\udfff)"
+            "the text is not valid Unicode", got=ascii(invalid[:80]), fix="remove lone surrogates (\\ud800 to \\udfff)"
         ) from error

@@ -56,39 +56,39 @@ class SpecialTokenNames:
             self._fewer[names] = SpecialTokenNames(self._names - names, (*self._words, *names), self._fold)
         return self._fewer[names]
 
-    def marked(self, given: Any, mark: str) -> Any:
+    def marked(self, value: Any, mark: str) -> Any:
         """A JSON value with marks in its texts and keys; the same object if it needs none.
 
         Raises:
             RecursionError: it is nested too deeply.
         """
-        if isinstance(given, str):
-            return self._marked_text(given, mark) if self._looked_at(given) else given
-        if type(given) is KnownObject:
-            needs_none = derived(given, self, lambda fields: self.marked(fields := dict(given), mark) is fields)
-            return given if needs_none else self.marked(dict(given), mark)
-        if isinstance(given, dict) or isinstance(given, Mapping):  # noqa: SIM101 # the first is quick
-            keys = None if self._harmless.issuperset(given) else self._marked_all(given, mark)
-            values = self._marked_all(given.values(), mark)
+        if isinstance(value, str):
+            return self._marked_text(value, mark) if self._looked_at(value) else value
+        if type(value) is KnownObject:
+            needs_none = derived(value, self, lambda fields: self.marked(fields := dict(value), mark) is fields)
+            return value if needs_none else self.marked(dict(value), mark)
+        if isinstance(value, dict) or isinstance(value, Mapping):  # noqa: SIM101 # the first is quick
+            keys = None if self._harmless.issuperset(value) else self._marked_all(value, mark)
+            values = self._marked_all(value.values(), mark)
             if keys is None and values is None:
-                return given
-            return dict(zip(keys or given, values or given.values(), strict=True))
-        if isinstance(given, list | tuple):
-            return self._marked_all(given, mark) or given
-        return given
+                return value
+            return dict(zip(keys or value, values or value.values(), strict=True))
+        if isinstance(value, list | tuple):
+            return self._marked_all(value, mark) or value
+        return value
 
-    def _marked_all(self, given: Iterable[Any], mark: str) -> list[Any] | None:
+    def _marked_all(self, items: Iterable[Any], mark: str) -> list[Any] | None:
         """Values with marks in their texts; None if they need none."""
         looked_at = self._looked_at
         changed: dict[int, Any] = {}
-        for place, value in enumerate(given):
+        for place, value in enumerate(items):
             if type(value) is str:
                 new = self._marked_text(value, mark) if looked_at(value) else value
             else:
                 new = self.marked(value, mark)
             if new is not value:
                 changed[place] = new
-        return [changed.get(place, value) for place, value in enumerate(given)] if changed else None
+        return [changed.get(place, value) for place, value in enumerate(items)] if changed else None
 
     def _marked_text(self, text: str, mark: str) -> str:
         if self._fold is not None and self._beginning.search(self._fold(text)):
@@ -131,15 +131,15 @@ class SpecialTokenNames:
 
     def _found(self, text: str, breaks: Sequence[int]) -> Iterator[tuple[int, int] | None]:
         """Spans of names as a tokenizer finds them, leftmost first and then longest; None for a name in given text."""
-        given, matches = -1, self._added.finditer(text)
+        next_break, matches = -1, self._added.finditer(text)
         while True:
             for match in matches:
                 start, stop = match.span()
                 if match[0] in self._names:
-                    if given < stop:
+                    if next_break < stop:
                         following = bisect_right(breaks, start)
-                        given = breaks[following] if following < len(breaks) else len(text)
-                    if start < given < stop:
+                        next_break = breaks[following] if following < len(breaks) else len(text)
+                    if start < next_break < stop:
                         yield None
                         matches = self._added.finditer(text, start + 1)
                         break

@@ -221,8 +221,8 @@ class Tokenizer:
         if literal is None or not any(aliased):
             return encode(self._backend, segments)
         with_aliases = iter(literal.encode([*compress(segments, aliased)]))
-        others = iter(encode(self._backend, [*compress(segments, map(not_, aliased))]))
-        return [next(with_aliases if has_aliases else others) for has_aliases in aliased]
+        without_aliases = iter(encode(self._backend, [*compress(segments, map(not_, aliased))]))
+        return [next(with_aliases if has_aliases else without_aliases) for has_aliases in aliased]
 
     @cached_property
     def _cuts(self) -> tuple[frozenset[str], re.Pattern[str], bool]:
@@ -280,8 +280,8 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
-        given = plain(ids)
-        listed: list[Any] = list(given) if isinstance(given, Iterable) else [None]
+        value = plain(ids)
+        listed: list[Any] = list(value) if isinstance(value, Iterable) else [None]
         if not all(type(id_) is int for id_ in listed):
             raise RequestError("token ids are whole numbers", got=shown(ids), fix="give a list of them")
         detokenizer = IncrementalDetokenizer(self, skip_special_tokens)
@@ -329,13 +329,13 @@ class Tokenizer:
 
         from jinfercept.tokenizer.chat_templates import render
 
-        given = {
+        own_variables = {
             "tools": list(tools) if tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return render(source, messages, given | self._special_tokens | variables)
+            return render(source, messages, own_variables | self._special_tokens | variables)
         except TemplateSyntaxError as error:
             raise RequestError(
                 "the chat template is not valid Jinja", got=f"line {error.lineno}: {error.message}", fix="correct it"

@@ -114,8 +114,8 @@ def endpoint_tool(
             if time.monotonic() < expires_s:
                 raise
             waited_s = (expires_s if begun_s is None else begun_s) - came_s
-            others = f", of which other calls took {waited_s:.1f}" if 2 * waited_s > limits.timeout_s else ""
-            raise TimeoutError(f"{late} {limits.timeout_s:g} s{others}") from error
+            waiting_note = f", of which other calls took {waited_s:.1f}" if 2 * waited_s > limits.timeout_s else ""
+            raise TimeoutError(f"{late} {limits.timeout_s:g} s{waiting_note}") from error
         return _cut(text, limits.max_result_bytes)
 
     def begin_call(arguments: str) -> ToolRun[str]:

@@ -64,7 +64,7 @@ class HttpTool:
         Args:
             trace: headers of the trace; headers of the table have precedence.
         """
-        left, pause_s = self._table.retries if self._table.method in _IDEMPOTENT else 0, _FIRST_PAUSE_S
+        retries, pause_s = self._table.retries if self._table.method in _IDEMPOTENT else 0, _FIRST_PAUSE_S
         async with httpx2.AsyncClient(verify=self._tls, timeout=None, trust_env=False) as client:
             while True:
                 try:
@@ -75,10 +75,10 @@ class HttpTool:
                     if status < 400:
                         return text
                     problem = f"HTTP {status}: {text[:_SHOWN_CHARS]}"
-                if not left or (status is not None and status not in _TRANSIENT):
+                if not retries or (status is not None and status not in _TRANSIENT):
                     raise CallFailed(problem)
                 await asyncio.sleep(pause_s)
-                left, pause_s = left - 1, 2 * pause_s
+                retries, pause_s = retries - 1, 2 * pause_s
 
     async def _follow(
         self, client: httpx2.AsyncClient, url: httpx2.URL, body: Any, trace: Mapping[str, str]

@@ -50,11 +50,11 @@ class McpProcess:
             cwd=self._cwd,
             start_new_session=True,  # so that its own children end with it
         )
-        read, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        inbound, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         sent, write = anyio.create_memory_object_stream[SessionMessage](0)
         try:
-            async with read, received, sent, write, anyio.create_task_group() as tasks:
-                tasks.start_soon(self._read, process, read)
+            async with inbound, received, sent, write, anyio.create_task_group() as tasks:
+                tasks.start_soon(self._read, process, inbound)
                 tasks.start_soon(_write, process, write)
                 yield received, sent
                 tasks.cancel_scope.cancel()
@@ -67,15 +67,15 @@ class McpProcess:
         if self._process is not None:
             _signal(self._process, signal.SIGKILL)
 
-    async def _read(self, process: Process, read: Any) -> None:
+    async def _read(self, process: Process, inbound: Any) -> None:
         assert process.stdout is not None
         rest = ""
         with suppress(*_PIPE_ERRORS, UnicodeDecodeError):
             async for text in TextReceiveStream(process.stdout):
                 *lines, rest = (rest + text).split("\n")
                 for line in lines:
-                    await read.send(_message(line))
-        await read.aclose()
+                    await inbound.send(_message(line))
+        await inbound.aclose()
         self._lost()
 
     async def _end(self, process: Process) -> None:

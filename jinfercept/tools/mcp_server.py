@@ -80,9 +80,9 @@ class McpServer:
         self._task = asyncio.ensure_future(self._stay(connected))
         if problem := await connected:
             await self.close()
-            given = self._table.url or " ".join([self._table.command or "", *self._table.args])
+            source = self._table.url or " ".join([self._table.command or "", *self._table.args])
             fix = "try it by hand; connect_timeout_s gives it more time"
-            raise self._place.error(f"the MCP server does not start: {problem}", given, fix)
+            raise self._place.error(f"the MCP server does not start: {problem}", source, fix)
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Disconnect, and end a server that was started here; after the time-out it is killed."""
@@ -215,8 +215,8 @@ class McpServer:
             cursor = page.next_cursor
             if cursor is None:
                 break
-        wanted, unwanted = self._table.include, self._table.exclude
-        return tuple(tool for tool in tools if (wanted is None or tool.name in wanted) and tool.name not in unwanted)
+        include, exclude = self._table.include, self._table.exclude
+        return tuple(tool for tool in tools if (include is None or tool.name in include) and tool.name not in exclude)
 
 
 def _describe(error: BaseException) -> str:

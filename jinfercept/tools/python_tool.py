@@ -68,24 +68,24 @@ def python_tool(
     home, _, name = table.function.rpartition(":")
     try:
         function = getattr(_module(home, place.path.parent, modules), name)
-        [made] = chat_tools([Tool(function, name=table.name or name)])
+        [chat_tool] = chat_tools([Tool(function, name=table.name or name)])
     except (ImportError, AttributeError) as error:
         raise place.error(f"there is no such function: {error}", table.function, "name one that is there") from error
     except RequestError as error:
         raise place.error(error.what, error.got, error.fix) from error
-    assert made.tool is not None
-    declared = dict(made.declaration["function"])
+    assert chat_tool.tool is not None
+    declared = dict(chat_tool.declaration["function"])
     declared |= {} if table.description is None else {"description": table.description}
     declared |= {} if table.parameters is None else {"parameters": table.parameters}
-    return PythonTool({"type": "function", "function": declared}, made.tool.function, executor)
+    return PythonTool({"type": "function", "function": declared}, chat_tool.tool.function, executor)
 
 
 def python_tools(path: Path, executor: ToolExecutor) -> list[PythonTool]:
     """The functions of a Python file. Raises `RequestError` as `load_functions`, and for a function that cannot be a tool."""
     return [
-        PythonTool(made.declaration, made.tool.function, executor)
-        for made in chat_tools(load_functions(path))
-        if made.tool is not None
+        PythonTool(chat_tool.declaration, chat_tool.tool.function, executor)
+        for chat_tool in chat_tools(load_functions(path))
+        if chat_tool.tool is not None
     ]
 
 

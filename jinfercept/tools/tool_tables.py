@@ -183,11 +183,11 @@ def read_tables(path: Path) -> list[tuple[Place, Table]]:
         ) from error
     except ValueError as error:  # TOML's and UTF-8's
         raise ConfigError(f"{path} is no TOML", got=error, fix="mend it there") from error
-    others = sorted(set(content) - {"tool"})
-    if others:
+    extra = sorted(set(content) - {"tool"})
+    if extra:
         raise ConfigError(
             f"{path} has keys that mean nothing",
-            got=", ".join(name + nearest(name, ["tool"]) for name in others),
+            got=", ".join(name + nearest(name, ["tool"]) for name in extra),
             fix="begin every tool by [[tool]]",
         )
     tables = content.get("tool")
@@ -202,11 +202,11 @@ def _read(table: dict[str, Any], place: Place) -> Table:
         near = nearest(kind, list(KINDS)) if isinstance(kind, str) else ""
         raise place.error("kind says what it is", repr(kind) + near, f"one of {', '.join(KINDS)}")
     try:
-        read = TypeAdapter[Table](KINDS[kind]).validate_python(table)
+        tool_table = TypeAdapter[Table](KINDS[kind]).validate_python(table)
     except ValidationError as error:
         raise _mistake(error, place, KINDS[kind]) from error
-    _check(read, place)
-    return read
+    _check(tool_table, place)
+    return tool_table
 
 
 def _mistake(error: ValidationError, place: Place, kind: type[BaseModel]) -> ConfigError:
@@ -226,17 +226,17 @@ def _check(table: Table, place: Place) -> None:
     """Raises `ConfigError` for keys that exclude each other, or need others."""
     match table:
         case McpTable() if (table.command is None) == (table.url is None):
-            given = "both" if table.command else "neither"
-            raise place.error("an MCP server has a command or a url", given, "give one of them")
+            keys = "both" if table.command else "neither"
+            raise place.error("an MCP server has a command or a url", keys, "give one of them")
         case McpTable() if table.url is not None and (table.args or table.env or table.cwd):
             raise place.error("args, env and cwd belong to a command", f"url = {table.url!r}", "leave them out")
         case McpTable() if table.command is not None and table.headers:
             raise place.error("headers belong to a url", f"command = {table.command!r}", "leave them out")
         case ModelTable() if (table.base_url is None) == (table.path is None):
-            given = "both" if table.path else "neither"
-            raise place.error("a model is at a base_url or at a path", given, "give one of them")
+            keys = "both" if table.path else "neither"
+            raise place.error("a model is at a base_url or at a path", keys, "give one of them")
         case ModelTable() if table.base_url is not None and (table.model is None or table.options):
-            given = "options" if table.options else "no model"
-            raise place.error("a base_url needs the name of a model, and takes no options", given, 'model = "name"')
+            keys = "options" if table.options else "no model"
+            raise place.error("a base_url needs the name of a model, and takes no options", keys, 'model = "name"')
         case ModelTable() if table.path is not None and (table.model or table.api_key_env):
             raise place.error("model and api_key_env belong to a base_url", f"path = {table.path!r}", "leave them out")

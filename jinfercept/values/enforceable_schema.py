@@ -162,9 +162,9 @@ class SchemaReduction:
         kinds = _types(option) & _types(other)
         if not kinds:
             return True
-        if (values := _values(option)) is not None and (others := _values(other)) is not None:
-            return self._compares(len(values) * len(others)) and not any(
-                value == another for value in values for another in others
+        if (values := _values(option)) is not None and (other_values := _values(other)) is not None:
+            return self._compares(len(values) * len(other_values)) and not any(
+                value == another for value in values for another in other_values
             )
         names = {*_required(other)}
         keys = [name for name in dict.fromkeys(_required(option)) if name in names]

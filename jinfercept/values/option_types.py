@@ -22,13 +22,13 @@ def check_type(name: str, value: Any, hint: Any) -> None:
     """Raise `ConfigError` if a value has another type than its annotation: a class, a `Literal`, or one of these or None."""
     if (value is None and NoneType in get_args(hint)) or (isinstance(value, dict) and dict[str, Any] in get_args(hint)):
         return
-    wanted = without_none(hint)
-    if get_origin(wanted) is tuple:
+    bare_hint = without_none(hint)
+    if get_origin(bare_hint) is tuple:
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
             raise ConfigError(f"{name} is a list of texts", got=shown(value), fix="give several, or one in a list")
         return
-    choices = get_args(wanted)
-    kind = str if choices else wanted
+    choices = get_args(bare_hint)
+    kind = str if choices else bare_hint
     fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
     if not fits or (kind is not bool and isinstance(value, bool)):
         raise ConfigError(f"{name} has the wrong type", got=shown(value), fix=f"give a value of type {kind.__name__}")

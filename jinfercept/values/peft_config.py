@@ -99,15 +99,15 @@ class PeftConfig(NamedTuple):
                 got=f"init_lora_weights={shown(start)} in {directory}",
                 fix="save it with path_initial_model_for_weight_conversion of PEFT, which makes it a plain adapter",
             )
-        others = {
+        unserved = {
             key: value
             for key, value in config.items()
             if key not in _UNDERSTOOD | _MEANINGLESS | {"init_lora_weights"} and value and value != "none"
         }
-        if others:
+        if unserved:
             raise ModelError(
                 "the adapter does what is not served",
-                got=", ".join(f"{key[:40]}={shown(value)[:40]}" for key, value in [*others.items()][:_SHOWN]),
+                got=", ".join(f"{key[:40]}={shown(value)[:40]}" for key, value in [*unserved.items()][:_SHOWN]),
                 fix="train a plain LoRA: no DoRA, no biases, no modules_to_save, no tokens of its own",
             )
         ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}

@@ -27,13 +27,13 @@ class SpeculativeConfig(NamedTuple):
     model: str | None = None
 
     @classmethod
-    def parse(cls, given: str | dict[str, Any] | None) -> Self:
+    def parse(cls, value: str | dict[str, Any] | None) -> Self:
         """Reads a mapping or its JSON; None asks for no drafts. Raises `ConfigError`."""
         flag = "speculative_config"
-        if given is None:
+        if value is None:
             return cls()
         try:
-            values: Any = json.loads(given) if isinstance(given, str) else given
+            values: Any = json.loads(value) if isinstance(value, str) else value
         except ValueError as error:
             raise ConfigError(f"{flag} is no JSON", got=str(error), fix=_SPECULATIVE_EXAMPLE) from None
         if not isinstance(values, dict):
@@ -46,16 +46,16 @@ class SpeculativeConfig(NamedTuple):
         if config.method not in ("ngram", "draft_model"):
             raise ConfigError(f"{flag} has another method", got=shown(config.method), fix="ngram or draft_model")
         if config.method == "ngram" and model is not None:
-            raise ConfigError(f"{flag} has n-grams of a model", got=shown(given), fix="leave out model, or draft_model")
+            raise ConfigError(f"{flag} has n-grams of a model", got=shown(value), fix="leave out model, or draft_model")
         if config.method == "draft_model" and not (isinstance(model, str) and model):
-            raise ConfigError(f"{flag} lacks the draft model", got=shown(given), fix=_DRAFT_MODEL_EXAMPLE)
+            raise ConfigError(f"{flag} lacks the draft model", got=shown(value), fix=_DRAFT_MODEL_EXAMPLE)
         if not all(type(number) is int and number >= 1 for number in config[1:4]):
-            raise ConfigError(f"{flag} has whole numbers from 1 on", got=shown(given), fix=_SPECULATIVE_EXAMPLE)
+            raise ConfigError(f"{flag} has whole numbers from 1 on", got=shown(value), fix=_SPECULATIVE_EXAMPLE)
         shortest, longest = config.prompt_lookup_min, config.prompt_lookup_max
         if "prompt_lookup_min" not in values:
             shortest = min(shortest, longest)
         if "prompt_lookup_max" not in values:
             longest = max(shortest, longest)
         if shortest > longest:
-            raise ConfigError("prompt_lookup_min is more than prompt_lookup_max", got=shown(given), fix="lower it")
+            raise ConfigError("prompt_lookup_min is more than prompt_lookup_max", got=shown(value), fix="lower it")
         return config._replace(prompt_lookup_min=shortest, prompt_lookup_max=longest)

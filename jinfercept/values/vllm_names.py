@@ -171,25 +171,25 @@ def own_options(
         ConfigError: one asks for something that cannot be done, has another name here, or is given twice.
     """
     own, notes = dict[str, Any](), list[str]()
-    for given, value in options.items():
-        name, flag = aliases.get(given, given), f"--{given.replace('_', '-')}"
+    for option, value in options.items():
+        name, flag = aliases.get(option, option), f"--{option.replace('_', '-')}"
         if name in names:
             if name in own and value is not None:
-                raise ConfigError("an option is given by two names", got=given, fix=f"give {name} alone")
+                raise ConfigError("an option is given by two names", got=option, fix=f"give {name} alone")
             if name == "dtype" and not isinstance(value, str | None):
                 value = getattr(value, "__name__", str(value)).removeprefix("torch.")
             ours = own_value(f"--{name.replace('_', '-')}", value)
             if ours is not value:
-                notes.append(f"{given}={value!r} is {name}={ours!r} here")
+                notes.append(f"{option}={value!r} is {name}={ours!r} here")
             own |= {} if ours is None else {name: ours}
         elif flag in RENAMED:
-            raise ConfigError("an option has another name here", got=given, fix=_keywords(RENAMED[flag]))
+            raise ConfigError("an option has another name here", got=option, fix=_keywords(RENAMED[flag]))
         elif flag in UNNEEDED:
-            if problem := _problem(given, UNNEEDED[flag], value):
+            if problem := _problem(option, UNNEEDED[flag], value):
                 raise ConfigError(_keywords(UNNEEDED[flag].why), **problem)
-            notes.append(f"{given} is not needed: {_keywords(UNNEEDED[flag].why)}")
+            notes.append(f"{option} is not needed: {_keywords(UNNEEDED[flag].why)}")
         else:
-            own[given] = value
+            own[option] = value
     return own, notes
 
 
@@ -198,14 +198,14 @@ def own_value(flag: str, value: Any) -> Any:
     return VALUES.get(flag, {}).get(value, value) if isinstance(value, str) else value
 
 
-def check_arguments(what: str, given: Mapping[str, Any], names: Iterable[str], sampling: Iterable[str]) -> None:
+def check_arguments(what: str, arguments: Mapping[str, Any], names: Iterable[str], sampling: Iterable[str]) -> None:
     """Raise `ArgumentError` for a keyword argument of `generate` or `chat` that is not theirs and asks for something.
 
     Args:
         what: is wrong with an unknown one.
         sampling: names of sampling parameters.
     """
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name in CALLS:
             if problem := _problem(name, CALLS[name], value):
                 raise ArgumentError(CALLS[name].why, **problem)

@@ -36,11 +36,11 @@ def adapter_in_memory(
     """
     if type(scale := plain(scale)) not in (int, float) or not np.isfinite(scale):
         raise ModelError("the scale of an adapter is a number", got=repr(scale)[:80], fix="lora_alpha / rank")
-    given = arrays_by_name(matrices, names)
-    for name, leaf in given.items():
+    arrays = arrays_by_name(matrices, names)
+    for name, leaf in arrays.items():
         check_leaf(name, leaf, (np.floating,))
     modules = {weights[0]: module for module, weights in modules_of(config).items() if len(weights) == 1}
-    file = _Matrices(dict(_named_by_peft(modules, name, leaf) for name, leaf in given.items()))
+    file = _Matrices(dict(_named_by_peft(modules, name, leaf) for name, leaf in arrays.items()))
     return adapter_of(file, _Alike(file.shapes, scale), config, most_rank)
 
 

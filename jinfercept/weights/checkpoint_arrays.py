@@ -36,37 +36,37 @@ def weights_of_checkpoint(
     base = BASES[config.family]
     plain = plain_names(tensors, base)
     by_name = {plain[name]: tensor for name, tensor in tensors.items()}
-    given = {plain[name]: name for name in tensors}
+    given_names = {plain[name]: name for name in tensors}
     has_base = any(base in name for name in tensors)
 
     def as_given(name: str) -> str:
-        return given.get(name, name if has_base else name.removeprefix(base))
+        return given_names.get(name, name if has_base else name.removeprefix(base))
 
     if config.family in ("gemma", "qwen3_next"):
         by_name = text_tensors(by_name)
     stored = _StoredArrays.of(config, by_name)
-    names, taken, ours, missing = names_of(config, stored.shapes), set[str](), dict[str, Any](), list[str]()
+    names, used_names, ours, missing = names_of(config, stored.shapes), set[str](), dict[str, Any](), list[str]()
     blocks = [("embed", 0, names.embed, expected.embed), ("head", 0, names.head, expected.head)]
     blocks += [(f"layers.{i}", i, names.layer, layer) for i, layer in enumerate(expected.layers)]
     for prefix, i, places, block in blocks:
         for name, leaf in block.items():
-            wanted = places[name].tensors(leaf.shape, i)
-            if not wanted.keys() & stored.shapes.keys():
-                missing += wanted
+            expected_shapes = places[name].tensors(leaf.shape, i)
+            if not expected_shapes.keys() & stored.shapes.keys():
+                missing += expected_shapes
                 continue
-            for tensor, shape in wanted.items():
+            for tensor, shape in expected_shapes.items():
                 if tensor not in stored.shapes:
-                    got = f"others of {len(wanted)}"
+                    got = f"others of {len(expected_shapes)}"
                     raise ModelError(f"weight {as_given(tensor)} is missing", got=got, fix="give all of them")
                 if (given_shape := stored.shapes[tensor]) != shape:
                     raise ModelError(f"weight {as_given(tensor)} has another shape", got=given_shape, fix=f"{shape}")
-            taken |= wanted.keys()
+            used_names |= expected_shapes.keys()
             ours[f"{prefix}.{name}"] = stored.weight(places[name], i, leaf.shape)
     head, embedding = names.head["unembed"].name, names.embed["embedding"].name
     if config.tie_embeddings and head in stored.shapes:
         stored.check_equal(head, embedding)
-        taken.add(head)
-    if others := sorted(name for name in stored.shapes if name not in taken and not name.endswith(names.ignored)):
+        used_names.add(head)
+    if extra := sorted(name for name in stored.shapes if name not in used_names and not name.endswith(names.ignored)):
         there = [f"{prefix}.{ours}" for prefix, _, _, block in blocks for ours in block]
         there += [
             as_given(name)
@@ -74,10 +74,10 @@ def weights_of_checkpoint(
             for ours in block
             for name in at[ours].tensors(block[ours].shape, i)
         ]
-        name = as_given(others[0])
+        name = as_given(extra[0])
         raise ModelError(
             "a weight is none of the model's",
-            got=f"{name[:200]}{nearest(name, there)}, one of {len(others)}",
+            got=f"{name[:200]}{nearest(name, there)}, one of {len(extra)}",
             fix="give the names of transformers, or those of `Params` as layers.0.q; `names` translates others",
         )
     if missing and not may_lack:
@@ -150,10 +150,10 @@ class _StoredArrays:
 
     def check_equal(self, head: str, embedding: str) -> None:
         """Raise `ModelError` unless the head's weights are the embedding's, which serve as both."""
-        given = self._read(head)
+        tensor = self._read(head)
         equal = embedding in self.shapes
-        if equal and (other := self._read(embedding)) is not given:
-            equal = given.shape == other.shape and bool(_numpy_or_jax([given, other]).array_equal(given, other))
+        if equal and (other := self._read(embedding)) is not tensor:
+            equal = tensor.shape == other.shape and bool(_numpy_or_jax([tensor, other]).array_equal(tensor, other))
         if not equal:
             raise ModelError(
                 "the served model's head is its embedding",

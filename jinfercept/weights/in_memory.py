@@ -77,16 +77,16 @@ class Replacement:
         self._mesh = mesh_of(weights_of(shapes.embed)[0])
         self._model = model if isinstance(model, Model) else None
         if isinstance(model, Model):
-            params, shapes = (untied(model.config, it) for it in (_fitting(model, params, self._mesh.size), shapes))
+            params, shapes = (untied(model.config, tree) for tree in (_fitting(model, params, self._mesh.size), shapes))
         else:
             params = _with_ties(params, ties)
             _check(params, shapes)
         self._blocks, self._shapes = blocks_of(params), blocks_of(shapes)
         self._one_array = {
-            name: other
+            name: twin
             for name, leaf in params.head.items()
-            for other, first in params.embed.items()
-            if leaf is first and leaf is not KEPT and shapes.head[name] == shapes.embed[other]
+            for twin, first in params.embed.items()
+            if leaf is first and leaf is not KEPT and shapes.head[name] == shapes.embed[twin]
         }
         if self._one_array:  # of a model of one's own with tied embeddings
             for blocks in (self._blocks, self._shapes):
@@ -130,9 +130,9 @@ class Replacement:
         if old is not None:
             blocks[:] = self._old(old)
         owners = {place: index for index, block in enumerate(blocks) for place in _buffers(block)}
-        given = [{owners[place] for place in _buffers(block) if place in owners} for block in self._blocks]
+        origins = [{owners[place] for place in _buffers(block) if place in owners} for block in self._blocks]
         stay = owned
-        if any(indices - {index} for index, indices in enumerate(given)):  # to another block
+        if any(indices - {index} for index, indices in enumerate(origins)):  # to another block
             owned = False
             if stay and old is not None:
                 old.clear()  # an old block is dropped when the new one is there
@@ -150,7 +150,7 @@ class Replacement:
             stays |= self._block(new, shapes, reused, [] if old is None else old)
             news.append(stays)
         embed, *layers, head = jax.block_until_ready(news)
-        head |= {name: embed[other] for name, other in self._one_array.items()}
+        head |= {name: embed[twin] for name, twin in self._one_array.items()}
         params = Params(embed, tuple(layers), head)
         return params if self._model is None else tied(self._model.config, params)
 
@@ -213,15 +213,15 @@ class Replacement:
             return {}
         return {name: reused[name] for name, leaf in new.items() if comes_in_pieces(leaf, reused.get(name))}
 
-    def _placed(self, given: Weights, shapes: Weights) -> Weights:
+    def _placed(self, block: Weights, shapes: Weights) -> Weights:
         """A new block on the devices that serve it."""
-        given = made(given)
+        block = made(block)
         if self._model is None:
-            return jax.device_put(given, _homes(shapes))
+            return jax.device_put(block, _homes(shapes))
         if self._mesh.size == 1:
-            return jax.device_put(given, self._mesh.sharding())
-        specs = {name: self._mesh.sharding(partition_spec(name, weight)) for name, weight in given.items()}
-        return serve_layer(jax.device_put(given, specs))
+            return jax.device_put(block, self._mesh.sharding())
+        specs = {name: self._mesh.sharding(partition_spec(name, weight)) for name, weight in block.items()}
+        return serve_layer(jax.device_put(block, specs))
 
     def _written(self, old: Weights | None, placed: Weights, shapes: Weights) -> Weights:
         dtypes = tuple(str(leaf.dtype) for leaf in jax.tree.leaves(shapes))
@@ -235,20 +235,20 @@ def _homes(shapes: Weights) -> Any:
 
 
 @partial(jax.jit, static_argnames=("dtypes", "as_served"), donate_argnums=0, keep_unused=True)
-def _write(old: Weights | None, given: Weights, dtypes: tuple[str, ...], *, as_served: bool) -> Weights:
-    """The given weights in these dtypes, in the memory of the old ones, never in their own."""
-    leaves, tree = jax.tree.flatten(serve_layer(given) if as_served else given)
+def _write(old: Weights | None, new: Weights, dtypes: tuple[str, ...], *, as_served: bool) -> Weights:
+    """The new weights in these dtypes, in the memory of the old ones, never in their own."""
+    leaves, tree = jax.tree.flatten(serve_layer(new) if as_served else new)
     return jax.tree.unflatten(tree, [jnp.copy(leaf).astype(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)])
 
 
-def _overwrite(old: jax.Array, given: Any) -> jax.Array:
+def _overwrite(old: jax.Array, source: Any) -> jax.Array:
     """An array from elsewhere, or one that is read, in the memory of an old one of the same shape."""
-    if isinstance(given, LazyWeight):
-        assert given.overwrite is not None
-        return given.overwrite(old)
-    step = max(1, PIECE_BYTES * len(given) // given.nbytes)
-    for start in range(0, len(given), step):
-        rows = jax.device_put(given[start : start + step], old.sharding)
+    if isinstance(source, LazyWeight):
+        assert source.overwrite is not None
+        return source.overwrite(old)
+    step = max(1, PIECE_BYTES * len(source) // source.nbytes)
+    for start in range(0, len(source), step):
+        rows = jax.device_put(source[start : start + step], old.sharding)
         old = jax.block_until_ready(_write_rows(old, rows, start))
     return old
 
@@ -270,7 +270,7 @@ def ties_of(params: Params) -> dict[str, str]:
         return _buffers({"": leaf}) or {id(leaf)}
 
     ours = [(name, places(leaf)) for name, leaf in params.embed.items()]
-    return {name: other for name, leaf in params.head.items() for other, own in ours if own and own == places(leaf)}
+    return {name: twin for name, leaf in params.head.items() for twin, own in ours if own and own == places(leaf)}
 
 
 def blocks_of(params: Params) -> list[Weights]:
@@ -281,11 +281,11 @@ def blocks_of(params: Params) -> list[Weights]:
 def _with_ties(params: Params, ties: Mapping[str, str]) -> Params:
     """The weights with what is one array with another that is new in place of `KEPT`."""
     embed, head = dict(params.embed), dict(params.head)
-    for name, other in ties.items():
-        if head.get(name) is KEPT and other in embed:
-            head[name] = embed[other]
-        elif embed.get(other) is KEPT and name in head:
-            embed[other] = head[name]
+    for name, twin in ties.items():
+        if head.get(name) is KEPT and twin in embed:
+            head[name] = embed[twin]
+        elif embed.get(twin) is KEPT and name in head:
+            embed[twin] = head[name]
     return params._replace(embed=embed, head=head)
 
 
@@ -321,7 +321,7 @@ def _fitting(model: Model, params: Params, num_devices: int) -> Params:
     fits = [shape == places.get(name) for name, shape in _shapes(params).items() if shape is not None]
     _check(params, served if all(fits) else stored)
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf, wanted: _fit(path[-1].key, leaf, wanted.shape), params, served
+        lambda path, leaf, target: _fit(path[-1].key, leaf, target.shape), params, served
     )
 
 
@@ -376,11 +376,11 @@ def _check(params: Params, expected: Params) -> None:
             f"weight {name} {problem}", got=f"{len(new)} weights for {len(old)}", fix="give the same structure"
         )
     for name, leaf in old.items():
-        shape, wanted = getattr(new[name], "shape", None), getattr(leaf, "shape", None)
+        shape, expected_shape = getattr(new[name], "shape", None), getattr(leaf, "shape", None)
         if new[name] is KEPT:
             continue
-        if wanted is None:
+        if expected_shape is None:
             raise ModelError(f"weight {name} is no array", got=type(leaf).__name__, fix="give an array")
-        if shape != wanted:
+        if shape != expected_shape:
             got = type(new[name]).__name__ if shape is None else shape
-            raise ModelError(f"weight {name} has another shape", got=got, fix=f"{wanted}")
+            raise ModelError(f"weight {name} has another shape", got=got, fix=f"{expected_shape}")

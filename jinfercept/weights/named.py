@@ -180,10 +180,10 @@ def _renamed(flat: dict[str, Any], names: Mapping[str, str]) -> tuple[dict[str, 
 
 
 def _check_names(chosen: Mapping[str, Any], ours: Mapping[str, Any], *, may_lack: bool) -> None:
-    if others := [name for name in chosen if name not in ours]:
+    if unknown := [name for name in chosen if name not in ours]:
         raise ModelError(
-            f"weight {others[0][:200]} is none of the model's",
-            got=f"{len(others)} such names{nearest(others[0], [*ours])}",
+            f"weight {unknown[0][:200]} is none of the model's",
+            got=f"{len(unknown)} such names{nearest(unknown[0], [*ours])}",
             fix="leave them out by `only`, or translate them by `names`",
         )
     if not may_lack and (missing := [name for name in ours if name not in chosen]):

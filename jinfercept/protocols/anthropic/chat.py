@@ -168,8 +168,8 @@ def _messages(body: CountTokensBody, deferred: dict[str, InputTool]) -> list[Mes
     system = body.system if isinstance(body.system, str) else _joined(_lasting(body.system or ()))
     messages = [_message("system", content=system)] if system else []
     names: dict[str, str] = {}
-    for role, given in _turns(body.messages):
-        turn = _converted(role, given, names, deferred)
+    for role, turn_messages in _turns(body.messages):
+        turn = _converted(role, turn_messages, names, deferred)
         names |= turn.calls
         messages += turn.messages
     if len(messages) > MAX_MESSAGES:
@@ -200,21 +200,21 @@ def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[InputMessag
 
 
 def _converted(
-    role: str, given: Sequence[InputMessage], names: Mapping[str, str], deferred: dict[str, InputTool]
+    role: str, turn_messages: Sequence[InputMessage], names: Mapping[str, str], deferred: dict[str, InputTool]
 ) -> _ConvertedTurn:
     """A turn as messages of a chat: the same objects, if it is one message that was converted before with the same names.
 
     Args:
         names, deferred: as of `_user_turn`.
     """
-    single = given[0] if len(given) == 1 else None
+    single = turn_messages[0] if len(turn_messages) == 1 else None
     if (
         single
         and (turn := single.derived.get("turn"))
         and all(names.get(call_id) == name for call_id, name in turn.results)
     ):
         return turn
-    blocks = [block for message in given for block in message.blocks]
+    blocks = [block for message in turn_messages for block in message.blocks]
     if role == "assistant":
         turn = _assistant_turn(blocks)
     elif role == "system":

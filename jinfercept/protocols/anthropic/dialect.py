@@ -50,11 +50,11 @@ def speaks_anthropic(scope: Scope) -> bool:
 def authorizations(scope: Scope) -> list[str]:
     """The values of the header `Authorization`, for `Keys.check`. In Anthropic's protocol `x-api-key` has a key too."""
     headers = Headers(scope=scope)
-    given = headers.getlist("authorization")
+    values = headers.getlist("authorization")
     if not speaks_anthropic(scope):
-        return given
+        return values
     keys = (f"Bearer {key}" for key in headers.getlist("x-api-key") if key)
-    return list(dict.fromkeys([*given, *keys]))
+    return list(dict.fromkeys([*values, *keys]))
 
 
 def anthropic_error(

@@ -106,7 +106,7 @@ def chat_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokenizer) ->
     return {
         "content": Lazy(
             shown(token_id, logprobs[token_id])
-            | {"top_logprobs": [shown(other, logprobs[other]) for other in _best(logprobs, top)]}
+            | {"top_logprobs": [shown(top_id, logprobs[top_id]) for top_id in _best(logprobs, top)]}
             for token_id, logprobs in tokens
             if logprobs is not None
         )
@@ -135,8 +135,8 @@ def completion_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokeniz
             None
             if logprobs is None
             else {
-                tokenizer.token_text(other): _finite(logprobs[other].logprob)
-                for other in [*_best(logprobs, top), token_id]
+                tokenizer.token_text(top_id): _finite(logprobs[top_id].logprob)
+                for top_id in [*_best(logprobs, top), token_id]
             }
             for token_id, logprobs in tokens
         ),

@@ -34,9 +34,9 @@ _METADATA_LIMITS = (16, 64, 512)
 
 def check_supported(body: ResponsesBody) -> None:
     """Raise 400 for fields and values that `/v1/responses` does not support."""
-    others = {"n": 1, "response_format": None, "prompt_logprobs": None, "return_token_ids": False}
-    others |= {"return_routed_experts": False, **dict.fromkeys(TRAINING_FIELDS, False)}
-    for name, harmless in others.items():
+    defaults = {"n": 1, "response_format": None, "prompt_logprobs": None, "return_token_ids": False}
+    defaults |= {"return_routed_experts": False, **dict.fromkeys(TRAINING_FIELDS, False)}
+    for name, harmless in defaults.items():
         if getattr(body, name) not in (None, harmless):
             raise ApiError.bad(f"{name} is not for responses", name, "unsupported_parameter")
     for name in _UNSUPPORTED:
@@ -76,20 +76,20 @@ def truncated[T](messages: list[Message], make: Callable[[list[Message]], T]) ->
     is_system = [message.role in ("system", "developer") for message in messages]
     head = is_system.index(False) if False in is_system else len(messages)
     starts = [place for place in range(head + 1, len(messages)) if messages[place].role == "user"]
-    made: T | None = None
+    request: T | None = None
     low, high = 0, len(starts)
     while low < high:
         middle = (low + high) // 2
         try:
-            made = make([*messages[:head], *messages[starts[middle] :]])
+            request = make([*messages[:head], *messages[starts[middle] :]])
             high = middle
         except ApiError as error:
             if error.code != _TOO_LONG:
                 raise
             low = middle + 1
-    if made is None:
+    if request is None:
         raise too_long
-    return made
+    return request
 
 
 def renamed(error: ApiError) -> ApiError:

@@ -67,26 +67,26 @@ def server_call(name: str, note: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "arguments": "", "output": None, "error": None} | fixed | {"jinfercept": note}
 
 
-def check_length(given: str | Sequence[InputItem], num_before: int) -> None:
+def check_length(body_input: str | Sequence[InputItem], num_before: int) -> None:
     """Raise 400 if a conversation has too many items. Items without text count too.
 
     Args:
-        given: the body's `input`.
+        body_input: the body's `input`.
         num_before: items of the conversation that it continues.
     """
-    number = num_before + (1 if isinstance(given, str) else len(given))
+    number = num_before + (1 if isinstance(body_input, str) else len(body_input))
     if number > MAX_ITEMS:
         message = f"a conversation has at most {MAX_ITEMS} items; with the {num_before} before it this one has {number}"
         raise ApiError.bad(message, "input", "too_many_items")
 
 
-def references(given: str | Sequence[InputItem]) -> set[str]:
+def references(body_input: str | Sequence[InputItem]) -> set[str]:
     """Ids of the stored items that a body refers to."""
-    return set() if isinstance(given, str) else {item.id for item in given if isinstance(item, ItemReference)}
+    return set() if isinstance(body_input, str) else {item.id for item in body_input if isinstance(item, ItemReference)}
 
 
 def read_items(
-    given: str | Sequence[InputItem],
+    body_input: str | Sequence[InputItem],
     before: Iterable[Item],
     referred: Mapping[str, Item],
     *,
@@ -102,13 +102,13 @@ def read_items(
     Raises:
         ApiError: 400 for a result without its call.
     """
-    if isinstance(given, str):
-        return [new_item("message", role="user", content=[_text(given, "user")])]
+    if isinstance(body_input, str):
+        return [new_item("message", role="user", content=[_text(body_input, "user")])]
     call_ids: dict[str, str] = {}
     for item in before:
         call_ids |= _call_ids(item)
     items: list[Item] = []
-    for index, part in enumerate(given):
+    for index, part in enumerate(body_input):
         if isinstance(part, OtherItem):
             continue
         item = referred[part.id] if isinstance(part, ItemReference) else _stored(part)
@@ -123,15 +123,15 @@ def read_items(
     return items
 
 
-def tools_of_items(given: str | Sequence[InputItem]) -> Iterator[InputTool]:
-    for item in () if isinstance(given, str) else given:
+def tools_of_items(body_input: str | Sequence[InputItem]) -> Iterator[InputTool]:
+    for item in () if isinstance(body_input, str) else body_input:
         if isinstance(item, AdditionalToolsItem | ToolSearchOutputItem):
             yield from item.tools
 
 
-def types_left_out(given: str | Sequence[InputItem]) -> set[str]:
+def types_left_out(body_input: str | Sequence[InputItem]) -> set[str]:
     """Types of a body's items that are not supported."""
-    return set() if isinstance(given, str) else {item.type for item in given if isinstance(item, OtherItem)}
+    return set() if isinstance(body_input, str) else {item.type for item in body_input if isinstance(item, OtherItem)}
 
 
 def _call_ids(item: Item) -> dict[str, str]:

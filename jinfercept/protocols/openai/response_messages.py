@@ -54,13 +54,13 @@ class _ItemsOfTurn:
 
     def message(self) -> Message:
         """The turn as a message: the same object if an earlier turn had the same items, each of them a `KnownObject`."""
-        first, *others = [item.derived if isinstance(item, KnownObject) else None for item in self.items]
-        if first is None or None in others:
+        first, *rest = [item.derived if isinstance(item, KnownObject) else None for item in self.items]
+        if first is None or None in rest:
             return self._message()
         before, message = first.get("turn", ((), None))
-        if message is None or len(before) != len(others) or any(map(is_not, before, others)):
+        if message is None or len(before) != len(rest) or any(map(is_not, before, rest)):
             message = self._message()
-            first["turn"] = others, message
+            first["turn"] = rest, message
         return message
 
     def _message(self) -> Message:

@@ -283,8 +283,8 @@ class ResponsesBody(SamplingBody):
     @property
     def conversation_id(self) -> str | None:
         """Id of the conversation that the response is a turn of."""
-        given = self.conversation
-        return given.id if isinstance(given, ConversationReference) else given
+        conversation = self.conversation
+        return conversation.id if isinstance(conversation, ConversationReference) else conversation
 
 
 class InputTokensDetails(BaseModel):

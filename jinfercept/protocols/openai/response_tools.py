@@ -106,8 +106,8 @@ class ClientTools:
         ApiError: 400 for too many tools, namespaces expanded.
     """
 
-    def __init__(self, given: Sequence[InputTool], items: Iterable[Mapping[str, Any]] = ()) -> None:
-        tools = list(_flat(given))
+    def __init__(self, input_tools: Sequence[InputTool], items: Iterable[Mapping[str, Any]] = ()) -> None:
+        tools = list(_flat(input_tools))
         self._tools = {tool.function: tool for tool in tools}
         deferred: list[_ClientTool] = []
         for item in items:
@@ -186,8 +186,8 @@ def called_function(item: Mapping[str, Any]) -> tuple[str, str]:
         case "tool_search_call":
             return _SEARCH, _json(item["arguments"])
         case _:
-            given = {name: value for name, value in item["action"].items() if name in _COMMAND["properties"] and value}
-            return _SHELL, _json(given)
+            action = {name: value for name, value in item["action"].items() if name in _COMMAND["properties"] and value}
+            return _SHELL, _json(action)
 
 
 def client_call_value(kind: str, arguments: str) -> Any:
@@ -210,24 +210,24 @@ def declared_text(tools: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(map(_json, declared)) or "no tools found"
 
 
-def types_left_out(given: Sequence[InputTool]) -> Iterator[str]:
-    for tool in given:
+def types_left_out(tools: Sequence[InputTool]) -> Iterator[str]:
+    for tool in tools:
         if isinstance(tool, OtherTool):
             yield tool.type
         elif isinstance(tool, NamespaceTool):
             yield from types_left_out(tool.tools)
 
 
-def _flat(given: Sequence[InputTool]) -> Iterator[_ClientTool]:
-    for tool in given:
+def _flat(tools: Sequence[InputTool]) -> Iterator[_ClientTool]:
+    for tool in tools:
         if isinstance(tool, NamespaceTool):
             yield from (_ClientTool(inner, tool.name) for inner in tool.tools if not isinstance(inner, OtherTool))
         elif not isinstance(tool, OtherTool):
             yield _ClientTool(tool)
 
 
-def _declaration(given: _ClientTool, kind: type[ToolDeclaration] = ToolDeclaration) -> ToolDeclaration:
-    tool = given.tool
+def _declaration(client_tool: _ClientTool, kind: type[ToolDeclaration] = ToolDeclaration) -> ToolDeclaration:
+    tool = client_tool.tool
     match tool:
         case FunctionTool():
             fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
@@ -237,7 +237,7 @@ def _declaration(given: _ClientTool, kind: type[ToolDeclaration] = ToolDeclarati
             fields = {"description": "Runs a command on the user's machine.", "parameters": _COMMAND}
         case ToolSearchTool():
             fields = {"description": tool.description, "parameters": tool.parameters}
-    function = Function.model_construct(name=given.function, **fields)
+    function = Function.model_construct(name=client_tool.function, **fields)
     return kind.model_construct(type="function", function=function)
 
 
@@ -252,12 +252,12 @@ def _described(tool: CustomTool) -> str | None:
 
 def _action(arguments: str) -> dict[str, Any]:
     """The action of a call of the local shell. A command that is no list of texts is empty, which no client runs."""
-    given = _object(arguments)
-    command = given.get("command")
+    fields = _object(arguments)
+    command = fields.get("command")
     if isinstance(command, str):
         command = ["bash", "-lc", command]
     is_command = isinstance(command, list) and all(isinstance(part, str) for part in command)
-    env, timeout_ms, directory = given.get("env"), given.get("timeout_ms"), given.get("working_directory")
+    env, timeout_ms, directory = fields.get("env"), fields.get("timeout_ms"), fields.get("working_directory")
     return {
         "type": "exec",
         "command": command if is_command else [],
@@ -271,10 +271,10 @@ def _action(arguments: str) -> dict[str, Any]:
 def _object(arguments: str) -> dict[str, Any]:
     """Arguments as an object; {} if they are none."""
     try:
-        given = json.loads(arguments)
+        parsed = json.loads(arguments)
     except (ValueError, RecursionError):
         return {}
-    return given if isinstance(given, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _json(value: Any) -> str:

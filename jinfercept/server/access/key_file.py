@@ -127,21 +127,21 @@ def _rules(path: str, name: str, table: Any) -> tuple[str, KeyRules]:
     if not isinstance(table, dict):
         raise ConfigError("the file of API keys has a value outside of tables", got=f"{path}: {name}", fix=_FIX)
     try:
-        read = _Table.model_validate(table)
+        entry = _Table.model_validate(table)
     except ValidationError as error:
         problem = error.errors(include_input=False)[0]
         field = ".".join(map(str, problem["loc"]))
-        got = f"{path}: [{name}] {field}: {problem['msg']}" if field else f"{path}: [{name}] {problem['msg']}"
-        raise ConfigError("the file of API keys is wrong", got=got, fix=_FIX) from None  # its input is a secret
-    digest = read.sha256 if read.key is None else key_digest(read.key)
+        message = f"{path}: [{name}] {field}: {problem['msg']}" if field else f"{path}: [{name}] {problem['msg']}"
+        raise ConfigError("the file of API keys is wrong", got=message, fix=_FIX) from None  # its input is a secret
+    digest = entry.sha256 if entry.key is None else key_digest(entry.key)
     assert digest is not None
     return digest, KeyRules(
         name,
-        read.operator,
-        (read.priority[0], read.priority[1]),
-        read.weight,
-        read.max_concurrent,
-        read.requests_per_minute,
-        read.tokens_per_minute,
-        read.first_token_limit,
+        entry.operator,
+        (entry.priority[0], entry.priority[1]),
+        entry.weight,
+        entry.max_concurrent,
+        entry.requests_per_minute,
+        entry.tokens_per_minute,
+        entry.first_token_limit,
     )

@@ -72,8 +72,8 @@ class Keys:
             raise ApiError.bad("the request has two API keys: send one")
         authorization = authorizations[0] if authorizations else None
         scheme, _, key = (authorization or "").partition(" ")
-        given = key_digest(key.strip())
-        matches = [hmac.compare_digest(given, digest) for digest in self._rules]
+        sent_digest = key_digest(key.strip())
+        matches = [hmac.compare_digest(sent_digest, digest) for digest in self._rules]
         if scheme.lower() != "bearer" or not key.strip() or not any(matches):
             raise ApiError(
                 401,
@@ -81,7 +81,7 @@ class Keys:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        return given
+        return sent_digest
 
     def watched_by(self, tenant: str) -> str | None:
         """The tenant whose requests a key may see and whose calls it may answer: its own; None: all tenants.

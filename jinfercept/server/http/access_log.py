@@ -56,8 +56,8 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         began_s = time.monotonic()
-        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        name = given if _ID.fullmatch(given) else uuid.uuid4().hex
+        header = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        name = header if _ID.fullmatch(header) else uuid.uuid4().hex
         details: dict[str, Any] = {"request_id": name}
         scope[DETAILS], scope[REQUEST_ID] = details, name
         TRACE.set(None)  # a pipelined request inherits the context of the one before it

@@ -159,22 +159,22 @@ class BodyReader:
         mark = secrets.token_hex(16)
         earlier = self._lists.get(name) if number else None
         if earlier is None:
-            read, ends = parsed(body, model), _ends(body, start)
+            parsed_body, ends = parsed(body, model), _ends(body, start)
             if not ends or not _is_list(body[:start] + b'"%s"' % mark.encode() + body[start + ends[-1] :], field, mark):
-                return read
+                return parsed_body
         else:
             skipped = earlier.ends[number - 1]
             rest = body[:start] + b'"%s"' % mark.encode() + body[start + skipped :]
-            read = _continued(rest, model, field, mark, earlier.items[:number])
+            parsed_body = _continued(rest, model, field, mark, earlier.items[:number])
             new = _ends(body, start + skipped)
-            if read is None or new is None:
+            if parsed_body is None or new is None:
                 return parsed(body, model)
             ends = earlier.ends[:number]
             ends.extend(skipped + end for end in new)
-        items = getattr(read, field, None)
-        if isinstance(items, list) and len(items) == len(ends) and getattr(read, "cache_salt", None) is None:
+        items = getattr(parsed_body, field, None)
+        if isinstance(items, list) and len(items) == len(ends) and getattr(parsed_body, "cache_salt", None) is None:
             self._remember(tenant, model, body[start : start + ends[-1]], ends, items)
-        return read
+        return parsed_body
 
     def _found(self, tenant: str, model: object, body: bytes, start: int) -> tuple[str, int]:
         """The name of the list that shares the most, and the number of items that it shares; 0: there is none."""

@@ -58,8 +58,8 @@ def coding_of(headers: Sequence[str]) -> str:
     Raises:
         ApiError: 415 for codings that are not supported, and for several: each may expand the body a thousand times.
     """
-    given = [name.strip().lower() for value in headers for name in value.split(",")]
-    codings = [name for name in given if name not in ("", "identity")]
+    names = [name.strip().lower() for value in headers for name in value.split(",")]
+    codings = [name for name in names if name not in ("", "identity")]
     if not codings:
         return ""
     if len(codings) > 1 or codings[0] not in _WINDOWS:
@@ -90,18 +90,18 @@ def _decoded(body: bytes, coding: str, max_bytes: int) -> bytes:
     parts, size = list[bytes](), 0
     try:
         for start in range(0, len(body), _PIECE_BYTES):
-            left = body[start : start + _PIECE_BYTES]
-            while left:
+            rest = body[start : start + _PIECE_BYTES]
+            while rest:
                 if decoder.eof:
                     members += 1
                     if members > (_MOST_MEMBERS if wbits == _WINDOWS["gzip"] else 1):
                         raise zlib.error("data behind its end")
                     decoder = zlib.decompressobj(wbits)
-                parts.append(decoder.decompress(left, _PIECE_BYTES))
+                parts.append(decoder.decompress(rest, _PIECE_BYTES))
                 size += len(parts[-1])
                 if size > max_bytes:
                     raise ApiError(413, f"the body is larger than {max_bytes} bytes when it is decoded")
-                left = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+                rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
         parts.append(decoder.flush())
     except zlib.error as error:
         raise ApiError.bad(f"the body is not {coding}: {error}", code="invalid_encoding") from None

@@ -105,8 +105,8 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
     check_conversation(service, messages, [tool.declaration for tool in tools], body.chat_template_kwargs)
     try:
         messages = service.tool_history.restored(hints.salt, messages)
-        given = [*tools, *offered], options, iter([name]), hints.tenant, hints.salt
-        return service.llm.make_chats([messages], params, *given)
+        arguments = [*tools, *offered], options, iter([name]), hints.tenant, hints.salt
+        return service.llm.make_chats([messages], params, *arguments)
     except JinferceptError as error:
         raise ApiError.of(error, field_of_chat(error, bool(tools))) from error
 
@@ -185,10 +185,10 @@ def _logprobs(body: ChatBody) -> int | None:
 
 def _tools(body: ChatBody) -> list[ChatTool]:
     """The body's tools. Raises 400 for a wrong declaration."""
-    given = body.tools or ()
+    body_tools = body.tools or ()
     try:
-        tools = chat_tools([tool.model_dump(exclude_none=True) for tool in given])
+        tools = chat_tools([tool.model_dump(exclude_none=True) for tool in body_tools])
     except RequestError as error:
         raise ApiError.of(error, "tools") from error
-    deferred = [isinstance(tool, DeferredTool) for tool in given]
+    deferred = [isinstance(tool, DeferredTool) for tool in body_tools]
     return [replace(tool, is_deferred=is_deferred) for tool, is_deferred in zip(tools, deferred, strict=True)]

@@ -81,8 +81,8 @@ def make_completions(
     asked_tools = body.jinfercept.server_tools if body.jinfercept is not None else None
     tools = service.tools.offered(asked_tools, ())
     try:
-        given = [_prompt(service, prompt, body.add_special_tokens is not False) for prompt in prompts]
-        requests = service.llm.make_requests(given, params, tools, None, ids, hints.tenant, calls)
+        engine_prompts = [_prompt(service, prompt, body.add_special_tokens is not False) for prompt in prompts]
+        requests = service.llm.make_requests(engine_prompts, params, tools, None, ids, hints.tenant, calls)
     except RequestError as error:
         raise ApiError.of(error, "prompt") from error
     check_requests(service, requests, "prompt")

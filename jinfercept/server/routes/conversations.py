@@ -67,10 +67,10 @@ class DeletedConversation(BaseModel):
 @router.post("/v1/conversations", response_model=ConversationObject)
 async def create_conversation(request: Request, body: NewConversationBody | None = None) -> Response:
     """Create a conversation."""
-    given = body.items or [] if body else []
+    inputs = body.items or [] if body else []
     metadata = body.metadata or {} if body else {}
     check_metadata(metadata)
-    items = await _read(request, given)
+    items = await _read(request, inputs)
     conversation = StoredConversation(f"conv_{uuid.uuid4().hex}", int(time.time()), metadata)
     num_bytes = await _run(request, rows.create_conversation, conversation, items, _ttl_s(request))
     service_of(request).database.written_bytes += num_bytes
@@ -141,15 +141,15 @@ async def delete_item(conversation_id: str, item_id: str, request: Request) -> R
     return _shown(await _run(request, rows.delete_item, conversation_id, item_id, _ttl_s(request), frees=True))
 
 
-async def _read(request: Request, given: Sequence[InputItem]) -> list[Item]:
+async def _read(request: Request, inputs: Sequence[InputItem]) -> list[Item]:
     """The items of a body as they are stored. Raises 400 and 404."""
     service = service_of(request)
-    for index, item in enumerate(given):
+    for index, item in enumerate(inputs):
         if isinstance(item, OtherItem):
             raise ApiError.bad(f"items of type {item.type[:80]!r} cannot be stored here", f"items[{index}]")
     try:
-        referred = await service.responses.items(references(given), tenant_of(request)) if references(given) else {}
-        return await service.prepare(request, lambda: read_items(given, (), referred, check_calls=False))
+        referred = await service.responses.items(references(inputs), tenant_of(request)) if references(inputs) else {}
+        return await service.prepare(request, lambda: read_items(inputs, (), referred, check_calls=False))
     except ApiError as error:
         error.param = error.param.replace("input", "items", 1) if error.param else None
         raise

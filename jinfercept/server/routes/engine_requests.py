@@ -155,16 +155,16 @@ def sampling_params(
         ApiError: 400, with the field.
     """
     given_params = {name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None}
-    given: dict[str, Any] = {"max_tokens": None, **service.llm.sampling_defaults, **given_params}
+    keywords: dict[str, Any] = {"max_tokens": None, **service.llm.sampling_defaults, **given_params}
     if max_tokens is not None:
-        given["max_tokens"] = max_tokens
-    stop = given.pop("stop", None) or ()
-    given["stop"] = [stop] if isinstance(stop, str) else [text for text in stop if text]
+        keywords["max_tokens"] = max_tokens
+    stop = keywords.pop("stop", None) or ()
+    keywords["stop"] = [stop] if isinstance(stop, str) else [text for text in stop if text]
     for name in ("stop", "bad_words"):
-        service.check_chars(given.get(name), name)
+        service.check_chars(keywords.get(name), name)
     structured, llm = _structured(body), service.llm
     try:
-        params = SamplingParams(logprobs=logprobs, **given)
+        params = SamplingParams(logprobs=logprobs, **keywords)
     except RequestError as error:
         raise ApiError.of(error, _field_of(error)) from error
     _check_tokens(params, llm.model.config.vocab_size)
@@ -192,21 +192,21 @@ def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
 
 def _structured(body: SamplingBody) -> tuple[str, dict[str, Any]] | None:
     """The field that defines the form of the answer, with the keywords of `StructuredOutputsParams`; None without one."""
-    given: list[tuple[str, dict[str, Any]]] = []
+    constraints: list[tuple[str, dict[str, Any]]] = []
     form = body.response_format
-    if form is not None and (wanted := _of_format(form)) is not None:
-        given.append(("response_format", wanted))
+    if form is not None and (keywords := _of_format(form)) is not None:
+        constraints.append(("response_format", keywords))
     if body.structured_outputs is not None:
         outputs = body.structured_outputs.model_dump(exclude_none=True, by_alias=True)
-        given.append(("structured_outputs", _supported(outputs)))
+        constraints.append(("structured_outputs", _supported(outputs)))
     for kind in ("json", "regex", "choice", "grammar"):
         value = getattr(body, f"guided_{kind}")
         if value is not None:
-            given.append((f"guided_{kind}", {kind: value}))
-    if len(given) > 1:
-        names = ", ".join(name for name, _ in given)
-        raise ApiError.bad(f"one of these says what the answer has to be: {names}", given[1][0])
-    return given[0] if given else None
+            constraints.append((f"guided_{kind}", {kind: value}))
+    if len(constraints) > 1:
+        names = ", ".join(name for name, _ in constraints)
+        raise ApiError.bad(f"one of these says what the answer has to be: {names}", constraints[1][0])
+    return constraints[0] if constraints else None
 
 
 def _of_format(form: ResponseFormat) -> dict[str, Any] | None:

@@ -74,5 +74,5 @@ class _JsonRequest(Request):
         self.scope[BODY_BYTES] = len(body)
         if len(body) <= _SMALL_BYTES:
             return parsed(body, self._model)
-        given = body, self._model, self._listed, tenant_of(self)
-        return await self._service.prepare(self, lambda: self._service.bodies.read(*given))
+        arguments = body, self._model, self._listed, tenant_of(self)
+        return await self._service.prepare(self, lambda: self._service.bodies.read(*arguments))

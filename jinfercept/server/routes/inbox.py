@@ -103,13 +103,13 @@ async def decline(call_id: _CallId, request: Request, body: DeclineBody | None =
 async def _leave(request: Request, answer: TakenAnswer, error: RequestError) -> None:
     """Leave an answer for the server at which a call waits. Raises 404 if it waits at none."""
     service, watched = service_of(request), _watched(request)
-    left = service.database.outlives and _CALL_ID.fullmatch(answer.id)
-    if left:
-        left = await service.database.run(
+    was_left = service.database.outlives and _CALL_ID.fullmatch(answer.id)
+    if was_left:
+        was_left = await service.database.run(
             tenant_of(request),
             lambda session: inbox_rows.leave_answer(session, service.server, watched, answer),
         )
-    if not left:
+    if not was_left:
         raise ApiError(404, str(error), param="call_id", code="call_not_found") from error
 
 

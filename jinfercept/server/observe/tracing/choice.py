@@ -48,8 +48,8 @@ def traces_choice(flag: str | None, texts: bool, environ: Mapping[str, str]) -> 
             raise ConfigError("traces need more packages", got=f"--otlp-traces-endpoint {flag}", fix=_FIX)
         return TracesChoice(endpoint, texts)
     exporter = environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
-    wanted = exporter == "otlp" or any(environ.get(name) for name in _ENDPOINTS)
-    if not wanted or exporter == "none" or environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+    is_configured = exporter == "otlp" or any(environ.get(name) for name in _ENDPOINTS)
+    if not is_configured or exporter == "none" or environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     protocol = next((value for name in _PROTOCOLS if (value := environ.get(name))), _PROTOCOL)
     if problem := (

@@ -65,8 +65,8 @@ class Tracing:
         for name, value in headers:
             if (key := name.decode("latin-1")) in carrier:
                 carrier[key].append(value.decode("latin-1"))
-        given = {name: ",".join(values) for name, values in carrier.items() if values}
-        return RequestTrace(self, operation, route, _PROPAGATOR.extract(given, Context()), details)
+        trace_headers = {name: ",".join(values) for name, values in carrier.items() if values}
+        return RequestTrace(self, operation, route, _PROPAGATOR.extract(trace_headers, Context()), details)
 
     def tool(self, tool: ChatTool) -> ChatTool:
         """A copy of a tool whose calls by requests of a trace are spans, and pass the trace's context on."""
@@ -150,9 +150,9 @@ class RequestTrace:
         if not self._is_recording:
             return {}
         self.root.set_attributes(request_attributes(self._requests))
-        made = {request.id: Timeline(self.root.get_span_context()) for request in requests}
-        self._timelines |= made
-        return made
+        timelines = {request.id: Timeline(self.root.get_span_context()) for request in requests}
+        self._timelines |= timelines
+        return timelines
 
     def watch(self, stream: AsyncStream) -> None:
         """Note the stream of submitted requests, which has their outputs at the end."""
@@ -210,9 +210,9 @@ class RequestTrace:
 
 async def _ended(value: Awaitable[object], call_span: CallSpan) -> object:
     try:
-        done = await value
+        result = await value
     except BaseException as error:
         call_span.end(error)
         raise
     call_span.end()
-    return done
+    return result

@@ -66,8 +66,8 @@ def request_attributes(requests: Sequence[Request]) -> dict[str, Any]:
         "presence_penalty": params.presence_penalty,
         "choice.count": len(requests),
     }
-    given = {f"gen_ai.request.{name}": value for name, value in values.items() if value is not None}
-    return {name: max(-_MOST_INT, min(_MOST_INT, value)) for name, value in given.items()}
+    attributes = {f"gen_ai.request.{name}": value for name, value in values.items() if value is not None}
+    return {name: max(-_MOST_INT, min(_MOST_INT, value)) for name, value in attributes.items()}
 
 
 @final
@@ -121,8 +121,8 @@ class SpanWriter:
         )
         for call, result in [*answered, *late]:
             self._call(call, result, waiting, None, common)
-        for left in waiting:
-            self._end_call(left, None, common)
+        for call_span in waiting:
+            self._end_call(call_span, None, common)
         if timeline.num_dropped:
             self._root.set_attribute("jinfercept.dropped_phases", timeline.num_dropped)
 
@@ -206,8 +206,8 @@ class SpanWriter:
             span = self._tracer.start_span(
                 f"execute_tool {call.name}", self._context, start_time=self._ns(pause.start_s)
             )
-            made = CallSpan(span, "", call.name, call.id, {}, call.arguments, "cancelled", self._ns(pause.end_s))
-            self._end_call(made, result, attributes)
+            new_span = CallSpan(span, "", call.name, call.id, {}, call.arguments, "cancelled", self._ns(pause.end_s))
+            self._end_call(new_span, result, attributes)
 
     def _end_call(self, call_span: CallSpan, result: Result | None, attributes: Mapping[str, Any]) -> None:
         status = call_span.status if result is None or result.status == "started" else result.status
@@ -252,9 +252,9 @@ def _phase_attributes(phase: Phase) -> dict[str, Any]:
 
 def _texts(requests: Sequence[Request], outputs: Sequence[RequestOutput]) -> dict[str, str]:
     """The rendered prompts and the generated texts, each as one part of a message."""
-    given = [("user", request.prompt) for request in requests if request.leader is None and request.prompt]
+    prompts = [("user", request.prompt) for request in requests if request.leader is None and request.prompt]
     answers = [("assistant", completion.text) for output in outputs for completion in output.outputs]
-    return {"gen_ai.input.messages": _messages(given), "gen_ai.output.messages": _messages(answers)}
+    return {"gen_ai.input.messages": _messages(prompts), "gen_ai.output.messages": _messages(answers)}
 
 
 def _messages(texts: Sequence[tuple[str, str]]) -> str:
