@@ -68,15 +68,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         for key in ("tie_word_embeddings", "quantization_config", "eos_token_id")
         if config.get(key) is not None
     }
-    return without_sections({**_OF_PARTS.get(name, {}), **text, **outer, **_WITH_IMAGES[name]})
-
-
-def without_sections(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config with the rotation of text alone: sections of pairs turn by places in images, which text has none of."""
-    ropes = {key: rope for key in ("rope_scaling", "rope_parameters") if isinstance(rope := config.get(key), Mapping)}
-    sections = ("mrope_section", "mrope_interleaved")
-    plain = {key: {name: value for name, value in rope.items() if name not in sections} for key, rope in ropes.items()}
-    return {**config, **plain}
+    return {**_OF_PARTS.get(name, {}), **text, **outer, **_WITH_IMAGES[name]}
 
 
 def check_keys(config: Mapping[str, Any], understood: Set[str], *, where: str, every: bool = False) -> None:

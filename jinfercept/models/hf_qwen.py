@@ -5,15 +5,7 @@ from typing import Any
 
 from jinfercept.errors import ModelError, shown
 from jinfercept.models.config import ARCHITECTURES, DeltaNetConfig, ExpertsConfig, LayerKind
-from jinfercept.models.hf_keys import (
-    check_layer_types,
-    check_numbers,
-    check_sizes,
-    flag,
-    layer_fields,
-    refuse_unless,
-    without_sections,
-)
+from jinfercept.models.hf_keys import check_layer_types, check_numbers, check_sizes, flag, layer_fields, refuse_unless
 from jinfercept.models.hf_rope import rope_from_hf
 
 _DELTA_KEYS = {
@@ -56,7 +48,7 @@ def qwen3_next_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not flag(config, "attn_output_gate", default=True):
         raise ModelError("attention of this family has gates", got="attn_output_gate false", fix="use another model")
     refuse_unless(config, hidden_act=("silu", "swish"))
-    rope = rope_from_hf(without_sections(config), config["head_dim"], config["max_position_embeddings"], name)
+    rope = rope_from_hf(config, config["head_dim"], config["max_position_embeddings"], name)
     kinds = zip(_are_recurrent(config), are_dense(config), strict=True)
     return {
         **layer_fields(config, rope, config["head_dim"], bias=flag(config, "attention_bias")),

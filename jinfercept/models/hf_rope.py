@@ -35,7 +35,15 @@ _KEYS = {
     *(*_NUMBERS, "rope_type", "type", "partial_rotary_factor", "mscale", "mscale_all_dim", "truncate"),
     *("short_factor", "long_factor", "finetuned"),
 }
-_GROWTH = "llama_4_scaling_beta"  # of Ministral 3, which may repeat the model's length beside it
+_GROWTH = "llama_4_scaling_beta"
+_OF_IMAGES = frozenset(
+    ("mrope_section", "mrope_interleaved")
+)  # pairs that turn by places in images, which text has none of
+_OWN_KEYS = {
+    **dict.fromkeys(("qwen3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _OF_IMAGES),
+    "ministral3": frozenset((_GROWTH, "max_position_embeddings")),  # the model's length again
+}
+"""Further keys of some architectures that are read or change nothing."""
 _TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 
 
@@ -58,9 +66,9 @@ def rope_from_hf(config: Mapping[str, Any], head_dim: int, max_position: int, ar
         ModelError: the scaling is not supported, or something in it is missing, wrong or not understood.
     """
     rope = _stated(config)
-    grows = architecture == "ministral3" and bool(rope.get(_GROWTH))
-    understood = _KEYS | {_GROWTH, "max_position_embeddings"} if architecture == "ministral3" else _KEYS
-    check_keys(rope, understood, where="the rotary embedding in config.json", every=True)
+    check_keys(
+        rope, _KEYS | _OWN_KEYS.get(architecture, frozenset()), where="the rotary embedding in config.json", every=True
+    )
     _check_numbers(rope)
     share, kind = _rotary_share(config, rope), _kind(rope)
     kind = "longrope" if architecture == "phi3" and kind in ("su", "yarn") else kind
@@ -91,7 +99,7 @@ def rope_from_hf(config: Mapping[str, Any], head_dim: int, max_position: int, ar
             raise ModelError(
                 "the rope scaling is not supported", got=shown(kind), fix=f"use one of {', '.join(_TYPES)}"
             )
-    if grows:
+    if rope.get(_GROWTH):
         _require(rope, ("original_max_position_embeddings",))
         scaled = replace(scaled, original_max_position=original, query_growth=rope[_GROWTH])
     return Rope(scaled, max_position)
