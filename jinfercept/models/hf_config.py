@@ -98,12 +98,8 @@ _QWEN_2 = {"rms_norm_eps": 1e-6, "num_key_value_heads": 32, "sliding_window": 40
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"rms_norm_eps": 1e-6},
     "mistral": {"rms_norm_eps": 1e-6, "num_key_value_heads": 8, "sliding_window": 4096},
-    "ministral3": {
-        "rms_norm_eps": 1e-5,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rope_parameters": _MINISTRAL_3_ROPE,
-    },
+    "ministral3": {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "head_dim": 128}
+    | {"rope_parameters": _MINISTRAL_3_ROPE},
     "qwen2": _QWEN_2,
     "qwen3": {**_QWEN_2, "head_dim": 128},
     "olmo2": {"rms_norm_eps": 1e-5},

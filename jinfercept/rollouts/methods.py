@@ -132,20 +132,21 @@ def planned(
         )
         default = maker.default_params(is_chat=is_chat)
         reporting = _reporting(default if params is None else params, n)
-        items = _chats if is_chat else _prompts
-        return Groups(items(maker, conversations, reporting, tools, detector, options), pad_id)
-    if following is None:
-        return Groups(_continued(maker, prompts, params, n, (tools, detector, options)), pad_id)
-    if n != 1:
+        items = (_chats if is_chat else _prompts)(maker, conversations, reporting, tools, detector, options)
+    elif following is None:
+        items = _continued(maker, prompts, params, n, (tools, detector, options))
+    elif n != 1:
         raise RequestError("samples go on each by itself", got=f"n={n}", fix="n=1, or give a sample several times")
-    return Groups(_followed(maker, prompts, params, tools, detector, following, options), pad_id)
+    else:
+        items = _followed(maker, prompts, params, tools, detector, following, options)
+    return Groups([*map(_reporting_kept, items)], pad_id)
 
 
 def _prompts(
     maker: RequestMaker, prompts: Any, params: Any, tools: Any, detector: Any, options: ChatArguments
 ) -> list[Planned]:
     requests = maker.make_requests(prompts, params, tools, detector, **_own_options(options))
-    return [*map(Planned, _places(requests), map(_reporting_kept, requests))]
+    return [*map(Planned, _places(requests), requests)]
 
 
 def _own_options(options: ChatArguments) -> dict[str, Any]:
@@ -164,7 +165,7 @@ def _chats(
     if detector is not None:
         raise RequestError("a chat finds its calls itself", got="a detector", fix="name a tool_call_parser")
     requests = maker.make_chats(conversations, params, tools, options)
-    placed = zip(_places(requests), map(_reporting_kept, requests), strict=True)
+    placed = zip(_places(requests), requests, strict=True)
     return [Planned(place, request, conversation=tuple(conversations[place])) for place, request in placed]
 
 
@@ -210,7 +211,7 @@ def _continued(maker: RequestMaker, samples: Rollouts, params: Any, n: int, opti
             grammar=grammar.anew() if isinstance(grammar, PerTurnGrammar) else grammar,
             continues=origin.output,
         )
-        items.append(Planned(sample.prompt, _reporting_kept(request), origin.before, origin.conversation))
+        items.append(Planned(sample.prompt, request, origin.before, origin.conversation))
     return items
 
 
@@ -234,7 +235,7 @@ def _followed(
             conversation = (*sample.conversation, *put)
             tokens = GivenTokens(sample.token_ids.tolist(), len(sample.conversation))
             [request] = maker.make_chats([conversation], reporting, tools, options, tokens=tokens)
-            items.append(Planned(sample.prompt, _reporting_kept(request), sample, conversation))
+            items.append(Planned(sample.prompt, request, sample, conversation))
             continue
         if isinstance(put, str):
             if maker.tokenizer is None:
@@ -242,7 +243,7 @@ def _followed(
             put = maker.tokenizer.encode(put)
         prompt = {"prompt_token_ids": [*sample.token_ids.tolist(), *put]}
         [request] = maker.make_requests([prompt], reporting, tools, detector, **_own_options(options))
-        items.append(Planned(sample.prompt, _reporting_kept(request), sample))
+        items.append(Planned(sample.prompt, request, sample))
     return items
 
 
@@ -270,11 +271,13 @@ def _reporting(params: Any, n: int) -> Any:
     return replace(params, n=n, logprobs=params.logprobs or 0, return_processed_logprobs=True)
 
 
-def _reporting_kept(request: Request) -> Request:
-    """The request with a report of the tokens that could be drawn, where something cuts its distributions."""
+def _reporting_kept(item: Planned) -> Planned:
+    """The sample with a report of the tokens that could be drawn, where something cuts its distributions."""
+    if (request := item.request) is None:
+        return item
     params = request.params
     cut = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
     cut = cut or bool(params.allowed_token_ids or params.bad_words or params.bad_words_token_ids or params.min_tokens)
-    if cut or request.grammar is not None:
-        return replace(request, params=replace(params, return_kept_tokens=True))
-    return request
+    if not cut and request.grammar is None:
+        return item
+    return item._replace(request=replace(request, params=replace(params, return_kept_tokens=True)))
