@@ -1,4 +1,4 @@
-"""What adapters cost a decode step: the same step of one model with and without them, in turns."""
+"""What adapters cost a decode step: the same step of one model without them, with them unused, and with them, in turns."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -48,12 +48,19 @@ class Sizes:
 
 
 class Cost(NamedTuple):
-    """Seconds of a step without and with adapters, in the fastest of all turns: what disturbs only adds."""
+    """Seconds of a step of a model without adapters, of one with some that no row has, and of one whose rows have them; each
+    in the fastest of all turns: what disturbs only adds."""
 
     modules: str
     rows: int
     base_s: float
+    unused_s: float
     adapted_s: float
+
+    @property
+    def unused(self) -> float:
+        """With adapters that no row has, over without."""
+        return self.unused_s / self.base_s
 
     @property
     def ratio(self) -> float:
@@ -63,17 +70,17 @@ class Cost(NamedTuple):
 
 def measure(model: str, sizes: Sizes, flags: Mapping[str, Any]) -> list[Cost]:
     """The costs, printed as a table too. Raises `ConfigError` for a model of one's own."""
-    setup = set_up(model, **{"max_num_seqs": max(sizes.rows), "lazy": True, **flags})
+    setup = set_up(model, **{"max_num_seqs": max(sizes.rows), "lazy": True, **flags, "tool_lora": ""})
     try:
         costs = [cost for name in MODULES for cost in _costs(setup, name, sizes)]
     finally:
         setup.close()
     table = Table(title=f"a decode step with {sizes.adapters} adapters of rank {sizes.rank}, {CONTEXT} tokens a row")
-    for column in ("modules", "rows", "without, ms", "with, ms", "ratio"):
+    for column in ("modules", "rows", "without, ms", "unused, ms", "with, ms", "unused", "ratio"):
         table.add_column(column, justify="left" if column == "modules" else "right")
     for cost in costs:
-        times = f"{1e3 * cost.base_s:.1f}", f"{1e3 * cost.adapted_s:.1f}", f"{cost.ratio:.2f}"
-        table.add_row(cost.modules, str(cost.rows), *times)
+        times = (f"{1e3 * seconds:.1f}" for seconds in (cost.base_s, cost.unused_s, cost.adapted_s))
+        table.add_row(cost.modules, str(cost.rows), *times, f"{cost.unused:.2f}", f"{cost.ratio:.2f}")
     Console().print(table)
     return costs
 
@@ -114,16 +121,16 @@ def _random_adapter(model: Model, room: AdapterRoom, seed: int) -> AdapterWeight
 
 
 def _compare(name: str, base: ModelRunner, adapted: ModelRunner, shape: RunnerShape, num_rows: int) -> Cost:
-    """Both in turns, each of a few steps."""
+    """All in turns, each of a few steps."""
     bucket = next(size for size in shape.buckets if size >= num_rows)
     rows = full_rows(replace(shape, max_num_seqs=num_rows), num_rows, CONTEXT * num_rows)
     plan = replace(probe(shape, num_rows, rows), bucket=bucket)
     chunks = [chunk._replace(adapter=1 + chunk.slot % shape.num_adapters) for chunk in plan.chunks]
-    plans = {base: plan, adapted: replace(plan, chunks=tuple(chunks))}
-    for runner, first in plans.items():
+    cases = (base, plan), (adapted, plan), (adapted, replace(plan, chunks=tuple(chunks)))
+    for runner, first in cases:
         runner.collect(runner.submit(first))
-    turns = [{runner: _seconds(runner, settled(first)) for runner, first in plans.items()} for _ in range(ROUNDS)]
-    return Cost(name, num_rows, *(min(turn[runner] for turn in turns) for runner in (base, adapted)))
+    turns = [[_seconds(runner, settled(first)) for runner, first in cases] for _ in range(ROUNDS)]
+    return Cost(name, num_rows, *map(min, zip(*turns, strict=True)))
 
 
 def _seconds(runner: ModelRunner, plan: StepPlan) -> float:

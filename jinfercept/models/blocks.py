@@ -1,6 +1,7 @@
 """Parts that the model families share: the token embedding, the norms, and the one product that applies every weight."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any, Protocol, runtime_checkable
@@ -94,8 +95,7 @@ def project(
     """
     weights = weight.get_value()
     if isinstance(weights, AdaptedTensor):
-        y = _product(spec, x, weights.base, out)
-        return biased(y + _change(spec, x, weights, y.dtype), bias)
+        return biased(_changed(_product(spec, x, weights.base, out), spec, x, weights), bias)
     return biased(_product(spec, x, weights, out), bias)
 
 
@@ -109,6 +109,22 @@ def _product(
     if (kernel := _kernel(spec, x, weights, out or x.dtype)) is None:
         return _by_xla(spec, out, x, weights)
     return jax.lax.platform_dependent(x, weights, cpu=kernel, default=partial(_by_xla, spec, out))
+
+
+def _changed(
+    y: Float[Array, "T ..."], spec: str, x: Float[Array, "..."] | Rows, weights: AdaptedTensor
+) -> Float[Array, "T ..."]:
+    """`einsum(spec, x, weights.base)` with what the rows' adapters add. A CPU, where a branch costs nothing, computes that
+    only in steps of which some row has an adapter."""
+
+    def changed(y: Float[Array, "T ..."], x: Any, a: Any, b: Any, rows: Any) -> Float[Array, "T ..."]:
+        return y + _change(spec, x, replace(weights, a=a, b=b, rows=rows), y.dtype)
+
+    def changed_if_any(y: Float[Array, "T ..."], *operands: Any) -> Float[Array, "T ..."]:
+        return jax.lax.cond(jnp.any(weights.rows), changed, lambda y, *_: y, y, *operands)
+
+    operands = y, x, weights.a, weights.b, weights.rows
+    return jax.lax.platform_dependent(*operands, cpu=changed_if_any, default=changed)
 
 
 def _change(spec: str, x: Float[Array, "..."] | Rows, weights: AdaptedTensor, out: DTypeLike) -> Float[Array, "T ..."]:
@@ -180,16 +196,15 @@ def project_gated(
     """A gated feed-forward network, `(act(x @ gate) * (x @ up)) @ down`, of joined matrices `[2, E, F]` and one `[F, E]`;
     the products with `gate` and `up` may have biases."""
     weights = gate_up.get_value()
-    both, change = weights, None
-    if isinstance(weights, AdaptedTensor):
-        both, change = weights.base, _change("te,ef->tf", x, weights, jax.tree.leaves(x)[0].dtype)
+    both = weights.base if isinstance(weights, AdaptedTensor) else weights
     if isinstance(both, QuantizedTensor):
         sides = both.products(x)
-        sides = biased(sides if change is None else sides + change, gate_up_bias)
+        sides = biased(sides if both is weights else _changed(sides, "te,ef->tf", x, weights), gate_up_bias)
         rows = Gated(sides) if activation == "silu" else gated(sides[:, 0], sides[:, 1], activation)
         return project("tf,fe->te", rows, down)
     gates = _project_each(dense(x), both)
-    gates = gates if change is None else gates + jnp.moveaxis(change, 1, 0)
+    if both is not weights:
+        gates = jnp.moveaxis(_changed(jnp.moveaxis(gates, 0, 1), "te,ef->tf", x, weights), 1, 0)
     gates = gates if gate_up_bias is None else gates + gate_up_bias[...][:, None]
     return project("tf,fe->te", gated(gates[0], gates[1], activation), down)
 
