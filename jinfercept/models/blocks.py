@@ -114,8 +114,8 @@ def _product(
 def _changed(
     y: Float[Array, "T ..."], spec: str, x: Float[Array, "..."] | Rows, weights: AdaptedTensor
 ) -> Float[Array, "T ..."]:
-    """`einsum(spec, x, weights.base)` with what the rows' adapters add. A CPU, where a branch costs nothing, computes that
-    only in steps of which some row has an adapter."""
+    """`y`, which is `einsum(spec, x, weights.base)`, with what the rows' adapters add. A CPU computes that only in steps of
+    which some row has an adapter; a GPU's branch would wait for the host."""
 
     def changed(y: Float[Array, "T ..."], x: Any, a: Any, b: Any, rows: Any) -> Float[Array, "T ..."]:
         return y + _change(spec, x, replace(weights, a=a, b=b, rows=rows), y.dtype)

@@ -1,11 +1,13 @@
 """The product that applies weights: few bfloat16 rows get more of them, which changes no result."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 from jinfercept.cpu_kernels import native
+from jinfercept.models.adapted import AdaptedTensor
 from jinfercept.models.blocks import project
 
 
@@ -40,3 +42,29 @@ def test_float32_rows_stay_as_they_are() -> None:
     text = jax.jit(lambda x, weight: project("te,ef->tf", x, nnx.Param(weight))).lower(x, weight).as_text()
     assert "stablehlo.pad" not in text
     assert "HIGHEST" in text
+
+
+def adapted(rows: np.ndarray) -> AdaptedTensor:
+    """A weight with two adapters of rank 4, some of which the rows have."""
+    base, a, b = (values(*shape, dtype="float32") for shape in ((64, 32), (64, 1, 8), (8, 32)))
+    return AdaptedTensor(base, a, (b,), jnp.asarray(rows))
+
+
+def test_rows_get_what_their_adapters_add_and_steps_without_any_get_the_base() -> None:
+    x, product = values(3, 64, dtype="float32"), jax.jit(lambda x, weight: project("te,ef->tf", x, nnx.Param(weight)))
+    rows = np.array([[False, False], [True, False], [False, True]])
+    weight = adapted(rows)
+    base, inner = x @ weight.base, (x @ weight.a[:, 0]).reshape(3, 2, 4)
+    change = jnp.where(rows[..., None], inner, 0).reshape(3, 8) @ weight.b[0]
+    np.testing.assert_allclose(product(x, weight), base + change, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(product(x, adapted(np.zeros_like(rows))), product(x, weight.base))
+
+
+@pytest.mark.parametrize(("platform", "branches"), [("cpu", True), ("cuda", False)])
+def test_only_a_cpu_branches_on_whether_a_row_has_an_adapter(platform: str, branches: bool) -> None:
+    weight = adapted(np.zeros((1, 2), bool))
+    traced = jax.jit(lambda x, weight: project("te,ef->tf", x, nnx.Param(weight))).trace(
+        values(1, 64, dtype="float32"), weight
+    )
+    text = traced.lower(lowering_platforms=(platform,)).as_text()  # the platform is a case of its own, and constant
+    assert ("stablehlo.or" in text) is branches
