@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, final
 
 from jinfercept.kv.context import Context
 from jinfercept.kv.page import Residency
+from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Sequence as RequestSequence
 from jinfercept.sched.sequence import State
@@ -45,14 +46,6 @@ class PageDisk(Protocol):
     def close(self, longest_s: float) -> None: ...
 
 
-class ReadPrice(Protocol):
-    """Seconds of the two ways to have pages that are on disk: the third way of the waste equations, and their second."""
-
-    def disk_s(self, num_tokens: int) -> float: ...
-    def swap_s(self, num_tokens: int) -> float: ...
-    def recompute_s(self, num_tokens: int, chunk_tokens: int) -> float: ...
-
-
 class _Gap(NamedTuple):
     """Pages of a context that are on disk and in no memory: `first … end - 1`."""
 
@@ -82,13 +75,14 @@ class DiskContexts:
 
     Args:
         scheduler: has the waiting sequences and the paused contexts.
+        price: seconds of the three ways to have pages again.
         chunk_tokens: of a step that recomputes.
 
     Attributes:
         read_tokens: that were read instead of recomputed.
     """
 
-    def __init__(self, scheduler: Scheduler, disk: PageDisk, price: ReadPrice, chunk_tokens: int) -> None:
+    def __init__(self, scheduler: Scheduler, disk: PageDisk, price: Profile, chunk_tokens: int) -> None:
         self._scheduler, self._kv, self._disk = scheduler, scheduler.kv, disk
         self._price, self._chunk_tokens = price, chunk_tokens
         self._reads: dict[int, _Read] = {}

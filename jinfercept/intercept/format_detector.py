@@ -1,18 +1,12 @@
 """Finds calls in the format of a model family: all calls of a turn at its end."""
 
 from collections.abc import Iterable
-from typing import Protocol, final
+from typing import final
 
 from jinfercept.calls import Call
 from jinfercept.hooks import Watch
 from jinfercept.intercept.parsed_turn import ParsedTurn
-from jinfercept.parsers.pieces import CallParser
-
-
-class ParserFactory(Protocol):
-    """Makes a parser for every turn, in order; a `ToolCallFormat` is one."""
-
-    def parser(self) -> CallParser: ...
+from jinfercept.parsers.tool_call_format import ToolCallFormat
 
 
 @final
@@ -22,7 +16,7 @@ class FormatDetector:
     A turn that is cut off by a length limit calls nothing. The results of calls begin a new turn.
     """
 
-    def __init__(self, format: ParserFactory, eos_token_ids: Iterable[int]) -> None:
+    def __init__(self, format: ToolCallFormat, eos_token_ids: Iterable[int]) -> None:
         self._format, self._eos_token_ids = format, frozenset(eos_token_ids)
 
     def watch(self) -> Watch:
@@ -32,7 +26,7 @@ class FormatDetector:
 class _FormatWatch:
     """Parses the current turn."""
 
-    def __init__(self, format: ParserFactory, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, format: ToolCallFormat, eos_token_ids: frozenset[int]) -> None:
         self._format, self._eos_token_ids = format, eos_token_ids
         self._turn = ParsedTurn(format.parser())
 

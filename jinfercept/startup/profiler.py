@@ -80,12 +80,6 @@ EFFORTS: Mapping[str, Effort] = {
 """By the name that selects them as an engine's profile."""
 
 
-class Saved(Protocol):
-    """A measurement that can be written to a file."""
-
-    def save(self, path: Path) -> None: ...
-
-
 class PlanRun(NamedTuple):
     """Seconds of a step, and those that `submit` took."""
 
@@ -363,9 +357,9 @@ def remembered(path: Path) -> Profile | None:
         return None
 
 
-def remember(saved: Saved, path: Path) -> None:
+def remember(save: Callable[[Path], None], path: Path) -> None:
     """Write a file for the next start, atomically. Raises `OSError` if it cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        saved.save(Path(scratch) / path.name)
+        save(Path(scratch) / path.name)
         os.replace(Path(scratch) / path.name, path)

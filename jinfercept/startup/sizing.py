@@ -91,7 +91,7 @@ def group_layers(
     tried = try_groups(model, params, shape, config.advanced.attention, progress)
     chosen = next(row.layers_per_step for row in tried if row.chosen)
     with suppress(OSError):
-        remember(GroupChoice(chosen, settings), path)
+        remember(GroupChoice(chosen, settings).save, path)
     return Grouping(chosen, "measured", tried)
 
 
@@ -248,7 +248,7 @@ def measured_profile(
     )
     profile = replace(profile, tables={**profile.tables, "groups": [row._asdict() for row in tried]})
     with suppress(OSError):  # a cache that cannot be written costs the next start a moment
-        remember(profile, profile_path(cache_directory(), settings))
+        remember(profile.save, profile_path(cache_directory(), settings))
     return profile
 
 

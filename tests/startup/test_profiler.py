@@ -229,7 +229,7 @@ def test_a_profile_is_remembered_by_all_that_it_depends_on(tmp_path: Path) -> No
     assert profile_path(tmp_path, dict(reversed(settings.items()))) == path
     assert profile_path(tmp_path, settings | {"page_size": 32}) != path
     assert remembered(path) is None
-    remember(PROFILES["paper-gptj-6b-a100"], path)
+    remember(PROFILES["paper-gptj-6b-a100"].save, path)
     assert remembered(path) == PROFILES["paper-gptj-6b-a100"]
     path.write_text("half of a fi")
     assert remembered(path) is None
