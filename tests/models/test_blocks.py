@@ -1,4 +1,4 @@
-"""The product that applies weights: few bfloat16 rows get more of them, which changes no result."""
+"""The product that applies weights: few bfloat16 rows get more of them, which changes no result; adapters add to it."""
 
 import jax
 import jax.numpy as jnp
