@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import NamedTuple, final
 
 from jinfercept.kv.page import PageCopies
@@ -137,24 +136,23 @@ class PlanBuilder:
             if self.window_offload or self.window_fetch or window_drop
             else None,
         )
-        sampled, place = list[Row](), 0
+        sampled, scored, noted = list[Row](), list[Row](), list[NotedChunk]()
+        num_tokens = num_draws = 0
         for sequence, chunk in self.chunks:
             if chunk.sample is not None:
-                sampled.append(Row(sequence, sequence.epoch, place, chunk.drafts if chunk.num_drafts else ()))
-                place += 1 + chunk.num_drafts
-        scored = [sequence for sequence, chunk in self.chunks if chunk.score]
-        ends = accumulate([len(chunk.tokens) for _, chunk in self.chunks])
-        noted = [
-            NotedChunk(sequence, chunk.start, end - len(chunk.tokens), len(chunk.tokens))
-            for (sequence, chunk), end in zip(self.chunks, ends, strict=True)
-            if sequence.noted_from is not None
-        ]
+                sampled.append(Row(sequence, sequence.epoch, num_draws, chunk.drafts if chunk.num_drafts else ()))
+                num_draws += 1 + chunk.num_drafts
+            if chunk.score:
+                scored.append(Row(sequence, sequence.epoch, len(scored)))
+            if sequence.noted_from is not None:
+                noted.append(NotedChunk(sequence, chunk.start, num_tokens, len(chunk.tokens)))
+            num_tokens += len(chunk.tokens)
         return PlannedStep(
             plan,
             tuple(sampled),
             tuple(self.recomputing),
             self.recomputed,
-            scored=tuple([Row(sequence, sequence.epoch, place) for place, sequence in enumerate(scored)]),
+            scored=tuple(scored),
             has_drafts=self.drafted > 0,
             noted=tuple(noted),
         )
