@@ -190,8 +190,6 @@ class Scheduler:
             num_tokens: leading tokens that both have, without the new one's last.
             in_place: queue it by the arrival of `retained`, as after a call; else last.
         """
-        for call in retained.calls:
-            self._estimator.observe(call, now - retained.paused_s)
         self._policy.resume(retained, now)
         self._queues.finish(retained)
         self.kv.close(sequence.context)
@@ -204,6 +202,8 @@ class Scheduler:
         self._queues.succeed(sequence, retained)  # for the policy, which sees a pause that goes on and then ends
         sequence.pause = retained.pause
         self._policy.pause(sequence, retained.paused_s)
+        for call in retained.calls:  # behind the policy, which has estimates made of calls that go on
+            self._estimator.observe(call, now - retained.paused_s)
         self._queue_again(sequence, in_place)
 
     def _queue_again(self, sequence: Sequence, in_place: bool) -> None:

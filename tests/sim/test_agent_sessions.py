@@ -197,6 +197,13 @@ def test_a_returning_turn_computes_only_what_is_new() -> None:
     assert report["cached_share"] > 0.5
 
 
+def test_an_oracle_knows_a_call_until_the_policy_has_seen_that_it_returned() -> None:
+    load = SessionLoad([session(1.0, 2.0)], seed=0, live=2, duration_s=20.0)
+    report = simulation(policy="copy_ahead", estimator="oracle").run(load)
+    assert report["finished_sessions"] > 0
+    assert report["unfinished"] <= 2
+
+
 def test_a_sub_agent_runs_beside_its_parent_and_ends_before_another_session_begins() -> None:
     parent = session(3.0, sub_agents=(SubAgent(0, session()),))
     clients = SessionClients(SessionLoad([parent], seed=0, live=1, duration_s=900.0), session_tokens)
