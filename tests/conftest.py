@@ -27,6 +27,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 # Tests compile for longer than they compute. Processes that they start inherit it, but for those that compile ahead of time.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Where an operation was traced is in no assertion, and a tenth of what tracing and lowering take.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 strict_arrays.check_shapes()
 
