@@ -31,9 +31,7 @@ def test_a_group_shares_its_prompt_and_draws_apart(smollm2: LLM) -> None:
     for sample in rollouts:
         check_sample(smollm2, sample)
     assert [len(group) for group in rollouts.groups] == [3, 3]
-    plain = smollm2.generate(
-        PROMPTS, replace(DRAWN, n=3), tools=[CALLS]
-    )
+    plain = smollm2.generate(PROMPTS, replace(DRAWN, n=3), tools=[CALLS])
     written = [completion.token_ids for output in plain for completion in output.outputs]
     assert [sample.token_ids[sample.num_prompt :].tolist() for sample in rollouts] == written
 
