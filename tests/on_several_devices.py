@@ -51,7 +51,7 @@ PROMPT = {"prompt_token_ids": list(range(20))}
 
 @dataclass
 class Served:
-    """What was generated: the tokens of every request, log probabilities where some were asked for, and what follows `PROMPT`."""
+    """What was generated: the tokens of every request, log probabilities of those that have some, and what follows `PROMPT`."""
 
     tokens: list[list[int]]
     logprobs: list[float]
