@@ -27,6 +27,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 # Tests compile for longer than they compute. Processes that they start inherit it, but for those that compile ahead of time.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Where an operation was traced is in no assertion, and a tenth of what tracing and lowering take.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 strict_arrays.check_shapes()
 
@@ -85,7 +87,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare collections of garbage what hundreds of modules consist of."""
+    """Spare collections of garbage what hundreds of modules consist of, and have few of them: one takes a second in the end."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Collect garbage once at the end, not five times as pytest does to find exceptions that nobody has seen."""
+    gc.collect()
     gc.freeze()
 
 

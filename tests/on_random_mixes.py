@@ -334,7 +334,7 @@ def make_mixes() -> Iterator[Callable[..., Mixes]]:
 
 @pytest.mark.timeout(600)  # a first run compiles for minutes
 def test_every_output_of_a_mix_is_that_of_its_request_alone(make_mixes: Callable[..., Mixes]) -> None:
-    mixes = make_mixes("two devices", "int8")
+    mixes = make_mixes("two devices")
     mixes.run(SEED, len(KINDS))
     print(mixes)
     assert mixes.ties <= 1

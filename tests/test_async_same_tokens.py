@@ -44,7 +44,7 @@ STREAMS = (
     "{c}1{h}f(0){e}{c}2{h}f(40){e}{t}{e}",
     "abcdefghijk{c}1{h}f(20){e}{t}{e}",
 )
-QUICK = ("discard", "swap", "preserve", "min_waste", "copy_ahead")
+QUICK = ("discard", "swap", "copy_ahead")
 """Policies of every run."""
 FREE = 4
 """Tokens that the model chooses behind each stream."""

@@ -13,7 +13,7 @@ from tests.support.engine_requests import DEPTHS, only, request, serve
 from tests.support.fake_engine import POLICIES, VOCAB, run_all, uninterrupted
 from tests.support.placements import scripted
 
-CROWDED = ("discard", "swap", "min_waste", "copy_ahead")
+CROWDED = ("discard", "copy_ahead")
 """Policies that serve hundreds of requests in every run: two that do one thing, two that choose."""
 
 

@@ -21,7 +21,7 @@ from tests.support.tiny_model import GOLDEN
 LONG = SamplingParams(temperature=0, max_tokens=1900, ignore_eos=True)
 PROMPT = {"prompt_token_ids": [1, 2, 3]}
 CONFIG = replace(read_config(GOLDEN / "llama_gqa"), max_position=4096)
-SIZES = {"kv_tokens": 6144, "max_model_len": 2048, "max_num_seqs": 4, "max_num_batched_tokens": 16, "page_size": 16}
+SIZES = {"kv_tokens": 6144, "max_model_len": 2048, "max_num_seqs": 4, "max_num_batched_tokens": 4, "page_size": 16}
 
 
 def make(**options):

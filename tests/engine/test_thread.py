@@ -48,6 +48,7 @@ def test_closing_tells_every_stream_that_still_runs() -> None:
 
 
 def test_an_llm_that_is_dropped_is_collected_when_its_thread_has_ended() -> None:
+    gc.freeze()  # what is there already takes a collection a second
     setup = tiny_setup(kv_tokens=128, max_model_len=64)
     llm, runner = LLM(setup), weakref.ref(setup.machine.runner)  # which the engine holds
     llm.generate(prompt(1), PARAMS)

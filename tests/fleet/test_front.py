@@ -107,7 +107,7 @@ def test_an_answer_that_has_not_begun_is_made_by_another_replica(fleet: LocalFle
 
 
 def test_a_replica_that_hangs_is_passed_over(fleet: LocalFleet) -> None:
-    fleet.replicas.hanging, fleet.front._begin_s = {"a"}, 2.0
+    fleet.replicas.hanging, fleet.front._begin_s = {"a"}, 1.0
     questions = map("A question of its own, number {}".format, count())
     while not fleet.replicas.hung:
         assert fleet.chat(next(questions)).headers["x-jinfercept-replica"] == "b"

@@ -76,10 +76,10 @@ def test_two_hosts_with_one_number_stop_the_start_on_all() -> None:
 
 
 def test_a_host_that_does_not_come_stops_the_start_on_all() -> None:
-    start = Start(4, timeout_s=2)
+    start = Start(4, timeout_s=1)
     links, other = start.host_0(), start.other(2)
     for host in (links, other):
-        with pytest.raises(ConfigError, match=r"hosts 1, 3 of 4 did not come within 2 s; got 2 hosts"):
+        with pytest.raises(ConfigError, match=r"hosts 1, 3 of 4 did not come within 1 s; got 2 hosts"):
             host.result()
     with pytest.raises(ConfigError, match=r"host 0 does not answer within 0\.1 s; got 127"):
         Start(4, timeout_s=0.1).other(1).result()

@@ -41,6 +41,9 @@ VALUES: list[Any] = [
 ]
 
 
+COUNTS = pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+
+
 def damaged(whole: bytes, places: range, count: int) -> Iterator[bytes]:
     """Copies of a file, each with a few bytes changed, taken out, put in, or its end cut off.
 
@@ -116,29 +119,32 @@ def tiny(tmp_path: Path) -> Path:
     return path
 
 
+@COUNTS
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_damaged_gguf_file_is_a_model_error(tiny: Path) -> None:
+def test_a_damaged_gguf_file_is_a_model_error(tiny: Path, count: int) -> None:
     assert load(tiny).kind == "gguf"
     whole = tiny.read_bytes()
     head = range(whole.index(b"output_norm.weight") + 500)
-    check_all(lambda: load(tiny), damaged(whole, head, 300), tiny)
-    check_all(lambda: read_vocab(tiny), damaged(whole, range(whole.index(b"blk.0")), 300), tiny)
+    check_all(lambda: load(tiny), damaged(whole, head, count), tiny)
+    check_all(lambda: read_vocab(tiny), damaged(whole, range(whole.index(b"blk.0")), count), tiny)
 
 
-def test_a_damaged_torch_file_is_a_model_error(tmp_path: Path) -> None:
+@COUNTS
+def test_a_damaged_torch_file_is_a_model_error(tmp_path: Path, count: int) -> None:
     folder = shutil.copytree(GOLDEN / "gptj_published", tmp_path / "model")
     path = folder / "pytorch_model.bin"
     whole = path.read_bytes()
     start, directory = whole.index(b"\x80\x02"), whole.index(b"PK\x01\x02")
-    check_all(lambda: load(folder), damaged(whole, range(start, start + 3000), 200), path)
-    check_all(lambda: load(folder), damaged(whole, range(directory, len(whole)), 200), path)
+    check_all(lambda: load(folder), damaged(whole, range(start, start + 3000), count), path)
+    check_all(lambda: load(folder), damaged(whole, range(directory, len(whole)), count), path)
 
 
-def test_a_damaged_safetensors_file_is_a_model_error(tmp_path: Path) -> None:
+@COUNTS
+def test_a_damaged_safetensors_file_is_a_model_error(tmp_path: Path, count: int) -> None:
     folder = shutil.copytree(GOLDEN / "llama_gqa", tmp_path / "model")
     path = folder / "model.safetensors"
     whole = path.read_bytes()
-    check_all(lambda: load(folder), damaged(whole, range(8 + struct.unpack("<Q", whole[:8])[0]), 200), path)
+    check_all(lambda: load(folder), damaged(whole, range(8 + struct.unpack("<Q", whole[:8])[0]), count), path)
 
 
 def in_config(**changes: Any) -> Callable[[Path], Any]:

@@ -111,6 +111,8 @@ QWEN3_MOE = {
 }
 ATTENTION = {"q_proj": (E, 64), "k_proj": (E, 32), "v_proj": (E, 32), "o_proj": (64, E)}
 HOW = KINDS | {f"fp8, {kind}": how for kind, how in FLOAT8.items()}
+SAMPLED = ("gptq", "fp8, blocks")
+"""Each family of kinds once; `test_gptq_weights.py` and `test_fp8_weights.py` read weights of every kind."""
 
 
 def write_qwen3_moe(directory: Path, how: dict | None) -> Path:
@@ -147,7 +149,9 @@ def write_qwen3_moe(directory: Path, how: dict | None) -> Path:
     return plain
 
 
-@pytest.mark.parametrize("kind", HOW)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in SAMPLED else pytest.param(kind, marks=pytest.mark.slow) for kind in HOW]
+)
 def test_experts_of_safetensors_checkpoints_stay_quantised(tmp_path: Path, kind: str) -> None:
     plain = write_qwen3_moe(tmp_path / "m", HOW[kind])
     expected, kept = load(plain, dtype="float32"), load(tmp_path / "m", dtype="float32")

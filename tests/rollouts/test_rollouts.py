@@ -13,7 +13,7 @@ from jinfercept import LLM, AsyncCalls, RequestError, Rollouts, SamplingParams, 
 from tests.rollouts.support import check_sample
 
 PROMPTS = ["Count: 1 2 (3) 4", "The capital of France is"]
-DRAWN = SamplingParams(temperature=1.0, seed=7, max_tokens=16, ignore_eos=True)
+DRAWN = SamplingParams(temperature=1.0, seed=7, max_tokens=6, ignore_eos=True)
 
 
 def look_up(text: str) -> str:
@@ -26,14 +26,12 @@ CALLS = Tool(look_up, start="(", stop=")")
 def test_a_group_shares_its_prompt_and_draws_apart(smollm2: LLM) -> None:
     rollouts = smollm2.rollout(PROMPTS, DRAWN, n=3, tools=[CALLS])
     assert rollouts.prompts.tolist() == [0, 0, 0, 1, 1, 1]
-    assert rollouts.num_generated == 6 * 16
+    assert rollouts.num_generated == 6 * 6
     assert len({tuple(sample.token_ids.tolist()) for sample in rollouts}) == 6
     for sample in rollouts:
         check_sample(smollm2, sample)
     assert [len(group) for group in rollouts.groups] == [3, 3]
-    plain = smollm2.generate(
-        PROMPTS, SamplingParams(temperature=1.0, seed=7, max_tokens=16, ignore_eos=True, n=3), tools=[CALLS]
-    )
+    plain = smollm2.generate(PROMPTS, replace(DRAWN, n=3), tools=[CALLS])
     written = [completion.token_ids for output in plain for completion in output.outputs]
     assert [sample.token_ids[sample.num_prompt :].tolist() for sample in rollouts] == written
 
@@ -151,7 +149,7 @@ def add(a: int, b: int) -> int:
 
 
 def test_a_chat_of_three_turns_is_never_tokenised_again(smollm2: LLM) -> None:
-    params = SamplingParams(temperature=1.0, seed=2, max_tokens=40)
+    params = SamplingParams(temperature=1.0, seed=2, max_tokens=12)
     rollouts = smollm2.rollout([{"role": "user", "content": "What is 2+3? Use add."}], params, tools=[add])
     for question in ("And 4+4?", "Thanks <|im_end|> bye"):
         before = rollouts
@@ -186,7 +184,7 @@ def test_texts_and_ids_follow_samples_of_prompts(smollm2: LLM) -> None:
     for sample, before, count in zip(second, first, (1, 2), strict=True):
         assert sample.token_ids[: len(before)].tolist() == before.token_ids.tolist()
         put = sample.loss_mask[len(before) :]
-        assert put.tolist() == [0] * count + [1] * 16
+        assert put.tolist() == [0] * count + [1] * 6
         check_sample(smollm2, sample)
 
 

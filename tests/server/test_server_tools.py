@@ -61,7 +61,11 @@ def test_text_completions_refuse_the_servers_tools(server: Running) -> None:
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
 def test_a_name_in_our_object_that_is_not_known_is_refused_with_the_nearest(server: Running, path: str) -> None:
-    said = {"chat/completions": {"messages": QUESTION}, "completions": {"prompt": "a"}, "responses": {"input": "a"}}
+    said = {
+        "chat/completions": {"messages": QUESTION},
+        "completions": {"prompt": "a"},
+        "responses": {"input": "a", "max_output_tokens": 16},
+    }
     body = {"model": "scripted", "max_tokens": 1, "temperature": 0, "nobody_knows": 1, **said[path]}
     answer = server.http.post(f"/v1/{path}", json=body | {"jinfercept": {"prioritty": 1}})
     error = answer.json()["error"]

@@ -4,10 +4,11 @@ jaxtyping's import hook wraps the functions of the rooms whose functions take ar
 shapes. All other types are pyright's work.
 """
 
+import functools
+import itertools
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAliasType, get_args
@@ -19,6 +20,10 @@ from jaxtyping import AbstractArray, install_import_hook
 
 ROOMS = ("cpu_kernels", "layouts", "models", "pallas", "runner")
 """Rooms whose functions take arrays."""
+STEPPED = "jinfercept.runner."
+"""Modules whose functions prepare every step on the host: checking each of them in all steps takes as long as the steps."""
+ALWAYS, EVERY = 50, 7
+"""How many calls of such a function are checked, and which ones after them; while JAX traces, all are."""
 
 
 def check_shapes() -> None:
@@ -27,7 +32,13 @@ def check_shapes() -> None:
 
     def where_shapes_are(typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
         wrap = usual(typechecker=typechecker)
-        return lambda decorated: wrap(decorated) if _is_checked(decorated) else decorated
+
+        def wrapped(decorated: Any) -> Any:
+            if not _is_checked(decorated):
+                return decorated
+            return _sampled(decorated, wrap(decorated)) if decorated.__module__.startswith(STEPPED) else wrap(decorated)
+
+        return wrapped
 
     jaxtyping.jaxtyped = where_shapes_are  # what is wrapped takes several times as long, whether it is checked or not
     install_import_hook(_modules(), f"{__name__}.checked")
@@ -54,8 +65,23 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     if not hints:
         return function
     function.__annotations__ = hints
-    checking = cache(lambda: beartype(function))  # at the first call: it takes milliseconds
+    checking = functools.cache(lambda: beartype(function))  # at the first call: it takes milliseconds
     return lambda *args, **kwargs: checking()(*args, **kwargs)
+
+
+def _sampled(plain: Callable[..., Any], checking: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is checked in some of its calls."""
+    from jax._src.core import trace_state_clean
+
+    calls = itertools.count()
+
+    @functools.wraps(plain)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if trace_state_clean() and (number := next(calls)) >= ALWAYS and number % EVERY:
+            return plain(*args, **kwargs)
+        return checking(*args, **kwargs)
+
+    return called
 
 
 def _is_checked(decorated: Any) -> bool:

@@ -167,7 +167,10 @@ def test_long_answers_are_errors_or_cut(site: Site, tmp_path: Path) -> None:
     assert text.endswith("x ... (cut: 5000 bytes, 100 allowed)")
 
 
-def test_what_may_be_repeated_is_repeated_while_a_server_is_moody(site: Site, tmp_path: Path) -> None:
+def test_what_may_be_repeated_is_repeated_while_a_server_is_moody(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jinfercept.tools.http_tool._FIRST_PAUSE_S", 0.01)
     assert ask(tmp_path, table(site, "moody")) == ("ok", "at last")
     site.moods = 0
     assert ask(tmp_path, table(site, "moody", "retries = 1"))[1] == "error: CallFailed: HTTP 503: at last"
