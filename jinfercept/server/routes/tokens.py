@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as in vLLM."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as in vLLM."""
 
 from typing import Annotated, Any
 
@@ -70,6 +70,12 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Detokenized:
     service = service_of(request)
     service.check_model(body.model)
     return Detokenized(prompt=await service.prepare(request, lambda: _text(service, body.tokens)))
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> dict[str, str | None]:
+    """The texts of the special tokens, and the chat template."""
+    return service_of(request).tokenizer.texts
 
 
 def _text(service: Service, tokens: list[int]) -> str:
