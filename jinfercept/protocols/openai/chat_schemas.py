@@ -3,8 +3,9 @@
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
+from jinfercept.protocols.openai.custom_tools import called, chosen, declared
 from jinfercept.protocols.schemas import FIRST_ERROR, Body, SamplingBody, Text, TokenId, Usage
 from jinfercept.values.known import KnownObject
 
@@ -51,7 +52,9 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[_Part], Field(max_length=4096), FIRST_ERROR] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=1024), FIRST_ERROR] | None = None
+    tool_calls: (
+        Annotated[list[Annotated[ToolCall, BeforeValidator(called)]], Field(max_length=1024), FIRST_ERROR] | None
+    ) = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
     @cached_property
@@ -82,8 +85,11 @@ class Function(Body):
 class ToolDeclaration(Body):
     """A tool that the client runs."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     function: Function
+
+
+InputTool = Annotated[ToolDeclaration, BeforeValidator(declared)]
 
 
 class DeferredTool(ToolDeclaration):
@@ -111,7 +117,7 @@ class AllowedFunctions(Body):
     """
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
+    tools: Annotated[list[Annotated[NamedTool, BeforeValidator(chosen)]], Field(max_length=MAX_TOOLS), FIRST_ERROR]
 
     @property
     def names(self) -> frozenset[str]:
@@ -125,7 +131,7 @@ class AllowedTools(Body):
     allowed_tools: AllowedFunctions
 
 
-_ChosenTools = Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
+_ChosenTools = Annotated[Annotated[NamedTool | AllowedTools, Field(discriminator="type")], BeforeValidator(chosen)]
 
 
 class ChatBody(SamplingBody):
@@ -136,7 +142,7 @@ class ChatBody(SamplingBody):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[ToolDeclaration], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    tools: Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     tool_choice: Literal["none", "auto", "required"] | _ChosenTools | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

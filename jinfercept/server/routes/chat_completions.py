@@ -187,7 +187,7 @@ def _tools(body: ChatBody) -> list[ChatTool]:
     """The body's tools. Raises 400 for a wrong declaration."""
     body_tools = body.tools or ()
     try:
-        tools = chat_tools([tool.model_dump(exclude_none=True) for tool in body_tools])
+        tools = chat_tools([tool.model_dump(exclude_none=True) | {"type": "function"} for tool in body_tools])
     except RequestError as error:
         raise ApiError.of(error, "tools") from error
     deferred = [isinstance(tool, DeferredTool) for tool in body_tools]

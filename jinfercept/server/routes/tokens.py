@@ -7,7 +7,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from jinfercept.protocols.errors import ApiError
-from jinfercept.protocols.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS, ChatBody, Message, ToolDeclaration
+from jinfercept.protocols.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS, ChatBody, InputTool, Message
 from jinfercept.protocols.schemas import FIRST_ERROR, Body, Extensions, Text, TokenId
 from jinfercept.server.routes.chat_completions import rendered_chat
 from jinfercept.server.routes.engine_requests import RequestHints, read_hints
@@ -23,7 +23,7 @@ class TokenizeBody(Extensions):
     model: Annotated[str, Field(max_length=1024)] | None = None
     prompt: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR] | None = None
-    tools: Annotated[list[ToolDeclaration], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    tools: Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
