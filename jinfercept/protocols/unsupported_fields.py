@@ -32,7 +32,6 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "output_format": (),
-    "prediction": (),
     "prompt_embeds": (),
     "regex": ("",),
     "response_format": ({"type": "text"},),

@@ -45,9 +45,10 @@ def declared(tool: Any) -> Any:
 
 
 def called(call: Any) -> Any:
-    """A call in a message, that of a custom tool as one of a function."""
+    """A call in a message, that of a custom tool as one of a function. One without a type is of a function."""
     if (custom := _custom(call)) is None:
-        return call
+        is_bare = isinstance(call, dict) and call.get("type") in (None, "")
+        return {**call, "type": "function"} if is_bare else call
     [text] = _texts(custom, "input")
     function = {"name": custom.get("name"), "arguments": json.dumps({"input": text}, ensure_ascii=False)}
     return {"id": call.get("id"), "function": function}

@@ -20,6 +20,7 @@ from jinfercept.protocols.openai.chat_schemas import (
     ChatCompletion,
     DeferredTool,
     NamedTool,
+    template_kwargs,
 )
 from jinfercept.protocols.openai.logprobs import check_report
 from jinfercept.protocols.schemas import SessionHints
@@ -95,7 +96,7 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
         raise ApiError.bad("a chat finds reasoning by its template", "jinfercept.async_calls.reasoning")
     options = service.chat_options(
         async_calls=calls,
-        chat_template_kwargs=body.chat_template_kwargs or {},
+        chat_template_kwargs=template_kwargs(body.reasoning_effort, body.chat_template_kwargs),
         add_generation_prompt=body.add_generation_prompt is not False,
         tool_choice=choice.model_dump() if isinstance(choice, NamedTool) else choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
