@@ -32,9 +32,7 @@ _SCHEMAS = {
     *("additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "else", "if", "items", "not", "oneOf"),
     *("prefixItems", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"),
 }
-_ENFORCED_FORMATS = {
-    *("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"),
-}
+_ENFORCED_FORMATS = {*("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")}
 _OTHER_FORMATS = {
     *("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer"),
     *("uri-reference", "uri-template"),

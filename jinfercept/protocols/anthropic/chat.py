@@ -38,11 +38,7 @@ from jinfercept.protocols.openai.chat_schemas import (
 )
 from jinfercept.protocols.schemas import Extensions, ResponseFormat
 
-_FIELDS = {
-    "max_completion_tokens": "max_tokens",
-    "response_format": "output_config.format",
-    "stop": "stop_sequences",
-}
+_FIELDS = {"max_completion_tokens": "max_tokens", "response_format": "output_config.format", "stop": "stop_sequences"}
 """Fields of `/v1/messages` by the chat's field with the same meaning."""
 _UNSUPPORTED = ("compaction", "container", "mcp_servers", "thread")
 """Fields of Anthropic's protocol that are not supported; others without a meaning here are ignored."""

@@ -4,11 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jinfercept.protocols.errors import ApiError
-from jinfercept.protocols.openai.chat_schemas import (
-    MAX_MESSAGES,
-    ChatBody,
-    Message,
-)
+from jinfercept.protocols.openai.chat_schemas import MAX_MESSAGES, ChatBody, Message
 from jinfercept.protocols.openai.response_schemas import LOGPROBS, ResponsesBody
 from jinfercept.protocols.openai.response_tools import ClientTools
 from jinfercept.protocols.schemas import ResponseFormat, SamplingBody

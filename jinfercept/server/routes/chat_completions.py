@@ -145,12 +145,7 @@ def server_tool_calls(
 ) -> ServerToolCalls:
     """Runs the calls of the server's tools in the outputs of a body's requests."""
     return ServerToolCalls(
-        requests,
-        _client_tools(body),
-        _max_rounds(service, body),
-        service.max_model_len,
-        remember,
-        service.note_calls,
+        requests, _client_tools(body), _max_rounds(service, body), service.max_model_len, remember, service.note_calls
     )
 
 

@@ -7,13 +7,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from jinfercept.protocols.anthropic.answer import MessageAnswer, stream_format
-from jinfercept.protocols.anthropic.chat import (
-    chat_body,
-    check_message_fields,
-    is_marked,
-    renamed,
-    tool_types_left_out,
-)
+from jinfercept.protocols.anthropic.chat import chat_body, check_message_fields, is_marked, renamed, tool_types_left_out
 from jinfercept.protocols.anthropic.dialect import REQUEST_ID, AnthropicErrorBody
 from jinfercept.protocols.anthropic.schemas import AnswerMessage, CountTokensBody, MessagesBody, TokenCount
 from jinfercept.protocols.errors import ERRORS, ApiError
