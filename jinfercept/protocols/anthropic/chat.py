@@ -77,7 +77,7 @@ def check_message_fields(body: CountTokensBody) -> None:
             raise ApiError(400, f"{name} cannot be done here", param=name, details=details)
 
 
-def tool_types_left_out(body: CountTokensBody) -> list[str]:
+def types_left_out(body: CountTokensBody) -> list[str]:
     return [tool.type for tool in body.tools or () if isinstance(tool, OtherTool)]
 
 
@@ -112,7 +112,7 @@ def chat_body(body: CountTokensBody) -> ChatBody:
         raise ApiError.bad(f"{message}: end with a message of the user", f"messages[{len(body.messages) - 1}]")
     fields: dict[str, Any] = {name: getattr(body, name) for name in Extensions.model_fields}
     own = [tool for tool in body.tools or () if isinstance(tool, InputTool)]
-    defers = not any(kind.startswith("tool_search") for kind in tool_types_left_out(body))  # else nothing finds them
+    defers = not any(kind.startswith("tool_search") for kind in types_left_out(body))  # else nothing finds them
     deferred = {tool.name: tool for tool in own if tool.defer_loading and defers}
     messages = _messages(body, deferred)
     tools = [tool for tool in own if not tool.defer_loading or tool.name not in deferred]
