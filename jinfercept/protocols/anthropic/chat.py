@@ -13,7 +13,7 @@ from jinfercept.protocols.anthropic.schemas import (
     InputTool,
     MessagesBody,
     OtherResultBlock,
-    OtherTool,
+    ProviderTool,
     ProviderToolBlock,
     RedactedThinkingBlock,
     TextBlock,
@@ -78,7 +78,7 @@ def check_message_fields(body: CountTokensBody) -> None:
 
 
 def types_left_out(body: CountTokensBody) -> list[str]:
-    return [tool.type for tool in body.tools or () if isinstance(tool, OtherTool)]
+    return [tool.type for tool in body.tools or () if isinstance(tool, ProviderTool)]
 
 
 def is_marked(body: CountTokensBody) -> bool:

@@ -169,7 +169,7 @@ class InputTool(_MarkedPart):
     defer_loading: bool | None = None
 
 
-class OtherTool(_MarkedPart):
+class ProviderTool(_MarkedPart):
     """A tool of a type that is not supported, as those that Anthropic runs: it is left out."""
 
     type: TypeName
@@ -182,7 +182,7 @@ def _tool_kind(tool: Any) -> str:
 
 
 _Tool = Annotated[
-    Annotated[InputTool, Tag("Input")] | Annotated[OtherTool, Tag("Other")],
+    Annotated[InputTool, Tag("Input")] | Annotated[ProviderTool, Tag("Other")],
     Discriminator(_tool_kind),
     BeforeValidator(declared),
 ]
