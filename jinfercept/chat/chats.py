@@ -231,11 +231,7 @@ def _is_message(value: object) -> bool:
 
 
 def _template(
-    tokenizer: Tokenizer,
-    tools: Sequence[ChatTool],
-    written: bool,
-    options: ChatOptions,
-    ends: tuple[int, ...],
+    tokenizer: Tokenizer, tools: Sequence[ChatTool], written: bool, options: ChatOptions, ends: tuple[int, ...]
 ) -> ChatTemplate:
     declarations = [tool.declaration for tool in tools if not tool.is_deferred]
     return ChatTemplate(

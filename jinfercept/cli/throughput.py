@@ -12,13 +12,7 @@ from tyro import conf
 
 from jinfercept.bench.peer_script import forget_peak_memory, memory_gib, peak_memory_gib
 from jinfercept.bench.throughput import ThroughputWork, measure
-from jinfercept.bench.throughput_peers import (
-    Peer,
-    PeerCells,
-    command_peer,
-    measure_peer,
-    script_peer,
-)
+from jinfercept.bench.throughput_peers import Peer, PeerCells, command_peer, measure_peer, script_peer
 from jinfercept.cli.options import HOSTS, Maybe, ModelName, Repeated, Several, engine_flags
 from jinfercept.config import CacheOptions, DTypeChoice, EngineConfig, EngineOptions
 from jinfercept.errors import ConfigError

@@ -26,11 +26,7 @@ BLOCK = 64
 
 
 def chunk_attention(
-    q: Float[Array, "T H D"],
-    pages: KVPages,
-    batch: Batch,
-    decoded: Float[Array, "T H D"],
-    scoring: Scoring = PLAIN,
+    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, decoded: Float[Array, "T H D"], scoring: Scoring = PLAIN
 ) -> Float[Array, "T H D"]:
     """`decoded`, with the attention of the chunks' tokens in their places; of what `supports`."""
     kernel = _Chunks(

@@ -53,12 +53,7 @@ class DiskStore:
     """
 
     def __init__(
-        self,
-        path: Path,
-        space_bytes: int,
-        *,
-        daily_bytes: float | None = None,
-        clock: Callable[[], float] = time.time,
+        self, path: Path, space_bytes: int, *, daily_bytes: float | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         if space_bytes < BLOCK_BYTES:
             raise ConfigError("kv_disk_space is too small", got=f"{space_bytes} bytes", fix="give at least some GiB")

@@ -19,9 +19,7 @@ from jinfercept.request import Request
 
 
 def serve(
-    thread: EngineThread,
-    requests: Sequence[Request],
-    on_event: Callable[[Any], None] | None = None,
+    thread: EngineThread, requests: Sequence[Request], on_event: Callable[[Any], None] | None = None
 ) -> list[RequestOutput]:
     """Serve requests to the end. An interrupt aborts them, and their pages are free when it is raised.
 
@@ -110,13 +108,7 @@ class Stream:
         EngineError: at the end of the iteration, if a step of the engine failed.
     """
 
-    def __init__(
-        self,
-        thread: EngineThread,
-        requests: Sequence[Request],
-        *,
-        ends_only: bool = False,
-    ) -> None:
+    def __init__(self, thread: EngineThread, requests: Sequence[Request], *, ends_only: bool = False) -> None:
         self._received = Received(requests)
         self._thread = thread
         self._events: deque[Event | BaseException] = deque()

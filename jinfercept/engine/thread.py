@@ -38,11 +38,7 @@ class EngineThread:
         settings: makes a context in which the thread steps the engine, and in which the engine is closed.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        settings: Callable[[], AbstractContextManager[object]] = nullcontext,
-    ) -> None:
+    def __init__(self, engine: Engine, settings: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
         self._engine, self._settings = engine, settings
         self._questions: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._sinks: dict[str, Sink] = {}  # by id, of the requests that are not finished

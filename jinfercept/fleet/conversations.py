@@ -39,13 +39,8 @@ NamedBy = Literal["", "session", "cache_key", "agent"]
 """What named a conversation: a session, a prompt cache key, a header of a coding agent; "": nothing did."""
 
 _AGENT_HEADERS = (
-    "thread-id",
-    "session-id",
-    "x-opencode-session",
-    "x-session-affinity",
-    "thread_id",
-    "session_id",
-    "conversation_id",
+    *("thread-id", "session-id", "x-opencode-session", "x-session-affinity"),
+    *("thread_id", "session_id", "conversation_id"),
 )
 _CLAUDE_USER = re.compile(r"_session_([0-9a-fA-F-]{36})$")
 _STORED_RESPONSE = re.compile(r"^/v1/responses/([^/]+)")

@@ -43,12 +43,7 @@ class ExtentStore:
     """
 
     def __init__(
-        self,
-        num_device_pages: int,
-        num_host_pages: int,
-        page_size: int,
-        prefix_caching: bool,
-        side_pool: SidePool,
+        self, num_device_pages: int, num_host_pages: int, page_size: int, prefix_caching: bool, side_pool: SidePool
     ) -> None:
         self.page_size, self.page_bytes = page_size, page_size * TOKEN_BYTES
         self._prefix_caching, self._side_pool = prefix_caching, side_pool

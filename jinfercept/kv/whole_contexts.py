@@ -18,12 +18,7 @@ class WholeContexts:
     """
 
     def __init__(
-        self,
-        store: ExtentStore,
-        tails: ContextTails,
-        copies: ContextCopies,
-        side_pool: SidePool,
-        prefix_caching: bool,
+        self, store: ExtentStore, tails: ContextTails, copies: ContextCopies, side_pool: SidePool, prefix_caching: bool
     ) -> None:
         self._store, self._tails, self._copies, self._side_pool = store, tails, copies, side_pool
         self._prefix_caching = prefix_caching

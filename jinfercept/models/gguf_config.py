@@ -17,20 +17,8 @@ from jinfercept.models.config import (
 )
 from jinfercept.models.gguf_header import Header
 
-_SERVED = {
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "olmo2": "olmo2",
-    "phi3": "phi3",
-    "granite": "granite",
-    "smollm3": "smollm3",
-    "qwen3moe": "qwen3_moe",
-    "gpt-oss": "gpt_oss",
-    "gemma": "gemma",
-    "gemma2": "gemma2",
-    "gemma3": "gemma3_text",
-}
+_SERVED = {name: name for name in ("llama", "qwen2", "qwen3", "olmo2", "phi3", "granite", "smollm3", "gemma", "gemma2")}
+_SERVED |= {"qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "gemma3": "gemma3_text"}
 """`general.architecture`, and our name for it."""
 _GEMMA_PATTERNS = {"gemma2": (2, 46), "gemma3": (6, 62)}
 """One layer of so many is full, the others are windowed; and the layers of the 27B model, whose scale is by its width. As in

@@ -22,14 +22,8 @@ from jinfercept.models.hf_keys import check_keys, require
 log = logging.getLogger("jinfercept")
 
 _NUMBERS = (
-    "rope_theta",
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "original_max_position_embeddings",
-    "beta_fast",
-    "beta_slow",
-    "attention_factor",
+    *("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    *("beta_fast", "beta_slow", "attention_factor"),
 )
 _KEYS = {
     *(*_NUMBERS, "rope_type", "type", "partial_rotary_factor", "mscale", "mscale_all_dim", "truncate"),

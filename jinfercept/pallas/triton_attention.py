@@ -117,12 +117,7 @@ def joined_attention_triton(
 
 
 def _attend_chunks(
-    q: Float[Array, "T H D"],
-    pages: KVPages,
-    work: Work,
-    scoring: Scoring,
-    tile: Tile,
-    interpret: bool,
+    q: Float[Array, "T H D"], pages: KVPages, work: Work, scoring: Scoring, tile: Tile, interpret: bool
 ) -> Float[Array, "T H D"]:
     """The results of all chunks; all other tokens are left unwritten."""
     schedule = work.chunks

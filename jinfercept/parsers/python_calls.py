@@ -6,13 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jinfercept.parsers.python_literals import (
-    UNREADABLE,
-    is_valid_unicode,
-    parse_expression,
-    to_json,
-    value_of_node,
-)
+from jinfercept.parsers.python_literals import UNREADABLE, is_valid_unicode, parse_expression, to_json, value_of_node
 from jinfercept.parsers.source import Source, Steps
 
 _CLOSES = {"(": ")", "[": "]", "{": "}"}

@@ -191,7 +191,7 @@ def _value_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
     if kind == "array" and "items" in keywords and keywords <= {"type", "items", "minItems", "maxItems"}:
         return _list_rule(rules, schema)
     if kind == "object" and {"additionalProperties", "properties"} <= keywords <= {
-        *("type", "properties", "required", "additionalProperties"),
+        *("type", "properties", "required", "additionalProperties")
     }:
         return _dict_rule(rules, schema)
     return rules.json(schema)

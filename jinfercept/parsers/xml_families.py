@@ -106,11 +106,7 @@ HY_V3 = _format(
 """GLM's tags with a suffix, and some more; one block of all calls."""
 
 MINICPM5 = _format(
-    XmlTags(
-        *('<function name="', '">', "</function>"),
-        *('<param name="', {'">': ""}, "</param>"),
-        cdata=True,
-    ),
+    XmlTags(*('<function name="', '">', "</function>"), *('<param name="', {'">': ""}, "</param>"), cdata=True),
     detect=lambda template: '<function name="' in template and '<param name="' in template,
     turn_ends=QWEN_TURN_ENDS,
 )

@@ -9,16 +9,8 @@ from jinfercept.sim.plots import Bars
 from jinfercept.sim.tables import TextTable
 
 COLUMNS = (
-    "replicas",
-    "kind",
-    "accelerators",
-    "cost/h",
-    "within limits",
-    "one fewer",
-    "first token p99 s",
-    "s/token",
-    "steps run",
-    "found",
+    *("replicas", "kind", "accelerators", "cost/h", "within limits", "one fewer", "first token p99 s", "s/token"),
+    *("steps run", "found"),
 )
 LEGEND = (
     "steps run: share of the time; found: share of the prompt tokens, not recomputed; cost: of all accelerators, by --price, "

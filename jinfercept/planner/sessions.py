@@ -91,11 +91,7 @@ def first_turn(session: AgentSession) -> Turn:
 
 
 def draw_sessions(
-    source: Callable[[Random], Callable[[], Script]],
-    rate: float,
-    duration_s: float,
-    seed: int,
-    shared_tokens: int = 0,
+    source: Callable[[Random], Callable[[], Script]], rate: float, duration_s: float, seed: int, shared_tokens: int = 0
 ) -> Iterator[AgentSession]:
     """Sessions that begin at a rate, Poisson, each drawn when it is asked for.
 

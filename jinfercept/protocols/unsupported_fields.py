@@ -10,39 +10,31 @@ from jinfercept.protocols.schemas import Body, Extensions
 
 log = logging.getLogger(__name__)
 
+_NEVER = (
+    *("audio", "chat_template", "function_call", "guided_choice", "guided_grammar", "guided_json", "guided_regex"),
+    *("output_format", "prompt_embeds", "structural_tag", "structured_outputs", "truncate_prompt_tokens"),
+    "web_search_options",
+)
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
-    "audio": (),
+    **dict.fromkeys(_NEVER, ()),
     "best_of": (1,),
-    "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
     "ebnf": ("",),
-    "function_call": (),
     "functions": ([],),
     "grammar": ("",),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
     "guided_json_object": (False,),
-    "guided_regex": (),
     "json_schema": ({},),
     "kv_transfer_params": ({},),
     "length_penalty": (1.0, 1),
     "logits_processors": ([],),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
-    "output_format": (),
-    "prediction": (),
-    "prompt_embeds": (),
     "regex": ("",),
     "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
-    "structural_tag": (),
-    "structured_outputs": (),
     "suffix": ("",),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
-    "web_search_options": (),
 }
 """Fields that are not supported, with the values that have no effect and are accepted.
 

@@ -35,12 +35,7 @@ from jinfercept.runner.window_pages import pool_windows
 
 
 def add_steps(
-    run: Executables,
-    model: ServedModel,
-    shape: RunnerShape,
-    attention: str,
-    params: Params,
-    layers: tuple[Any, ...],
+    run: Executables, model: ServedModel, shape: RunnerShape, attention: str, params: Params, layers: tuple[Any, ...]
 ) -> None:
     """Add every executable that a plan's chunks can need, for arrays or for their shapes.
 

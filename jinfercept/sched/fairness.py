@@ -157,11 +157,7 @@ class FairShare:
         return max(self._queues.running, key=self._rank)
 
     def query_tokens(
-        self,
-        order: list[Sequence],
-        total: int,
-        spared: int,
-        computable: Callable[[Context, int], int],
+        self, order: list[Sequence], total: int, spared: int, computable: Callable[[Context, int], int]
     ) -> dict[str, int]:
         """Shares of a step's query tokens, by sequence id: one each, the rest for prompts by their tenant's use.
 

@@ -85,13 +85,7 @@ class Scheduler:
         self._admission = Admission(kv, queues, policy, self._budget, self.means, recomputes_late=recomputes_late)
         self.speculation = Speculation(speculation, kv, self._budget, max_model_len, self.counters)
         self._chunks = ChunkPlanner(
-            kv,
-            queues,
-            self._eviction,
-            transfers,
-            self.counters,
-            max_model_len=max_model_len,
-            chunk_tokens=chunk_tokens,
+            kv, queues, self._eviction, transfers, self.counters, max_model_len=max_model_len, chunk_tokens=chunk_tokens
         )
         self._largest, self._whole_prompts = buckets[-1], whole_prompts
         self._turned_away_s: float | None = None  # since when nothing runs, for the policy lets nothing start

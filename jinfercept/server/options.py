@@ -66,8 +66,7 @@ class ServerOptions:
         "names of special tokens in messages become these tokens, so that any text in them can begin a system turn",
     )
     tools: tuple[str, ...] = option(
-        (),
-        "a file of tools, .toml or .py, that the server runs for requests that ask for them; see docs/tools.md",
+        (), "a file of tools, .toml or .py, that the server runs for requests that ask for them; see docs/tools.md"
     )
     max_tool_rounds: int = option(
         32, "limit of turns whose calls the server runs for one answer; 8 for requests that set none"

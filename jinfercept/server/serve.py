@@ -127,10 +127,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def serve(
-    service: Service,
-    listener: socket.socket,
-    ready: Callable[[], object],
-    drained: Callable[[], object] = lambda: None,
+    service: Service, listener: socket.socket, ready: Callable[[], object], drained: Callable[[], object] = lambda: None
 ) -> None:
     """Serve a model until a signal, on a socket from `listen`; other arguments as those of `DrainingServer`."""
     serve_app(create_app(service), service, listener, ready, drained)

@@ -131,8 +131,7 @@ def scaled(arrivals: Sequence[Arrival], tokens: float, seconds: float) -> list[A
 
     return [
         Arrival(
-            at_s * seconds,
-            script._replace(prompt=count(script.prompt), segments=tuple(map(segment, script.segments))),
+            at_s * seconds, script._replace(prompt=count(script.prompt), segments=tuple(map(segment, script.segments)))
         )
         for at_s, script in arrivals
     ]

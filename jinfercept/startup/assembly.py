@@ -147,11 +147,7 @@ class Assembled(NamedTuple):
 
 
 def assemble(
-    machine: Machine,
-    config: EngineConfig,
-    memory_plan: MemoryPlan,
-    own: "OwnParts",
-    record: Recorder | None,
+    machine: Machine, config: EngineConfig, memory_plan: MemoryPlan, own: "OwnParts", record: Recorder | None
 ) -> Assembled:
     """An engine with parts of the user's own, or with those that the options name. Raises `ConfigError` as `_recorded` does."""
     shape, tokenizer, page_size = machine.shape, machine.tokenizer, machine.shape.page_size

@@ -34,13 +34,7 @@ def load_draft_model(
         raise ConfigError("several hosts have no draft model", got=name, fix="use the method ngram, or one host")
     num_bytes = bytes_to_load(name, dtype_name(options.dtype), mesh.size, options.load_format)
     check_weights(num_bytes, FreeMemory.on(*mesh.local_devices))
-    loaded = load(
-        name,
-        dtype=options.dtype,
-        load_format=options.load_format,
-        seed=options.seed,
-        mesh=mesh,
-    )
+    loaded = load(name, dtype=options.dtype, load_format=options.load_format, seed=options.seed, mesh=mesh)
     own = None if loaded.source is None else load_tokenizer(loaded.source)
     if tokenizer is not None and own is not None and not tokenizer.has_tokens_of(own):
         raise ConfigError(

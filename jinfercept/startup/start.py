@@ -45,12 +45,7 @@ from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights, mos
 from jinfercept.startup.profiler import EFFORTS, deep_bucket
 from jinfercept.startup.recurrent import as_served
 from jinfercept.startup.served_adapters import add_adapters, with_tool_adapter
-from jinfercept.startup.several_hosts import (
-    follow_to_the_end,
-    join_hosts,
-    model_facts,
-    placement_of,
-)
+from jinfercept.startup.several_hosts import follow_to_the_end, join_hosts, model_facts, placement_of
 from jinfercept.startup.sizing import group_layers, measured_profile, plan_pools, remembered_profile
 from jinfercept.tokenizer.load import load_tokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer

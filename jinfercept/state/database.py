@@ -128,9 +128,7 @@ class StateDatabase:
         try:
             async with asyncio.timeout(self._timeout_s + _COMMIT_S):
                 await self._threads.run(
-                    tenant,
-                    num_bytes,
-                    lambda: committed.append(self._repeated(work, deadline_s, only_reads, frees)),
+                    tenant, num_bytes, lambda: committed.append(self._repeated(work, deadline_s, only_reads, frees))
                 )
                 return committed[0]
         except (TimeoutError, PoolTimeout, DBAPIError) as error:

@@ -29,10 +29,7 @@ _MOST_LINKS = 5000
 """Maximum responses of a chain, more than a conversation has items."""
 _AT_ONCE = 500
 """Values of one statement's `IN`."""
-LOST = {
-    "code": "server_lost",
-    "message": "the server that generated it has ended, or had lost the database",
-}
+LOST = {"code": "server_lost", "message": "the server that generated it has ended, or had lost the database"}
 
 
 class ResponseHead(NamedTuple):

@@ -26,10 +26,7 @@ class IncrementalDetokenizer:
     """
 
     def __init__(
-        self,
-        tokenizer: TokenVocabulary,
-        skip_special_tokens: bool = True,
-        markup: frozenset[int] = frozenset(),
+        self, tokenizer: TokenVocabulary, skip_special_tokens: bool = True, markup: frozenset[int] = frozenset()
     ) -> None:
         """An empty text.
 

@@ -95,6 +95,12 @@ class Tokenizer:
             **self._special_tokens,
         )
 
+    @property
+    def texts(self) -> dict[str, str | None]:
+        """The special tokens that templates may name, and the chat template, by transformers' names."""
+        template = self._chat_templates.get("default")
+        return {"bos_token": None, "eos_token": None} | self._special_tokens | {"chat_template": template}
+
     def has_tokens_of(self, other: "Tokenizer") -> bool:
         """Whether every id that both have stands for the same token, special ones left out."""
         own_tokens, other_tokens = (

@@ -15,16 +15,8 @@ from jinfercept.errors import RequestError
 
 _ANNOTATIONS = {
     *("$comment", "default", "deprecated", "description", "example", "examples", "externalDocs", "readOnly", "title"),
-    *(
-        "writeOnly",
-        "xml",
-        "contentEncoding",
-        "contentMediaType",
-        "contentSchema",
-        "discriminator",
-        "nullable",
-        "strict",
-    ),
+    *("writeOnly", "xml", "contentEncoding", "contentMediaType", "contentSchema", "discriminator", "nullable"),
+    "strict",
     *("markdownDescription", "enumDescriptions", "deprecationMessage", "errorMessage"),
 }
 _SCHEMAS_BY_NAME = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
@@ -32,9 +24,7 @@ _SCHEMAS = {
     *("additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "else", "if", "items", "not", "oneOf"),
     *("prefixItems", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"),
 }
-_ENFORCED_FORMATS = {
-    *("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"),
-}
+_ENFORCED_FORMATS = {*("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")}
 _OTHER_FORMATS = {
     *("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer"),
     *("uri-reference", "uri-template"),
@@ -46,20 +36,8 @@ _UNENFORCEABLE = {
     *("unevaluatedItems", "unevaluatedProperties"),
 }
 _ELSEWHERE = {
-    *(
-        "$dynamicRef",
-        "$recursiveRef",
-        "$ref",
-        "allOf",
-        "anyOf",
-        "contains",
-        "dependentSchemas",
-        "else",
-        "if",
-        "not",
-        "oneOf",
-    ),
-    "then",
+    *("$dynamicRef", "$recursiveRef", "$ref", "allOf", "anyOf", "contains", "dependentSchemas", "else", "if"),
+    *("not", "oneOf", "then"),
 }
 """Keywords whose schemas say which members of the same value are evaluated."""
 _PLAIN = {"unevaluatedItems": "items", "unevaluatedProperties": "additionalProperties"}

@@ -13,6 +13,7 @@ from jinfercept.protocols.anthropic.schemas import (
     InputTool,
     MessagesBody,
     OtherResultBlock,
+    ProviderTool,
     ProviderToolBlock,
     RedactedThinkingBlock,
     TextBlock,
@@ -37,11 +38,7 @@ from jinfercept.protocols.openai.chat_schemas import (
 )
 from jinfercept.protocols.schemas import Extensions, ResponseFormat
 
-_FIELDS = {
-    "max_completion_tokens": "max_tokens",
-    "response_format": "output_config.format",
-    "stop": "stop_sequences",
-}
+_FIELDS = {"max_completion_tokens": "max_tokens", "response_format": "output_config.format", "stop": "stop_sequences"}
 """Fields of `/v1/messages` by the chat's field with the same meaning."""
 _UNSUPPORTED = ("compaction", "container", "mcp_servers", "thread")
 """Fields of Anthropic's protocol that are not supported; others without a meaning here are ignored."""
@@ -80,6 +77,10 @@ def check_message_fields(body: CountTokensBody) -> None:
             raise ApiError(400, f"{name} cannot be done here", param=name, details=details)
 
 
+def types_left_out(body: CountTokensBody) -> list[str]:
+    return [tool.type for tool in body.tools or () if isinstance(tool, ProviderTool)]
+
+
 def is_marked(body: CountTokensBody) -> bool:
     """Whether `cache_control` stands anywhere in a body."""
     system = body.system if isinstance(body.system, list) else []
@@ -110,12 +111,14 @@ def chat_body(body: CountTokensBody) -> ChatBody:
         message = "the last message is the assistant's, and the beginning of an answer cannot be given here"
         raise ApiError.bad(f"{message}: end with a message of the user", f"messages[{len(body.messages) - 1}]")
     fields: dict[str, Any] = {name: getattr(body, name) for name in Extensions.model_fields}
-    deferred = {tool.name: tool for tool in body.tools or () if tool.defer_loading}
+    own = [tool for tool in body.tools or () if isinstance(tool, InputTool)]
+    defers = not any(kind.startswith("tool_search") for kind in types_left_out(body))  # else nothing finds them
+    deferred = {tool.name: tool for tool in own if tool.defer_loading and defers}
     messages = _messages(body, deferred)
-    tools = [tool for tool in body.tools or () if not tool.defer_loading or tool.name not in deferred]
+    tools = [tool for tool in own if not tool.defer_loading or tool.name not in deferred]
     fields |= {
         "messages": messages,
-        "tools": [_declared(tool) for tool in tools],
+        "tools": [_declared(tool, defers) for tool in tools],
         **_tool_choice(body),
         "chat_template_kwargs": _template_kwargs(body),
         "response_format": _response_format(body),
@@ -129,9 +132,9 @@ def chat_body(body: CountTokensBody) -> ChatBody:
     return ChatBody.model_construct(**fields)
 
 
-def _declared(tool: InputTool) -> ToolDeclaration:
+def _declared(tool: InputTool, defers: bool = True) -> ToolDeclaration:
     function = Function.model_construct(name=tool.name, description=tool.description, parameters=tool.input_schema)
-    kind = DeferredTool if tool.defer_loading else ToolDeclaration
+    kind = DeferredTool if tool.defer_loading and defers else ToolDeclaration
     return kind.model_construct(type="function", function=function)
 
 

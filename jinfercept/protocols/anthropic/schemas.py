@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from jinfercept.protocols.anthropic.client_tools import declared
 from jinfercept.protocols.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS
-from jinfercept.protocols.schemas import FIRST_ERROR, MAX_STOPS, Body, Extensions, OutputPart, Text
+from jinfercept.protocols.schemas import FIRST_ERROR, MAX_STOPS, Body, Extensions, OutputPart, Text, TypeName
 
 _NAME = Annotated[str, Field(min_length=1, max_length=256)]
 _MAX_BLOCKS = 4096
@@ -154,14 +155,6 @@ class InputMessage(Body):
         return self.content if isinstance(self.content, list) else [text_block(self.content)]
 
 
-def _own_kind(value: Any) -> Any:
-    if value is not None and value != "custom":
-        raise PydanticCustomError(
-            "unsupported_tool", "tools of Anthropic's are not supported: declare one with an input_schema"
-        )
-    return value
-
-
 class InputTool(_MarkedPart):
     """A tool that the client runs.
 
@@ -169,11 +162,30 @@ class InputTool(_MarkedPart):
         defer_loading: the prompt declares the tool where a result refers to it, not at its beginning.
     """
 
-    type: Annotated[Literal["custom"] | None, BeforeValidator(_own_kind)] = None
+    type: Literal["custom"] | None = None
     name: _NAME
     description: Text | None = None
     input_schema: dict[str, Any]
     defer_loading: bool | None = None
+
+
+class ProviderTool(_MarkedPart):
+    """A tool of a type that is not supported, as those that Anthropic runs: it is left out."""
+
+    type: TypeName
+
+
+def _tool_kind(tool: Any) -> str:
+    """Tag of the type of a tool."""
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "Other" if isinstance(kind, str) and kind != "custom" else "Input"
+
+
+_Tool = Annotated[
+    Annotated[InputTool, Tag("Input")] | Annotated[ProviderTool, Tag("Other")],
+    Discriminator(_tool_kind),
+    BeforeValidator(declared),
+]
 
 
 class MessagesToolChoice(Body):
@@ -234,7 +246,7 @@ class CountTokensBody(Extensions):
     model: Annotated[str, Field(max_length=1024)] | None = None
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
     system: Text | Annotated[list[TextBlock], Field(max_length=_MAX_BLOCKS), FIRST_ERROR] | None = None
-    tools: Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None

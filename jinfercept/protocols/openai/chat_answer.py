@@ -8,12 +8,24 @@ from typing import Any, final
 
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.parallel_sampling import joined
-from jinfercept.events import Arguments, CallStarted, Content, Event, Finished, Intercepted, Reasoning, Resumed, Token
+from jinfercept.events import (
+    Arguments,
+    CallEnded,
+    CallStarted,
+    Content,
+    Event,
+    Finished,
+    Intercepted,
+    Reasoning,
+    Resumed,
+    Token,
+)
 from jinfercept.outputs import CompletionOutput, Logprob, RequestOutput
 from jinfercept.protocols.answer_state import AnswerState, merged_message
 from jinfercept.protocols.encoding import DONE, encode_event, encode_long_event
 from jinfercept.protocols.errors import check_finish
 from jinfercept.protocols.openai.chat_schemas import ChatBody, NamedTool
+from jinfercept.protocols.openai.custom_tools import custom_input
 from jinfercept.protocols.openai.experts import encoded_experts
 from jinfercept.protocols.openai.logprobs import SMALL_ENTRIES, chat_logprobs, is_small, num_reported, prompt_logprobs
 from jinfercept.protocols.server_tool_calls import ServerToolCalls, call_reports, round_reports
@@ -29,12 +41,14 @@ class _StreamedChoice:
 
     Attributes:
         begun: whether its first chunk is sent.
+        custom: places of the calls of custom tools, whose input comes in one chunk.
         token_ids, logprobs: reported with the next chunk.
     """
 
     index: int
     state: AnswerState
     begun: bool = False
+    custom: set[int] = field(default_factory=set)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[tuple[int, Mapping[int, Logprob] | None]] = field(default_factory=list)
 
@@ -62,6 +76,7 @@ class ChatAnswer:
         self._wants_server_calls = bool(body.jinfercept and body.jinfercept.wants_server_tools)
         self._are_async = bool(body.jinfercept and body.jinfercept.async_calls is not None)
         self._body, self._requests, self._tokenizer = body, requests, tokenizer
+        self._custom = {tool.function.name for tool in body.tools or () if tool.type == "custom"}
         self._head = {"id": name, "object": "chat.completion", "created": int(time.time()), "model": model}
         details["id"] = name
         self.usage = UsageCount(requests, details)
@@ -94,7 +109,12 @@ class ChatAnswer:
 
     def _whole_choice(self, completion: CompletionOutput) -> dict[str, Any]:
         merged = merged_message(completion.messages, self._tool_calls.client_tools)
-        calls = merged["tool_calls"]
+        calls = [
+            call
+            if (function := call["function"])["name"] not in self._custom
+            else {"id": call["id"], **_custom_call(function["name"], custom_input(function["arguments"]))}
+            for call in merged["tool_calls"]
+        ]
         message = {"role": "assistant", "content": merged["content"] or (None if calls else "")}
         message |= _thought(merged["reasoning_content"]) if merged["reasoning_content"] else {}
         message |= {"tool_calls": calls} if calls else {}
@@ -161,10 +181,15 @@ class ChatAnswer:
             case Reasoning(text):
                 chunk = self._chunk(choice, _thought(text))
             case CallStarted() as call:
-                function = {"name": call.name, "arguments": ""}
-                delta = {"index": call.index, "id": call.id, "type": "function", "function": function}
+                shown: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": ""}}
+                if call.name in self._custom:
+                    choice.custom.add(call.index)
+                    shown = _custom_call(call.name, "")
+                chunk = self._chunk(choice, {"tool_calls": [{"index": call.index, "id": call.id, **shown}]})
+            case CallEnded(index=index, call=call) if call.name in self._custom:
+                delta = {"index": index, "custom": {"input": custom_input(call.arguments)}}
                 chunk = self._chunk(choice, {"tool_calls": [delta]})
-            case Arguments() as piece:
+            case Arguments() as piece if piece.index not in choice.custom:
                 delta = {"index": piece.index, "function": {"arguments": piece.text}}
                 chunk = self._chunk(choice, {"tool_calls": [delta]})
             case Intercepted(calls=calls):
@@ -233,6 +258,10 @@ def generated_tokens(completion: CompletionOutput) -> list[int]:
             generated += completion.token_ids[start : pause.span[0]]
             start = pause.span[1]
     return generated + completion.token_ids[start:]
+
+
+def _custom_call(name: str, text: str) -> dict[str, Any]:
+    return {"type": "custom", "custom": {"name": name, "input": text}}
 
 
 def _thought(text: str) -> dict[str, str]:

@@ -1,11 +1,13 @@
 """Schemas of `/v1/chat/completions`: the body and the answer."""
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from jinfercept.protocols.schemas import FIRST_ERROR, Body, SamplingBody, Text, TokenId, Usage
+from jinfercept.protocols.openai.custom_tools import called, chosen, declared
+from jinfercept.protocols.schemas import FIRST_ERROR, Body, OutputPart, SamplingBody, Text, TokenId, Usage
 from jinfercept.values.known import KnownObject
 
 MAX_MESSAGES = 16384
@@ -14,9 +16,9 @@ _NAME = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class TextPart(Body):
-    """A text part of a message's content; other kinds of parts are refused."""
+    """A text part of a message's content, also with the names of `/v1/responses`."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: Text
 
 
@@ -27,7 +29,18 @@ class RefusalPart(Body):
     refusal: Text
 
 
-_Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+class ThinkingPart(Body):
+    """A part of an assistant's content: reasoning, as Mistral's clients send it."""
+
+    type: Literal["thinking"]
+    thinking: Text | Annotated[list[TextPart], Field(max_length=4096), FIRST_ERROR]
+
+    @property
+    def thought(self) -> str:
+        return self.thinking if isinstance(self.thinking, str) else "".join(part.text for part in self.thinking)
+
+
+_Part = Annotated[TextPart | RefusalPart | ThinkingPart, Field(discriminator="type")]
 
 
 class CalledFunction(Body):
@@ -51,8 +64,17 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[_Part], Field(max_length=4096), FIRST_ERROR] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=1024), FIRST_ERROR] | None = None
+    tool_calls: (
+        Annotated[list[Annotated[ToolCall, BeforeValidator(called)]], Field(max_length=1024), FIRST_ERROR] | None
+    ) = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _noted(cls, message: Any) -> Any:
+        """What a result has beside text becomes a note in it, as in the other protocols."""
+        parts = message.get("content") if isinstance(message, dict) and message.get("role") == "tool" else None
+        return {**message, "content": [*map(_note, parts)]} if isinstance(parts, list) else message
 
     @cached_property
     def as_read(self) -> KnownObject:
@@ -60,14 +82,24 @@ class Message(Body):
         message = self.model_dump(exclude_none=True)
         if isinstance(self.content, list):
             message["content"] = [{"type": "text", "text": text} for text in self.texts]
+            if thoughts := "".join(part.thought for part in self.content if isinstance(part, ThinkingPart)):
+                message.setdefault("reasoning_content", thoughts)
         return KnownObject(message | {"role": "system"} if self.role == "developer" else message)
 
     @property
     def texts(self) -> list[str]:
-        """The texts of the content's parts; a text content is one."""
+        """The texts of the content's parts, reasoning left out; a text content is one."""
         if isinstance(self.content, list):
-            return [part.text if isinstance(part, TextPart) else part.refusal for part in self.content]
+            parts = [part for part in self.content if not isinstance(part, ThinkingPart)]
+            return [part.text if isinstance(part, TextPart) else part.refusal for part in parts]
         return [self.content or ""]
+
+
+def _note(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind in ("text", "refusal", "thinking"):
+        return part
+    return {"type": "text", "text": OutputPart.model_construct(type=kind[:80], text=part.get("text")).shown()}
 
 
 class Function(Body):
@@ -82,8 +114,11 @@ class Function(Body):
 class ToolDeclaration(Body):
     """A tool that the client runs."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     function: Function
+
+
+InputTool = Annotated[ToolDeclaration, BeforeValidator(declared)]
 
 
 class DeferredTool(ToolDeclaration):
@@ -111,7 +146,7 @@ class AllowedFunctions(Body):
     """
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
+    tools: Annotated[list[Annotated[NamedTool, BeforeValidator(chosen)]], Field(max_length=MAX_TOOLS), FIRST_ERROR]
 
     @property
     def names(self) -> frozenset[str]:
@@ -125,7 +160,7 @@ class AllowedTools(Body):
     allowed_tools: AllowedFunctions
 
 
-_ChosenTools = Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
+_ChosenTools = Annotated[Annotated[NamedTool | AllowedTools, Field(discriminator="type")], BeforeValidator(chosen)]
 
 
 class ChatBody(SamplingBody):
@@ -136,11 +171,17 @@ class ChatBody(SamplingBody):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[ToolDeclaration], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    tools: Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     tool_choice: Literal["none", "auto", "required"] | _ChosenTools | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+
+
+def template_kwargs(effort: str | None, variables: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The template's variables of a body: without an effort the model does not reason."""
+    return ({"enable_thinking": False} if effort == "none" else {}) | dict(variables or {})
 
 
 class TopLogprob(BaseModel):

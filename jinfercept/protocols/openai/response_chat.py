@@ -4,11 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jinfercept.protocols.errors import ApiError
-from jinfercept.protocols.openai.chat_schemas import (
-    MAX_MESSAGES,
-    ChatBody,
-    Message,
-)
+from jinfercept.protocols.openai.chat_schemas import MAX_MESSAGES, ChatBody, Message
 from jinfercept.protocols.openai.response_schemas import LOGPROBS, ResponsesBody
 from jinfercept.protocols.openai.response_tools import ClientTools
 from jinfercept.protocols.schemas import ResponseFormat, SamplingBody
@@ -26,8 +22,6 @@ _FIELDS = {
 REPORTS = 5
 """Events that carry the log probabilities of a token: its own, and the ends of its text, part, item and response."""
 _TOO_LONG = "context_length_exceeded"
-_UNSUPPORTED = ("prompt", "context_management")
-"""Fields of OpenAI's protocol that are not supported."""
 _METADATA_LIMITS = (16, 64, 512)
 """Maximum pairs, characters of a name, characters of a value."""
 
@@ -39,9 +33,8 @@ def check_supported(body: ResponsesBody) -> None:
     for name, harmless in defaults.items():
         if getattr(body, name) not in (None, harmless):
             raise ApiError.bad(f"{name} is not for responses", name, "unsupported_parameter")
-    for name in _UNSUPPORTED:
-        if (body.model_extra or {}).get(name) is not None:
-            raise ApiError.bad(f"{name} cannot be done here", name, "unsupported_parameter")
+    if (body.model_extra or {}).get("prompt") is not None:
+        raise ApiError.bad("prompt cannot be done here", "prompt", "unsupported_parameter")
     if body.background and body.store is False:
         raise ApiError.bad("a response in the background has to be stored", "background")
     if body.conversation is not None and body.previous_response_id is not None:
@@ -116,7 +109,8 @@ def chat_body(body: ResponsesBody, messages: Sequence[Message], tools: ClientToo
         "tools": tools.declarations,
         "tool_choice": tools.chat_choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
-        "chat_template_kwargs": _template_kwargs(body),
+        "reasoning_effort": body.reasoning and body.reasoning.effort,
+        "chat_template_kwargs": body.chat_template_kwargs,
         "response_format": _response_format(body),
     }
     return ChatBody.model_construct(**(alike | fields))
@@ -125,11 +119,6 @@ def chat_body(body: ResponsesBody, messages: Sequence[Message], tools: ClientToo
 def wants_logprobs(body: ResponsesBody) -> bool:
     """Whether the body requests log probabilities."""
     return bool(body.top_logprobs) or LOGPROBS in (body.include or ())
-
-
-def _template_kwargs(body: ResponsesBody) -> dict[str, Any]:
-    quiet = {"enable_thinking": False} if body.reasoning and body.reasoning.effort == "none" else {}
-    return quiet | (body.chat_template_kwargs or {})
 
 
 def _response_format(body: ResponsesBody) -> ResponseFormat | None:

@@ -68,9 +68,7 @@ class _ItemsOfTurn:
         if self.calls:
             fields["tool_calls"] = [
                 ToolCall.model_construct(
-                    id=call_id,
-                    type="function",
-                    function=CalledFunction.model_construct(name=name, arguments=arguments),
+                    id=call_id, type="function", function=CalledFunction.model_construct(name=name, arguments=arguments)
                 )
                 for call_id, name, arguments in self.calls
             ]

@@ -21,9 +21,11 @@ from jinfercept.protocols.openai.chat_schemas import (
     NamedTool,
     ToolDeclaration,
 )
+from jinfercept.protocols.openai.custom_tools import CUSTOM_INPUT, custom_input, with_grammar
 from jinfercept.protocols.openai.response_tool_schemas import (
     MAX_TOOLS,
     CustomTool,
+    CustomToolFormat,
     FunctionTool,
     InputTool,
     LocalShellTool,
@@ -51,12 +53,6 @@ _CALL_TYPES = {
 _SHELL, _SEARCH = "local_shell", "tool_search"
 """Types of tools without names, and the names of their functions."""
 _TOOLS = TypeAdapter(list[InputTool])
-_INPUT: dict[str, Any] = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
 _COMMAND: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -194,8 +190,7 @@ def client_call_value(kind: str, arguments: str) -> Any:
     """The arguments of a call, as the item of a type of `CLIENT_CALLS` has them."""
     match kind:
         case "custom_tool_call":
-            written = _object(arguments).get("input")
-            return written if isinstance(written, str) else arguments
+            return custom_input(arguments)
         case "local_shell_call":
             return _action(arguments)
         case "tool_search_call":
@@ -232,22 +227,15 @@ def _declaration(client_tool: _ClientTool, kind: type[ToolDeclaration] = ToolDec
         case FunctionTool():
             fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
         case CustomTool():
-            fields = {"description": _described(tool), "parameters": _INPUT}
+            form = tool.format or CustomToolFormat()
+            text = with_grammar(tool.description, form.syntax, form.definition)
+            fields = {"description": text, "parameters": CUSTOM_INPUT}
         case LocalShellTool():
             fields = {"description": "Runs a command on the user's machine.", "parameters": _COMMAND}
         case ToolSearchTool():
             fields = {"description": tool.description, "parameters": tool.parameters}
     function = Function.model_construct(name=client_tool.function, **fields)
     return kind.model_construct(type="function", function=function)
-
-
-def _described(tool: CustomTool) -> str | None:
-    """The description of a custom tool, with the grammar of its input."""
-    form = tool.format
-    if form is None or not form.definition:
-        return tool.description
-    grammar = f"The input follows this {form.syntax or ''} grammar:".replace("  ", " ")
-    return "\n\n".join(filter(None, [tool.description, f"{grammar}\n{form.definition}"]))
 
 
 def _action(arguments: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from jinfercept.protocols.openai.chat_schemas import (
     ChatCompletion,
     DeferredTool,
     NamedTool,
+    template_kwargs,
 )
 from jinfercept.protocols.openai.logprobs import check_report
 from jinfercept.protocols.schemas import SessionHints
@@ -95,7 +96,7 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
         raise ApiError.bad("a chat finds reasoning by its template", "jinfercept.async_calls.reasoning")
     options = service.chat_options(
         async_calls=calls,
-        chat_template_kwargs=body.chat_template_kwargs or {},
+        chat_template_kwargs=template_kwargs(body.reasoning_effort, body.chat_template_kwargs),
         add_generation_prompt=body.add_generation_prompt is not False,
         tool_choice=choice.model_dump() if isinstance(choice, NamedTool) else choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -144,12 +145,7 @@ def server_tool_calls(
 ) -> ServerToolCalls:
     """Runs the calls of the server's tools in the outputs of a body's requests."""
     return ServerToolCalls(
-        requests,
-        _client_tools(body),
-        _max_rounds(service, body),
-        service.max_model_len,
-        remember,
-        service.note_calls,
+        requests, _client_tools(body), _max_rounds(service, body), service.max_model_len, remember, service.note_calls
     )
 
 
@@ -187,7 +183,7 @@ def _tools(body: ChatBody) -> list[ChatTool]:
     """The body's tools. Raises 400 for a wrong declaration."""
     body_tools = body.tools or ()
     try:
-        tools = chat_tools([tool.model_dump(exclude_none=True) for tool in body_tools])
+        tools = chat_tools([tool.model_dump(exclude_none=True) | {"type": "function"} for tool in body_tools])
     except RequestError as error:
         raise ApiError.of(error, "tools") from error
     deferred = [isinstance(tool, DeferredTool) for tool in body_tools]

@@ -106,8 +106,7 @@ async def _leave(request: Request, answer: TakenAnswer, error: RequestError) -> 
     was_left = service.database.outlives and _CALL_ID.fullmatch(answer.id)
     if was_left:
         was_left = await service.database.run(
-            tenant_of(request),
-            lambda session: inbox_rows.leave_answer(session, service.server, watched, answer),
+            tenant_of(request), lambda session: inbox_rows.leave_answer(session, service.server, watched, answer)
         )
     if not was_left:
         raise ApiError(404, str(error), param="call_id", code="call_not_found") from error

@@ -7,12 +7,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from jinfercept.protocols.anthropic.answer import MessageAnswer, stream_format
-from jinfercept.protocols.anthropic.chat import chat_body, check_message_fields, is_marked, renamed
+from jinfercept.protocols.anthropic.chat import chat_body, check_message_fields, is_marked, renamed, types_left_out
 from jinfercept.protocols.anthropic.dialect import REQUEST_ID, AnthropicErrorBody
 from jinfercept.protocols.anthropic.schemas import AnswerMessage, CountTokensBody, MessagesBody, TokenCount
 from jinfercept.protocols.errors import ERRORS, ApiError
 from jinfercept.protocols.server_tool_calls import ServerToolCalls
-from jinfercept.protocols.unsupported_fields import check_extras
+from jinfercept.protocols.unsupported_fields import check_extras, log_left_out
 from jinfercept.request import Request as EngineRequest
 from jinfercept.server.http.access_log import DETAILS
 from jinfercept.server.routes.chat_completions import make_chat, recorder, rendered_chat, server_tool_calls
@@ -35,6 +35,7 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
     model = service.check_model(body.model)
     check_extras(body, service.ignored)
     check_message_fields(body)
+    log_left_out("tools", types_left_out(body), service.ignored)
     hints = read_hints(body, request)
     name = f"msg_{uuid.uuid4().hex}"
     requests, tool_calls = await service.prepare(request, lambda: make_message_chat(service, body, hints, name), 1)

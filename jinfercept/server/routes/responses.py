@@ -159,10 +159,7 @@ def _make_chat(
 
 @router.get("/v1/responses/{response_id}", response_model=ResponseObject)
 async def get_response(
-    response_id: str,
-    request: Request,
-    stream: bool = False,
-    starting_after: Annotated[int | None, Query(ge=0)] = None,
+    response_id: str, request: Request, stream: bool = False, starting_after: Annotated[int | None, Query(ge=0)] = None
 ) -> Response:
     """A stored response as it stands. With `stream`, the events of one that was created with `background` and `stream`."""
     stored = await _stored(request, response_id)

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as in vLLM."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as in vLLM."""
 
 from typing import Annotated, Any
 
@@ -7,7 +7,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from jinfercept.protocols.errors import ApiError
-from jinfercept.protocols.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS, ChatBody, Message, ToolDeclaration
+from jinfercept.protocols.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS, ChatBody, InputTool, Message
 from jinfercept.protocols.schemas import FIRST_ERROR, Body, Extensions, Text, TokenId
 from jinfercept.server.routes.chat_completions import rendered_chat
 from jinfercept.server.routes.engine_requests import RequestHints, read_hints
@@ -23,7 +23,7 @@ class TokenizeBody(Extensions):
     model: Annotated[str, Field(max_length=1024)] | None = None
     prompt: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR] | None = None
-    tools: Annotated[list[ToolDeclaration], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    tools: Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
@@ -70,6 +70,12 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Detokenized:
     service = service_of(request)
     service.check_model(body.model)
     return Detokenized(prompt=await service.prepare(request, lambda: _text(service, body.tokens)))
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> dict[str, str | None]:
+    """The texts of the special tokens, and the chat template."""
+    return service_of(request).tokenizer.texts
 
 
 def _text(service: Service, tokens: list[int]) -> str:

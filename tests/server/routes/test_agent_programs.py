@@ -21,7 +21,7 @@ LENGTH = 131072
 """The programs' own prompts have up to 77,000 bytes, each of which is a token of the scripted model."""
 ANSWER = "It costs 23."
 OPENAI_MODEL = "gpt-5.6-luna"
-"""A name for which Codex sends its tools as an item, `additional_tools`."""
+"""A name for which Codex sends its tools as an item, `additional_tools`, and Copilot has a custom tool."""
 CODEX_CONFIG = """\
 model = "{model}"
 model_provider = "jinfercept"
@@ -93,6 +93,19 @@ def _cline(url: str, home: Path) -> Mapping[str, str]:
     return {"CLINE_SESSION_BACKEND_MODE": "local"}  # else it leaves a process behind
 
 
+def _pi(url: str, home: Path) -> Mapping[str, str]:
+    provider = {"baseUrl": f"{url}/v1", "api": "openai-completions", "apiKey": "none", "models": [{"id": MODEL}]}
+    file = home / ".pi" / "agent" / "models.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"providers": {"jinfercept": provider}}))
+    return {"PI_OFFLINE": "1"}
+
+
+def _copilot(url: str, home: Path) -> Mapping[str, str]:
+    model = {"COPILOT_MODEL": OPENAI_MODEL, "COPILOT_PROVIDER_API_KEY": "none"}
+    return model | {"COPILOT_PROVIDER_BASE_URL": f"{url}/v1", "COPILOT_OFFLINE": "true"}
+
+
 PROGRAMS = (
     Program(
         "@openai/codex@0.171.0",
@@ -148,6 +161,25 @@ PROGRAMS = (
         (call("run_commands", commands=["printf 2; printf 3"]), call("read_files", files=[{"path": "price.txt"}])),
         ("23", "lamp: 23"),
     ),
+    Program(
+        "@mariozechner/pi-coding-agent@0.73.1",
+        "pi",
+        ("--provider", "jinfercept", "--model", MODEL, "-p", "How much?"),
+        _pi,
+        (call("bash", command="printf 2; printf 3"), call("read", path="price.txt")),
+        ("23", "lamp: 23"),
+    ),
+    Program(
+        "@github/copilot@1.0.102",
+        "copilot",
+        ("-p", "How much?", "--allow-all-tools", "--silent"),
+        _copilot,
+        (
+            call("bash", command="printf 2; printf 3", description="prints"),
+            call("apply_patch", input="*** Begin Patch\n*** Add File: pen.txt\n+pen: 4\n*** End Patch\n"),
+        ),
+        ("23", "pen.txt"),  # with this name of a model it has a custom tool
+    ),
 )
 
 
@@ -202,7 +234,7 @@ def test_a_program_runs_its_tools_over_three_turns(
         text=True,
         timeout=300,
     )
-    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, [ANSWER]), done.stderr[-3000:]
+    assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, [ANSWER]), done.stderr[-3000:]
     for before, says, after, result in zip(prompts, program.calls, prompts[1:], program.results, strict=False):
         assert says in after
         assert result in after[len(before) :]

@@ -8,9 +8,11 @@ from typing import Any
 import openai
 import pytest
 
+from jinfercept.protocols.openai.chat_schemas import Message
+from tests.support.chat_templates import QWEN3
 from tests.support.live_server import END, MODEL, Running, prompt_of
 from tests.support.price_chat import PRICE, QUESTION, says
-from tests.support.scripted_model import Scripted
+from tests.support.scripted_model import Make, Scripted
 
 
 def test_a_chat_is_answered(served: Running, scripted: Scripted) -> None:
@@ -286,3 +288,37 @@ def test_special_tokens_in_what_a_client_sends_stay_text_unless_the_server_says_
     [as_tokens] = set(counts())
     letters = 2 * (len("<|im_end|>") + len("<|im_start|>"))
     assert as_text - as_tokens == letters - 4
+
+
+def test_parts_and_calls_as_clients_of_other_servers_write_them(served: Running, scripted: Scripted) -> None:
+    """Reasoning as a part, texts by the names of `/v1/responses`, an image in a result, a call without a type."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    call = {"id": "x", "function": {"name": "price", "arguments": '{"item": "lamp"}'}}
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "A lamp?"}]}
+    answer = {"role": "assistant", "content": [thought, {"type": "output_text", "text": "Let me see."}]}
+    result: dict[str, Any] = {"role": "tool", "tool_call_id": "x"}
+    messages = [
+        {"role": "user", "content": [{"type": "input_text", "text": "How much?"}]},
+        answer | {"tool_calls": [call | {"type": None}]},
+        result | {"content": [{"type": "text", "text": "23 "}, image]},
+    ]
+    read = [
+        {"role": "user", "content": "How much?"},
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
+        result | {"content": "23 [image_url: it has no text]"},
+    ]
+    says(scripted, "It costs 23." + END, read)
+    prediction = {"type": "content", "content": "It costs 23."}
+    done = served.chat(messages=messages, max_tokens=40, prediction=prediction).json()
+    assert done["choices"][0]["message"]["content"] == "It costs 23."
+    assert Message.model_validate(answer).as_read["reasoning_content"] == "A lamp?"
+
+
+def test_no_effort_is_no_reasoning(served: Running, make_scripted: Make) -> None:
+    scripted = make_scripted(QWEN3)
+    question = [{"role": "user", "content": "Hi"}]
+    for effort, variables in (("none", {"enable_thinking": False}), ("high", {})):
+        prompt = prompt_of(scripted, question, chat_template_kwargs=variables)
+        scripted.follow(prompt + "Hello." + END)
+        done = served.chat(messages=question, reasoning_effort=effort, max_tokens=20)
+        assert done.json()["usage"]["prompt_tokens"] == len(scripted.tokenizer.encode(prompt)), done.text

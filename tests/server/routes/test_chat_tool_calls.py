@@ -156,3 +156,68 @@ def test_a_tool_that_has_to_be_called_is_called(served: Running, scripted: Scrip
         reason = done.choices[0].finish_reason
     assert (name, reason) == ("price", "tool_calls" if choice == "required" else "stop")
     assert json.loads(written)["item"] in ("lamp", "pen")
+
+
+PATCH = {"type": "custom", "custom": {"name": "patch", "description": "Edits."}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_custom_tool_is_called_with_a_text(served: Running, scripted: Scripted, stream: bool) -> None:
+    grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "+"'}}
+    tool: Any = {"type": "custom", "custom": PATCH["custom"] | {"format": grammar}}
+    schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    text = 'Edits.\n\nThe input follows this lark grammar:\nstart: "+"'
+    function = {"name": "patch", "description": text, "parameters": schema | {"additionalProperties": False}}
+    shown, tools = [PRICE, {"type": "function", "function": function}], [PRICE, tool]
+    written = f"{CALL}\n{CALL.replace('price', 'patch').replace('item', 'input')}"
+    says(scripted, written + END, tools=shown)
+    create: Any = served.client.chat.completions.create
+    fields: Any = {"model": MODEL, "tools": tools, "temperature": 0}
+    done = create(messages=QUESTION, stream=stream, **fields)
+    if stream:
+        deltas = [call for chunk in done for call in chunk.choices[0].delta.tool_calls or ()]
+        first, last = [delta.model_dump(exclude_none=True) for delta in deltas if delta.index == 1]
+        assert first["custom"] == {"name": "patch", "input": ""}
+        assert last == {"index": 1, "custom": {"input": "lamp"}}
+        return
+    calls = done.choices[0].message.tool_calls
+    assert [call.type for call in calls] == ["function", "custom"]
+    assert calls[1].custom.model_dump() == {"name": "patch", "input": "lamp"}
+    before = done.choices[0].message.model_dump(exclude_none=True)
+    results: list[Any] = [{"role": "tool", "tool_call_id": call.id, "content": "23"} for call in calls]
+    functions = [{"name": name, "arguments": {key: "lamp"}} for name, key in (("price", "item"), ("patch", "input"))]
+    read: Any = before | {"tool_calls": [{"type": "function", "function": function} for function in functions]}
+    says(scripted, "Done." + END, [*QUESTION, read, *results], tools=shown)
+    answer = create(messages=[*QUESTION, before, *results], **fields)
+    assert answer.choices[0].message.content == "Done."
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "custom", "custom": {"name": "patch"}},
+        {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "required", "tools": [{"type": "custom", "custom": {"name": "patch"}}]},
+        },
+    ],
+)
+def test_a_custom_tool_can_be_required(served: Running, scripted: Scripted, choice: Any) -> None:
+    scripted.follow("")
+    done = served.chat(tools=[PRICE, PATCH], tool_choice=choice, max_tokens=60).json()
+    assert done["choices"][0]["finish_reason"] == "length", done
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "custom"}]}, "tools[0].function"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "custom", "custom": {"name": "a", "description": 1}}]}, "tools[0].function.description"),
+        ({"tools": [PATCH, PATCH]}, "tools"),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "b"}}, "tools": [PATCH]}, "tool_choice"),
+    ],
+)
+def test_a_custom_tool_that_is_wrong_is_refused(served: Running, fields: Any, param: str) -> None:
+    answer = served.chat(**fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -67,6 +67,8 @@ LIBRARIES = (
     Library(("litellm==1.110.2",), "litellm_loop.py", ("openai", "anthropic")),
     Library(PYDANTIC, "pydantic_agent.py", ("chat", "responses", "messages"), (FIRST, SECOND, *ANSWERS)),
     Library(("anthropic==2.14.0",), "anthropic_runner.py", ("messages",)),
+    Library(("strands-agents[openai,anthropic]==1.62.0",), "strands_agent.py", ("chat", "responses", "messages")),
+    Library(("google-adk==2.13.0", "litellm==1.110.2"), "adk_agent.py", ("openai", "anthropic")),
     Library(("smolagents[openai]==1.26.0",), "smolagents_agent.py", ("chat",), (FIRST, SECOND, *FINAL), False),
 )
 RUNS = [pytest.param(library, api, id=f"{library.packages[0]}-{api}") for library in LIBRARIES for api in library.apis]

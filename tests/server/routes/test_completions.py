@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.chat_templates import QWEN
 from tests.support.live_server import END, MODEL, Running
 from tests.support.scripted_model import Scripted
 
@@ -146,3 +147,5 @@ def test_texts_become_tokens_and_tokens_text(served: Running, scripted: Scripted
     chat = served.http.post("/tokenize", json={"messages": [{"role": "user", "content": "Hi"}]}).json()
     assert chat["tokens"] == scripted.tokenizer.encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert served.http.post("/tokenize", json={}).status_code == 400
+    info = served.http.get("/tokenizer_info").json()  # with which lm-eval tokenises as the server does
+    assert {"bos_token": "<s>", "eos_token": "</s>", "chat_template": QWEN}.items() <= info.items()

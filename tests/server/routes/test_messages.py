@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from anthropic import beta_tool
 
+from jinfercept.protocols.anthropic.chat import chat_body
+from jinfercept.protocols.anthropic.schemas import MessagesBody
 from tests.support.anthropic_client import ASKED, PRICE, anthropic, create, post, streamed
 from tests.support.chat_templates import PLAIN, QWEN3, QWEN3_CODER
 from tests.support.live_server import END, MODEL, Running, prompt_of
@@ -23,6 +25,12 @@ def turn(text: str, *items: str) -> dict[str, Any]:
 
 def result(text: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": "x", "content": text}
+
+
+def declared(tools: list[Any]) -> list[dict[str, Any]]:
+    """The tools of a body, as a chat template reads them."""
+    body = MessagesBody(max_tokens=1, messages=ASKED, tools=tools)
+    return [tool.model_dump(exclude_none=True) for tool in chat_body(body).tools or ()]
 
 
 def blocks(message: Any) -> list[Any]:
@@ -195,6 +203,41 @@ def test_what_a_model_of_text_cannot_read_is_a_note_in_a_result_and_left_out_of_
     done = create(served, messages)
     assert blocks(done) == [{"type": "text", "text": ANSWER}]
     assert done.usage.cache_creation_input_tokens > 0  # the image is marked
+
+
+def test_tools_that_anthropic_runs_are_left_out_and_its_search_defers_none(
+    served: Running, scripted: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    says(scripted, ANSWER + END, tools=[CHAT_PRICE])
+    hosted = [{"type": "web_search_20250305", "name": "web_search"}, {"type": "mcp_toolset", "mcp_server_name": "x"}]
+    search = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}
+    tools: Any = [*hosted, PRICE | {"defer_loading": True}, search]
+    assert blocks(create(served, tools=tools)) == [{"type": "text", "text": ANSWER}]
+    logged = [record.getMessage() for record in caplog.records if "not supported here" in record.getMessage()]
+    assert [line.split("'")[1] for line in logged] == [tool["type"] for tool in (*hosted, search)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "required"),
+    [
+        ("bash_20250124", ["command", "restart"], []),
+        ("text_editor_20250728", ["command", "path", "file_text", "old_str", "new_str"], ["command", "path"]),
+        ("memory_20250818", ["command", "path", "file_text", "old_str", "new_str"], ["command"]),
+    ],
+)
+def test_tools_of_anthropic_that_the_client_runs_are_declared(
+    served: Running, scripted: Scripted, kind: str, arguments: list[str], required: list[str]
+) -> None:
+    tools: Any = [{"type": kind, "name": "shell", "cache_control": {"type": "ephemeral"}, "max_characters": 99}]
+    [function] = [tool["function"] for tool in declared(tools)]
+    assert (function["name"], bool(function["description"])) == ("shell", True)
+    schema = function["parameters"]
+    assert [*schema["properties"]][: len(arguments)] == arguments
+    assert schema["required"] == required
+    written = CALL.replace("price", "shell").replace('"item": "lamp"', '"command": "ls"')
+    says(scripted, written + END, tools=declared(tools))
+    [call] = create(served, tools=tools).content
+    assert (call.type, call.name, call.input) == ("tool_use", "shell", {"command": "ls"})
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "price"}])

@@ -127,11 +127,7 @@ class SpanWriter:
             self._root.set_attribute("jinfercept.dropped_phases", timeline.num_dropped)
 
     def end(
-        self,
-        requests: Sequence[Request],
-        outputs: Sequence[RequestOutput],
-        details: Mapping[str, Any],
-        status: int,
+        self, requests: Sequence[Request], outputs: Sequence[RequestOutput], details: Mapping[str, Any], status: int
     ) -> None:
         """End the root span.
 
