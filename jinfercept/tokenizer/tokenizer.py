@@ -10,6 +10,7 @@ import re
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from itertools import compress, pairwise
 from operator import not_
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 SETTINGS_FILE = "jinfercept_tokenizer.json"
 """Written by `Tokenizer.save` beside `tokenizer.json`."""
+EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
+"""What clients may send as a model's effort to reason, besides `none`."""
 _BARRED = re.compile("<[|｜].+[|｜]>", re.DOTALL)
 
 
@@ -69,6 +72,7 @@ class Tokenizer:
         self._backend = backend
         self._literal: LiteralBackend | None = None
         self._lock = threading.Lock()
+        self._efforts: dict[tuple[str, bool, str | None], bool] = {}
         self._encoding = read_byte_encoding(backend)
         self._bytes: dict[int, bytes] = {}
         self._special_tokens = dict(special_tokens or {})
@@ -352,3 +356,15 @@ class Tokenizer:
                 got=f"{type(error).__name__}: {error}",
                 fix="give the roles, their order and the fields that the model's template expects",
             ) from error
+
+    def takes_effort(self, effort: str, tools: bool, chat_template: str | None = None) -> bool:
+        """Whether a chat template, by default the model's, reads `reasoning_effort` and takes this one, of `EFFORTS`: some
+        templates refuse efforts that they do not name. `tools`: the model's template for conversations with tools."""
+        if (takes := self._efforts.get((effort, tools, chat_template))) is None:
+            takes, probe = False, [{"role": "user", "content": "-"}]
+            with suppress(ModelError, RequestError):
+                source = chat_template or self.chat_template(tools)
+                if "reasoning_effort" in source:
+                    takes = bool(self.apply_chat_template(probe, chat_template=source, reasoning_effort=effort))
+            self._efforts[effort, tools, chat_template] = takes
+        return takes

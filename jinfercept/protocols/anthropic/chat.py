@@ -121,6 +121,7 @@ def chat_body(body: CountTokensBody) -> ChatBody:
         "tools": [_declared(tool, defers) for tool in tools],
         **_tool_choice(body),
         "chat_template_kwargs": _template_kwargs(body),
+        "reasoning_effort": body.output_config and body.output_config.effort,
         "response_format": _response_format(body),
     }
     if isinstance(body, MessagesBody):

@@ -6,6 +6,7 @@ from typing import Any
 _TEXT, _NUMBER = {"type": "string"}, {"type": "integer"}
 _EDIT = {"path": _TEXT, "file_text": _TEXT, "old_str": _TEXT, "new_str": _TEXT, "insert_line": _NUMBER}
 _EDIT |= {"insert_text": _TEXT, "view_range": {"type": "array", "items": _NUMBER}}
+_PATHS = {"old_path": _TEXT, "new_path": _TEXT}
 _COMMANDS = ("view", "create", "str_replace", "insert")
 _TOOLS: Mapping[str, tuple[str, Mapping[str, Any], tuple[str, ...]]] = {
     "bash": ("Runs a command in a shell that lasts.", {"command": _TEXT, "restart": {"type": "boolean"}}, ()),
@@ -16,12 +17,7 @@ _TOOLS: Mapping[str, tuple[str, Mapping[str, Any], tuple[str, ...]]] = {
     ),
     "memory": (
         "Views and edits files in /memories, which later conversations have, too.",
-        {
-            "command": {"type": "string", "enum": [*_COMMANDS, "delete", "rename"]},
-            **_EDIT,
-            "old_path": _TEXT,
-            "new_path": _TEXT,
-        },
+        {"command": {"type": "string", "enum": [*_COMMANDS, "delete", "rename"]}, **_EDIT, **_PATHS},
         ("command",),
     ),
 }

@@ -224,7 +224,7 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Body):
-    """Form of the answer. `effort` has no effect."""
+    """Form of the answer, and the effort to reason, of which a template may know some."""
 
     effort: Annotated[str, Field(max_length=64)] | None = None
     format: OutputFormat | None = None

@@ -1,6 +1,5 @@
 """Schemas of `/v1/chat/completions`: the body and the answer."""
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -177,11 +176,6 @@ class ChatBody(SamplingBody):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
-
-
-def template_kwargs(effort: str | None, variables: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The template's variables of a body: without an effort the model does not reason."""
-    return ({"enable_thinking": False} if effort == "none" else {}) | dict(variables or {})
 
 
 class TopLogprob(BaseModel):

@@ -215,11 +215,8 @@ def _said(part: Any) -> str:
 
 
 def _text(text: str, role: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": []} if role == "assistant" else _given(text)
-
-
-def _given(text: str) -> dict[str, Any]:
-    return {"type": "input_text", "text": text}
+    answer = {"type": "output_text", "text": text, "annotations": list[Any]()}
+    return answer if role == "assistant" else {"type": "input_text", "text": text}
 
 
 def joined(parts: Sequence[dict[str, Any]]) -> str:

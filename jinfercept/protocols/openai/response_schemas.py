@@ -248,7 +248,8 @@ class TextSettings(Body):
 
 
 class ReasoningSettings(Body):
-    """`reasoning` of a body: effort `none` sets `enable_thinking=False` for the chat template, other efforts have no effect."""
+    """`reasoning` of a body: effort `none` sets `enable_thinking=False` for the chat template, others `reasoning_effort` where
+    it takes them."""
 
     effort: Annotated[str, Field(max_length=64)] | None = None
     summary: Annotated[str, Field(max_length=64)] | None = None

@@ -20,7 +20,6 @@ from jinfercept.protocols.openai.chat_schemas import (
     ChatCompletion,
     DeferredTool,
     NamedTool,
-    template_kwargs,
 )
 from jinfercept.protocols.openai.logprobs import check_report
 from jinfercept.protocols.schemas import SessionHints
@@ -39,6 +38,7 @@ from jinfercept.server.routes.engine_requests import (
 )
 from jinfercept.server.routes.guarded_route import GuardedRoute
 from jinfercept.server.service import Service, service_of
+from jinfercept.tokenizer.tokenizer import EFFORTS
 
 _OPTIONS = ("chat_template_kwargs", "tool_choice")
 """Fields of a body with which the messages of their errors begin."""
@@ -96,7 +96,7 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
         raise ApiError.bad("a chat finds reasoning by its template", "jinfercept.async_calls.reasoning")
     options = service.chat_options(
         async_calls=calls,
-        chat_template_kwargs=template_kwargs(body.reasoning_effort, body.chat_template_kwargs),
+        chat_template_kwargs=_template_variables(service, body),
         add_generation_prompt=body.add_generation_prompt is not False,
         tool_choice=choice.model_dump() if isinstance(choice, NamedTool) else choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -110,6 +110,15 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
         return service.llm.make_chats([messages], params, *arguments)
     except JinferceptError as error:
         raise ApiError.of(error, field_of_chat(error, bool(tools))) from error
+
+
+def _template_variables(service: Service, body: ChatBody) -> dict[str, Any]:
+    """Variables of the template by a body's effort, where the template takes it, and by its `chat_template_kwargs`."""
+    effort = body.reasoning_effort
+    own: dict[str, Any] = {"enable_thinking": False} if effort == "none" else {}
+    if effort in EFFORTS and service.tokenizer.takes_effort(effort, bool(body.tools), service.chat_template):
+        own = {"reasoning_effort": effort}
+    return own | (body.chat_template_kwargs or {})
 
 
 def _with_allowed_tools(

@@ -314,6 +314,19 @@ def test_parts_and_calls_as_clients_of_other_servers_write_them(served: Running,
     assert Message.model_validate(answer).as_read["reasoning_content"] == "A lamp?"
 
 
+def test_an_effort_is_told_to_templates_that_take_it(served: Running, make_scripted: Make) -> None:
+    template = (
+        "{% if reasoning_effort is defined and reasoning_effort not in ['low', 'high'] %}{{ raise_exception('no') }}{% endif %}"
+        "{{ reasoning_effort | default('-') }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+    scripted = make_scripted(template)
+    question = [{"role": "user", "content": "Hi"}]
+    for effort, prompt in (("high", "highHi"), ("medium", "-Hi"), ("ultra", "-Hi"), ("low", "lowHi")):
+        scripted.follow(prompt + "Hello." + END)
+        done = served.chat(messages=question, reasoning_effort=effort, max_tokens=20, return_token_ids=True).json()
+        assert scripted.tokenizer.decode(done["prompt_token_ids"]) == prompt
+
+
 def test_no_effort_is_no_reasoning(served: Running, make_scripted: Make) -> None:
     scripted = make_scripted(QWEN3)
     question = [{"role": "user", "content": "Hi"}]
