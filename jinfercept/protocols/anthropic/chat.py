@@ -78,6 +78,7 @@ def check_message_fields(body: CountTokensBody) -> None:
 
 
 def types_left_out(body: CountTokensBody) -> list[str]:
+    """The types of the tools of a body that are left out of the prompt."""
     return [tool.type for tool in body.tools or () if isinstance(tool, ProviderTool)]
 
 

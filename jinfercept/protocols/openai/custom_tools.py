@@ -38,10 +38,8 @@ def declared(tool: Any) -> Any:
     description, (syntax, definition) = custom.get("description"), _texts(grammar, "syntax", "definition")
     if isinstance(description, str | None):
         description = with_grammar(description, syntax, definition)
-    return {
-        "type": "custom",
-        "function": {"name": custom.get("name"), "description": description, "parameters": CUSTOM_INPUT},
-    }
+    function = {"name": custom.get("name"), "description": description, "parameters": CUSTOM_INPUT}
+    return {"type": "custom", "function": function}
 
 
 def called(call: Any) -> Any:
