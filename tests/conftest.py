@@ -87,14 +87,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare collections of garbage what hundreds of modules consist of, and have few of them: one takes a second in the end."""
+    """Spare collections of garbage what hundreds of modules consist of, and run collections seldom: behind the last test one takes a second."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
-    """Collect garbage once at the end, not five times as pytest does to find exceptions that nobody has seen."""
+    """Collect garbage once when the tests have ended: what is frozen then, pytest's own five collections do not visit again."""
     gc.collect()
     gc.freeze()
 
