@@ -87,7 +87,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare collections of garbage what hundreds of modules consist of, and run collections seldom: behind the last test one takes a second."""
+    """Spare collections of garbage what hundreds of modules consist of, and collect seldom: one collection takes a second."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
