@@ -177,6 +177,10 @@ def test_weights_that_were_discarded_come_with_the_wake(caplog: pytest.LogCaptur
     with LLM(tiny_setup()) as llm:
         old, other = weights_of(llm)
         expected = alone(llm, PROMPT, 8)
+        unclear: list[Any] = ["x", 1, None]
+        for discard in unclear:
+            with pytest.raises(ConfigError, match="discard has the wrong type; got "):
+                llm.sleep(2, discard=discard)
         llm.sleep(2, discard=True)
         with pytest.raises(RequestError, match="no weights to wake with"):
             llm.wake()

@@ -117,7 +117,9 @@ def planned(
 ) -> Groups:
     """The samples of `RolloutMethods.rollout`, with the requests that make them."""
     options: Any = dict(given)
-    n, pad_id = options.pop("n", 1), options.pop("pad_id", 0)
+    n, pad_id = plain(options.pop("n", 1)), options.pop("pad_id", 0)
+    if type(n) is not int:
+        raise RequestError("n is a whole number", got=shown(n), fix="say how many samples each prompt has")
     tools, detector, following = (options.pop(name, None) for name in ("tools", "detector", "following"))
     if isinstance(prompts, Rollout):
         prompts = Rollouts([prompts])
@@ -181,11 +183,8 @@ def _places(requests: Sequence[Request]) -> list[int]:
 def _continued(maker: RequestMaker, samples: Rollouts, params: Any, n: int, options: tuple[Any, ...]) -> list[Planned]:
     """Partial samples go on, the others stay as they are."""
     if n != 1 or any(options):
-        raise RequestError(
-            "a partial sample goes on with the tools and options that it had",
-            got="n, tools, detector or options",
-            fix="leave them out; or give `following`",
-        )
+        what = "a partial sample goes on with the tools and options that it had"
+        raise RequestError(what, got="n, tools, detector or options", fix="leave them out; or give `following`")
     if params is not None and not samples.is_partial:
         raise RequestError("no sample is partial", got=f"{samples!r} with params", fix="say what follows: `following`")
     items = list[Planned]()
@@ -241,6 +240,8 @@ def _followed(
             if maker.tokenizer is None:
                 raise RequestError("without a tokenizer there is no text", got=shown(put), fix="give token ids")
             put = maker.tokenizer.encode(put)
+        if not isinstance(put, list | tuple):
+            raise RequestError("a text or token ids follow a sample", got=shown(put), fix="give one of them")
         prompt = {"prompt_token_ids": [*sample.token_ids.tolist(), *put]}
         [request] = maker.make_requests([prompt], reporting, tools, detector, **_own_options(options))
         items.append(Planned(sample.prompt, request, sample))

@@ -35,6 +35,7 @@ from jinfercept.startup.disk_tier import identity_of
 from jinfercept.startup.served_adapters import ServedAdapters
 from jinfercept.startup.start import EngineSetup
 from jinfercept.startup.weights import DEEPEST, ServedWeights
+from jinfercept.values.option_types import check_type
 from jinfercept.weights.in_memory import Replacement
 from jinfercept.weights.leaves import made
 from jinfercept.weights.named import NameFilter, WeightTree
@@ -196,10 +197,8 @@ class EngineHost:
         only: NameFilter | None = None,
     ) -> int:
         """As `LLM.update_weights`."""
-        if mode not in (None, *get_args(UpdateMode)):
-            raise ConfigError(
-                "no such mode of an update", got=mode, fix=f"one of {', '.join(get_args(UpdateMode))}, None"
-            )
+        if mode not in (modes := (*get_args(UpdateMode), None)):
+            raise ConfigError("no such mode of an update", got=mode, fix=f"one of {', '.join(map(str, modes))}")
         if mode is None:
             self.check_idle("take new weights")
         self.check_open("to take new weights")
@@ -252,10 +251,9 @@ class EngineHost:
         """As `LLM.sleep`."""
         if type(level) is not int or level not in range(DEEPEST + 1):
             raise ConfigError("no such level of sleep", got=shown(level), fix="0, 1 or 2")
+        check_type("discard", discard, bool)
         if discard and level != DEEPEST:
-            raise ConfigError(
-                "only a sleep of level 2 discards weights", got=f"level {level}", fix="sleep(2, discard=True)"
-            )
+            raise ConfigError("only a sleep of level 2 discards weights", got=f"level {level}", fix="sleep at level 2")
         self.check_open("to sleep")
         with self._changing_weights():
             if level:
