@@ -84,6 +84,7 @@ class Service:
         inbox: where calls wait for a person; None if there is no person tool.
         tracing: traces of requests; None: there are none.
         refused: answers of status 429, by the code of their error.
+        waking: the end of a sleep that was agreed; None: it ends when somebody asks.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class Service:
 
             self.trace_to(open_tracing(choice))
         self.refused = Counter[str]()
+        self.waking: asyncio.TimerHandle | None = None
         self._limits = KeyLimits(self.keys.rules, time.monotonic)
         self._overload = Overload(llm)
         self._threads = FairThreadPool(options.max_queue_len)

@@ -45,6 +45,7 @@ class Reading(NamedTuple):
     pending_calls: int
     refused: Mapping[str, int]
     disk: DiskState | None
+    is_sleeping: bool = False
 
 
 def families(look: SnapshotValue[Reading], model: str) -> Iterator[Metric]:
@@ -64,6 +65,7 @@ def families(look: SnapshotValue[Reading], model: str) -> Iterator[Metric]:
     yield make.counter("jinfercept:steps", "Steps by token bucket; 0: transfers only", counts.steps, "bucket")
     yield make.counter("jinfercept:step_seconds", "Seconds of steps by token bucket", counts.step_s, "bucket")
     yield make.gauge("jinfercept:pending_calls", "Asynchronous calls that run", reading.pending_calls)
+    yield make.gauge("jinfercept:sleeping", "1 while the engine sleeps or is paused", int(reading.is_sleeping))
     refused = {**dict.fromkeys(REFUSALS, 0), **reading.refused}
     yield make.counter(
         "jinfercept:refused_requests", "Answers of status 429, by the code of the error", refused, "code"

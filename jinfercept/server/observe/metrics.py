@@ -88,4 +88,5 @@ def read(service: Service, state: EngineState) -> Reading:
         pending_calls=service.pending_calls.total,
         refused=dict(service.refused),
         disk=llm.disk,
+        is_sleeping=llm.is_sleeping,
     )

@@ -24,11 +24,11 @@ class Version(BaseModel):
 
 @router.get("/health")
 async def health(request: Request) -> Condition:
-    """Whether the engine runs: 503 after a failure from which it cannot recover."""
-    failure = service_of(request).llm.engine.failure
-    if failure is not None:
+    """Whether the engine runs, or sleeps until somebody wakes it: 503 after a failure from which it cannot recover."""
+    llm = service_of(request).llm
+    if (failure := llm.engine.failure) is not None:
         raise ApiError(503, f"the engine failed: {failure}", code="engine_error")
-    return Condition(status="ok")
+    return Condition(status="sleeping" if llm.is_sleeping else "ok")
 
 
 @router.get("/ready")

@@ -1,12 +1,16 @@
 """Pauses, sleep and new weights, where `--weights-dir` allows them, with vLLM's names where it has them. For operators."""
 
+import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
+from jinfercept.errors import EngineError, JinferceptError
+from jinfercept.llm import LLM
 from jinfercept.server.routes.adapters import confined
 from jinfercept.server.routes.guarded_route import GuardedRoute
 from jinfercept.server.service import Service, service_of, tenant_of
@@ -14,6 +18,8 @@ from jinfercept.server.service import Service, service_of, tenant_of
 log = logging.getLogger("jinfercept.server")
 
 router = APIRouter(route_class=GuardedRoute, tags=["Weights"])
+
+_TIMEOUT = Query(None, gt=0, le=10**7, description="seconds after which the engine goes on by itself")
 
 
 class WeightsUpdate(BaseModel):
@@ -25,30 +31,24 @@ class WeightsUpdate(BaseModel):
 
 
 @router.post("/pause")
-async def pause(request: Request) -> dict[str, bool]:
-    """Run nothing until `/resume`: requests wait, calls of tools go on."""
-    return await _sleep(request, 0)
+async def pause(request: Request, timeout_s: float | None = _TIMEOUT) -> dict[str, bool]:
+    """Run nothing until `/resume`, or for `timeout_s` seconds at most: requests wait, calls of tools go on."""
+    return await sleep(request, 0, timeout_s)
 
 
 @router.post("/resume")
+@router.post("/wake_up")
 async def resume(request: Request) -> dict[str, bool]:
     """Go on after `/pause` or `/sleep`."""
-    service = _allowed(request)
-    await service.prepare(request, service.llm.wake)
-    log.info("the engine goes on")
-    return {"is_sleeping": service.llm.is_sleeping}
-
-
-@router.post("/wake_up")
-async def wake_up(request: Request) -> dict[str, bool]:
-    """As `/resume`."""
-    return await resume(request)
+    return await _change(request, LLM.wake, None, "the engine goes on")
 
 
 @router.post("/sleep")
-async def sleep(request: Request, level: int = Query(1, ge=0, le=2)) -> dict[str, bool]:
+async def sleep(
+    request: Request, level: int = Query(1, ge=0, le=2), timeout_s: float | None = _TIMEOUT
+) -> dict[str, bool]:
     """Give memory of the device back: at level 1 the pages, at level 2 the weights too, which the host keeps."""
-    return await _sleep(request, level)
+    return await _change(request, lambda llm: llm.sleep(level), timeout_s, f"the engine sleeps at level {level}")
 
 
 @router.get("/is_sleeping")
@@ -67,11 +67,33 @@ async def update_weights(body: WeightsUpdate, request: Request) -> dict[str, int
     return {"weights_version": version}
 
 
-async def _sleep(request: Request, level: int) -> dict[str, bool]:
-    service = _allowed(request)
-    await service.prepare(request, lambda: service.llm.sleep(level))
-    log.info("the engine sleeps at level %d", level)
+async def _change(
+    request: Request, change: Callable[[LLM], None], timeout_s: float | None, note: str
+) -> dict[str, bool]:
+    """Let it sleep or go on; after so many seconds it wakes, whatever was agreed before. None: only when it is asked to."""
+    service, loop = _allowed(request), asyncio.get_running_loop()
+
+    def agreed() -> None:
+        if service.waking is not None:
+            service.waking.cancel()
+        wakes = (loop.run_in_executor, None, _wake, service.llm)
+        service.waking = None if timeout_s is None else loop.call_later(timeout_s, *wakes)
+
+    def work() -> None:
+        change(service.llm)
+        loop.call_soon_threadsafe(agreed)  # also if the client has gone meanwhile
+
+    await service.prepare(request, work)
+    log.info(note)
     return {"is_sleeping": service.llm.is_sleeping}
+
+
+def _wake(llm: LLM) -> None:
+    log.warning("the engine goes on: nobody has asked it to within the timeout_s of its sleep")
+    try:
+        llm.wake()
+    except (EngineError, JinferceptError) as error:
+        log.warning("the engine sleeps on: %s", error)
 
 
 def _allowed(request: Request) -> Service:

@@ -134,6 +134,7 @@ def test_the_dashboard_shows_metrics_that_exist(exposed: Labels) -> None:
         "jinfercept:link_budget_bytes_total",
         "jinfercept:expected_interception_seconds_total",
         "jinfercept:tasks",
+        "jinfercept:sleeping",
     }
 
 

@@ -2,15 +2,19 @@
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jinfercept.errors import JinferceptError
 from jinfercept.llm import LLM
-from tests.support.live_server import MODEL, Running, running
+from jinfercept.startup.host import EngineHost
+from tests.support.live_server import MODEL, Running, running, until
 from tests.support.tiny_model import GOLDEN, tiny_llm
 
 BODY = {
@@ -79,7 +83,7 @@ def test_requests_wait_while_it_sleeps(served: Running, path: str, end: str) -> 
     expected = tokens(served)[0]
     assert served.http.post(path).json() == {"is_sleeping": True}
     assert served.http.get("/is_sleeping").json() == {"is_sleeping": True}
-    assert served.http.get("/health").status_code == 200
+    assert served.http.get("/health").json() == {"status": "sleeping"}
     answers = list[Any]()
     waiting = threading.Thread(target=lambda: answers.append(tokens(served)))
     waiting.start()
@@ -89,6 +93,61 @@ def test_requests_wait_while_it_sleeps(served: Running, path: str, end: str) -> 
     assert served.http.post(end).json() == {"is_sleeping": False}
     waiting.join()
     assert answers[0][0] == expected
+    assert served.http.get("/health").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("path", ["/pause?", "/sleep?level=2&"])
+def test_a_sleep_ends_when_its_time_is_over(served: Running, path: str) -> None:
+    expected = tokens(served)
+    served.http.post(f"{path}timeout_s=0.05")
+    assert tokens(served) == expected  # waits for the end of the sleep
+    assert not served.llm.is_sleeping
+    served.http.post(f"{path}timeout_s=0.2")
+    served.http.post("/pause")  # what was agreed before does not count
+    time.sleep(0.4)
+    assert served.llm.is_sleeping
+    served.http.post("/pause?timeout_s=0.2")
+    served.http.post("/resume")
+    assert served.service.waking is None
+    for wrong in ("0", "-1", "nan", "inf", "soon", "1e9"):
+        assert served.http.post(f"{path}timeout_s={wrong}").status_code == 400
+    assert tokens(served) == expected
+
+
+def test_a_sleep_that_cannot_end_in_time_says_so(
+    served: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(llm: LLM) -> None:
+        raise JinferceptError("there are no weights", got="none", fix="give some")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LLM, "wake", fail)
+        served.http.post("/pause?timeout_s=0.01")
+        until(lambda: "the engine sleeps on: there are no weights" in caplog.text)
+    served.http.post("/resume")
+
+
+def test_an_update_whose_client_is_gone_is_whole(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    version, begun, go = tokens(served)[1], threading.Event(), threading.Event()
+    read = EngineHost._read  # pyright: ignore[reportPrivateUsage]
+
+    def slowly(host: EngineHost, source: str | Path) -> Any:
+        begun.set()
+        go.wait(60)
+        return read(host, source)
+
+    monkeypatch.setattr(EngineHost, "_read", slowly)
+    client = HTTPConnection(served.url.removeprefix("http://"))
+    client.request("POST", "/update_weights", '{"path": "other"}', {"Content-Type": "application/json"})
+    assert begun.wait(60)
+    client.close()
+    before = tokens(served)  # requests do not wait for it
+    assert before[1] == version
+    go.set()
+    until(lambda: served.llm.weights_version == version + 1)
+    assert tokens(served)[0] != before[0]
+    served.http.post("/update_weights", json={"path": "same"})
+    assert tokens(served) == (before[0], version + 2)
 
 
 def test_only_operators_ask_where_there_are_keys(llm: LLM, folder: Path) -> None:
@@ -120,6 +179,16 @@ def test_hostile_checkpoints_and_bodies_change_nothing(served: Running, folder: 
     (folder / "linked" / "model.safetensors").symlink_to(tmp_path / "secret.safetensors")
     for name in ("truncated", "linked", "absent"):
         assert served.http.post("/update_weights", json={"path": name}).status_code == 400, name
+    for file in ("model.safetensors", "config.json"):  # of a trainer that was killed while it wrote
+        shutil.rmtree(folder / "truncated")
+        shutil.copytree(GOLDEN / "llama_gqa", folder / "truncated")
+        half, content = folder / "truncated" / file, (GOLDEN / "llama_gqa" / file).read_bytes()
+        for length in (0, 5, 100, len(content) // 2, len(content) - 2):
+            half.write_bytes(content[:length])
+            answer = served.http.post("/update_weights", json={"path": "truncated"})
+            assert answer.status_code == 400, length
+            assert "fix: " in answer.json()["error"]["message"]
+            assert tokens(served) == before
     bodies: list[Any] = [{}, [], {"path": 3}, {"path": ""}, {"path": "x" * 10_000}, {"path": ["same"] * 100_000}]
     for body in bodies:
         assert served.http.post("/update_weights", json=body).status_code == 400
