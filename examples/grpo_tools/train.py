@@ -31,8 +31,6 @@ from jinfercept.rollouts.samples import Rollouts
 SIZES: dict[str, Any] = {"quantization": "none", "kv_tokens": 8192, "max_model_len": 512}
 NUM_EXAMINED = 32
 _WARM_STEPS = 4
-_SAVED_EVERY = 10
-"""Steps."""
 
 
 @dataclass
@@ -43,11 +41,15 @@ class Run:
         learner: after the last step.
         rewards: mean of each batch.
         examined: mean reward of held-out questions, greedily, by number of steps.
+        batch: samples for the next step, made with the weights before the last one; None before the first.
+        version: of the weights after the last step, in the numbers of the process that made the batch.
     """
 
     learner: Learner
     rewards: list[float] = field(default_factory=list)
     examined: dict[int, float] = field(default_factory=dict)
+    batch: Rollouts | None = None
+    version: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Train:
     """batches to learn from"""
     stop_after: Maybe[int] = None
     """steps after which this run stops; another goes on"""
+    save_every: int = 10
+    """steps after which the state is written: a run that is killed loses those since then"""
     prompts: int = 4
     """of a batch"""
     n: int = 8
@@ -93,30 +97,30 @@ class Train:
             LLM(self.model, dtype=self.dtype, max_num_seqs=NUM_EXAMINED, **SIZES) as llm,
             ThreadPoolExecutor(1) as sampler,
         ):
-            version, done = 0, len(run.rewards)
+            done = len(run.rewards)
             if done:
-                version = llm.update_weights(params._replace(layers=merge(run.learner.adapter)))
+                llm.update_weights(params._replace(layers=merge(run.learner.adapter)))
             else:
                 self._examine(llm, run, 0, began_s)
-            batch = self._sample(llm, done)
+            batch = run.batch or self._sample(llm, done)
             for number in range(done, last):
                 ahead = sampler.submit(self._sample, llm, number + 1)
                 rewards = self._rewards(number, batch)
                 rate = self.learning_rate * min(1.0, (number + 1) / _WARM_STEPS)
                 run.learner, report = step(run.learner, weights, experience(batch, rewards), np.float32(rate))
                 layers = jax.block_until_ready(merge(run.learner.adapter))
-                lag = version - int(batch.weight_versions.max())
+                lag = run.version - int(batch.weight_versions.max())
                 if not self.in_flight:
                     ahead.result()
-                version = llm.update_weights(params._replace(layers=layers), mode="keep")
-                batch = ahead.result()
+                run.version = llm.update_weights(params._replace(layers=layers), mode="keep")
+                run.batch = batch = ahead.result()
                 run.rewards.append(float(rewards.mean()))
                 print(
                     f"{number + 1:4} of {self.steps}  reward {rewards.mean():.3f}  loss {report.loss:+.4f}  drift "
                     f"{report.drift:.4f}  clipped {report.clipped:.3f}  {lag} behind  {time.monotonic() - began_s:.0f} s",
                     flush=True,
                 )
-                if (number + 1) % _SAVED_EVERY == 0:
+                if (number + 1) % self.save_every == 0:
                     self._save(run, scale)
             self._examine(llm, run, last, began_s)
         self._save(run, scale)
@@ -155,10 +159,12 @@ class Train:
         return Run(Learner(first, RULE.init(first)))
 
     def _save(self, run: Run, scale: float) -> None:
-        """The adapter as PEFT does, and all that another run goes on from."""
+        """The adapter as PEFT does, and all that another run goes on from, which is there as a whole or as it was before."""
         save(self.directory, run.learner.adapter, scale, self.model)
         stored = replace(run, learner=jax.tree.map(np.asarray, run.learner))
-        (self.directory / "state.pickle").write_bytes(pickle.dumps(stored))
+        unfinished = self.directory / "state.pickle.new"
+        unfinished.write_bytes(pickle.dumps(stored))
+        unfinished.replace(self.directory / "state.pickle")
 
 
 def _plot(run: Run, file: Path) -> None:

@@ -1,11 +1,19 @@
 """A step of GRPO fits the arrays of rollouts; rewards and calls are read alike by the engine and by loops."""
 
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from examples.grpo_tools.functions import split_call
 from examples.grpo_tools.learning import advantages, experience, stepper
 from examples.grpo_tools.questions import questions, reward_of
+from examples.grpo_tools.train import Run
 from examples.tool_adapter.adapter import first_adapter
 from examples.tool_adapter.learning import RULE, Learner
 from examples.tool_adapter.network import frozen
@@ -55,3 +63,35 @@ def test_rewards_and_calls_of_a_text() -> None:
     assert {question.prompt for question in questions(0, 40)}.isdisjoint(
         question.prompt for question in questions(0, 40, examination=True)
     )
+
+
+def train(folder: Path, *, killed_after: int | None = None) -> Run:
+    """What a run in a process of its own has written; it gets SIGKILL when so many steps are done, if it has to."""
+    options = ["--steps", "4", "--save-every", "2", "--prompts", "2", "--n", "2", "--dtype", "float32"]
+    command = [sys.executable, "-m", "examples.grpo_tools", "train", str(folder), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.split()[:2] == [str(killed_after), "of"]:
+                process.kill()
+    assert process.returncode == (0 if killed_after is None else -9)
+    return pickle.loads((folder / "state.pickle").read_bytes())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_a_trainer_that_is_killed_goes_on_to_the_same_rewards(tmp_path: Path) -> None:
+    killed = train(tmp_path / "killed", killed_after=3)
+    assert len(killed.rewards) == 2
+    (tmp_path / "killed" / "state.pickle.new").write_bytes(b"half")  # as of one that was killed while it wrote
+    check_same(train(tmp_path / "killed"), train(tmp_path / "whole"))
+
+
+def check_same(resumed: Run, whole: Run) -> None:
+    """Both have learnt the same from the same samples."""
+    assert any(whole.rewards)
+    assert resumed.rewards == pytest.approx(whole.rewards)
+    assert resumed.batch is not None
+    assert whole.batch is not None
+    assert resumed.batch.token_ids.tolist() == whole.batch.token_ids.tolist()
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), resumed.learner, whole.learner)
