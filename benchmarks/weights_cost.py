@@ -108,7 +108,7 @@ def _costs(llm: LLM, source: Path) -> Iterator[Cost]:
             if before is not None:
                 peak = memory_gib("VmHWM") or before
                 residents.append(1 + max(0.0, peak - before) * GIB / weight_bytes)
-            with _watched() as peaks:
+            with watched() as peaks:
                 update()
             lives.append(1 + (max(peaks, default=rest) - rest) / weight_bytes)
         yield Cost(name, statistics.median(seconds), max(lives), min(residents, default=None))
@@ -142,7 +142,7 @@ def live_bytes() -> int:
 
 
 @contextmanager
-def _watched() -> Iterator[list[int]]:
+def watched() -> Iterator[list[int]]:
     """The bytes of all arrays, time and again."""
     peaks, ended = list[int](), threading.Event()
 

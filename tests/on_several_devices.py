@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 
+from benchmarks.weights_cost import live_bytes, watched
 from jinfercept.engine.streaming import serve
 from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
 from jinfercept.models.config import ModelConfig
+from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import load, read_config
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model, joins
@@ -31,7 +34,7 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.weights import in_memory
-from jinfercept.weights.in_memory import initial_params
+from jinfercept.weights.in_memory import Replacement, blocks_of, initial_params, shapes_of
 from tests.support.dense_model import logits
 from tests.support.fake_engine import POLICIES
 from tests.support.joining import set_joined
@@ -370,3 +373,25 @@ def test_new_weights_come_from_another_mesh_in_pieces(options: Any, monkeypatch:
             assert not any(leaf.is_deleted() for leaf in given.values())
             llm.reset_prefix_cache()
             assert llm.generate({"prompt_token_ids": [1, 2, 3]}, GREEDY)[0].outputs[0].token_ids == expected
+
+
+@pytest.mark.slow
+def test_new_weights_of_several_devices_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_memory, "PIECE_BYTES", 1 << 16)
+    sizes = {"vocab_size": 8192, "hidden_size": 128, "ffn_size": 256, "num_layers": 24, "head_dim": 16}
+    config, mesh = replace(tiny_config("llama_gqa"), **sizes), ModelMesh(tuple(jax.devices()[:4]))
+    loaded = load(config, load_format="dummy", dtype="float32", mesh=mesh)
+    given = jax.tree.map(np.array, separate(loaded.params))
+    params = jax.tree.map(jnp.zeros_like, loaded.params)
+    total = sum(leaf.nbytes for leaf in jax.tree.leaves(given))
+    assert given.embed["embedding"].nbytes > 0.15 * total
+    fsdp = NamedSharding(Mesh(np.array(jax.devices()[4:8]), ("fsdp",)), PartitionSpec("fsdp"))
+    for source in (given, jax.device_put(given, fsdp), jax.tree.map(jnp.copy, loaded.params)):
+        places, new = pointers(params), Replacement(loaded.model, source, shapes_of(params))
+        old, rest = blocks_of(params), live_bytes()
+        del params
+        with watched() as peaks:
+            params = new.write(old)
+        assert max(peaks) - rest <= 0.05 * total
+        assert pointers(params) == places
+        assert all(map(jnp.array_equal, *map(jax.tree.leaves, (params, loaded.params))))

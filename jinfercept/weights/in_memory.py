@@ -201,17 +201,16 @@ class Replacement:
         """The served arrays of a block that is overwritten, by name, whose new ones come from elsewhere in pieces."""
 
         def comes_in_pieces(leaf: Any, served: Any) -> bool:
-            if not isinstance(served, jax.Array):
+            if not isinstance(served, jax.Array) or leaf.shape != served.shape or served.nbytes <= PIECE_BYTES:
                 return False
             if isinstance(leaf, LazyWeight):
-                return leaf.overwrite is not None and leaf.shape == served.shape and served.nbytes > PIECE_BYTES
-            if isinstance(leaf, jax.Array) and leaf.sharding.device_set == served.sharding.device_set:
-                return False
-            return isinstance(leaf, np.ndarray | jax.Array) and leaf.nbytes > PIECE_BYTES
+                return leaf.overwrite is not None and self._mesh.size == 1
+            if isinstance(leaf, jax.Array):
+                return leaf.sharding.device_set != served.sharding.device_set
+            return isinstance(leaf, np.ndarray)
 
-        if reused is None or self._mesh.size > 1:
-            return {}
-        return {name: reused[name] for name, leaf in new.items() if comes_in_pieces(leaf, reused.get(name))}
+        old = reused or {}
+        return {name: old[name] for name, leaf in new.items() if comes_in_pieces(leaf, old.get(name))}
 
     def _placed(self, block: Weights, shapes: Weights) -> Weights:
         """A new block on the devices that serve it."""
@@ -242,14 +241,21 @@ def _write(old: Weights | None, new: Weights, dtypes: tuple[str, ...], *, as_ser
 
 
 def _overwrite(old: jax.Array, source: Any) -> jax.Array:
-    """An array from elsewhere, or one that is read, in the memory of an old one of the same shape."""
+    """An array from elsewhere, or one that is read, in the memory of an old one of the same shape, device by device."""
     if isinstance(source, LazyWeight):
         assert source.overwrite is not None
         return source.overwrite(old)
-    step = max(1, PIECE_BYTES * len(source) // source.nbytes)
-    for start in range(0, len(source), step):
-        rows = jax.device_put(source[start : start + step], old.sharding)
-        old = jax.block_until_ready(_write_rows(old, rows, start))
+    if len(old.sharding.device_set) == 1:
+        return _in_pieces(old, source, (slice(0, len(old)),))
+    parts = [_in_pieces(shard.data, source, shard.index) for shard in old.addressable_shards]
+    return jax.make_array_from_single_device_arrays(old.shape, old.sharding, parts)
+
+
+def _in_pieces(old: jax.Array, source: Any, index: tuple[slice, ...]) -> jax.Array:
+    first, step = index[0].start or 0, max(1, PIECE_BYTES * len(source) // source.nbytes)
+    for start in range(0, len(old), step):
+        rows = (slice(first + start, first + min(start + step, len(old))), *index[1:])
+        old = jax.block_until_ready(_write_rows(old, jax.device_put(source[rows], old.sharding), start))
     return old
 
 
