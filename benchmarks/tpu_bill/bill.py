@@ -53,8 +53,10 @@ _EXECUTABLES = {
     "executable": "executable",
     "launches": "launches",
     "kernels": "Pallas",
+    "fallbacks": "XLA instead",
     "argument_mib": "arguments, MiB",
     "temp_mib": "temporaries, MiB",
+    "made_mib": "made anew, MiB",
     "copies": "copies of 4 MiB and more",
     "prefetched_mib": "fetched ahead, MiB",
     "collectives": "exchanges",
@@ -144,14 +146,21 @@ def executable_row(reading: Reading) -> dict[str, Any]:
     return row | {
         "launches": facts["launches"],
         "kernels": facts["kernels"],
+        "fallbacks": max(0, kernels_of_layers(case) - facts["kernels"]) if key[0] == "layers" else 0,
         "argument_mib": round(facts["argument_bytes"] / MIB, 1),
         "temp_mib": round(facts["temp_bytes"] / MIB, 1),
+        "made_mib": round(facts["made_bytes"] / MIB, 1),
         "copies": len(facts["copies"]),
         "prefetched_mib": round(facts["prefetched_bytes"] / MIB, 1),
         "collectives": sum(facts["collectives"].values()),
         "loops": facts["loops"],
         "host_transfers": facts["host_transfers"],
     }
+
+
+def kernels_of_layers(case: Case) -> int:
+    """Kernels of an executable of layers that falls back nowhere: attention, and the three products of experts."""
+    return case.num_layers * (1 if case.config.experts is None else 4)
 
 
 def step_row(case: Case, readings: Sequence[Reading]) -> dict[str, Any] | None:

@@ -51,8 +51,6 @@ FEW_LAYERS = 2
 NUM_PAGES, NUM_WINDOW_PAGES, PAGE_SIZE, MAX_MODEL_LEN = 20_000, 20_000, 16, 8192
 CONTEXT = 1000
 """Tokens of context of each row of the predicted steps."""
-SAMPLED = ("v4", "v5e")
-"""Generations for which the samplers of all models are compiled: XLA's own code, so that others hardly differ."""
 SAMPLERS = ("sample", "shape", "remember", "logprobs", "enter")
 """Executables that depend on the vocabulary and the number of rows alone."""
 
@@ -103,14 +101,13 @@ def case_of(values: Sequence[Any]) -> Case:
 
 
 def default_cases(tpus: Sequence[str] = TPUS) -> list[Case]:
-    """Every model on every generation in a decode step, Llama-3-8B with samplers and in a chunk too, the others with samplers
-    for those of `SAMPLED`; and 16 chips of v5e."""
+    """Every model on every generation, all of a decode step and the layers of a chunk; Llama-3-8B on one device, and where one
+    does not hold it on several; and 16 chips of v5e."""
     cases = list[Case]()
     for tpu in tpus:
-        cases.append(Case(tpu, "llama-3-8b", ROWS))
-        cases.append(Case(tpu, "llama-3-8b", CHUNK, kinds=("embed", "layers")))
-        for model in list(MODELS)[1:]:
-            cases.append(Case(tpu, model, ROWS, DEVICES[model], without=() if tpu in SAMPLED else SAMPLERS))
+        for model in MODELS:
+            cases.append(Case(tpu, model, ROWS, DEVICES[model]))
+            cases.append(Case(tpu, model, CHUNK, DEVICES[model], kinds=("embed", "layers")))
         if tpu in CHIPS_FOR_8B:
             cases.append(Case(tpu, "llama-3-8b", ROWS, CHIPS_FOR_8B[tpu], without=SAMPLERS))
     if "v5e" in tpus:

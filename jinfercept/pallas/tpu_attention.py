@@ -2,8 +2,7 @@
 
 It takes decode rows and chunks alike, with windows and soft caps, over pages as `layouts/interleaved.py` has them. It knows
 no sinks, nor several KV heads on a device that are wider than 128: such layers have the reference, with a line in the log. It
-reads the pages before a window too. The kernel is compiled for TPUs ahead of
-time in tests, and its values are those of jax's own reference; no TPU has run it.
+reads the pages before a window too. Tests compile it for TPUs ahead of time and interpret it on a CPU; no TPU has run it.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Attention of TPUs on a CPU: what jax's kernel is given, by jax's own reference for it, against ours. No TPU runs here."""
+"""Attention of TPUs on a CPU: jax's kernel, interpreted, and its own reference for it, against ours. No TPU runs here."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import ref_ra
 
 from jinfercept.layouts.interleaved import apart, interleaved_shape, with_padded_heads
 from jinfercept.layouts.scoring import PLAIN, Scoring
+from jinfercept.pallas.attention import available
 from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.pallas.tpu_attention import (
     CONTEXT_TOKENS,
@@ -21,6 +22,7 @@ from jinfercept.pallas.tpu_attention import (
     paged_attention_tpu,
 )
 from tests.support.attention_steps import Shapes, make_step
+from tests.support.tpu_interpreter import interpreted
 
 ROWS = [(1, 33), (1, 1), (30, 100), (4, 4)]
 FAMILIES = {
@@ -31,6 +33,12 @@ FAMILIES = {
     "gpt-j": (Shapes(40, 6, 8, 16, 4, 4, 256), PLAIN),
     "phi": (Shapes(40, 6, 8, 16, 4, 4, 96), PLAIN),
     "qwen": (Shapes(40, 6, 8, 16, 14, 2, 64), PLAIN),
+    "qwen 3 with experts, llama 70b of eight devices": (Shapes(40, 6, 8, 16, 8, 1, 128), PLAIN),
+    "gemma": (Shapes(40, 6, 8, 16, 8, 1, 256), PLAIN),
+    "mistral": (Shapes(40, 6, 8, 16, 8, 2, 128), Scoring(window=23)),
+    "olmo": (Shapes(40, 6, 8, 16, 5, 5, 128), PLAIN),
+    "granite": (Shapes(40, 6, 8, 16, 32, 8, 64), PLAIN),
+    "phi 4": (Shapes(40, 6, 8, 16, 40, 10, 128), PLAIN),
 }
 CASES = [
     pytest.param(*case, id=name, marks=() if number < 3 else pytest.mark.slow)
@@ -74,12 +82,48 @@ def test_what_the_kernel_is_given_has_the_result_of_the_reference(shapes, scorin
     np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=() if (name, dtype) == ("gemma 2", "bfloat16") else pytest.mark.slow)
+        for name in FAMILIES
+        for dtype in ("float32", "bfloat16")
+    ],
+)
+def test_the_kernel_itself_has_the_result_of_the_reference(name: str, dtype: str):
+    shapes, scoring = FAMILIES[name]
+    padded, own, batch, q, pages = padded_step(shapes, jnp.dtype(dtype))
+    assert np.isnan(np.asarray(own, np.float32)).any()
+    with interpreted():
+        got = jax.jit(lambda q, pages: paged_attention_tpu(q, pages, batch, scoring))(padded, own)
+    got = np.asarray(got[:, : shapes.num_heads, : shapes.head_dim], np.float32)
+    want = np.asarray(reference(q, pages, batch, scoring=scoring), np.float32)
+    tolerance = 1e-5 if dtype == "float32" else 2**-6
+    np.testing.assert_allclose(got, want, atol=tolerance, rtol=tolerance)
+
+
 @pytest.mark.parametrize(("shapes", "scoring"), CASES)
 def test_the_reference_reads_both_layouts_alike(shapes, scoring):
     padded, own, batch, q, pages = padded_step(shapes, jnp.float32)
     got = reference(padded, own, batch, scoring=scoring)
     np.testing.assert_allclose(got[:, : shapes.num_heads], reference(q, pages, batch, scoring=scoring), atol=1e-6)
     np.testing.assert_array_equal(apart(own)[..., : shapes.num_kv_heads, : shapes.head_dim], pages)
+
+
+@pytest.mark.slow
+def test_the_kernel_itself_attends_to_steps_of_decode_rows_only():
+    shapes = Shapes(6, 6, 8, 16, 8, 2, 128)
+    q, pages, batch = make_step(shapes, 5, [(1, 33), (1, 1), (1, 128), (1, 16), (1, 17)], 3, dtype=jnp.bfloat16)
+    with interpreted():
+        got = jax.jit(lambda q, pages: paged_attention_tpu(q, pages, batch))(q, interleaved(pages, 2, 128))
+    want = reference(q, pages, batch)
+    np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), atol=2**-6, rtol=2**-6)
+
+
+def test_it_is_chosen_on_tpus(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert available("bfloat16", "bfloat16", 128, 16) == ["tpu"]
+    assert available("bfloat16", "int32", 128, 16) == [], "quantised pages"
 
 
 def test_layers_with_sinks_have_the_reference():

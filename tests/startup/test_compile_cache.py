@@ -2,6 +2,7 @@
 bucket works, or is refused before anything is loaded."""
 
 import os
+import subprocess
 import sys
 import time
 import zlib
@@ -18,6 +19,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jinfercept.errors import ConfigError
 from jinfercept.startup.compile_cache import check_bucket, drop_damaged
+from tests.support.tiny_model import GOLDEN
 
 WHOLE = zlib.compress(bytes(range(256)) * 64)
 
@@ -84,6 +86,61 @@ def test_executables_are_kept_in_a_bucket() -> None:
     with cache_in("gs://bucket/xla"):
         program.compile()
     assert [name for name in Bucket.store if name.startswith("/bucket/xla/") and name.endswith("-cache")]
+
+
+START = """
+import sys
+from collections import Counter
+
+import fsspec
+import jax
+from fsspec.implementations.local import LocalFileSystem
+
+
+class Bucket(LocalFileSystem):
+    protocol = ("gs", "gcs")
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return f"{sys.argv[1]}/{path.partition('://')[2]}" if "://" in path else super()._strip_protocol(path)
+
+
+for name in Bucket.protocol:
+    fsspec.register_implementation(name, Bucket, clobber=True)
+events = Counter()
+jax.monitoring.register_event_listener(lambda event, **_: events.update([event.rpartition("/")[2]]))
+from jinfercept import LLM
+
+LLM(sys.argv[2], dtype="float32", kv_tokens=64, max_num_seqs=2, max_model_len=32, max_num_batched_tokens=8).close()
+print(events["cache_hits"], events["cache_misses"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_second_start_finds_what_the_first_one_kept_in_a_bucket(tmp_path: Path) -> None:
+    """The name of the bucket reaches JAX as the user has written it, in two processes that share the bucket."""
+    variables = os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": "gs://bucket/xla",
+        "JAX_ENABLE_COMPILATION_CACHE": "true",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
+    }
+    (cwd := tmp_path / "cwd").mkdir()
+
+    def start() -> tuple[int, int]:
+        command = [sys.executable, "-c", START, str(tmp_path), str(GOLDEN / "llama_gqa")]
+        done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, check=True)
+        hits, misses = map(int, done.stdout.split())
+        return hits, misses
+
+    hits, misses = start()
+    assert misses > hits
+    kept = {entry.name for entry in (tmp_path / "bucket" / "xla").glob("*-cache")}
+    assert len(kept) == misses
+    hits, misses = start()
+    assert hits > 8 * misses
+    assert not list(cwd.iterdir()), "a folder gs: beside the user's files"
 
 
 @contextmanager
