@@ -3,7 +3,6 @@
 Smaller models write some prose first and leave the tag out: where the tools are known, `read_bare_calls` finds their calls.
 """
 
-from jinfercept.parsers.call_grammars import CallGrammar
 from jinfercept.parsers.call_objects import BARE_OBJECTS, read_bare_calls, read_calls
 from jinfercept.parsers.python_calls import read_dotted_call
 from jinfercept.parsers.source import Source, Steps
@@ -44,17 +43,9 @@ def _read_llama4(source: Source) -> Steps[None]:
             yield from read_bare_calls(source, mark, BARE_OBJECTS[mark])
 
 
-def _llama3_grammar(calls: CallGrammar) -> str:
-    return calls.tagged(PYTHON_TAG, "", calls.several(calls.objects("parameters"), '"; "'))
-
-
-def _llama4_grammar(calls: CallGrammar) -> str:
-    return calls.tagged(PYTHON_START, PYTHON_END, calls.several(calls.objects("parameters"), '"; "'))
-
-
 LLAMA3_JSON = ToolCallFormat(
     read=_read_llama3,
-    grammar=_llama3_grammar,
+    grammar=lambda calls: calls.tagged(PYTHON_TAG, "", calls.several(calls.objects("parameters"), '"; "')),
     detect=lambda template: LLAMA3_ROLE in template and '"parameters"' in template,
     tags=(PYTHON_TAG,),
     turn_ends=LLAMA3_TURN_ENDS,
@@ -62,7 +53,7 @@ LLAMA3_JSON = ToolCallFormat(
 )
 LLAMA4_JSON = ToolCallFormat(
     read=_read_llama4,
-    grammar=_llama4_grammar,
+    grammar=lambda calls: calls.tagged(PYTHON_START, PYTHON_END, calls.several(calls.objects("parameters"), '"; "')),
     detect=lambda template: LLAMA4_ROLE in template and '"parameters"' in template,
     tags=(PYTHON_START, PYTHON_END, PYTHON_TAG),
     turn_ends=LLAMA4_TURN_ENDS,

@@ -134,16 +134,8 @@ _DEEPSEEK = NamedCalls(
 )
 
 
-def _deepseek_v31_grammar(calls: CallGrammar) -> str:
-    return replace(_DEEPSEEK, fence="").grammar(calls)
-
-
 def _write_deepseek_v3_head(calls: CallGrammar, name: str) -> str:
     return f'"function" {calls.tag(_DEEPSEEK_SEPARATOR)} {quoted(f"{name}\n{_FENCE}json\n")}'
-
-
-def _deepseek_v3_grammar(calls: CallGrammar) -> str:
-    return replace(_DEEPSEEK, write_head=_write_deepseek_v3_head, between="\n").grammar(calls)
 
 
 def _detect_deepseek_v31(template: str) -> bool:
@@ -153,12 +145,14 @@ def _detect_deepseek_v31(template: str) -> bool:
 
 DEEPSEEK_V3 = ToolCallFormat(
     read=_DEEPSEEK.read,
-    grammar=_deepseek_v3_grammar,
+    grammar=lambda calls: replace(_DEEPSEEK, write_head=_write_deepseek_v3_head, between="\n").grammar(calls),
     detect=lambda template: _detect_deepseek_v31(template) and _FENCE in template,
     tags=(*_DEEPSEEK.tags, _DEEPSEEK_SEPARATOR),
     turn_ends=("<｜end▁of▁sentence｜>",),
 )
-DEEPSEEK_V31 = replace(DEEPSEEK_V3, grammar=_deepseek_v31_grammar, detect=_detect_deepseek_v31)
+DEEPSEEK_V31 = replace(
+    DEEPSEEK_V3, grammar=lambda calls: replace(_DEEPSEEK, fence="").grammar(calls), detect=_detect_deepseek_v31
+)
 
 
 def _read_functionary_head(source: Source) -> Steps[Head | None]:

@@ -142,18 +142,6 @@ def _list_grammar(calls: CallGrammar) -> str:
     return f'"[" {calls.several(calls.each(write, _TOOL_NAME), quoted(", "))} "]"'
 
 
-def _llama3_grammar(calls: CallGrammar) -> str:
-    return calls.tagged(PYTHON_TAG, "", _list_grammar(calls))
-
-
-def _llama4_grammar(calls: CallGrammar) -> str:
-    return calls.tagged(PYTHON_START, PYTHON_END, _list_grammar(calls))
-
-
-def _lfm2_grammar(calls: CallGrammar) -> str:
-    return f"{calls.tag(_LFM2_START)} {_list_grammar(calls)} {calls.tag(_LFM2_END)}"
-
-
 def _write_lfm2(calls: Sequence[tuple[str, Any]]) -> str:
     written: list[str] = []
     for name, values in calls:
@@ -241,7 +229,7 @@ def _literals(value: Any) -> list[str]:
 
 PYTHONIC = ToolCallFormat(
     read=_read,
-    grammar=_llama3_grammar,
+    grammar=lambda calls: calls.tagged(PYTHON_TAG, "", _list_grammar(calls)),
     detect=lambda template: "[func_name1(" in template or "[func1(" in template,
     tags=(PYTHON_TAG,),
     turn_ends=LLAMA3_TURN_ENDS,
@@ -249,7 +237,7 @@ PYTHONIC = ToolCallFormat(
 )
 LLAMA4_PYTHONIC = ToolCallFormat(
     read=_read,
-    grammar=_llama4_grammar,
+    grammar=lambda calls: calls.tagged(PYTHON_START, PYTHON_END, _list_grammar(calls)),
     detect=lambda template: LLAMA4_ROLE in template and "[func_name1(" in template,
     tags=(PYTHON_START, PYTHON_END),
     turn_ends=LLAMA4_TURN_ENDS,
@@ -257,7 +245,7 @@ LLAMA4_PYTHONIC = ToolCallFormat(
 )
 LFM2 = ToolCallFormat(
     read=_read,
-    grammar=_lfm2_grammar,
+    grammar=lambda calls: f"{calls.tag(_LFM2_START)} {_list_grammar(calls)} {calls.tag(_LFM2_END)}",
     write=_write_lfm2,
     detect=lambda template: any(text in template for text in (_LFM2_START, "List of tools: [", "<|tool_list_start|>")),
     tags=(_LFM2_START, _LFM2_END),

@@ -42,7 +42,7 @@ class ModelDrafter:
         Returns:
             The plan with its drafts, and the drafts of every chunk that awaited them.
         """
-        chunks = sorted(map(self._first, plan.chunks), key=_is_long)
+        chunks = sorted(map(self._first, plan.chunks), key=lambda chunk: len(chunk.tokens) > 1)
         first = replace(plan, bucket=self._bucket(chunks), chunks=tuple(chunks))
         tickets = [self.runner.sample(self.runner.forward(first, last_tokens), {})]
         awaiting = [chunk for chunk in plan.chunks if chunk.awaits_drafts]
@@ -85,7 +85,3 @@ def _draw(chunk: Chunk, place: int) -> Sample | None:
     if chunk.sample is None or not chunk.awaits_drafts or place == chunk.num_drafts:
         return None
     return Sample(chunk.sample.temperature, chunk.sample.random_key, chunk.sample.position + place)
-
-
-def _is_long(chunk: Chunk) -> bool:
-    return len(chunk.tokens) > 1

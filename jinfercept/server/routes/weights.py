@@ -70,7 +70,7 @@ async def update_weights(body: WeightsUpdate, request: Request) -> dict[str, int
 async def _change(
     request: Request, change: Callable[[LLM], None], timeout_s: float | None, note: str
 ) -> dict[str, bool]:
-    """Let it sleep or go on; after so many seconds it wakes, whatever was agreed before. None: only when it is asked to."""
+    """Let the engine sleep or wake. A sleep with `timeout_s` ends after so many seconds, whatever calls before it said."""
     service, loop = _allowed(request), asyncio.get_running_loop()
 
     def agreed() -> None:
