@@ -123,27 +123,27 @@ class Mixes:
     def _check(
         self, llm: LLM, dtype: str, mix: list[MixedRequest], expected: dict[tuple[str, int, int], RequestOutput]
     ) -> None:
-        groups = [_requests(llm, asked) for asked in mix]
+        groups = [_requests(llm, mixed) for mixed in mix]
         outputs = _serve(llm, mix, groups)
         again = list[tuple[MixedRequest, Request]]()
-        for place, (asked, group) in enumerate(zip(mix, groups, strict=True)):
+        for place, (mixed, group) in enumerate(zip(mix, groups, strict=True)):
             for index, request in enumerate(group):
                 output = outputs[request.id]
                 self.counts["clients that left"] += output.outputs[0].finish_reason == "abort"
                 key = dtype, place, index
-                self._compare(asked, request, output, dtype, expected, key)
+                self._compare(mixed, request, output, dtype, expected, key)
                 if request.follow_up is not None and output.outputs[0].finish_reason in ("stop", "length"):
-                    again.append((asked, _next_turn(llm, request, output)))
+                    again.append((mixed, _next_turn(llm, request, output)))
         if llm.disk is not None:
             llm.restart()
         turns = serve(llm.engine.thread, [request for _, request in again])
-        for (asked, request), output in zip(again, turns, strict=True):
+        for (mixed, request), output in zip(again, turns, strict=True):
             self.counts["follow-ups on retained contexts"] += output.retained is not None
-            self._compare(asked._replace(kind="plain", async_calls=None), request, output, dtype, {}, (dtype, 0, 0))
+            self._compare(mixed._replace(kind="plain", async_calls=None), request, output, dtype, {}, (dtype, 0, 0))
 
     def _compare(
         self,
-        asked: MixedRequest,
+        mixed: MixedRequest,
         request: Request,
         output: RequestOutput,
         dtype: str,
@@ -153,7 +153,7 @@ class Mixes:
         """The output is what its request has alone; of one whose client left, as far as it goes."""
         ours = output.outputs[0]
         roomy = self.roomy[dtype]
-        if asked.async_calls is not None:
+        if mixed.async_calls is not None:
             alone = _alone(roomy, _with_results(request, ours))
         elif key in expected:
             alone = expected[key]
@@ -162,12 +162,12 @@ class Mixes:
         theirs = alone.outputs[0]
         left = ours.finish_reason == "abort"
         self.outputs += 1
-        _count_output(self.counts, asked, request, output)
+        _count_output(self.counts, mixed, request, output)
         if ours.token_ids != (theirs.token_ids[: len(ours.token_ids)] if left else theirs.token_ids):
             self._check_tie(roomy, dtype, request, ours, theirs)
         elif not left:
             assert (ours.finish_reason, ours.stop_reason) == (theirs.finish_reason, theirs.stop_reason)
-            assert asked.async_calls is not None or ours.text == theirs.text
+            assert mixed.async_calls is not None or ours.text == theirs.text
             _check_reports(output, alone, 1e-3 if dtype == "auto" else 0.1)
 
     def _check_tie(
@@ -201,28 +201,30 @@ class Mixes:
         llm.engine.check_pages()
 
 
-def _requests(llm: LLM, asked: MixedRequest) -> list[Request]:
+def _requests(llm: LLM, mixed: MixedRequest) -> list[Request]:
     """One for each output."""
     made = llm.make_requests(
-        {"prompt_token_ids": asked.prompt}, asked.params, asked.tools, asked.detector, async_calls=asked.async_calls
+        {"prompt_token_ids": mixed.prompt}, mixed.params, mixed.tools, mixed.detector, async_calls=mixed.async_calls
     )
-    follow_up = FollowUp() if asked.continued else None
-    return [replace(one, tenant=asked.tenant, priority=asked.priority, follow_up=follow_up) for one in made]
+    follow_up = FollowUp() if mixed.continued else None
+    return [replace(request, tenant=mixed.tenant, priority=mixed.priority, follow_up=follow_up) for request in made]
 
 
 def _serve(llm: LLM, mix: list[MixedRequest], groups: list[list[Request]]) -> dict[str, RequestOutput]:
     """All of them at once: some in streams of their own, some of which are left before their end."""
     thread, outputs = llm.engine.thread, dict[str, RequestOutput]()
-    own = [asked.streamed or asked.read is not None for asked in mix]
-    together = Stream(thread, [one for group, apart in zip(groups, own, strict=True) if not apart for one in group])
+    own = [mixed.streamed or mixed.read is not None for mixed in mix]
+    together = Stream(
+        thread, [request for group, apart in zip(groups, own, strict=True) if not apart for request in group]
+    )
     streams = [
-        (asked, group, Stream(thread, group)) for asked, group, apart in zip(mix, groups, own, strict=True) if apart
+        (mixed, group, Stream(thread, group)) for mixed, group, apart in zip(mix, groups, own, strict=True) if apart
     ]
     streams.sort(key=lambda stream: stream[0].read is None)  # who leaves, leaves early
-    for asked, group, stream in streams:
-        tokens = {one.id: list[int]() for one in group}
+    for mixed, group, stream in streams:
+        tokens = {request.id: list[int]() for request in group}
         for number, event in enumerate(stream):
-            if number == asked.read:
+            if number == mixed.read:
                 stream.abort()
             if isinstance(event, Token):
                 tokens[event.request_id].append(event.token_id)
@@ -286,12 +288,14 @@ def _margin(roomy: LLM, request: Request, ours: CompletionOutput, place: int, to
     """
     prefix, params = [*request.prompt_token_ids, *ours.token_ids[:place]], request.params
     logits = np.full(128, -100.0)
-    for one in tokens:
-        forced = SamplingParams(temperature=0.0, max_tokens=1, forced_output_ids=[one], logprobs=0, ignore_eos=True)
+    for token_id in tokens:
+        forced = SamplingParams(
+            temperature=0.0, max_tokens=1, forced_output_ids=[token_id], logprobs=0, ignore_eos=True
+        )
         [output] = roomy.generate({"prompt_token_ids": prefix}, forced)
         [named] = output.outputs[0].logprobs or [None]
         assert named is not None
-        logits[one] = named[one].logprob
+        logits[token_id] = named[token_id].logprob
     returned = {i for pause in ours.interceptions for i in range(*pause.span)}
     returned |= {i for interrupt in ours.interrupts for i in range(*interrupt.span)}
     output = [token for i, token in enumerate(ours.token_ids[:place]) if i not in returned]
@@ -310,17 +314,17 @@ def _margin(roomy: LLM, request: Request, ours: CompletionOutput, place: int, to
     return float(values[0] - values[1])
 
 
-def _count_output(counts: Counter[str], asked: MixedRequest, request: Request, output: RequestOutput) -> None:
+def _count_output(counts: Counter[str], mixed: MixedRequest, request: Request, output: RequestOutput) -> None:
     done, params = output.outputs[0], request.params
     counts["outputs of several"] += request.index > 0
     counts["drawn tokens"] += done.num_generated if params.temperature else 0
     constrained = done.num_generated if params.structured_outputs is not None else 0
     counts["constrained tokens"] += constrained
-    counts["constrained tokens with drafts"] += constrained if asked.kind == "repetitive" else 0
+    counts["constrained tokens with drafts"] += constrained if mixed.kind == "repetitive" else 0
     counts["asynchronous results"] += len(done.interrupts)
-    if asked.kind in ("calls by stop strings", "calls by tokens"):
-        counts[asked.kind] += len(done.interceptions)
-    counts["streams"] += asked.streamed
+    if mixed.kind in ("calls by stop strings", "calls by tokens"):
+        counts[mixed.kind] += len(done.interceptions)
+    counts["streams"] += mixed.streamed
     counts["reports"] += len(done.logprobs or ())
     counts["scores"] += len(output.prompt_logprobs or ())
     counts["stop strings"] += isinstance(done.stop_reason, str)

@@ -77,14 +77,14 @@ def serve_everything(llm: LLM, policy: str, depth: int) -> Served:
     """Calls, drawn tokens, log probabilities, structured outputs and a retained context."""
     llm.restart(policy=policy, pipeline_depth=depth)
     work = Workload(number=8, seed=3)
-    asked = (
+    constraints = (
         StructuredOutputsParams(regex=r"[abc]{3,9}(, [0-9]+)?"),
         StructuredOutputsParams(choice=["yes", "no, never"]),
     )
     prompts = [*work.prompts, *("the same beginning" for _ in range(4))]
     params = [
         *(replace(params, logprobs=2) for params in work.params),
-        *(SamplingParams(temperature=0.0, max_tokens=20, structured_outputs=one) for one in asked),
+        *(SamplingParams(temperature=0.0, max_tokens=20, structured_outputs=constraint) for constraint in constraints),
         SamplingParams(temperature=1.0, seed=5, max_tokens=20, ignore_eos=True, top_p=0.9, repetition_penalty=1.2),
         SamplingParams(temperature=0.7, seed=6, max_tokens=20, ignore_eos=True, prompt_logprobs=1),
     ]
@@ -95,10 +95,12 @@ def serve_everything(llm: LLM, policy: str, depth: int) -> Served:
     [after] = llm.make_requests({"prompt_token_ids": again}, GREEDY, [], None)
     outputs += serve(llm.engine.thread, [replace(after, follows=kept.id)])
     done = [output.outputs[0] for output in outputs]
-    logprobs = [best.logprob for one in done for token in one.logprobs or () if token for best in token.values()]
+    logprobs = [
+        best.logprob for completion in done for token in completion.logprobs or () if token for best in token.values()
+    ]
     assert len(logprobs) > 50
     greedy = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
-    return Served([one.token_ids for one in done], logprobs, greedy)
+    return Served([completion.token_ids for completion in done], logprobs, greedy)
 
 
 @cache
@@ -219,7 +221,7 @@ def on_mesh(params: Params, mesh: Mesh) -> Params:
     axis = mesh.axis_names[-1]
 
     def place(leaf: Any, spec: PartitionSpec) -> jax.Array:
-        return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*(axis if one else None for one in spec))))
+        return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*(axis if part else None for part in spec))))
 
     return jax.tree.map(place, params, partition_specs(params))
 

@@ -47,7 +47,7 @@ def test_logits_are_near_those_of_activations_that_are_not_rounded(checkpoint: P
     near = load(checkpoint, dtype="float32", quantization="gguf", activation_dtype="int8")
     assert all(weight.int8_rows for weight in weights_of(near.params) if is_quantized(weight))
     tokens = jnp.arange(3, 40)
-    expected, got = (np.asarray(logits(one.model, one.params, tokens)) for one in (exact, near))
+    expected, got = (np.asarray(logits(loaded.model, loaded.params, tokens)) for loaded in (exact, near))
     assert 0 < np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
 
 

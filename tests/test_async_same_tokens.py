@@ -115,9 +115,9 @@ def test_logits_are_those_of_one_prefill_under_every_policy(small: LLM, policy: 
     counter, served, num_interceptions = CompileCounter(), list[tuple[str, RequestOutput]](), 0
     for depth in (0, 1):
         small.restart(policy=policy, pipeline_depth=depth)
-        asked = [(spelling, request) for spelling in SPELLINGS for request in requests(small, spelling)]
-        outputs = serve(small.engine.thread, [request for _, request in asked])
-        served += [(spelling, output) for (spelling, _), output in zip(asked, outputs, strict=True)]
+        spelled = [(spelling, request) for spelling in SPELLINGS for request in requests(small, spelling)]
+        outputs = serve(small.engine.thread, [request for _, request in spelled])
+        served += [(spelling, output) for (spelling, _), output in zip(spelled, outputs, strict=True)]
         assert sum(len(output.outputs[0].interrupts) for output in outputs) >= 2 * 5  # what traps wait for
         counts = small.counters
         num_interceptions += counts.interceptions
@@ -252,8 +252,8 @@ def test_outputs_of_one_prompt_call_on_their_own_and_follow_ups_take_over_what_w
     )
     prompt = {"prompt_token_ids": [3, 5, 8]}
     (output,) = small.generate([prompt], params, tools=[Tool(f)], async_calls=AsyncCalls())
-    assert [[i.result.text for i in one.interrupts] for one in output.outputs] == [["rrr"]] * 3
-    assert len({tuple(one.token_ids) for one in output.outputs}) > 1
+    assert [[i.result.text for i in completion.interrupts] for completion in output.outputs] == [["rrr"]] * 3
+    assert len({tuple(completion.token_ids) for completion in output.outputs}) > 1
     again = {"prompt_token_ids": [3, 5, 8, *output.outputs[0].token_ids]}
     (later,) = small.generate([again], SamplingParams(temperature=0, max_tokens=2))
     assert later.num_cached_tokens >= len(again["prompt_token_ids"]) - 2 * 4

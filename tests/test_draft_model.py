@@ -86,12 +86,13 @@ def test_drafts_of_the_same_model_are_accepted_at_any_temperature_and_it_is_pric
     drafts = {"model": str(GOLDEN / NAME), "num_speculative_tokens": 3}
     work = workload()
     work.params = [
-        replace(one, temperature=number % 3 / 2, seed=number, top_p=1.0) for number, one in enumerate(work.params)
+        replace(sampling, temperature=number % 3 / 2, seed=number, top_p=1.0)
+        for number, sampling in enumerate(work.params)
     ]
     with tiny_llm(NAME, speculative_config=drafts, profile=None, **POOL, **SIZES) as twice:
         setup, memory = twice.engine.setup, twice.engine.setup.memory_plan
-        one, params = kv_bytes_per_token(setup.machine.model_config, "float32"), setup.machine.runner.params
-        assert setup.machine.profile.kv_bytes_per_token == memory.token_bytes(4) == 2 * one
+        token_bytes, params = kv_bytes_per_token(setup.machine.model_config, "float32"), setup.machine.runner.params
+        assert setup.machine.profile.kv_bytes_per_token == memory.token_bytes(4) == 2 * token_bytes
         assert memory.weight_bytes == 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(params))
         assert 0 < setup.machine.profile.draft_share <= 1
         outputs = work.run(twice)

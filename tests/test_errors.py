@@ -46,7 +46,7 @@ def exceptions() -> dict[str, type[BaseException]]:
     }
     sources = {file: file.read_text(encoding="utf-8") for file in sorted(PACKAGE.rglob("*.py"))}
     classes = [
-        (file, *found) for file, text in sources.items() for found in re.findall(r"^class (\w+)\((.+)\):", text, re.M)
+        (file, *parts) for file, text in sources.items() for parts in re.findall(r"^class (\w+)\((.+)\):", text, re.M)
     ]
     places, before = dict[str, Path](), -1
     while len(places) > before:  # until no class has a base that was found in the round before

@@ -115,9 +115,9 @@ def test_a_request_that_asks_for_nothing_costs_the_device_nothing() -> None:
     filtered = draw_options(SamplingParams(top_p=0.5), frozenset({1}))
     assert filtered is not None
     assert not filtered.remembered
-    held = draw_options(SamplingParams(min_tokens=2), frozenset({3, 1}))
-    assert held is not None
-    assert (held.remembered, held.end_token_ids) == (True, (1, 3))
+    ending = draw_options(SamplingParams(min_tokens=2), frozenset({3, 1}))
+    assert ending is not None
+    assert (ending.remembered, ending.end_token_ids) == (True, (1, 3))
 
 
 def test_forks_have_places_and_names_of_their_own_and_follow_the_first() -> None:

@@ -75,17 +75,17 @@ def llm() -> Iterator[LLM]:
         yield llm
 
 
-def parses(asked: StructuredOutputsParams, text: str) -> None:
-    if asked.json is not None:
+def parses(constraint: StructuredOutputsParams, text: str) -> None:
+    if constraint.json is not None:
         Draft202012Validator(PERSON).validate(json.loads(text))
-    elif asked.json_object:
+    elif constraint.json_object:
         assert isinstance(json.loads(text), dict)
-    elif asked.grammar is not None:
+    elif constraint.grammar is not None:
         assert isinstance(json.loads(text), list)
-    elif asked.regex is not None:
-        assert re.fullmatch(asked.regex, text)
+    elif constraint.regex is not None:
+        assert re.fullmatch(constraint.regex, text)
     else:
-        assert text in (asked.choice or ())
+        assert text in (constraint.choice or ())
 
 
 def generated(output: RequestOutput) -> str:
@@ -100,10 +100,10 @@ class Work:
 
     def __init__(self) -> None:
         self.prompts, self.params, self.detectors = [], [], []
-        for number, asked in enumerate(ASKED * 2):
+        for number, constraint in enumerate(ASKED * 2):
             drawn = number >= len(ASKED)
             options: dict[str, Any] = {"temperature": float(drawn), "seed": 100 + number, "max_tokens": 120}
-            self.params.append(SamplingParams(structured_outputs=asked, **options))
+            self.params.append(SamplingParams(structured_outputs=constraint, **options))
             self.prompts.append("the same beginning, " + "ab" * number)
             calls = {at: [Call("scripted", "97 98 99")] for at in ((2, 3, 9) if number % 2 else ())}
             self.detectors.append(ScriptedDetector(calls))
@@ -176,9 +176,9 @@ def test_they_are_the_same_under_all_policies_with_slow_tools(
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_text_ends_at_any_end_token_or_without_one(llm: LLM, depth: int) -> None:
     llm.restart(policy="copy_ahead", pipeline_depth=depth)
-    asked, ends = StructuredOutputsParams(regex="[abc]{2,5}"), byte_level().eos_token_ids
+    constraint, ends = StructuredOutputsParams(regex="[abc]{2,5}"), byte_level().eos_token_ids
     params = [
-        SamplingParams(temperature=3.0, seed=seed, max_tokens=9, ignore_eos=ignore, structured_outputs=asked)
+        SamplingParams(temperature=3.0, seed=seed, max_tokens=9, ignore_eos=ignore, structured_outputs=constraint)
         for ignore in (False, True)
         for seed in range(16)
     ]
@@ -191,8 +191,11 @@ def test_a_text_ends_at_any_end_token_or_without_one(llm: LLM, depth: int) -> No
 @pytest.mark.parametrize("depth", [0, 1])
 def test_the_outputs_of_one_prompt_have_a_constraint_each(llm: LLM, depth: int) -> None:
     llm.restart(policy="copy_ahead", pipeline_depth=depth)
-    asked = ASKED[1], StructuredOutputsParams(regex="[abc]{1,6}|[0-9]{2}")
-    params = [SamplingParams(temperature=1.0, max_tokens=100, n=12, seed=1, structured_outputs=one) for one in asked]
+    constraints = ASKED[1], StructuredOutputsParams(regex="[abc]{1,6}|[0-9]{2}")
+    params = [
+        SamplingParams(temperature=1.0, max_tokens=100, n=12, seed=1, structured_outputs=constraint)
+        for constraint in constraints
+    ]
     objects, short = (
         {done.text for done in output.outputs if done.finish_reason == "stop"}
         for output in llm.generate(["go"] * 2, params)
@@ -206,8 +209,8 @@ def test_the_outputs_of_one_prompt_have_a_constraint_each(llm: LLM, depth: int) 
 def test_a_tool_is_called_where_the_grammar_lets_the_model_call_it(llm: LLM) -> None:
     llm.restart(policy="copy_ahead", pipeline_depth=1, speculative_config=None)
     tool = Tool(lambda argument: f"it is {argument}", name="tell", start="<tell>", stop="</tell>", result=" ({}) ")
-    asked = StructuredOutputsParams(grammar='start: "<tell>" /[abc]{1,3}/ "</tell>" answer\nanswer: "yes" | "no"')
-    params = SamplingParams(temperature=1.0, seed=3, max_tokens=60, structured_outputs=asked)
+    constraint = StructuredOutputsParams(grammar='start: "<tell>" /[abc]{1,3}/ "</tell>" answer\nanswer: "yes" | "no"')
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=60, structured_outputs=constraint)
     (output,) = llm.generate("go", params, tools=[tool])
     argument = output.interceptions[0].calls[0].arguments
     assert re.fullmatch(rf"<tell>{argument}</tell> \(it is {argument}\) (yes|no)", output.outputs[0].text)
@@ -220,8 +223,8 @@ def test_a_grammar_of_a_turn_holds_for_every_turn_of_calls_in_the_models_own_for
 ) -> None:
     llm.restart(policy="copy_ahead", pipeline_depth=1, speculative_config=drafts)
     call = r'"<tool_call>{\"name\": \"tell\", \"arguments\": {\"n\": " /[1-3]/ "}}</tool_call>"'
-    asked = StructuredOutputsParams(grammar=f'start: call | "done"\ncall: {call}')
-    options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 300, "structured_outputs": asked}
+    constraint = StructuredOutputsParams(grammar=f'start: call | "done"\ncall: {call}')
+    options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 300, "structured_outputs": constraint}
     tool = Tool(lambda arguments: f"got {json.loads(arguments)['n']}", name="tell")
     detector = FormatDetector(FORMATS["hermes"], byte_level().eos_token_ids)
     params = [SamplingParams(seed=seed, **options) for seed in range(8)]
@@ -243,20 +246,20 @@ def test_a_bad_constraint_is_refused_before_anything_starts(llm: LLM) -> None:
 
 
 def test_a_grammar_holds_whatever_else_is_asked_for(llm: LLM) -> None:
-    asked, n = StructuredOutputsParams(choice=["yes"]), byte_level().encode("n")
-    params = SamplingParams(structured_outputs=asked, logit_bias={n[0]: 100}, bad_words=["y", "es"])
+    constraint, n = StructuredOutputsParams(choice=["yes"]), byte_level().encode("n")
+    params = SamplingParams(structured_outputs=constraint, logit_bias={n[0]: 100}, bad_words=["y", "es"])
     (output,) = llm.generate("go", params)
     assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("yes", "stop")
 
 
 def test_allowed_tokens_and_a_grammar_are_not_combined(llm: LLM) -> None:
-    asked = StructuredOutputsParams(choice=["yes"])
+    constraint = StructuredOutputsParams(choice=["yes"])
     with pytest.raises(RequestError, match="allowed_token_ids cannot be combined with a grammar"):
-        llm.generate("go", SamplingParams(structured_outputs=asked, allowed_token_ids=[1]))
+        llm.generate("go", SamplingParams(structured_outputs=constraint, allowed_token_ids=[1]))
 
 
 def test_min_tokens_does_not_break_a_grammar(llm: LLM) -> None:
-    asked = StructuredOutputsParams(choice=["a", "abc true"])
-    params = SamplingParams(temperature=1.0, min_tokens=3, max_tokens=9, structured_outputs=asked, n=4)
+    constraint = StructuredOutputsParams(choice=["a", "abc true"])
+    params = SamplingParams(temperature=1.0, min_tokens=3, max_tokens=9, structured_outputs=constraint, n=4)
     (output,) = llm.generate("go", params, detector=ScriptedDetector({}))
     assert all(done.text in ("a", "abc true") and done.finish_reason == "stop" for done in output.outputs)

@@ -170,7 +170,7 @@ def test_sampling_parameters_are_given_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "arguments", "said"),
+    ("method", "arguments", "message"),
     [
         ("generate", {"prompt_token_ids": [[1]]}, "fix: prompts"),
         ("generate", {"max_new_tokens": 3}, "fix: in SamplingParams: max_tokens"),
@@ -191,10 +191,10 @@ def test_sampling_parameters_are_given_by_name() -> None:
     ],
 )
 def test_an_argument_that_there_is_not_is_refused_with_the_one_that_does_it(
-    make_scripted: Make, method: str, arguments: dict[str, Any], said: str
+    make_scripted: Make, method: str, arguments: dict[str, Any], message: str
 ) -> None:
     llm = make_scripted(TEMPLATE).llm
-    with pytest.raises(RequestError, match=re.escape(said)):
+    with pytest.raises(RequestError, match=re.escape(message)):
         getattr(llm, method)(QUESTION if method == "chat" else "hi", **arguments)
     assert not engine_state(llm).has_work
 
@@ -300,13 +300,13 @@ def test_a_mistake_that_is_easily_made_is_named(make_scripted: Make, call: Any, 
 
 def test_what_programs_hand_on_from_one_call_to_the_next_is_taken(make_scripted: Make) -> None:
     llm = make_scripted(TEMPLATE).llm
-    said = {
+    message = {
         "role": "assistant",
         "content": "hi",
         "tool_calls": None,
         "reasoning_content": None,
     }  # as OpenAI's client dumps it
-    [output] = llm.chat([*QUESTION, said], SHORT)
+    [output] = llm.chat([*QUESTION, message], SHORT)
     assert output.prompt == "<s>user: hi</s><s>assistant: hi</s><s>a: "
     assert llm.tokenizer is not None
     assert llm.tokenizer.decode(np.array(output.prompt_token_ids), skip_special_tokens=False) == output.prompt

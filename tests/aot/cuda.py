@@ -17,7 +17,7 @@ from benchmarks.ahead_of_time.plugin import PROJECT, PluginMissingError, environ
 PROGRAM = Path(__file__).parent / "compile_for_cuda.py"
 
 
-def compile_for(gpu: str, generation: str = "cuda13", **asked: Any) -> dict[str, dict[str, Any]]:
+def compile_for(gpu: str, generation: str = "cuda13", **options: Any) -> dict[str, dict[str, Any]]:
     """What `compile_for_cuda.py` says of what is asked, or said when the files that it reads were the same.
 
     Skips the test where the plugin cannot be had.
@@ -26,7 +26,7 @@ def compile_for(gpu: str, generation: str = "cuda13", **asked: Any) -> dict[str,
         variables = environment(generation)
     except PluginMissingError as error:
         pytest.skip(str(error))
-    order = json.dumps({"gpu": gpu, "generation": generation} | asked)
+    order = json.dumps({"gpu": gpu, "generation": generation} | options)
     digest = _digest(*map(str.encode, (order, jax.__version__, variables.get("XLA_FLAGS", ""))))
     kept = Path(variables["AOT_RESULTS"], f"asked-{digest}.json")
     if (results := _kept(kept)) is not None:

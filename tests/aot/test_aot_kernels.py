@@ -143,10 +143,10 @@ def check_mosaic(cases: list[tuple[str, dict[str, Any]]]) -> None:
         assert facts["temp_bytes"] < 128 * MiB, name  # tiles of queries and results, of a bucket's fullest batch
     assembled = compiled[cases[0][0]]["assembled"]  # all together
     assert len(assembled) == len(cases)
-    for said in assembled:
-        assert "for 'sm_90a'" in said
-        assert not re.search(r"[1-9]\d* bytes (stack|spill)", said), said
-        assert "Performance Loss" not in said, said  # wgmma one after the other
+    for log in assembled:
+        assert "for 'sm_90a'" in log
+        assert not re.search(r"[1-9]\d* bytes (stack|spill)", log), log
+        assert "Performance Loss" not in log, log  # wgmma one after the other
     for schedule in compiled[cases[0][0]]["scheduled"]:  # the softmax runs beside the second of two products
         assert re.search("m{8,}1e{64,}t0|e{64,}t0t*m{8,}1", schedule), schedule  # a loop, whose blocks PTX may turn
 

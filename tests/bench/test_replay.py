@@ -41,9 +41,9 @@ def requests() -> list[tuple[float, Request]]:
 def test_every_policy_gives_the_same_tokens_and_the_simulators_keys(setup: EngineSetup) -> None:
     runs = {policy: replay(setup, policy, requests(), WRITE, 20.0) for policy in ("discard", "swap", "copy_ahead")}
     for policy, run in runs.items():
-        asked = simulation(setup, policy, 20.0, run.report["host_s"])
-        simulated = asked.run(ARRIVALS)
-        assert run.report.keys() == simulated.keys() == at_speed_of(run.report, asked).run(ARRIVALS).keys()
+        simulator = simulation(setup, policy, 20.0, run.report["host_s"])
+        simulated = simulator.run(ARRIVALS)
+        assert run.report.keys() == simulated.keys() == at_speed_of(run.report, simulator).run(ARRIVALS).keys()
         assert run.report["unfinished"] == simulated["unfinished"] == 0
         assert different(run.streams, runs["discard"].streams) == []
         assert len(run.streams) == 16
@@ -140,7 +140,7 @@ def test_the_command_compares_policies_and_simulations(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--policy", "hope"], "no such policy"),
         (["--rate", "0"], "rate of arrivals is out of range"),
@@ -152,10 +152,10 @@ def test_the_command_compares_policies_and_simulations(tmp_path: Path, capsys: p
     ],
 )
 def test_mistakes_are_told_before_anything_is_loaded(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "replay", "no-such-model", *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_whole_prompts_are_refused_where_no_step_holds_them() -> None:

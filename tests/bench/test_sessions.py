@@ -59,17 +59,17 @@ def answered(sent_s: float, end_s: float, cached: int) -> ClientReply:
 
 
 def test_a_round_is_as_long_as_its_requests_or_from_its_start_to_its_end() -> None:
-    found = [
+    history = [
         Visit(0, 1, answered(0, 2, 0)),
         Visit(1, 1, answered(5, 6, 0)),
         Visit(0, 2, answered(7, 8, 80)),
         Visit(1, 2, answered(10, 13, 90)),
         Visit(0, 3, answered(14, 15, 100)),
     ]
-    first, second, third = rounds(found, concurrent=False)
+    first, second, third = rounds(history, concurrent=False)
     assert (first["round_s"], second["round_s"], third["round_s"]) == (3, 4, 1)
     assert (second["request_s"], second["ttft_s"], second["cached_share"]) == (2, 0.5, 0.85)
-    assert [one["round_s"] for one in rounds(found, concurrent=True)] == [6, 6, 1]
+    assert [row["round_s"] for row in rounds(history, concurrent=True)] == [6, 6, 1]
     later = later_turns([first, second, third])
     assert later is not None
     assert (later["round_s"], later["slowest_round_s"], later["cached_share"]) == (2.5, 4, 0.9)
@@ -93,12 +93,12 @@ def test_the_command_shows_rounds_growth_and_a_newcomers_wait(
             "1,2",
         ]
         assert main(["bench", "sessions", "--base-url", fake.url, *shape, "--newcomer", "--json", str(out)]) == 0
-    one, two = json.loads(out.read_text())
-    assert (one["sessions"], two["sessions"], len(one["rows"]), len(two["rows"])) == (1, 2, 3, 6)
-    assert [turn["cached_tokens"] for turn in one["rounds"]] == [1, 21, 28]
-    assert one["later_turns"]["cached_share"] == (21 + 28) / (28 + 35)
-    assert (len(two["newcomer"]["idle_s"]), len(two["newcomer"]["ttft_s"])) == (4, 3)
-    assert two["newcomer"]["ratio"] > 0
+    alone, paired = json.loads(out.read_text())
+    assert (alone["sessions"], paired["sessions"], len(alone["rows"]), len(paired["rows"])) == (1, 2, 3, 6)
+    assert [turn["cached_tokens"] for turn in alone["rounds"]] == [1, 21, 28]
+    assert alone["later_turns"]["cached_share"] == (21 + 28) / (28 + 35)
+    assert (len(paired["newcomer"]["idle_s"]), len(paired["newcomer"]["ttft_s"])) == (4, 3)
+    assert paired["newcomer"]["ratio"] > 0
     assert "× fewest" in (shown := capsys.readouterr().out)
     assert "newcomer's" in shown
 

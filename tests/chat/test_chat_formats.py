@@ -102,7 +102,7 @@ def test_mistral_7b_gets_ids_that_its_template_takes_though_the_model_writes_non
 
 def test_mistral_small_calls_with_ids_of_its_own(make_scripted: Make) -> None:
     scripted = make_scripted(MISTRAL_SMALL)
-    one, two = (
+    first_call, second_call = (
         f'[TOOL_CALLS]price[CALL_ID]{call_id}[ARGS]{{"item": "lamp", "number": {number}}}'
         for call_id, number in (("aBc12dEf3", 1), ("Zz9999999", 2))
     )
@@ -110,7 +110,7 @@ def test_mistral_small_calls_with_ids_of_its_own(make_scripted: Make) -> None:
         f"[TOOL_RESULTS]{call_id}[TOOL_CONTENT]{price} for lamp[/TOOL_RESULTS]"
         for call_id, price in (("aBc12dEf3", 23), ("Zz9999999", 46))
     )
-    [completion] = answered(scripted, one + two, "</s>" + read, "23, 46.", "</s>")
+    [completion] = answered(scripted, first_call + second_call, "</s>" + read, "23, 46.", "</s>")
     called, first, second, _ = completion.messages
     assert [call["id"] for call in called["tool_calls"]] == ["aBc12dEf3", "Zz9999999"]
     assert [first["tool_call_id"], second["tool_call_id"]] == ["aBc12dEf3", "Zz9999999"]
@@ -150,8 +150,8 @@ def test_every_one_of_several_outputs_may_end_in_calls_for_the_caller(make_scrip
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_chat_answers_in_the_structure_that_is_asked_for(make_scripted: Make, n: int) -> None:
     scripted = make_scripted(PLAIN)
-    asked = StructuredOutputsParams(json={"properties": {"price": {"enum": [23]}}, "required": ["price"]})
-    params = SamplingParams(temperature=float(n > 1), max_tokens=60, structured_outputs=asked, n=n, seed=1)
+    constraint = StructuredOutputsParams(json={"properties": {"price": {"enum": [23]}}, "required": ["price"]})
+    params = SamplingParams(temperature=float(n > 1), max_tokens=60, structured_outputs=constraint, n=n, seed=1)
     scripted.follow(prompt_of(scripted, QUESTION, ()) + '{"price": 23}<|im_end|>')
     [output] = scripted.llm.chat(QUESTION, params)
     assert [completion.messages for completion in output.outputs] == [

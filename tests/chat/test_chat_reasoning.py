@@ -176,10 +176,10 @@ def test_without_thinking_or_a_parser_structured_outputs_begin_at_once(make_scri
 def test_every_turn_of_calls_has_reasoning_and_what_was_asked_for(make_scripted: Make) -> None:
     scripted = make_scripted(QWEN3)
     call = r'"<tool_call>\n{\"name\": \"price\", \"arguments\": {\"item\": \"" /[a-z]+/ "\"}}\n</tool_call>"'
-    asked = StructuredOutputsParams(grammar=f'start: call | "It is " /[0-9]+/ "."\ncall: {call}')
+    constraint = StructuredOutputsParams(grammar=f'start: call | "It is " /[0-9]+/ "."\ncall: {call}')
     written = f"<think>\nA lamp.\n</think>{CALL}{READ}<think>\nSo 23.\n</think>It is 23.{END}"
     for n, temperature in ((1, 0.0), (2, 1.0)):
-        params = SamplingParams(temperature=temperature, max_tokens=400, structured_outputs=asked, n=n, seed=1)
+        params = SamplingParams(temperature=temperature, max_tokens=400, structured_outputs=constraint, n=n, seed=1)
         for completion in ask(scripted, written, params, tools=[price]).outputs:
             assert scripted.tokenizer.decode(completion.token_ids, skip_special_tokens=False) == written
             assert [message.get("reasoning_content") for message in completion.messages] == ["A lamp.", None, "So 23."]

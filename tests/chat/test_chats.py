@@ -131,7 +131,7 @@ def test_llama_takes_results_as_json_and_several_calls_though_its_template_shows
     read = f'<|eot_id|>{header}"23"<|eot_id|>{header}{error}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n'
     output = ask(scripted, calls, read, "A lamp is 23.", "<|eot_id|>")
     assert stream_text(scripted, output) == calls + read + "A lamp is 23.<|eot_id|>"
-    assert [one.status for one in output.interceptions[0].results] == ["ok", "error"]
+    assert [outcome.status for outcome in output.interceptions[0].results] == ["ok", "error"]
     assert output.outputs[0].messages[-1]["content"] == "A lamp is 23."
     again = prompt_of(scripted, [*QUESTION, *output.outputs[0].messages, *QUESTION], [price])
     assert again.index('"lamp"}') < again.index(f'{header}"23"') < again.index('"sofa"}') < again.index(error)
@@ -276,8 +276,8 @@ def test_text_that_stands_in_markup_is_read_without_tools(make_scripted: Make) -
 def test_what_a_person_sees_ends_where_the_text_does_with_min_tokens_and_a_stop_string(make_scripted: Make) -> None:
     scripted = make_scripted(QWEN)
     scripted.follow()
-    [asked] = scripted.llm.chat(QUESTION, SamplingParams(max_tokens=1, temperature=0.0))
-    scripted.follow(f"{asked.prompt}a;<|im_start|>b;c;<|im_end|>")
+    [first] = scripted.llm.chat(QUESTION, SamplingParams(max_tokens=1, temperature=0.0))
+    scripted.follow(f"{first.prompt}a;<|im_start|>b;c;<|im_end|>")
     params = SamplingParams(temperature=0.0, max_tokens=50, min_tokens=5, stop=";")
     [output] = scripted.llm.chat(QUESTION, params)
     assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("a;b;c", ";")

@@ -90,8 +90,12 @@ def test_the_embedded_model_writes_well_formed_calls() -> None:
         sum(map(is_well_formed, completions)),
         sum(bool(completion.interrupts) for completion in completions),
     )
-    for request, one in zip(REQUESTS, completions, strict=True):
-        print(is_well_formed(one), request, [(i.call.name, i.call.arguments, i.result.status) for i in one.interrupts])
+    for request, answer in zip(REQUESTS, completions, strict=True):
+        print(
+            is_well_formed(answer),
+            request,
+            [(i.call.name, i.call.arguments, i.result.status) for i in answer.interrupts],
+        )
     print(f"{well_formed} of {len(REQUESTS)} well-formed, {called} with calls")
     assert well_formed >= 10
 

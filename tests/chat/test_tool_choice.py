@@ -135,8 +135,8 @@ def test_what_has_to_be_called_is_called_behind_the_reasoning(make: Make) -> Non
 
 
 def test_the_form_of_the_answer_is_asked_of_later_turns(make: Make) -> None:
-    asked = StructuredOutputsParams(choice=["23", "46"])
-    params = SamplingParams(temperature=1.0, seed=5, max_tokens=300, structured_outputs=asked)
+    constraint = StructuredOutputsParams(choice=["23", "46"])
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=300, structured_outputs=constraint)
     [completion] = answers(make(QWEN), params, tool_choice="required")
     assert called(completion)
     assert completion.messages[-1]["content"] in ("23", "46")
@@ -194,7 +194,7 @@ def test_stop_strings_cut_what_is_shown_and_no_call(make_scripted: Make) -> None
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"tool_choice": "always"}, "none of those"),
         ({"tool_choice": {"type": "function", "function": {}}}, "none of those"),
@@ -206,10 +206,10 @@ def test_stop_strings_cut_what_is_shown_and_no_call(make_scripted: Make) -> None
         ({"tool_choice": "required", "tools": [{"name": "f", "parameters": {"type": "array"}}]}, "no object"),
     ],
 )
-def test_what_cannot_be_chosen_is_refused(make_scripted: Make, options: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_chosen_is_refused(make_scripted: Make, options: dict[str, Any], message: str) -> None:
     scripted = make_scripted(QWEN)
     chat: Any = scripted.llm.chat
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(RequestError, match=message):
         chat(QUESTION, GREEDY, **{"tools": [price], **options})
     ignoring = SamplingParams(ignore_eos=True, max_tokens=9)
     with pytest.raises(RequestError, match="ignore_eos"):

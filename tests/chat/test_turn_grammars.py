@@ -33,7 +33,7 @@ def constraint(tokenizer: Tokenizer, *beginnings: Beginning, turns: int = 1, reg
     first, later = (*beginnings, *beginnings)[:2]
     grammar = Grammars(tokenizer, VOCAB).compile(StructuredOutputsParams(regex=regex))
     each = PerTurnGrammar(
-        *(AfterReasoning(grammar, REASONING_FORMATS["qwen3"], one, tokenizer) for one in (first, later))
+        *(AfterReasoning(grammar, REASONING_FORMATS["qwen3"], beginning, tokenizer) for beginning in (first, later))
     )
     last = [each.constrain(tokenizer.eos_token_ids) for _ in range(turns)][-1]
     assert last is not None
@@ -56,14 +56,14 @@ def take(constraint: Constraint, tokenizer: Tokenizer, text: str) -> None:
 @pytest.mark.parametrize("marks", [[], MARKS[:2]])
 def test_anything_but_the_end_may_be_thought(marks: list[str]) -> None:
     tokenizer = tokenizer_of(marks)
-    one = constraint(tokenizer, "thinking")
-    assert len(may_come(one, tokenizer)) == len({tokenizer.token_text(i) for i in range(tokenizer.vocab_size)}) - 1
-    take(one, tokenizer, "x {<th</thi</think>")
-    assert may_come(one, tokenizer) == BEGINNINGS
-    assert not one.ended
-    take(one, tokenizer, "abc")
-    assert one.ended
-    assert may_come(one, tokenizer) == {"<end>"}
+    matcher = constraint(tokenizer, "thinking")
+    assert len(may_come(matcher, tokenizer)) == len({tokenizer.token_text(i) for i in range(tokenizer.vocab_size)}) - 1
+    take(matcher, tokenizer, "x {<th</thi</think>")
+    assert may_come(matcher, tokenizer) == BEGINNINGS
+    assert not matcher.ended
+    take(matcher, tokenizer, "abc")
+    assert matcher.ended
+    assert may_come(matcher, tokenizer) == {"<end>"}
 
 
 @pytest.mark.parametrize("marks", [[], MARKS[:2]])
@@ -71,9 +71,9 @@ def test_anything_but_the_end_may_be_thought(marks: list[str]) -> None:
 def test_a_turn_that_may_begin_with_either_goes_on_as_it_began(marks: list[str], regex: str) -> None:
     tokenizer = tokenizer_of(marks)
     for text in ("abc", "<think>ab</think>abc", *(("<tag>", "<think></think><tag>") if "<" in regex else ())):
-        one = constraint(tokenizer, "undecided", regex=regex)
-        take(one, tokenizer, text)
-        assert one.ended
+        matcher = constraint(tokenizer, "undecided", regex=regex)
+        take(matcher, tokenizer, text)
+        assert matcher.ended
     begun = constraint(tokenizer, "undecided", regex=regex)
     assert may_come(begun, tokenizer) >= {*BEGINNINGS, "<think>" if marks else "<"}
     with pytest.raises(RequestError, match="does not allow"):
@@ -83,10 +83,10 @@ def test_a_turn_that_may_begin_with_either_goes_on_as_it_began(marks: list[str],
 def test_text_in_the_token_that_closes_the_reasoning_is_the_answers() -> None:
     tokenizer = tokenizer_of(MARKS)
     for text, follows in (("</think>\n", BEGINNINGS), ("</think>ab", {"a", "b", "c"})):
-        one = constraint(tokenizer, "thinking")
+        matcher = constraint(tokenizer, "thinking")
         [token] = [i for i in range(tokenizer.vocab_size) if tokenizer.token_text(i) == text]
-        one.accept(token)
-        assert may_come(one, tokenizer) == follows
+        matcher.accept(token)
+        assert may_come(matcher, tokenizer) == follows
 
 
 def test_every_turn_begins_as_its_prompt_says() -> None:

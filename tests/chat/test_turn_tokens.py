@@ -101,10 +101,10 @@ def test_a_long_conversation_holds_its_last_two_turns_only() -> None:
 @pytest.mark.parametrize(("apart", "content"), [("A lamp.", "23."), (None, "<think>\nA lamp.\n</think>\n\n23.")])
 def test_reasoning_that_a_template_drops_behind_a_question_is_dropped(apart: str | None, content: str) -> None:
     template, turns = ChatTemplate(TOKENIZER, [PRICE], QWEN3, {}, [END]), TurnTokens()
-    said = {"role": "assistant", "content": content, "reasoning_content": apart}
+    message = {"role": "assistant", "content": content, "reasoning_content": apart}
     prompt = turns.prompt(template, QUESTION, template.render(QUESTION), TENANT, SALT)
-    turns.remember(TENANT, prompt, TOKENIZER.encode("<think>\nA lamp.\n</think>\n\n23.<|im_end|>"), [said])
-    again = [*QUESTION, said, *QUESTION]
+    turns.remember(TENANT, prompt, TOKENIZER.encode("<think>\nA lamp.\n</think>\n\n23.<|im_end|>"), [message])
+    again = [*QUESTION, message, *QUESTION]
     text = template.render(again)
     assert list(turns.prompt(template, again, text, TENANT, SALT).token_ids) == template.encode(text)
     assert "A lamp." not in text

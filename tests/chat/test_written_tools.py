@@ -61,9 +61,9 @@ def test_the_follow_up_begins_with_the_context_of_the_call(make_scripted: Make, 
     before = prompt_of(scripted, QUESTION, [CHAT_PRICE], tool_choice="required") + CALL + END
     answer = {"role": "assistant", "content": "", "tool_calls": [called({"item": "lamp"}), called({"item": "pen"})]}
     results = [{"role": "tool", "tool_call_id": "1", "content": text} for text in ("23", "4")]
-    one = [*QUESTION, answer | {"tool_calls": answer["tool_calls"][:1]}, results[0]]
+    messages = [*QUESTION, answer | {"tool_calls": answer["tool_calls"][:1]}, results[0]]
     for choice in ("none", "required"):
-        assert prompt_of(scripted, one, [CHAT_PRICE], tool_choice=choice).startswith(before)
+        assert prompt_of(scripted, messages, [CHAT_PRICE], tool_choice=choice).startswith(before)
     both = prompt_of(scripted, [*QUESTION, answer, *results], [CHAT_PRICE], tool_choice="none")
     response = "<tool_response>\n23\n</tool_response>\n<tool_response>\n4\n</tool_response>"
     pen = CALL.replace("lamp", "pen")
@@ -83,18 +83,18 @@ def test_a_function_is_run_and_its_result_is_read(make_scripted: Make, template:
 
 
 @TEMPLATES
-@pytest.mark.parametrize("said", ["", "Let me see.\n"])
-def test_the_model_may_answer_or_call(make_scripted: Make, template: str, said: str) -> None:
+@pytest.mark.parametrize("words", ["", "Let me see.\n"])
+def test_the_model_may_answer_or_call(make_scripted: Make, template: str, words: str) -> None:
     scripted = make_scripted(template)
     before = prompt_of(scripted, QUESTION, [price])
     assert "# Tools\n" in before
     assert before == prompt_of(scripted, QUESTION, [price], tool_choice="required")
-    after = f"{said}{CALL}{END}\n<|im_start|>user\n<tool_response>\nlamp: 23\n</tool_response>{END}\n<|im_start|>assistant\n"
+    after = f"{words}{CALL}{END}\n<|im_start|>user\n<tool_response>\nlamp: 23\n</tool_response>{END}\n<|im_start|>assistant\n"
     scripted.follow(f"{before}{after}It costs <b>23</b>: {{}}{END}")
     [output] = scripted.llm.chat(QUESTION, GREEDY, tools=[price])
     [completion] = output.outputs
     assert [message["content"] for message in completion.messages] == [
-        said.strip(),
+        words.strip(),
         "lamp: 23",
         "It costs <b>23</b>: {}",
     ]

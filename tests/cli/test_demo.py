@@ -24,11 +24,11 @@ def test_every_question_has_a_price_and_no_context_begins_as_another_one() -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [(["--requests", "0"], "the demo needs a problem to solve"), (["--model", "x"], "--model belongs to --async")],
 )
 def test_options_that_make_no_sense_are_refused(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["demo", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -48,7 +48,7 @@ def test_layers_keep_their_windows_only_where_they_have_a_pool_of_their_own(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([MODEL, "-tp", "0"], "tensor_parallel_size is too small; got 0; fix: at least 1"),
         ([MODEL, "-tp", "3"], "of 1, 2, 4"),
@@ -56,9 +56,9 @@ def test_layers_keep_their_windows_only_where_they_have_a_pool_of_their_own(
     ],
 )
 def test_what_cannot_be_is_one_line_and_status_2(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["info", *words]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert len(error.splitlines()) == 1

@@ -136,9 +136,9 @@ def test_an_answer_that_cannot_be_given_leaves_the_conversation_as_it_was(
     chat = TerminalChat(make_scripted(PLAIN).llm, GREEDY, system="Be brief.")
     chat.answer("long " * 1000)
     assert chat.messages == [{"role": "system", "content": "Be brief."}]
-    said = capsys.readouterr().err
-    assert "leaves no room" in said
-    assert "/reset" not in said
+    error_text = capsys.readouterr().err
+    assert "leaves no room" in error_text
+    assert "/reset" not in error_text
     chat.messages.append({"role": "user", "content": "long " * 1000})
     chat.answer("And now?")
     assert "/reset begins a new conversation" in capsys.readouterr().err

@@ -53,12 +53,12 @@ def test_a_product_is_that_of_the_rounded_rows(
 ) -> None:
     depth = groups * group
     packed, numbers = weight(depth, 64, bits=bits, group=group, offset=offset, zero=zero)
-    one, other = 2 * jax.random.normal(jax.random.key(0), (2, rows, depth), jnp.dtype(dtype))
-    given: Rows = one
+    first, second = 2 * jax.random.normal(jax.random.key(0), (2, rows, depth), jnp.dtype(dtype))
+    given: Rows = first
     if kind == "gated":
-        given = Gated(jnp.stack([one, other], axis=1))
+        given = Gated(jnp.stack([first, second], axis=1))
     elif kind == "normed":
-        given = Normed(one, other[0], 1e-5)
+        given = Normed(first, second[0], 1e-5)
     with on(cpu):
         got = jax.jit(lambda rows: product(rows, packed, jnp.float32, int8_rows=True))(given)
     exact = dense(jax.tree.map(lambda array: array.astype(jnp.float32), given))

@@ -15,8 +15,8 @@ SERVER: list[Any] = list(yaml.safe_load_all((KUBERNETES / "server.yaml").read_te
 
 
 def of_kind(kind: str) -> Any:
-    [found] = [one for one in SERVER if one["kind"] == kind]
-    return found
+    [resource] = [manifest for manifest in SERVER if manifest["kind"] == kind]
+    return resource
 
 
 def pod() -> Any:

@@ -53,8 +53,8 @@ def test_abort_frees_the_pages_at_once(state: str, policy: Callable[[], Policy],
     latency_s, max_num_seqs = (0.001, 1) if state == "returned" else (1.0, 2)  # it returns while another one runs
     engine = serve(policy(), latency=lambda call: latency_s, num_pages=8, max_num_seqs=max_num_seqs, depth=depth)
     others = [request("other", [1] * 9, 20), request("last", [2] * 5, 15)]
-    one = request("a", [3] * 13, 15, {2: [7]} if state in ("intercepted", "returned") else {})
-    for each in (others[0], one, others[1]):
+    target = request("a", [3] * 13, 15, {2: [7]} if state in ("intercepted", "returned") else {})
+    for each in (others[0], target, others[1]):
         engine.submit(each)
     name = "last" if state == "waiting" else "a"
     for wanted in {

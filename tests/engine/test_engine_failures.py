@@ -111,7 +111,7 @@ def test_a_new_llm_refuses_a_policy_and_a_profile_of_the_wrong_shape_before_it_l
 
 @pytest.mark.parametrize(
     "record",
-    [5, lambda kv, known: None, lambda kv, known: (object(), known.estimator), lambda kv, known: (print, 5)],
+    [5, lambda kv, inputs: None, lambda kv, inputs: (object(), inputs.estimator), lambda kv, inputs: (print, 5)],
     ids=["no function", "nothing", "no fold", "no estimator"],
 )
 def test_a_recorder_of_the_wrong_shape_is_refused_and_the_llm_serves_on(llm: LLM, record: Any) -> None:

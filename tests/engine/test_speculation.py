@@ -158,16 +158,16 @@ def open_text(requests: Request) -> TextStream:
 
 @DEPTHS
 def test_a_stop_string_in_accepted_drafts_ends_the_text_where_it_does_without(depth: int) -> None:
-    def asked(number: int, stop: list[str]) -> Request:
+    def request_with(number: int, stop: list[str]) -> Request:
         params = SamplingParams(temperature=0, max_tokens=60, stop=stop, include_stop_str_in_output=number % 2 == 1)
         return request(str(number), [1, 2], params=params, calls={9: [1, 2, 0], 20: [2]})
 
-    def end_of(one: Request, speculation: SpeculationLimits) -> tuple[Any, ...]:
+    def end_of(submitted: Request, speculation: SpeculationLimits) -> tuple[Any, ...]:
         """Text, tokens and reason of a request, and whether its last token was a draft behind another one."""
         runner = FakeRunner(4, BUCKETS, write=copying_token)
         options: dict[str, Any] = {"open_text": open_text, "num_pages": 24, "depth": depth, "link_tokens_per_s": 800.0}
         engine = serve(POLICIES["copy_ahead"](), runner=runner, buckets=BUCKETS, speculation=speculation, **options)
-        engine.submit(one)
+        engine.submit(submitted)
         while True:
             events = engine.step()
             for event in events:
@@ -178,11 +178,11 @@ def test_a_stop_string_in_accepted_drafts_ends_the_text_where_it_does_without(de
                     drafted = 1 < drawn <= len(drafts) and drafts[drawn - 1] == done.token_ids[-1]
                     return done.text, done.token_ids, done.finish_reason, done.stop_reason, drafted
 
-    whole = end_of(asked(0, []), NO_DRAFTS)[0]
+    whole = end_of(request_with(0, []), NO_DRAFTS)[0]
     stopped = within = 0
     for at in range(len(whole) - 4):  # a stop string that ends in the result of a call is not found
-        one = asked(at, ["~~~~", whole[at : at + 5]])
-        fast, slow = end_of(one, DRAFTS), end_of(one, NO_DRAFTS)
+        stopping = request_with(at, ["~~~~", whole[at : at + 5]])
+        fast, slow = end_of(stopping, DRAFTS), end_of(stopping, NO_DRAFTS)
         assert fast[:4] == slow[:4]
         stopped += fast[2:4] == ("stop", whole[at : at + 5])
         within += fast[4] and fast[2] == "stop"

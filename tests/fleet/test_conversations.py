@@ -21,8 +21,8 @@ def hint(
     return find_conversation("POST", path, headers or {}, body, tenant, SECRET)
 
 
-def keys(found: RoutingHint) -> set[bytes]:
-    return {prefix.key for prefix in found.prefixes}
+def keys(routing: RoutingHint) -> set[bytes]:
+    return {prefix.key for prefix in routing.prefixes}
 
 
 def user(text: str) -> dict[str, Any]:
@@ -100,20 +100,20 @@ def test_a_follow_up_begins_with_the_prompt_before_it(path, first, further):
 
 def test_prompts_share_only_the_messages_before_the_first_that_differs():
     system = {"role": "system", "content": "be kind"}
-    one, other = hint({"messages": [system, user("one")]}), hint({"messages": [system, user("other")]})
-    assert len(keys(one) & keys(other)) == 1
-    assert one.opening != other.opening
+    first, second = hint({"messages": [system, user("one")]}), hint({"messages": [system, user("other")]})
+    assert len(keys(first) & keys(second)) == 1
+    assert first.opening != second.opening
     assert not keys(hint({"model": "m", "messages": [system]})) & keys(hint({"model": "n", "messages": [system]}))
-    assert not keys(hint({"messages": [system], "tools": [{"a": 1}]})) & keys(one)
+    assert not keys(hint({"messages": [system], "tools": [{"a": 1}]})) & keys(first)
 
 
 def test_tenants_and_salts_share_no_keys():
     body = {"messages": [user("one")], "session_id": "s", "previous_response_id": "r"}
-    found = [hint(body), hint(body, tenant="b"), hint(body | {"cache_salt": "x"})]
-    found.append(find_conversation("POST", CHAT, {}, body, "a", b"another secret of a fleet"))
+    hints = [hint(body), hint(body, tenant="b"), hint(body | {"cache_salt": "x"})]
+    hints.append(find_conversation("POST", CHAT, {}, body, "a", b"another secret of a fleet"))
     for name in ("named", "follows", "opening"):
-        assert len({getattr(one, name) for one in found}) == len(found)
-    assert len(set.union(*map(keys, found))) == len(found)
+        assert len({getattr(routing, name) for routing in hints}) == len(hints)
+    assert len(set.union(*map(keys, hints))) == len(hints)
 
 
 def test_hints_are_bounded_and_picklable():

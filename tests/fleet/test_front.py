@@ -43,8 +43,8 @@ def gate(scripted: Scripted) -> Iterator[Gate]:
 
 @pytest.fixture
 def fleet(scripted: Scripted) -> Iterator[LocalFleet]:
-    with local_fleet([scripted.llm, scripted.llm]) as one:
-        yield one
+    with local_fleet([scripted.llm, scripted.llm]) as local:
+        yield local
 
 
 def test_a_conversation_without_any_key_stays_at_its_replica(fleet: LocalFleet) -> None:

@@ -119,8 +119,8 @@ def test_conversations_without_keys_stay_where_their_contexts_are(fleet: Fleet) 
     prompt, cached = 0, 0
     homes = dict[int, set[str]]()
     for turn in range(3):
-        for number, said in texts.items():
-            answer = fleet.chat(*said)
+        for number, messages in texts.items():
+            answer = fleet.chat(*messages)
             assert answer.status_code == 200, answer.text
             homes.setdefault(number, set()).add(answer.headers["x-jinfercept-replica"])
             usage = answer.json()["usage"]
@@ -128,7 +128,7 @@ def test_conversations_without_keys_stay_where_their_contexts_are(fleet: Fleet) 
                 assert answer.headers["x-jinfercept-route"] == "conversation"
                 prompt += usage["prompt_tokens"]
                 cached += usage["prompt_tokens_details"]["cached_tokens"]
-            said += [answer.json()["choices"][0]["message"]["content"], "Go on."]
+            messages += [answer.json()["choices"][0]["message"]["content"], "Go on."]
     assert all(len(home) == 1 for home in homes.values())
     assert len(set[str]().union(*homes.values())) == 2
     assert cached / prompt > 0.85  # the last page of 16 tokens, and the new turn, are not found
@@ -136,12 +136,12 @@ def test_conversations_without_keys_stay_where_their_contexts_are(fleet: Fleet) 
 
 def test_both_replicas_write_the_same_tokens(fleet: Fleet) -> None:
     body = {"prompt": [5, 6, 7, 8], "max_tokens": 24, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-    said = dict[str, list[int]]()
+    tokens_by_replica = dict[str, list[int]]()
     for number in range(8):
         answer = fleet.http.post("/v1/completions", json=body, headers={"x-session-id": f"s{number}"})
-        said[answer.headers["x-jinfercept-replica"]] = answer.json()["choices"][0]["token_ids"]
-    assert len(said) == 2
-    first, second = said.values()
+        tokens_by_replica[answer.headers["x-jinfercept-replica"]] = answer.json()["choices"][0]["token_ids"]
+    assert len(tokens_by_replica) == 2
+    first, second = tokens_by_replica.values()
     assert first == second
 
 

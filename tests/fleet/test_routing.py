@@ -64,7 +64,7 @@ def test_a_conversation_moves_when_waiting_costs_more_than_recomputing():
     router, replicas = Router(PROFILE), fleet(2)
     home = router.route(turn(1, 0), replicas, 0.0).replica
     held_s = PROFILE.recompute_s(SYSTEM_TOKENS, 512)
-    busy = [replace(one, queue_s=0.5 * held_s if one.name == home else 0.0, at_s=1.0) for one in replicas]
+    busy = [replace(replica, queue_s=0.5 * held_s if replica.name == home else 0.0, at_s=1.0) for replica in replicas]
     assert router.route(turn(1, 1), busy, 1.0).replica == home
     busy = [replace(replica, queue_s=5.0 if replica.name == home else 0.0, at_s=2.0) for replica in replicas]
     moved = router.route(turn(1, 2), busy, 2.0)
@@ -73,13 +73,13 @@ def test_a_conversation_moves_when_waiting_costs_more_than_recomputing():
 
 
 def test_work_sent_since_a_report_counts_until_the_next_one_and_is_worked_off():
-    router, (one,) = Router(PROFILE), fleet(1)
+    router, (replica,) = Router(PROFILE), fleet(1)
     prompt_s = PROFILE.recompute_s(turn(1, 0).prompt_tokens, 512)
-    first = router.route(turn(1, 0), [one], 0.0)
+    first = router.route(turn(1, 0), [replica], 0.0)
     assert first.price_s == pytest.approx(prompt_s, rel=0.05)
-    second = router.route(turn(2, 0, each=1000), [one], 0.0)
+    second = router.route(turn(2, 0, each=1000), [replica], 0.0)
     assert second.price_s > prompt_s
-    reported = replace(one, queue_s=1.0, at_s=0.0)  # of the same time: what was sent by then is in it
+    reported = replace(replica, queue_s=1.0, at_s=0.0)  # of the same time: what was sent by then is in it
     third = router.route(turn(3, 0, each=1000), [reported], 0.0)
     assert third.price_s == pytest.approx(1.0 + second.price_s - first.price_s, rel=0.05)
     assert router.route(turn(4, 0), [reported], 50.0).price_s < prompt_s
@@ -88,7 +88,7 @@ def test_work_sent_since_a_report_counts_until_the_next_one_and_is_worked_off():
 def test_replicas_that_do_not_accept_get_nothing():
     router, replicas = Router(PROFILE), [*fleet(3)]
     home = router.route(turn(1, 0, named=True), replicas, 0.0).replica
-    draining = [replace(one, accepts=one.name != home) for one in replicas]
+    draining = [replace(replica, accepts=replica.name != home) for replica in replicas]
     for number in range(1, 5):
         assert router.route(turn(1, number, named=True), draining, float(number)).replica != home
     with pytest.raises(NoReplicaError):
@@ -117,7 +117,7 @@ def test_a_stored_response_leads_to_its_replica():
 
 def test_the_context_of_a_conversation_grows_and_that_of_a_response_does_not():
     router, replicas, found_tokens = Router(PROFILE), fleet(3), {True: list[int](), False: list[int]()}
-    for grows, found in found_tokens.items():
+    for grows, counts in found_tokens.items():
         hint = RoutingHint(follows=b"conversation" if grows else b"response", grows=grows, prompt_tokens=10)
         first = turn(int(grows), 0)
         home = router.route(first, replicas, 0.0).replica
@@ -125,7 +125,7 @@ def test_the_context_of_a_conversation_grows_and_that_of_a_response_does_not():
         for number in range(1, 4):
             route = router.route(hint, replicas, 10.0 * number)
             router.finished(hint, route.replica, 1000 * (number + 1), 0, response_key=f"{grows} {number}".encode())
-            found.append(route.found_tokens)
+            counts.append(route.found_tokens)
     assert found_tokens == {True: [1000, 2000, 3000], False: [1000, 1000, 1000]}
 
 
@@ -183,11 +183,13 @@ def test_one_tenant_cannot_push_out_the_keys_of_others():
 
 
 def test_keys_are_bounded_with_many_tenants_too():
-    known = KnownPrefixes(100)
+    prefixes = KnownPrefixes(100)
     for number in range(1000):
-        known.touch(f"t{number % 300}", str(number).encode(), 1)
-        assert len(known) <= 100
-    assert sum(known.get(f"t{number % 300}", str(number).encode()) is not None for number in range(1000)) == len(known)
+        prefixes.touch(f"t{number % 300}", str(number).encode(), 1)
+        assert len(prefixes) <= 100
+    assert sum(prefixes.get(f"t{number % 300}", str(number).encode()) is not None for number in range(1000)) == len(
+        prefixes
+    )
 
 
 def test_large_fleets_find_contexts_and_spread():

@@ -71,7 +71,7 @@ def test_what_a_schema_allows_is_valid_for_it(tokenizer: Any, vocab_size: int) -
 def test_choices_patterns_and_grammars_are_matched_from_end_to_end(tokenizer: Any, vocab_size: int) -> None:
     grammars = Grammars(tokenizer(), vocab_size)
     choices = ["yes", "yes, please", 'a "b" \\ c\nd', "naïve 😀", "ab a abba"]
-    for asked, pattern in (
+    for params, pattern in (
         (StructuredOutputsParams(choice=choices), "|".join(map(re.escape, choices))),
         (StructuredOutputsParams(regex=r"[0-9]{1,3}(\.[a-c]+)?"), r"[0-9]{1,3}(\.[a-c]+)?"),
         (StructuredOutputsParams(grammar='start: "ab"+ tail\ntail: /[0-9]/ | "(" tail ")"'), r"(ab)+(\(+)?[0-9]\)*"),
@@ -79,7 +79,7 @@ def test_choices_patterns_and_grammars_are_matched_from_end_to_end(tokenizer: An
     ):
         for seed in range(5):
             end = frozenset(tokenizer().special_ids)
-            assert re.fullmatch(pattern, walk(grammars.compile(asked).constrain(end), tokenizer(), seed, end))
+            assert re.fullmatch(pattern, walk(grammars.compile(params).constrain(end), tokenizer(), seed, end))
 
 
 def test_any_object_is_a_json_object(byte_grammars: Grammars) -> None:
@@ -178,11 +178,11 @@ def test_one_of_several_schemas_is_any_of_them(byte_grammars: Grammars) -> None:
 
 def test_every_text_goes_its_own_way(byte_grammars: Grammars) -> None:
     grammar = byte_grammars.compile(StructuredOutputsParams(choice=["no", "yes"]))
-    one, other = grammar.constrain(frozenset()), grammar.constrain(frozenset())
-    one.accept(byte_level().encode("n")[0])
-    other.accept(byte_level().encode("y")[0])
-    assert ids(one.allowed()) == byte_level().encode("o")
-    assert ids(other.allowed()) == byte_level().encode("e")
+    first, second = grammar.constrain(frozenset()), grammar.constrain(frozenset())
+    first.accept(byte_level().encode("n")[0])
+    second.accept(byte_level().encode("y")[0])
+    assert ids(first.allowed()) == byte_level().encode("o")
+    assert ids(second.allowed()) == byte_level().encode("e")
 
 
 def test_white_space_in_json_has_a_bound(byte_grammars: Grammars) -> None:
@@ -194,14 +194,14 @@ def test_white_space_in_json_has_a_bound(byte_grammars: Grammars) -> None:
 
 
 def test_equal_constraints_are_compiled_once(byte_grammars: Grammars) -> None:
-    one, other = (byte_grammars.compile(StructuredOutputsParams(json=json)) for json in (NESTED, json.dumps(NESTED)))
-    assert one is other
+    first, second = (byte_grammars.compile(StructuredOutputsParams(json=json)) for json in (NESTED, json.dumps(NESTED)))
+    assert first is second
     turned = {"type": "object", "properties": dict(reversed(NESTED["properties"].items())), "$defs": NESTED["$defs"]}
-    assert byte_grammars.compile(StructuredOutputsParams(json=turned)) is not one
+    assert byte_grammars.compile(StructuredOutputsParams(json=turned)) is not first
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("fields", "message"),
     [
         ({}, "one thing; got none"),
         ({"regex": "a", "choice": ["a"]}, "got regex, choice"),
@@ -228,9 +228,9 @@ def test_equal_constraints_are_compiled_once(byte_grammars: Grammars) -> None:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_what_cannot_be_enforced_is_refused(byte_grammars: Grammars, asked: dict[str, Any], said: str) -> None:
-    with pytest.raises(RequestError, match=re.escape(said)) as caught:
-        byte_grammars.compile(StructuredOutputsParams(**asked))
+def test_what_cannot_be_enforced_is_refused(byte_grammars: Grammars, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(message)) as caught:
+        byte_grammars.compile(StructuredOutputsParams(**fields))
     assert len(str(caught.value)) < 600
 
 

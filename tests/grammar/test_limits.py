@@ -48,7 +48,7 @@ def test_a_grammar_that_can_never_end_is_not_followed_without_end(byte_grammars:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "source",
     [
         StructuredOutputsParams(json={"const": "b" * 20_000}),
         StructuredOutputsParams(regex="b{10000}c"),
@@ -59,7 +59,7 @@ def test_a_grammar_that_can_never_end_is_not_followed_without_end(byte_grammars:
     ids=["json", "regex", "choice", "grammar", "calls"],
 )
 def test_a_long_text_that_is_forced_is_not_tokenised_again_at_every_token(
-    asked: GrammarSource, monkeypatch: pytest.MonkeyPatch
+    source: GrammarSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenised = list[int]()
     call = Vocabulary.__call__
@@ -69,7 +69,7 @@ def test_a_long_text_that_is_forced_is_not_tokenised_again_at_every_token(
         return call(self, text)
 
     monkeypatch.setattr(Vocabulary, "__call__", counted)
-    constraint = Grammars(byte_level(), VOCAB).compile(asked).constrain(frozenset())
+    constraint = Grammars(byte_level(), VOCAB).compile(source).constrain(frozenset())
     for _ in range(20):
         allowed = ids(constraint.allowed())
         constraint.accept(allowed[0])
@@ -126,10 +126,10 @@ def test_a_grammar_that_is_refused_is_not_kept() -> None:
 def test_what_one_tenant_compiled_is_compiled_again_for_another() -> None:
     grammars = Grammars(byte_level(), VOCAB)
     params = StructuredOutputsParams(choice=["yes"])
-    one, other = grammars.of("one"), grammars.of("other")
-    assert one.compile(params) is grammars.of("one").compile(params)
-    assert one.compile(params) is not other.compile(params)
-    assert grammars.compile(params) is not one.compile(params)
+    first, second = grammars.of("one"), grammars.of("other")
+    assert first.compile(params) is grammars.of("one").compile(params)
+    assert first.compile(params) is not second.compile(params)
+    assert grammars.compile(params) is not first.compile(params)
 
 
 def test_schemas_whose_automata_grow_without_bound_are_refused_before_they_are_compiled(

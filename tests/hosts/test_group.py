@@ -119,8 +119,8 @@ def test_a_host_that_fails_ends_all_with_its_reason(monkeypatch: pytest.MonkeyPa
     leader = LeadingRunner(FakeRunner(4, (4, 16)), hosts[0])
     for _ in range(2):
         leader.submit(PLAN)
-    said = ends.take(3)
-    assert said == dict.fromkeys(range(3), "host 2 failed: RuntimeError: the device is gone")
+    reasons = ends.take(3)
+    assert reasons == dict.fromkeys(range(3), "host 2 failed: RuntimeError: the device is gone")
     with pytest.raises(RuntimeError, match="the device is gone"):
         loops[1].result(60)
 

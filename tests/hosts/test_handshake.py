@@ -111,9 +111,9 @@ def test_a_false_host_0_is_found_out() -> None:
 def test_strangers_do_not_disturb_a_start() -> None:
     start = Start(2)
     links = start.host_0()
-    for said in (b"GET / HTTP/1.1\r\n\r\n", b"\x04\x00\x00\x00\x01abcd", b""):
+    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x04\x00\x00\x00\x01abcd", b""):
         with socket.create_connection(("127.0.0.1", start.port + 1)) as stranger:
-            stranger.sendall(said)
+            stranger.sendall(data)
     right = start.other(1)
     assert sorted(links.result()) == [1]
     right.result()
@@ -154,9 +154,9 @@ def join_and_leave(start: Start, host_id: int) -> bool:
     """A host that greets host 0 as it should and is gone then."""
     link = HostLink(socket.create_connection(("127.0.0.1", start.port + 1)))
     challenge = link.receive().body
-    said = encode_values({"host_id": host_id, "num_hosts": start.num_hosts, "facts": FACTS})
+    greeting = encode_values({"host_id": host_id, "num_hosts": start.num_hosts, "facts": FACTS})
     nonce = bytes(32)
-    link.send(Kind.HELLO, _proof("", b"hello", nonce + challenge + said) + nonce + said)
+    link.send(Kind.HELLO, _proof("", b"hello", nonce + challenge + greeting) + nonce + greeting)
     link.close()
     return True
 

@@ -48,12 +48,12 @@ histories = st.builds(TokenHistory, some_ids, st.just(((0, 1),)))
 
 @st.composite
 def samples(draw: st.DrawFn) -> Sample:
-    asked = draw(params)
-    options = draw_options(asked, frozenset(draw(some_ids))) if draw(st.booleans()) else None
+    sampling = draw(params)
+    options = draw_options(sampling, frozenset(draw(some_ids))) if draw(st.booleans()) else None
     history = draw(histories) if options is not None and options.remembered and draw(st.booleans()) else None
     random_key = draw(st.integers(0, 2**64 - 1))
     forced = draw(st.none() | numbers)
-    return Sample(asked.temperature, random_key, draw(numbers), options, draw(st.booleans()), history, forced)
+    return Sample(sampling.temperature, random_key, draw(numbers), options, draw(st.booleans()), history, forced)
 
 
 slots = st.lists(numbers).map(lambda slots: array("i", slots))
@@ -96,9 +96,9 @@ def slot_states(plan: StepPlan) -> list[bytes]:
     """The packed states of the slots that the plan's sequences enter."""
     entering = [chunk.sample for chunk in plan.chunks if chunk.sample is not None and chunk.sample.history is not None]
     return [
-        pack_slot(asked.options, asked.history, VOCAB).tobytes()
-        for asked in entering
-        if asked.options is not None and asked.history is not None
+        pack_slot(sample.options, sample.history, VOCAB).tobytes()
+        for sample in entering
+        if sample.options is not None and sample.history is not None
     ]
 
 
@@ -109,8 +109,8 @@ def test_a_runner_packs_the_same_for_a_plan_that_crossed_the_wire(plan: StepPlan
     assert (pack_samples(sampled_rows(arrived.chunks), 8, 9) == pack_samples(sampled_rows(plan.chunks), 8, 9)).all()
     assert slot_states(arrived) == slot_states(plan)
     reported = [
-        [chunk.sample.options and chunk.sample.options.params.logprobs for chunk in one.chunks if chunk.sample]
-        for one in (arrived, plan)
+        [chunk.sample.options and chunk.sample.options.params.logprobs for chunk in step_plan.chunks if chunk.sample]
+        for step_plan in (arrived, plan)
     ]
     assert reported[0] == reported[1]
 

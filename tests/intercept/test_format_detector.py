@@ -51,9 +51,9 @@ def test_spans_count_tokens_that_have_no_text_of_their_own() -> None:
 
 def test_every_turn_is_read_for_itself() -> None:
     turn = [*((0, text) for text in TURN), (EOS, "")]
-    said = found([*turn, (0, '{"name": "x", "arguments": {}}'), (EOS, ""), *turn, (EOS, "")])
-    assert [[call.name for call in calls] for calls in said if calls] == [["f", "g"], ["f", "g"]]
-    assert said[-2][0].span == (len(turn) + 2, len(turn) + 5)
+    by_token = found([*turn, (0, '{"name": "x", "arguments": {}}'), (EOS, ""), *turn, (EOS, "")])
+    assert [[call.name for call in calls] for calls in by_token if calls] == [["f", "g"], ["f", "g"]]
+    assert by_token[-2][0].span == (len(turn) + 2, len(turn) + 5)
 
 
 def test_a_call_that_the_turn_ends_within_is_none() -> None:

@@ -18,13 +18,13 @@ from tests.support.kv_contexts import (
 
 def test_full_pages_are_shared_and_the_tail_is_private() -> None:
     manager = make()
-    one = run(manager, [1] * 10)
-    two = run(manager, [1] * 10)
-    assert two.slots(0, 2) == one.slots(0, 2)
-    assert two.slots(2, 3) != one.slots(2, 3)
-    assert [(run.pages, run.shared) for run in one.runs()] == [(range(2), True), (range(2, 3), False)]
+    first = run(manager, [1] * 10)
+    second = run(manager, [1] * 10)
+    assert second.slots(0, 2) == first.slots(0, 2)
+    assert second.slots(2, 3) != first.slots(2, 3)
+    assert [(run.pages, run.shared) for run in first.runs()] == [(range(2), True), (range(2, 3), False)]
     assert manager.occupancy() == Occupancy(free=6, used=4, paused=0, cached=0, total=10, host_total=10)
-    manager.check([one, two])
+    manager.check([first, second])
 
 
 def test_the_page_of_the_last_token_is_never_adopted() -> None:
@@ -64,19 +64,19 @@ def test_a_page_is_shared_only_once_its_tokens_are_accepted() -> None:
 
 def test_two_who_computed_the_same_page_keep_their_own_while_they_run() -> None:
     manager = make()
-    one, two = manager.open(), manager.open()
-    for context in (one, two):
+    first, second = manager.open(), manager.open()
+    for context in (first, second):
         manager.hold(context)
-    for context in (one, two):
+    for context in (first, second):
         compute(manager, context, [1] * 4)
-    assert one.slots(0, 1) != two.slots(0, 1)
-    manager.check([one, two])
-    manager.release(two)
-    assert two.slots(0, 1) == one.slots(0, 1)
+    assert first.slots(0, 1) != second.slots(0, 1)
+    manager.check([first, second])
+    manager.release(second)
+    assert second.slots(0, 1) == first.slots(0, 1)
     assert manager.occupancy().used == 1
-    manager.check([one, two])
-    manager.close(two)
-    manager.close(one)
+    manager.check([first, second])
+    manager.close(second)
+    manager.close(first)
     assert (manager.occupancy().cached, manager._store.num_free) == (1, 9)
 
 
@@ -107,9 +107,9 @@ def test_a_finished_prefix_with_a_host_copy_survives_on_the_host() -> None:
 
 def test_without_prefix_caching_nothing_is_kept_but_living_requests_share() -> None:
     manager = make(prefix_caching=False)
-    one = run(manager, [1] * 9)
+    first = run(manager, [1] * 9)
     assert adopted(manager, [1] * 9) == 2
-    manager.close(one)
+    manager.close(first)
     assert adopted(manager, [1] * 9) == 0
     assert (manager.occupancy().cached, manager._store.num_free) == (0, 10)
 
@@ -143,27 +143,27 @@ def test_a_hole_is_computed_alone() -> None:
 
 def test_pages_are_free_used_claimed_or_cached() -> None:
     manager = make()
-    one = run(manager, [1] * 9)
-    two = run(manager, [2] * 6)
+    first = run(manager, [1] * 9)
+    second = run(manager, [2] * 6)
     assert manager.occupancy()[:5] == (5, 5, 0, 0, 10)
-    manager.release(two)
+    manager.release(second)
     assert manager.occupancy()[:5] == (5, 3, 2, 0, 10)
-    manager.close(one)
+    manager.close(first)
     assert manager.occupancy()[:5] == (6, 0, 2, 2, 10)
-    manager.close(two)
+    manager.close(second)
     assert manager.occupancy()[:5] == (7, 0, 0, 3, 10)
 
 
 def test_a_page_with_two_claimants_stays_for_the_second() -> None:
     manager = make()
-    one = run(manager, [1] * 9)
-    two = run(manager, [1] * 9)
-    manager.release(one)
-    assert not drop_device(manager, one, 0), "the other one uses it"
-    manager.release(two)
-    manager.close(one)
-    assert residencies(two) == [DIRTY] * 3
-    manager.check([two])
+    first = run(manager, [1] * 9)
+    second = run(manager, [1] * 9)
+    manager.release(first)
+    assert not drop_device(manager, first, 0), "the other one uses it"
+    manager.release(second)
+    manager.close(first)
+    assert residencies(second) == [DIRTY] * 3
+    manager.check([second])
 
 
 def test_clearing_forgets_finished_prefixes_in_both_places_and_leaves_paused_contexts_alone() -> None:

@@ -208,12 +208,12 @@ class ManagerMachine(RuleBasedStateMachine):
 
         Then sequences call out, with results at once, or one ends and another with the same beginning comes.
         """
-        held = self.held()
+        running = self.held()
         for which in admits:
             if owner := self.some(self.waiting(), which):
                 self.admit(owner)
-                held.append(owner)
-        for index, owner in enumerate(held):
+                running.append(owner)
+        for index, owner in enumerate(running):
             self.run(owner, chunks[index % len(chunks)], sampled)
         self.draft(events)
         self.execute()

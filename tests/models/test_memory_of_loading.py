@@ -60,9 +60,9 @@ def write(directory: Path, *, hidden: int, ffn: int, layers: int, vocab: int) ->
     names, where = list(shapes), {}
     for part in range(2):
         file = f"model-{part + 1:05}-of-00002.safetensors"
-        held = names[part::2]
-        save_file({name: np.ones(shapes[name], ml_dtypes.bfloat16) for name in held}, directory / file)
-        where |= dict.fromkeys(held, file)
+        tensor_names = names[part::2]
+        save_file({name: np.ones(shapes[name], ml_dtypes.bfloat16) for name in tensor_names}, directory / file)
+        where |= dict.fromkeys(tensor_names, file)
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
 
 

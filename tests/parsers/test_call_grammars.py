@@ -52,14 +52,14 @@ TOOLS: dict[str, Any] = {
 @pytest.mark.parametrize("marked", [True, False], ids=["tags are tokens", "tags are text"])
 @pytest.mark.parametrize(("name", "template"), WRITINGS)
 def test_a_turn_that_has_to_call_calls_with_arguments_that_fit(name: str, template: str, marked: bool) -> None:
-    found = [
+    turns = [
         calls(name, TOOLS, turn(name, template, TOOLS, seed, marked=marked))
         for seed in range(16 if name in ONE_CALL else 8)
     ]
-    assert {tool for turn in found for tool, _ in turn} == {*TOOLS}
-    assert max(map(len, found)) > 1 or name in ONE_CALL
-    assert all(not arguments for turn in found for tool, arguments in turn if tool == "now")
-    assert any({*arguments} - {"city", "exact"} for turn in found for _, arguments in turn)
+    assert {tool for turn in turns for tool, _ in turn} == {*TOOLS}
+    assert max(map(len, turns)) > 1 or name in ONE_CALL
+    assert all(not arguments for turn in turns for tool, arguments in turn if tool == "now")
+    assert any({*arguments} - {"city", "exact"} for turn in turns for _, arguments in turn)
 
 
 @pytest.mark.parametrize("name", ["pythonic", "llama4_pythonic", "lfm2"])
@@ -179,7 +179,7 @@ def test_whatever_the_schema_the_arguments_fit_many_times(
 
 
 @pytest.mark.parametrize(
-    ("name", "tools", "said"),
+    ("name", "tools", "message"),
     [
         ("hermes", {"a<b": {}}, "cannot write the name of this tool"),
         ("pythonic", {"get weather": {}}, "cannot write the name of this tool"),
@@ -199,7 +199,7 @@ def test_whatever_the_schema_the_arguments_fit_many_times(
         ("hermes", {"f": {"properties": {"a": {"const": {1, 2}}}}}, "TypeError"),
     ],
 )
-def test_what_a_format_cannot_hold_to_is_refused(name: str, tools: dict[str, Any], said: str) -> None:
-    with pytest.raises(RequestError, match=said) as caught:
+def test_what_a_format_cannot_hold_to_is_refused(name: str, tools: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
         turn(name, "", tools, 0)
     assert len(str(caught.value)) < 600

@@ -51,7 +51,7 @@ def kinds(text: str) -> list[str | tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("Hm. [CALL] 1 [HEAD] f(a=[1]) [END] and", [("1", "f(a=[1])")]),
         ("[CALL]a[HEAD]f()[END][CALL]b[HEAD]g()[END][TRAP][END]", [("a", "f()"), ("b", "g()"), "trap"]),
@@ -76,8 +76,8 @@ def kinds(text: str) -> list[str | tuple[str, str]]:
         ("[CALL]1[HEAD]'" + "x" * 8188 + "[END][TRAP][END]", ["no [END] within 8192 characters", "trap"]),
     ],
 )
-def test_frames_of_a_text(text: str, found: list[str | tuple[str, str]]) -> None:
-    assert kinds(text) == found
+def test_frames_of_a_text(text: str, expected: list[str | tuple[str, str]]) -> None:
+    assert kinds(text) == expected
     frames, _ = read([text])
     assert all(text[frame.span[0] :].startswith("[") for frame in frames)
 

@@ -132,9 +132,9 @@ def test_ids_have_the_form_that_the_templates_take() -> None:
         parser = FORMATS[name].parser()
         return [piece.id for piece in [*parser.feed(text), *parser.finish()] if isinstance(piece, CallStarted)]
 
-    one, two = ids("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "f", "arguments": {}}]')
-    assert one != two
-    assert all(re.fullmatch("[a-zA-Z0-9]{9}", made) for made in (one, two))
+    first, second = ids("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "f", "arguments": {}}]')
+    assert first != second
+    assert all(re.fullmatch("[a-zA-Z0-9]{9}", made) for made in (first, second))
     (made,) = ids("hermes", '<tool_call>{"name": "f"}</tool_call>')
     assert re.fullmatch("call_[0-9a-f]{24}", made)
 

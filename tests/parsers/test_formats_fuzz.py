@@ -76,14 +76,14 @@ def check(name: str, text: str, cuts: list[int], tools: ToolSchemas | None = Non
     The text on both sides of a tag may make up a tag anew, `<tool_<tool_call>call>`, which no parser can know in time.
     """
     pieces = pieces_of(name, [text], tools)
-    said = joined(pieces)
+    whole = joined(pieces)
     borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    assert parsed(name, [text[a:b] for a, b in pairwise(borders)], tools) == said
-    assert parsed(name, text, tools) == said
+    assert parsed(name, [text[a:b] for a, b in pairwise(borders)], tools) == whole
+    assert parsed(name, text, tools) == whole
     shown = [piece.text for piece in pieces if isinstance(piece, Content)]
     marks = (*FORMATS[name].tags, *FORMATS[name].turn_ends)
     assert not any(mark in run for mark in marks for run in shown)
-    if all(piece[0] == "content" for piece in said) and not any(mark in text for mark in marks):
+    if all(piece[0] == "content" for piece in whole) and not any(mark in text for mark in marks):
         assert "".join(shown) == (re.sub(r"^\s*(>>>)?all\n|>>>all\n", "", text) if name == "functionary_v32" else text)
 
 
@@ -126,7 +126,7 @@ def written(name: str, form: int, calls: list[tuple[str, dict[str, Any]]]) -> st
         fences = (("\n```json\n", "\n```"), ("\n", ""), ("\n<tools>", "</tools>"))[form // 4]
         return "\n".join(objects).join(fences)
     if name == "hermes":
-        return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in objects) + "<|im_end|>" * (form % 2)
+        return "\n".join(f"<tool_call>\n{call_json}\n</tool_call>" for call_json in objects) + "<|im_end|>" * (form % 2)
     if name == "llama3_json":
         return ("", "<|python_tag|>")[form % 2] + "; ".join(objects) + "<|eom_id|>"
     if name == "mistral" and form % 4 < 2:

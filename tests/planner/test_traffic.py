@@ -26,12 +26,12 @@ def span(began: float, ended: float, prompt: Any, new: Any, conversation: str = 
 
 
 def otlp(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    def listed(one: dict[str, Any]) -> dict[str, Any]:
+    def listed(recorded: dict[str, Any]) -> dict[str, Any]:
         kinds = {int: "intValue", str: "stringValue"}
-        found = [{"key": k, "value": {kinds[type(v)]: str(v)}} for k, v in one["attributes"].items()]
-        return one | {"attributes": found}
+        attributes = [{"key": k, "value": {kinds[type(v)]: str(v)}} for k, v in recorded["attributes"].items()]
+        return recorded | {"attributes": attributes}
 
-    return {"resourceSpans": [{"scopeSpans": [{"spans": [listed(one) for one in spans]}]}]}
+    return {"resourceSpans": [{"scopeSpans": [{"spans": [listed(recorded) for recorded in spans]}]}]}
 
 
 def log(time: str, seconds: float, prompt: int, new: int, cached: int, key: str = "k") -> dict[str, Any]:

@@ -116,8 +116,8 @@ def test_a_long_history_is_not_summed_up_again_for_every_call() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), min_size=1, max_size=30))
 def test_seconds_per_return_are_the_least_over_all_times_at_which_to_stop(seen: list[tuple[float, bool]]) -> None:
-    curve = SurvivalCurve.from_seen(sorted(Seen(*one) for one in seen))
-    ends = [one for one, censored in sorted(seen) if not censored]
+    curve = SurvivalCurve.from_seen(sorted(Seen(*observation) for observation in seen))
+    ends = [duration_s for duration_s, censored in sorted(seen) if not censored]
     for age_s in [0.0, *ends]:
         returns = [stop for stop in ends if stop > age_s and curve.left(age_s) - curve.left(stop) > 1e-12]
         costs = [

@@ -258,7 +258,7 @@ def test_where_a_longer_step_costs_little_nobody_is_left_out() -> None:
 def test_prompts_of_a_tenant_that_is_ahead_do_not_prolong_a_step_much_after_the_others_have_gone() -> None:
     bench = SchedulerBench(preserve(), max_num_seqs=8, num_pages=400, buckets=(8, 16, 256), per_query_s=1.0)
     get_ahead(bench, 6)
-    modest = next(one for one in bench.scheduler.running if one.tenant == "modest")
+    modest = next(sequence for sequence in bench.scheduler.running if sequence.tenant == "modest")
     bench.scheduler.finish(modest, bench.now_s)
     bench.add("g9", 200, max_tokens=4, tenant="greedy")
     assert bench.step().bucket == 16

@@ -24,8 +24,8 @@ IDLE = EngineLoad(0, 0, 0, {}, 1000, 8, (), MEANS)
 FULL = IDLE._replace(num_running=10, running_tokens=1000, running_by_tenant={"a": (1000.0, 10)}, free_tokens=0)
 
 
-def seconds(load: EngineLoad, asked: QueuedWork = ASKED) -> float:
-    return first_token_s(COST, STEP, load, asked)
+def seconds(load: EngineLoad, work: QueuedWork = ASKED) -> float:
+    return first_token_s(COST, STEP, load, work)
 
 
 def test_a_request_waits_for_the_prompts_before_it_and_for_its_own() -> None:
@@ -48,10 +48,10 @@ def test_of_other_tenants_as_much_goes_before_as_is_served_meanwhile() -> None:
     greedy = FULL._replace(
         queued=[ASKED._replace(tenant="greedy")] * 100, running_by_tenant={"greedy": (900.0, 9), "a": (900.0, 9)}
     )
-    one = seconds(greedy)
-    assert one == pytest.approx(seconds(FULL._replace(queued=[ASKED])), rel=0.01)
-    assert seconds(greedy, ASKED._replace(weight=4.0)) < one < seconds(greedy, ASKED._replace(weight=0.25))
-    assert seconds(greedy, ASKED._replace(priority=-1)) < one
+    shared_s = seconds(greedy)
+    assert shared_s == pytest.approx(seconds(FULL._replace(queued=[ASKED])), rel=0.01)
+    assert seconds(greedy, ASKED._replace(weight=4.0)) < shared_s < seconds(greedy, ASKED._replace(weight=0.25))
+    assert seconds(greedy, ASKED._replace(priority=-1)) < shared_s
     alone = greedy._replace(running_by_tenant={"greedy": (1000.0, 10)})
     assert seconds(alone) == pytest.approx(0.05 + 2 * 0.1), "a tenant that runs nothing takes a place at once"
 
@@ -121,8 +121,10 @@ def test_goodput_past_saturation_stays_where_it_was_and_forecasts_are_near() -> 
     taken, refusing = overloaded(120.0, None), overloaded(120.0, 2.0)
     assert good(refusing) >= 0.9 * most > 1.2 * good(taken)
     assert refusing["ttft_s"]["p99"] < 3.0 < taken["ttft_s"]["p99"]
-    told = [(said, came) for said, came in refusing["first_token_checks_s"] if said > 0.3]
-    assert fmean(abs(said - came) for said, came in told) < 0.5 * fmean(came for _, came in told)
+    told = [(forecast_s, actual_s) for forecast_s, actual_s in refusing["first_token_checks_s"] if forecast_s > 0.3]
+    assert fmean(abs(forecast_s - actual_s) for forecast_s, actual_s in told) < 0.5 * fmean(
+        actual_s for _, actual_s in told
+    )
     assert refusing["refused"] + refusing["unfinished"] < refusing["requests"]
     assert min(refusing["refused_retry_s"]) > 0.0
 

@@ -116,7 +116,7 @@ def refusal(choice: Any) -> ConfigError:
 
 def test_a_policy_is_a_file_a_module_a_class_a_function_or_an_object(own: Path) -> None:
     keep: Any = importlib.import_module("own_code").Keep
-    for choice in (f"{own}:Keep", "own_code:Keep", f"{own}:kept", keep, lambda known: keep(known), keep(KNOWN)):
+    for choice in (f"{own}:Keep", "own_code:Keep", f"{own}:kept", keep, lambda inputs: keep(inputs), keep(KNOWN)):
         made = KNOWN.make(choice)
         assert isinstance(made, GuardedPolicy)
         assert not made.protects_paused
@@ -283,8 +283,8 @@ def test_an_estimator_of_the_users_own_needs_one_method_and_is_checked(own: Path
     for nonsense in (float("nan"), -1.0, None, "1"):
 
         class Wrong(Estimator):
-            def remaining_s(self, call: PendingCall, age_s: float, said: Any = nonsense) -> float:
-                return said
+            def remaining_s(self, call: PendingCall, age_s: float, answer: Any = nonsense) -> float:
+                return answer
 
         with pytest.raises(PluginError, match=r"Wrong answers .* in remaining_s, which is no number from 0 to inf"):
             make_estimator(Wrong).remaining_s(SEARCH, 0.0)

@@ -148,17 +148,17 @@ def test_a_context_is_placed_once_and_stays_there_while_it_waits() -> None:
 
 def test_a_script_forces_any_mix_and_is_asked_once_for_every_page() -> None:
     places = [HOST, DIRTY, MISSING, CLEAN]
-    asked: list[tuple[str, int]] = []
+    queries: list[tuple[str, int]] = []
 
     def placement(sequence: Sequence, index: int) -> Residency:
-        asked.append((sequence.id, index))
+        queries.append((sequence.id, index))
         return places[index % 4]
 
     desk = Desk(scripted(placement))
     sequence = desk.paused(20)
     assert residencies(sequence) == [HOST, DIRTY, MISSING, CLEAN, HOST]
     desk.step()
-    assert asked == [("1", index) for index in range(5)]
+    assert queries == [("1", index) for index in range(5)]
 
 
 def test_only_discard_gives_the_place_in_the_queue_away() -> None:

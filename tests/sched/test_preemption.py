@@ -82,8 +82,8 @@ def test_the_youngest_loses_its_last_page_first() -> None:
 
 def test_a_sequence_that_has_run_or_paused_since_keeps_its_pages() -> None:
     preempted = PreemptedSequences("auto", A100, 176, 16, has_host=False)
-    one = sequence("one", 1, 2)
-    preempted.add(one)
+    victim = sequence("one", 1, 2)
+    preempted.add(victim)
     assert next(preempted.victims()).move.action is Action.LOSE  # there is no host to swap to
-    one.pause = Pause(3.0)
+    victim.pause = Pause(3.0)
     assert not list(preempted.victims())

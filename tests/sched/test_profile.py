@@ -95,7 +95,7 @@ def test_recomputing_costs_the_plans_that_recompute(chunk: int) -> None:
         for tokens in (1, 100, 384, 1000):
             starts = range(0, tokens, chunk)
             chunks = [Chunk(0, start, (7,) * min(chunk, tokens - start), (), None) for start in starts]
-            whole = sum(profile.plan_s(StepPlan(0, 0, (one,))) for one in chunks)
+            whole = sum(profile.plan_s(StepPlan(0, 0, (piece,))) for piece in chunks)
             assert profile.recompute_s(tokens, chunk) == pytest.approx(whole, rel=1e-6)
 
 
@@ -230,13 +230,13 @@ def test_a_roofline_follows_from_the_data_sheet() -> None:
 
 
 def test_several_gpus_share_weights_contexts_and_links() -> None:
-    one, four = roofline(LLAMA_13B, "A100-80GB"), roofline(LLAMA_13B, "A100-80GB", 4)
+    single, four = roofline(LLAMA_13B, "A100-80GB"), roofline(LLAMA_13B, "A100-80GB", 4)
     assert four.name == "roofline-llama-13b-4xa100-80gb"
-    assert one.step_s(0, 9000) == pytest.approx(4 * (four.step_s(0, 9000) - 80 * 10e-6))  # two collectives a layer
+    assert single.step_s(0, 9000) == pytest.approx(4 * (four.step_s(0, 9000) - 80 * 10e-6))  # two collectives a layer
     exchanged = 80 * 1.5 * 5120 * 2 / (300e9 * 0.8)  # a ring of four sends three quarters twice
-    assert one.step_s(500, 9000) == pytest.approx(4 * (four.step_s(500, 9000) - 80 * 10e-6 - 500 * exchanged))
-    assert four.link_in_tokens_per_s == pytest.approx(4 * one.link_in_tokens_per_s)
-    assert four.saturation == one.saturation
+    assert single.step_s(500, 9000) == pytest.approx(4 * (four.step_s(500, 9000) - 80 * 10e-6 - 500 * exchanged))
+    assert four.link_in_tokens_per_s == pytest.approx(4 * single.link_in_tokens_per_s)
+    assert four.saturation == single.saturation
 
 
 def test_the_large_models_kv_is_that_of_its_eight_heads() -> None:

@@ -152,12 +152,12 @@ def test_a_call_detected_late_wastes_one_sample_and_keeps_its_own_tokens_kv() ->
     bench = SchedulerBench(preserve(), depth=1)
     sequence = bench.prefilled("a", 3)
     bench.scheduler.intercept(sequence, 0.0)
-    known = len(sequence.tokens)
+    num_tokens = len(sequence.tokens)
     assert not bench.step()
-    assert (bench.num_wasted, len(sequence.tokens), sequence.pending) == (1, known, 0)
+    assert (bench.num_wasted, len(sequence.tokens), sequence.pending) == (1, num_tokens, 0)
     bench.scheduler.resume(sequence, [1, 2, 3])
     (chunk,) = bench.step().chunks
-    assert (chunk.start, chunk.tokens) == (known, (1, 2, 3))
+    assert (chunk.start, chunk.tokens) == (num_tokens, (1, 2, 3))
     bench.drain()
     assert (bench.num_wasted, sequence.usage.recomputed) == (1, 0)
 

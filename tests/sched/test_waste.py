@@ -91,8 +91,8 @@ def test_a_long_prompt_in_flight_does_not_shrink_the_chunk_to_one_token() -> Non
 
 
 @given(contexts, contexts, others, chunks)
-def test_a_longer_context_never_wastes_less(one: int, other: int, num_others: int, chunk: int) -> None:
-    short, long = sorted((one, other))
+def test_a_longer_context_never_wastes_less(first: int, second: int, num_others: int, chunk: int) -> None:
+    short, long = sorted((first, second))
     for forward_s in (affine, roofline):
         assert discard_waste(short, num_others, forward_s) <= discard_waste(long, num_others, forward_s)
         less, more = (chunked_discard_waste(context, num_others, chunk, forward_s) for context in (short, long))

@@ -119,12 +119,12 @@ def test_every_request_leaves_a_line(served: Running, scripted: Scripted, caplog
     served.http.get("/health")
     until(lambda: any("me!" in record.getMessage() for record in caplog.records))
     [record] = [record for record in caplog.records if record.name == "jinfercept.server"]
-    for said in (
+    for fields in (
         json.loads(JsonFormatter().format(record)),
         dict(part.split("=", 1) for part in record.getMessage().replace('"', "").split(" ")),
     ):
-        assert (said["request_id"], str(said["status"]), str(said["completion_tokens"])) == ("me!", "200", "3")
-        assert {"id", "path", "prompt_tokens", "cached_tokens", "finish_reason", "seconds"} <= set(said)
+        assert (fields["request_id"], str(fields["status"]), str(fields["completion_tokens"])) == ("me!", "200", "3")
+        assert {"id", "path", "prompt_tokens", "cached_tokens", "finish_reason", "seconds"} <= set(fields)
 
 
 @pytest.mark.usefixtures("gate")
@@ -135,12 +135,12 @@ def test_the_line_of_a_request_that_a_shutdown_ended_says_so(
 ) -> None:
     scripted.follow()
     caplog.set_level(logging.INFO, "jinfercept.server")
-    said = {
+    bodies = {
         "chat/completions": {"messages": QUESTION, "max_tokens": 1900, "n": 2},
         "completions": {"prompt": ["a", "b"], "max_tokens": 1900},
         "responses": {"input": "a", "max_output_tokens": 1900},
     }
-    body = {"temperature": 1, "ignore_eos": True, "stream": stream, **said[path]}
+    body = {"temperature": 1, "ignore_eos": True, "stream": stream, **bodies[path]}
     with running(scripted.llm, drain_timeout=0.0) as server:
         asking = threading.Thread(target=lambda: server.http.post(f"/v1/{path}", json=body))
         asking.start()
@@ -175,13 +175,13 @@ def test_logits_that_are_no_numbers_are_an_error_of_every_dialect(served: Runnin
     embed, layers, head = whole = scripted.runner.params
     scripted.runner.params = Params(embed, layers, {"zero": head["zero"] + np.nan})
     message = {"role": "user", "content": "Hi"}
-    asked: dict[str, dict[str, Any]] = {
+    bodies: dict[str, dict[str, Any]] = {
         "chat/completions": {"messages": [message], "n": 2, "temperature": 1},
         "completions": {"prompt": ["a", "b"], "logprobs": 1},
         "responses": {"input": "a"},
         "messages": {"messages": [message], "max_tokens": 5},
     }
-    for (path, body), stream in product(asked.items(), (False, True)):
+    for (path, body), stream in product(bodies.items(), (False, True)):
         answer = served.http.post(f"/v1/{path}", json={"model": MODEL, "stream": stream, **body})
         assert "the model's logits are NaN or infinite" in answer.text, path
         assert answer.status_code == (200 if stream else 500)
@@ -300,7 +300,7 @@ def test_without_its_packages_the_command_says_what_to_install() -> None:
 
 
 def test_options_that_cannot_work_are_said_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    for flags, said in (
+    for flags, message in (
         (["--tool-call-parser", "xml"], "one of mistral, qwen3_coder, "),
         (["--reasoning-parser", "xml"], "one of auto, none"),
         (["--chat-template", "no-such-file"], "cannot be read"),
@@ -311,7 +311,7 @@ def test_options_that_cannot_work_are_said_before_a_model_is_loaded(capsys: pyte
         (["--max-prompt-chars", "0"], "at least 1"),
     ):
         assert main(["serve", "no-such-model", *flags]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_a_unix_socket_is_shared_with_nobody_and_gone_afterwards(scripted: Scripted, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_a_stream_shows_the_same_and_tells_of_calls_beside_it(server: Running, s
     assert all(delta.tool_calls is None for delta in deltas)
     assert chunks[-2].choices[0].finish_reason == "stop"
     told = [chunk.jinfercept["server_calls"][0] for chunk in chunks if hasattr(chunk, "jinfercept")]
-    assert [(one["name"], one["status"]) for one in told] == [("price", "running"), ("price", "ok"), ("price", "ok")]
+    assert [(call["name"], call["status"]) for call in told] == [("price", "running"), ("price", "ok"), ("price", "ok")]
     assert told[-1]["context"]["kept"] > 100
     assert chunks[-1].usage.completion_tokens == len("Let me see.\n" + asks("price", "lamp") + "It costs 23.") + 2
 
@@ -61,12 +61,12 @@ def test_text_completions_refuse_the_servers_tools(server: Running) -> None:
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
 def test_a_name_in_our_object_that_is_not_known_is_refused_with_the_nearest(server: Running, path: str) -> None:
-    said = {
+    bodies = {
         "chat/completions": {"messages": QUESTION},
         "completions": {"prompt": "a"},
         "responses": {"input": "a", "max_output_tokens": 16},
     }
-    body = {"model": "scripted", "max_tokens": 1, "temperature": 0, "nobody_knows": 1, **said[path]}
+    body = {"model": "scripted", "max_tokens": 1, "temperature": 0, "nobody_knows": 1, **bodies[path]}
     answer = server.http.post(f"/v1/{path}", json=body | {"jinfercept": {"prioritty": 1}})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, "jinfercept.prioritty", "unknown_parameter")
@@ -80,7 +80,7 @@ def test_tokens_and_their_probabilities_are_those_that_the_model_wrote(server: R
     done = ask(server, QUESTION, logprobs=True, extra_body=ALL | {"return_token_ids": True})
     [choice] = done.choices
     assert choice.token_ids == scripted.tokenizer.encode(wrote)
-    assert "".join(one.token for one in choice.logprobs.content) == wrote
+    assert "".join(logprob.token for logprob in choice.logprobs.content) == wrote
 
 
 def test_without_the_flag_nothing_is_offered_and_by_name_only_what_is_named(
@@ -93,7 +93,7 @@ def test_without_the_flag_nothing_is_offered_and_by_name_only_what_is_named(
 
 
 @pytest.mark.parametrize(
-    ("asked", "problem"),
+    ("hints", "problem"),
     [
         ({"server_tools": ["sell"]}, "runs no sell, only price, hang"),
         ({"server_tools": ["price"]}, "declared in tools too"),
@@ -101,10 +101,10 @@ def test_without_the_flag_nothing_is_offered_and_by_name_only_what_is_named(
         ({"server_tools": "price"}, "server_tools"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(server: Running, asked: Any, problem: str) -> None:
+def test_what_cannot_be_meant_is_refused(server: Running, hints: Any, problem: str) -> None:
     own = {"type": "function", "function": {"name": "price"}}
     with pytest.raises(openai.BadRequestError, match=problem):
-        ask(server, QUESTION, tools=[own], extra_body={"jinfercept": asked})
+        ask(server, QUESTION, tools=[own], extra_body={"jinfercept": hints})
 
 
 def test_a_server_without_tools_says_so(served: Running) -> None:

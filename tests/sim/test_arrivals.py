@@ -19,15 +19,15 @@ SCRIPT = Script("chat", 1, (Segment(1, None, 0),))
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 3.0])
 def test_times_between_arrivals_have_the_rate_and_the_burstiness(burstiness: float) -> None:
     """About 20,000 arrivals: the mean within 5 %, the coefficient of variation within 5 %."""
-    found = arrivals(lambda: SCRIPT, rate=4.0, duration_s=5000.0, rng=Random(1), burstiness=burstiness)
-    gaps = [late.at_s - early.at_s for early, late in pairwise(found)]
+    drawn = arrivals(lambda: SCRIPT, rate=4.0, duration_s=5000.0, rng=Random(1), burstiness=burstiness)
+    gaps = [late.at_s - early.at_s for early, late in pairwise(drawn)]
     assert fmean(gaps) == pytest.approx(0.25, rel=0.05)
     assert pstdev(gaps) / fmean(gaps) == pytest.approx(burstiness, rel=0.05)
 
 
 def test_arrivals_come_in_order_and_within_the_duration() -> None:
-    found = arrivals(lambda: SCRIPT, rate=10.0, duration_s=20.0, rng=Random(0), burstiness=2.0)
-    times = [arrival.at_s for arrival in found]
+    drawn = arrivals(lambda: SCRIPT, rate=10.0, duration_s=20.0, rng=Random(0), burstiness=2.0)
+    times = [arrival.at_s for arrival in drawn]
     assert times == sorted(times)
     assert 0 <= times[0] <= times[-1] < 20.0
 
@@ -42,8 +42,8 @@ def test_the_same_seed_gives_the_same_arrivals() -> None:
 
 def test_every_arrival_draws_once() -> None:
     scripts = iter([SCRIPT._replace(prompt=prompt) for prompt in range(1, 1000)])
-    found = arrivals(lambda: next(scripts), rate=5.0, duration_s=10.0, rng=Random(0))
-    assert [arrival.script.prompt for arrival in found] == list(range(1, len(found) + 1))
+    drawn = arrivals(lambda: next(scripts), rate=5.0, duration_s=10.0, rng=Random(0))
+    assert [arrival.script.prompt for arrival in drawn] == list(range(1, len(drawn) + 1))
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,10 @@ def events(path: Path) -> Events:
     return json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
 
 
-def spans(found: Events) -> dict[int, Events]:
+def spans(trace_events: Events) -> dict[int, Events]:
     """The spans of each request, in the order of their beginnings."""
     by_track: dict[int, Events] = defaultdict(list)
-    for event in found:
+    for event in trace_events:
         if event["ph"] == "X":
             by_track[event["tid"]].append(event)
     return {

@@ -38,11 +38,11 @@ class Desk:
     def __init__(self, path: Path, policy: str, num_pages: int = 20) -> None:
         self.path, self.now = path, 0.0
         self.kv = KVManager(num_pages, num_pages, SIZE)
-        known = PolicyInputs(COST, SATURATION, SIZE, OracleEstimator())
-        made = known.make(policy)
+        inputs = PolicyInputs(COST, SATURATION, SIZE, OracleEstimator())
+        made = inputs.make(policy)
         self.synchronous = made.synchronous
         self.log = DecisionLog(
-            path, lambda: self.now, known, OracleEstimator(), synchronous=made.synchronous, run={"policy": "a"}
+            path, lambda: self.now, inputs, OracleEstimator(), synchronous=made.synchronous, run={"policy": "a"}
         )
         self.events = RequestLog(lambda: self.now)
         self.events.tell(self.log.fold)
@@ -221,12 +221,12 @@ def test_a_pause_is_forecast_again_as_it_grows_older(tmp_path: Path) -> None:
     desk.back(sequence)
     desk.step()
     [outcome] = desk.lines("outcome")
-    ages = [one["age_s"] for one in outcome["forecasts"]]
+    ages = [prediction["age_s"] for prediction in outcome["forecasts"]]
     assert ages[0] == 0.0
     assert [any(due <= age < due + 1.2 for age in ages) for due in (1.0, 3.0, 10.0)] == [True] * 3
-    for one in outcome["forecasts"]:
-        assert one["remaining_s"] == pytest.approx(12.0 - one["age_s"], abs=1e-5)
-        assert one["quantiles_s"] == pytest.approx([12.0 - one["age_s"]] * len(QUANTILES), rel=0.01)
+    for prediction in outcome["forecasts"]:
+        assert prediction["remaining_s"] == pytest.approx(12.0 - prediction["age_s"], abs=1e-5)
+        assert prediction["quantiles_s"] == pytest.approx([12.0 - prediction["age_s"]] * len(QUANTILES), rel=0.01)
 
 
 def test_nothing_of_a_finished_request_is_kept(tmp_path: Path) -> None:
@@ -242,18 +242,18 @@ def test_nothing_of_a_finished_request_is_kept(tmp_path: Path) -> None:
         desk.scheduler.finish(sequence, desk.now)
         assert sequence.state is State.FINISHED
     desk.started("last", 2)
-    held = {name: value for name, value in vars(desk.log).items() if isinstance(value, dict | list)}
-    assert {name for name, value in held.items() if value} <= {"_running"}
-    assert len(held["_running"]) == 1
+    containers = {name: value for name, value in vars(desk.log).items() if isinstance(value, dict | list)}
+    assert {name for name, value in containers.items() if value} <= {"_running"}
+    assert len(containers["_running"]) == 1
 
 
 def test_quantiles_are_those_of_the_estimators_distribution() -> None:
     sequence = Sequence("one", [1], KVManager(2, 0, 4).open(), max_tokens=1)
     sequence.pause = Pause(0.0, *2 * ((PendingCall("tool", 0),),))
-    found = forecast(ElapsedEstimator(), sequence, 10.0)
-    assert found.remaining_s == 10.0
+    prediction = forecast(ElapsedEstimator(), sequence, 10.0)
+    assert prediction.remaining_s == 10.0
     pareto = [10.0 * ((1.0 - quantile) ** -0.5 - 1.0) for quantile in QUANTILES]
-    assert found.quantiles_s == pytest.approx(pareto, rel=0.006)
+    assert prediction.quantiles_s == pytest.approx(pareto, rel=0.006)
     assert forecast(ElapsedEstimator(), sequence, 0.0).quantiles_s == (0.0,) * len(QUANTILES)
 
 
@@ -276,10 +276,10 @@ def test_an_estimator_tee_answers_as_its_primary_and_forwards_to_both() -> None:
     assert tee.take_ended("key") is None
     tee.keep(["key"])
     tee.observe(call, 4.0)
-    for one in (tee, primary, secondary):
-        assert one.remaining_s(call, 1.0) == one.duration_s(call, 1.0) - 1.0 == 3.0
-        assert one.survival(call, 1.0, 2.0) == 1.0
-        assert one.hold_until_s(call, 1.0, 100.0) == primary.hold_until_s(call, 1.0, 100.0)
+    for estimator in (tee, primary, secondary):
+        assert estimator.remaining_s(call, 1.0) == estimator.duration_s(call, 1.0) - 1.0 == 3.0
+        assert estimator.survival(call, 1.0, 2.0) == 1.0
+        assert estimator.hold_until_s(call, 1.0, 100.0) == primary.hold_until_s(call, 1.0, 100.0)
     assert tee.take_ended("key") == CallDuration(4.0, True)
     tee.observe(call, 4.0)
     assert tee.take_ended("key") is None
@@ -299,13 +299,14 @@ def test_a_trap_of_several_calls_is_forecast_from_the_age_of_each(tmp_path: Path
     run.run([CallArrival(0.0, script)], records=RecordFiles(str(path)))
     [outcome] = [line for line in map(json.loads, path.read_text().splitlines()) if line["type"] == "outcome"]
     written = priced(script, machine)
-    [one] = script.written_rounds()
-    [_, *waited] = [(seconds, written(one.trap) - written(end)) for end, seconds in one.calls]
+    [written_round] = script.written_rounds()
+    [_, *waited] = [(seconds, written(written_round.trap) - written(end)) for end, seconds in written_round.calls]
     assert outcome["tools"] == ["heavy"] * 3
     assert outcome["returned"]
     assert outcome["call_s"] == pytest.approx(max(seconds - age_s for seconds, age_s in waited), abs=0.02)
     assert outcome["duration_s"] == pytest.approx(outcome["call_s"], abs=1e-5)
-    assert outcome["context"] == 16 + one.trap - 1 + 12  # and the interrupt of the first, without the token drawn last
+    interrupt_tokens = 12  # of the first
+    assert outcome["context"] == 16 + written_round.trap - 1 + interrupt_tokens  # without the token drawn last
     [first, *_] = outcome["forecasts"]
     for quantile, rest_s in zip(QUANTILES, first["quantiles_s"], strict=True):
         returned = [1 - (age_s / (age_s + rest_s)) ** 2 for _, age_s in waited]

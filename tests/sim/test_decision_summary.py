@@ -21,7 +21,9 @@ from jinfercept.sim.workload import draw
 RUN = {"type": "run", "version": 1, "policy": "lru", "quantiles": [0.5, 0.9], "ages_s": [0.0, 1.0]}
 
 
-def outcome(tool: str, predicted: float, held: float, call_s: float | None = 2.0, **other: Any) -> dict[str, Any]:
+def outcome(
+    tool: str, predicted: float, held_token_s: float, call_s: float | None = 2.0, **other: Any
+) -> dict[str, Any]:
     return {
         "type": "outcome",
         "tools": [tool],
@@ -29,8 +31,8 @@ def outcome(tool: str, predicted: float, held: float, call_s: float | None = 2.0
         "duration_s": 2.5,
         "call_s": call_s,
         "predicted_token_s": predicted,
-        "actual_token_s": held + 1.0,
-        "actual": {"held": held, "recompute": 1.0, "fetch": 0.0, "stall": 0.0, "queued": 3.0},
+        "actual_token_s": held_token_s + 1.0,
+        "actual": {"held": held_token_s, "recompute": 1.0, "fetch": 0.0, "stall": 0.0, "queued": 3.0},
         "forecasts": [
             {"age_s": 0.0, "remaining_s": 3.0, "quantiles_s": [1.0, 4.0]},
             {"age_s": 1.5, "remaining_s": 0.5, "quantiles_s": [0.5, 0.5]},
@@ -51,10 +53,10 @@ def test_waste_is_summed_and_compared_by_tool(tmp_path: Path) -> None:
         outcome("b", 2.0, 7.0),
         outcome("b", 1, 1, returned=False),
     )
-    found = summary(load_records(written(tmp_path / "log", RUN, *lines)))
-    assert found["unreturned"] == 1
-    assert list(found["waste"]) == [ALL, "a", "b"]
-    every, a = found["waste"][ALL], found["waste"]["a"]
+    report = summary(load_records(written(tmp_path / "log", RUN, *lines)))
+    assert report["unreturned"] == 1
+    assert list(report["waste"]) == [ALL, "a", "b"]
+    every, a = report["waste"][ALL], report["waste"]["a"]
     assert every["interceptions"] == 3
     assert every["of_all"] == (5 + 2 + 8) / 12
     assert every["unpredicted"] == a["unpredicted"] == 1
@@ -77,9 +79,9 @@ def test_a_forecast_after_the_calls_end_does_not_count(tmp_path: Path) -> None:
 
 
 def test_decisions_are_counted_by_action_and_reason(tmp_path: Path) -> None:
-    one = {"type": "decision", "action": "copy", "why": "idle", "tokens": 5, "copied_tokens": 4}
+    decision = {"type": "decision", "action": "copy", "why": "idle", "tokens": 5, "copied_tokens": 4}
     kept = {"type": "decision", "action": "keep", "why": "nothing was done"}
-    copied, keep = summary(load_records(written(tmp_path / "log", RUN, one, one, kept)))["decisions"]
+    copied, keep = summary(load_records(written(tmp_path / "log", RUN, decision, decision, kept)))["decisions"]
     assert (copied["decisions"], copied["tokens"], copied["copied_tokens"], copied["lost_tokens"]) == (2, 10, 8, 0)
     assert (keep["action"], keep["decisions"]) == ("keep", 1)
 
@@ -177,8 +179,8 @@ def test_recording_changes_nothing_and_accounts_for_what_the_run_reports(
     stall = sum(part["stall"] for part in parts)
     assert stall <= 1.05 * waste["stall"]
     assert depth or stall >= 0.95 * waste["stall"] - 1.0
-    held = sum(part["held"] + part["queued"] for part in parts)
-    assert 0.95 * waste["preserve"] <= held <= 1.05 * waste["preserve"]
+    held_token_s = sum(part["held"] + part["queued"] for part in parts)
+    assert 0.95 * waste["preserve"] <= held_token_s <= 1.05 * waste["preserve"]
 
 
 def test_the_command_shows_tables_and_writes_what_is_asked_for(
@@ -190,9 +192,9 @@ def test_the_command_shows_tables_and_writes_what_is_asked_for(
     shown = capsys.readouterr().out
     for title in ("what was done", "waste of an interception", "seconds still to come"):
         assert title in shown
-    [found] = json.loads(out.read_text())
-    assert found["waste"][ALL]["interceptions"] == sum(
-        row["interceptions"] for tool, row in found["waste"].items() if tool != ALL
+    [report] = json.loads(out.read_text())
+    assert report["waste"][ALL]["interceptions"] == sum(
+        row["interceptions"] for tool, row in report["waste"].items() if tool != ALL
     )
 
 

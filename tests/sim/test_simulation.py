@@ -172,10 +172,10 @@ def test_a_scheduler_may_believe_in_another_machine_than_the_one_that_runs() -> 
         )
         for profile, believed in ((PROFILE, None), (PROFILE, slower), (slower, None))
     )
-    reports = [one.run(ARRIVALS) for one in (true, wrong, own)]
-    assert [one["step_tokens"] for one in reports] == [32, 8, 8], "S is the believed one"
+    reports = [variant.run(ARRIVALS) for variant in (true, wrong, own)]
+    assert [report["step_tokens"] for report in reports] == [32, 8, 8], "S is the believed one"
     assert {report["profile"] for report in reports} == {"small"}
-    seconds = [one["step_s"]["priced"] / one["iterations"] for one in reports]
+    seconds = [report["step_s"]["priced"] / report["iterations"] for report in reports]
     assert seconds[1] < seconds[2], "steps cost what they cost"
     assert replace(true, believed=PROFILE).run(ARRIVALS) | {"sim_wall_s": 0.0} == reports[0] | {"sim_wall_s": 0.0}
 

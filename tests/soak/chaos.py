@@ -81,14 +81,14 @@ class Fleet:
 
     def processes(self, child: Child, word: str) -> list[psutil.Process]:
         """Children of the command by a word of their command lines."""
-        found = list[psutil.Process]()
+        matches = list[psutil.Process]()
         for process in psutil.Process(child.process.pid).children(recursive=True):
             try:
                 if word in " ".join(process.cmdline()):
-                    found.append(process)
+                    matches.append(process)
             except psutil.Error:
                 pass
-        return found
+        return matches
 
     def whole(self) -> bool:
         """Whether all replicas are healthy."""

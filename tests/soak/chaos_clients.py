@@ -104,8 +104,8 @@ class TokenClient(ChaosClient):
         body = request_of(prompt, len(expected)) | {"stream": stream}
         tokens, error = streamed(http, body) if stream else whole(http, body)
         if tokens != list(expected[: len(tokens)]) or (error is None and len(tokens) != len(expected)):
-            said = f"prompt {number}, second={second}, stream={stream}: {tokens} for {expected}, {error}"
-            self._outcome.note(self._outcome.wrong, said)
+            message = f"prompt {number}, second={second}, stream={stream}: {tokens} for {expected}, {error}"
+            self._outcome.note(self._outcome.wrong, message)
         if error is not None:
             raise _Ended(error)
         return "answered"

@@ -184,19 +184,19 @@ def _take_whole(answer: Mapping[str, Any], got: Got) -> None:
     if answer["object"] == "response":
         if answer["status"] not in ("completed", "incomplete"):
             raise _Broken(f"the response is {answer['status']}: {answer['error']}")
-        said, got.id = got.choices.setdefault(0, Said()), answer["id"]
-        said.items, said.finish_reason = answer["output"], answer["status"]
+        reply, got.id = got.choices.setdefault(0, Said()), answer["id"]
+        reply.items, reply.finish_reason = answer["output"], answer["status"]
         for item in answer["output"]:
             if item["type"] == "function_call":
                 call = {"id": item["call_id"], "name": item["name"], "arguments": item["arguments"]}
-                said.calls[len(said.calls)] = call
+                reply.calls[len(reply.calls)] = call
             elif item["type"] == "message":
-                said.text += "".join(part["text"] for part in item["content"])
-                said.logprobs += [one for part in item["content"] for one in part.get("logprobs") or ()]
+                reply.text += "".join(part["text"] for part in item["content"])
+                reply.logprobs += [logprob for part in item["content"] for logprob in part.get("logprobs") or ()]
     else:
         for choice in answer["choices"]:
             _take_choice(choice, choice.get("message") or choice, got)
-    if not all(said.finish_reason for said in got.choices.values()):
+    if not all(reply.finish_reason for reply in got.choices.values()):
         raise _Broken("an answer has no finish reason")
     got.end = "answered"
 
@@ -208,16 +208,16 @@ def _take_chunk(chunk: Mapping[str, Any], got: Got) -> None:
 
 def _take_choice(choice: Mapping[str, Any], part: Mapping[str, Any], got: Got) -> None:
     """A choice, or a piece of one: `part` is its message, its delta or itself."""
-    said = got.choices.setdefault(choice.get("index", 0), Said())
-    if said.finish_reason is not None and part.get("content"):
+    reply = got.choices.setdefault(choice.get("index", 0), Said())
+    if reply.finish_reason is not None and part.get("content"):
         raise _Broken("there is more after the end")
-    said.text += part.get("content") or part.get("text") or ""
-    said.token_ids += choice.get("token_ids") or []
-    said.finish_reason = choice.get("finish_reason") or said.finish_reason
+    reply.text += part.get("content") or part.get("text") or ""
+    reply.token_ids += choice.get("token_ids") or []
+    reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
     reported = choice.get("logprobs") or {}
-    said.logprobs += reported.get("content") or reported.get("top_logprobs") or []
+    reply.logprobs += reported.get("content") or reported.get("top_logprobs") or []
     for place, call in enumerate(part.get("tool_calls") or ()):
-        known = said.calls.setdefault(call.get("index", place), {"id": "", "name": "", "arguments": ""})
-        known["id"] += call.get("id") or ""
-        known["name"] += call["function"].get("name") or ""
-        known["arguments"] += call["function"].get("arguments") or ""
+        joined = reply.calls.setdefault(call.get("index", place), {"id": "", "name": "", "arguments": ""})
+        joined["id"] += call.get("id") or ""
+        joined["name"] += call["function"].get("name") or ""
+        joined["arguments"] += call["function"].get("arguments") or ""

@@ -108,9 +108,9 @@ def table(tally: Tally) -> Table:
 def verdict(tally: Tally) -> str:
     """What was lost, in a line, and what the server held at the end."""
     more = f"; MCP server killed {tally.kills} times"
-    if tally.held:
-        more += f"; after {len(tally.held)} rounds held: " + ", ".join(
-            f"{number} {name}" for name, number in tally.held[-1]._asdict().items()
+    if tally.holdings:
+        more += f"; after {len(tally.holdings)} rounds held: " + ", ".join(
+            f"{number} {name}" for name, number in tally.holdings[-1]._asdict().items()
         )
     return losses(tally) + more
 

@@ -209,9 +209,9 @@ async def _attack(url: str, model: str, plan: Plan, number: int, tally: Tally) -
     finally:
         if process.returncode is None:
             process.kill()
-    found = json.loads(printed)
-    tally.attacks.update(found["attacks"])
-    for failure, kind, why in found["failures"]:
+    report = json.loads(printed)
+    tally.attacks.update(report["attacks"])
+    for failure, kind, why in report["failures"]:
         tally.fail(failure, f"attack: {kind}", why)
 
 
@@ -245,12 +245,12 @@ def _reported(path: str) -> dict[str, Any]:
     return {"logprobs": 2} if path == TEXT else {"logprobs": True, "top_logprobs": 2}
 
 
-def is_tied(said: Said, expected: Said) -> bool:
+def is_tied(reply: Said, expected: Said) -> bool:
     """Whether the two best tokens are as good as equal where two answers part; without token ids, anywhere."""
     gaps = [_gap(logprob) for logprob in expected.logprobs]
-    if said.token_ids and expected.token_ids:
-        pairs = zip(said.token_ids, expected.token_ids, strict=False)
-        place = next((place for place, (one, other) in enumerate(pairs) if one != other), None)
+    if reply.token_ids and expected.token_ids:
+        pairs = zip(reply.token_ids, expected.token_ids, strict=False)
+        place = next((place for place, (first, second) in enumerate(pairs) if first != second), None)
         return place is not None and place < len(gaps) and gaps[place] < TIE
     return min(gaps, default=1.0) < TIE
 
@@ -266,5 +266,5 @@ def _gap(reported: Any) -> float:
     return best[0] - best[1] if len(best) > 1 else 1.0
 
 
-def _shown(said: Said) -> str:
-    return f"{said.token_ids or said.text!r} {list(said.calls.values()) or ''}"[:200]
+def _shown(reply: Said) -> str:
+    return f"{reply.token_ids or reply.text!r} {list(reply.calls.values()) or ''}"[:200]

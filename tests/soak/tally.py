@@ -29,7 +29,7 @@ class Tally:
         visits, requests, answered, left, refused, same, ties, checked: numbers by kind of visit.
         failed: numbers by kind of failure and of visit.
         failures: the first of them, in words.
-        held: by the server after each round.
+        holdings: of the server after each round.
         kills: of MCP servers.
         attacks: numbers by kind, of hostile clients.
         first_token_s: of streams, without hostile clients and beside them.
@@ -45,7 +45,7 @@ class Tally:
     ties: Counter[str] = field(default_factory=Counter)
     failed: Counter[tuple[Failure, str]] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
-    held: list[Held] = field(default_factory=list)
+    holdings: list[Held] = field(default_factory=list)
     kills: int = 0
     attacks: Counter[str] = field(default_factory=Counter)
     first_token_s: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
@@ -79,21 +79,21 @@ class Tally:
         """Failures of one kind."""
         return sum(number for (name, _), number in self.failed.items() if name == failure)
 
-    def settle(self, held: Held) -> None:
+    def settle(self, holding: Held) -> None:
         """What the server holds after a round: requests and pages are leaked at once."""
-        self.held.append(held)
-        if held.requests or held.pages:
+        self.holdings.append(holding)
+        if holding.requests or holding.pages:
             self.fail(
-                "leaked", "server", f"{held.requests} requests and {held.pages} pages after all had been answered"
+                "leaked", "server", f"{holding.requests} requests and {holding.pages} pages after all had been answered"
             )
 
     def check_growth(self) -> None:
         """Compare the last round with the first half of them: what grew on since then is leaked."""
-        if len(self.held) < 2:
+        if len(self.holdings) < 2:
             return
-        early, last = self.held[: (len(self.held) + 1) // 2], self.held[-1]
+        early, last = self.holdings[: (len(self.holdings) + 1) // 2], self.holdings[-1]
         for name, slack in _SLACK._asdict().items():
-            before, now = max(getattr(held, name) for held in early), getattr(last, name)
+            before, now = max(getattr(holding, name) for holding in early), getattr(last, name)
             if slack and now > before + slack:
                 self.fail("leaked", "server", f"{name} grew from {before} to {now}")
 
@@ -126,7 +126,7 @@ class Tally:
         kinds = {kind: {name: getattr(self, name)[kind] for name in names} for kind in self.visits}
         for (failure, kind), number in self.failed.items():
             kinds.setdefault(kind, {})[failure] = number
-        held = [one._asdict() for one in self.held]
+        by_round = [holding._asdict() for holding in self.holdings]
         if self.attacks:
             totals["hostile"] = {
                 "attacks": self.attacks,
@@ -134,4 +134,4 @@ class Tally:
                 "p99_ratio": self.first_token_ratio,
                 "resident_bytes": self.resident_bytes,
             }
-        return totals | {"kinds": kinds, "failures": self.failures, "mcp_kills": self.kills, "held": held}
+        return totals | {"kinds": kinds, "failures": self.failures, "mcp_kills": self.kills, "held": by_round}

@@ -70,8 +70,8 @@ def test_only_nonsense_and_conversations_that_are_too_long_may_be_refused() -> N
 
 def test_what_is_held_after_all_was_answered_is_leaked_and_so_is_what_grows() -> None:
     tally = Tally()
-    for held in (IDLE, IDLE._replace(threads=16, files=26), IDLE._replace(threads=17, files=27)):
-        tally.settle(held)
+    for holding in (IDLE, IDLE._replace(threads=16, files=26), IDLE._replace(threads=17, files=27)):
+        tally.settle(holding)
     tally.check_growth()
     assert tally.clean
     tally.settle(IDLE._replace(files=40))
@@ -112,13 +112,13 @@ def test_a_short_soak_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_what_an_attack_costs_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     main(["--minutes", "0.06", "--clients", "3", "--hostile", "3", "--json", str(out)])
-    found, printed = json.loads(out.read_text()), capsys.readouterr().out
-    assert [found[name] for name in ("lost", "hung", "wrong")] == [0, 0, 0], found["failures"]
-    assert sum(found["hostile"]["attacks"].values()) > 3
-    assert len(found["hostile"]["resident_bytes"]) == 2
+    report, printed = json.loads(out.read_text()), capsys.readouterr().out
+    assert [report[name] for name in ("lost", "hung", "wrong")] == [0, 0, 0], report["failures"]
+    assert sum(report["hostile"]["attacks"].values()) > 3
+    assert len(report["hostile"]["resident_bytes"]) == 2
     assert "memory, idle: before" in printed
-    assert "hostile" in found["plan"]
-    assert "keys" not in found["plan"] or found["plan"]["keys"] is None
+    assert "hostile" in report["plan"]
+    assert "keys" not in report["plan"] or report["plan"]["keys"] is None
 
 
 def test_of_memory_more_than_a_tenth_is_leaked() -> None:

@@ -213,12 +213,12 @@ KINDS: dict[str, tuple[Play, int]] = {
 """Kinds of visits, each with its share."""
 
 
-def same(one: Said, other: Said) -> bool:
+def same(first: Said, second: Said) -> bool:
     """Whether two answers are the same, ids of calls and items aside."""
-    if one.token_ids or other.token_ids:
-        return one.token_ids == other.token_ids
-    calls = [[(call["name"], call["arguments"]) for call in said.calls.values()] for said in (one, other)]
-    return one.text == other.text and calls[0] == calls[1]
+    if first.token_ids or second.token_ids:
+        return first.token_ids == second.token_ids
+    calls = [[(call["name"], call["arguments"]) for call in reply.calls.values()] for reply in (first, second)]
+    return first.text == second.text and calls[0] == calls[1]
 
 
 def _declared(name: str) -> Body:

@@ -52,29 +52,29 @@ class Watch:
         """What it holds once that is no more than it has to be; what it still holds when the time is over."""
         until_s = time.monotonic() + timeout_s
         while True:
-            held = await self.held()
-            if (not held.requests and not held.pages) or time.monotonic() > until_s:
-                return held
+            holding = await self.held()
+            if (not holding.requests and not holding.pages) or time.monotonic() > until_s:
+                return holding
             await asyncio.sleep(_POLL_S)
 
     async def held(self) -> Held:
         """What it holds now."""
         text = (await self._http.get("/metrics")).raise_for_status().text
-        found: dict[str, dict[str, float]] = {}
+        samples: dict[str, dict[str, float]] = {}
         sizes: dict[str, str] = {}
         for name, labels, value in _SAMPLE.findall(text):
             told = dict(_LABEL.findall(labels))
             if name == "vllm:cache_config_info":
                 sizes = told
             kind = told.get("residency") or told.get("state") or ""
-            found.setdefault(name, {})[kind] = float(value)
-        pages, states = found["jinfercept:pages"], found["jinfercept:requests"]
+            samples.setdefault(name, {})[kind] = float(value)
+        pages, states = samples["jinfercept:pages"], samples["jinfercept:requests"]
         host = pages.pop("host") + pages.pop("host_free")
         lost = abs(int(sizes["num_gpu_blocks"]) - sum(pages.values())) + abs(int(sizes["num_cpu_blocks"]) - host)
         return Held(
             requests=int(sum(number for state, number in states.items() if state != "kept")),
             pages=int(pages["used"] + lost),
-            tasks=int(found["jinfercept:tasks"][""]),
+            tasks=int(samples["jinfercept:tasks"][""]),
             threads=self._process.num_threads(),
             files=self._process.num_fds() if sys.platform != "win32" else 0,
         )
@@ -88,11 +88,11 @@ class Watch:
         """Process ids of the MCP servers that it has started."""
         import psutil
 
-        found = []
+        process_ids = []
         for child in self._process.children(recursive=True):
             try:
                 if soak_mcp.__name__ in child.cmdline():
-                    found.append(child.pid)
+                    process_ids.append(child.pid)
             except psutil.Error:
                 continue
-        return found
+        return process_ids

@@ -84,13 +84,13 @@ def test_the_library_takes_the_defaults_where_no_parameters_are_given(
 def test_the_command_takes_them_and_its_flags_win(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[SamplingParams] = []
-    monkeypatch.setattr("jinfercept.llm.LLM.stream", lambda llm, prompt, params: asked.append(params) or iter(()))
+    all_params: list[SamplingParams] = []
+    monkeypatch.setattr("jinfercept.llm.LLM.stream", lambda llm, prompt, params: all_params.append(params) or iter(()))
     model = str(checkpoint(tmp_path, {"temperature": 0.5, "top_k": 3}))
     sizes = [part for name, value in SIZES.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     for flags in ([], ["--temperature", "0", "--top-k", "9"], ["--generation-config", "vllm"]):
         assert main(["run", model, "--prompt", "x", *sizes, *flags]) == 0
-    assert [(params.temperature, params.top_k, params.max_tokens) for params in asked] == [
+    assert [(params.temperature, params.top_k, params.max_tokens) for params in all_params] == [
         (0.5, 3, 256),
         (0.0, 9, 256),
         (0.0, 0, 256),

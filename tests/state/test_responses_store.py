@@ -70,24 +70,24 @@ def test_a_conversation_has_so_many_items_those_that_say_nothing_among_them(
     says(scripted, "23." + END)
     cut_off = {"status": "incomplete", "call_id": "call_1", "name": "price", "arguments": "{"}
     empty = {"type": "function_call", "id": "fc_1"} | cut_off
-    asked = [*[empty] * 4094, ASKED[0]]
+    items = [*[empty] * 4094, ASKED[0]]
 
     def post(**fields: Any) -> Any:
-        return served.http.post("/v1/responses", json={"input": asked, "max_output_tokens": 20} | fields)
+        return served.http.post("/v1/responses", json={"input": items, "max_output_tokens": 20} | fields)
 
     first = post()
     assert first.status_code == 200, first.text
     name = first.json()["id"]
     for refused in (
-        post(input=[empty, *asked, *ASKED]),
+        post(input=[empty, *items, *ASKED]),
         post(input="And two?", previous_response_id=name),
         post(input=[{"type": "item_reference", "id": "fc_1"}] * 4097),
     ):
         assert refused.status_code == 400, refused.text
         assert refused.json()["error"]["param"] == "input"
     assert "4096 items" in post(input="And two?", previous_response_id=name).json()["error"]["message"]
-    said = [{"type": "item_reference", "id": "fc_1"}] * 4095
-    assert post(input=[*said, ASKED[0]]).status_code == 200
+    reference_items = [{"type": "item_reference", "id": "fc_1"}] * 4095
+    assert post(input=[*reference_items, ASKED[0]]).status_code == 200
 
 
 def test_another_keys_response_is_as_good_as_missing(scripted: Scripted) -> None:
@@ -100,16 +100,16 @@ def test_another_keys_response_is_as_good_as_missing(scripted: Scripted) -> None
                 responses.retrieve,
                 responses.delete,
                 responses.cancel,
-                lambda one: responses.input_items.list(one).data,
-                lambda one: responses.create(model=MODEL, input="Hi", previous_response_id=one),
+                lambda response_id: responses.input_items.list(response_id).data,
+                lambda response_id: responses.create(model=MODEL, input="Hi", previous_response_id=response_id),
             ):
                 told: list[tuple[str, dict[str, str]]] = []
-                for one in (name, f"resp_{'0' * 32}"):
+                for requested_id in (name, f"resp_{'0' * 32}"):
                     with pytest.raises(openai.NotFoundError) as refused:
-                        ask(one)
+                        ask(requested_id)
                     headers = {key: refused.value.response.headers[key] for key in refused.value.response.headers}
                     shown = {key: value for key, value in headers.items() if key not in ("date", "x-request-id")}
-                    told.append((refused.value.response.text.replace(one, "it"), shown))
+                    told.append((refused.value.response.text.replace(requested_id, "it"), shown))
                 assert told[0] == told[1]
         assert server.client.responses.retrieve(name).output_text == "23."
 

@@ -50,8 +50,8 @@ def _driven(url: str) -> str:
 
 def test_servers_that_start_at_once_migrate_once_to_the_tables_of_the_code(empty_url: str) -> None:
     with ThreadPoolExecutor(4) as starts:
-        for one in list(starts.map(StateDatabase, [empty_url] * 4)):
-            one.close()
+        for database in list(starts.map(StateDatabase, [empty_url] * 4)):
+            database.close()
     engine = create_engine(_driven(empty_url))
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), StateTable.metadata) == []
@@ -69,7 +69,7 @@ def test_tables_of_a_newer_version_are_refused_by_name(empty_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("mysql://me:hunter2@host/db", "not supported"),
         ("oracle+nothing://me:hunter2@host/db", "not supported"),
@@ -88,8 +88,8 @@ def test_tables_of_a_newer_version_are_refused_by_name(empty_url: str) -> None:
         ("\udcff.db", "no URL"),
     ],
 )
-def test_a_url_that_cannot_be_used_is_an_error_without_its_password(url: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as refused:
+def test_a_url_that_cannot_be_used_is_an_error_without_its_password(url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
         StateDatabase(url, timeout_s=0.2)
     assert "hunter2" not in str(refused.value)
     assert refused.value.__suppress_context__ or refused.value.__context__ is None

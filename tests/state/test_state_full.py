@@ -34,8 +34,8 @@ TEXT = "a text " * 8000
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     """A disk of two MiB."""
-    with small_disk(tmp_path) as one:
-        yield one
+    with small_disk(tmp_path) as mounted:
+        yield mounted
 
 
 @contextmanager

@@ -58,15 +58,15 @@ def _kill(scripted: Scripted, url: str) -> None:
                             answered.append(done)
 
                 clients = [threading.Thread(target=ask, args=(number % 2 == 0,)) for number in range(4)]
-                for one in clients:
-                    one.start()
+                for thread in clients:
+                    thread.start()
                 until(lambda: len(answered) >= 12)
                 begun = create(**(alike | {"input": "Go on.", "background": True}), **endless)
                 create(**(alike | {"input": "Go on.", "background": True, "conversation": locked.id}), **endless)
                 assert client.responses.retrieve(begun.id).status in ("queued", "in_progress")
                 process.kill()
-                for one in clients:
-                    one.join()
+                for thread in clients:
+                    thread.join()
         finally:
             process.kill()
     with running(scripted.llm, state_url=url, state_heartbeat=0.2) as server:

@@ -104,8 +104,8 @@ def test_ids_that_no_database_takes_are_missing(pair: Pair) -> None:
             assert pair.first.http.get(f"/v1/responses/{path}", headers=headers).status_code == 404
     body = {"input": [{"type": "item_reference", "id": "\x00"}]}
     assert pair.first.http.post("/v1/responses", headers=headers, json=body).json()["error"]["code"] == "item_not_found"
-    asked = {"id": "\x00'", "type": "message", "role": "user", "content": "a\x00b"}
-    done = pair.first.http.post("/v1/responses", headers=headers, json={"input": [asked], "max_output_tokens": 1})
+    odd_item = {"id": "\x00'", "type": "message", "role": "user", "content": "a\x00b"}
+    done = pair.first.http.post("/v1/responses", headers=headers, json={"input": [odd_item], "max_output_tokens": 1})
     [item] = pair.second.http.get(f"/v1/responses/{done.json()['id']}/input_items", headers=headers).json()["data"]
     assert (item["id"], item["content"][0]["text"]) == ("\x00'", "a\x00b")
 
@@ -170,14 +170,14 @@ def test_a_response_that_begins_during_a_heartbeat_is_not_taken_for_a_deleted_on
     beats_of_open = list[Heartbeat]()
 
     def slow_beat(session: Session, server: ServerClock, of_server: Container[str]) -> Heartbeat:
-        found = beat(session, server, of_server)
+        heartbeat = beat(session, server, of_server)
         if server is mine.server and mine.responses.open and not has_read.is_set():
             session.commit()
             has_read.set()
             until(lambda: bool(mine.responses.inserted()))
         if server is mine.server and mine.responses.open:
-            beats_of_open.append(found)
-        return found
+            beats_of_open.append(heartbeat)
+        return heartbeat
 
     def late_insert(*arguments: Any, **more: Any) -> int:
         assert has_read.wait(60)
@@ -256,8 +256,8 @@ def test_a_database_that_does_not_answer_is_503_by_name_and_what_is_not_stored_g
 def test_a_response_ends_as_failed_if_its_end_cannot_be_stored_and_one_in_the_background_waits(
     scripted: Scripted, gate: Gate, state_path: str
 ) -> None:
-    said = "It costs 23. " * 40
-    says(scripted, said + END)
+    text = "It costs 23. " * 40
+    says(scripted, text + END)
     with running(scripted.llm, state_url=state_path, state_timeout=0.3, state_heartbeat=0.1) as server:
         server.service.database._timeout_s = 60.0  # but while it is locked
         events = iter(answer(server, stream=True))
@@ -270,7 +270,7 @@ def test_a_response_ends_as_failed_if_its_end_cannot_be_stored_and_one_in_the_ba
             until(lambda: not server.state.has_work)
         until(lambda: server.client.responses.retrieve(begun.id).status == "completed")
         done: Any = server.client.responses.retrieve(begun.id)
-        assert done.output_text == said
+        assert done.output_text == text
         assert server.client.responses.retrieve(connected).status == "failed"
         rows = select(ResponseRow.status).where(ResponseRow.id == connected)
         until(lambda: server.service.database.run_now(lambda session: session.scalar(rows)) == "failed")

@@ -34,8 +34,8 @@ def test_an_answer_is_known_by_what_was_said_before_it() -> None:
     hidden = memory()
     hidden.remember("key", "me", ASKED, [*ROUND, turn("23.")], ())
     parts = [{"role": "user", "content": [{"type": "text", "text": "How "}, {"type": "text", "text": "much?"}]}]
-    for asked in (ASKED, parts):
-        assert hidden.restored("me", [*asked, ANSWER]) == [*asked, *ROUND, turn("23.")]
+    for messages in (ASKED, parts):
+        assert hidden.restored("me", [*messages, ANSWER]) == [*messages, *ROUND, turn("23.")]
     others = [{"role": "user", "content": "How many?"}, ANSWER]
     assert hidden.restored("me", others) == others
     assert hidden.restored("you", [*ASKED, ANSWER]) == [*ASKED, ANSWER]
@@ -108,12 +108,12 @@ def test_it_lasts_for_a_while_after_it_was_last_asked_for() -> None:
 def test_what_nobody_asked_for_longest_goes_first() -> None:
     for limits in ({"most": 2}, {"most_bytes": 2 * NUM_BYTES}):
         hidden = memory(**limits)
-        asked = [[{"role": "user", "content": f"{number}"}] for number in range(3)]
-        for one in asked[:2]:
-            hidden.remember("key", "", one, [*ROUND, turn("23.")], ())
-        assert len(hidden.restored("", [*asked[0], ANSWER])) == 4
-        hidden.remember("key", "", asked[2], [*ROUND, turn("23.")], ())
-        assert [len(hidden.restored("", [*one, ANSWER])) for one in asked] == [4, 2, 4]
+        conversations = [[{"role": "user", "content": f"{number}"}] for number in range(3)]
+        for conversation in conversations[:2]:
+            hidden.remember("key", "", conversation, [*ROUND, turn("23.")], ())
+        assert len(hidden.restored("", [*conversations[0], ANSWER])) == 4
+        hidden.remember("key", "", conversations[2], [*ROUND, turn("23.")], ())
+        assert [len(hidden.restored("", [*messages, ANSWER])) for messages in conversations] == [4, 2, 4]
 
 
 def test_a_tenant_that_has_many_costs_another_none_however_it_salts_them() -> None:
@@ -121,9 +121,9 @@ def test_a_tenant_that_has_many_costs_another_none_however_it_salts_them() -> No
         hidden = memory(**limits)
         hidden.remember("polite", "mine", ASKED, [*ROUND, turn("23.")], ())
         for number in range(34):
-            salt, asked = f"salt {number}", [{"role": "user", "content": f"{number}"}]
-            hidden.remember("hostile", salt, asked, [*ROUND, turn("23.")], ())
-            assert len(hidden.restored(salt, [*asked, ANSWER])) == 4
+            salt, messages = f"salt {number}", [{"role": "user", "content": f"{number}"}]
+            hidden.remember("hostile", salt, messages, [*ROUND, turn("23.")], ())
+            assert len(hidden.restored(salt, [*messages, ANSWER])) == 4
         assert len(hidden) == 6
         assert len(hidden.restored("mine", [*ASKED, ANSWER])) == 4
 

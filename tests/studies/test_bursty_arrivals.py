@@ -50,11 +50,11 @@ def test_the_variance_of_self_similar_arrivals_grows_with_the_window() -> None:
     self_similar = list(self_similar_times(4.0, duration_s, Random(0), ParetoSources(8, 1.0, 1.4)))
     switching = list(on_off_times(4.0, duration_s, Random(0), OnOff(2.0, 2.0)))
     poisson = list(arrival_times(4.0, duration_s, Random(0)))
-    found = {
+    dispersions = {
         name: [dispersion(times, window_s, duration_s) for window_s in windows_s]
         for name, times in (("self-similar", self_similar), ("on-off", switching), ("poisson", poisson))
     }
-    assert all(later > 1.7 * early for early, later in pairwise(found["self-similar"]))
-    assert found["on-off"][1] > 3.0
-    assert found["on-off"][3] < 1.5 * found["on-off"][2]
-    assert found["poisson"] == pytest.approx([1.0] * 4, abs=0.35)
+    assert all(later > 1.7 * early for early, later in pairwise(dispersions["self-similar"]))
+    assert dispersions["on-off"][1] > 3.0
+    assert dispersions["on-off"][3] < 1.5 * dispersions["on-off"][2]
+    assert dispersions["poisson"] == pytest.approx([1.0] * 4, abs=0.35)

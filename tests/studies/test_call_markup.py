@@ -37,12 +37,12 @@ def test_a_script_is_written_with_as_many_tokens_as_it_says() -> None:
     request = make_call_request(7, script)
     tokens = scripted_tokenizer().encode(text_of(script))
     assert request.params.max_tokens == len(tokens) == script.generated == 24 + 2 + 22 + 2 + 24 + 2 + 2 + 3
-    assert [call for one in script.written_rounds() for call in one.calls] == [
+    assert [call for written_round in script.written_rounds() for call in written_round.calls] == [
         (24, 0.25),
         (48, 1.5),
         (74, 0.25),
     ]
-    assert [one.trap for one in script.written_rounds()] == [50, 78]
+    assert [written_round.trap for written_round in script.written_rounds()] == [50, 78]
 
 
 @pytest.mark.parametrize(

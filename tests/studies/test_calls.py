@@ -31,14 +31,14 @@ def test_the_command_prints_tables_and_writes_files(
     shown = capsys.readouterr()
     assert "heavy-tailed" in shown.out
     assert "steps; this reading took at most" in shown.out
-    found = json.loads(files["json"].read_text())
-    assert {row["speedup"]["async"] >= row["speedup"]["parallel"] - 1e-9 for row in found["requests"]} == {True}
-    assert [(one["workload"], one["policy"]) for one in found["loads"]] == [
+    report = json.loads(files["json"].read_text())
+    assert {row["speedup"]["async"] >= row["speedup"]["parallel"] - 1e-9 for row in report["requests"]} == {True}
+    assert [(load["workload"], load["policy"]) for load in report["loads"]] == [
         (mode, policy) for mode in CALL_MODES for policy in ("swap", "copy_ahead")
     ]
-    assert all("error" not in load for load in found["loads"])
+    assert all("error" not in load for load in report["loads"])
     with files["csv"].open() as file:
-        assert len(list(csv.DictReader(file))) == len(found["requests"]) + len(found["loads"])
+        assert len(list(csv.DictReader(file))) == len(report["requests"]) + len(report["loads"])
     assert files["markdown"].read_text().count("\n|---:") == 2
     assert picture.stat().st_size > 10_000
     records = sorted(tmp_path.glob("moves-*.jsonl"))
@@ -47,7 +47,7 @@ def test_the_command_prints_tables_and_writes_files(
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--model", "smollm2-135m"], "--model is for --real"),
         (["--real", "--plot", "a.png"], "--real has a table alone"),
@@ -57,10 +57,10 @@ def test_the_command_prints_tables_and_writes_files(
     ],
 )
 def test_options_that_make_no_sense_are_refused(
-    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["calls", *flags]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_cell_has_every_speed_up_and_a_faster_machine_gains_more() -> None:
@@ -99,11 +99,11 @@ def test_a_request_in_real_time_reads_every_result(monkeypatch: pytest.MonkeyPat
         max_num_batched_tokens=8,
         lazy=False,
     ) as llm:
-        found = measure_calls(llm, 0, ["two"], 1, lambda: None)
+        measurements = measure_calls(llm, 0, ["two"], 1, lambda: None)
         interceptions = llm.counters.interceptions
-    assert [one.calls for one in found] == list(CALL_MODES)
+    assert [measurement.calls for measurement in measurements] == list(CALL_MODES)
     assert interceptions >= 2 * len(CALL_MODES)
-    for one in found:
-        assert one.formula_s > one.writing_s > 0
-        assert one.latency_s > 0
-    assert [row[1] for row in real_table(found).rows] == list(CALL_MODES)
+    for measurement in measurements:
+        assert measurement.formula_s > measurement.writing_s > 0
+        assert measurement.latency_s > 0
+    assert [row[1] for row in real_table(measurements).rows] == list(CALL_MODES)

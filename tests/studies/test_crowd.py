@@ -12,8 +12,8 @@ DURATION_S = 400.0
 def calls_s(crowd: Crowd) -> list[float]:
     """Seconds of the calls that return."""
     scripts = [script for _, script in crowd.load(DURATION_S, 0).arrivals]
-    found = [segment.call_s for script in scripts for segment in script.segments if segment.call_s is not None]
-    return [seconds for seconds in found if seconds < DURATION_S]
+    durations_s = [segment.call_s for script in scripts for segment in script.segments if segment.call_s is not None]
+    return [seconds for seconds in durations_s if seconds < DURATION_S]
 
 
 @pytest.mark.parametrize("returning", [1.0, 0.3])
@@ -36,11 +36,11 @@ def test_calls_last_as_long_on_average_whatever_their_spread(spread: float) -> N
 def test_a_crowd_that_leaves_asks_for_as_many_tokens_per_second() -> None:
     for returning in (1.0, 0.3):
         load = Crowd(500.0, returning, 0.0).load(DURATION_S, 0)
-        asked = sum(script.generated for _, script in load.arrivals) / DURATION_S
-        assert asked == pytest.approx(500.0, rel=0.1)
+        tokens_per_s = sum(script.generated for _, script in load.arrivals) / DURATION_S
+        assert tokens_per_s == pytest.approx(500.0, rel=0.1)
 
 
 def test_the_same_seed_is_the_same_crowd_and_another_spread_the_same_lengths() -> None:
-    one, again, other = (Crowd(300.0, 0.7, spread).load(30.0, 5).arrivals for spread in (1.0, 1.0, 2.0))
-    assert one == again
-    assert [script.prompt for _, script in one] == [script.prompt for _, script in other]
+    first, again, other = (Crowd(300.0, 0.7, spread).load(30.0, 5).arrivals for spread in (1.0, 1.0, 2.0))
+    assert first == again
+    assert [script.prompt for _, script in first] == [script.prompt for _, script in other]

@@ -38,9 +38,9 @@ def test_the_first_decision_that_does_what_an_equation_prices_is_compared_with_w
     ]
     path = tmp_path / "log"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = {equation.number: check_equation(equation, path, GPTJ) for equation in EQUATIONS}
+    checks = {equation.number: check_equation(equation, path, GPTJ) for equation in EQUATIONS}
     at_once = discard_waste(100, 50, lambda tokens: GPTJ.step_s(tokens, 0))
-    assert found == {
+    assert checks == {
         1: [EquationCheck(at_once, 12.0)],
         2: [],
         3: [],

@@ -166,10 +166,10 @@ def test_the_command_prints_both_studies_and_writes_them(tmp_path: Path, capsys:
     target, picture = tmp_path / "found.json", tmp_path / "found.png"
     assert study_of("copy_ahead", 2, str(target), str(picture)) == 0
     shown = capsys.readouterr().out
-    found = json.loads(target.read_text())
+    results = json.loads(target.read_text())
     assert "history, 20 calls seen" in shown
-    assert len(found["simulated"]) == 2 * 8
-    assert {report["regret"]["waste"] for report in found["simulated"] if report["estimator"] == "oracle"} == {1.0}
+    assert len(results["simulated"]) == 2 * 8
+    assert {report["regret"]["waste"] for report in results["simulated"] if report["estimator"] == "oracle"} == {1.0}
     assert picture.stat().st_size > 1000
 
 

@@ -16,13 +16,13 @@ def test_bursts_bring_as_many_requests_and_the_same_ones(scenario: VarietyLoad) 
     load, calm = scenario.load(30.0, 0), VarietyLoad().load(30.0, 0)
     assert len(load.arrivals) == pytest.approx(30 * RATE, rel=0.021)
     both = min(len(load.arrivals), len(calm.arrivals))
-    assert [arrival.script for arrival in load.arrivals[:both]] == [one.script for one in calm.arrivals[:both]]
+    assert [arrival.script for arrival in load.arrivals[:both]] == [arrival.script for arrival in calm.arrivals[:both]]
 
 
 def test_who_leaves_changes_no_arrival() -> None:
     stays, leaves = (scenario.load(10.0, 3).arrivals for scenario in (LEAVING[0], LEAVING[-1]))
     assert [stay.at_s for stay in stays] == [leave.at_s for leave in leaves]
-    lost = [any(segment.call_s == math.inf for segment in one.script.segments) for one in leaves]
+    lost = [any(segment.call_s == math.inf for segment in arrival.script.segments) for arrival in leaves]
     assert sum(lost) / len(lost) == pytest.approx(LEAVING[-1].clients.leaving, abs=0.1)
 
 

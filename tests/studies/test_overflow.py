@@ -136,8 +136,8 @@ def test_a_crossover_is_interpolated() -> None:
     assert crossover(figure(3, {"a": [1.0, 1.0, 1.0], "b": [2.0, 2.0, 2.0]}), "a", "b") == 10.0
 
 
-def passed(found: OverflowFigure, over_time: dict[str, BatchRun] | None = None) -> list[bool]:
-    return [check.passed for check in trend_checks([found], over_time or {}, WAYS)]
+def passed(result: OverflowFigure, over_time: dict[str, BatchRun] | None = None) -> list[bool]:
+    return [check.passed for check in trend_checks([result], over_time or {}, WAYS)]
 
 
 def test_the_checks_fail_where_the_curves_do_not_show_the_finding() -> None:

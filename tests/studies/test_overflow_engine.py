@@ -80,8 +80,8 @@ def check_modes(engine: OverflowEngine, modes: Iterable[OverflowMode]) -> None:
 
 @pytest.mark.slow
 def test_other_prompts_are_other_tokens(engine: OverflowEngine) -> None:
-    one = Overflow((BatchRequest(5, 8),), 4, None)
-    assert engine.run(OUR_SWAP, one, 0).streams != engine.run(OUR_SWAP, one, 1).streams
+    case = Overflow((BatchRequest(5, 8),), 4, None)
+    assert engine.run(OUR_SWAP, case, 0).streams != engine.run(OUR_SWAP, case, 1).streams
 
 
 def test_the_measured_report_has_the_simulators_numbers_beside(engine: OverflowEngine) -> None:

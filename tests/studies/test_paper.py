@@ -56,13 +56,13 @@ def rows(text: str, title: str) -> dict[str, list[str]]:
     """The cells of the first table under a title, by their first one."""
     lines = text[text.index(title) :].splitlines()
     start = next(index for index, line in enumerate(lines) if line.startswith("|---"))
-    found = {}
+    table = {}
     for line in lines[start + 1 :]:
         if not line.startswith("|"):
             break
         first, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-        found[first] = cells
-    return found
+        table[first] = cells
+    return table
 
 
 def test_a_limit_lies_between_points_on_a_logarithmic_line() -> None:

@@ -29,12 +29,12 @@ def test_a_quick_answer_has_a_table_and_files(name: str, tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [(["wast"], "did you mean 'waste'?"), (["waste", "--jobs", "0"], "--jobs is too small")],
 )
-def test_wrong_options_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["questions", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_policy_of_the_users_own_is_compared_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,10 +57,10 @@ def test_combinations_shrink_the_bytes_and_share_the_prompts() -> None:
     made = combined(SIMULATED[:1])
     assert len(made) == 4
     for key, run in combination_runs(made, 0, quick=True).items():
-        one = made[key.combination]
+        case = made[key.combination]
         assert run.simulation.shared_prefix == key.combination.shared
-        assert run.simulation.kv_tokens == one.machine.kv_tokens
-        assert run.load.rate == one.offered(key.policy)[key.load]
+        assert run.simulation.kv_tokens == case.machine.kv_tokens
+        assert run.load.rate == case.offered(key.policy)[key.load]
     first = next(iter(made.values()))
     assert {first.paper_rate(policy) for policy in DROPPING} == {first.paper.dropped}
     assert max(map(first.paper_rate, POLICIES)) == first.paper.free

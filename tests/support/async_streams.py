@@ -179,17 +179,17 @@ def expected_stream(
         generated += 1
         if generated == len(script) + free:
             return context[len(PROMPT) :]
-        found: list[Call] = []
+        calls: list[Call] = []
         for item in watch.feed(len(context) - len(PROMPT) - 1, token, tokenizer.token_text(token)):
             if isinstance(item, Call):
-                found.append(item)
+                calls.append(item)
             elif isinstance(item, TrapFrame):
                 trapped = True
             else:
                 queue.append((Call("", "", id=item.id), Result(f"error: {item.problem}", "error")))
         take_due()
         void = inject()  # the sample in flight
-        pending += found
+        pending += calls
         if trapped and watch.clean:
             trapped = False
             queue += [(call, Result(returns[call.id].text)) for call in pending]

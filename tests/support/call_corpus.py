@@ -48,7 +48,7 @@ def pieces_of(format: str, parts: Iterable[str], tools: ToolSchemas | None = Non
 
 def joined(pieces: list[Piece]) -> list[tuple[str, ...]]:
     """Joined content and whole calls, in order, after a check that the pieces fit together."""
-    found: list[tuple[str, ...]] = []
+    parts: list[tuple[str, ...]] = []
     open_call: CallStarted | None = None
     arguments = ""
     num_calls = 0
@@ -57,13 +57,13 @@ def joined(pieces: list[Piece]) -> list[tuple[str, ...]]:
             case Content(text):
                 assert text
                 assert open_call is None, "content within a call"
-                if found and found[-1][0] == "content":
-                    text = found.pop()[1] + text
-                found.append(("content", text))
+                if parts and parts[-1][0] == "content":
+                    text = parts.pop()[1] + text
+                parts.append(("content", text))
             case Reasoning(text):
                 assert text
-                assert not found or [one[0] for one in found] == ["reasoning"], "reasoning behind something else"
-                found = [("reasoning", "".join(one[1] for one in found) + text)]
+                assert not parts or [part[0] for part in parts] == ["reasoning"], "reasoning behind something else"
+                parts = [("reasoning", "".join(part[1] for part in parts) + text)]
             case CallStarted():
                 assert open_call is None, "a call within a call"
                 assert piece.index == num_calls
@@ -79,12 +79,12 @@ def joined(pieces: list[Piece]) -> list[tuple[str, ...]]:
                 assert index == num_calls
                 assert (call.name, call.arguments, call.id) == (open_call.name, arguments, open_call.id)
                 assert 0 <= call.span[0] < call.span[1]
-                found.append(("call", call.name, arguments, *(() if call.id.startswith("made up") else (call.id,))))
+                parts.append(("call", call.name, arguments, *(() if call.id.startswith("made up") else (call.id,))))
                 open_call = None
                 num_calls += 1
     if open_call is not None:
-        found.append(("cut", open_call.name, arguments))
-    return found
+        parts.append(("cut", open_call.name, arguments))
+    return parts
 
 
 def decoded(parts: Iterable[bytes]) -> list[str]:

@@ -67,8 +67,8 @@ class Voice:
         """Whether the token that is drawn next is the first of a turn."""
         if chunk.sample is None or chunk.tokens[-1] == FROM_DEVICE:
             return False
-        said = chunk.start - self._begun
-        return not (0 <= said < len(self._ids) and chunk.tokens == (self._ids[said],))
+        position = chunk.start - self._begun
+        return not (0 <= position < len(self._ids) and chunk.tokens == (self._ids[position],))
 
     def _say(self, begins: int, after: int) -> None:
         text = self.texts.popleft() if self.texts else "Yes."

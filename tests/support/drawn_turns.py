@@ -70,12 +70,12 @@ def calls(name: str, tools: dict[str, Any], text: str) -> list[tuple[str, Any]]:
     parser = replace(FORMATS[name], tools=tools).parser()
     pieces = parser.feed(text) + parser.finish()
     assert not [piece for piece in pieces if isinstance(piece, Content)], text
-    found = [
+    turn_calls = [
         (piece.call.name, json.loads(piece.call.arguments, strict=False))
         for piece in pieces
         if isinstance(piece, CallEnded)
     ]
-    assert found, text
-    for tool, arguments in found:
+    assert turn_calls, text
+    for tool, arguments in turn_calls:
         Draft202012Validator({"type": "object", **tools[tool]}).validate(arguments)
-    return found
+    return turn_calls

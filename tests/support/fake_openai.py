@@ -48,11 +48,11 @@ class FakeServer:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
                 headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if line)
-                said = await reader.readexactly(int(headers.get("content-length", 0)))
+                payload = await reader.readexactly(int(headers.get("content-length", 0)))
                 if head.startswith("get"):
                     _send_whole(writer, b"200 OK", b'{"data": [{"id": "good"}]}')
                     continue
-                body = json.loads(said)
+                body = json.loads(payload)
                 self.bodies.append(body)
                 self.sessions.append(headers.get("x-session-id", ""))
                 self._running += 1
@@ -71,7 +71,7 @@ class FakeServer:
 
     async def _answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         prompt = body.get("prompt") or " ".join(f"{m['role']} {m['content']}" for m in body["messages"]).split()
-        cached = max((_common(prompt, known) for known in self._known), default=0)
+        cached = max((_common(prompt, earlier) for earlier in self._known), default=0)
         self._known.append(prompt)
         model = body["model"]
         if model in REFUSALS:
@@ -137,10 +137,10 @@ def fake_openai(**options: Any) -> Iterator[FakeServer]:
         loop.close()
 
 
-def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
+def _common(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Length of what both begin with."""
-    pairs = zip(one, other, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    pairs = zip(first, second, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 def _send(writer: asyncio.StreamWriter, chunk: dict[str, Any]) -> None:

@@ -19,11 +19,11 @@ _PASSWORD = "secret-word"
 
 def _programs() -> Path:
     """The folder of PostgreSQL's programs. Skips the test where there is none."""
-    found = [
+    folders = [
         *Path("/usr/lib/postgresql").glob("*/bin"),
         *([Path(which).parent] if (which := shutil.which("initdb")) else []),
     ]
-    usable = [folder for folder in found if (folder / "initdb").exists() and (folder / "postgres").exists()]
+    usable = [folder for folder in folders if (folder / "initdb").exists() and (folder / "postgres").exists()]
     if not usable:
         pytest.skip("no PostgreSQL: neither in /usr/lib/postgresql nor initdb in the path (apt-get install postgresql)")
     return usable[-1]
@@ -65,8 +65,8 @@ class Postgres:
 
     def kill(self) -> None:
         """End all its processes with SIGKILL, as a machine without memory does, and wait until they are gone."""
-        found = psutil.Process(self._postmaster())
-        processes = [found, *found.children(recursive=True)]
+        postmaster = psutil.Process(self._postmaster())
+        processes = [postmaster, *postmaster.children(recursive=True)]
         self._signal(signal.SIGKILL)
         psutil.wait_procs(processes, timeout=60)
 
@@ -99,10 +99,10 @@ def postgres() -> Iterator[Postgres]:
     _programs()
     folder = Path(tempfile.mkdtemp(prefix="jinfercept-pg-"))
     try:
-        one = Postgres(folder)
+        server = Postgres(folder)
         try:
-            yield one
+            yield server
         finally:
-            one.stop()
+            server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -22,7 +22,7 @@ def says(scripted: Scripted, text: str, messages: Any = ASKED, tools: Any = (), 
     scripted.follow(prompt_of(scripted, messages, tools, **options) + text)
 
 
-def answer(served: Running, said: Any = QUESTION, **fields: Any) -> Any:
+def answer(served: Running, question: Any = QUESTION, **fields: Any) -> Any:
     """OpenAI's client, without chance."""
     create: Any = served.client.responses.create
-    return create(**({"model": MODEL, "input": said, "temperature": 0} | fields))
+    return create(**({"model": MODEL, "input": question, "temperature": 0} | fields))

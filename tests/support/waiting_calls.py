@@ -17,9 +17,9 @@ def ask(inbox: Inbox, tenant: str = "", **arguments: Any) -> Future[str]:
     answer: Future[str] = Future()
 
     def wait() -> None:
-        asked = CallRequest(arguments, time.monotonic() + 60, CurrentCall(request_id="chatcmpl-1", tenant=tenant))
+        request = CallRequest(arguments, time.monotonic() + 60, CurrentCall(request_id="chatcmpl-1", tenant=tenant))
         try:
-            answer.set_result(asyncio.run(inbox.ask("approve", asked)))
+            answer.set_result(asyncio.run(inbox.ask("approve", request)))
         except CallFailed as error:
             answer.set_exception(error)
 

@@ -28,7 +28,7 @@ def test_every_built_in_policy_keeps_the_rules(policy: str) -> None:
 class Sound(Policy):
     """Evicts by the order of pausing; the broken ones below change a line of it."""
 
-    def __init__(self, known: PolicyInputs) -> None:
+    def __init__(self, inputs: PolicyInputs) -> None:
         self.paused: dict[str, Sequence] = {}
 
     def pause(self, sequence: Sequence, now: float) -> None:
@@ -110,8 +110,8 @@ def test_a_policy_of_the_users_own_is_checked_in_one_line() -> None:
 
 
 def test_an_object_and_an_unknown_name_are_refused() -> None:
-    known: Any = None
+    inputs: Any = None
     with pytest.raises(ConfigError, match="a check needs a new policy for each scenario"):
-        check_policy(Sound(known))
+        check_policy(Sound(inputs))
     with pytest.raises(ConfigError, match="no such policy"):
         check_policy("lro")

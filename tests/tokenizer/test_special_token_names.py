@@ -87,23 +87,23 @@ TEXTS = st.lists(
 @given(st.lists(TEXTS, min_size=1, max_size=3), st.sampled_from(TEMPLATES))
 def test_texts_without_such_names_have_the_tokens_of_the_rendered_text(texts: list[str], source: str) -> None:
     names = [families().token_text(id_) for id_ in families().special_ids]
-    for said in texts:
-        messages = [{"role": "user", "content": said}]
+    for content in texts:
+        messages = [{"role": "user", "content": content}]
         text, ids = encoded(families(), source, messages)
         plain = families().apply_chat_template(messages, None, True, source, bos_token="", eos_token="")
         assert text == plain
-        if not any(name in said for name in names):
+        if not any(name in content for name in names):
             assert ids == families().encode(plain)
 
 
 @settings(max_examples=30)
 @given(st.lists(st.sampled_from(["<|im_", "end|>", "start|>", "<|im_end|>", "<", "|im_end|>", " ", "x"])).map("".join))
-def test_with_such_names_the_vocabularys_own_tokens_are_those_of_the_text(said: str) -> None:
-    messages = [{"role": "user", "content": said}]
+def test_with_such_names_the_vocabularys_own_tokens_are_those_of_the_text(content: str) -> None:
+    messages = [{"role": "user", "content": content}]
     text, ids = encoded(smollm2(), PLAIN, messages)
     assert smollm2().decode(ids, skip_special_tokens=False) == text
     assert special(smollm2(), ids) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
-    if "<|im_end|>" not in said and "<|im_start|>" not in said:
+    if "<|im_end|>" not in content and "<|im_start|>" not in content:
         assert ids == smollm2().encode(text)
 
 
@@ -150,9 +150,9 @@ def test_a_template_may_make_a_token_of_a_role() -> None:
     ],
 )
 def test_templates_that_look_into_contents_find_in_them_what_is_there(source: str) -> None:
-    said = "<b>\n</think>\n <|im_end|>é</b> "
-    text, ids = encoded(smollm2(), source, [{"role": "user", "content": said}])
-    assert text == smollm2().apply_chat_template([{"role": "user", "content": said}], chat_template=source)
+    content = "<b>\n</think>\n <|im_end|>é</b> "
+    text, ids = encoded(smollm2(), source, [{"role": "user", "content": content}])
+    assert text == smollm2().apply_chat_template([{"role": "user", "content": content}], chat_template=source)
     assert special(smollm2(), ids) == []
 
 
@@ -168,9 +168,9 @@ def test_an_assistants_reasoning_is_found_where_its_tags_are_special_tokens() ->
 
 
 def test_characters_for_private_use_and_escapes_of_them_are_text() -> None:
-    said = "\ue000\ufdd0 <|im_end|> \\ud83f\\udffe \\U000f0000 \U0010fffd"
-    text, ids = encoded(families(), PLAIN, [{"role": "user", "content": said}])
-    assert said in text
+    content = "\ue000\ufdd0 <|im_end|> \\ud83f\\udffe \\U000f0000 \U0010fffd"
+    text, ids = encoded(families(), PLAIN, [{"role": "user", "content": content}])
+    assert content in text
     assert families().decode(ids, skip_special_tokens=False) == text
 
 
@@ -197,12 +197,12 @@ def test_turn_markers_that_are_not_declared_special_are_not_to_be_forged() -> No
     backend.add_tokens(["<|user|>", "<turn>", "<tool_call>", "</tool_call>", "<unused>"])
     source = "{% for m in messages %}{{ '<|' + m.role + '|><turn>' + m.content }}{% endfor %}<tool_call></tool_call>"
     tokenizer = Tokenizer(backend, chat_templates={"default": source})
-    said = "<|user|><turn><tool_call></tool_call><unused>"
-    _, ids = encoded(tokenizer, source, [{"role": "user", "content": said}])
+    content = "<|user|><turn><tool_call></tool_call><unused>"
+    _, ids = encoded(tokenizer, source, [{"role": "user", "content": content}])
     names = [tokenizer.token_text(id_) for id_ in ids if id_ in backend.get_added_tokens_decoder()]
     pair = ["<tool_call>", "</tool_call>"]
     assert names == ["<|user|>", "<turn>", *pair, "<unused>", *pair]
-    assert tokenizer.decode(ids) == f"<|user|><turn>{said}<tool_call></tool_call>"
+    assert tokenizer.decode(ids) == f"<|user|><turn>{content}<tool_call></tool_call>"
 
 
 def test_blanks_that_a_token_takes_with_it_and_leading_spaces_stay_as_they_were() -> None:
@@ -233,12 +233,12 @@ def test_a_name_that_only_the_vocabularys_normaliser_makes_is_text() -> None:
 def test_results_and_the_calls_before_them_are_text(source: str, end: str, as_tokens: bool) -> None:
     tokenizer, [end_id] = families(), families().encode(end)
 
-    def read(said: str, name: str) -> list[int]:
+    def read(content: str, name: str) -> list[int]:
         template = ChatTemplate(tokenizer, [], source, {}, [end_id], as_tokens)
         messages = ToolMessages(template, tokenizer, {})
         call = Call(name, json.dumps({"a": name}), id="123456789")
-        ids, [kept] = messages.render((call,), (Result(said),), 1000)
-        assert kept.text == said
+        ids, [kept] = messages.render((call,), (Result(content),), 1000)
+        assert kept.text == content
         return ids
 
     forged = read(f"a{FORGED}", "f" if as_tokens else f"f{end}")
@@ -248,11 +248,11 @@ def test_results_and_the_calls_before_them_are_text(source: str, end: str, as_to
 
 def test_a_follow_up_finds_what_a_model_wrote_letter_by_letter(make_scripted: Make) -> None:
     scripted = make_scripted(PLAIN)
-    asked = [{"role": "user", "content": "How does a turn end?"}]
+    messages = [{"role": "user", "content": "How does a turn end?"}]
     spelled = "It ends with <|im_end|> here."
-    prompt = scripted.tokenizer.encode(scripted.tokenizer.apply_chat_template(asked))
+    prompt = scripted.tokenizer.encode(scripted.tokenizer.apply_chat_template(messages))
     ids = [*prompt, *scripted.tokenizer.encode(spelled, plain=True), *scripted.tokenizer.encode("<|im_end|>\n")]
-    again = [*asked, {"role": "assistant", "content": spelled}, {"role": "user", "content": "Really?"}]
+    again = [*messages, {"role": "assistant", "content": spelled}, {"role": "user", "content": "Really?"}]
     _, follow_up = encoded(scripted.tokenizer, PLAIN, again)
     assert follow_up[: len(ids)] == ids
 

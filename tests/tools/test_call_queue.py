@@ -167,7 +167,7 @@ def test_a_call_that_is_cancelled_before_its_work_begins_gives_its_slot_back() -
         turns.end("a")
         waiting[0].cancel()
         await settled()
-        assert [one.cancelled() for one in waiting] == [True, False]
+        assert [task.cancelled() for task in waiting] == [True, False]
         assert waiting[1].done()
 
     asyncio.run(play())

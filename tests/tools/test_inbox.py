@@ -70,7 +70,7 @@ def test_one_at_a_time_is_put_to_a_person_who_says_so(tmp_path: Path) -> None:
             runner.call(name, "boss", question=name)
             until(lambda: bool(inbox.pending()))
         for name in ("a", "b"):
-            until(lambda name=name: [one.request_id for one in inbox.pending()] == [name])
+            until(lambda name=name: [call.request_id for call in inbox.pending()] == [name])
             inbox.answer(inbox.pending()[0].id, name.upper())
             assert runner.result(name).text == name.upper()
 

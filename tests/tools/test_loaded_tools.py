@@ -189,11 +189,11 @@ def test_calls_that_are_abandoned_leave_no_more_threads_than_slots(
 class Oracle(BaseHTTPRequestHandler):
     """An OpenAI-compatible server for single questions."""
 
-    asked: dict[str, Any]
+    request_body: dict[str, Any]
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.asked = body | {"path": self.path, "key": self.headers["authorization"]}  # pyright: ignore
+        self.server.request_body = body | {"path": self.path, "key": self.headers["authorization"]}  # pyright: ignore
         answer = {"choices": [{"message": {"content": "42"}}]} if body["max_tokens"] > 1 else {"error": "too short"}
         data = json.dumps(answer).encode()
         self.send_response(200 if body["max_tokens"] != 2 else 429)
@@ -226,7 +226,7 @@ def test_another_model_at_a_url_is_asked(oracle: Any, tmp_path: Path, monkeypatc
     )
     with tool_runner(tmp_path, toml) as runner:
         assert runner.ask("wise", question="Why?").text == "42"
-        assert oracle.asked == {
+        assert oracle.request_body == {
             "path": "/v1/chat/completions",
             "key": "Bearer s3cret",
             "model": "big",

@@ -50,8 +50,8 @@ def test_a_file_says_what_each_key_may_do(tmp_path: Path) -> None:
     beta, gamma = keys.check("Bearer beta"), keys.check("bearer gamma")
     assert keys.check("Bearer delta") == key_digest("delta")
     assert (keys.watched_by(beta), keys.watched_by(gamma)) == (beta, None)
-    assert [keys.priority(beta, asked) for asked in (-(2**31), 0, 7, 99)] == [5, 5, 7, 10]
-    assert [keys.priority(key_digest("alpha"), asked) for asked in (-1, 0, 9)] == [0, 0, 9]
+    assert [keys.priority(beta, priority) for priority in (-(2**31), 0, 7, 99)] == [5, 5, 7, 10]
+    assert [keys.priority(key_digest("alpha"), priority) for priority in (-1, 0, 9)] == [0, 0, 9]
     assert keys.name(beta) == "nightly"
 
 

@@ -41,17 +41,17 @@ def test_a_client_from_elsewhere_is_counted_by_its_address(scripted: Scripted, m
     monkeypatch.setattr("jinfercept.server.http.http_protocol.get_remote_addr", lambda transport: ("203.0.113.7", 1))
     with running(scripted.llm, max_connections_per_address=1) as server:
         for _ in range(2):
-            with connect(server) as one, connect(server) as other:
-                assert other.recv(4096).startswith(b"HTTP/1.1 503 ")
-                one.sendall(HEALTH)
-                assert one.recv(4096).startswith(b"HTTP/1.1 200 ")
+            with connect(server) as first, connect(server) as second:
+                assert second.recv(4096).startswith(b"HTTP/1.1 503 ")
+                first.sendall(HEALTH)
+                assert first.recv(4096).startswith(b"HTTP/1.1 200 ")
             until(lambda: not server.server.server_state.connections)
 
 
 def test_one_address_has_a_limit_and_loopback_has_none() -> None:
     limits = ConnectionLimits(100, 2)
-    for one in ("203.0.113.7", "2001:db8::1", "::ffff:198.51.100.1", "10.0.0.1"):
-        assert [limits.admit(one) for _ in range(3)] == [True, True, False]
+    for address in ("203.0.113.7", "2001:db8::1", "::ffff:198.51.100.1", "10.0.0.1"):
+        assert [limits.admit(address) for _ in range(3)] == [True, True, False]
     assert not limits.admit("2001:db8::ffff:1")  # of the same /64
     assert not limits.admit("198.51.100.1")  # the same address
     assert limits.admit("2001:db8:0:1::1")
@@ -63,7 +63,8 @@ def test_one_address_has_a_limit_and_loopback_has_none() -> None:
 
 def test_all_clients_together_have_a_limit() -> None:
     limits = ConnectionLimits(3, 0)
-    assert [limits.admit(one) for one in ("203.0.113.7", None, "203.0.113.7", "127.0.0.1")] == [True, True, True, False]
+    addresses = ("203.0.113.7", None, "203.0.113.7", "127.0.0.1")
+    assert [limits.admit(address) for address in addresses] == [True, True, True, False]
     limits.release("203.0.113.7")
     assert limits.admit(None)
 

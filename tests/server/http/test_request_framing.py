@@ -78,15 +78,15 @@ def exchange(server: Running, *writes: bytes, pause_s: float = 0.0) -> list[Answ
 
 def answers(data: bytes) -> list[Answer]:
     """Splits what a connection has received into answers; none of it may be anything else."""
-    found = []
+    received = []
     while data:
         head = _HEAD.match(data)
         assert head, data[:80]
         headers = dict(line.lower().split(b": ", 1) for line in head[2].split(b"\r\n") if line)
         body = data[head.end() : head.end() + int(headers.get(b"content-length", 0))]
-        found.append(Answer(int(head[1]), headers.get(b"connection") == b"close", body))
+        received.append(Answer(int(head[1]), headers.get(b"connection") == b"close", body))
         data = data[head.end() + len(body) :]
-    return found
+    return received
 
 
 def post(body: bytes, *headers: bytes, path: bytes = b"/tokenize") -> bytes:

@@ -58,18 +58,18 @@ def test_a_schema_whose_compilation_has_no_bound_is_400_at_once(served: Running)
         "type": "function",
         "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}},
     }
-    asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
     for path, body in (
         ("/v1/completions", {"prompt": "x", "max_tokens": 4, "structured_outputs": {"json": schema}}),
-        (CHAT, asked | {"tools": [tool], "tool_choice": "required"}),
+        (CHAT, chat | {"tools": [tool], "tool_choice": "required"}),
     ):
         assert shape(served.http.post(path, json=body, timeout=60))[0] == 400, path
 
 
 def test_an_answer_is_one_line_to_every_client() -> None:
-    said = {"text": "a\x85b\u2028c\u2029d é \n \x1c"}
-    assert len(encode(said).decode().splitlines()) == 1
-    assert from_json(encode(said)) == said
+    answer = {"text": "a\x85b\u2028c\u2029d é \n \x1c"}
+    assert len(encode(answer).decode().splitlines()) == 1
+    assert from_json(encode(answer)) == answer
 
 
 def test_half_a_surrogate_pair_in_an_answer_breaks_nothing() -> None:
@@ -105,9 +105,9 @@ def test_every_list_of_a_body_has_a_limit_and_ends_at_its_first_mistake(body: ty
             for part in schema:
                 yield from lists(part)
 
-    found = list(lists(body.__pydantic_core_schema__))
-    assert found
-    assert all(one.get("fail_fast") and one.get("max_length") for one in found)
+    schemas = list(lists(body.__pydantic_core_schema__))
+    assert schemas
+    assert all(schema.get("fail_fast") and schema.get("max_length") for schema in schemas)
 
 
 @pytest.mark.parametrize(

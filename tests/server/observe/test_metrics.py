@@ -124,13 +124,13 @@ def test_numbers_are_read_while_others_are_served_and_counters_never_fall(
     before: dict[tuple[str, Labels], float] = {}
     running_seen = 0.0
     while asking.is_alive():
-        found = scrape(served)
-        pages = found["jinfercept:pages"]
+        metrics = scrape(served)
+        pages = metrics["jinfercept:pages"]
         assert sum(number for labels, number in pages.items() if "host" not in labels[0][1]) == 256
-        running_seen = max(running_seen, found["vllm:num_requests_running"][()])
+        running_seen = max(running_seen, metrics["vllm:num_requests_running"][()])
         if running_seen > 1:
             gate.open()
-        for name, values in found.items():
+        for name, values in metrics.items():
             if name.endswith(("_total", "_count", "_bucket")):
                 for labels, value in values.items():
                     assert value >= before.get((name, labels), 0.0), name

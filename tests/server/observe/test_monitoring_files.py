@@ -99,8 +99,8 @@ def test_rules_use_metrics_that_exist(exposed: Labels) -> None:
         check(expression, exposed)
     used = set[str]()
     for rule in alerts:
-        said = "".join(rule["annotations"].values())
-        used |= check(rule["expr"], {**exposed, **labels}, said.replace("{{ $value", ""))
+        annotations = "".join(rule["annotations"].values())
+        used |= check(rule["expr"], {**exposed, **labels}, annotations.replace("{{ $value", ""))
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
         assert rule["annotations"].keys() == {"summary", "description"}
         assert re.fullmatch(r"\d+[smh]", rule["for"])

@@ -38,12 +38,12 @@ def test_a_completion_calls_goes_on_and_reads(server: Running, scripted: Scripte
     [choice] = done.choices
     assert (choice.text, choice.finish_reason) == (text, "stop")
     assert done.usage.completion_tokens == len(text) - len(READ) + 1
-    said = done.jinfercept
-    [interrupt] = said["interrupts"]
+    report = done.jinfercept
+    [interrupt] = report["interrupts"]
     assert 0 <= interrupt.pop("seconds") < 5
     assert interrupt == {"choice": 0, "id": "1", "name": "price", "status": "ok"}
-    [trap] = said["traps"]
-    assert (trap["calls"], trap["context"]["recomputed"], said["cancelled"]) == (["1"], 0, [])
+    [trap] = report["traps"]
+    assert (trap["calls"], trap["context"]["recomputed"], report["cancelled"]) == (["1"], 0, [])
 
 
 def test_a_server_takes_the_delimiters_of_its_model_and_a_file_of_tools_when_their_calls_run(
@@ -102,12 +102,12 @@ def test_what_a_client_forces_the_model_to_write_stays_within_the_limits(make_sc
         make_scripted(QWEN), tmp_path, patience_s=600, max_pending_calls=2, max_pending_calls_per_key=3
     ) as server:
         done = complete(server, max_tokens=1900, n=2, temperature=0.5, extra_body=forced)
-        said = done.jinfercept
+        report = done.jinfercept
         assert [choice.finish_reason for choice in done.choices] == ["stop", "stop"]
-        assert len(said["interrupts"]) + len(said["cancelled"]) == 2 * (5 + 9 + 1)
-        begun = [call for call in said["cancelled"] if call["name"]]
+        assert len(report["interrupts"]) + len(report["cancelled"]) == 2 * (5 + 9 + 1)
+        begun = [call for call in report["cancelled"] if call["name"]]
         assert len(begun) == 3
-        assert {interrupt["status"] for interrupt in said["interrupts"]} == {"error"}
+        assert {interrupt["status"] for interrupt in report["interrupts"]} == {"error"}
         until(lambda: server.service.pending_calls.total == 0)
 
 
@@ -140,12 +140,12 @@ def test_what_a_client_forces_the_model_to_write_stays_within_the_limits(make_sc
     ],
 )
 def test_a_wrong_option_is_refused(server: Running, path: str, hints: dict[str, Any], field: str, problem: str) -> None:
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "completions": {"prompt": "a"},
         "chat/completions": {"messages": QUESTION},
         "responses": {"input": "a"},
     }[path]
-    answer = server.http.post(f"/v1/{path}", json={"model": MODEL, "max_tokens": 1, "jinfercept": hints} | asked)
+    answer = server.http.post(f"/v1/{path}", json={"model": MODEL, "max_tokens": 1, "jinfercept": hints} | body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"].endswith(field)) == (400, True), error
     assert problem in error["message"]
@@ -178,10 +178,10 @@ def test_a_chat_goes_on_with_a_future_and_reads_its_result(server: Running, scri
         done.jinfercept["server_calls"],
         ask(server, QUESTION, stream=True, extra_body={"jinfercept": FUTURES}),
     )
-    assert [(one["round"], one["status"]) for one in calls] == [(0, "started"), (1, "ok")]
+    assert [(call["round"], call["status"]) for call in calls] == [(0, "started"), (1, "ok")]
     assert len({call["id"] for call in calls}) == 1
     assert done.jinfercept["cancelled"] == []
-    told = [[one["status"] for one in c.jinfercept["server_calls"]] for c in chunks if hasattr(c, "jinfercept")]
+    told = [[call["status"] for call in c.jinfercept["server_calls"]] for c in chunks if hasattr(c, "jinfercept")]
     assert told == [["running"], ["started"], ["running"], ["ok"], ["started", "ok"]]
 
 
@@ -254,7 +254,7 @@ def test_a_response_has_events_for_a_call_a_trap_and_an_interrupt(server: Runnin
     assert after.output_text == "Bye."
     sent = [
         {"role": "user", "content": QUESTION[0]["content"]},
-        *(one.model_dump(exclude_none=True) for one in response.output),
+        *(output_item.model_dump(exclude_none=True) for output_item in response.output),
     ]
     assert create(input=[*sent, thanks], **given).output_text == "Bye."
     assert after.usage.input_tokens == len(scripted.tokenizer.encode(there)) - len("Bye.") - 1
@@ -274,7 +274,7 @@ def test_a_response_that_waits_for_a_future_by_its_name(server: Running, scripte
     given = {"model": MODEL, "temperature": 0, "extra_body": {"jinfercept": FUTURES}}
     done = create(input=QUESTION[0]["content"], **given)
     price, await_future, answer = done.output
-    assert [(one.name, one.output, one.status) for one in (price, await_future)] == [
+    assert [(output_item.name, output_item.output, output_item.status) for output_item in (price, await_future)] == [
         ("price", "23", "completed"),
         ("await_future", "23", "completed"),
     ]

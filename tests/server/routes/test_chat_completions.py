@@ -108,12 +108,12 @@ def test_log_probabilities_come_with_their_tokens(served: Running, scripted: Scr
     create: Any = served.client.chat.completions.create
     body = {"model": MODEL, "messages": QUESTION, "temperature": 0, "logprobs": True, "top_logprobs": 2}
     whole = create(**body).choices[0].logprobs.content
-    assert [one.token for one in whole] == ["2", "3", END]
+    assert [logprob.token for logprob in whole] == ["2", "3", END]
     assert whole[0].bytes == [ord("2")]
-    assert [len(one.top_logprobs) for one in whole] == [2, 2, 2]
-    assert all(one.top_logprobs[0].token == one.token and one.logprob > -1e-3 for one in whole)
+    assert [len(logprob.top_logprobs) for logprob in whole] == [2, 2, 2]
+    assert all(logprob.top_logprobs[0].token == logprob.token and logprob.logprob > -1e-3 for logprob in whole)
     pieces = [chunk.choices[0].logprobs for chunk in create(stream=True, **body)]
-    assert [one for piece in pieces if piece for one in piece.content] == whole
+    assert [logprob for piece in pieces if piece for logprob in piece.content] == whole
 
 
 def test_token_ids_come_on_request(served: Running, scripted: Scripted) -> None:

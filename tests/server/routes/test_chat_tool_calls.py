@@ -104,9 +104,9 @@ def test_an_answer_that_is_cut_off_has_the_calls_so_far_and_no_half_tag_streamed
     seen = set[tuple[int, bool]]()
     for length in range(1, len(written), 13):
         [choice] = create(**options, max_tokens=length).choices
-        said = choice.message.content or ""
+        content = choice.message.content or ""
         calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
-        assert (choice.finish_reason, "Let me see.".startswith(said)) == ("length", True)
+        assert (choice.finish_reason, "Let me see.".startswith(content)) == ("length", True)
         text, streamed = "", dict[int, tuple[str, str]]()
         for chunk in create(**options, max_tokens=length, stream=True):
             delta = chunk.choices[0].delta
@@ -114,7 +114,7 @@ def test_an_answer_that_is_cut_off_has_the_calls_so_far_and_no_half_tag_streamed
             for call in delta.tool_calls or ():
                 name, arguments = streamed.get(call.index, ("", ""))
                 streamed[call.index] = name + (call.function.name or ""), arguments + (call.function.arguments or "")
-        assert (text, list(streamed.values())) == (said, calls)
+        assert (text, list(streamed.values())) == (content, calls)
         seen.add((len(calls), bool(calls) and calls[-1][1].endswith("}")))
     assert seen == {(0, False), (1, False), (1, True), (2, False), (2, True)}
 

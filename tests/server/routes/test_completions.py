@@ -73,15 +73,15 @@ def test_an_echo_has_the_prompt_and_its_log_probabilities(served: Running, scrip
     )
     [choice] = done.choices
     assert choice.text == "Once!"
-    known = choice.logprobs
-    assert known is not None
-    assert known.tokens == ["O", "n", "c", "e", "!"]
-    assert known.text_offset == [0, 1, 2, 3, 4]
-    assert known.token_logprobs is not None
-    assert known.token_logprobs[0] is None
-    assert all(logprob is not None and logprob > -1e-3 for logprob in known.token_logprobs[1:])
-    assert known.top_logprobs is not None
-    assert next(iter(known.top_logprobs[4])) == "!"
+    logprobs = choice.logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["O", "n", "c", "e", "!"]
+    assert logprobs.text_offset == [0, 1, 2, 3, 4]
+    assert logprobs.token_logprobs is not None
+    assert logprobs.token_logprobs[0] is None
+    assert all(logprob is not None and logprob > -1e-3 for logprob in logprobs.token_logprobs[1:])
+    assert logprobs.top_logprobs is not None
+    assert next(iter(logprobs.top_logprobs[4])) == "!"
     streamed = served.client.completions.create(
         model=MODEL, prompt="Once", temperature=0, echo=True, max_tokens=1, stream=True
     )
@@ -112,7 +112,7 @@ def test_log_probabilities_and_token_ids_are_streamed(served: Running, scripted:
         assert [logprob for piece in pieces if piece["logprobs"] for logprob in piece["logprobs"][name]] == (
             whole["logprobs"][name]
         )
-    assert [one for piece in pieces for one in piece["token_ids"]] == whole["token_ids"]
+    assert [token_id for piece in pieces for token_id in piece["token_ids"]] == whole["token_ids"]
     assert pieces[0]["prompt_token_ids"] == whole["prompt_token_ids"]
 
 

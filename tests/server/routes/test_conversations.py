@@ -49,13 +49,13 @@ def test_a_conversation_is_created_changed_listed_and_deleted(talking: Running) 
     assert texts(conversations.items.list(made.id, limit=2)) == list("6543210")  # the client turns pages
     ascending = conversations.items.list(made.id, limit=3, order="asc")
     assert (texts(ascending.data), ascending.has_more) == (["0", "1", "2"], True)
-    one = conversations.items.retrieve(added.data[0].id, conversation_id=made.id)
-    assert one == added.data[0]
-    assert conversations.items.delete(one.id, conversation_id=made.id).id == made.id
+    item = conversations.items.retrieve(added.data[0].id, conversation_id=made.id)
+    assert item == added.data[0]
+    assert conversations.items.delete(item.id, conversation_id=made.id).id == made.id
     assert texts(conversations.items.list(made.id, order="asc")) == list("012346")
     for ask in (conversations.items.retrieve, conversations.items.delete):
         with pytest.raises(openai.NotFoundError):
-            ask(one.id, conversation_id=made.id)
+            ask(item.id, conversation_id=made.id)
     deleted = conversations.delete(made.id)
     assert (deleted.id, deleted.object, deleted.deleted) == (made.id, "conversation.deleted", True)
     for again in (conversations.retrieve, conversations.delete, conversations.items.list):
@@ -75,8 +75,8 @@ def test_responses_add_their_turns_and_find_their_context(talking: Running, scri
     assert second.output_text == "46."
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1
     items: Any = talking.client.conversations.items
-    said = texts(items.list(made.id, order="asc"))
-    assert said == [QUESTION, "In red?", "It costs 23.", "And two?", "46."]
+    turns = texts(items.list(made.id, order="asc"))
+    assert turns == [QUESTION, "In red?", "It costs 23.", "And two?", "46."]
     with pytest.raises(openai.BadRequestError, match="turn of a conversation"):
         answer(talking, "Well?", previous_response_id=first.id)
     referred = [{"type": "item_reference", "id": items.list(made.id).data[-1].id}]
@@ -195,8 +195,8 @@ def test_wrong_bodies_are_named(talking: Running) -> None:
 
 
 def test_pages_and_ids_that_are_wrong_are_errors(talking: Running) -> None:
-    asked: Any = user("a\x00") | {"id": "\x00'\u2028"}
-    made = talking.client.conversations.create(items=[asked])
+    odd_item: Any = user("a\x00") | {"id": "\x00'\u2028"}
+    made = talking.client.conversations.create(items=[odd_item])
     headers = {"authorization": "Bearer mine"}
     for query, status in (
         ("limit=0", 400),

@@ -38,11 +38,11 @@ def test_a_call_is_listed_answered_and_gone(asking: Running) -> None:
 
 def test_a_call_is_declined_with_or_without_a_reason(asking: Running) -> None:
     assert asking.service.inbox is not None
-    for body, said in ((None, "declined"), ({}, "declined"), ({"why": "too much"}, "too much")):
+    for body, message in ((None, "declined"), ({}, "declined"), ({"why": "too much"}, "too much")):
         answer = ask(asking.service.inbox, amount=len(body or ()))
         [call] = asking.http.get("/inbox").json()["data"]
         assert asking.http.post(f"/inbox/{call['id']}/decline", json=body).status_code == 200
-        with pytest.raises(CallFailed, match=said):
+        with pytest.raises(CallFailed, match=message):
             answer.result(60)
 
 

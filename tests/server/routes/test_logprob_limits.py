@@ -22,12 +22,12 @@ from tests.support.scripted_model import Scripted
 ROOM = 2**15
 
 
-def asked(
+def check_body(
     prompts: int, tokens: int, max_tokens: int | None, n: int = 1, *, prompt: int | None = None, best: int | None = None
 ) -> None:
     """The check of a body of `/v1/completions`; `prompt` and `best` are numbers of best tokens."""
     params = SamplingParams(n=n, max_tokens=max_tokens)
-    requests = [one for place in range(prompts) for one in forks(Request(f"{place}", (1,) * tokens, params))]
+    requests = [request for place in range(prompts) for request in forks(Request(f"{place}", (1,) * tokens, params))]
     check_report(requests, ROOM, [("prompt_logprobs", prompt)], ("logprobs", best), per_choice=True)
 
 
@@ -71,15 +71,15 @@ def test_a_conversation_with_too_many_log_probabilities_is_refused(served: Runni
     ],
 )
 def test_what_evaluations_and_clients_ask_for_is_not_refused(ordinary: dict[str, Any]) -> None:
-    asked(**ordinary)
+    check_body(**ordinary)
 
 
 def test_every_choice_counts_and_every_copy_of_a_report() -> None:
-    asked(2, 2**11, 1, 4, prompt=20, best=0)
+    check_body(2, 2**11, 1, 4, prompt=20, best=0)
     with pytest.raises(
         ApiError, match=f"got {16 * 2**11 * 2 * 21 + 32}, {16 * 2**11 * 2 * 21} of them by prompt_logprobs"
     ):
-        asked(2, 2**11, 1, 16, prompt=20, best=0)
+        check_body(2, 2**11, 1, 16, prompt=20, best=0)
     request = Request("one", (1,) * 8, SamplingParams(max_tokens=2**14))
     check_report([request], ROOM, (), ("top_logprobs", 20), copies=3)
     with pytest.raises(ApiError, match="by top_logprobs"):
@@ -101,7 +101,7 @@ class Counted(dict[int, Logprob]):
 
 
 def test_the_report_of_a_prompt_is_built_once_for_all_its_choices(scripted: Scripted) -> None:
-    known = [Counted({65: Logprob(-1.0, 1, "A"), 66: Logprob(-2.0, 2, "B")}) for _ in range(3)]
+    reports = [Counted({65: Logprob(-1.0, 1, "A"), 66: Logprob(-2.0, 2, "B")}) for _ in range(3)]
     params = SamplingParams(n=16, max_tokens=1, logprobs=1, prompt_logprobs=1)
     requests = forks(Request("one", (65,) * 4, params))
     metrics = RequestMetrics(0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0)
@@ -113,7 +113,7 @@ def test_the_report_of_a_prompt_is_built_once_for_all_its_choices(scripted: Scri
             [CompletionOutput(0, "A", [65], "length", logprobs=[{65: Logprob(-1.0, 1, "A")}])],
             0,
             metrics,
-            prompt_logprobs=[None, *known] if request.leader is None else None,
+            prompt_logprobs=[None, *reports] if request.leader is None else None,
         )
         for request in requests
     }
@@ -124,7 +124,7 @@ def test_the_report_of_a_prompt_is_built_once_for_all_its_choices(scripted: Scri
     assert [len(choice["prompt_logprobs"]) for choice in choices] == [4] * 16
     assert [len(choice["logprobs"]["top_logprobs"]) for choice in choices] == [5] * 16
     assert [choice["logprobs"]["text_offset"] for choice in choices] == [[*range(5)]] * 16
-    assert {one.reads for one in known} == {2}  # for `prompt_logprobs`, and for the echo
+    assert {report.reads for report in reports} == {2}  # for `prompt_logprobs`, and for the echo
 
 
 @pytest.mark.parametrize("number", [0, 1, 63, 64, 65, 1000])
@@ -153,8 +153,8 @@ def test_a_large_answer_is_sent_in_chunks_and_says_the_same(served: Running, scr
     assert large.headers["transfer-encoding"] == "chunked"
     assert large.headers["content-type"] == small.headers["content-type"]
     [choice] = small.json()["choices"]
-    for one in large.json()["choices"]:
-        assert one | {"index": 0} == choice
+    for larger in large.json()["choices"]:
+        assert larger | {"index": 0} == choice
     assert large.json().keys() == small.json().keys()
 
 
@@ -172,10 +172,10 @@ def test_a_large_response_is_sent_in_chunks_and_says_the_same(served: Running, s
     assert sum(len(part["logprobs"]) for item in response["output"] for part in item["content"]) > 2**14 // 21
     lines = served.http.post("/v1/responses", json=body | {"stream": True}).text.split("\n\n")[:-1]
     events = [json.loads(line.partition("\ndata: ")[2]) for line in lines]
-    assert [line.partition("\n")[0] for line in lines] == [f"event: {one['type']}" for one in events]
-    told = [one for event in events if event["type"].endswith("text.delta") for one in event["logprobs"]]
+    assert [line.partition("\n")[0] for line in lines] == [f"event: {event['type']}" for event in events]
+    told = [logprob for event in events if event["type"].endswith("text.delta") for logprob in event["logprobs"]]
     output = events[-1]["response"]["output"]
-    assert told == [one for item in output for part in item["content"] for one in part["logprobs"]]
+    assert told == [logprob for item in output for part in item["content"] for logprob in part["logprobs"]]
     assert len(told) > 2**14 // 21
 
 

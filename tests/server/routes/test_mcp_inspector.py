@@ -80,7 +80,11 @@ def turn(target: Sequence[str], calls: Sequence[tuple[str, dict[str, Any]]]) -> 
     """What the model writes to call, and the messages of the calls and their results."""
     functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
     text = "\n".join(f"<tool_call>\n{json.dumps(function)}\n</tool_call>" for function in functions)
-    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "x", "function": one} for one in functions]}
+    called = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "x", "function": function} for function in functions],
+    }
     results = [{"role": "tool", "tool_call_id": "x", "content": result(target, *call)} for call in calls]
     return text, [called, *results]
 

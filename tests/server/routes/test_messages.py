@@ -116,11 +116,11 @@ def test_a_tool_runner_that_would_leave_its_messages_with_the_server_sends_all(
     declared: Any = tool.to_dict()
     function = {"name": "price", "description": declared["description"], "parameters": declared["input_schema"]}
     tools = [{"type": "function", "function": function}]
-    asked, after = (
+    before, after = (
         prompt_of(scripted, ASKED, tools),
         prompt_of(scripted, [*ASKED, turn("", "lamp"), result("23")], tools),
     )
-    scripted.follow(asked + CALL + END, after + ANSWER + END)
+    scripted.follow(before + CALL + END, after + ANSWER + END)
     with anthropic(served) as client:
         fields: Any = {"model": MODEL, "max_tokens": 200, "messages": ASKED, "tools": [tool], "stream": stream}
         last = client.beta.messages.tool_runner(**fields).until_done()
@@ -172,8 +172,8 @@ def test_arguments_that_are_no_object_are_an_empty_one_streamed_or_not(
 @pytest.mark.parametrize("arguments", ["lamp", ["lamp"], 7, None])
 def test_a_call_in_a_conversation_has_any_arguments(served: Running, scripted: Scripted, arguments: Any) -> None:
     calls = [{"id": "x", "function": {"name": "price", "arguments": arguments}}]
-    asked = [*ASKED, {"role": "assistant", "content": "", "tool_calls": calls}, result("error: gone")]
-    says(scripted, ANSWER + END, asked)
+    conversation = [*ASKED, {"role": "assistant", "content": "", "tool_calls": calls}, result("error: gone")]
+    says(scripted, ANSWER + END, conversation)
     call = {"type": "tool_use", "id": "x", "name": "price", "input": arguments}
     gone = {"type": "tool_result", "tool_use_id": "x", "content": "gone", "is_error": True}
     messages = [*ASKED, {"role": "assistant", "content": [call]}, {"role": "user", "content": [gone]}]
@@ -322,8 +322,8 @@ def test_a_billing_header_in_the_system_prompt_is_left_out(served: Running, scri
 
 
 def test_messages_of_the_system_belong_to_the_turn_of_the_user(served: Running, scripted: Scripted) -> None:
-    said = f"{ASKED[0]['content']}\n\n<system>\nIt is noon.\n</system>\n\nQuick!"
-    says(scripted, ANSWER + END, [{"role": "user", "content": said}])
+    content = f"{ASKED[0]['content']}\n\n<system>\nIt is noon.\n</system>\n\nQuick!"
+    says(scripted, ANSWER + END, [{"role": "user", "content": content}])
     noon = {"role": "system", "content": "It is noon."}
     done = create(served, [*ASKED, noon, {"role": "user", "content": "Quick!"}])
     assert done.content[0].text == ANSWER
@@ -332,8 +332,8 @@ def test_messages_of_the_system_belong_to_the_turn_of_the_user(served: Running, 
 def test_a_deferred_tool_is_declared_where_a_result_refers_to_it(served: Running, scripted: Scripted) -> None:
     search = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
     call = {"id": "1", "function": {"name": "search", "arguments": {}}}
-    found = {"role": "tool", "tool_call_id": "1", "name": "search", "content": json.dumps(CHAT_PRICE)}
-    says(scripted, CALL + END, [*ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}, found], [search])
+    reply = {"role": "tool", "tool_call_id": "1", "name": "search", "content": json.dumps(CHAT_PRICE)}
+    says(scripted, CALL + END, [*ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}, reply], [search])
     use = {"type": "tool_use", "id": "1", "name": "search", "input": {}}
     reference = {"type": "tool_reference", "tool_name": "price"}
     back = {"type": "tool_result", "tool_use_id": "1", "content": [reference]}
@@ -351,9 +351,9 @@ def test_a_deferred_tool_is_called_as_its_schema_says(served: Running, make_scri
     schema = {"type": "object", "properties": {"number": {"type": "integer"}}}
     declared = {"type": "function", "function": {"name": "count", "parameters": schema}}
     search: Any = {"id": "1", "function": {"name": "search", "arguments": {}}}
-    found = {"role": "tool", "tool_call_id": "1", "name": "search", "content": json.dumps(declared)}
+    reply = {"role": "tool", "tool_call_id": "1", "name": "search", "content": json.dumps(declared)}
     written = "<tool_call>\n<function=count>\n<parameter=number>\n3\n</parameter>\n</function>\n</tool_call>"
-    says(scripted, written + END, [*ASKED, {"role": "assistant", "content": "", "tool_calls": [search]}, found])
+    says(scripted, written + END, [*ASKED, {"role": "assistant", "content": "", "tool_calls": [search]}, reply])
     use = {"type": "tool_use", "id": "1", "name": "search", "input": {}}
     back = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "tool_reference", "tool_name": "count"}]}
     messages = [*ASKED, {"role": "assistant", "content": [use]}, {"role": "user", "content": [back]}]

@@ -154,7 +154,7 @@ def test_a_server_call_of_a_mixed_turn_times_out_and_does_not_count_rounds(serve
     for extra, status in (({}, "timeout"), ({"max_rounds": 0}, "error")):
         done = ask(server, QUESTION, tools=[BUY], extra_body={"jinfercept": {"server_tools": True} | extra})
         assert [call.function.name for call in done.choices[0].message.tool_calls] == ["buy"]
-        assert [one["status"] for one in done.jinfercept["server_calls"]] == [status]
+        assert [call["status"] for call in done.jinfercept["server_calls"]] == [status]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -46,11 +46,11 @@ def test_a_follow_up_says_only_what_is_new_and_finds_its_context(served: Running
 def test_two_follow_ups_of_one_response_both_go_on_from_it(served: Running, scripted: Scripted) -> None:
     says(scripted, "It costs 23." + END)
     first = answer(served)
-    for question, said in (("And two?", "46."), ("In red?", "24.")):
+    for question, text in (("And two?", "46."), ("In red?", "24.")):
         longer = [*ASKED, {"role": "assistant", "content": "It costs 23."}, {"role": "user", "content": question}]
-        says(scripted, said + END, longer)
+        says(scripted, text + END, longer)
         branch = answer(served, question, previous_response_id=first.id)
-        assert branch.output_text == said
+        assert branch.output_text == text
         assert branch.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens // 16 * 16
 
 
@@ -64,8 +64,8 @@ def test_instructions_come_first_and_are_not_carried_over(served: Running, scrip
     says(scripted, "23." + END, [{"role": "system", "content": "Be brief."}, *ASKED])
     first = answer(served, instructions="Be brief.")
     assert (first.output_text, first.instructions) == ("23.", "Be brief.")
-    said = [*ASKED, {"role": "assistant", "content": "23."}, {"role": "user", "content": "Why?"}]
-    says(scripted, "Because." + END, said)
+    longer = [*ASKED, {"role": "assistant", "content": "23."}, {"role": "user", "content": "Why?"}]
+    says(scripted, "Because." + END, longer)
     assert answer(served, "Why?", previous_response_id=first.id).output_text == "Because."
 
 
@@ -120,9 +120,9 @@ def test_a_tool_has_to_be_called_if_the_client_says_so(served: Running, scripted
 def test_what_the_model_thinks_is_an_item_of_its_own_and_is_counted(served: Running, scripted: Scripted) -> None:
     says(scripted, "<think>A lamp?</think>It costs 23." + END)
     done = answer(served)
-    thought, said = done.output
+    thought, message = done.output
     assert (thought.type, thought.content[0].text, thought.summary) == ("reasoning", "A lamp?", [])
-    assert said.content[0].text == done.output_text == "It costs 23."
+    assert message.content[0].text == done.output_text == "It costs 23."
     assert done.usage.output_tokens_details.reasoning_tokens == len("<think>A lamp?")
 
 
@@ -166,8 +166,8 @@ def test_log_probabilities_come_with_the_text(served: Running, scripted: Scripte
     says(scripted, "23" + END)
     done = answer(served, include=["message.output_text.logprobs"], top_logprobs=2)
     reported = done.output[0].content[0].logprobs
-    assert [one.token for one in reported] == ["2", "3"]
-    assert all(len(one.top_logprobs) == 2 and one.logprob > -1e-3 for one in reported)
+    assert [logprob.token for logprob in reported] == ["2", "3"]
+    assert all(len(logprob.top_logprobs) == 2 and logprob.logprob > -1e-3 for logprob in reported)
     assert answer(served).output[0].content[0].logprobs == []
 
 
@@ -199,9 +199,9 @@ def test_items_of_every_kind_are_read(served: Running, scripted: Scripted) -> No
     ]
     done = answer(served, items)
     assert done.output_text == "Yes."
-    said = {"type": "item_reference", "id": done.output[0].id}
+    reference = {"type": "item_reference", "id": done.output[0].id}
     says(scripted, "Good." + END, [*chat, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "So?"}])
-    assert answer(served, [*items, said, {"role": "user", "content": "So?"}]).output_text == "Good."
+    assert answer(served, [*items, reference, {"role": "user", "content": "So?"}]).output_text == "Good."
 
 
 @pytest.mark.parametrize(

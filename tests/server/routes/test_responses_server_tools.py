@@ -20,10 +20,10 @@ LAMP = [*QUESTION, called("Let me see.", ("price", "lamp")), returned("23")]
 BOTH = [called("", ("price", "lamp"), ("buy", None), ("price", "pen")), returned("23"), returned("yes"), returned("4")]
 
 
-def ask(server: Running, said: Any, **fields: Any) -> Any:
+def ask(server: Running, question: Any, **fields: Any) -> Any:
     """OpenAI's client at temperature 0, with all of the server's tools."""
     create: Any = server.client.responses.create
-    return create(**({"model": MODEL, "input": said, "temperature": 0, "extra_body": ALL, "tools": [BUY]} | fields))
+    return create(**({"model": MODEL, "input": question, "temperature": 0, "extra_body": ALL, "tools": [BUY]} | fields))
 
 
 def hears(scripted: Scripted, server: Running, text: str, messages: list[Any]) -> int:

@@ -31,8 +31,8 @@ def check(events: list[Any]) -> Any:
     done = {event.output_index: event.item for event in events if event.type == "response.output_item.done"}
     assert [done[place] for place in range(len(done))] == final.output
     for place, item in done.items():
-        said = "".join(e.delta for e in events if e.type.endswith(".delta") and e.output_index == place)
-        assert said == (item.arguments if item.type == "function_call" else item.content[0].text)
+        streamed = "".join(e.delta for e in events if e.type.endswith(".delta") and e.output_index == place)
+        assert streamed == (item.arguments if item.type == "function_call" else item.content[0].text)
         assert {getattr(e, "item_id", item.id) for e in events if getattr(e, "output_index", None) == place} == {
             item.id
         }
@@ -95,7 +95,9 @@ def test_what_is_cut_off_ends_in_its_own_event(served: Running, scripted: Script
 def test_log_probabilities_are_streamed_with_their_text(served: Running, scripted: Scripted) -> None:
     says(scripted, "23" + END)
     events = list(answer(served, stream=True, include=["message.output_text.logprobs"], top_logprobs=2))
-    told = [one.token for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
+    told = [
+        logprob.token for event in events if event.type == "response.output_text.delta" for logprob in event.logprobs
+    ]
     assert told == ["2", "3"]
     [item] = check(events).output
     assert [logprob.token for logprob in item.content[0].logprobs] == told

@@ -26,9 +26,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             yield server
 
 
-@pytest.mark.parametrize("said", [{}, dict.fromkeys(GIVEN)], ids=["nothing", "null"])
-def test_a_body_that_says_nothing_has_the_defaults(server: Running, said: dict[str, Any]) -> None:
-    body = CompletionBody(model=None, prompt="a", **said)
+@pytest.mark.parametrize("fields", [{}, dict.fromkeys(GIVEN)], ids=["nothing", "null"])
+def test_a_body_that_says_nothing_has_the_defaults(server: Running, fields: dict[str, Any]) -> None:
+    body = CompletionBody(model=None, prompt="a", **fields)
     params = sampling_params(body, None, None, server.service, "")
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.5, 3, 0.9, 0.0)
     assert (params.repetition_penalty, params.max_tokens) == (1.5, 5)
@@ -42,13 +42,13 @@ def test_what_a_body_says_wins(server: Running) -> None:
 
 
 def test_chats_and_responses_end_where_the_model_says_and_completions_after_16_tokens(server: Running) -> None:
-    asked = {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True, "max_tokens": None}
-    chat = server.http.post("/v1/chat/completions", json=asked).json()
+    body = {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True, "max_tokens": None}
+    chat = server.http.post("/v1/chat/completions", json=body).json()
     assert (chat["usage"]["completion_tokens"], chat["choices"][0]["finish_reason"]) == (5, "length")
     response = server.http.post("/v1/responses", json={"input": "Hi", "ignore_eos": True}).json()
     assert (response["temperature"], response["top_p"], response["max_output_tokens"]) == (0.5, 0.9, None)
     assert response["usage"]["output_tokens"] == 5
-    longer = server.http.post("/v1/chat/completions", json=asked | {"max_tokens": 9}).json()
+    longer = server.http.post("/v1/chat/completions", json=body | {"max_tokens": 9}).json()
     assert longer["usage"]["completion_tokens"] == 9
     text = server.http.post("/v1/completions", json={"prompt": "a", "ignore_eos": True}).json()
     assert text["usage"]["completion_tokens"] == 16

@@ -66,7 +66,7 @@ def test_a_call_is_seen_by_those_of_its_key_and_by_operators(scripted: Scripted,
             waiting = pool.submit(lambda: ask(server, QUESTION))
             until(lambda: bool(seen("one")))
             [call] = seen("chief")
-            assert (seen("two"), [one["id"] for one in seen("one")]) == ([], [call["id"]])
+            assert (seen("two"), [visible["id"] for visible in seen("one")]) == ([], [call["id"]])
             assert [waiting_for(reader) for reader in ("one", "two", "chief")] == [1, 0, 1]
             assert [answered("two", call["id"]), answered(key, call["id"])] == [404, 200]
             assert waiting.result().choices[0].message.content == f"{key} says so."

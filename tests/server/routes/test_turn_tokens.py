@@ -41,7 +41,7 @@ class Turn(NamedTuple):
     cached: int
     written: int
     text: str
-    said: Any
+    message: Any
 
 
 def chat(served: Running, messages: Any, **fields: Any) -> Turn:
@@ -58,8 +58,8 @@ def chat(served: Running, messages: Any, **fields: Any) -> Turn:
     )
 
 
-def result(said: Any) -> Any:
-    [call] = said["tool_calls"]
+def result(message: Any) -> Any:
+    [call] = message["tool_calls"]
     return {"role": "tool", "tool_call_id": call["id"], "content": "23"}
 
 
@@ -85,7 +85,7 @@ def test_a_round_of_a_tool_goes_on_from_what_the_model_wrote(
     scripted = make_scripted(shape.template)
     scripts_round(scripted, shape.written)
     first = chat(served, QUESTION)
-    messages = [*QUESTION, first.said, result(first.said)]
+    messages = [*QUESTION, first.message, result(first.message)]
     then = chat(served, messages)
     assert then.text == ANSWER
     assert continues(first, then)
@@ -122,8 +122,8 @@ def test_a_message_goes_on_from_what_the_model_wrote(served: Running, make_scrip
     first = create(served, QUESTION, tools=[MESSAGES_PRICE])
     blocks = [block for block in first.to_param()["content"] if block.type != "thinking"]
     back = {"type": "tool_result", "tool_use_id": first.content[-1].id, "content": "23"}
-    said = [{"role": "assistant", "content": blocks}, {"role": "user", "content": [back]}]
-    then = create(served, [*QUESTION, *said], tools=[MESSAGES_PRICE])
+    turns = [{"role": "assistant", "content": blocks}, {"role": "user", "content": [back]}]
+    then = create(served, [*QUESTION, *turns], tools=[MESSAGES_PRICE])
     assert then.content[-1].text == ANSWER
     read = first.usage.input_tokens + (first.usage.cache_read_input_tokens or 0) + first.usage.output_tokens
     assert then.usage.cache_read_input_tokens >= read - 1
@@ -134,7 +134,7 @@ def test_a_question_behind_a_turn_goes_on_from_it_too(served: Running, make_scri
     behind = "\n<|im_start|>user\nAnd two?<|im_end|>\n<|im_start|>assistant\n46."
     scripted.follow(prompt_of(scripted, QUESTION, [PRICE]) + "  " + ANSWER + END + behind + END, end_every=50)
     first = chat(served, QUESTION)
-    then = chat(served, [*QUESTION, first.said, {"role": "user", "content": "And two?"}])
+    then = chat(served, [*QUESTION, first.message, {"role": "user", "content": "And two?"}])
     assert then.text == "46."
     assert continues(first, then)
 
@@ -158,10 +158,10 @@ def test_reasoning_is_not_read_behind_a_question_where_the_template_drops_it(
     scripted = make_scripted(QWEN3)
     scripts_round(scripted, SHAPES["drops reasoning"].written)
     first = chat(served, QUESTION)
-    messages = [*QUESTION, first.said, result(first.said)]
+    messages = [*QUESTION, first.message, result(first.message)]
     then = chat(served, messages)
     assert continues(first, then)
-    messages += [then.said, {"role": "user", "content": "And two?"}]
+    messages += [then.message, {"role": "user", "content": "And two?"}]
     anew = made_anew(scripted, messages)
     assert "A lamp." not in anew
     scripted.follow(anew + "46." + END, end_every=50)
@@ -185,7 +185,7 @@ def test_a_follow_up_with_another_prompt_is_made_of_its_text(
     scripted = make_scripted(QWEN)
     scripts_round(scripted, LOOSE)
     first = chat(served, QUESTION)
-    messages = [*QUESTION, first.said, result(first.said)]
+    messages = [*QUESTION, first.message, result(first.message)]
     options: Any = change.get("extra_body", {})
     anew = made_anew(scripted, messages, change.get("tools", [PRICE]))
     scripted.follow(anew + ANSWER + END, end_every=50)
@@ -198,9 +198,9 @@ def test_a_turn_that_the_client_has_changed_is_read_as_it_is_now(served: Running
     scripted = make_scripted(QWEN)
     scripts_round(scripted, LOOSE)
     first = chat(served, QUESTION)
-    [call] = first.said["tool_calls"]
+    [call] = first.message["tool_calls"]
     other = {**call, "function": {"name": "price", "arguments": '{"item": "pen"}'}}
-    messages = [*QUESTION, {**first.said, "tool_calls": [other]}, result(first.said)]
+    messages = [*QUESTION, {**first.message, "tool_calls": [other]}, result(first.message)]
     anew = made_anew(scripted, messages)
     scripted.follow(anew + ANSWER + END, end_every=50)
     assert chat(served, messages).text == ANSWER
@@ -212,6 +212,6 @@ def test_a_turn_that_was_cut_off_or_cut_short_is_not_continued(served: Running, 
     for fields in ({"max_tokens": 8}, {"stop": "costs"}, {"extra_body": {"jinfercept": {"release": True}}}):
         scripted.follow(prompt_of(scripted, QUESTION, [PRICE]) + "  " + ANSWER + END, end_every=50)
         first = chat(served, QUESTION, **fields)
-        anew = made_anew(scripted, messages := [*QUESTION, first.said, behind])
+        anew = made_anew(scripted, messages := [*QUESTION, first.message, behind])
         scripted.follow(anew + "46." + END, end_every=50)
         assert chat(served, messages).text == "46."

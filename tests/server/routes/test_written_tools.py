@@ -14,7 +14,7 @@ from tests.support.scripted_model import Make
 ASKED: Any = [{"role": "user", "content": "How much is a lamp?"}]
 ANTHROPIC: Any = {"name": "price", "description": "The price of an item.", "input_schema": PRICE["parameters"]}
 DIALECTS = pytest.mark.parametrize(
-    ("path", "tool", "asked"),
+    ("path", "tool", "field"),
     [
         ("/v1/chat/completions", CHAT_PRICE, "messages"),
         ("/v1/responses", PRICE, "input"),
@@ -40,20 +40,20 @@ def post(served: Running) -> Post:
 
 @DIALECTS
 def test_a_template_that_knows_no_tools_lets_the_model_answer_or_call(
-    make_scripted: Make, post: Post, path: str, tool: Any, asked: str
+    make_scripted: Make, post: Post, path: str, tool: Any, field: str
 ) -> None:
     scripted = make_scripted(PLAIN)
     before = prompt_of(scripted, ASKED, [CHAT_PRICE])
     assert json.dumps(CHAT_PRICE) in before
     scripted.follow(f"{before}Let me see.\n{CALL}{END}")
-    called, streamed = (post(path, tool, stream=stream, **{asked: ASKED}) for stream in (False, True))
+    called, streamed = (post(path, tool, stream=stream, **{field: ASKED}) for stream in (False, True))
     assert "Let me see." in called
     for body in (called, streamed):
         assert '"price"' in body
         assert any(kind in body for kind in ('"tool_calls"', '"function_call"', '"tool_use"'))
         assert "tool_call>" not in body
     scripted.follow(f"{before}It costs 23.{END}")
-    assert "It costs 23." in post(path, tool, **{asked: ASKED})
+    assert "It costs 23." in post(path, tool, **{field: ASKED})
 
 
 def test_the_tokens_of_a_conversation_are_those_of_its_prompt(make_scripted: Make, served: Running) -> None:
@@ -86,13 +86,13 @@ def history(path: str, answer: dict[str, Any]) -> list[Any]:
 
 @DIALECTS
 def test_calls_whose_arguments_are_no_object_are_taken_back(
-    make_scripted: Make, post: Post, path: str, tool: Any, asked: str
+    make_scripted: Make, post: Post, path: str, tool: Any, field: str
 ) -> None:
     scripted = make_scripted(QWEN_ITEMS)
     before = prompt_of(scripted, ASKED, [CHAT_PRICE])
     calls = "\n".join(CALL.replace('{"item": "lamp"}', text) for text in ("[]", "null", '"R"', '{"a": ]', "7"))
     scripted.follow(f"{before}{calls}{END}")
-    messages = history(path, json.loads(post(path, tool, **{asked: ASKED})))
+    messages = history(path, json.loads(post(path, tool, **{field: ASKED})))
     assert str(messages).count("no object") >= 4
     scripted.follow()
-    assert json.loads(post(path, tool, **{asked: messages}))
+    assert json.loads(post(path, tool, **{field: messages}))

@@ -16,17 +16,17 @@ def main(api: str, how: str) -> None:
             messages.append({"role": "user", "content": question})
             fields: Any = {"model": os.environ["MODEL"], "max_tokens": 500, "system": BRIEF, "tools": tools}
             runner: Any = client.beta.messages.tool_runner(**fields, messages=[*messages], stream=how == "stream")
-            said: Any = None
+            message: Any = None
             pieces = None
             for each in runner:
-                said = each
+                message = each
                 if how == "stream":
                     pieces = sum(event.type == "text" for event in each)
-                    said = each.get_final_message()
-                messages.append({"role": "assistant", "content": said.content})
+                    message = each.get_final_message()
+                messages.append({"role": "assistant", "content": message.content})
                 if (results := runner.generate_tool_call_response()) is not None:
                     messages.append(results)
-            report("".join(block.text for block in said.content if block.type == "text"), pieces)
+            report("".join(block.text for block in message.content if block.type == "text"), pieces)
 
 
 main(*sys.argv[1:])

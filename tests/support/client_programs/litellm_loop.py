@@ -43,12 +43,12 @@ def main(provider: str, how: str) -> None:
     for question in QUESTIONS:
         messages.append({"role": "user", "content": question})
         while True:
-            said, pieces = turn(model, how, messages)
-            messages.append(said)
-            if not said.tool_calls:
+            message, pieces = turn(model, how, messages)
+            messages.append(message)
+            if not message.tool_calls:
                 break
-            messages += [{"role": "tool", "tool_call_id": call.id, "content": run(call)} for call in said.tool_calls]
-        report(said.content, pieces)
+            messages += [{"role": "tool", "tool_call_id": call.id, "content": run(call)} for call in message.tool_calls]
+        report(message.content, pieces)
 
 
 main(*sys.argv[1:])

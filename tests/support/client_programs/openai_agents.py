@@ -35,15 +35,15 @@ async def main(api: str, how: str) -> None:
         tools = await tools_of(api, stack)
         agent = agents.Agent(name="clerk", instructions=BRIEF, model_settings=settings, **tools)
         for question in QUESTIONS:
-            asked: Any = [*history, {"role": "user", "content": question}]
+            input_items: Any = [*history, {"role": "user", "content": question}]
             pieces = None
             if how == "stream":
-                result: Any = agents.Runner.run_streamed(agent, asked, session=session, **more)
+                result: Any = agents.Runner.run_streamed(agent, input_items, session=session, **more)
                 events = [event async for event in result.stream_events()]
                 raw = [event.data.type for event in events if event.type == "raw_response_event"]
                 pieces = raw.count("response.output_text.delta")
             else:
-                result = await agents.Runner.run(agent, asked, session=session, **more)
+                result = await agents.Runner.run(agent, input_items, session=session, **more)
             report(result.final_output, pieces)
             if api == "stored":
                 more |= {"previous_response_id": result.last_response_id}
