@@ -125,9 +125,9 @@ def test_thunks_are_read_with_their_branches_loops_and_launches() -> None:
 
 
 def test_a_step_takes_the_cheapest_branch_and_waits_for_its_predicate() -> None:
-    found = Reading(Case("h100", "llama-3-8b", 64, 64), ("sample", "64"), None, thunks=parse_thunks(DUMP, {}))
-    assert [launch.thunk.kind for launch in found.path(32)] == ["kCustomKernel", "kCopy"]
-    assert found.waits(32) == 1
+    reading = Reading(Case("h100", "llama-3-8b", 64, 64), ("sample", "64"), None, thunks=parse_thunks(DUMP, {}))
+    assert [launch.thunk.kind for launch in reading.path(32)] == ["kCustomKernel", "kCopy"]
+    assert reading.waits(32) == 1
 
 
 def test_an_update_in_place_makes_and_reads_only_its_rows() -> None:

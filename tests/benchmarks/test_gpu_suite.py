@@ -47,9 +47,9 @@ def run_tiny(names: Sequence[str], out: Path) -> dict[str, list[Row]]:
     (out / "none").mkdir(parents=True, exist_ok=True)
     status = suite(GPU, [*names, "--tiny", "--out", str(out), "--kept", str(out / "none"), "--limit-s", "3600"])
     parts = json.loads((out / "results.json").read_text())["parts"]
-    errors = {name: found.get("error") for name, found in parts.items() if found["status"] != "done"}
+    errors = {name: part_report.get("error") for name, part_report in parts.items() if part_report["status"] != "done"}
     assert (status, errors) == (0, {})
-    return {name: found["rows"] for name, found in parts.items()}
+    return {name: part_report["rows"] for name, part_report in parts.items()}
 
 
 @pytest.fixture(scope="module")
@@ -262,8 +262,8 @@ def test_what_a_run_leaves_is_found_by_the_next_one(tmp_path: Path, monkeypatch:
     assert all(path.stat().st_size <= 40_000 for path in out.iterdir())
     (out / "cache-3.tar").write_bytes((out / "cache-1.tar").read_bytes()[:700])  # cut off
     assert kept.unpack(out, second) == ["autotune.tar", "cache-1.tar", "cache-2.tar", "cache-3.tar"]
-    found = {str(path.relative_to(second)) for path in second.rglob("*") if path.is_file()}
-    assert found == {
+    files = {str(path.relative_to(second)) for path in second.rglob("*") if path.is_file()}
+    assert files == {
         "autotune/decode.textproto",
         "xla_gpu_per_fusion_autotune_cache_dir/fusion.textproto",
         *(f"{number}-cache" for number in range(4)),
@@ -288,7 +288,7 @@ def test_a_part_that_fails_is_recorded_and_the_others_go_on(tmp_path: Path, monk
     out = tmp_path / "full"
     assert suite(GPU, ["torch_peer", "memcheck", "--out", str(out)]) == 1  # full sizes, and no GPU
     parts = json.loads((out / "results.json").read_text())["parts"]
-    assert {found["status"] for found in parts.values()} == {"failed"}
+    assert {part_report["status"] for part_report in parts.values()} == {"failed"}
     assert "JAX finds no GPU" in parts["memcheck"]["error"]
     assert parts["memcheck"]["checker"] == [" COMPUTE-SANITIZER"]
     assert main(["gpu-report", str(out / "results.json")]) == 0
@@ -303,7 +303,7 @@ def test_a_part_that_is_late_is_cut_off_and_keeps_its_place(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["speed"], "no such part"),
         (["--limit-s", "0"], "--limit-s is too small"),
@@ -312,10 +312,10 @@ def test_a_part_that_is_late_is_cut_off_and_keeps_its_place(tmp_path: Path) -> N
     ],
 )
 def test_mistakes_are_told_before_anything_runs(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert suite(GPU, ["--out", str(tmp_path / "out.json"), *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_old_results_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

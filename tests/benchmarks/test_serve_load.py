@@ -91,26 +91,26 @@ def test_a_client_that_is_busy_says_that_it_may_be_what_was_measured() -> None:
     with fake_openai() as fake:
         measured = report("a", "good", ClientLoad(None, 1), 0, play(fake, ClientLoad(None, 1), number=1))
     assert remarks([measured | {"client_cpu_share": 0.1}]) == []
-    [said] = remarks([measured | {"client_cpu_share": 0.9}])
-    assert "90% of a core" in said
+    [remark] = remarks([measured | {"client_cpu_share": 0.9}])
+    assert "90% of a core" in remark
 
 
 def test_the_command_compares_servers_under_every_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
-    with fake_openai() as one, fake_openai() as other:
-        urls = ["--base-url", f"ours={one.url}", "--base-url", f"theirs={other.url}/v1"]
+    with fake_openai() as ours, fake_openai() as theirs:
+        urls = ["--base-url", f"ours={ours.url}", "--base-url", f"theirs={theirs.url}/v1"]
         load = ["--request-rate", "500", "--concurrency", "2", "--sessions", "3", "--seed", "0,1"]
         assert main(["load", *urls, *load, *SMALL, "--json", str(out), "--plot", str(picture)]) == 0
     reports = json.loads(out.read_text())
     assert len(reports) == 2 * 2 * 2
-    assert {(one["server"], one["sessions_completed"], one["requests"]) for one in reports} == {
+    assert {(row["server"], row["sessions_completed"], row["requests"]) for row in reports} == {
         ("ours", 3, 6),
         ("theirs", 3, 6),
     }
     assert "500/s" in (shown := capsys.readouterr().out)
     assert "2 clients" in shown
     assert picture.stat().st_size > 1000
-    assert sorted(map(json.dumps, one.bodies)) == sorted(map(json.dumps, other.bodies))
+    assert sorted(map(json.dumps, ours.bodies)) == sorted(map(json.dumps, theirs.bodies))
 
 
 def test_a_trace_is_played_as_it_says(tmp_path: Path) -> None:

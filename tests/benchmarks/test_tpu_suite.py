@@ -46,8 +46,8 @@ def test_all_parts_run_at_tiny_shapes(tmp_path: Path) -> None:
     assert suite(TPU, ["--tiny", "--out", str(tmp_path), "--kept", str(tmp_path), "--limit-s", "3600"]) == 0
     report = json.loads((tmp_path / "results.json").read_text())
     assert report["suite"] == "tpu"
-    assert {found["status"] for found in report["parts"].values()} == {"done"}
-    rows = {name: found["rows"] for name, found in report["parts"].items()}
+    assert {part_report["status"] for part_report in report["parts"].values()} == {"done"}
+    rows = {name: part_report["rows"] for name, part_report in report["parts"].items()}
     assert all(row["ok"] for name in ("smoke", "checks", "tokens", "kinds") for row in rows[name])
     assert {row["implementation"] for row in rows["kernels"]} == {"reference"}
     assert [(row["implementation"], row.get("ok")) for row in rows["experts"]] == [("gmm", True), ("xla", None)]

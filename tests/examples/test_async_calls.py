@@ -45,11 +45,16 @@ def test_delimiters_are_those_of_the_engine(beginner: train.Start) -> None:
 
 
 def test_a_vocabulary_without_delimiters_gets_them_as_tokens_of_mean_weights(beginner: train.Start) -> None:
-    known, params, size = smollm2(), beginner.params, beginner.model.config.vocab_size
-    tokenizer = with_delimiters(known)
+    tokenizer_without, params, size = smollm2(), beginner.params, beginner.model.config.vocab_size
+    tokenizer = with_delimiters(tokenizer_without)
     ids = [tokenizer.added_token_id(text) for text in DELIMITERS]
-    assert ids == list(range(known.vocab_size, known.vocab_size + 5))
-    assert tokenizer.encode("a[CALL]b[END]") == [*known.encode("a"), ids[0], *known.encode("b"), ids[2]]
+    assert ids == list(range(tokenizer_without.vocab_size, tokenizer_without.vocab_size + 5))
+    assert tokenizer.encode("a[CALL]b[END]") == [
+        *tokenizer_without.encode("a"),
+        ids[0],
+        *tokenizer_without.encode("b"),
+        ids[2],
+    ]
     config, larger = train.with_tokens(beginner.model.config, params, [size - 1, size + 2])
     old, new = params.embed["embedding"], larger.embed["embedding"]
     assert config.vocab_size == len(new) == len(larger.head["unembed"]) == size + 3
@@ -70,8 +75,8 @@ def test_the_agent_writes_sound_calls_and_every_call_is_answered_once_outside_of
         for written, text in rest:
             if not written:
                 assert parser.clean
-                for one in text.split(cml.DELIMITERS.interrupt)[1:]:
-                    id_, value = one.removesuffix(cml.DELIMITERS.end).split(cml.DELIMITERS.head)
+                for segment in text.split(cml.DELIMITERS.interrupt)[1:]:
+                    id_, value = segment.removesuffix(cml.DELIMITERS.end).split(cml.DELIMITERS.head)
                     pending.remove(id_.strip())
                     answered.append((id_.strip(), int(value)))
                 continue
@@ -106,14 +111,14 @@ def test_dialogues_are_the_same_for_a_seed_and_held_out_questions_are_never_lear
 def test_a_row_keeps_its_dialogues_apart_and_learns_what_the_agent_wrote(beginner: train.Start) -> None:
     some = list(islice(woven(1, "training", beginner.codec), 12))
     packed = pack(some, 192)
-    assert sorted(map(id, (one for row in packed for one in row))) == sorted(map(id, some))
+    assert sorted(map(id, (dialogue for row in packed for dialogue in row))) == sorted(map(id, some))
     together = batch(packed, 192)
     row = next(i for i, row in enumerate(packed) if len(row) > 1)
     begin, second = len(packed[row][0].ids), packed[row][1]
     end = begin + len(second.ids)
     assert together.learnt[row, begin : end - 1].tolist() == second.written[1:]
     assert not together.learnt[row, end - 1]
-    assert np.bincount(together.learnt.ravel())[1] == sum(sum(one.written) for one in some)
+    assert np.bincount(together.learnt.ravel())[1] == sum(sum(dialogue.written) for dialogue in some)
     alone = logits(beginner.model, beginner.params, batch([[second]], 192))[0, : len(second.ids)]
     np.testing.assert_allclose(logits(beginner.model, beginner.params, together)[row, begin:end], alone, atol=1e-4)
 
@@ -130,7 +135,11 @@ def test_a_few_steps_lower_the_loss_and_the_model_is_loaded_again(
         train.Train(str(directory)).run()
     served, learning_on = load(directory, dtype="float32"), train.checkpoint(str(directory))
     apart = separate(served.params)
-    assert jax.tree.all(jax.tree.map(lambda one, other: (one == other).all(), apart, learning_on.params))
+    assert jax.tree.all(
+        jax.tree.map(
+            lambda served_weight, learnt_weight: (served_weight == learnt_weight).all(), apart, learning_on.params
+        )
+    )
     assert learning_on.codec.end in served.model.config.eos_token_ids
     assert learning_on.codec.part("[CALL] p [HEAD]") == train.small_llama(0).codec.part("[CALL] p [HEAD]")
 
@@ -150,6 +159,8 @@ def test_the_engine_runs_a_dialogue_that_is_forced_and_interrupts_it_as_in_train
             output = evaluate.generate(llm, dialogue, mode, waits_s, sampling)
             ended = evaluate.outcome(llm, dialogue, output)
             assert (ended.well_formed, ended.right) == (True, True)
-            for one in output.outputs[0].interrupts:
-                tokens = tuple(output.outputs[0].token_ids[slice(*one.span)])
-                assert tokens == codec.part(interrupt(one.call.id, dialogue.values[IDS.index(one.call.id)]))
+            for written_call in output.outputs[0].interrupts:
+                tokens = tuple(output.outputs[0].token_ids[slice(*written_call.span)])
+                assert tokens == codec.part(
+                    interrupt(written_call.call.id, dialogue.values[IDS.index(written_call.call.id)])
+                )

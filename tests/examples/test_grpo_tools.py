@@ -94,4 +94,8 @@ def check_same(resumed: Run, whole: Run) -> None:
     assert resumed.batch is not None
     assert whole.batch is not None
     assert resumed.batch.token_ids.tolist() == whole.batch.token_ids.tolist()
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), resumed.learner, whole.learner)
+    jax.tree.map(
+        lambda resumed_leaf, leaf: np.testing.assert_allclose(resumed_leaf, leaf, atol=1e-5),
+        resumed.learner,
+        whole.learner,
+    )

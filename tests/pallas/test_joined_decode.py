@@ -78,6 +78,6 @@ def test_rotation_writes_and_attention_in_one_kernel_are_those_of_xla(
 def test_in_bfloat16_it_agrees_up_to_rounding(family: str) -> None:
     step = step_of([1, 2, 16, 17, 33, 100, 112], 3, "bfloat16", normed=family == "qwen3")
     (out, pages), (want, written) = (run(*step, ROPES[family]) for run in (joined, separately))
-    for found, expected in ((out, want), (pages, written)):
-        found, expected = (numbers.astype(jnp.float32) for numbers in (found, expected))
-        np.testing.assert_allclose(found, expected, atol=2**-6, rtol=2**-6)
+    for computed, expected in ((out, want), (pages, written)):
+        computed, expected = (numbers.astype(jnp.float32) for numbers in (computed, expected))
+        np.testing.assert_allclose(computed, expected, atol=2**-6, rtol=2**-6)

@@ -14,11 +14,11 @@ def schedule(num_decode: int, lengths: list[int], contexts: list[int], cut: Work
     starts = np.full(NUM_ROWS + 1, sum(lengths), np.int32)
     starts[: len(lengths) + 1] = np.cumsum([0, *lengths])
     padded = np.array(contexts + [0] * (NUM_ROWS - len(contexts)), np.int32)
-    found = schedules(cut, starts, padded, num_decode, NUM_TOKENS, decode_only=False)
-    for work, shapes in zip(found, cut.shapes(NUM_TOKENS, NUM_ROWS, decode_only=False), strict=True):
+    works = schedules(cut, starts, padded, num_decode, NUM_TOKENS, decode_only=False)
+    for work, shapes in zip(works, cut.shapes(NUM_TOKENS, NUM_ROWS, decode_only=False), strict=True):
         assert tuple(numbers.shape for numbers in work) == shapes
         assert all(numbers.dtype == np.int32 for numbers in work)
-    return found
+    return works
 
 
 def chunk_units(num_decode: int, lengths: list[int], contexts: list[int], tile_queries: int) -> WorkSchedule:
@@ -29,10 +29,10 @@ def units(work: WorkSchedule) -> list[tuple[int, int]]:
     """(row, first token within the row) of every unit in use, in the order of the units."""
     row_units, rows, starts, (unit_tokens,), programs = work
     assert sorted(programs) == list(range(len(rows)))
-    found = [(int(rows[program]), int(starts[program])) for program in programs[: row_units[-1]]]
+    places = [(int(rows[program]), int(starts[program])) for program in programs[: row_units[-1]]]
     assert set(programs[: row_units[-1]]) == set(range(row_units[-1]))
-    assert [row_units[row] + start // unit_tokens for row, start in found] == list(range(row_units[-1]))
-    return found
+    assert [row_units[row] + start // unit_tokens for row, start in places] == list(range(row_units[-1]))
+    return places
 
 
 @settings(max_examples=50)

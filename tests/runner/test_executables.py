@@ -61,9 +61,9 @@ def test_threads_that_need_the_same_executable_share_one_compilation() -> None:
     run, function = added("a")
     function.may_trace.clear()
     with ThreadPoolExecutor(4) as pool:
-        found = [pool.submit(run.__getitem__, "a") for _ in range(4)]
+        futures = [pool.submit(run.__getitem__, "a") for _ in range(4)]
         function.may_trace.set()
-        assert len({id(future.result()) for future in found}) == 1
+        assert len({id(future.result()) for future in futures}) == 1
     assert function.num_traces == 1
 
 

@@ -27,8 +27,8 @@ def plans(draw: st.DrawFn) -> tuple[Chunk, ...]:
     chunks = []
     for slot, length in zip(slots, lengths, strict=True):
         start = draw(st.integers(0, PAGES * PAGE_SIZE - length))
-        known = tuple(range(100 * slot, 100 * slot + length))
-        tokens = (FROM_DEVICE,) if length == 1 and draw(st.booleans()) else known
+        token_ids = tuple(range(100 * slot, 100 * slot + length))
+        tokens = (FROM_DEVICE,) if length == 1 and draw(st.booleans()) else token_ids
         pages = NewPages(0, range(1 + PAGES * slot, 1 + PAGES * slot + -(-(start + length) // PAGE_SIZE)))
         sample = Sample(draw(st.sampled_from([0.0, 0.7])), draw(st.integers(0, 2**64 - 1)), start + length)
         chunks.append(Chunk(slot, start, tokens, pages, sample if draw(st.booleans()) else None))
@@ -145,8 +145,8 @@ def test_every_sample_knows_its_token(chunks: tuple[Chunk, ...]) -> None:
 def test_every_sample_knows_its_options_and_those_without_have_none() -> None:
     params = SamplingParams(top_k=7, top_p=0.5, min_p=0.25, repetition_penalty=1.5, presence_penalty=-1, min_tokens=2)
     options = draw_options(params, frozenset({2}))
-    asked, plain = Sample(1.0, 3, 9, options, held=True), Sample(0.5, 4, 9)
-    chunks = tuple(Chunk(slot, 8, (1,), (), sample) for slot, sample in enumerate((plain, asked)))
+    optioned, plain = Sample(1.0, 3, 9, options, held=True), Sample(0.5, 4, 9)
+    chunks = tuple(Chunk(slot, 8, (1,), (), sample) for slot, sample in enumerate((plain, optioned)))
     rows = unpack_samples(jnp.asarray(pack_samples(sampled_rows(chunks), 3, SLOTS)))
     assert rows.remembered.tolist() == rows.ends_forbidden.tolist() == [0, 1, 0]
     assert rows.top_k.tolist() == [0, 7, 0]

@@ -122,22 +122,22 @@ def draws(
 
     The sequences in one slot must be alike.
     """
-    slots, entered, asked = EMPTY, set(), chunks(all_params, first_key)
-    for chunk in asked:
+    slots, entered, drawing = EMPTY, set(), chunks(all_params, first_key)
+    for chunk in drawing:
         assert chunk.sample is not None
         options = chunk.sample.options
         if options is not None and options.remembered and chunk.slot not in entered:
             entered.add(chunk.slot)
             slots = enter(slots, chunk.slot, pack_slot(options, HISTORY, VOCAB))
-    packed = pack_samples(sampled_rows(asked), rows or len(asked), NUM_SLOTS)
+    packed = pack_samples(sampled_rows(drawing), rows or len(drawing), NUM_SLOTS)
     mask = np.full((packed.shape[1], mask_words(VOCAB)), 0xFFFFFFFF, np.uint32)
     if allowed is not None:
         bits = np.isin(np.arange(32 * mask_words(VOCAB)), allowed)
-        mask[: len(asked)] = np.packbits(bits, bitorder="little").view(np.uint32)
+        mask[: len(drawing)] = np.packbits(bits, bitorder="little").view(np.uint32)
     logits = np.broadcast_to(LOGITS, (packed.shape[1], VOCAB))
     if allowed is not None or any_remembered(packed):
         logits = shape(logits, mask, slots, packed)
-    return np.asarray(draw(kind or draw_kind(packed), logits, packed))[: len(asked)]
+    return np.asarray(draw(kind or draw_kind(packed), logits, packed))[: len(drawing)]
 
 
 def expected(params: SamplingParams, mask: Sequence[int] | None = None) -> np.ndarray:
