@@ -20,6 +20,7 @@ from jax.experimental import topologies
 from jax.extend.source_info_util import register_exclusion
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.mesh import EVERYWHERE
 from jinfercept.models.model import Model, abstract_params
@@ -199,9 +200,11 @@ def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention
         params,
     )
 
+    stored = stored_dtype(shape.kv_cache_dtype, jnp.bfloat16)
+
     def pool(num_pages: int, num_layers: int) -> tuple[Any, ...]:
         sizes = num_pages + 1, shape.page_size, model.config.num_kv_heads, config.head_dim
-        return (layer_pages(*sizes, jnp.bfloat16, NamedSharding(compiler.mesh, EVERYWHERE)),) * num_layers
+        return (layer_pages(*sizes, stored, NamedSharding(compiler.mesh, EVERYWHERE)),) * num_layers
 
     windows = pool_windows(model, shape)
     num_windowed = sum(map(bool, windows))

@@ -134,7 +134,7 @@ def executable_row(reading: Reading) -> dict[str, Any]:
         "gpu": case.tpu,  # the name of this condition in budgets
         "num_devices": case.num_devices,
         "num_hosts": num_hosts,
-        "model": case.model,
+        "model": case.model if case.kv_cache_dtype == "auto" else f"{case.model}, KV {case.kv_cache_dtype}",
         "bucket": case.bucket,
         "kind": key[0],
         "executable": " ".join(key),

@@ -64,6 +64,7 @@ class Case(NamedTuple):
         num_devices: that cut weights and pages.
         kinds: of the executables that are compiled; (): all.
         without: kinds that are left out.
+        kv_cache_dtype: of the pages, as the engine's option.
     """
 
     tpu: str
@@ -72,6 +73,7 @@ class Case(NamedTuple):
     num_devices: int = 1
     kinds: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    kv_cache_dtype: str = "auto"
 
     @property
     def config(self) -> ModelConfig:
@@ -96,18 +98,20 @@ class Case(NamedTuple):
 
 def case_of(values: Sequence[Any]) -> Case:
     """A case as JSON has it."""
-    tpu, model, bucket, num_devices, kinds, without = values
-    return Case(tpu, model, bucket, num_devices, tuple(kinds), tuple(without))
+    tpu, model, bucket, num_devices, kinds, without, kv_cache_dtype = values
+    return Case(tpu, model, bucket, num_devices, tuple(kinds), tuple(without), kv_cache_dtype)
 
 
 def default_cases(tpus: Sequence[str] = TPUS) -> list[Case]:
     """Every model on every generation, all of a decode step and the layers of a chunk; Llama-3-8B on one device, and where one
-    does not hold it on several; and 16 chips of v5e."""
+    does not hold it on several, and with pages in fp8; and 16 chips of v5e."""
     cases = list[Case]()
     for tpu in tpus:
         for model in MODELS:
             cases.append(Case(tpu, model, ROWS, DEVICES[model]))
             cases.append(Case(tpu, model, CHUNK, DEVICES[model], kinds=("embed", "layers")))
+        moved = ("layers", "gather", "scatter")
+        cases.append(Case(tpu, "llama-3-8b", ROWS, CHIPS_FOR_8B.get(tpu, 1), kinds=moved, kv_cache_dtype="fp8"))
         if tpu in CHIPS_FOR_8B:
             cases.append(Case(tpu, "llama-3-8b", ROWS, CHIPS_FOR_8B[tpu], without=SAMPLERS))
     if "v5e" in tpus:

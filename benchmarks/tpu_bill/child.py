@@ -67,6 +67,7 @@ def add_case(compiler: Compiler, case: Case) -> None:
         layers_per_step=case.num_layers,
         num_window_pages=NUM_WINDOW_PAGES if windowed else 0,
         staging_pages=STAGING_PAGES,
+        kv_cache_dtype=case.kv_cache_dtype,
     )
     adding: Any = CaseCompiler(compiler, case)
     layers = add_runner(adding, case.compiled_config, shape, "tpu")

@@ -58,7 +58,7 @@ def _attend(scoring: Scoring, blocks: Blocks | None, q: Array, pages: KVPages, b
 
     return ragged_paged_attention(
         *operands_of(q, pages, batch),
-        **options_of(q, scoring),
+        **options_of(q, pages, scoring),
         num_kv_pages_per_block=None if blocks is None else blocks.pages,
         num_queries_per_block=None if blocks is None else blocks.queries,
         vmem_limit_bytes=OTHER_VMEM_BYTES,

@@ -11,6 +11,9 @@ from jaxtyping import Array, Float, Int, Num
 
 INTERLEAVED_ON = ("tpu",)
 """Platforms, by JAX's names, whose pages lie so."""
+FP8 = jnp.dtype(jnp.float8_e4m3fn)
+"""The type of such pages in fp8. Their rows have no scales, which jax's attention does not read; larger numbers become 448."""
+LARGEST_FP8 = 448.0
 LANES = 128
 SUBLANES = 8
 
@@ -52,7 +55,9 @@ def write_interleaved(
     write_index: Int[Array, "T"],
 ) -> Num[Array, "N B K2 D2"]:
     """See `pages.write_kv`."""
-    rows = jnp.stack([key, value], axis=2).astype(pages.dtype)  # [T, K, 2, D]
+    rows = jnp.stack([key, value], axis=2)  # [T, K, 2, D]
+    rows = jnp.clip(rows, -LARGEST_FP8, LARGEST_FP8) if pages.dtype == FP8 else rows
+    rows = rows.astype(pages.dtype)
     num_tokens, num_kv_heads, _, head_dim = rows.shape
     missing = pages.shape[2] // 2 - num_kv_heads, pages.shape[3] - head_dim
     rows = jnp.pad(rows, ((0, 0), (0, missing[0]), (0, 0), (0, missing[1]))) if any(missing) else rows

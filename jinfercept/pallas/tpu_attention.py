@@ -9,12 +9,12 @@ import logging
 from functools import cache
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
-from jinfercept.layouts.interleaved import LANES, SUBLANES
-from jinfercept.layouts.kv_rows import is_quantised
+from jinfercept.layouts.interleaved import FP8, LANES, SUBLANES
 from jinfercept.layouts.pages import Batch, KVPages, PagesLike
 from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.reference import paged_attention_reference
@@ -29,6 +29,10 @@ QUERIES, CONTEXT_TOKENS = 32, 512
 """Most query tokens and tokens of context of a block."""
 FEWEST_QUERIES = 8
 """Of a block whose pages are made fewer instead."""
+
+
+type QueriesLike = Float[Array, "T H D"] | jax.ShapeDtypeStruct
+"""A step's queries, or their shape."""
 
 
 class Operands(NamedTuple):
@@ -51,7 +55,7 @@ class Blocks(NamedTuple):
 
 def is_supported(q: DTypeLike, pages: DTypeLike) -> bool:
     """Whether the kernel takes queries and pages of these types."""
-    return not is_quantised(pages) and jnp.dtype(q) == jnp.dtype(pages) and jnp.dtype(q).name in DTYPES
+    return jnp.dtype(pages) in (FP8, jnp.dtype(q)) and jnp.dtype(q).name in DTYPES
 
 
 def paged_attention_tpu(
@@ -63,19 +67,19 @@ def paged_attention_tpu(
         ValueError: the kernel does not take these types.
     """
     if not is_supported(q.dtype, pages.dtype):
-        got, fix = f"{q.dtype.name} and {pages.dtype.name}", "use attention reference, or kv_cache_dtype auto"
+        got, fix = f"{q.dtype.name} and {pages.dtype.name}", "use attention reference, or kv_cache_dtype auto or fp8"
         raise ValueError(
-            f"a TPU's kernel has queries and pages of one type, {' or '.join(DTYPES)}; got {got}; fix: {fix}"
+            f"a TPU's kernel has queries in {' or '.join(DTYPES)}, and pages as these or in fp8; got {got}; fix: {fix}"
         )
     if (reason := _refused(pages, scoring)) is not None:
         _note(reason)
         return paged_attention_reference(q, pages, batch, scoring)
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
-    blocks = blocks_for(q.shape, pages, batch.page_tables.shape[1])
+    blocks = blocks_for(q, pages, batch.page_tables.shape[1])
     out = ragged_paged_attention(
         *operands_of(q, pages, batch),
-        **options_of(q, scoring),
+        **options_of(q, pages, scoring),
         num_kv_pages_per_block=blocks.pages,
         num_queries_per_block=blocks.queries,
     )
@@ -113,20 +117,24 @@ def operands_of(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) -> Opera
     return Operands(padded, pages, batch.context_lens, batch.page_tables, batch.query_starts, num_rows)
 
 
-def options_of(q: Float[Array, "T H D"], scoring: Scoring) -> dict[str, Any]:
-    """How the kernel turns scores into weights."""
-    return {"sm_scale": q.shape[2] ** -0.5, "sliding_window": scoring.window, "soft_cap": scoring.soft_cap}
+def options_of(q: Float[Array, "T H D"], pages: KVPages, scoring: Scoring) -> dict[str, Any]:
+    """How the kernel turns scores into weights. With a scale it widens pages, too."""
+    scale = 1.0 if pages.dtype == FP8 else None
+    own = {"sm_scale": q.shape[2] ** -0.5, "sliding_window": scoring.window, "soft_cap": scoring.soft_cap}
+    return own | {"k_scale": scale, "v_scale": scale}
 
 
-def blocks_for(q_shape: tuple[int, ...], pages: PagesLike, pages_per_row: int) -> Blocks:
+def blocks_for(q: QueriesLike, pages: PagesLike, pages_per_row: int) -> Blocks:
     """Blocks that fit into `VMEM_BYTES`, the one of queries halved first."""
-    num_tokens, num_heads, _ = q_shape
+    num_tokens, num_heads, _ = q.shape
     _, page_size, rows, width = pages.shape
     itemsize = pages.dtype.itemsize
 
     def num_bytes(blocks: Blocks) -> int:
         page = page_size * rows * width * itemsize
-        query = num_heads * (width * (4 * itemsize + 4) + 2 * LANES * 4)  # read, written, summed; maxima and sums
+        query = num_heads * (
+            width * (4 * q.dtype.itemsize + 4) + 2 * LANES * 4
+        )  # read, written, summed; maxima and sums
         group, scores = 2 * num_heads // rows, 3 * 4 * page_size
         return blocks.pages * (2 * page + scores * group * blocks.queries) + blocks.queries * query
 

@@ -103,12 +103,12 @@ class KVArrays:
         self.staging_pages = staging_pages
         self._sizes = transfer_sizes(next(iter(home.device_set)).platform, staging_pages)
         self.common_shape = CommonShape(num_rows, self._sizes[0])
-        self._zeros = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=layer.sharding)
+        self._zeros = jax.jit(lambda: jnp.zeros(shape, layer.dtype), out_shardings=layer.sharding)
         self.shapes: Any = (layer,) * self.parts[-1][1]
         self.slots = TransferSlots(beside(layer))
         on_device = beside(layer, heads_spec(len(shape) + 1))
         self._host_memory, self._moved_pages = HostMemory(on_device, pinned=pinned), moved_pages
-        blanks = {end - first: np.zeros((staging_pages, end - first, *shape[1:]), dtype) for first, end in parts}
+        blanks = {end - first: np.zeros((staging_pages, end - first, *shape[1:]), layer.dtype) for first, end in parts}
         self._blank = place(blanks, on_device)  # fills up a scatter's arrays
         self.layers: tuple[KVPages, ...] = ()
         self.host = HostSlots()

@@ -309,7 +309,7 @@ def token_kv_bytes(
     leaf = weights_of(params)[0]
     dtype = stored_dtype(cache.kv_cache_dtype, leaf.dtype)
     page = layer_pages(1, 1, model_config.num_kv_heads, model_config.head_dim, dtype, beside(leaf))
-    num_bytes = num_kv_layers(model_config) * page.size * dtype.itemsize
+    num_bytes = num_kv_layers(model_config) * page.size * page.dtype.itemsize
     num_bytes -= num_bytes * windows.num_layers // num_kv_layers(model_config)
     return num_bytes if draft is None else num_bytes + token_kv_bytes(draft.model.config, draft.params, cache)
 

@@ -270,8 +270,8 @@ def buckets(max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> tu
 
 def _check_rows(model: ServedModel, kv_cache_dtype: str) -> None:
     """Raise `ConfigError` if quantised rows of the model's pages would not be whole words, or are not what a TPU has."""
-    if kv_cache_dtype != "auto" and jax.default_backend() in INTERLEAVED_ON:
-        raise ConfigError("pages are not quantised on a TPU", got=kv_cache_dtype, fix="kv_cache_dtype auto")
+    if kv_cache_dtype == "int8" and jax.default_backend() in INTERLEAVED_ON:
+        raise ConfigError("a TPU's quantised pages are in fp8", got=kv_cache_dtype, fix="kv_cache_dtype fp8, or auto")
     if kv_cache_dtype != "auto" and model.config.head_dim % BYTES:
         got, fix = f"{kv_cache_dtype} and head dim {model.config.head_dim}", "kv_cache_dtype auto"
         raise ConfigError(f"quantised pages need head dims that are multiples of {BYTES}", got=got, fix=fix)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jinfercept.layouts.interleaved import (
+    FP8,
     apart,
     interleaved_shape,
     padded_dim,
@@ -23,14 +24,15 @@ def test_heads_are_as_many_as_jaxs_kernel_takes(heads, dtype, padded):
     assert padded_heads(heads, dtype) == padded
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", FP8.name])
 def test_jaxs_kernel_takes_any_number_of_padded_heads(dtype):
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import get_min_heads_per_blk
 
     for heads in range(1, 129):
         padded = padded_heads(heads, dtype)
         assert heads <= padded < 2 * heads + 8
-        get_min_heads_per_blk(4 * padded, 2 * padded, jnp.dtype(dtype), jnp.dtype(dtype))  # raises if it does not
+        queries = jnp.dtype("bfloat16" if dtype == FP8.name else dtype)
+        get_min_heads_per_blk(4 * padded, 2 * padded, queries, jnp.dtype(dtype))  # raises if it does not
 
 
 def test_columns_are_whole_lanes():
@@ -39,6 +41,7 @@ def test_columns_are_whole_lanes():
 
 def test_each_device_has_its_own_heads_of_zeros():
     assert interleaved_shape(5, 16, 6, 64, jnp.bfloat16, num_devices=2) == (5, 16, 2 * 2 * 4, 128)
+    assert interleaved_shape(5, 16, 8, 128, FP8) == (5, 16, 2 * 8, 128)
 
 
 def test_a_token_lands_in_its_page_with_each_heads_key_before_its_value():
@@ -50,6 +53,12 @@ def test_a_token_lands_in_its_page_with_each_heads_key_before_its_value():
     np.testing.assert_array_equal(apart(written)[:, :, :, :3, :64], expected)
     assert jnp.count_nonzero(written) == jnp.count_nonzero(expected)
     np.testing.assert_array_equal(written[5, 3, 1, :64], keys[0, 0] + 10)
+
+
+def test_numbers_beyond_fp8_are_its_largest():
+    keys = jnp.array([[[1e4, -1e4, 448.0, 0.3]]], jnp.bfloat16)
+    written = write(jnp.zeros(interleaved_shape(2, 4, 1, 4, FP8), FP8), keys, keys, jnp.array([4]))
+    np.testing.assert_allclose(written[1, 0, 0, :4].astype(jnp.float32), [448, -448, 448, 0.3], rtol=1 / 16)
 
 
 def test_a_donated_pool_is_written_in_place():

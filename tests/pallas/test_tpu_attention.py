@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import ref_ragged_paged_attention
 
-from jinfercept.layouts.interleaved import apart, interleaved_shape, with_padded_heads
+from jinfercept.layouts.interleaved import FP8, apart, interleaved_shape, with_padded_heads
 from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.attention import available
 from jinfercept.pallas.reference import paged_attention_reference
@@ -73,7 +73,7 @@ def test_what_the_kernel_is_given_has_the_result_of_the_reference(shapes, scorin
 
     @jax.jit
     def jaxs_own(q, pages):  # whose rows are known while it is traced
-        return ref_ragged_paged_attention(operands_of(q, pages, batch).q, pages, *rows, **options_of(q, scoring))
+        return ref_ragged_paged_attention(operands_of(q, pages, batch).q, pages, *rows, **options_of(q, pages, scoring))
 
     with jax.default_matmul_precision("highest"):
         got = jaxs_own(padded, own)[:used, : shapes.num_heads, : shapes.head_dim]
@@ -110,6 +110,18 @@ def test_the_reference_reads_both_layouts_alike(shapes, scoring):
     np.testing.assert_array_equal(apart(own)[..., : shapes.num_kv_heads, : shapes.head_dim], pages)
 
 
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma 2", marks=pytest.mark.slow)])
+def test_pages_in_fp8_have_the_result_of_the_reference_over_their_numbers(name: str):
+    shapes, scoring = FAMILIES[name]
+    padded, own, batch, _, pages = padded_step(shapes, jnp.bfloat16)
+    with interpreted():
+        got = jax.jit(lambda q, pages: paged_attention_tpu(q, pages, batch, scoring))(padded, own.astype(FP8))
+    got = np.asarray(got[:, : shapes.num_heads, : shapes.head_dim], np.float32)
+    rounded = pages.astype(FP8).astype(jnp.bfloat16)
+    want = np.asarray(reference(padded[:, : shapes.num_heads, : shapes.head_dim], rounded, batch, scoring=scoring))
+    np.testing.assert_allclose(got, want.astype(np.float32), atol=2**-6, rtol=2**-6)
+
+
 @pytest.mark.slow
 def test_the_kernel_itself_attends_to_steps_of_decode_rows_only():
     shapes = Shapes(6, 6, 8, 16, 8, 2, 128)
@@ -136,6 +148,7 @@ def test_layers_with_sinks_have_the_reference():
 
 def test_the_kernel_takes_queries_and_pages_of_one_type():
     assert is_supported("bfloat16", "bfloat16")
+    assert is_supported("bfloat16", "float8_e4m3fn")
     assert not is_supported("bfloat16", "int32")
     assert not is_supported("float16", "float16")
     padded, own, batch, *_ = padded_step(FAMILIES["llama"][0], jnp.float32)
@@ -147,10 +160,11 @@ def test_the_kernel_takes_queries_and_pages_of_one_type():
 @pytest.mark.parametrize("page_size", [16, 256])
 def test_blocks_fit_into_the_memory_that_a_kernel_may_take(heads, kv_heads, head_dim, page_size):
     pages = jax.ShapeDtypeStruct(interleaved_shape(9, page_size, kv_heads, head_dim, jnp.bfloat16), jnp.bfloat16)
-    blocks = blocks_for((2048, heads, head_dim), pages, pages_per_row=512)
+    blocks = blocks_for(jax.ShapeDtypeStruct((2048, heads, head_dim), jnp.bfloat16), pages, pages_per_row=512)
     assert 1 <= blocks.pages <= CONTEXT_TOKENS // page_size
     assert 8 <= blocks.queries <= QUERIES
-    assert blocks_for((1, heads, head_dim), pages, pages_per_row=3).queries == 1
+    one_token = jax.ShapeDtypeStruct((1, heads, head_dim), jnp.bfloat16)
+    assert blocks_for(one_token, pages, pages_per_row=3).queries == 1
 
 
 def test_several_wide_kv_heads_on_a_device_have_the_reference_with_a_line_in_the_log(caplog):

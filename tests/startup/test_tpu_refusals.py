@@ -16,9 +16,9 @@ def test_tables_that_do_not_fit_are_refused_with_pages_that_do():
     check_tables(256, 131_072, 256)
 
 
-def test_quantised_pages_are_refused(monkeypatch: pytest.MonkeyPatch):
+def test_pages_in_int8_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sizing, "INTERLEAVED_ON", ("cpu",))
-    with pytest.raises(ConfigError, match="pages are not quantised on a TPU; got int8; fix: kv_cache_dtype auto"):
+    with pytest.raises(ConfigError, match="quantised pages are in fp8; got int8; fix: kv_cache_dtype fp8, or auto"):
         tiny_llm(kv_cache_dtype="int8", attention="reference")
 
 
