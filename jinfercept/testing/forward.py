@@ -10,6 +10,9 @@ from jaxtyping import Array, Float, Int
 from jinfercept.cpu_kernels.ordered_attention import KEYS, visible, whole_attention
 from jinfercept.errors import ConfigError
 from jinfercept.layouts.scoring import PLAIN, Scoring
+from jinfercept.models.adapted import without_adapters
+from jinfercept.models.joined_weights import join_layer, separate_layer
+from jinfercept.models.model import Model
 from jinfercept.models.protocol import MixedModel, Params, ServedModel, states_of
 from jinfercept.runner.steps import kinds_of
 
@@ -23,7 +26,7 @@ def forward_logits(
     multiple of 256 tokens, and XLA fuses nothing across layers; everything else is plain `jax.numpy`.
 
     Args:
-        model, params: `llm.model` with its weights, or a `Model` with a trainer's.
+        model, params: `llm.model` with its weights, joined or apart, or a `Model` with a trainer's. Adapters add nothing.
         fill: the sequence is filled up to a multiple of so many tokens; 1: it is not.
 
     Raises:
@@ -31,6 +34,9 @@ def forward_logits(
     """
     if states_of(model):
         raise ConfigError("this forward pass has attention only", got=model.config.family, fix="another model")
+    params = jax.tree.map(jnp.asarray, without_adapters(params))
+    if isinstance(model, Model):
+        params = params._replace(layers=tuple(map(join_layer if model.joined else separate_layer, params.layers)))
     num_tokens = len(tokens)
     tokens = jnp.pad(jnp.asarray(tokens), (0, -num_tokens % fill))
     positions = jnp.arange(len(tokens))

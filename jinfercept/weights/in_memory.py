@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jinfercept.errors import ModelError
+from jinfercept.models.adapted import without_adapters
 from jinfercept.models.joined_weights import is_joined, separate, separate_layer, serve, serve_layer
 from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import Model, abstract_params, tied, untied
@@ -360,7 +361,7 @@ def _complete(model: ServedModel, params: Params) -> Params:
         raise ModelError("the parts of Params are dicts of arrays", got=got, fix=f"give {_LAYOUT}")
     if not isinstance(params.layers, tuple | list):
         raise ModelError("layers are a tuple", got=type(params.layers).__name__, fix=f"give {_LAYOUT}")
-    params = params._replace(layers=tuple(params.layers))
+    params = without_adapters(params._replace(layers=tuple(params.layers)))  # of an engine with adapters
     for path, weight in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_quantized):
         kinds = (np.floating,) if isinstance(model, Model) and not is_quantized(weight) else _NUMBERS
         for leaf in jax.tree.leaves(weight):

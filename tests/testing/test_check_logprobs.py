@@ -12,7 +12,9 @@ from jinfercept.calls import Call
 from jinfercept.errors import ConfigError
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.llm import LLM
+from jinfercept.models.adapted import without_adapters
 from jinfercept.models.config import ModelConfig, RopeConfig
+from jinfercept.models.joined_weights import separate
 from jinfercept.models.model import Model
 from jinfercept.models.protocol import Params
 from jinfercept.sampling_params import SamplingParams
@@ -138,6 +140,18 @@ def test_the_report_says_where_differences_begin(wide: LLM) -> None:
 def test_a_forward_pass_of_another_shape_is_refused(wide: LLM) -> None:
     with pytest.raises(ConfigError, match="forward returned another shape"):
         check_logprobs(wide, lambda tokens: np.zeros((2, len(tokens))), max_tokens=4)
+
+
+def test_the_weights_of_an_engine_with_adapters_are_computed_and_given_back_joined_or_apart() -> None:
+    with tiny_llm(max_loras=1, max_lora_rank=8) as llm:
+        assert isinstance(llm.model, Model)
+        served, tokens = jax.tree.map(jnp.copy, weights(llm)), jnp.arange(9)
+        plain = without_adapters(served)
+        expected = forward_logprobs(llm.model, plain, tokens)
+        for params in (served, separate(plain), jax.tree.map(np.asarray, separate(plain))):
+            np.testing.assert_array_equal(forward_logprobs(llm.model, params, tokens), expected)
+            llm.update_weights(params)
+            np.testing.assert_array_equal(forward_logprobs(llm.model, weights(llm), tokens), expected)
 
 
 @pytest.mark.slow
