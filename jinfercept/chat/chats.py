@@ -51,7 +51,11 @@ DEFAULT_PARAMS = SamplingParams(max_tokens=1024)
 
 def is_conversation(prompt: object) -> bool:
     """Whether this is a list of messages."""
-    return isinstance(prompt, list | tuple) and bool(prompt) and all(_is_message(message) for message in prompt)
+    return (
+        isinstance(prompt, list | tuple)
+        and bool(prompt)
+        and all(isinstance(message, Mapping) and "role" in message for message in prompt)
+    )
 
 
 def is_single_chat(prompt: object, detector: object, options: ChatArguments) -> bool:
@@ -224,10 +228,6 @@ def _conversations(messages: Any) -> list[Sequence[Message]]:
             fix='[{"role": "user", "content": "…"}]',
         )
     return list(messages)
-
-
-def _is_message(value: object) -> bool:
-    return isinstance(value, Mapping) and "role" in value
 
 
 def _template(

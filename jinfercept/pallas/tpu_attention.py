@@ -31,10 +31,6 @@ FEWEST_QUERIES = 8
 """Of a block whose pages are made fewer instead."""
 
 
-type QueriesLike = Float[Array, "T H D"] | jax.ShapeDtypeStruct
-"""A step's queries, or their shape."""
-
-
 class Operands(NamedTuple):
     """What jax's kernel and its reference take."""
 
@@ -124,7 +120,7 @@ def options_of(q: Float[Array, "T H D"], pages: KVPages, scoring: Scoring) -> di
     return own | {"k_scale": scale, "v_scale": scale}
 
 
-def blocks_for(q: QueriesLike, pages: PagesLike, pages_per_row: int) -> Blocks:
+def blocks_for(q: Array | jax.ShapeDtypeStruct, pages: PagesLike, pages_per_row: int) -> Blocks:
     """Blocks that fit into `VMEM_BYTES`, the one of queries halved first."""
     num_tokens, num_heads, _ = q.shape
     _, page_size, rows, width = pages.shape

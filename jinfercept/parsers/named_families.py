@@ -34,15 +34,11 @@ def _read_kimi_head(source: Source) -> Steps[Head | None]:
     return Head(parts[1], start + parts.start(1), call_id)
 
 
-def _write_kimi_head(calls: CallGrammar, name: str) -> str:
-    return f"{quoted(f'functions.{name}:')} /[0-9]{{1,3}}/ {calls.tag(_KIMI_ARGUMENTS)}"
-
-
 _KIMI = NamedCalls(
     opening="<|tool_call_begin|>",
     closing="<|tool_call_end|>",
     read_head=_read_kimi_head,
-    write_head=_write_kimi_head,
+    write_head=lambda calls, name: f"{quoted(f'functions.{name}:')} /[0-9]{{1,3}}/ {calls.tag(_KIMI_ARGUMENTS)}",
     sections=(
         ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         ("<|tool_call_section_begin|>", "<|tool_call_section_end|>"),
@@ -80,13 +76,11 @@ def _write_solar_head(calls: CallGrammar, name: str) -> str:
 _SOLAR = NamedCalls("<|tool_call:begin|>", "<|tool_call:end|>", _read_solar_head, _write_solar_head)
 
 
-def _solar_grammar(calls: CallGrammar) -> str:
-    return f'({calls.tag("<|begin|>")} "assistant")? {calls.tag("<|tool_calls|>")} {_SOLAR.grammar(calls)}'
-
-
 SOLAR = ToolCallFormat(
     read=_SOLAR.read,
-    grammar=_solar_grammar,
+    grammar=lambda calls: (
+        f'({calls.tag("<|begin|>")} "assistant")? {calls.tag("<|tool_calls|>")} {_SOLAR.grammar(calls)}'
+    ),
     detect=lambda template: _SOLAR_ARGUMENTS in template,
     tags=(
         *_SOLAR.tags,
@@ -161,11 +155,7 @@ def _read_functionary_head(source: Source) -> Steps[Head | None]:
     return Head(name, start) if name and (yield from source.take(">")) else None
 
 
-def _write_functionary_head(calls: CallGrammar, name: str) -> str:
-    return quoted(f"{name}>")
-
-
-_FUNCTIONARY = NamedCalls("<function=", "</function>", _read_functionary_head, _write_functionary_head)
+_FUNCTIONARY = NamedCalls("<function=", "</function>", _read_functionary_head, lambda _, name: quoted(f"{name}>"))
 FUNCTIONARY_V31 = ToolCallFormat(
     read=_FUNCTIONARY.read,
     grammar=_FUNCTIONARY.grammar,

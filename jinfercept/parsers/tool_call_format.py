@@ -11,10 +11,6 @@ from jinfercept.parsers.pieces import CallParser
 from jinfercept.parsers.source import Marks, Source, Steps, ToolSchemas, TurnParser
 
 
-def _openai_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
@@ -39,7 +35,7 @@ class ToolCallFormat:
     detect: Callable[[str], bool]
     tags: tuple[str, ...]
     turn_ends: tuple[str, ...]
-    new_id: Callable[[], str] = _openai_id
+    new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex[:24]}"
     ids: str = ".+"
     openings: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()

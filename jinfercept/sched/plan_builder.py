@@ -124,7 +124,7 @@ class PlanBuilder:
             drop, window_drop: host slots whose arrays are freed.
         """
         if len(self.chunks) > 1:
-            self.chunks.sort(key=_is_long)
+            self.chunks.sort(key=lambda entry: len(entry[1].tokens) > 1)
         plan = StepPlan(
             number=number,
             bucket=bucket,
@@ -215,10 +215,6 @@ class PlannedStep:
             row._replace(drafts=next(rest)) if row.drafts[-1:] == (FROM_DRAFT_MODEL,) else row for row in self.sampled
         ]
         return replace(self, sampled=tuple(rows))
-
-
-def _is_long(entry: tuple[Sequence, Chunk]) -> bool:
-    return len(entry[1].tokens) > 1
 
 
 @dataclass(slots=True)
