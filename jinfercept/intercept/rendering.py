@@ -39,7 +39,7 @@ def render(
         encode: text to token ids; None without a tokenizer, when only token ids can be read.
 
     Returns:
-        At most `room` tokens, and at most as many as the tool allows; a cut result has a note, if there is room for it.
+        At most `room` tokens, and at most as many as the tool allows; a cut result has a note and what closes it, if there is room.
     """
     limit = min(room, tool.max_result_tokens if tool else room)
     if result.token_ids is not None:
@@ -51,9 +51,10 @@ def render(
         tokens = encode(before + result.text + after)
         if len(tokens) <= limit:
             return tokens, result
-    head, tail = encode(before), encode(f" ... (cut: longer than {limit} tokens)" + after)
-    body = encode(result.text[: CHARS_PER_TOKEN * limit])
-    tokens = [*head, *body[: max(0, limit - len(head) - len(tail))], *tail][:limit]
+    head, note, tail = encode(before), encode(f" ... (cut: longer than {limit} tokens)"), encode(after)
+    room_within = max(0, limit - len(head) - len(tail))
+    body = encode(result.text[: CHARS_PER_TOKEN * limit])[: max(0, room_within - len(note))]
+    tokens = [*head, *[*body, *note][:room_within], *tail][:limit]
     return tokens, replace(result, status="too_large" if result.status == "ok" else result.status)
 
 

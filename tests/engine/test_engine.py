@@ -180,6 +180,12 @@ def test_an_oversized_text_is_cut_says_so_and_keeps_the_template_around_it() -> 
     assert ask(tool, "x" * 58)[1].status == "ok"
 
 
+def test_what_closes_a_result_is_there_though_there_is_no_room_for_the_note() -> None:
+    for most, expected in ((8, "<< ...>>"), (4, "<<>>"), (3, "<<>")):
+        read, result = ask(Tool(str, name="t", result="<<{}>>", max_result_tokens=most), "x" * 500)
+        assert (read, result.status) == (expected, "too_large")
+
+
 def test_a_text_for_which_not_even_the_note_has_room_is_cut_all_the_same() -> None:
     read, result = ask(Tool(str, name="t", max_result_tokens=5), "x" * 50)
     assert (len(read), result.status) == (5, "too_large")
