@@ -39,7 +39,7 @@ def render(
         encode: text to token ids; None without a tokenizer, when only token ids can be read.
 
     Returns:
-        At most `room` tokens, and at most as many as the tool allows; a cut one has a note and what closes it, if there is room.
+        At most `room` tokens and as many as the tool allows; a cut one has a note and its closing text, if there is room.
     """
     limit = min(room, tool.max_result_tokens if tool else room)
     if result.token_ids is not None:
