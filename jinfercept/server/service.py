@@ -84,7 +84,7 @@ class Service:
         inbox: where calls wait for a person; None if there is no person tool.
         tracing: traces of requests; None: there are none.
         refused: answers of status 429, by the code of their error.
-        waking: the end of a sleep that was agreed; None: it ends when somebody asks.
+        waking: timer that wakes the engine after the `timeout_s` of a sleep; None: the engine sleeps until `/resume`.
     """
 
     def __init__(

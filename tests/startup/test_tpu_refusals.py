@@ -1,4 +1,4 @@
-"""What a start on a TPU refuses, and a start elsewhere that is told to attend as one. No TPU runs here."""
+"""Options that a start on a TPU refuses, and `attention=tpu` on a machine without one. No TPU runs here."""
 
 import pytest
 

@@ -24,7 +24,7 @@ class Version(BaseModel):
 
 @router.get("/health")
 async def health(request: Request) -> Condition:
-    """Whether the engine runs, or sleeps until somebody wakes it: 503 after a failure from which it cannot recover."""
+    """Whether the engine runs or sleeps; status 503 after a failure from which the engine cannot recover."""
     llm = service_of(request).llm
     if (failure := llm.engine.failure) is not None:
         raise ApiError(503, f"the engine failed: {failure}", code="engine_error")

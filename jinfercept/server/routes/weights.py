@@ -89,7 +89,7 @@ async def _change(
 
 
 def _wake(llm: LLM) -> None:
-    log.warning("the engine goes on: nobody has asked it to within the timeout_s of its sleep")
+    log.warning("the engine goes on: there was no /resume within the timeout_s of its sleep")
     try:
         llm.wake()
     except (EngineError, JinferceptError) as error:
