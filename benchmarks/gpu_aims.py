@@ -129,14 +129,19 @@ def _policies(parts: Parts) -> list[Figure]:
 
 def _agents(parts: Parts) -> list[Figure]:
     """The mean turn delay of ours over least recently used pages', measured and in the simulator."""
-    rows = {row["policy"]: row for row in parts.get("agents", ())}
+    return [figure for part in ("agents", "long_agents") for figure in _agents_of(parts.get(part, ()))]
+
+
+def _agents_of(measured: Rows) -> list[Figure]:
+    rows = {row["policy"]: row for row in measured}
     if not {OURS, LEAST_RECENTLY_USED} <= rows.keys():
         return []
     ours, other = (rows[policy]["turn_delay_s"]["mean"] for policy in (OURS, LEAST_RECENTLY_USED))
     simulated = [rows[policy]["simulated"]["turn_delay_s"]["mean"] for policy in (OURS, LEAST_RECENTLY_USED)]
     ratio = f"{ours / other:.2f} ×; {simulated[0] / simulated[1]:.2f} × in the simulator"
     load = rows[OURS]["workload"]
-    return [Figure(f"{load['live']} sessions, {load['model']}", f"{ours:.2f} and {other:.2f} s: {ratio}", ours < other)]
+    what = f"{load['live']} sessions, tokens × {load['scale_tokens']:g}, {load['model']}"
+    return [Figure(what, f"{ours:.2f} and {other:.2f} s: {ratio}", ours < other)]
 
 
 def _right(parts: Parts) -> list[Figure]:

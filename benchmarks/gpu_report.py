@@ -62,7 +62,7 @@ DETAILS: Mapping[str, Sequence[str]] = {
         "busy_s",
         "hidden_share",
     ),
-    "correctness": ("check", "heads", "model", "page_size", "dtype", "policy", "by", "error", "limit", "ok"),
+    "correctness": ("check", "heads", "model", "page_size", "dtype", "pages", "policy", "by", "error", "limit", "ok"),
     "steps": (
         *STEP,
         "chunk",
@@ -79,6 +79,8 @@ DETAILS: Mapping[str, Sequence[str]] = {
         "shape",
         "calls",
         "gpu_s",
+        "error",
+        "ok",
     ),
     "uploads": (
         "what",
@@ -106,6 +108,7 @@ DETAILS: Mapping[str, Sequence[str]] = {
         "ok",
         "error",
     ),
+    "products": ("weight", "tokens", "seconds", "copy_share", "times", "off", "ok"),
     "torch_peer": (*ATTENTION, "bytes_per_s", "flops_per_s", "error"),
     "idle": ("model", "depth", "batch", "context", "step_s", "idle_share", "by_wall", "largest_gap_s"),
     "policies": (

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from benchmarks.suite.expert_timing import DTYPE, Candidate, expert_rows
+from benchmarks.gpu_suite.products import random_weight
+from benchmarks.suite.expert_timing import Candidate, expert_rows
 from benchmarks.suite.sizes import ExpertsCase, Row, Sizes
 from jinfercept.models.packed_rows import Packing
 from jinfercept.models.quantized import QuantizedTensor
@@ -29,7 +29,10 @@ def rows(sizes: Sizes) -> Iterator[Row]:
 
 def _candidates(case: ExpertsCase, stack: jax.Array) -> dict[str, Candidate]:
     by_triton = jax.jit(partial(_by_triton, case))
-    packed = {f"triton {name}": Candidate(_random_packed(case, how), by_triton) for name, how in PACKINGS.items()}
+    packed = {
+        f"triton {name}": Candidate(random_weight((case.inputs, case.outputs), how, (case.num_experts,)), by_triton)
+        for name, how in PACKINGS.items()
+    }
     candidates = {"triton": Candidate(stack, by_triton), **packed}
     if jax.default_backend() == "gpu" and compute_capability() == HOPPER:
         candidates["mosaic"] = Candidate(stack, jax.jit(_by_mosaic), is_ours=False)
@@ -59,20 +62,3 @@ def _by_mosaic(x: jax.Array, stack: jax.Array, group_sizes: jax.Array) -> jax.Ar
         max_concurrent_steps=4,
         grid_block_n=1,
     )
-
-
-def _random_packed(case: ExpertsCase, how: Packing) -> QuantizedTensor:
-    """Quantised weights of all experts."""
-    dims, key = (case.inputs, case.outputs), jax.random.key(0)
-
-    def drawn(struct: jax.ShapeDtypeStruct) -> jax.Array:
-        if struct.dtype == jnp.uint8:
-            return jax.random.randint(key, struct.shape, 118, 122).astype(jnp.uint8)
-        if jnp.issubdtype(struct.dtype, jnp.floating):
-            return jax.random.uniform(key, struct.shape, struct.dtype, 0.5, 1.5) * case.inputs**-0.5 / 64
-        return jax.lax.bitcast_convert_type(
-            jax.random.bits(key, struct.shape, f"uint{struct.dtype.itemsize * 8}"), struct.dtype
-        )
-
-    shapes = QuantizedTensor.of_shape(dims, 1, how, DTYPE, (case.num_experts,))
-    return jax.tree.map(jax.jit(drawn, static_argnums=0), shapes)

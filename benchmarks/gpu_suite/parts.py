@@ -61,8 +61,12 @@ JOBS: tuple[Mapping[str, Part], ...] = (
     {
         "devices": _part("suite.correctness", 300.0, "device_rows", GROWING_MEMORY),
     },
+    {
+        "long_agents": _part("suite.policies", 300.0, "long_agent_rows"),
+        "products": _part("gpu_suite.products", 60.0, environment=OWN_MEMORY),
+    },
 )
-"""What one job of ten minutes measures, by name; the limits of a job's parts are less than 540 s together. The last is for
-machines with several GPUs."""
+"""What one job of ten minutes measures, by name; the limits of a job's parts are less than 540 s together. The
+fifth is for machines with several GPUs."""
 
 PARTS: Mapping[str, Part] = {name: part for job in JOBS for name, part in job.items()}

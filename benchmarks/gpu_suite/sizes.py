@@ -43,6 +43,8 @@ FULL = Sizes(
         *(AttentionCase(GEMMA_HEADS, *case, window=512) for case in ((16, 1, 8192), (1, 512, 4096))),
     ),
     attention_pool_bytes=9 * 10**9,
+    product=(4096, 14336),
+    product_tokens=(1, 16, 64, 256, 1024),
     experts=(
         ExpertsCase("gpt-oss-20b", 32, 4, 2880, 5760, (1, 16, 64, 512, 2048)),
         ExpertsCase("qwen3-30b-a3b", 128, 8, 2048, 1536, (1, 64, 2048)),
@@ -50,8 +52,8 @@ FULL = Sizes(
     start={},
     one_byte_pool=2_500_000_000,
     checked=(
-        Checked((32, 8, 128), 16, ("bfloat16", "float32")),
-        Checked((16, 16, 256), 16),
+        Checked((32, 8, 128), 16, ("bfloat16", "float32"), quantised=("int8", "fp8")),
+        Checked((16, 16, 256), 16, quantised=("int8",)),
         Checked((12, 12, 64), 16),
         Checked((8, 2, 96), 16),
         Checked((32, 8, 128), 64),
@@ -80,4 +82,5 @@ FULL = Sizes(
     idle_steps=20,
     policies=Policies("gpt-j-6b", 4.0, 50.0, 0.3, 0.2, 8_000, 32_000, 64, 512),
     agents=Agents("llama-3-8b", 12, 8.0, 50.0, 0.2, 0.1, 32_768, 48_000, 48_000, 64, 2048),
+    long_agents=Agents("llama-3-8b", 8, 20.0, 80.0, 1.0, 0.1, 131_072, 200_000, 200_000, 32, 2048),
 )

@@ -4,9 +4,9 @@ Rows of tokens: `model`, `policy`, `by` (auto, or the reference on a cpu), `requ
 `copied_in_tokens`, `ok`; the same requests with scripted calls, in a contended pool. They are compared with those of the
 reference attention on the same device, in float32 with products of the highest precision, which are compared with a CPU's once.
 
-Rows of kernels: `check`, `heads`, `window`, `soft_cap`, `with_sinks`, `page_size`, `dtype`, `error` (‖out − reference‖ /
-‖reference‖), `limit`, `ok`. Their inputs are numbers of bfloat16, so that one reference serves all types. Slots that no query
-sees hold NaN, so that reading one shows.
+Rows of kernels: `check`, `heads`, `window`, `soft_cap`, `with_sinks`, `page_size`, `dtype`, `pages`, `error` (‖out −
+reference‖ / ‖reference‖), `limit`, `ok`. Their inputs are numbers of bfloat16, so that one reference serves all types but
+quantised pages, which have one of their own. Slots that no query sees hold NaN, so that reading one shows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,8 @@ from benchmarks.suite.attention_cases import interleaved, make_batch, random_que
 from benchmarks.suite.sizes import Checked, HeadSizes, Row, Sizes
 from jinfercept.bench.replay import Replayed, different, replay
 from jinfercept.layouts.interleaved import with_padded_heads
-from jinfercept.layouts.pages import Batch, kv_shape
+from jinfercept.layouts.kv_rows import is_quantised, stored_dtype
+from jinfercept.layouts.pages import Batch, KVPages, kv_shape, write_kv
 from jinfercept.layouts.scoring import Scoring
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
@@ -98,15 +99,19 @@ def _check_kernels(checked: Checked, as_tpus: bool) -> Iterator[Row]:
     q, pages, batch = _inputs(heads, checked.page_size)
     sinks = jnp.linspace(-1.0, 3.0, heads.query, dtype=jnp.float32) if checked.with_sinks else None
     scoring = Scoring(checked.window, checked.soft_cap, sinks)
-    with jax.default_matmul_precision("highest"):
-        expected = np.asarray(jax.jit(partial(paged_attention_reference, scoring=scoring))(q, pages, batch))
-    for dtype in checked.dtypes:
-        names = available(dtype, dtype, heads.dim, checked.page_size)
+    by_reference = jax.jit(partial(paged_attention_reference, scoring=scoring))
+    quantised_cases = [("bfloat16", kind) for kind in checked.quantised]
+    for dtype, kind in [*((dtype, dtype) for dtype in checked.dtypes), *quantised_cases]:
+        stored = stored_dtype(kind, dtype) if kind in checked.quantised else jnp.dtype(dtype)
+        own = _quantised_pages(pages, stored) if is_quantised(stored) else pages.astype(dtype)
+        own = interleaved(own) if as_tpus else own
+        with jax.default_matmul_precision("highest"):
+            expected = np.asarray(by_reference(q, own if is_quantised(stored) else pages, batch))
+        names = available(dtype, stored, heads.dim, checked.page_size)
         for name in [REFERENCE] if as_tpus and jax.default_backend() == "cpu" else names:
-            shape = Heads(heads.query, heads.kv, heads.dim, jnp.dtype(dtype).itemsize)
-            prepared = prepare(batch, cut_for(shape, dtype, dtype, implementation=name))
+            shape = Heads(heads.query, heads.kv, heads.dim, jnp.dtype(dtype).itemsize, is_quantised(stored))
+            prepared = prepare(batch, cut_for(shape, dtype, stored, implementation=name))
             run = jax.jit(partial(paged_attention, scoring=scoring, implementation=name))
-            own = interleaved(pages.astype(dtype)) if as_tpus else pages.astype(dtype)
             queries = with_padded_heads(q.astype(dtype), heads.kv, own)
             out = np.asarray(run(queries, own, prepared)[:, : heads.query].astype(jnp.float32))
             error = float(np.linalg.norm(out - expected) / np.linalg.norm(expected))
@@ -118,10 +123,20 @@ def _check_kernels(checked: Checked, as_tpus: bool) -> Iterator[Row]:
                 "with_sinks": checked.with_sinks,
                 "page_size": checked.page_size,
                 "dtype": dtype,
+                "pages": kind,
                 "error": error if np.isfinite(error) else repr(error),
                 "limit": LIMITS[dtype],
                 "ok": error <= LIMITS[dtype],
             }
+
+
+@partial(jax.jit, static_argnums=1)
+def _quantised_pages(pages: jax.Array, stored: jnp.dtype) -> KVPages:
+    """The same pages as a step writes quantised ones; a row that is not a number has a scale that is none."""
+    num_pages, page_size, _, num_kv_heads, head_dim = pages.shape
+    empty = jnp.zeros(kv_shape(num_pages, page_size, num_kv_heads, head_dim, stored), stored)
+    tokens = pages.reshape(-1, *pages.shape[2:])
+    return write_kv(empty, tokens[:, 0], tokens[:, 1], jnp.arange(len(tokens)))
 
 
 def _inputs(heads: HeadSizes, page_size: int) -> tuple[jax.Array, jax.Array, Batch]:

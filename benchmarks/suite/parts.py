@@ -8,7 +8,7 @@ TRACED_WITH_GRAPHS = ("--xla_enable_command_buffers_during_profiling=true",)
 
 STEP_PARTS = ("decode", "groups")
 """Parts that time steps of greedy rows, see `steps`."""
-LINK_PARTS = ("overlap", "transfers")
+LINK_PARTS = ("overlap", "threads", "transfers")
 """Parts that load the host link beside a step, see `transfers`."""
 RIGHT_PARTS = ("smoke", "checks", "tokens", "kinds")
 """Parts that check what is computed: every row is `ok` or not."""

@@ -54,7 +54,15 @@ def rows(sizes: Sizes) -> Iterator[Row]:
 
 def agent_rows(sizes: Sizes) -> Iterator[Row]:
     """Replay sessions under the two contenders, the same ones for both."""
-    load = sizes.agents
+    return _agent_rows(sizes, sizes.agents)
+
+
+def long_agent_rows(sizes: Sizes) -> Iterator[Row]:
+    """The same of fewer sessions with contexts as long as they were."""
+    return _agent_rows(sizes, sizes.long_agents)
+
+
+def _agent_rows(sizes: Sizes, load: Agents) -> Iterator[Row]:
     config = replace(sizes.models[load.model], max_position=load.max_model_len)
     sessions = fitting(scaled_sessions(load_sessions("agents"), load.scale_tokens, load.scale_time), load.max_model_len)
     played = SessionLoad(sessions, SEED, load.live, duration_s=load.duration_s, ramp_s=load.warm_up_s)

@@ -129,7 +129,8 @@ class TransferWay(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """One shape of attention whose kernels are checked: (query heads, KV heads, head dim), page size, types, and `Scoring`."""
+    """One shape of attention whose kernels are checked: (query heads, KV heads, head dim), page size, types, `Scoring`, and how
+    its pages are quantised, if they are."""
 
     heads: tuple[int, int, int]
     page_size: int
@@ -137,6 +138,7 @@ class Checked(NamedTuple):
     window: int | None = None
     soft_cap: float | None = None
     with_sinks: bool = False
+    quantised: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,7 @@ class Sizes:
         attention: cases of kernels.
         experts: cases of products with experts' weights.
         attention_pool_bytes: of one layer's pages; cases that do not fit are left out.
+        product, product_tokens: (inputs, outputs) of a quantised weight, and the rows that it is multiplied with.
         start: options of the start that is tried, beside the defaults.
         one_byte_pool: bytes of one layer's pages of int8; 0: the device has none.
         checked: shapes of attention whose kernels are checked.
@@ -171,7 +174,7 @@ class Sizes:
         transfer_rows: (rows, context) of the step that transfers hide behind.
         traced_steps: of a profiler's trace, beside those that fill and drain the pipeline.
         idle_steps: of one turn of the whole engine, and of its trace.
-        policies, agents: the workloads of these parts.
+        policies, agents, long_agents: the workloads of these parts.
         interleaved: pages of attention by itself lie as those of TPUs.
     """
 
@@ -186,6 +189,8 @@ class Sizes:
     calls: int
     attention: tuple[AttentionCase, ...]
     attention_pool_bytes: int
+    product: tuple[int, int]
+    product_tokens: tuple[int, ...]
     experts: tuple[ExpertsCase, ...]
     start: Mapping[str, Any]
     one_byte_pool: int
@@ -209,6 +214,7 @@ class Sizes:
     idle_steps: int
     policies: Policies
     agents: Agents
+    long_agents: Agents
     interleaved: bool = False
 
 
@@ -224,10 +230,15 @@ TINY = Sizes(
     calls=1,
     attention=tuple(AttentionCase(HeadSizes("small", 4, 2, 16), *case) for case in ((2, 1, 12), (1, 8, 12))),
     attention_pool_bytes=MIB,
+    product=(128, 64),
+    product_tokens=(3,),
     experts=(ExpertsCase("small", 4, 2, 64, 64, (3,)),),
     start={"kv_tokens": 256, "max_num_seqs": 8, "max_num_batched_tokens": 8, "page_size": 8},
     one_byte_pool=64 << 10,
-    checked=(Checked((4, 2, 16), 16, ("bfloat16", "float32")), Checked((4, 2, 16), 16, ("float32",), 7, 2.0, True)),
+    checked=(
+        Checked((4, 2, 16), 16, ("bfloat16", "float32"), quantised=("int8",)),
+        Checked((4, 2, 16), 16, ("float32",), 7, 2.0, True),
+    ),
     checked_models={"llama": SMALL_LLAMA},
     checked_kinds={"qwen3-next": SMALL_QWEN3_NEXT},
     decodes=((8, 16),),
@@ -247,4 +258,5 @@ TINY = Sizes(
     idle_steps=2,
     policies=Policies("small", 1.0, 10.0, 0.02, 0.02, 256, 128, 8, 8),
     agents=Agents("small", 2, 0.1, 1.0, 0.001, 0.001, 256, 256, 256, 8, 8),
+    long_agents=Agents("small", 2, 0.1, 0.5, 0.001, 0.001, 256, 256, 256, 8, 8),
 )

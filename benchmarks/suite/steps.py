@@ -8,6 +8,8 @@ bandwidth, and the operations over the measured matmul rate. Rows: `model`, `lay
 * trace: of the middle of such steps, with `graphs` or without: `step_s` by the wall clock, which a profiler slows, `kernels`
   and `busy_s` of a step, `idle_share` and `largest_gap_s`; operation: its longest ones, see `trace.operations`, where the shape
   tells a product (qkv, o, gate and up, down, head) by its columns;
+* written: `error`, how far the keys and values of the last layer are from those that the reference's attention leads to, as a
+  share of their norm, its `limit` and whether it is `ok`;
 * ceilings: the rates; start: once for each runner `start_s`, what compiling it took; choice: of the profiler's rule.
 """
 
@@ -15,13 +17,27 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from benchmarks.suite.ceilings import copy_rate, matmul_rate
 from benchmarks.suite.parts import TRACED_WITH_GRAPHS
-from benchmarks.suite.plans import GREEDY, StepTimes, fill, mean_times, pages_of, run_steps, settled, steady_s, step
+from benchmarks.suite.plans import (
+    FIRST_PAGE,
+    GREEDY,
+    StepTimes,
+    fill,
+    mean_times,
+    pages_of,
+    run_steps,
+    settled,
+    steady_s,
+    step,
+)
 from benchmarks.suite.sizes import GIB, AttentionCase, HeadSizes, Row, Sizes
 from benchmarks.suite.trace import FILL_STEPS, gaps, operations, traced_steps
 from jinfercept.models.config import ModelConfig
@@ -38,6 +54,9 @@ SPARE_BYTES = 5 * GIB  # of a GPU's memory, for what steps need besides pages
 POOL_SHARE = 0.95
 LEAST_BUCKET = 8  # of an engine on a GPU
 MOST_OPERATIONS = 24
+REFERENCE = "reference"
+MOST_ERROR = 0.05
+"""Of what the last layer writes in bfloat16."""
 
 SAMPLINGS: Mapping[str, SamplingParams] = {
     "greedy": GREEDY,
@@ -67,6 +86,7 @@ class Bench(NamedTuple):
         samplings: names of ways to sample, each measured with the first step.
         traced: whether steps of decode rows are traced too.
         attention: its implementation.
+        is_compared: whether what the last layer writes for a prompt is kept, see `_written`.
     """
 
     model: str
@@ -75,6 +95,7 @@ class Bench(NamedTuple):
     samplings: Sequence[str] = ("greedy",)
     traced: bool = False
     attention: str = "auto"
+    is_compared: bool = False
 
 
 def decode_rows(sizes: Sizes) -> Iterator[Row]:
@@ -109,8 +130,14 @@ def attention_rows(sizes: Sizes) -> Iterator[Row]:
     """The first model's chunk beside decode rows, by every implementation of attention."""
     (name, config), *_ = sizes.models.items()
     layers, cases = sizes.layers_per_step[0], [StepCase(*sizes.mixed)]
-    names = available(sizes.dtype, sizes.dtype, config.head_dim, sizes.page_size)
-    yield from _rows(sizes, [Bench(name, layers, cases, attention=each) for each in names])
+    names = [REFERENCE, *available(sizes.dtype, sizes.dtype, config.head_dim, sizes.page_size)]
+    expected: np.ndarray | None = None
+    for row in _rows(sizes, [Bench(name, layers, cases, attention=each, is_compared=True) for each in names]):
+        if (written := row.pop("written", None)) is not None:
+            expected = written if expected is None else expected
+            error = float(np.linalg.norm(written - expected) / np.linalg.norm(expected))
+            row |= {"error": error, "limit": MOST_ERROR, "ok": error <= MOST_ERROR}
+        yield row
 
 
 def _rows(sizes: Sizes, benches: Sequence[Bench]) -> Iterator[Row]:
@@ -154,8 +181,27 @@ def _measure(sizes: Sizes, config: ModelConfig, params: Params, bench: Bench) ->
                 yield {**common, "sampling": sampling, "seconds": seconds, "dispatch_s": dispatch_s}
                 if bench.traced and sampling == "greedy":
                     yield from _traced(sizes, runner, plan, case)
+        if bench.is_compared:
+            yield {"step": "written", "written": _written(runner, shape, config, bench.cases[0])}
     finally:
         runner.close()
+
+
+def _written(runner: ModelRunner, shape: RunnerShape, config: ModelConfig, case: StepCase) -> np.ndarray:
+    """Keys and values that the last layer writes for a prompt of random tokens in two chunks beside decode rows: they depend
+    on the attention of all layers before."""
+    plan = step(shape, *case)
+    *decoding, chunk = plan.chunks
+    tokens = tuple(np.random.default_rng(0).integers(config.vocab_size, size=case.chunk).tolist())
+    half = case.chunk // 2
+    for part in (
+        chunk._replace(tokens=tokens[:half], sample=None),
+        chunk._replace(start=half, tokens=tokens[half:], new_pages=()),
+    ):
+        runner.collect(runner.submit(replace(plan, chunks=(*decoding, part))))
+    first = FIRST_PAGE + pages_of(shape, case.batch, case.context)
+    pages = runner.kv.layers[-1][first : first + pages_of(shape, 0, 0, half * 2)]
+    return np.asarray(pages.astype(jnp.float32))
 
 
 def _traced(sizes: Sizes, runner: ModelRunner, plan: StepPlan, case: StepCase) -> Iterator[Row]:

@@ -103,7 +103,9 @@ def quantized_product(num_rows: int, dtype: DTypeLike, values: DTypeLike) -> Cal
         return None
     from jinfercept.pallas import triton_quantized
 
-    if compute_capability() < triton_quantized.least_capability(values) or num_rows > triton_quantized.MOST_ROWS:
+    if compute_capability() < triton_quantized.least_capability(values) or num_rows > triton_quantized.most_rows(
+        values
+    ):
         return None
     return triton_quantized.product
 

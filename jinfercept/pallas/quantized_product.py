@@ -20,8 +20,8 @@ GROUP_STEP = 16
 def product(rows: Rows, packed: Packed, out: DTypeLike, *, int8_rows: bool = False) -> Float[Array, "T N"]:
     """`dense(rows) @ unpack(packed, dtype)` of the rows' dtype, summed in float32.
 
-    The weight is never unpacked in memory where a kernel multiplies: on a CPU, and on a GPU up to 256 rows of 16-bit numbers.
-    Otherwise XLA unpacks it into memory.
+    The weight is never unpacked in memory where a kernel multiplies: on a CPU, and on a GPU up to `triton_quantized.most_rows`
+    rows of 16-bit numbers. Otherwise XLA unpacks it into memory.
 
     Args:
         int8_rows: the rows are rounded to 8 bits first, as `rounded` does.

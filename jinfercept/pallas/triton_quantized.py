@@ -9,20 +9,22 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Float32, Int, Integer, Shaped
 
 from jinfercept.layouts.packed_weights import e2m1_pairs, wide_numbers, wide_scales
 from jinfercept.pallas.operands import EVERYWHERE
 from jinfercept.pallas.tiles import power_of_two
 
 _AMPERE, _ADA = 80, 89  # their compute capabilities
-MOST_ROWS = 256
-"""Above, the copy that XLA makes of a weight costs less than to unpack the weight again for every tile of rows."""
+MOST_ROWS, MOST_FLOAT8_ROWS = 64, 32
+"""Above, the copy that XLA makes of a weight costs less than to unpack the weight again for every tile of rows. Timed on an
+H200, as the sizes of tiles were (`benchmarks/gpu/`)."""
 ROWS = 64  # of a tile
-PROGRAMS = 264  # two for each multiprocessor of an H100
+PROGRAMS = 264  # two for each multiprocessor of an H100, for words of 4-bit numbers; four times as many for others
 MOST_PARTS = 8
 
 
@@ -80,11 +82,16 @@ def product(
         in_specs=[EVERYWHERE] * len(operands),
         out_specs=EVERYWHERE,
         out_shape=jax.ShapeDtypeStruct((num_parts, len(x), num_blocks * width), jnp.float32 if num_parts > 1 else out),
-        compiler_params=plgpu.CompilerParams(num_warps=4 if cut.rows == 16 else 8, num_stages=3),
+        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=3),
         interpret=interpret,
         name="quantized_product",
     )(*operands)
     return sums[0] if num_parts == 1 else sums.sum(0).astype(out)
+
+
+def most_rows(values: DTypeLike) -> int:
+    """Most rows of a product with numbers of this type."""
+    return MOST_FLOAT8_ROWS if values == jnp.float8_e4m3fn else MOST_ROWS
 
 
 def least_capability(values: DTypeLike) -> int:
@@ -94,10 +101,12 @@ def least_capability(values: DTypeLike) -> int:
 
 def _cut(num_rows: int, num_blocks: int, num_stored: int, per_value: int, group: int, zero: int) -> _Cut:
     rows = max(16, min(ROWS, power_of_two(num_rows)))
-    blocks, depth = (2, 32) if rows <= 16 else (4, 32)
+    are_words = per_value > 1
+    blocks = 4 if are_words and rows > 16 else 2
+    depth = 32 if are_words or rows > 16 else 64
     tiles = pl.cdiv(num_blocks, blocks) * pl.cdiv(num_rows, rows)
     num_turns = pl.cdiv(num_stored, depth)
-    parts = min(MOST_PARTS, pl.cdiv(PROGRAMS, tiles), num_turns)
+    parts = min(MOST_PARTS, pl.cdiv(PROGRAMS if are_words else 4 * PROGRAMS, tiles), num_turns)
     return _Cut(rows, blocks, depth, pl.cdiv(num_turns, parts) * depth, per_value, group, zero)
 
 
@@ -171,7 +180,7 @@ def add_products(
     mask = inside & weight.there
     at = weight.block[None, :], stored[:, None], weight.lane[None, :]
     packed = plgpu.load(weight.values.at[at], mask=mask, other=0)
-    packed = jax.lax.bitcast_convert_type(packed, jnp.float8_e4m3fn) if weight.float8 else packed
+    packed = packed.astype(jnp.uint8) if weight.float8 else packed
     group = jax.lax.div(stored * weight.per_value, weight.group)
     at = weight.block[None, :], group[:, None], weight.lane[None, :]
     stored_scale = plgpu.load(weight.scales.at[at], mask=mask, other=0)
@@ -183,14 +192,37 @@ def add_products(
                 sums += plgpu.dot(inputs, numbers)
         return sums
     scale = wide_scales(stored_scale)
+    offset = plgpu.load(weight.offsets[0].at[at], mask=mask, other=0).astype(jnp.float32) if weight.offsets else 0.0
     for i in range(x_ref.shape[0]):
-        bits = (packed >> 4 * i & 15).astype(jnp.int32) if weight.per_value > 1 else packed
-        numbers = wide_numbers(bits, weight.zero, weight.scales.dtype) * scale
-        if weight.offsets:
-            numbers += plgpu.load(weight.offsets[0].at[at], mask=mask, other=0).astype(jnp.float32)
+        if weight.scales.dtype == jnp.uint8:
+            numbers = wide_numbers((packed >> 4 * i & 15).astype(jnp.int32), weight.zero, weight.scales.dtype) * scale
+        else:
+            near, factor, bias = near_numbers(packed, i)
+            numbers = near * (scale * factor) + (offset - scale * (bias + weight.zero))
         inputs = plgpu.load(x_ref.at[i, row[:, None], stored[None, :]], mask=real & inside.T, other=0)
         sums += plgpu.dot(inputs, numbers.astype(inputs.dtype))
     return sums
+
+
+def near_numbers(stored: Integer[Array, "..."], place: int) -> tuple[Float32[Array, "..."], float, float]:
+    """Numbers in float32 whose bits the stored ones are part of, the factor with which they are the stored numbers, and what is
+    then to be subtracted: a GPU converts a whole number in four times as long as it multiplies one.
+
+    Args:
+        stored: words of 4-bit numbers; int8; or uint8 of the bits of e4m3.
+        place: of a 4-bit number in its word.
+    """
+    if stored.dtype == jnp.uint8:
+        bits = stored.astype(jnp.uint16)
+        half = jax.lax.bitcast_convert_type((bits & 0x7F) << 7 | (bits & 0x80) << 8, jnp.float16)
+        return half.astype(jnp.float32), 256.0, 0.0
+    if stored.dtype == jnp.int8:  # 192 + q / 2
+        word = (stored.astype(jnp.uint8).astype(jnp.uint32) << 15) ^ np.uint32(0x43400000)
+        return jax.lax.bitcast_convert_type(word, jnp.float32), 2.0, 384.0
+    shift = 16 - 4 * place  # 128 + q
+    moved = stored << shift if shift >= 0 else stored >> -shift
+    word = moved & np.uint32(0xF0000) | np.uint32(0x43000000)
+    return jax.lax.bitcast_convert_type(word, jnp.float32), 1.0, 128.0
 
 
 def by_place(x: Float[Array, "T K"], num_stored: int, order: tuple[int, ...]) -> Float[Array, "places T R"]:

@@ -167,6 +167,8 @@ def _batch(packed: Int[Array, "packed"], shape: PackedShape) -> Batch:
 
 
 _BATCH_PARTS = 8
+ALIGNED = 64
+"""Numbers, 256 bytes: XLA hands a part to a Mosaic kernel where it lies, which refuses arrays at other addresses."""
 
 
 class _PackedParts(NamedTuple):
@@ -204,7 +206,8 @@ class _RowPlace(NamedTuple):
 @lru_cache
 def _places(shape: PackedShape) -> tuple[_RowPlace, ...]:
     """The parts of the vector: those of the batch, then the schedules field by field, then the slots of states that rows
-    write and read, the write index and the page tables of layers with a window, and the tokens' adapters."""
+    write and read, the write index and the page tables of layers with a window, and the tokens' adapters. Each begins at a
+    multiple of `ALIGNED`."""
     num_tokens, num_rows, pages_per_row, cut, decode_only, _, has_states, _, num_adapters, window = shape
     shapes = [*((num_tokens,),) * 4, (num_rows + 1,), (num_rows,), (num_rows, pages_per_row), (1,)]
     assert len(shapes) == _BATCH_PARTS
@@ -213,8 +216,9 @@ def _places(shape: PackedShape) -> tuple[_RowPlace, ...]:
     shapes += [(num_rows,)] * (2 * has_states)
     shapes += [(num_tokens,), (num_rows, pages_per_row)] * bool(window)
     shapes += [(num_tokens,)] * bool(num_adapters)
-    ends = list(accumulate(map(prod, shapes)))
-    return tuple(map(_RowPlace, [0, *ends], ends, shapes))
+    sizes = [prod(dims) for dims in shapes]
+    firsts = accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes[:-1]), initial=0)
+    return tuple(_RowPlace(first, first + size, dims) for first, size, dims in zip(firsts, sizes, shapes, strict=True))
 
 
 def _parts(vector: Int[Array, "packed"], shape: PackedShape) -> _PackedParts:

@@ -12,6 +12,7 @@ device has no memory beside the others follow the compute, one transfer after th
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate, groupby, islice
 from operator import attrgetter
 from typing import Any, NamedTuple, final
@@ -132,13 +133,16 @@ class KVArrays:
         self._host_memory.close()
 
     def reset(self) -> None:
-        """Allocate the pool, or forget all pages; it is zeros."""
+        """Allocate the pool, or forget all pages; it is zeros. The memory of the last one is free by then: a GPU's pool is most
+        of what there is, and what is still being computed keeps it."""
+        with suppress(RuntimeError):  # a step that failed has left no pool
+            jax.block_until_ready(self.layers)
         self.close()
         self.come_back()
 
     def come_back(self) -> None:
-        """Allocate the pool: zeros."""
-        self.layers = tuple(self._zeros() for _ in self.shapes)
+        """Allocate the pool: zeros. Waits, so that memory that lacks is an error here and not of a later step."""
+        self.layers = jax.block_until_ready(tuple(self._zeros() for _ in self.shapes))
 
     def leave_device(self) -> None:
         """Free the pool, when every copy has arrived. The host's copies stay."""

@@ -5,12 +5,13 @@ steps' temporaries and pages on their way over the link. A CPU's memory is share
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, Self
 
 import jax
+import jax.numpy as jnp
 import psutil
 
 from jinfercept.config import CacheOptions, EngineConfig
@@ -162,6 +163,26 @@ class MemoryPlan:
         windows = self.windows._replace(num_host_pages=int(self.window_plan.share * tier.num_tokens) // cache.page_size)
         sizes = {"host_tokens": tier.num_tokens, "host_bytes": tier.num_bytes, "states": tier.states}
         return replace(self, windows=windows, **sizes)
+
+
+def missing_bytes(devices: Sequence[jax.Device], num_arrays: int, num_bytes: int) -> int:
+    """Bytes of a pool that find no place on one of the devices now, although so many are free: arrays need memory in one piece.
+    Allocates it, and frees it.
+
+    Args:
+        num_arrays: of the pool, one for each layer.
+        num_bytes: of all of them, on each device.
+    """
+    size, arrays = num_bytes // num_arrays, list[jax.Array]()
+    try:
+        for _ in range(num_arrays):
+            arrays += jax.block_until_ready([jnp.zeros(size // 4, jnp.float32, device=device) for device in devices])
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+    for array in arrays:
+        array.delete()
+    return (num_arrays - len(arrays) // len(devices)) * size
 
 
 def check_weights(weight_bytes: int, room: FreeMemory) -> None:

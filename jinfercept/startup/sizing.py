@@ -1,5 +1,6 @@
 """Sizes and costs that a start settles: layers per executable, pages of the pools, and the profile of steps and transfers."""
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from jinfercept.models.embedded import cache_directory
 from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import Model
-from jinfercept.models.protocol import Params, ServedModel, states_of
+from jinfercept.models.protocol import Params, ServedModel, num_kv_layers, states_of
 from jinfercept.models.quantized import is_quantized, weights_of
 from jinfercept.pallas.tpu_attention import tables_fit
 from jinfercept.runner.shape import RunnerShape
@@ -31,6 +32,7 @@ from jinfercept.startup.memory import (
     FreeMemory,
     MemoryPlan,
     largest_product_bytes,
+    missing_bytes,
     plan_memory,
     token_kv_bytes,
     windows_pay,
@@ -39,6 +41,8 @@ from jinfercept.startup.probes import PlanRunner
 from jinfercept.startup.profiler import EFFORTS, ProfiledRunner, measure, profile_path, remember, remembered
 from jinfercept.startup.recurrent import plan_states
 from jinfercept.startup.windows import NO_WINDOW_PLAN, plan_windows
+
+log = logging.getLogger(__name__)
 
 GPU_LAYERS_PER_STEP = 4
 """Layers per executable on a GPU unless the user says otherwise: a few executables a step, and short to compile."""
@@ -128,13 +132,25 @@ def plan_pools(
     mesh, dtype = _mesh(params), str(weights_of(params)[0].dtype)
     states = plan_states(model, dtype, mesh.size, config, room.free_bytes)
     room = room._replace(free_bytes=room.free_bytes - states.num_bytes)
-    sizes = model.config, params, config, room, beside, timed, repeats, draft
-    plan = partial(plan_memory, *sizes, states=states)
-    memory = plan(windows=windows)
-    if config.cache.num_window_tokens is None and not windows_pay(memory, config.cache.page_size):
-        memory = plan()
-    elif (shorter := plan_windows(model, config, memory.max_model_len)).num_layers < windows.num_layers:
-        memory = plan(windows=shorter)  # what the KV pool holds is not longer than some windows
+
+    def planned() -> MemoryPlan:
+        plan = partial(plan_memory, model.config, params, config, room, beside, timed, repeats, draft, states=states)
+        memory = plan(windows=windows)
+        if config.cache.num_window_tokens is None and not windows_pay(memory, config.cache.page_size):
+            return plan()
+        shorter = plan_windows(
+            model, config, memory.max_model_len
+        )  # what the KV pool holds may be shorter than some windows
+        return plan(windows=shorter) if shorter.num_layers < windows.num_layers else memory
+
+    memory, devices = planned(), _mesh(params).local_devices
+    while not room.shared and jax.process_count() == 1:
+        missing = missing_bytes(devices, num_kv_layers(model.config), memory.kv_bytes + memory.window_bytes)
+        if not missing:
+            break
+        log.warning("the device's free memory lies in pieces: the KV pool gets %.2f GiB less", missing / 2**30)
+        beside += missing
+        memory = planned()
     num_pages = memory.kv_tokens // config.cache.page_size
     shape = _runner_shape(model, num_pages, memory.max_model_len, config, layers_per_step)
     shape = replace(shape, num_states=states.num_states, num_window_pages=memory.windows.num_device_pages)

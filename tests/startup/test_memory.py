@@ -4,8 +4,11 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace as Namespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jinfercept.config import EngineConfig
@@ -15,6 +18,7 @@ from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import step_bytes
 from jinfercept.sched.named_profiles import PROFILES
+from jinfercept.startup import memory, sizing
 from jinfercept.startup.memory import (
     GIB,
     MOVED_BYTES,
@@ -22,6 +26,7 @@ from jinfercept.startup.memory import (
     MemoryPlan,
     check_weights,
     largest_product_bytes,
+    missing_bytes,
     most_at_once,
     plan_memory,
 )
@@ -60,6 +65,39 @@ def test_a_device_of_its_own_gives_all_that_is_not_kept_free() -> None:
     assert plan.kv_tokens % 4 == 0
     assert "kept free" in str(plan)
     assert planned(room, 1000, swap_space=0).reserved_bytes == 1000
+
+
+def test_a_pool_has_as_much_as_finds_a_place_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[jax.Array] = []
+
+    def zeros(*arguments: Any, **options: Any) -> jax.Array:
+        if len(made) == 3:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 3.42GiB")
+        made.append(jnp.zeros(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(memory, "jnp", Namespace(zeros=zeros, float32=jnp.float32))
+    assert missing_bytes(jax.devices()[:1], 3, 3 * 400) == 0
+    assert missing_bytes(jax.devices()[:1], 5, 5 * 400) == 5 * 400, "what the first call made is full"
+    made.clear()
+    assert missing_bytes(jax.devices()[:1], 5, 5 * 400) == 2 * 400
+    assert all(array.is_deleted() for array in made)
+
+
+def test_the_plan_is_smaller_by_what_finds_no_place(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lacking = iter([0, 10_000, 0])
+    monkeypatch.setattr(sizing, "missing_bytes", lambda *_: next(lacking))
+    monkeypatch.setattr(sizing.FreeMemory, "on", lambda *_: FreeMemory(3 * GIB, shared=False))
+    config = EngineConfig.from_options(
+        {"page_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 4, "max_model_len": 64}
+    )
+    whole, _ = sizing.plan_pools(LOADED.model, LOADED.params, config, 1)
+    plan, shape = sizing.plan_pools(LOADED.model, LOADED.params, config, 1)
+    assert 10_000 <= whole.kv_bytes - plan.kv_bytes < 10_000 + 4 * TOKEN_BYTES
+    assert shape.num_pages == plan.kv_tokens // 4
+    assert "in pieces" in caplog.text
 
 
 def test_no_more_is_compiled_at_once_than_has_room_for_the_largest_product() -> None:
