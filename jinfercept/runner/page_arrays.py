@@ -135,8 +135,9 @@ class KVArrays:
     def reset(self) -> None:
         """Allocate the pool, or forget all pages; it is zeros. The memory of the last one is free by then: a GPU's pool is most
         of what there is, and what is still being computed keeps it."""
-        with suppress(RuntimeError):  # a step that failed has left no pool
-            jax.block_until_ready(self.layers)
+        for layer in self.layers:
+            with suppress(RuntimeError):  # a step that failed has left no pages
+                layer.block_until_ready()
         self.close()
         self.come_back()
 

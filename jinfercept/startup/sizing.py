@@ -144,10 +144,8 @@ def plan_pools(
         return plan(windows=shorter) if shorter.num_layers < windows.num_layers else memory
 
     memory, devices = planned(), _mesh(params).local_devices
-    while not room.shared and jax.process_count() == 1:
-        missing = missing_bytes(devices, num_kv_layers(model.config), memory.kv_bytes + memory.window_bytes)
-        if not missing:
-            break
+    layers = num_kv_layers(model.config)
+    while not room.shared and (missing := missing_bytes(devices, layers, memory.kv_bytes + memory.window_bytes)):
         log.warning("the device's free memory lies in pieces: the KV pool gets %.2f GiB less", missing / 2**30)
         beside += missing
         memory = planned()
