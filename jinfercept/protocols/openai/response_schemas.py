@@ -288,6 +288,19 @@ class ResponsesBody(SamplingBody):
         return conversation.id if isinstance(conversation, ConversationReference) else conversation
 
 
+class InputTokensBody(ResponsesBody):
+    """What a response would be made of, for counting."""
+
+    input: Text | Annotated[list[InputItem], Field(max_length=MAX_ITEMS), FIRST_ERROR] = ""
+
+
+class InputTokenCount(BaseModel):
+    """The number of tokens of a prompt."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class InputTokensDetails(BaseModel):
     """Details of the input tokens."""
 

@@ -31,7 +31,14 @@ from jinfercept.protocols.openai.response_items import (
     types_left_out,
 )
 from jinfercept.protocols.openai.response_messages import messages_of
-from jinfercept.protocols.openai.response_schemas import DeletedResponse, ItemList, ResponseObject, ResponsesBody
+from jinfercept.protocols.openai.response_schemas import (
+    DeletedResponse,
+    InputTokenCount,
+    InputTokensBody,
+    ItemList,
+    ResponseObject,
+    ResponsesBody,
+)
 from jinfercept.protocols.openai.response_tool_schemas import FunctionTool, InputTool, ResponseToolChoice
 from jinfercept.protocols.openai.response_tools import ClientTools
 from jinfercept.protocols.openai.response_tools import types_left_out as tool_types_left_out
@@ -45,7 +52,7 @@ from jinfercept.server.http.access_log import DETAILS
 from jinfercept.server.http.disconnection import unless_disconnected
 from jinfercept.server.http.event_stream import EventStream
 from jinfercept.server.observe.tracing.current import TRACE
-from jinfercept.server.routes.chat_completions import make_chat, server_tool_calls
+from jinfercept.server.routes.chat_completions import make_chat, rendered_chat, server_tool_calls
 from jinfercept.server.routes.engine_requests import RequestHints, read_hints
 from jinfercept.server.routes.guarded_route import GuardedRoute
 from jinfercept.server.routes.response_run import BACKGROUND, BackgroundRun, Generation, reply, write, written
@@ -90,6 +97,34 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
         return EventStream(write(generation), generation.close)
     await unless_disconnected(request, written(generation))
     return reply(generation.stored.response)
+
+
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(body: InputTokensBody, request: Request) -> InputTokenCount:
+    """The number of tokens of the prompt that a body of `/v1/responses` would have. Nothing is stored."""
+    service, tenant = service_of(request), tenant_of(request)
+    service.check_model(body.model)
+    check_extras(body, service.ignored)
+    check_supported(body)
+    if body.conversation_id:
+        raise ApiError.bad("the tokens of a conversation are in the usage of its last response", "conversation")
+    previous = await _previous(service, body.previous_response_id, tenant)
+    check_length(body.input, previous.num_items if previous else 0)
+    referred = await service.responses.items(references(body.input), tenant) if references(body.input) else {}
+
+    def count() -> int:
+        before = previous.conversation if previous else []
+        items = [*before, *read_items(body.input, before, referred)]
+        messages = messages_of(items, body.instructions)
+        try:
+            chat = chat_body(body, messages, ClientTools(body.tools or (), items))
+            [made] = rendered_chat(service, chat, read_hints(body, request), "count")
+            return len(made.prompt_token_ids)
+        except ApiError as error:
+            raise renamed(error) from error
+
+    counted = await service.prepare(request, count, 1, _CHARS_PER_TOKEN * _num_tokens(previous))
+    return InputTokenCount(object="response.input_tokens", input_tokens=counted)
 
 
 async def _begun(

@@ -23,7 +23,16 @@ TEXT: tuple[str, dict[str, Any]] = ("/v1/completions", {"prompt": "Go on."})
 RESPONSES: tuple[str, dict[str, Any]] = ("/v1/responses", {"input": "Go on."})
 MESSAGES: tuple[str, dict[str, Any]] = ("/v1/messages", CHAT[1] | {"max_tokens": 1900})
 GENERATING = pytest.mark.parametrize(("path", "body"), [CHAT, TEXT, RESPONSES, MESSAGES])
-POSTED = (CHAT[0], TEXT[0], RESPONSES[0], MESSAGES[0], f"{MESSAGES[0]}/count_tokens", "/tokenize", "/detokenize")
+POSTED = (
+    CHAT[0],
+    TEXT[0],
+    RESPONSES[0],
+    MESSAGES[0],
+    f"{MESSAGES[0]}/count_tokens",
+    f"{RESPONSES[0]}/input_tokens",
+    "/tokenize",
+    "/detokenize",
+)
 ENDLESS: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 BROKEN = (

@@ -69,6 +69,21 @@ def test_instructions_come_first_and_are_not_carried_over(served: Running, scrip
     assert answer(served, "Why?", previous_response_id=first.id).output_text == "Because."
 
 
+def test_the_tokens_of_a_prompt_are_counted_without_an_answer(served: Running, scripted: Scripted) -> None:
+    count = served.client.responses.input_tokens.count
+    says(scripted, "It costs 23." + END, tools=[CHAT_PRICE])
+    first = answer(served, tools=[PRICE])
+    counted = count(model=MODEL, input=QUESTION, tools=[PRICE])
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", first.usage.input_tokens)
+    longer = [*ASKED, {"role": "assistant", "content": "It costs 23."}, {"role": "user", "content": "And two?"}]
+    expected = len(scripted.tokenizer.encode(prompt_of(scripted, longer)))
+    assert count(input="And two?", previous_response_id=first.id).input_tokens == expected
+    with pytest.raises(openai.NotFoundError, match="resp_none"):
+        count(input="And two?", previous_response_id="resp_none")
+    with pytest.raises(openai.BadRequestError, match="usage of its last response"):
+        count(input="And two?", conversation="conv_1")
+
+
 def test_the_client_runs_a_tool_and_hands_in_its_result(served: Running, scripted: Scripted) -> None:
     says(scripted, "Let me see.\n" + CALL + END, tools=[CHAT_PRICE])
     first = answer(served, tools=[PRICE])
