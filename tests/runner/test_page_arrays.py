@@ -159,3 +159,13 @@ def test_arrays_that_the_device_has_no_memory_for_at_once_follow_the_compute(mon
     moved.clear()
     step(kv, everything[:8], [], [])
     assert moved == [[8]]
+
+
+def test_a_pool_of_which_a_failed_step_left_a_part_is_made_anew() -> None:
+    kv = pool(1, ((0, 2),))
+    kv.reset()
+    kv.layers[0].delete()  # donated to a step that failed
+    kept = kv.layers[1]
+    kv.reset()
+    assert [bool(layer.any()) for layer in kv.layers] == [False, False]
+    assert kv.layers[1] is not kept
