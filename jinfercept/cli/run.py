@@ -94,7 +94,11 @@ class RunModel:
             if self.prompt is not None:
                 _complete(llm, self.prompt, params)
             else:
-                _talk(llm, params, chat)
+                from jinfercept.cli.terminal_chat import TerminalChat, lines
+
+                talk = TerminalChat(llm, params, **chat)
+                with lines() as ask:
+                    talk.run(ask)
         return 0
 
     def _chat_options(self) -> dict[str, Any]:
@@ -146,14 +150,6 @@ def _complete(llm: "LLM", prompt: str, params: "SamplingParams") -> None:
         if isinstance(event, Token | Resumed | Finished):
             print(harmless(event.text) if sys.stdout.isatty() else event.text, end="", flush=True)
     print(flush=True)
-
-
-def _talk(llm: "LLM", params: "SamplingParams", chat: Mapping[str, Any]) -> None:
-    from jinfercept.cli.terminal_chat import TerminalChat, lines
-
-    talk = TerminalChat(llm, params, **chat)
-    with lines() as ask:
-        talk.run(ask)
 
 
 def _given(flags: ChatFlags | SamplingFlags) -> dict[str, Any]:
