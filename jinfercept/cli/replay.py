@@ -194,7 +194,10 @@ class Replay:
     def _report(self, played: Played, files: Mapping[str, RecordFiles], console: Console) -> None:
         """Print the table and warnings, and write the files."""
         _show(played)
-        _warn(played.runs, console)
+        for name, run in played.runs.items():
+            num_unfinished, num_all = run.report["unfinished"], run.report["requests"]
+            if num_unfinished > MOST_LEFT * num_all:  # latencies say little
+                console.print(f"{name}: {num_unfinished} of {num_all} requests were not served in time: lower --rate")
         if len(files) > 1:
             name_files(files[name] for name in played.runs)
         if self.json is not None:
@@ -227,14 +230,6 @@ def _show(played: Played) -> None:
         )
         if len(ranked) > 1:
             print(f"by latency, {kind}: {' < '.join(name for _, name in ranked)}")
-
-
-def _warn(runs: "Mapping[str, Replayed]", console: Console) -> None:
-    """Name the policies under which so many were left that latencies say little."""
-    for name, run in runs.items():
-        num_unfinished, num_all = run.report["unfinished"], run.report["requests"]
-        if num_unfinished > MOST_LEFT * num_all:
-            console.print(f"{name}: {num_unfinished} of {num_all} requests were not served in time: lower --rate")
 
 
 def _ratio(real: float | None, expected: float | None) -> str:

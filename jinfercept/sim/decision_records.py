@@ -180,7 +180,10 @@ class DecisionLog:
         self._flush(plan.number)
         if self._recovering:
             self._pay_recoveries(planned, seconds)
-        self._look_again(now)
+        while self._due and self._due[0][0] <= now:  # interceptions that have reached another age
+            _, _, index, pause = heapq.heappop(self._due)
+            if pause.returned_s is None and self._pauses.get(pause.sequence.id) is pause:
+                self._forecast(pause, index, now)
         self._last_queries = plan.num_tokens
         self._context = None
 
@@ -247,14 +250,6 @@ class DecisionLog:
         if coming is not None:
             self._num_due += 1
             heapq.heappush(self._due, (pause.began_s + AGES_S[coming], self._num_due, coming, pause))
-
-    def _look_again(self, now: float) -> None:
-        """Forecast the interceptions that have reached another age."""
-        due = self._due
-        while due and due[0][0] <= now:
-            _, _, index, pause = heapq.heappop(due)
-            if pause.returned_s is None and self._pauses.get(pause.sequence.id) is pause:
-                self._forecast(pause, index, now)
 
     # -- decisions -------------------------------------------------------------------------------------------------
 

@@ -140,7 +140,11 @@ class ChatAnswer:
         async for event in stream:
             choice = self._choices[event.request_id]
             if isinstance(event, events.Token):
-                self._count(choice, event)
+                self.usage.count(1)
+                if self._body.logprobs:
+                    choice.logprobs.append((event.token_id, event.logprobs))
+                if self._body.return_token_ids:
+                    choice.token_ids.append(event.token_id)
                 continue
             if isinstance(event, events.Finished):
                 self.usage.add(event.output)
@@ -153,13 +157,6 @@ class ChatAnswer:
         if options is not None and options.include_usage:
             yield encode_event(self._head | {"choices": [], "usage": self.usage.body()})
         yield DONE
-
-    def _count(self, choice: _StreamedChoice, token: events.Token) -> None:
-        self.usage.count(1)
-        if self._body.logprobs:
-            choice.logprobs.append((token.token_id, token.logprobs))
-        if self._body.return_token_ids:
-            choice.token_ids.append(token.token_id)
 
     def _chunks(self, choice: _StreamedChoice, event: events.Event) -> list[dict[str, Any]]:
         """The chunks for an event of one request. Chunks about the server's calls have an empty delta."""

@@ -92,7 +92,11 @@ class ResponseWriter:
             case events.Arguments():
                 self._pieces.append(event.text)  # JSON around the text or the command that the item has
             case events.CallEnded() if self._is("mcp_call"):
-                yield from self._run(event.call.id)
+                assert self._open is not None
+                yield from self._end_arguments(self._open)
+                self._open["status"] = "calling"  # its arguments are complete, and it runs
+                self._running[event.call.id] = len(self.response["output"]) - 1
+                self._open = None
             case events.CallEnded():
                 yield from self._close("completed")
             case events.Intercepted():
@@ -200,14 +204,6 @@ class ResponseWriter:
         kind, fields = self._tools.call_fields(started.name)
         call = new_item(kind, "in_progress", call_id=started.id, **fields)
         yield from self._add(call | ({"jinfercept": note} if self._round else {}))
-
-    def _run(self, call_id: str) -> Iterator[dict[str, Any]]:
-        """The arguments of a server's call are complete, and it runs."""
-        assert self._open is not None
-        yield from self._end_arguments(self._open)
-        self._open["status"] = "calling"
-        self._running[call_id] = len(self.response["output"]) - 1
-        self._open = None
 
     def _end_arguments(self, item: Item) -> Iterator[dict[str, Any]]:
         text = "".join(self._pieces)
