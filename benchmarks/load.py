@@ -12,10 +12,10 @@ from benchmarks.serve_report import plot, remarks, report, table
 from jinfercept.bench.client_report import Report
 from jinfercept.bench.conversations import Style
 from jinfercept.bench.servers import Servers
-from jinfercept.bench.session_shape import SessionShape, bar, check, teller, write_files
+from jinfercept.bench.session_shape import SessionShape, bar, check, teller
 from jinfercept.cli.simulated_loads import drawer
 from jinfercept.errors import ConfigError
-from jinfercept.sim.reports import write_json
+from jinfercept.sim.reports import write_files, write_json
 from jinfercept.sim.tables import check_least, numbers, show
 from jinfercept.sim.workload import Script
 

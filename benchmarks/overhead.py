@@ -20,10 +20,10 @@ from benchmarks.serve_report import report
 from jinfercept.bench.client_report import failures, number, percent
 from jinfercept.bench.conversations import Style
 from jinfercept.bench.servers import RunningServer, Servers
-from jinfercept.bench.session_shape import SessionShape, bar, check, teller, write_files
+from jinfercept.bench.session_shape import SessionShape, bar, check, teller
 from jinfercept.errors import ConfigError
 from jinfercept.sim.plots import Bars, draw
-from jinfercept.sim.reports import write_json
+from jinfercept.sim.reports import write_files, write_json
 from jinfercept.sim.tables import check_least, show
 
 WAVES = 4

@@ -78,7 +78,13 @@ def child_process(model: str, flags: Mapping[str, Any]) -> Iterator[Child]:
             with _ended_by_sigterm():
                 yield Child(_wait(child, log, command), child, log)
         finally:
-            _end(child)
+            if child.poll() is None:
+                child.send_signal(signal.SIGTERM)  # the server drains
+                try:
+                    child.wait(_END_S)
+                except subprocess.TimeoutExpired:
+                    child.kill()
+            child.wait()
 
 
 @contextmanager
@@ -120,17 +126,6 @@ def _wait(child: "subprocess.Popen[bytes]", log: Path, command: list[str]) -> st
         time.sleep(_POLL_S)
     last = log.read_text(errors="replace").strip().rpartition("\n")[2]
     raise ConfigError("the server did not start", got=last or "nothing said", fix=f"try {shlex.join(command)}")
-
-
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    """Send SIGTERM, so that the server drains; kill it if it does not end in time."""
-    if child.poll() is None:
-        child.send_signal(signal.SIGTERM)
-        try:
-            child.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-    child.wait()
 
 
 class RunningServer(NamedTuple):

@@ -1,8 +1,7 @@
 """Sessions of one shape, and the checks, displays and files of the commands that play them."""
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from jinfercept.bench.conversations import Style
 from jinfercept.bench.servers import Servers
 from jinfercept.errors import ConfigError
 from jinfercept.sim.plots import check_drawing
-from jinfercept.sim.reports import check_outputs, write_all
+from jinfercept.sim.reports import check_outputs
 from jinfercept.sim.tables import check_least
 from jinfercept.sim.workload import Script, Segment
 
@@ -60,11 +59,6 @@ def check(servers: Servers, style: Style, shape: SessionShape, json_path: str | 
     check_outputs((("--json", json_path), ("--plot", plot_path)))
     if plot_path is not None:
         check_drawing(plot_path)
-
-
-def write_files(writers: Mapping[str | None, Callable[[str], object]]) -> None:
-    """Write the files that have a path. Raises `ConfigError` with those that cannot be written."""
-    write_all({path: partial(write, path) for path, write in writers.items() if path is not None})
 
 
 def bar(console: Console) -> Progress:

@@ -369,7 +369,9 @@ class ChatTemplate:
         pieces = _PLACE.split(after)
         texts = [pieces[0]]
         for index, probe, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
-            result = _escaped(contents[int(index)], probe)
+            result = contents[int(index)]
+            if not probe.startswith('"'):  # the template wrote the probe within a JSON string
+                result = json.dumps(result, ensure_ascii=False)[1:-1]
             texts += [self._marks.with_marks(result), text]
         tokens, before = self.encode(self._marks.rendered(end + "".join(texts))), self.tokenizer.encode(end)
         if tokens[: len(before)] == before:
@@ -393,8 +395,3 @@ def _common(text: str, other: str) -> int:
     """The length of the longest common beginning of two texts."""
     pairs = enumerate(zip(text, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(text), len(other)))
-
-
-def _escaped(text: str, probe: str) -> str:
-    """A result as its place needs it: escaped if the template wrote the probe within a JSON string."""
-    return text if probe.startswith('"') else json.dumps(text, ensure_ascii=False)[1:-1]

@@ -47,7 +47,7 @@ class ChatTranscript:
             params.min_tokens,
             markup=turns.markup,
             turn_ends=self._ends,
-            in_call=self._in_call if self.finds_calls else None,
+            in_call=(lambda before, text: self._parsed.in_call(before, text)) if self.finds_calls else None,
         )
         self._used_ids = set(turns.used_ids)
         self._parsed = ParsedTurn(turns.parser(turns.beginnings[0], self._used_ids, turns.must_call))
@@ -114,9 +114,6 @@ class ChatTranscript:
             return False
         whole = turns.parallel or not self._message.calls  # further calls were dropped
         return whole and completion.finish_reason == "stop" and completion.token_ids[-1] in self._ends
-
-    def _in_call(self, before: str, text: str) -> bool:
-        return self._parsed.in_call(before, text)
 
     def _calls(self) -> tuple[Call, ...]:
         """The calls of the turn that has ended, and earlier ones whose results follow it; none after `max_rounds` turns."""

@@ -6,17 +6,16 @@ A server keeps one `TurnTokens`.
 """
 
 import hashlib
-import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from sys import getsizeof
 from typing import NamedTuple, final
 
 from jinfercept.chat.messages import Message, digests
 from jinfercept.chat.template import ChatTemplate, Rendered
 from jinfercept.parsers.reasoning import REASONING_FORMATS
+from jinfercept.tenants.expiring import ExpiringEntries
 from jinfercept.tenants.quota import Quota
 from jinfercept.tokenizer.segments import SegmentTokens
 from jinfercept.values.known import derived
@@ -34,7 +33,6 @@ class _Chat(NamedTuple):
         reasons: whether there is reasoning among them.
         thoughts: digests of the reasoning of each turn of the assistant, b"" for none.
         before: name of the chat that this one has continued, "" without one.
-        until_s: when it is forgotten.
     """
 
     tenant: str
@@ -44,11 +42,6 @@ class _Chat(NamedTuple):
     reasons: bool
     thoughts: tuple[bytes, ...]
     before: str
-    until_s: float
-
-    @property
-    def num_bytes(self) -> int:
-        return getsizeof(self.token_ids) + getsizeof(self.text)
 
 
 class Continued(NamedTuple):
@@ -88,11 +81,9 @@ class TurnTokens:
         max_age_s: float = MAX_AGE_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._max_tokens, self._max_age_s, self._now = max_tokens, max_age_s, now
-        self._quota = Quota(most, most_bytes)
+        self._max_tokens = max_tokens
         self._segments = SegmentTokens(max_age_s=max_age_s, now=now)
-        self._chats: dict[str, _Chat] = {}  # least recently used first
-        self._lock = threading.Lock()
+        self._chats = ExpiringEntries[_Chat](Quota(most, most_bytes), max_age_s, now)
 
     def __len__(self) -> int:
         return len(self._chats)
@@ -123,7 +114,7 @@ class TurnTokens:
             if messages[place]["role"] != "assistant":
                 continue
             name = until[place].hex()
-            chat = self._found(name)
+            chat = self._chats.use(name)
             if chat is None or chat.tenant != tenant or (asks and chat.reasons and not template.keeps_reasoning):
                 continue
             thoughts = _thoughts(messages[: place + 1])
@@ -154,42 +145,14 @@ class TurnTokens:
         *_, digest = digests(prompt.digest, messages)
         ids = prompt.token_ids + array("i", token_ids)
         reasons = prompt.reasons or _has_reasoning(messages)
-        until_s = self._now() + self._max_age_s
         thoughts = prompt.thoughts + _thoughts(messages)
-        chat = _Chat(tenant, ids, len(token_ids), prompt.text, reasons, thoughts, prompt.before, until_s)
-        with self._lock:
-            if (before := self._chats.get(prompt.before)) is not None and before.before in self._chats:
-                self._remove(before.before)
-            self._put(digest.hex(), chat)
+        chat = _Chat(tenant, ids, len(token_ids), prompt.text, reasons, thoughts, prompt.before)
+        if (before := self._chats.peek(prompt.before)) is not None:
+            self._chats.remove(before.before)
+        self._chats.put(tenant, digest.hex(), chat, getsizeof(ids) + getsizeof(prompt.text))
 
     def _encoded(self, template: ChatTemplate, text: Rendered, tenant: str, salt: str) -> "array[int]":
         return self._segments.encode(template.tokenizer, template.segments(text), tenant, salt)
-
-    def _found(self, name: str) -> _Chat | None:
-        with self._lock:
-            chat = self._chats.get(name)
-            if chat is None or chat.until_s <= self._now():
-                return None
-            self._put(name, chat := chat._replace(until_s=self._now() + self._max_age_s))
-            return chat
-
-    def _put(self, name: str, chat: _Chat) -> None:
-        """Make a chat the most recent one, and remove old ones and those beyond the limits."""
-        if name in self._chats:
-            self._remove(name)
-        self._chats[name] = chat
-        self._quota.add(chat.tenant, name)
-        self._quota.charge(chat.tenant, chat.num_bytes)
-        now = self._now()
-        for old in list(takewhile(lambda old: self._chats[old].until_s <= now, self._chats)):
-            self._remove(old)
-        while (victim := self._quota.victim(chat.tenant)) is not None:
-            self._remove(victim)
-
-    def _remove(self, name: str) -> None:
-        chat = self._chats.pop(name)
-        self._quota.remove(chat.tenant, name)
-        self._quota.charge(chat.tenant, -chat.num_bytes)
 
 
 def _thoughts(messages: Sequence[Message]) -> tuple[bytes, ...]:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from jinfercept.errors import ConfigError, EngineError, JinferceptError, nearest
-from jinfercept.values.vllm_names import RENAMED, UNNEEDED, VALUES, Flag, own_value
+from jinfercept.values.vllm_names import RENAMED, UNNEEDED, VALUES, own_value
 from jinfercept.version import __version__
 
 HELP = ("-h", "--help")
@@ -157,7 +157,9 @@ def take_unneeded(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
             continue
         if flag.values is not None:
             value = value if value is not None else queue.popleft() if queue else ""
-            _check_value(name, flag, value)
+            if flag.values and value not in flag.values:
+                fix = f"leave it out, or give {' or '.join(flag.values)}"
+                raise ConfigError(flag.why, got=f"{name} {value}", fix=fix)
         notes.append(f"{name} is not needed: {flag.why}")
     return rest, tuple(dict.fromkeys(notes))
 
@@ -168,9 +170,3 @@ def _split(word: str) -> tuple[str, str | None]:
     if word.startswith("-O") and name != "-O":
         name, separator, value = "-O", "=", word[2:]
     return _SHORT.get(name, name), value if separator else None
-
-
-def _check_value(name: str, flag: Flag, value: str) -> None:
-    """Raise `ConfigError` if a value asks for something that is not done anyway."""
-    if flag.values and value not in flag.values:
-        raise ConfigError(flag.why, got=f"{name} {value}", fix=f"leave it out, or give {' or '.join(flag.values)}")

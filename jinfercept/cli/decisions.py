@@ -1,6 +1,6 @@
 """`jinfercept bench decisions`: the tables of decision records. Imports no JAX."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.sim.decision_summary import ALL, DecisionFile, duration_summary, load_records, summary
 from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.recording import files_of
-from jinfercept.sim.reports import check_outputs, write_all, write_json
+from jinfercept.sim.reports import check_outputs, write_files, write_json
 from jinfercept.sim.tables import number_text, plain_table, show
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ class Decisions:
             Console().print(f"\n[bold]{path}[/bold]: {shown}; {run_summary['unreturned']} interceptions did not return")
             for table in tables(run_summary):
                 show(table)
-        writers: dict[str, Callable[[], object]] = {}
-        if json_path is not None:
-            writers[json_path] = lambda: write_json(json_path, summaries)
-        if plot_path is not None:
-            writers[plot_path] = lambda: calibration_plot(records, plot_path)
-        write_all(writers)
+        write_files(
+            {
+                json_path: lambda path: write_json(path, summaries),
+                plot_path: lambda path: calibration_plot(records, path),
+            }
+        )
         return 0
 
 

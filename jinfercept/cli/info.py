@@ -44,6 +44,8 @@ class Info:
         served = Model(read_config(self.model)).on_devices(num_devices)
         config = served.config
         repeated = f", each of {config.num_kv_heads // served.kv_repeats} stored {served.kv_repeats} times"
+        most = config.rope.long_max_position
+        longer = f", up to {most:,} with --max-model-len" if most else ""  # what a longrope serves by its long factors
         table = Table(title=self.model, show_header=False)
         for name, value in (
             ("architecture", config.family),
@@ -52,7 +54,7 @@ class Info:
             ("query heads × head dim", f"{config.num_heads} × {config.head_dim}"),
             ("KV heads", f"{config.num_kv_heads}{repeated if served.kv_repeats > 1 else ''}"),
             ("vocabulary", f"{config.vocab_size:,}"),
-            ("longest sequence", f"{config.max_position:,}{_longer(config.rope.long_max_position)}"),
+            ("longest sequence", f"{config.max_position:,}{longer}"),
             ("rotary scaling", config.rope.scaling),
             *_windows(config),
             *_recurrent(config),
@@ -131,8 +133,3 @@ def _on_host(states: "StatePlan", token_bytes: float, num_devices: int) -> str:
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:.1f} MiB" if num_bytes >= 1 << 20 else f"{num_bytes / 2**10:.1f} KiB"
-
-
-def _longer(long_max_position: int) -> str:
-    """What a longrope serves by its long factors."""
-    return f", up to {long_max_position:,} with --max-model-len" if long_max_position else ""

@@ -4,7 +4,7 @@ Ends with a table of the kinds, the cheapest first, and, where asked for, JSON, 
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from random import Random
@@ -37,7 +37,7 @@ from jinfercept.planner.traffic import read_traffic, without_system_prompt
 from jinfercept.sched.data_sheets import ACCELERATORS
 from jinfercept.sim.distributions import Like
 from jinfercept.sim.plots import check_drawing, draw
-from jinfercept.sim.reports import check_outputs, write_all, write_json
+from jinfercept.sim.reports import check_outputs, write_files, write_json
 from jinfercept.sim.tables import check_least, listed, numbers, show
 from jinfercept.sim.workload import Script, from_trace
 
@@ -117,7 +117,15 @@ class PlanFleet:
         print(LEGEND, file=sys.stderr)
         best = sizings[0]
         agree = not (best.replicas and seeds) or self._agrees(best, load._replace(seeds=tuple(seeds)), detail)
-        self._write(sizings, load)
+        write_files(
+            {
+                self.json: lambda path: write_json(path, [sizing_values(sizing) for sizing in sizings]),
+                self.plot: lambda path: draw(path, plan_panels(sizings, load)),
+                self.yaml if sizings[0].replicas else None: lambda path: write_yaml(
+                    path, deployment(sizings[0], self.model)
+                ),
+            }
+        )
         if not best.replicas:
             print(f"no kind meets the limits with {self.most_replicas} replicas or fewer", file=sys.stderr)
         return 0 if best.replicas and agree else 1
@@ -223,13 +231,3 @@ class PlanFleet:
         seeds = ", ".join(map(str, load.seeds))
         print(f"seeds {seeds}: {best.replicas} within {enough:.1%}, one fewer {fewer:.1%}: {verdict}")
         return verdict == "agrees"
-
-    def _write(self, sizings: Sequence[Sizing], load: FleetLoad) -> None:
-        writers: dict[str, Callable[[], object]] = {}
-        if (json_path := self.json) is not None:
-            writers[json_path] = lambda: write_json(json_path, [sizing_values(sizing) for sizing in sizings])
-        if (plot_path := self.plot) is not None:
-            writers[plot_path] = lambda: draw(plot_path, plan_panels(sizings, load))
-        if (yaml_path := self.yaml) is not None and sizings[0].replicas:
-            writers[yaml_path] = lambda: write_yaml(yaml_path, deployment(sizings[0], self.model))
-        write_all(writers)

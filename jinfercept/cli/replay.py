@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from tyro import conf
 
+from jinfercept.bench.client_report import number
 from jinfercept.cli.options import HOSTS, Maybe, ModelName, Several, Switch, engine_flags
 from jinfercept.cli.simulate import SOURCE
 from jinfercept.cli.simulated_loads import drawer, load
@@ -23,7 +24,7 @@ from jinfercept.sim.reports import check_outputs, latency_ms, write_json
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.scripted import check_scales, make_request, random_tokens, scaled
 from jinfercept.sim.session_clients import SessionLoad
-from jinfercept.sim.tables import check_least, listed, number_text, plain_table, show
+from jinfercept.sim.tables import check_least, listed, plain_table, show
 from jinfercept.sim.trace_files import load_sessions, trace_form
 from jinfercept.startup.progress import StartDisplay
 
@@ -193,7 +194,10 @@ class Replay:
     def _report(self, played: Played, files: Mapping[str, RecordFiles], console: Console) -> None:
         """Print the table and warnings, and write the files."""
         _show(played)
-        _warn(played.runs, console)
+        for name, run in played.runs.items():
+            num_unfinished, num_all = run.report["unfinished"], run.report["requests"]
+            if num_unfinished > MOST_LEFT * num_all:  # latencies say little
+                console.print(f"{name}: {num_unfinished} of {num_all} requests were not served in time: lower --rate")
         if len(files) > 1:
             name_files(files[name] for name in played.runs)
         if self.json is not None:
@@ -211,10 +215,10 @@ def _show(played: Played) -> None:
     """A row for each policy; below it those of its simulations, and how many times their numbers the real ones are."""
     table = plain_table(("policy", *COMPARED), left=("policy",))
     for policy, run in played.runs.items():
-        table.add_row(policy, *(_cell(value(run.report)) for value in COMPARED.values()))
+        table.add_row(policy, *(number(value(run.report)) for value in COMPARED.values()))
         for kind, report in played.simulated.get(policy, {}).items():
             pairs = [(value(report), value(run.report)) for value in COMPARED.values()]
-            table.add_row(f"  {kind}", *(_cell(expected) for expected, _ in pairs))
+            table.add_row(f"  {kind}", *(number(expected) for expected, _ in pairs))
             table.add_row("  real is", *(_ratio(real, expected) for expected, real in pairs))
     show(table)
     orders = {"real": {name: run.report for name, run in played.runs.items()}}
@@ -226,18 +230,6 @@ def _show(played: Played) -> None:
         )
         if len(ranked) > 1:
             print(f"by latency, {kind}: {' < '.join(name for _, name in ranked)}")
-
-
-def _warn(runs: "Mapping[str, Replayed]", console: Console) -> None:
-    """Name the policies under which so many were left that latencies say little."""
-    for name, run in runs.items():
-        num_unfinished, num_all = run.report["unfinished"], run.report["requests"]
-        if num_unfinished > MOST_LEFT * num_all:
-            console.print(f"{name}: {num_unfinished} of {num_all} requests were not served in time: lower --rate")
-
-
-def _cell(value: float | None) -> str:
-    return "-" if value is None else number_text(value)
 
 
 def _ratio(real: float | None, expected: float | None) -> str:

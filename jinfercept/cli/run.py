@@ -15,7 +15,6 @@ from jinfercept.config import EngineOptions
 from jinfercept.errors import RequestError
 
 if TYPE_CHECKING:
-    from jinfercept.llm import LLM
     from jinfercept.sampling_params import SamplingParams
     from jinfercept.tokenizer.tokenizer import Tokenizer
 
@@ -92,9 +91,19 @@ class RunModel:
             progress.close()
             params = self._params(llm.sampling_defaults)
             if self.prompt is not None:
-                _complete(llm, self.prompt, params)
+                from jinfercept.cli.terminal_text import harmless
+                from jinfercept.events import Finished, Resumed, Token
+
+                for event in llm.stream(self.prompt, params):
+                    if isinstance(event, Token | Resumed | Finished):
+                        print(harmless(event.text) if sys.stdout.isatty() else event.text, end="", flush=True)
+                print(flush=True)
             else:
-                _talk(llm, params, chat)
+                from jinfercept.cli.terminal_chat import TerminalChat, lines
+
+                talk = TerminalChat(llm, params, **chat)
+                with lines() as ask:
+                    talk.run(ask)
         return 0
 
     def _chat_options(self) -> dict[str, Any]:
@@ -135,25 +144,6 @@ def _check_tools(model: str, params: "SamplingParams", chat: Mapping[str, Any]) 
     options = ChatOptions(**{name: value for name, value in chat.items() if name in ChatOptions.__annotations__})
     make_chats((), [], params, chat["tools"], options, tokenizer, None, (), lambda: None)
     return tokenizer
-
-
-def _complete(llm: "LLM", prompt: str, params: "SamplingParams") -> None:
-    """Write the prompt's continuation to standard output as it comes."""
-    from jinfercept.cli.terminal_text import harmless
-    from jinfercept.events import Finished, Resumed, Token
-
-    for event in llm.stream(prompt, params):
-        if isinstance(event, Token | Resumed | Finished):
-            print(harmless(event.text) if sys.stdout.isatty() else event.text, end="", flush=True)
-    print(flush=True)
-
-
-def _talk(llm: "LLM", params: "SamplingParams", chat: Mapping[str, Any]) -> None:
-    from jinfercept.cli.terminal_chat import TerminalChat, lines
-
-    talk = TerminalChat(llm, params, **chat)
-    with lines() as ask:
-        talk.run(ask)
 
 
 def _given(flags: ChatFlags | SamplingFlags) -> dict[str, Any]:

@@ -21,12 +21,12 @@ from jinfercept.bench.conversations import Style
 from jinfercept.bench.openai_client import Client, ClientReply
 from jinfercept.bench.servers import RunningServer, Servers
 from jinfercept.bench.session_rounds import Going, Visit, later_turns, rounds, take_turns, visit_rows
-from jinfercept.bench.session_shape import SessionShape, bar, check, teller, tool_times, write_files
+from jinfercept.bench.session_shape import SessionShape, bar, check, teller, tool_times
 from jinfercept.cli.options import HOSTS, Maybe, Repeated, Several, Switch, engine_flags
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.sim.plots import Bars, draw
-from jinfercept.sim.reports import write_json
+from jinfercept.sim.reports import write_files, write_json
 from jinfercept.sim.tables import check_least, numbers, plain_table, show
 
 IDLE_TRIES = 4

@@ -5,7 +5,7 @@ Refuses wrong options before anything runs; ends with one table and, where asked
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +27,7 @@ from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.distributions import Like
 from jinfercept.sim.plots import check_drawing, draw
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
-from jinfercept.sim.reports import check_outputs, write_all, write_csv, write_json
+from jinfercept.sim.reports import check_outputs, write_csv, write_files, write_json
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import STUDIED_ESTIMATORS, Simulation
 from jinfercept.sim.sweep import INTERRUPTED, Report, SimulatedLoad, SweepRun, sweep
@@ -246,14 +246,13 @@ class Simulate:
 
     def _write(self, reports: Sequence[Report], title: str) -> None:
         """Write the files that were asked for."""
-        writers: dict[str, Callable[[], object]] = {}
-        if (json_path := self.json) is not None:
-            writers[json_path] = lambda: write_json(json_path, reports)
-        if (csv_path := self.csv) is not None:
-            writers[csv_path] = lambda: write_csv(csv_path, reports)
-        if (plot_path := self.plot) is not None:
-            writers[plot_path] = lambda: draw(plot_path, [[curves(title, reports)]])
-        write_all(writers)
+        write_files(
+            {
+                self.json: lambda path: write_json(path, reports),
+                self.csv: lambda path: write_csv(path, reports),
+                self.plot: lambda path: draw(path, [[curves(title, reports)]]),
+            }
+        )
 
 
 def play_here(run: SweepRun, console: Console) -> Report:

@@ -139,9 +139,14 @@ class TerminalChat:
             for event in stream:
                 match event:
                     case Content():
-                        self._write(event.text)
+                        self._end_thought()
+                        print(harmless(event.text), end="", flush=True)
+                        self._column = not event.text.endswith("\n")
                     case Reasoning():
-                        self._think(event.text)
+                        if not self._thinks:
+                            self._end_line()
+                        self._console.print(harmless(event.text), style="dim", markup=False, soft_wrap=True, end="")
+                        self._thinks = True
                     case Intercepted():
                         calls = event.calls
                         self._wait(calls)
@@ -173,18 +178,6 @@ class TerminalChat:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
-
-    def _think(self, text: str) -> None:
-        """Reasoning is no answer."""
-        if not self._thinks:
-            self._end_line()
-        self._console.print(harmless(text), style="dim", markup=False, soft_wrap=True, end="")
-        self._thinks = True
-
-    def _write(self, text: str) -> None:
-        self._end_thought()
-        print(harmless(text), end="", flush=True)
-        self._column = not text.endswith("\n")
 
     def _end_thought(self) -> None:
         if self._thinks:

@@ -69,7 +69,10 @@ class Throughput:
                 show(table(measured))
                 show(memory_table(measured))
                 if self.json is not None:
-                    report = _machine() | {"new_tokens": self.new_tokens, "engines": _plain(measured)}
+                    engines = [of_engine._asdict() for of_engine in measured]
+                    for of_engine in engines:
+                        of_engine["cells"] = [cell._asdict() for cell in of_engine["cells"]]
+                    report = _machine() | {"new_tokens": self.new_tokens, "engines": engines}
                     write_json(self.json, report)
         return 0
 
@@ -175,9 +178,3 @@ def _machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
     }
-
-
-def _plain(measured: Sequence[PeerCells]) -> list[dict[str, Any]]:
-    return [
-        engine_cells._asdict() | {"cells": [cell._asdict() for cell in engine_cells.cells]} for engine_cells in measured
-    ]

@@ -18,7 +18,7 @@ from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.code import F32, I8, I32, I64, Code
 from jinfercept.cpu_kernels.packed_product import AHEAD_BYTES, STEP, PackedNumbers
 from jinfercept.cpu_kernels.rounding import FACTOR_BYTES, Rounding
-from jinfercept.cpu_kernels.tiles import PART_ROWS, store, zeros
+from jinfercept.cpu_kernels.tiles import row_parts, store, zeros
 from jinfercept.layouts.packed_weights import WIDTH, Packed, row_group
 from jinfercept.layouts.rows import Gated, Normed, Rows, dense
 
@@ -78,7 +78,7 @@ class _Int8Product:
         return f"int8_product_{self.tile}_{self.is_all}_{self.out}_{self.group}_{self.ratio}_{self.stored}"
 
     def num_items(self, code: Code) -> Any:
-        return code.builder.mul(code.dim(1, 0), self._parts(code))
+        return code.builder.mul(code.dim(1, 0), row_parts(code))
 
     def item(self, code: Code, index: Any) -> None:
         b, num_rows, blocks = code.builder, code.dim(0, 0), code.dim(1, 0)
@@ -86,7 +86,7 @@ class _Int8Product:
         if self.is_all:
             self._tile(code, block, I64(0))
             return
-        num_tiles, parts = b.sdiv(b.add(num_rows, I64(self.tile - 1)), I64(self.tile)), self._parts(code)
+        num_tiles, parts = b.sdiv(b.add(num_rows, I64(self.tile - 1)), I64(self.tile)), row_parts(code)
         first, end = (b.sdiv(b.mul(num_tiles, number), parts) for number in (part, b.add(part, I64(1))))
         with code.loop(first, end) as tile:  # the last one begins early
             self._tile(code, block, code.least(b.mul(tile, I64(self.tile)), b.sub(num_rows, I64(self.tile))))
@@ -166,7 +166,3 @@ class _Int8Product:
                 wide = b.sitofp(sums[row][part], ir.VectorType(F32, lanes))
                 result = code.fma(b.fmul(wide, scales[part]), scale, totals[row][part].get())
                 totals[row][part].set(result if offsets is None else code.fma(offsets[part], total, result))
-
-    def _parts(self, code: Code) -> Any:
-        """The number of parts of the rows; a part stays in a cache while the blocks change."""
-        return code.builder.sdiv(code.builder.add(code.dim(0, 0), I64(PART_ROWS - 1)), I64(PART_ROWS))

@@ -47,7 +47,11 @@ def handler(kernel: Kernel) -> ir.Module:
     code = Code(ir.Function(module, ir.FunctionType(POINTER, [POINTER]), kernel.name))
     extension = code.load(code.frame, _EXTENSION, POINTER, of=I8)
     with code.builder.if_then(code.builder.icmp_unsigned("!=", extension, POINTER(None)), likely=False):
-        _tell_version(code, extension)
+        kind = code.load(extension, 8, I32, of=I8)
+        with code.builder.if_then(code.builder.icmp_signed("==", kind, I32(_METADATA))):
+            metadata = code.load(extension, 24, POINTER, of=I8)
+            for offset, number in zip((24, 28), _VERSION, strict=True):
+                code.store(I32(number), metadata, offset, of=I8)
         code.builder.ret(POINTER(None))
     _share(code, kernel.num_items(code), item.function)
     code.builder.ret(POINTER(None))
@@ -114,14 +118,6 @@ class _Cleared:
         value = most.value
         ctypes.memset(self.address, 0, self.size)
         most.value = value
-
-
-def _tell_version(code: Code, extension: Any) -> None:
-    kind = code.load(extension, 8, I32, of=I8)
-    with code.builder.if_then(code.builder.icmp_signed("==", kind, I32(_METADATA))):
-        metadata = code.load(extension, 24, POINTER, of=I8)
-        for offset, number in zip((24, 28), _VERSION, strict=True):
-            code.store(I32(number), metadata, offset, of=I8)
 
 
 def _share(code: Code, total: Any, item: ir.Function) -> None:

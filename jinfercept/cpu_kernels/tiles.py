@@ -96,7 +96,7 @@ class ManyRows(ABC):
             code.store(vector, buffer, b.add(place, I64(index * self.lanes)), of=I32)
 
     def num_items(self, code: Code) -> Any:
-        return code.builder.mul(self._parts(code), self._blocks(code))
+        return code.builder.mul(row_parts(code), self._blocks(code))
 
     def item(self, code: Code, index: Any) -> None:
         b, depth, blocks = code.builder, code.dim(0, 1), self._blocks(code)
@@ -145,11 +145,7 @@ class ManyRows(ABC):
     def _first_tile(self, code: Code, part: Any) -> Any:
         b = code.builder
         num_tiles = b.sdiv(b.add(code.dim(0, 0), I64(self.tile - 1)), I64(self.tile))
-        return b.sdiv(b.mul(num_tiles, part), self._parts(code))
-
-    def _parts(self, code: Code) -> Any:
-        """The number of parts of the rows; a part stays in a cache while the blocks change."""
-        return code.builder.sdiv(code.builder.add(code.dim(0, 0), I64(PART_ROWS - 1)), I64(PART_ROWS))
+        return b.sdiv(b.mul(num_tiles, part), row_parts(code))
 
 
 def _converted(code: Code, vector: Any, number: ir.Type) -> Any:
@@ -157,6 +153,11 @@ def _converted(code: Code, vector: Any, number: ir.Type) -> Any:
     if vector.type == kind:
         return vector
     return code.narrow(vector) if number == BF16 else code.builder.fpext(vector, kind)
+
+
+def row_parts(code: Code) -> Any:
+    """The number of parts of the rows; a part stays in a cache while the blocks change."""
+    return code.builder.sdiv(code.builder.add(code.dim(0, 0), I64(PART_ROWS - 1)), I64(PART_ROWS))
 
 
 def zeros(code: Code, count: int, lanes: int) -> list[Variable]:

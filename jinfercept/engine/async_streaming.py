@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, final
 
 from jinfercept.engine.parallel_sampling import joined
@@ -22,7 +23,7 @@ async def aserve(thread: EngineThread, requests: Sequence[Request]) -> list[Requ
 
 
 @final
-class AsyncStream:
+class AsyncStream(AbstractAsyncContextManager["AsyncStream"]):
     """As `Stream`, in an event loop. Cancelling the task that iterates aborts the requests.
 
     Args:
@@ -87,9 +88,6 @@ class AsyncStream:
         while received.open:
             received.take(await self._events.get())
         received.ready.clear()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *error: object) -> None:
         await self.aclose()

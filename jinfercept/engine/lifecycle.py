@@ -272,7 +272,10 @@ class RequestLifecycle:
         if token in session.stop_token_ids and (  # an end token ends no turn that calls, unless the request names it
             not calls or token in (session.request.params.stop_token_ids or ())
         ):
-            self._stop_at(session, token, events)
+            if token in (session.request.params.stop_token_ids or ()):  # it ends the request
+                self._finish(session, "stop", None if token in self._eos_token_ids else token, events)
+            else:
+                self._end_text(session, events)
         elif text is not None and text.stopped is not None:
             self._finish(session, "stop", text.stopped, events)
         elif session.constraint is not None and session.complete and not calls:
@@ -283,13 +286,6 @@ class RequestLifecycle:
             self._intercept(session, calls, now, events)
         elif session.flight is not None:
             self._try(session, events, lambda: self._async.go_on(session, now, events))
-
-    def _stop_at(self, session: Session, token: int, events: list[Event]) -> None:
-        """The text has ended at a token: for good, if the request names the token."""
-        if token in (session.request.params.stop_token_ids or ()):
-            self._finish(session, "stop", None if token in self._eos_token_ids else token, events)
-        else:
-            self._end_text(session, events)
 
     def _end_text(self, session: Session, events: list[Event]) -> None:
         """The text has ended by itself: the request ends, unless it waits for asynchronous calls and reads their results."""

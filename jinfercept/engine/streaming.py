@@ -7,6 +7,7 @@ no event but `Finished`. If a step of the engine fails, each lost request still 
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from queue import SimpleQueue
 from typing import Any, Self, final
 
@@ -95,7 +96,7 @@ class Received:
 
 
 @final
-class Stream:
+class Stream(AbstractContextManager["Stream"]):
     """Iterates over the events of requests, in order, until all are finished. Not for two threads at once.
 
     Args:
@@ -159,9 +160,6 @@ class Stream:
         while received.open:
             self._take_next()
         received.ready.clear()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

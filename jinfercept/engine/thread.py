@@ -220,7 +220,9 @@ class EngineThread:
         while True:
             with self._lock:
                 if self._engine.quiescent:  # else it still moves pages of retained contexts
-                    self._changed.wait_for(self._is_needed, LINGER_S)
+                    self._changed.wait_for(
+                        lambda: self._sinks or self._closed or self._questions or self._failure, LINGER_S
+                    )
                 questions, self._questions = self._questions, []
                 if not questions and (self._failure or (not self._sinks and (self._engine.quiescent or self._closed))):
                     self._thread = None
@@ -235,10 +237,6 @@ class EngineThread:
                 self._fail(error)
             else:
                 self._deliver(events)
-
-    def _is_needed(self) -> bool:
-        """Whether the thread has work, or has to end."""
-        return bool(self._sinks or self._closed or self._questions or self._failure)
 
     def _deliver(self, events: list[Event]) -> None:
         last, batches = None, list[tuple[Sink, list[Event]]]()

@@ -106,6 +106,8 @@ def find_conversation(
         chain, num_tokens = _text_chain(keys, content)
     else:
         chain, num_tokens, opening = _message_chain(keys, content)
+    if len(chain) > MOST_PREFIXES:
+        chain = chain[:_FIRST_PREFIXES] + chain[_FIRST_PREFIXES - MOST_PREFIXES :]
     followed, follows = _followed(path, content)
     return RoutingHint(
         tenant=tenant,
@@ -114,7 +116,7 @@ def find_conversation(
         follows=keys.of(followed, follows) if follows else None,
         grows=followed == "conversation",
         opening=opening,
-        prefixes=tuple(reversed(_shortened(chain))),
+        prefixes=tuple(reversed(chain)),
         prompt_tokens=num_tokens,
     )
 
@@ -304,9 +306,3 @@ def _places(length: int, step: int) -> Iterator[int]:
             step *= 2
         count += 1
         place += step
-
-
-def _shortened(chain: list[KeyedPrefix]) -> list[KeyedPrefix]:
-    if len(chain) <= MOST_PREFIXES:
-        return chain
-    return chain[:_FIRST_PREFIXES] + chain[_FIRST_PREFIXES - MOST_PREFIXES :]

@@ -132,8 +132,14 @@ class KnownPrefixes:
             prefix = KnownPrefix(tokens)
             self._count += 1
         table[key] = prefix
-        if self._count > self._most:
-            self._evict(tenant)
+        if self._count > self._most:  # a tenant over its share makes room for its own key, else the largest does
+            share = self._most / len(self._tables)
+            if len(table) > share:
+                self._drop_oldest(tenant, 1)
+            else:
+                largest = max(self._tables, key=lambda name: len(self._tables[name]))
+                over = len(self._tables[largest]) - int(share)
+                self._drop_oldest(largest, max(1, min(over, _EVICTED_AT_ONCE)))
         return prefix
 
     def remove(self, tenant: str, key: bytes) -> None:
@@ -142,16 +148,6 @@ class KnownPrefixes:
             self._count -= 1
             if not table:
                 del self._tables[tenant]
-
-    def _evict(self, tenant: str) -> None:
-        """Make room for one key: of the tenant that has just added one if it is over its share, else of the largest."""
-        share = self._most / len(self._tables)
-        if len(self._tables[tenant]) > share:
-            self._drop_oldest(tenant, 1)
-        else:
-            largest = max(self._tables, key=lambda name: len(self._tables[name]))
-            over = len(self._tables[largest]) - int(share)
-            self._drop_oldest(largest, max(1, min(over, _EVICTED_AT_ONCE)))
 
     def _drop_oldest(self, tenant: str, count: int) -> None:
         table = self._tables[tenant]

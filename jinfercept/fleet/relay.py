@@ -71,7 +71,8 @@ class Relay:
         if message["type"] == "http.response.start":
             self.details.update(message.get("details", {}))
             self._head = self._named(message)
-            self._streams = _is_event_stream(self._head)
+            content_types = [value for name, value in self._head["headers"] if name == b"content-type"]
+            self._streams = any(value.startswith(b"text/event-stream") for value in content_types)
             if self._streams:
                 await self._begin()
         elif message["type"] == "http.response.body":
@@ -100,7 +101,3 @@ class Relay:
         self._last = body or self._last
         self._ended = not more
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-def _is_event_stream(head: Mapping[str, Any]) -> bool:
-    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in head["headers"])

@@ -83,7 +83,11 @@ class ReplicaLoad:
     def queue_s(self, state: ReplicaState, now: float) -> float:
         """Seconds that a request waits which arrives now."""
         if state.at_s > self._reported_at:
-            self._take(state)
+            self._queue_s, self._queue_at, self._reported_at = state.queue_s, state.at_s, state.at_s
+            while self._sent and self._sent[0][0] <= state.at_s:
+                self._sent.popleft()
+            for at_s, seconds in self._sent:
+                self._queue(seconds, at_s)
         return max(0.0, self._queue_s - (now - self._queue_at)) if self._queue_s else 0.0
 
     def send(self, seconds: float, now: float) -> None:
@@ -91,13 +95,6 @@ class ReplicaLoad:
         self.in_flight += 1
         self._sent.append((now, seconds))
         self._queue(seconds, now)
-
-    def _take(self, state: ReplicaState) -> None:
-        self._queue_s, self._queue_at, self._reported_at = state.queue_s, state.at_s, state.at_s
-        while self._sent and self._sent[0][0] <= state.at_s:
-            self._sent.popleft()
-        for at_s, seconds in self._sent:
-            self._queue(seconds, at_s)
 
     def _queue(self, seconds: float, now: float) -> None:
         left_s = max(0.0, self._queue_s - (now - self._queue_at)) if self._queue_s else 0.0

@@ -139,14 +139,6 @@ class Routes:
     def _learn(self, state: ReplicaState, contexts: Sequence[tuple[str, bytes, int]]) -> None:
         self._router.learn(state, {key: tenant for tenant, key, _ in contexts})
 
-    def _forget(self, name: str) -> None:
-        """Drop the counts of a replica that is gone."""
-        totals = self.totals
-        for count in (totals.prompt_tokens, totals.found_tokens):
-            count.pop(name, None)
-        for key in [key for key in totals.routed if key[0] == name]:
-            del totals.routed[key]
-
     def _read(self, reports: Reports) -> None:
         """Take over new reports, and forget the replicas that are gone."""
         numbers = {name: report.get("number") for name, report in reports.items()}
@@ -154,7 +146,10 @@ class Routes:
             return
         for name in self._numbers.keys() - numbers.keys():
             self._router.forget_replica(name)
-            self._forget(name)
+            for count in (self.totals.prompt_tokens, self.totals.found_tokens):
+                count.pop(name, None)
+            for key in [key for key in self.totals.routed if key[0] == name]:
+                del self.totals.routed[key]
         old = {state.name: state for state in self._members}
         members = list[ReplicaState]()
         for name, report in reports.items():

@@ -49,7 +49,13 @@ def check_limits(kind: str, text: str) -> None:
         raise RequestError(
             f"structured_outputs.{kind} is too long", got=f"{len(text)} characters", fix=f"at most {most}"
         )
-    _check_unicode(kind, text)
+    try:
+        text.encode()
+        if kind == "json":
+            json.dumps(json.loads(text), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        got = ascii(text[:80])
+        raise RequestError(f"structured_outputs.{kind} has half a character", got=got, fix="send whole ones") from None
     if kind == "json":
         _check_whole_schema(json.loads(text))
     elif kind == "regex":
@@ -87,16 +93,6 @@ def _embedded_schemas(lark: str) -> Iterator[Any]:
             yield json.JSONDecoder().raw_decode(lark, directive.end())[0]
         except ValueError:
             continue
-
-
-def _check_unicode(kind: str, text: str) -> None:
-    try:
-        text.encode()
-        if kind == "json":
-            json.dumps(json.loads(text), ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        got = ascii(text[:80])
-        raise RequestError(f"structured_outputs.{kind} has half a character", got=got, fix="send whole ones") from None
 
 
 def _check_whole_schema(schema: Any) -> None:

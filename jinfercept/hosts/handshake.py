@@ -109,8 +109,9 @@ class Reception:
             try:
                 arrival = self._arrivals.get(timeout=max(0.0, deadline - time.monotonic()))
             except Empty:
+                name = "host" if len(missing) == 1 else "hosts"
                 raise ConfigError(
-                    f"{_named(missing)} of {num_hosts} did not come within {timeout_s:g} s",
+                    f"{name} {', '.join(map(str, missing))} of {num_hosts} did not come within {timeout_s:g} s",
                     got=f"{num_hosts - len(missing)} hosts",
                     fix="start all, with this --coordinator and --num-hosts; --host-timeout waits longer",
                 ) from None
@@ -150,11 +151,14 @@ class Reception:
                 "two hosts have the same number", got=f"host {host_id} twice", fix="give each a --host-id of its own"
             )
         if facts != self._facts:
-            raise ConfigError(
-                "the hosts do not run the same",
-                got=_differences(self._facts, facts if isinstance(facts, dict) else {}, host_id),
-                fix="start all with the same versions, options and model",
+            own, other = self._facts, facts if isinstance(facts, dict) else {}
+            got = "; ".join(
+                f"{name} {str(own.get(name))[:80]} on host 0, {str(other.get(name))[:80]} on host {host_id}"
+                for name in sorted(own.keys() | other.keys(), key=str)
+                if own.get(name) != other.get(name)
             )
+            fix = "start all with the same versions, options and model"
+            raise ConfigError("the hosts do not run the same", got=got, fix=fix)
         return host_id
 
     def _accept(self) -> None:
@@ -317,15 +321,3 @@ def _wrong_token() -> ConfigError:
     return ConfigError(
         "the hosts do not have the same token", got="another one, or none", fix=f"set ${TOKEN_VARIABLE} alike on all"
     )
-
-
-def _differences(own: Mapping[str, str], other: Mapping[str, str], host_id: int) -> str:
-    """The differences between the facts of two hosts."""
-    names = [name for name in sorted(own.keys() | other.keys(), key=str) if own.get(name) != other.get(name)]
-    return "; ".join(
-        f"{name} {str(own.get(name))[:80]} on host 0, {str(other.get(name))[:80]} on host {host_id}" for name in names
-    )
-
-
-def _named(host_ids: list[int]) -> str:
-    return f"host {host_ids[0]}" if len(host_ids) == 1 else f"hosts {', '.join(map(str, host_ids))}"

@@ -225,7 +225,11 @@ class ToolExecutor:
                     raise ToolFailed(_CLOSED)
                 call = _LoopCall(tool, work, context, run, self._loop_for(tool))
                 self._give(call, call.loop)
-                self._watch()
+                if self._watchdog is None:
+                    watchdog = threading.Thread(target=self._beat, name="jinfercept-tool-watchdog", daemon=True)
+                    with suppress(RuntimeError):  # no more threads: the next call tries again
+                        watchdog.start()
+                        self._watchdog = watchdog
         except (RuntimeError, OSError, ToolFailed) as error:
             run.fail(plain_failure(error))
 
@@ -288,14 +292,6 @@ class ToolExecutor:
         self._left.add(loop)
 
     # -- the watchdog ----------------------------------------------------------------------------------------------
-
-    def _watch(self) -> None:
-        """Have the watchdog run."""
-        if self._watchdog is None:
-            watchdog = threading.Thread(target=self._beat, name="jinfercept-tool-watchdog", daemon=True)
-            with suppress(RuntimeError):  # no more threads: the next call tries again
-                watchdog.start()
-                self._watchdog = watchdog
 
     def _beat(self) -> None:
         while not self._wake.wait(_BEAT_S):

@@ -200,8 +200,13 @@ class EngineStats:
         counts.link_budget += self.inputs.cost.link_tokens(step_s)
         counts.copied_out += len(plan.offload) * self.kv.page_size
         counts.copied_in += len(plan.fetch) * self.kv.page_size
-        if self._entered:
-            self._count_entries()
+        for sequence, pause in self._entered:
+            if pause is not None:  # an interception has ended: where its context was
+                tool, residency = self.interceptions.counts(pause), sequence.usage.residency
+                tool.kept += residency.device
+                tool.copied_in += residency.host
+                tool.recomputed += residency.missing
+        self._entered.clear()
         self._count_tokens(planned, now)
         if self.timelines.open:
             self.timelines.step(planned, seconds, now)
@@ -223,8 +228,11 @@ class EngineStats:
         self.interceptions.answers.clear()
         now = passed.at_s
         self._ledger.settle(now)
-        if not self.history or int(now) != int(self.history[-1].at_s) or not (self.running or self.waiting):
-            self._sample(now)
+        sampled = bool(self.history) and int(now) == int(self.history[-1].at_s)  # in this second
+        if not sampled or not (self.running or self.waiting):
+            if sampled:
+                self.history.pop()
+            self.history.append(self.sample())
 
     # -- read between two steps ------------------------------------------------------------------------------------
 
@@ -253,16 +261,6 @@ class EngineStats:
         return Pages(free, used, paused - clean, clean, cached, host, host_total - host)
 
     # -- the parts -------------------------------------------------------------------------------------------------
-
-    def _count_entries(self) -> None:
-        """Where the contexts of the interceptions that ended before this plan were when they ran again."""
-        for sequence, pause in self._entered:
-            if pause is not None:
-                tool, residency = self.interceptions.counts(pause), sequence.usage.residency
-                tool.kept += residency.device
-                tool.copied_in += residency.host
-                tool.recomputed += residency.missing
-        self._entered.clear()
 
     def _count_tokens(self, planned: PlannedStep, now: float) -> None:
         """The seconds since each sequence's last token: one entry per step, as in vLLM, also for several tokens."""
@@ -324,8 +322,3 @@ class EngineStats:
         counts.request_generated.add(completion.num_generated)
         if completion.num_generated > 1:
             counts.mean_token_s.add(decode_s / (completion.num_generated - 1))
-
-    def _sample(self, now: float) -> None:
-        if self.history and int(self.history[-1].at_s) == int(now):
-            self.history.pop()
-        self.history.append(self.sample())

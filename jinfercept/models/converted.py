@@ -128,7 +128,8 @@ def read_config(directory: Path) -> ModelConfig:
         fields = described["config"]
         kinds = tuple(LayerKind(window, rope and _rope(rope), *rest) for window, rope, *rest in fields["kinds"])
         own_types = {"rope": _rope(fields["rope"]), "kinds": kinds, "eos_token_ids": tuple(fields["eos_token_ids"])}
-        own_types["experts"] = _experts(fields["experts"]) if fields.get("experts") else None
+        if experts := fields.get("experts"):
+            own_types["experts"] = ExpertsConfig(**experts | {"swiglu": experts["swiglu"] and tuple(experts["swiglu"])})
         own_types["delta_net"] = DeltaNetConfig(**fields["delta_net"]) if fields.get("delta_net") else None
         return ModelConfig(**fields | own_types)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -139,10 +140,6 @@ def read_config(directory: Path) -> ModelConfig:
 
 def _rope(fields: Mapping[str, Any]) -> RopeConfig:
     return RopeConfig(**{**fields, **{name: tuple(fields[name]) for name in ("factors", "long_factors")}})
-
-
-def _experts(fields: dict[str, Any]) -> ExpertsConfig:
-    return ExpertsConfig(**{**fields, "swiglu": fields["swiglu"] and tuple(fields["swiglu"])})
 
 
 def _damaged(what: object, error: ValueError) -> ModelError:

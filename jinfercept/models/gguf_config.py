@@ -112,7 +112,8 @@ def _config(header: Header, rope_factors: RopeFactors) -> ModelConfig:
         num_kv_heads=meta.of_model("attention.head_count_kv", num_heads),
         head_dim=head_dim,
         ffn_size=ffn_size,
-        norm_eps=_decimal(norm_eps),
+        # the short decimal that a float32 was written from: 1e-05, not 9.999999747378752e-06
+        norm_eps=float(f"{norm_eps:.6g}") if math.isfinite(norm_eps) else norm_eps,
         rope=rope,
         tie_embeddings="output.weight" not in header.tensors,
         max_position=max_position,
@@ -235,8 +236,3 @@ class _Metadata:
 
     def _name(self, key: str) -> str:
         return f"{self._pairs['general.architecture']}.{key}"
-
-
-def _decimal(stored: float) -> float:
-    """The short decimal that a float32 was written from: 1e-05, not 9.999999747378752e-06."""
-    return float(f"{stored:.6g}") if math.isfinite(stored) else stored

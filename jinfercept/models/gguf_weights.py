@@ -21,7 +21,7 @@ from jaxtyping import Float, Shaped, UInt8
 from jinfercept.errors import ModelError
 from jinfercept.models.checkpoint import StoredExperts, StoredTensor, TensorNames
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.fused_weights import Fused, Part, fused_parts, split_shapes
+from jinfercept.models.fused_weights import Fused, Part, fused_parts, split_shapes, stored_rows
 from jinfercept.models.gguf_blocks import PACKINGS, packed_rows
 from jinfercept.models.gguf_config import RopeFactors, config_from_gguf
 from jinfercept.models.gguf_header import TensorInfo, read_header
@@ -120,7 +120,9 @@ class GGUFCheckpoint:
         header, files = read_header(file), {}
         for part in _parts(file, header.metadata):
             tensors = header.tensors if part == file else read_header(part).tensors
-            _check_kinds(tensors)
+            if unknown := sorted({_type_name(info.kind) for info in tensors.values()} - set(_TYPES)):
+                fix = f"use one of {', '.join(_TYPES)}"
+                raise ModelError("the file's quantisation is not supported", got=", ".join(unknown), fix=fix)
             _check_sizes(part, tensors)
             if twice := tensors.keys() & files.keys():
                 got = f"{min(twice)[:100]} in {part.name} and {files[min(twice)].name}"
@@ -149,11 +151,11 @@ class GGUFCheckpoint:
 
     def packing(self, name: str) -> Packing | None:
         """See `PackedCheckpoint`."""
-        tensor = self._tensors[self._stored_rows(name, slice(None))[0]]
+        tensor = self._tensors[stored_rows(self._parts, name, slice(None))[0]]
         return PACKINGS.get(_type_name(tensor.kind)) if len(tensor.shape) in (2, 3) else None
 
     def read(self, name: str, rows: slice) -> Float[np.ndarray, "..."]:
-        tensor, rows = self._stored_rows(name, rows)
+        tensor, rows = stored_rows(self._parts, name, rows)
         values = _values(self._files[tensor], self._tensors[tensor], rows)
         if self.config.family == "gemma" and name.endswith("norm.weight"):
             return values - 1  # of the converter, so that llama.cpp need not know
@@ -161,18 +163,13 @@ class GGUFCheckpoint:
 
     def read_packed(self, name: str, rows: slice) -> PackedRows:
         """See `PackedCheckpoint`."""
-        stored, rows = self._stored_rows(name, rows)
+        stored, rows = stored_rows(self._parts, name, rows)
         tensor = self._tensors[stored]
         data = _bytes(self._files[stored], tensor)[rows]
         packed = packed_rows(data.reshape(-1, data.shape[-1]), tensor.kind)
         if not self._is_permuted(name):
             return packed
         return packed.changed(lambda rows: halves_apart(rows, self.config.head_dim))
-
-    def _stored_rows(self, name: str, rows: slice) -> tuple[str, slice]:
-        """The stored tensor that has rows of a weight, and the rows there."""
-        part = self._parts.get(name)
-        return (name, rows) if part is None else (part.tensor, part.rows(rows))
 
     def _is_permuted(self, name: str) -> bool:
         return self.permuted and name.endswith(_PERMUTED)
@@ -197,15 +194,6 @@ def _parts(file: Path, metadata: Mapping[str, Any]) -> list[Path]:
     if missing := [part.name for part in parts if not part.is_file()]:
         raise ModelError("parts of the model are missing", got=", ".join(missing)[:500], fix="download them")
     return parts
-
-
-def _check_kinds(tensors: Mapping[str, TensorInfo]) -> None:
-    """Raise `ModelError` for a tensor of a type that cannot be read."""
-    unknown = sorted({_type_name(info.kind) for info in tensors.values()} - set(_TYPES))
-    if unknown:
-        raise ModelError(
-            "the file's quantisation is not supported", got=", ".join(unknown), fix=f"use one of {', '.join(_TYPES)}"
-        )
 
 
 def _check_sizes(file: Path, tensors: Mapping[str, TensorInfo]) -> None:

@@ -206,11 +206,12 @@ def _llama_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     attention_bias, mlp_bias = (
         flag(config, key) and key in architecture.biases for key in ("attention_bias", "mlp_bias")
     )
+    dense = are_dense(config) if name == "qwen3_moe" else (False,) * config["num_hidden_layers"]
     fields = {
         **layer_fields(config, rope, head_dim, bias=attention_bias),
         "activation": "silu",
         "mlp_bias": mlp_bias,
-        "kinds": _kinds(_windows(config, name), _are_dense(config, name), near),
+        "kinds": _kinds(_windows(config, name), dense, near),
         "experts": _experts(config, name) if "num_experts" in architecture.keys else None,
     }
     own = {"granite": _granite_fields, "smollm3": _smollm3_fields}.get(name)
@@ -266,11 +267,6 @@ def _kinds(
         for window, is_dense in zip(windows, are_dense, strict=True)
     )
     return kinds if set(kinds) != {PLAIN_KIND} else ()
-
-
-def _are_dense(config: Mapping[str, Any], name: str) -> tuple[bool, ...]:
-    """By layer, whether it has no experts though the model has."""
-    return are_dense(config) if name == "qwen3_moe" else (False,) * config["num_hidden_layers"]
 
 
 def _experts(config: Mapping[str, Any], name: str) -> ExpertsConfig:

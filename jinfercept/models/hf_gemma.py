@@ -5,7 +5,7 @@ from typing import Any
 
 from jinfercept.models.config import ARCHITECTURES, PLAIN_KIND, LayerKind
 from jinfercept.models.hf_keys import check_layer_types, check_sizes, flag, layer_fields, refuse_unless
-from jinfercept.models.hf_rope import Rope, rope_from_hf, ropes_by_layer_type
+from jinfercept.models.hf_rope import rope_from_hf, ropes_by_layer_type
 
 
 def gemma_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -17,7 +17,10 @@ def gemma_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     else:
         refuse_unless(config, hidden_activation=usual)
     head_dim = config["head_dim"]
-    own = _gemma_ropes(config, head_dim) if name == "gemma3_text" else None
+    own = None
+    if name == "gemma3_text":  # transformers 4 wrote the thetas of full and of windowed layers beside each other
+        thetas = config.get("rope_theta", 1_000_000.0), config.get("rope_local_base_freq", 10_000.0)
+        own = ropes_by_layer_type(config, head_dim, thetas, name)
     rope = rope_from_hf(config, head_dim, config["max_position_embeddings"], name) if own is None else own[0]
     windowed = LayerKind(config.get("sliding_window") or None, None if own is None else own[1].config)
     scalar = config.get("query_pre_attn_scalar")
@@ -42,9 +45,3 @@ def _gemma_pattern(config: Mapping[str, Any], name: str) -> list[bool]:
         return [bool((index + 1) % every) for index in range(count)]
     check_layer_types(kinds, ("full_attention", "sliding_attention"), count)
     return [kind == "sliding_attention" for kind in kinds]
-
-
-def _gemma_ropes(config: Mapping[str, Any], head_dim: int) -> tuple[Rope, Rope]:
-    """The rotations of Gemma 3's full layers and of its windowed ones, which transformers 4 wrote beside each other."""
-    thetas = config.get("rope_theta", 1_000_000.0), config.get("rope_local_base_freq", 10_000.0)
-    return ropes_by_layer_type(config, head_dim, thetas, "gemma3_text")

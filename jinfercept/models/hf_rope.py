@@ -63,7 +63,11 @@ def rope_from_hf(config: Mapping[str, Any], head_dim: int, max_position: int, ar
     check_keys(
         rope, _KEYS | _OWN_KEYS.get(architecture, frozenset()), where="the rotary embedding in config.json", every=True
     )
-    _check_numbers(rope)
+    for key in (*_NUMBERS, _GROWTH):
+        value = rope.get(key)
+        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or value <= 0):
+            problem = f"{key} of rope_parameters is a number above 0"
+            raise ModelError(problem, got=shown(value), fix="correct config.json")
     share, kind = _rotary_share(config, rope), _kind(rope)
     kind = "longrope" if architecture == "phi3" and kind in ("su", "yarn") else kind
     rotary_dim = head_dim if kind == "proportional" else _rotary_dim(share, head_dim, architecture)
@@ -242,13 +246,3 @@ def _require(rope: Mapping[str, Any], keys: tuple[str, ...]) -> None:
 
 def _kind(rope: Mapping[str, Any]) -> Any:
     return rope.get("rope_type", rope.get("type", "default"))
-
-
-def _check_numbers(rope: Mapping[str, Any]) -> None:
-    """Raise `ModelError` for a value that should be a number above 0 and is not."""
-    for key in (*_NUMBERS, _GROWTH):
-        value = rope.get(key)
-        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or value <= 0):
-            raise ModelError(
-                f"{key} of rope_parameters is a number above 0", got=shown(value), fix="correct config.json"
-            )

@@ -17,7 +17,7 @@ from jinfercept.errors import ModelError, shown
 from jinfercept.models.checkpoint import StoredExperts, StoredTensor, TensorNames
 from jinfercept.models.config import ARCHITECTURES, Family, ModelConfig
 from jinfercept.models.fp8_weights import Float8Format
-from jinfercept.models.fused_weights import Fused, Part, fused_parts, split_shapes
+from jinfercept.models.fused_weights import Fused, Part, fused_parts, split_shapes, stored_rows
 from jinfercept.models.gptq_weights import StoredType, WordFormat, is_named
 from jinfercept.models.hf_config import architecture_name, config_from_hf
 from jinfercept.models.hf_keys import text_config
@@ -218,7 +218,9 @@ class HFCheckpoint:
             return self._words.packing(self.shapes[name][1]) if stored in self._packed else None
         if isinstance(self._words, MXFP4Format):
             return self._words.packing(0) if name.endswith(_EXPERTS) else None
-        is_packed = _is_linear(name) or (self._words.head and name == self.names.head["unembed"].name)
+        is_inside = ".layers." in name or ".h." in name
+        is_linear = is_inside and name.endswith(".weight") and "norm" not in name and ".ln_" not in name
+        is_packed = is_linear or (self._words.head and name == self.names.head["unembed"].name)
         inputs = self._words.group_size
         if not is_packed or inputs is None or is_named(name, self._words.unquantised):
             return None
@@ -231,7 +233,7 @@ class HFCheckpoint:
             )
         packing = self.packing(name)
         if packing is None:
-            tensor, rows = self._stored_rows(name, rows)
+            tensor, rows = stored_rows(self._parts, name, rows)
             file, stored = self._placed[tensor]
             return file.read(stored, rows)
         dense, shape = self.read_packed(name, rows).dense(packing.zero), self.shapes[name]
@@ -240,18 +242,13 @@ class HFCheckpoint:
     def read_packed(self, name: str, rows: slice) -> PackedRows:
         """See `PackedCheckpoint`."""
         assert self._words is not None
-        tensor, rows = self._stored_rows(name, slice(*rows.indices(self.shapes[name][0])[:2]))
+        tensor, rows = stored_rows(self._parts, name, slice(*rows.indices(self.shapes[name][0])[:2]))
 
         def read(part: str, index: tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
             file, stored = self._placed[f"{tensor.removesuffix('weight')}{part}"]
             return file.read(stored, index)
 
         return self._words.rows(read, rows)
-
-    def _stored_rows(self, name: str, rows: slice) -> tuple[str, slice]:
-        """The tensor in the files that has rows of a weight, and the rows there."""
-        part = self._parts.get(name)
-        return (name, rows) if part is None else (part.tensor, part.rows(rows))
 
 
 def names_of(config: ModelConfig, shapes: Iterable[str] = ()) -> TensorNames:
@@ -304,12 +301,6 @@ def _word_format(config: Mapping[str, Any]) -> WordFormat | Float8Format | MXFP4
                 got=shown(other),
                 fix="use a checkpoint of gptq, awq, fp8 or mxfp4, a GGUF file, or one that is not quantised",
             )
-
-
-def _is_linear(name: str) -> bool:
-    """Whether a stored weight is that of a layer's linear part."""
-    inside = ".layers." in name or ".h." in name
-    return inside and name.endswith(".weight") and "norm" not in name and ".ln_" not in name
 
 
 def read_config(directory: Path) -> ModelConfig:

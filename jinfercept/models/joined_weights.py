@@ -100,14 +100,13 @@ def _joining(mesh: ModelMesh) -> Callable[[Weights], Weights]:
     """As `_join_layer`, each of several devices with its parts."""
 
     def join(layer: Weights) -> Weights:
-        apart, joined = map(_specs, (layer, jax.eval_shape(_join, layer)))
+        apart, joined = (
+            {name: partition_spec(name, weight) for name, weight in weights.items()}
+            for weights in (layer, jax.eval_shape(_join, layer))
+        )
         return mesh.on_parts(_join, (apart,), joined)(layer)
 
     return jax.jit(join)
-
-
-def _specs(layer: Weights) -> Weights:
-    return {name: partition_spec(name, weight) for name, weight in layer.items()}
 
 
 def is_joined(layer: Weights) -> bool:

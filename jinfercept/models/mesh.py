@@ -1,6 +1,6 @@
 """`ModelMesh`: the devices that serve a model. Places arrays on them, and runs functions on every device's parts."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
@@ -69,11 +69,9 @@ class ModelMesh:
 def mesh_of(array: Placed) -> ModelMesh:
     """The devices of an array, in the order in which it is cut."""
     sharding = cast(Sharding, array.sharding)
-    return ModelMesh(tuple(_in_order(sharding)))
-
-
-def _in_order(sharding: Sharding) -> Iterable[Any]:
-    return cast(Mesh, sharding.mesh).devices.flat if isinstance(sharding, NamedSharding) else sharding.device_set
+    if isinstance(sharding, NamedSharding):
+        return ModelMesh(tuple(cast(Mesh, sharding.mesh).devices.flat))
+    return ModelMesh(tuple(sharding.device_set))
 
 
 def beside(array: Placed, spec: PartitionSpec = EVERYWHERE) -> Sharding:

@@ -63,9 +63,11 @@ class TorchFile:
                 if index is None:
                     raise zipfile.BadZipFile("no data.pkl")
                 tensors = _Unpickler(_pickle(file, members[index])).load()
+                if not isinstance(tensors, dict):
+                    raise pickle.UnpicklingError(f"{type(tensors).__name__} instead of a dictionary of tensors")
                 folder = index.removesuffix("data.pkl") + "data/"
                 stored = {name.removeprefix(folder): info for name, info in members.items() if name.startswith(folder)}
-                tensors_by_name = {name: value for name, value in _named(tensors) if isinstance(value, _Tensor)}
+                tensors_by_name = {name: value for name, value in tensors.items() if isinstance(value, _Tensor)}
                 for name, tensor in tensors_by_name.items():
                     _check(name, tensor, stored)
                 starts = {
@@ -150,12 +152,6 @@ class _Unpickler(pickle._Unpickler):  # the one in Python: that in C takes memor
 
 def _rebuild(storage: tuple[str, np.dtype], offset: int, shape: Any, strides: Any, *_: object) -> _Tensor:
     return _Tensor(*storage, offset, tuple(shape), tuple(strides))
-
-
-def _named(tensors: Any) -> list[tuple[str, Any]]:
-    if not isinstance(tensors, dict):
-        raise pickle.UnpicklingError(f"{type(tensors).__name__} instead of a dictionary of tensors")
-    return list(tensors.items())
 
 
 def _check(name: str, tensor: _Tensor, stored: Mapping[str, zipfile.ZipInfo]) -> None:

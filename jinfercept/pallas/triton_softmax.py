@@ -109,7 +109,9 @@ def attend_tile(
     if key_scale is not None:
         scores *= key_scale[None, :]
     if scoring.soft_cap is not None:
-        scores = _capped(scores, scoring.soft_cap * LOG2_E)
+        # `cap * tanh(scores / cap)`, by the one function of the chip's that is fast and exact enough: a power of 2
+        cap = scoring.soft_cap * LOG2_E
+        scores = cap - 2 * cap / (jnp.exp2(scores * (2 * LOG2_E / cap)) + 1)
     if visible is not None:
         seen = position[None, :] <= visible[:, None]
         if scoring.window is not None:
@@ -123,11 +125,6 @@ def attend_tile(
         for before, value in zip(weighted, values, strict=True)
     )
     return new_top, total * fade + weights.sum(axis=1), weighted
-
-
-def _capped(scores: Float[Array, "rows tokens"], cap: float) -> Float[Array, "rows tokens"]:
-    """`cap * tanh(scores / cap)`, by the one function of the chip's that is fast and exact enough: a power of 2."""
-    return cap - 2 * cap / (jnp.exp2(scores * (2 * LOG2_E / cap)) + 1)
 
 
 def _load_stored(

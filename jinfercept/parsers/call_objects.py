@@ -112,7 +112,12 @@ class _CallObject:
         source.at += 1
         if self._tagged and (yield from source.skip(_SPACE)) == "'":
             source.at = self._start
-            yield from self._literal()
+            literal_call = yield from read_literal_call(source)  # as Python prints it, which Mistral 7B often writes
+            if literal_call is None:
+                raise TextEnded if source.ended and source.at == len(source.text) else Broken
+            self._name, arguments = literal_call
+            self._begin(arguments)
+            self.whole = True
             return
         while True:
             char = yield from source.skip(" \t\r\n,")
@@ -128,15 +133,6 @@ class _CallObject:
         if self._name is not None and not self.begun and self._tagged:
             self._begin(self._held or "{}")
             self.whole = True
-
-    def _literal(self) -> Steps[None]:
-        """An object as Python prints it, with single quotes, as Mistral 7B writes it often."""
-        literal_call = yield from read_literal_call(self._source)
-        if literal_call is None:
-            raise TextEnded if self._source.ended and self._source.at == len(self._source.text) else Broken
-        self._name, arguments = literal_call
-        self._begin(arguments)
-        self.whole = True
 
     def _member(self, key: str) -> Steps[None]:
         source = self._source

@@ -116,7 +116,8 @@ class CMLParser:
         frames: list[Frame] = []
         text, self._held = self._held + text, ""
         while text:
-            at, end = self._expected().find(text, 0)
+            expected = self._reasoning if self._thinking else self._outside if self._kind is None else self._inside
+            at, end = expected.find(text, 0)
             mark = text[at:end] if end >= 0 else ""
             used = self._take(text[:at], frames)
             if mark and used == at and self._in_string:
@@ -125,7 +126,11 @@ class CMLParser:
             elif used < at:  # the frame has reached its limit: the rest is outside of it
                 text = text[used:]
             elif mark:
-                self._read(mark, frames)
+                if mark in self._marks and not self._thinking:
+                    self._delimit(self._marks[mark], len(mark), frames)
+                else:
+                    self._num_chars += len(mark)
+                    self._thinking = not self._thinking
                 text = text[at + len(mark) :]
             else:
                 self._held, text = text[at:], ""
@@ -134,7 +139,9 @@ class CMLParser:
     def feed_mark(self, mark: Mark) -> list[Frame]:
         """The frames that are complete with a delimiter that is a token of its own; within reasoning it is text."""
         frames: list[Frame] = []
-        self._flush(frames)
+        text, self._held = self._held, ""  # which is no mark
+        while text:
+            text = text[self._take(text, frames) :]
         name = getattr(self._delimiters, mark)
         if self._thinking:
             self._num_chars += len(name)
@@ -153,16 +160,10 @@ class CMLParser:
 
     @property
     def _in_string(self) -> bool:
-        return self._kind == "call" and self._id is not None and _ends_in_string("".join(self._parts))
-
-    def _expected(self) -> Marks:
-        return self._reasoning if self._thinking else self._outside if self._kind is None else self._inside
-
-    def _flush(self, frames: list[Frame]) -> None:
-        """Releases the held text, which is no mark."""
-        text, self._held = self._held, ""
-        while text:
-            text = text[self._take(text, frames) :]
+        if self._kind != "call" or self._id is None:
+            return False
+        # a string in single quotes ends at its line, if it does not end before
+        return bool(_OPEN_STRING.search(_WHOLE_STRING.sub("", "".join(self._parts))))
 
     def _take(self, text: str, frames: list[Frame]) -> int:
         """Take text without marks; returns how many of its characters were taken, fewer where a frame reaches its limit."""
@@ -177,35 +178,21 @@ class CMLParser:
         self._fail(f"no {self._delimiters.end} within {MAX_FRAME_CHARS} characters", self._num_chars, frames)
         return used
 
-    def _read(self, mark: str, frames: list[Frame]) -> None:
-        """Take a mark that is written as text."""
-        if mark in self._marks and not self._thinking:
-            self._delimit(self._marks[mark], len(mark), frames)
-        else:
-            self._num_chars += len(mark)
-            self._thinking = not self._thinking
-
     def _delimit(self, mark: Mark, length: int, frames: list[Frame]) -> None:
         start = self._num_chars
         self._num_chars += length
         if mark == "end":
             self._close(frames)
         elif mark == "head":
-            self._head()
+            if self._kind == "call" and self._id is None:
+                self._id, self._parts = "".join(self._parts).strip(), []
+            elif self._kind == "call":  # text of its code
+                self._parts.append(self._delimiters.head)
         else:
             if self._kind is not None:
                 problem = f"no {self._delimiters.end} before the next {getattr(self._delimiters, mark)}"
                 self._fail(problem, start, frames)
             self._kind, self._start, self._id, self._parts, self._size = mark, start, None, [], 0
-
-    def _head(self) -> None:
-        """The id of the open call is complete; a further `[HEAD]` is text of its code."""
-        if self._kind != "call":
-            return
-        if self._id is None:
-            self._id, self._parts = "".join(self._parts).strip(), []
-        else:
-            self._parts.append(self._delimiters.head)
 
     def _close(self, frames: list[Frame]) -> None:
         kind, span = self._kind, (self._start, self._num_chars)
@@ -233,11 +220,6 @@ class CMLParser:
     def _fail(self, problem: str, end: int, frames: list[Frame]) -> None:
         frames.append(BadFrame((self._id or "")[:MAX_ID_CHARS], problem, (self._start, end)))
         self._kind = None
-
-
-def _ends_in_string(code: str) -> bool:
-    """Whether code ends within a string: one in single quotes ends at its line, if it does not end before."""
-    return bool(_OPEN_STRING.search(_WHOLE_STRING.sub("", code)))
 
 
 def escape(text: str, delimiters: Delimiters = DELIMITERS) -> str:

@@ -104,17 +104,12 @@ def read_xml_call(source: Source, tags: XmlTags) -> Steps[None]:
     source.begin_call(name, start)
     source.add_arguments("")
     if char == "{":
-        yield from _read_object(source, tags)
+        if (yield from stream_arguments(source)):
+            yield from source.skip()
+            yield from source.take(tags.function_end)
+            source.end_call()
     else:
         yield from _read_parameters(source, tags, name, marks)
-
-
-def _read_object(source: Source, tags: XmlTags) -> Steps[None]:
-    """Read the open call's arguments, which are one JSON object."""
-    if (yield from stream_arguments(source)):
-        yield from source.skip()
-        yield from source.take(tags.function_end)
-        source.end_call()
 
 
 def _read_parameters(source: Source, tags: XmlTags, name: str, marks: Marks) -> Steps[None]:

@@ -110,12 +110,11 @@ def _of_line(value: Mapping[str, Any]) -> Iterator[_Recorded]:
 
 
 def _of_span(span: Mapping[str, Any]) -> _Recorded | None:
-    attributes = span.get("attributes")
-    names = (
-        attributes
-        if isinstance(attributes, dict)
-        else {item.get("key"): _value(item.get("value")) for item in _list(attributes)}
-    )
+    names = span.get("attributes")
+    if not isinstance(names, dict):
+        names = {item.get("key"): item.get("value") for item in _list(names)}
+        for name, value in names.items():  # in OTLP's form: `{"intValue": "12"}`
+            names[name] = next(iter(value.values()), None) if isinstance(value, dict) else value
     prompt, new = _count(names.get("gen_ai.usage.input_tokens")), _count(names.get("gen_ai.usage.output_tokens"))
     began = _seconds(span.get("startTimeUnixNano", span.get("start_time")))
     ended = _seconds(span.get("endTimeUnixNano", span.get("end_time")))
@@ -175,11 +174,6 @@ def _script(session: Sequence[_Recorded]) -> Script:
 
 def _list(value: Any) -> list[Any]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _value(value: Any) -> Any:
-    """The value in OTLP's form: `{"intValue": "12"}`."""
-    return next(iter(value.values()), None) if isinstance(value, dict) else value
 
 
 def _count(value: Any) -> int:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import NamedTuple, Self, final
 
 from jinfercept.engine.async_streaming import AsyncStream
@@ -88,7 +89,7 @@ class Groups:
 
 
 @final
-class RolloutStream:
+class RolloutStream(AbstractContextManager["RolloutStream"]):
     """Iterates over groups as `Rollouts`, each when its last sample has ended; for one thread. Closing it aborts the others."""
 
     def __init__(self, thread: EngineThread, groups: Groups) -> None:
@@ -121,15 +122,12 @@ class RolloutStream:
         """End all samples that have not ended, without their groups."""
         self._stream.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
 
 @final
-class AsyncRolloutStream:
+class AsyncRolloutStream(AbstractAsyncContextManager["AsyncRolloutStream"]):
     """As `RolloutStream`, in an event loop. Cancelling the task that iterates aborts the samples."""
 
     def __init__(self, thread: EngineThread, groups: Groups) -> None:
@@ -161,9 +159,6 @@ class AsyncRolloutStream:
     async def aclose(self) -> None:
         """As `RolloutStream.close`."""
         await self._stream.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *error: object) -> None:
         await self.aclose()

@@ -49,7 +49,11 @@ class ModelDrafter:
         if not awaiting:
             return plan, ()
         for place in range(1, 1 + max(chunk.num_drafts for chunk in awaiting)):
-            rows = tuple(_next(chunk, place) for chunk in awaiting if chunk.num_drafts >= place)
+            rows = tuple(  # whose tokens are the drafts at this place
+                Chunk(chunk.slot, chunk.start + place, (FROM_DEVICE,), (), _draw(chunk, place))
+                for chunk in awaiting
+                if chunk.num_drafts >= place
+            )
             tickets.append(self.runner.submit(StepPlan(plan.number, self._bucket(rows), rows)))
         drawn = [iter(self.runner.collect(ticket).tokens) for ticket in tickets]
         drafts = tuple(
@@ -73,11 +77,6 @@ class ModelDrafter:
     def _bucket(self, chunks: Sequence[Chunk]) -> int:
         num_tokens = sum(len(chunk.tokens) for chunk in chunks)
         return next(size for size in self._buckets if size >= num_tokens) if num_tokens else 0
-
-
-def _next(chunk: Chunk, place: int) -> Chunk:
-    """The row whose token is the draft at a place of a chunk, from 1 on."""
-    return Chunk(chunk.slot, chunk.start + place, (FROM_DEVICE,), (), _draw(chunk, place))
 
 
 def _draw(chunk: Chunk, place: int) -> Sample | None:

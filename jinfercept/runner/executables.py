@@ -201,7 +201,9 @@ class Executables:
 
     def _compile_rest(self) -> None:
         for key in list(self._pending):
-            self._wait_for_quiet()
+            latest = time.monotonic() + LONGEST_WAIT_S
+            while not self._ends() and (wait_s := min(self._called_s[0] + QUIET_S, latest) - time.monotonic()) > 0:
+                self._stopped.wait(min(wait_s, 1.0))
             if self._ends():
                 return
             try:
@@ -209,11 +211,6 @@ class Executables:
             except Exception as error:  # the step that needs it will raise it
                 log.warning("an executable cannot be compiled yet: %s", error)
         log.info("all executables are compiled")
-
-    def _wait_for_quiet(self) -> None:
-        latest = time.monotonic() + LONGEST_WAIT_S
-        while not self._ends() and (wait_s := min(self._called_s[0] + QUIET_S, latest) - time.monotonic()) > 0:
-            self._stopped.wait(min(wait_s, 1.0))
 
     def _ends(self) -> bool:
         """Whether `close` was called or the process ends."""

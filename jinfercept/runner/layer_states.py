@@ -51,7 +51,9 @@ def state_shapes(states: States, num_slots: int, like: Placed) -> tuple[tuple[ja
 
     def struct(array: StateArray) -> jax.ShapeDtypeStruct:
         dtype: DTypeLike = array.dtype or like.dtype
-        return jax.ShapeDtypeStruct((num_slots + 1, *array.shape), dtype, sharding=beside(like, _spec(array)))
+        cut = () if array.cut_axis is None else (*(None,) * (1 + array.cut_axis), AXIS)
+        sharding = beside(like, PartitionSpec(*cut))
+        return jax.ShapeDtypeStruct((num_slots + 1, *array.shape), dtype, sharding=sharding)
 
     return tuple(tuple(map(struct, of_layer)) for of_layer in states)
 
@@ -68,10 +70,6 @@ def slot_bytes(states: States, dtype: DTypeLike, num_devices: int = 1) -> int:
         return math.prod(array.shape) * jnp.dtype(array.dtype or dtype).itemsize // parts
 
     return sum(num_bytes(array) for of_layer in states for array in of_layer)
-
-
-def _spec(array: StateArray) -> PartitionSpec:
-    return PartitionSpec() if array.cut_axis is None else PartitionSpec(*(None,) * (1 + array.cut_axis), AXIS)
 
 
 @final

@@ -367,10 +367,12 @@ class ModelRunner:
                 for array in noted:
                     array.copy_to_host_async()
                     experts.append(array)
-            if is_mixed:
-                self._keep(layers)
-            else:
+            if not is_mixed:
                 self.kv.layers = tuple(layers)
+            elif self.layer_states is not None:
+                self.kv.layers = self.layer_states.take(layers)
+            elif self.window_kv is not None:
+                self.kv.layers, self.window_kv.layers = by_pool(layers, self._windows)
             for kv in self._pools:
                 kv.scatter(part)
         return self._sampler.head(x, plan.chunks, samples, common, self.params.head), tuple(experts)
@@ -382,10 +384,3 @@ class ModelRunner:
         return list(
             with_windows(self.kv.layers, () if self.window_kv is None else self.window_kv.layers, self._windows)
         )
-
-    def _keep(self, layers: list[Any]) -> None:
-        """Take what the layers keep behind a step."""
-        if self.layer_states is not None:
-            self.kv.layers = self.layer_states.take(layers)
-        elif self.window_kv is not None:
-            self.kv.layers, self.window_kv.layers = by_pool(layers, self._windows)

@@ -1,5 +1,6 @@
 """Starts waiting sequences where the device has slots for their whole contexts. Orders nothing."""
 
+from functools import partial
 from typing import final
 
 from jinfercept.kv.manager import KVManager
@@ -84,7 +85,8 @@ class Admission:
         waiting = preserve_waste(wait_s, sequence.length)
         chunk = chunk_tokens(self._largest, len(self._queues.running), self._page_size)
         other_tokens = builder.context_tokens - sequence.length
-        if chunked_discard_waste(num_tokens, other_tokens, chunk, self._forward_s) < waiting:
+        forward_s = partial(self._cost.step_s, context_tokens=0)
+        if chunked_discard_waste(num_tokens, other_tokens, chunk, forward_s) < waiting:
             fetchable = self._kv.copies.fetchable(sequence.context)
             if sum([self._price.between_s(start, end) for start, end in fetchable]) < wait_s:
                 self._kv.copies.drop_fetchable(sequence.context)
@@ -93,9 +95,6 @@ class Admission:
         """Tokens of a running sequence that the link has still to bring."""
         context = sequence.context
         return 0 if context.ready >= sequence.length - 1 else self._kv.copies.num_fetchable(context) * self._page_size
-
-    def _forward_s(self, query_tokens: int) -> float:
-        return self._cost.step_s(query_tokens, 0)
 
     def _has_room(self, sequence: Sequence, now: float, *, entitled: bool) -> bool:
         """Whether the device has slots for a sequence beside the running ones, and a page more for each of these."""

@@ -59,7 +59,10 @@ class Eviction:
         running, may_evict, context = self._queues.running, not self._policy.protects_paused, sequence.context
         if self._kv.free_slot(context, position) or (may_evict and self._evict(builder, most, context, position)):
             return True
-        while running and (last := self._last_served(builder)) is not sequence and not last.planned:
+        while running:
+            last = self._fair.last_served() if builder.tenants_compete else running[-1]
+            if last is sequence or last.planned:
+                break
             self.preempt(builder, last)
             if self._kv.free_slot(context, position) or (may_evict and self._evict(builder, most, context, position)):
                 return True
@@ -95,10 +98,6 @@ class Eviction:
             builder.query_tokens, builder.link_tokens, builder.context_tokens, queries, self._kv.occupancy()
         )
         self._policy.moves(budget, builder.now, PlanMover(self._transfers, builder))
-
-    def _last_served(self, builder: PlanBuilder) -> Sequence:
-        """The running sequence that is preempted first."""
-        return self._fair.last_served() if builder.tenants_compete else self._queues.running[-1]
 
     def _evict(self, builder: PlanBuilder, most: int, context: Context | None = None, position: int = 0) -> bool:
         """Take up to `most` slots for a context, and one at least, from the paused contexts, in the policy's order."""

@@ -120,7 +120,8 @@ class _MoveCheck:
                 "`sequence.context.tail_first`,"
             )
         if action not in self._allowed:
-            return f"{action!s:.80} for request {sequence.id}, which is none of {', '.join(self._names())},"
+            allowed = [str(action) for action in Action if action in self._allowed]
+            return f"{action!s:.80} for request {sequence.id}, which is none of {', '.join(allowed)},"
         first, end = bounds(pages)
         if first < 0 or end > sequence.context.num_pages:
             return (
@@ -133,9 +134,6 @@ class _MoveCheck:
                 return f"{action} of page {max(first, offered_pages.start)} of request {sequence.id} twice in one order"
         offered.append(range(first, end))
         return ""
-
-    def _names(self) -> list[str]:
-        return [str(action) for action in Action if action in self._allowed]
 
 
 @final

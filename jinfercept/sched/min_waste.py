@@ -116,7 +116,7 @@ class MinWaste(Policy):
                         for copied in sequence.context.runs(pages):
                             if copied.residency.on_host:
                                 mover.drop(sequence, "swapped", copied.pages)
-            ahead += _resident_tokens(sequence)
+            ahead += sum([run.num_tokens for run in sequence.context.runs() if run.evictable])  # on the device still
             if now > sequence.paused_s and not self._keep(self._until_saved(verdict, ahead)):
                 mover.drop(sequence, "discard is cheaper")
 
@@ -155,8 +155,3 @@ class MinWaste(Policy):
             discard = chunked_discard_waste(tokens, self._last.running_context, chunk, self._forward_s, state)
             verdicts.append(Verdict(sequence, preserve_waste(rest_s, tokens + state), discard, tokens + state))
         return verdicts
-
-
-def _resident_tokens(sequence: Sequence) -> int:
-    """Tokens of a paused context that are on the device still."""
-    return sum([run.num_tokens for run in sequence.context.runs() if run.evictable])

@@ -150,7 +150,11 @@ class Speculation:
         """
         if builder.stalled or not self._limits.num_drafts:
             return
-        decoding = [place for place, (_, chunk) in enumerate(builder.chunks) if _decodes(chunk)]
+        decoding = [  # the last tokens of sequences, known to the host
+            place
+            for place, (_, chunk) in enumerate(builder.chunks)
+            if chunk.sample is not None and len(chunk.tokens) == 1 and chunk.tokens[0] != FROM_DEVICE
+        ]
         drafted = [(place, drafts) for place in decoding if (drafts := self._draft(builder.chunks[place][0]))]
         if not drafted:
             return
@@ -258,8 +262,3 @@ class Speculation:
         return chunk._replace(
             tokens=(*chunk.tokens, *drafts), new_pages=new_pages or chunk.new_pages, num_drafts=len(drafts)
         )
-
-
-def _decodes(chunk: Chunk) -> bool:
-    """Whether a chunk is the last token of its sequence, known to the host."""
-    return chunk.sample is not None and len(chunk.tokens) == 1 and chunk.tokens[0] != FROM_DEVICE

@@ -110,7 +110,9 @@ class Transfers:
             return 0
         num_copied = self._offload(builder, move, run)
         freed = self._drop(move._replace(pages=pages[:num_copied]), run, copied=True)
-        if action is Action.SWAP and num_copied < len(pages) and not self._is_full(builder):
+        most = self._kv.most_moved_pages
+        is_full = most is not None and self._num_moved(builder) >= most
+        if action is Action.SWAP and num_copied < len(pages) and not is_full:
             freed += self._drop(move._replace(pages=pages[num_copied:]), run)
         return freed
 
@@ -171,10 +173,6 @@ class Transfers:
         builder.add_window_offload(copies)
         builder.link_tokens -= windows.cost(len(copies))
         return len(move.pages)
-
-    def _is_full(self, builder: PlanBuilder) -> bool:
-        most = self._kv.most_moved_pages
-        return most is not None and self._num_moved(builder) >= most
 
     def _num_moved(self, builder: PlanBuilder) -> int:
         """Pages that the plan moves, both ways; those of windows as many as have their memory."""

@@ -1,6 +1,5 @@
 """What concerns all sequences at once, with no plan in flight: other weights, and the device's pages gone."""
 
-from collections.abc import Iterable
 from typing import final
 
 from jinfercept.kv.manager import KVManager
@@ -51,12 +50,9 @@ class Upheaval:
                 self._queues.wait(sequence)
             self._kv.renew(sequence.context)
         self._kv.drop_prefixes()
-        _follow_leaders(sequence for sequence in sequences if sequence.state is State.WAITING)
-
-
-def _follow_leaders(sequences: Iterable[Sequence]) -> None:
-    leaders: dict[tuple[str, bytes, bytes], Sequence] = {}
-    for sequence in sorted(sequences, key=lambda sequence: sequence.order):
-        prompt = sequence.tokens[: sequence.external_spans[0][1]].tobytes()
-        leader = leaders.setdefault((sequence.tenant, sequence.context.root, prompt), sequence)
-        sequence.leader = None if leader is sequence else leader
+        leaders: dict[tuple[str, bytes, bytes], Sequence] = {}
+        waiting = [sequence for sequence in sequences if sequence.state is State.WAITING]
+        for sequence in sorted(waiting, key=lambda sequence: sequence.order):
+            prompt = sequence.tokens[: sequence.external_spans[0][1]].tobytes()
+            leader = leaders.setdefault((sequence.tenant, sequence.context.root, prompt), sequence)
+            sequence.leader = None if leader is sequence else leader

@@ -126,7 +126,11 @@ class DecisionLog:
             case Started():
                 self._running[sequence.id] = sequence
                 if pause is not None:
-                    self._resume(pause, now)
+                    del self._pauses[sequence.id]
+                    if pause.run_at(now):
+                        self._recovering[sequence.id] = pause
+                    else:  # no lost tokens are to be fetched or recomputed
+                        self._end(pause)
             case Queued() if pause is not None:
                 pause.return_at(now)
                 pause.call_s = self._call_s(sequence)
@@ -135,7 +139,11 @@ class DecisionLog:
                 self._call_s(sequence)
             case Paused() | Queued(because="preempted"):
                 self._leave(sequence, now)
-                self._begin(sequence, event.number, now, intercepted=isinstance(event, Paused))
+                pause = PauseAccount(sequence, event.number, intercepted=isinstance(event, Paused), now=now)
+                self._pauses[sequence.id] = pause
+                if isinstance(event, Paused):
+                    self.estimator.keep(call.key for call in sequence.calls)
+                    self._fresh.append(pause)
             case Queued():
                 pass
 
@@ -172,7 +180,10 @@ class DecisionLog:
         self._flush(plan.number)
         if self._recovering:
             self._pay_recoveries(planned, seconds)
-        self._look_again(now)
+        while self._due and self._due[0][0] <= now:  # interceptions that have reached another age
+            _, _, index, pause = heapq.heappop(self._due)
+            if pause.returned_s is None and self._pauses.get(pause.sequence.id) is pause:
+                self._forecast(pause, index, now)
         self._last_queries = plan.num_tokens
         self._context = None
 
@@ -188,26 +199,11 @@ class DecisionLog:
 
     # -- pauses ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, sequence: Sequence, number: int, now: float, *, intercepted: bool) -> None:
-        """A sequence was intercepted or preempted."""
-        pause = self._pauses[sequence.id] = PauseAccount(sequence, number, intercepted=intercepted, now=now)
-        if intercepted:
-            self.estimator.keep(call.key for call in sequence.calls)
-            self._fresh.append(pause)
-
     def _aside(self, sequence: Sequence, number: int, now: float) -> PauseAccount:
         """An account for moves of a context that runs, which is not paused."""
         if sequence.id not in self._running_moves:
             self._running_moves[sequence.id] = PauseAccount(sequence, number, intercepted=False, now=now)
         return self._running_moves[sequence.id]
-
-    def _resume(self, pause: PauseAccount, now: float) -> None:
-        """A sequence runs again; its pause ends once lost tokens are fetched or recomputed."""
-        del self._pauses[pause.sequence.id]
-        if pause.run_at(now):
-            self._recovering[pause.sequence.id] = pause
-        else:
-            self._end(pause)
 
     def _leave(self, sequence: Sequence, now: float) -> None:
         """End the open pause of a sequence as it is."""
@@ -254,14 +250,6 @@ class DecisionLog:
         if coming is not None:
             self._num_due += 1
             heapq.heappush(self._due, (pause.began_s + AGES_S[coming], self._num_due, coming, pause))
-
-    def _look_again(self, now: float) -> None:
-        """Forecast the interceptions that have reached another age."""
-        due = self._due
-        while due and due[0][0] <= now:
-            _, _, index, pause = heapq.heappop(due)
-            if pause.returned_s is None and self._pauses.get(pause.sequence.id) is pause:
-                self._forecast(pause, index, now)
 
     # -- decisions -------------------------------------------------------------------------------------------------
 

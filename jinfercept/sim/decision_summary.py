@@ -67,7 +67,10 @@ def load_records(path: str | Path) -> DecisionFile:
     for number, line in lines:
         try:
             if line["type"] == "decision":
-                _count(line, actions)
+                sums = actions.setdefault((line["action"], line["why"]), dict.fromkeys(("decisions", *_SUMS), 0))
+                sums["decisions"] += 1
+                for name, value in zip(_SUMS, _numbers(line.get(name, 0) for name in _SUMS), strict=True):
+                    sums[name] += value
             elif line["returned"]:
                 _compare(line, run, outcomes, checks)
             else:
@@ -99,14 +102,6 @@ def _lines(path: str | Path) -> Iterator[tuple[int, Any]]:
         raise ConfigError("the decisions cannot be read", got=f"{path} ({error})", fix="name a .jsonl file") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}, line {number}: not JSON", got=error, fix=_FIX) from None
-
-
-def _count(line: Mapping[str, Any], actions: dict[tuple[str, str], dict[str, int]]) -> None:
-    """Add a decision to the sums of its action and reason."""
-    sums = actions.setdefault((line["action"], line["why"]), dict.fromkeys(("decisions", *_SUMS), 0))
-    sums["decisions"] += 1
-    for name, value in zip(_SUMS, _numbers(line.get(name, 0) for name in _SUMS), strict=True):
-        sums[name] += value
 
 
 def _compare(

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -114,6 +115,11 @@ def check_outputs(outputs: Iterable[tuple[str, str | Path | None]]) -> None:
         if place in seen and (place.is_file() or not place.exists()):
             raise ConfigError(f"{flag} and {seen[place]} name the same file", got=path, fix="give each its own")
         seen[place] = flag
+
+
+def write_files(writers: Mapping[str | None, Callable[[str], object]]) -> None:
+    """Write the files that have a path. Raises `ConfigError` with those that cannot be written."""
+    write_all({path: partial(write, path) for path, write in writers.items() if path is not None})
 
 
 def write_all(writers: Mapping[str, Callable[[], object]]) -> None:

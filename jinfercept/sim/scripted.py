@@ -356,13 +356,9 @@ def drive(
 def _end(engine: Engine, clients: Clients, live: dict[str, None]) -> None:
     """Step the engine, and tell the clients what has ended."""
     ended = [event for event in engine.step() if isinstance(event, Finished)]
-    _check_failures(ended)
-    for event in ended:
-        live.pop(event.request_id, None)
-        clients.ended(event.output)
-
-
-def _check_failures(ended: Iterable[Finished]) -> None:
     for event in ended:
         if event.failure is not None:
             raise event.failure
+    for event in ended:
+        live.pop(event.request_id, None)
+        clients.ended(event.output)

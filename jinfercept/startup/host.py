@@ -209,7 +209,12 @@ class EngineHost:
                 self._start_over(new)
             else:
                 self._check_in_flight("new weights while requests run")
-                self._between_steps(lambda: self._take(new, mode), first_abort=mode == "abort")
+
+                def take() -> None:
+                    self.weights.write(new, self._engine)
+                    self._engine.take_weights(self.weights.version, recompute=mode != "keep")
+
+                self._between_steps(take, first_abort=mode == "abort")
             return self.weights.version
 
     def _read(self, source: str | Path) -> Params:
@@ -224,10 +229,6 @@ class EngineHost:
         for weight in jax.tree.leaves(weights):
             (weight.check or weight.make)()
         return weights
-
-    def _take(self, new: Replacement, mode: UpdateMode | None) -> None:
-        self.weights.write(new, self._engine)
-        self._engine.take_weights(self.weights.version, recompute=mode != "keep")
 
     def _start_over(self, new: Replacement) -> None:
         """Serve new weights on a new engine."""

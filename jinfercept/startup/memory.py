@@ -98,12 +98,17 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         reserved = f", {_gib(self.reserved_bytes)} kept free" if self.reserved_bytes else ""
+        recurrent, host = "", ""  # states of recurrent layers, and their copies
+        if self.states.num_states:
+            recurrent = f", {self.states.num_states} states of recurrent layers {_gib(self.states.num_bytes)}"
+            host = f" and {self.states.num_host_states:,} states" if self.host_bytes else ""
+        shorter = f" (the model's {self.model_len:,} need a larger KV pool: kv_tokens)" if self.model_len else ""
         where = f"on each of {self.num_devices} devices " if self.num_devices > 1 else ""
         return (
             f"memory plan: {where}weights {_gib(self.weight_bytes)}, KV pool {_gib(self.kv_bytes)} for "
-            f"{self.kv_tokens:,} tokens{self._windows()}{self._states()}"
-            f"{reserved}, host copies up to {_gib(self.host_bytes)} for {self.host_tokens:,} tokens{self._host_states()}; "
-            f"sequences of up to {self.max_model_len:,} tokens{self._shorter()}{self._repeats()}{self._timed()}"
+            f"{self.kv_tokens:,} tokens{self._windows()}{recurrent}"
+            f"{reserved}, host copies up to {_gib(self.host_bytes)} for {self.host_tokens:,} tokens{host}; "
+            f"sequences of up to {self.max_model_len:,} tokens{shorter}{self._repeats()}{self._timed()}"
         )
 
     def limited(self, page_size: int, *, kv_tokens: int, max_model_len: int) -> Self:
@@ -119,23 +124,9 @@ class MemoryPlan:
         of_windows, plan = f"{self.windows.num_device_pages:,} pages", self.window_plan
         return f", {plan.num_layers} layers with windows of up to {plan.window:,} {_gib(self.window_bytes)} for {of_windows}"
 
-    def _states(self) -> str:
-        """The states of recurrent layers."""
-        if not self.states.num_states:
-            return ""
-        return f", {self.states.num_states} states of recurrent layers {_gib(self.states.num_bytes)}"
-
-    def _host_states(self) -> str:
-        """The copies of states."""
-        return f" and {self.states.num_host_states:,} states" if self.states.num_states and self.host_bytes else ""
-
     def state_size(self, page_size: int) -> int:
         """Memory of one sequence's states of recurrent layers, in tokens of keys and values."""
         return math.ceil(self.num_devices * self.states.slot_bytes / self.token_bytes(page_size))
-
-    def _shorter(self) -> str:
-        """Why sequences are shorter than the model's."""
-        return f" (the model's {self.model_len:,} need a larger KV pool: kv_tokens)" if self.model_len else ""
 
     def _repeats(self) -> str:
         """The cost of repeated KV heads."""

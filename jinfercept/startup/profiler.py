@@ -143,7 +143,9 @@ def measure(
             runner.collect(runner.submit(plan))
         every = _time_steps(runner, [*usual, *sparse], effort, run_step, progress, clock)
         draft_share = 0.0 if drafter is None else _draft_share(runner, drafter, shape, effort, run_step)
-        links = [_time_link(runner, shape, pages, effort, clock) for pages in _transfer_sizes(shape, effort)]
+        half = max(1, shape.num_pages // 2)  # of the pool
+        sizes = [pages for pages in effort.pages if pages <= half] or [half]
+        links = [_time_link(runner, shape, pages, effort, clock) for pages in sizes]
     finally:
         runner.reset()
     plans = {id(plan) for _, plan in usual}
@@ -203,12 +205,13 @@ def _time_steps(
         if sum(run.seconds for run in past) < effort.enough_s and (past or not is_late):
             past.append(run_step(runner, plan))
     progress("measuring", 1, 1)
-    return [
-        (step._replace(seconds=timing.seconds), plan, timing)
-        for (step, plan), past in zip(steps, runs, strict=True)
-        if past
-        for timing in [_timing(past)]
-    ]
+    measured = []
+    for (step, plan), past in zip(steps, runs, strict=True):
+        if past:
+            seconds, dispatch_s = [run.seconds for run in past], min(run.dispatch_s for run in past)
+            timing = PlanTiming(min(seconds), median_low(seconds), max(seconds), dispatch_s)
+            measured.append((step._replace(seconds=timing.seconds), plan, timing))
+    return measured
 
 
 def deep_bucket(shape: RunnerShape, asynchronous: bool) -> int | None:
@@ -304,18 +307,7 @@ def _run_often(runner: PlanRunner, plan: StepPlan, clock: Callable[[], float]) -
     return run_pipelined(runner, settled(plan), max(1, int(SHORT_S / first_s)), clock)
 
 
-def _timing(runs: list[PlanRun]) -> PlanTiming:
-    seconds = [run.seconds for run in runs]
-    return PlanTiming(min(seconds), median_low(seconds), max(seconds), min(run.dispatch_s for run in runs))
-
-
 # -- the link ----------------------------------------------------------------------------------------------------------
-
-
-def _transfer_sizes(shape: RunnerShape, effort: Effort) -> list[int]:
-    """Pages per transfer: those of `effort` that half the pool has, or what it has."""
-    half = max(1, shape.num_pages // 2)
-    return [pages for pages in effort.pages if pages <= half] or [half]
 
 
 def _time_link(

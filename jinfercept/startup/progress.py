@@ -42,18 +42,15 @@ class StartDisplay:
         if self._notebook:
             self._rewrite(f"{what} {done}/{total}, {time.monotonic() - self._began_s:.0f} s")
         elif self._bar is None:
-            self._log(what, done, total, begins)
+            now_s = time.monotonic()
+            if begins or (done < total and now_s - self._logged_s >= LOG_EVERY_S):
+                self._logged_s = now_s
+                log.info("start: %s, %d of %d", what, done, total)
         else:
             for task in self._bar.task_ids if begins else ():
                 self._bar.remove_task(task)
             task = self._bar.add_task(what, total=total) if begins else self._bar.task_ids[0]
             self._bar.update(task, completed=done, total=total)
-
-    def _log(self, what: str, done: int, total: int, begins: bool) -> None:
-        now_s = time.monotonic()
-        if begins or (done < total and now_s - self._logged_s >= LOG_EVERY_S):
-            self._logged_s = now_s
-            log.info("start: %s, %d of %d", what, done, total)
 
     def _rewrite(self, text: str) -> None:
         print(f"\r{text:<{_WIDTH}}\r", end="", file=sys.stderr, flush=True)

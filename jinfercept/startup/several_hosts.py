@@ -95,7 +95,8 @@ def model_facts(model: object, source: Path | None, text: str) -> dict[str, str]
     Args:
         model: as `set_up` takes it.
     """
-    facts = {"model": text if len(text) < _SHOWN else f"{text[:_SHOWN]}… ({_digest(text.encode())})"}
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    facts = {"model": text if len(text) < _SHOWN else f"{text[:_SHOWN]}… ({digest})"}
     if source is not None and isinstance(model, str) and is_hub_id(model):
         facts["revision"] = source.name
     elif source is not None:
@@ -153,7 +154,3 @@ def _files_digest(source: Path) -> str:
                 file.seek(place)
                 state.update(file.read(_SAMPLE_BYTES))
     return state.hexdigest()[:16]
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]

@@ -92,14 +92,11 @@ class ServedWeights:
                 self._serve(Params(old[0], tuple(old[1:-1]), old[-1]), owned=self._runner.owns_params)
                 failure, fix = f"{failure}; the weights before are served on", "update_weights() again"
             else:
-                self._lose(engine)
+                self._free_pages(engine)
+                self._matrices = jax.tree.map(np.array, self._matrices)
+                self.level, self._host = DEEPEST, None
                 failure += "; the weights before are overwritten in part, and the LLM sleeps"
             raise EngineError(failure, fix=fix) from error
-
-    def _lose(self, engine: Engine) -> None:
-        self._free_pages(engine)
-        self._matrices = jax.tree.map(np.array, self._matrices)
-        self.level, self._host = DEEPEST, None
 
     def _free_pages(self, engine: Engine) -> None:
         engine.is_resting = True

@@ -97,7 +97,9 @@ class StateUpkeep:
                 if beat is not None:
                     self._responses.heard(beat, before)
                 for answer in answers:
-                    _deliver(inbox, answer)
+                    if inbox is not None:
+                        with suppress(RequestError):  # the call has ended meanwhile
+                            (inbox.decline if answer.is_declined else inbox.answer)(answer.id, answer.text)
             except Exception:
                 log.exception("the upkeep of the stored state failed")
             await asyncio.sleep(self._heartbeat_s)
@@ -124,14 +126,11 @@ class StateUpkeep:
     def _answers(self, inbox: Inbox) -> list[TakenAnswer] | None:
         """Answers that other servers have taken; a call that cannot be mirrored keeps nothing else from its upkeep."""
         try:
-            return self._attempt(lambda session: self._mirrored(session, inbox))
+            calls = {call.id: (call.tenant, asdict(call)) for call in inbox.pending()}
+            return self._attempt(lambda session: inbox_rows.mirror_calls(session, self._server, calls))
         except Exception:
             log.exception("the calls that wait for a person could not be stored")
             return None
-
-    def _mirrored(self, session: Session, inbox: Inbox) -> list[TakenAnswer]:
-        calls = {call.id: (call.tenant, asdict(call)) for call in inbox.pending()}
-        return inbox_rows.mirror_calls(session, self._server, calls)
 
     def _attempt[T](self, work: Callable[[Session], T]) -> T | None:
         """The result of work; None if the database fails."""
@@ -147,9 +146,3 @@ class StateUpkeep:
             log.info("the database of the stored state answers again: %s", self._database.name)
         self._failing = False
         return result
-
-
-def _deliver(inbox: Inbox | None, answer: TakenAnswer) -> None:
-    if inbox is not None:
-        with suppress(RequestError):  # the call has ended meanwhile
-            (inbox.decline if answer.is_declined else inbox.answer)(answer.id, answer.text)

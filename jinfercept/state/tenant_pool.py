@@ -48,7 +48,12 @@ class TenantPool:
         await self._begin(tenant, num_bytes)
         loop = asyncio.get_running_loop()
         running, end = loop.run_in_executor(self._pool, work), loop.create_future()
-        running.add_done_callback(lambda running: self._ended(tenant, running))
+
+        def ended(running: asyncio.Future[Any]) -> None:
+            running.exception()  # retrieved also if its client has gone
+            self._slots.end(tenant)
+
+        running.add_done_callback(ended)
         self._ends.add(end)
         try:
             await asyncio.wait((running, end), return_when=asyncio.FIRST_COMPLETED)
@@ -92,10 +97,6 @@ class TenantPool:
         self._waiting_bytes[tenant] += num_bytes
         if not self._waiting[tenant]:
             del self._waiting[tenant], self._waiting_bytes[tenant]
-
-    def _ended(self, tenant: str, running: asyncio.Future[Any]) -> None:
-        running.exception()  # retrieved also if its client has gone
-        self._slots.end(tenant)
 
 
 def _aborted() -> ApiError:

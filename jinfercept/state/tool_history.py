@@ -5,24 +5,16 @@ model wrote, and matches the retained context token by token. A message without 
 is left unchanged: then the context is computed again, without the calls.
 """
 
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import takewhile
-from typing import NamedTuple, final
+from typing import final
 
 from jinfercept.chat.messages import Message, digests
 from jinfercept.protocols.answer_state import merged_message
+from jinfercept.tenants.expiring import ExpiringEntries
 from jinfercept.tenants.quota import Quota, num_bytes_of
 
 MOST = 16384
 MOST_BYTES = 2**27
-
-
-class _Entry(NamedTuple):
-    tenant: str
-    turns: tuple[Message, ...]
-    until_s: float
-    num_bytes: int
 
 
 @final
@@ -49,13 +41,11 @@ class ToolHistory:
         most_of_tenant: int | None = None,
         most_bytes_of_tenant: int | None = None,
     ) -> None:
-        self._ttl_s, self._now = ttl_s, now
-        self._quota = Quota(most, most_bytes, most_of_tenant=most_of_tenant, most_bytes_of_tenant=most_bytes_of_tenant)
-        self._entries: dict[str, _Entry] = {}  # least recently used first
-        self._lock = threading.Lock()
+        quota = Quota(most, most_bytes, most_of_tenant=most_of_tenant, most_bytes_of_tenant=most_bytes_of_tenant)
+        self._turns = ExpiringEntries[tuple[Message, ...]](quota, ttl_s, now)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._turns)
 
     def remember(
         self, tenant: str, salt: str, before: Sequence[Message], turns: Sequence[Message], client_tools: Collection[str]
@@ -70,9 +60,8 @@ class ToolHistory:
         """
         answer = {"role": "assistant", **merged_message(turns, client_tools)}
         *_, digest = digests([salt], [*before, answer])
-        entry = _Entry(tenant, tuple(turns), self._now() + self._ttl_s, num_bytes_of(tuple(turns)))
-        with self._lock:
-            self._put(digest.hex(), entry)
+        stored = tuple(turns)
+        self._turns.put(tenant, digest.hex(), stored, num_bytes_of(stored))
 
     def restored(self, salt: str, messages: Sequence[Message]) -> list[Message]:
         """A conversation in which the stored turns replace the merged messages of their answers.
@@ -80,7 +69,7 @@ class ToolHistory:
         Raises:
             RequestError: one of these is no message.
         """
-        if not self._entries:
+        if not self._turns:
             return list(messages)
         restored: list[Message] = []
         results: list[Message] = []  # that stand behind a restored turn, of the server's calls and of the client's
@@ -91,40 +80,14 @@ class ToolHistory:
                 continue
             restored += _in_call_order(results, places)
             results, places = [], {}
-            if message["role"] == "assistant" and (entry := self._found(digest.hex())):
-                last = max(place for place, turn in enumerate(entry.turns) if turn["role"] == "assistant")
-                restored += entry.turns[: last + 1]
-                results += entry.turns[last + 1 :]
-                places = {call["id"]: place for place, call in enumerate(entry.turns[last].get("tool_calls", ()))}
+            if message["role"] == "assistant" and (turns := self._turns.use(digest.hex())):
+                last = max(place for place, turn in enumerate(turns) if turn["role"] == "assistant")
+                restored += turns[: last + 1]
+                results += turns[last + 1 :]
+                places = {call["id"]: place for place, call in enumerate(turns[last].get("tool_calls", ()))}
             else:
                 restored.append(message)
         return restored + _in_call_order(results, places)
-
-    def _found(self, name: str) -> _Entry | None:
-        with self._lock:
-            entry = self._entries.get(name)
-            if entry is None or entry.until_s <= self._now():
-                return None
-            self._put(name, entry._replace(until_s=self._now() + self._ttl_s))
-            return entry
-
-    def _put(self, name: str, entry: _Entry) -> None:
-        """Make an entry the most recent one, and remove expired entries and those beyond the limits."""
-        if name in self._entries:
-            self._remove(name)
-        self._entries[name] = entry
-        self._quota.add(entry.tenant, name)
-        self._quota.charge(entry.tenant, entry.num_bytes)
-        now = self._now()
-        for old in list(takewhile(lambda old: self._entries[old].until_s <= now, self._entries)):
-            self._remove(old)
-        while (victim := self._quota.victim(entry.tenant)) is not None:
-            self._remove(victim)
-
-    def _remove(self, name: str) -> None:
-        entry = self._entries.pop(name)
-        self._quota.remove(entry.tenant, name)
-        self._quota.charge(entry.tenant, -entry.num_bytes)
 
 
 def _in_call_order(results: list[Message], places: Mapping[str, int]) -> list[Message]:

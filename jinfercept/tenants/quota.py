@@ -75,8 +75,10 @@ class Quota:
     def victim(self, tenant: str) -> str | None:
         """Name of the entry to drop next, after a change of a tenant's; None once all fits, or nothing may be dropped."""
         own = self._holdings.get(tenant)
-        if own is not None and self._is_beyond_its_own(own) and (name := self._oldest(own)) is not None:
-            return name
+        if own is not None and (len(own.names) > self._most_of_tenant or own.num_bytes > self._most_bytes_of_tenant):
+            name = self._oldest(own)
+            if name is not None:
+                return name
         for total, most, size_of in (
             (self._num_entries, self._most, _num_entries),
             (self._num_bytes, self._most_bytes, _num_bytes),
@@ -96,9 +98,6 @@ class Quota:
         too_many = self._num_bytes > self._most_bytes
         share = self._most_bytes / len(self._holdings)
         return own.num_bytes > self._most_bytes_of_tenant or (too_many and own.num_bytes > share)
-
-    def _is_beyond_its_own(self, holding: _Holding) -> bool:
-        return len(holding.names) > self._most_of_tenant or holding.num_bytes > self._most_bytes_of_tenant
 
     def _oldest(self, holding: _Holding) -> str | None:
         return next((name for name in holding.names if not self._pinned(name)), None)

@@ -11,7 +11,6 @@ from jinfercept.sched.orders import OrderChoice, check_order_choice
 from jinfercept.sched.plugins import label
 from jinfercept.sched.sequence import Sequence
 from jinfercept.testing.policy_check import play, scenarios
-from jinfercept.testing.scenarios import Scenario
 
 
 class OrderCheckError(AssertionError):
@@ -57,12 +56,17 @@ def check_order(order: OrderChoice) -> OrderReport:
     check_no_object("order", order, Order)
     check_order_choice(order)
     name, num_keys, num_overtaken, num_scenarios = label(order), 0, 0, 0
+
+    def watch(made: Order) -> WatchedOrder:
+        return WatchedOrder(made if isinstance(made, GuardedOrder) else GuardedOrder(made, name), name)
+
     for title, scenario in scenarios():
         for depth in (0, 1):
             trial = replace(scenario, order=order, depth=depth)
-            watched = _check(name, f"{title}, pipeline depth {depth}", trial)
+            title_of_trial = f"{title}, pipeline depth {depth}"
+            _, watched = play(f"order {name}", title_of_trial, trial, watch, OrderCheckError, "wrap_order")
             num_scenarios += 1
-            if watched is not None:
+            if watched is not None:  # first come first served has no order
                 num_keys, num_overtaken = num_keys + watched.num_keys, num_overtaken + watched.num_overtaken
     return OrderReport(name, num_scenarios, num_keys, num_overtaken)
 
@@ -117,16 +121,3 @@ def _state_of(sequence: Sequence) -> dict[str, object]:
         "calls": (sequence.calls, sequence.awaited),
         "pages": sequence.context.runs(),
     }
-
-
-def _check(name: str, title: str, scenario: Scenario) -> WatchedOrder | None:
-    """Run a scenario; raises `OrderCheckError` with its title. None: first come first served, which nothing watches."""
-    watched: list[WatchedOrder] = []
-
-    def wrap(order: Order) -> Order:
-        guarded = order if isinstance(order, GuardedOrder) else GuardedOrder(order, name)
-        watched.append(WatchedOrder(guarded, name))
-        return watched[0]
-
-    play(f"order {name}", title, scenario, watched, OrderCheckError, wrap_order=wrap)
-    return watched[0] if watched else None

@@ -1,7 +1,6 @@
 """Runs a policy through scenarios that policies fail in, on the real scheduler and engine, without a model and without time."""
 
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from itertools import product
 from random import Random
@@ -220,11 +219,19 @@ def check_policy(policy: PolicyChoice) -> PolicyReport:
     check_no_object("policy", policy, Policy)
     check_choice(policy)
     name, num_plans, num_moves, num_scenarios = label(policy), 0, 0, 0
+
+    def watch(made: Policy) -> WatchedPolicy:
+        return WatchedPolicy(made if isinstance(made, GuardedPolicy) else GuardedPolicy(made, name), name)
+
     for title, scenario in scenarios():
         for depth in (0, 1):
             trial = replace(scenario, policy=policy, depth=depth)
-            plans, moves = _check(name, f"{title}, pipeline depth {depth}", trial)
-            num_plans, num_moves, num_scenarios = num_plans + plans, num_moves + moves, num_scenarios + 1
+            title_of_trial = f"{title}, pipeline depth {depth}"
+            run, watched = play(f"policy {name}", title_of_trial, trial, watch, PolicyCheckError, "wrap")
+            assert watched is not None
+            num_plans += len(run.plans)
+            num_moves += watched.num_moves
+            num_scenarios += 1
     return PolicyReport(name, num_scenarios, num_plans, num_moves)
 
 
@@ -273,19 +280,6 @@ def _script(rng: Random, max_context: int) -> Script:
     return Script(rng.choice(("math", "chat")), prompt, (*segments, Segment(min(room, 9), None, 0)))
 
 
-def _check(name: str, title: str, scenario: Scenario) -> tuple[int, int]:
-    """Plans and moves of a scenario; raises `PolicyCheckError` with its title."""
-    watched: list[WatchedPolicy] = []
-
-    def wrap(policy: Policy) -> Policy:
-        guarded = policy if isinstance(policy, GuardedPolicy) else GuardedPolicy(policy, name)
-        watched.append(WatchedPolicy(guarded, name))
-        return watched[0]
-
-    run = play(f"policy {name}", title, scenario, watched, PolicyCheckError, wrap=wrap)
-    return len(run.plans), watched[0].num_moves
-
-
 class Watched(Protocol):
     """A policy or an order that is watched."""
 
@@ -295,23 +289,30 @@ class Watched(Protocol):
         ...
 
 
-def play(
-    plugin: str, title: str, scenario: Scenario, watched: SequenceOf[Watched], kind: type[AssertionError], **wrap: Any
-) -> ScenarioRun:
-    """Run a scenario to its end. Raises a `kind`, with the title, for what the plugin broke.
+def play[W: Watched](
+    plugin: str, title: str, scenario: Scenario, watch: Callable[[Any], W], kind: type[AssertionError], argument: str
+) -> tuple[ScenarioRun, W | None]:
+    """Run a scenario to its end; also returns the watched plugin, None if there was none. Raises a `kind`, with the title, for
+    what the plugin broke.
 
     Args:
-        watched: the plugin, once the run has made it.
-        wrap: what `ScenarioRun` puts around it.
+        watch: makes what `ScenarioRun` puts around the plugin.
+        argument: of `ScenarioRun` that takes it.
     """
+    watched: list[W] = []
 
-    def watch(run: ScenarioRun) -> None:
+    def wrap(made: Any) -> W:
+        watched.append(watch(made))
+        return watched[0]
+
+    def check(run: ScenarioRun) -> None:
         if run.failures:
             raise run.failures[0]
 
     run, problem, cause = None, "", None
+    wrapped: dict[str, Any] = {argument: wrap}
     try:
-        run = ScenarioRun(scenario, watch=watch, **wrap).run(MAX_STEPS)
+        run = ScenarioRun(scenario, watch=check, **wrapped).run(MAX_STEPS)
         problem = next(_problems(run, scenario), "")
     except (kind, PluginError) as error:
         problem, cause = str(error), error
@@ -321,7 +322,7 @@ def play(
         problem, cause = str(watched[0].problem), watched[0].problem
     if run is None or problem:
         raise kind(f"the {plugin} {problem.removeprefix(f'the {plugin} ')} (scenario: {title})") from cause
-    return run
+    return run, watched[0] if watched else None
 
 
 def _problems(run: ScenarioRun, scenario: Scenario) -> Iterator[str]:

@@ -121,7 +121,7 @@ def _environment(changes_lists: bool) -> ImmutableSandboxedEnvironment:
         "dict": _Dict(),
         "namespace": _Namespace,
         "raise_exception": _raise_exception,
-        "strftime_now": _strftime_now,
+        "strftime_now": lambda form: datetime.now().strftime(form),
     }
     return environment
 
@@ -160,10 +160,6 @@ def _as_list(value: Any) -> list[Any]:
 
 def _raise_exception(message: str) -> None:
     raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 def _with_reasoning(message: Any) -> dict[str, Any]:

@@ -35,7 +35,8 @@ def cutting_names(backend: tokenizers.Tokenizer, names: Collection[str]) -> froz
     tokens = {token.content: token for token in backend.get_added_tokens_decoder().values()}
     if not _is_local(backend) or any(token.single_word for token in tokens.values()):
         return frozenset()
-    in_given_text = _normalizes_nothing(backend)
+    normalizer = backend.normalizer
+    in_given_text = normalizer is None or normalizer.__getstate__() == b'{"type":"Sequence","normalizers":[]}'
     heads = {name[:size] for name in tokens for size in range(1, len(name))}
     tails = {name[-size:] for name in tokens for size in range(1, len(name))}
     everything = "\U0010ffff".join(tokens)
@@ -72,11 +73,6 @@ def _is_local(backend: tokenizers.Tokenizer) -> bool:
     except Exception:  # tokenizers raises plain exceptions
         return False
     return True
-
-
-def _normalizes_nothing(backend: tokenizers.Tokenizer) -> bool:
-    normalizer = backend.normalizer
-    return normalizer is None or normalizer.__getstate__() == b'{"type":"Sequence","normalizers":[]}'
 
 
 class Segmented(Protocol):

@@ -65,7 +65,8 @@ def _described(data: bytes) -> dict[str, Any]:
     }
     if wrong := [name for name, is_there in unsupported.items() if is_there]:
         raise ValueError(f"it has {', '.join(wrong)}")
-    ids = {name: _signed(trainer.get(number, usual)) for name, number, usual in _IDS}
+    numbers = {name: trainer.get(number, usual) for name, number, usual in _IDS}
+    ids = {name: number - (1 << 64) if number >> 63 else number for name, number in numbers.items()}  # signed
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": [piece[1].decode("utf-8") for piece in pieces],
@@ -110,10 +111,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a number of more than 10 bytes")
 
 
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
-
-
 def _with_settings(vocab: GGUFVocab, directory: Path, settings: Mapping[str, Any]) -> GGUFVocab:
     """Adds the tokens, the template and the marks of a text's ends that other files of the directory have."""
     backend = vocab.backend
@@ -126,7 +123,9 @@ def _with_settings(vocab: GGUFVocab, directory: Path, settings: Mapping[str, Any
     if settings.get("legacy") is False and settings.get("add_prefix_space", True):
         backend.normalizer = None  # only a text's first piece begins with a space
         backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=False)  # pyright: ignore
-    named = vocab.special_tokens | {key: _content(settings[key]) for key in _NAMED if settings.get(key)}
+    given = {key: settings[key] for key in _NAMED if settings.get(key)}  # each a string or an object
+    texts = {key: str(token["content"] if isinstance(token, dict) else token) for key, token in given.items()}
+    named = vocab.special_tokens | texts
     if strangers := [token for token in named.values() if backend.token_to_id(token) is None]:
         raise ValueError(f"tokenizer_config.json names tokens that are not there: {', '.join(strangers)}")
     bos, eos = (backend.token_to_id(named[key]) if key in named else None for key in _NAMED[:2])
@@ -158,11 +157,6 @@ def _templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
         stated = {template["name"]: template["template"] for template in stated}
     templates = {"default": stated} if isinstance(stated, str) else dict(stated)
     return templates | ({"default": file.read_text(encoding="utf-8")} if file.is_file() else {})
-
-
-def _content(token: Any) -> str:
-    """The text of a token, which is written as a string or as an object."""
-    return str(token["content"] if isinstance(token, dict) else token)
 
 
 def _json(file: Path) -> dict[str, Any]:

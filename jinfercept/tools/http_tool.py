@@ -47,7 +47,9 @@ class HttpTool:
         """The text of the response. Raises `CallFailed` for error statuses and failed connections."""
         self._check(request.arguments)
         table = self._table
-        arguments = _with_defaults(self.parameters, request.arguments)
+        declared = self.parameters.get("properties", {}).items()
+        defaults = {name: of["default"] for name, of in declared if isinstance(of, Mapping) and "default" in of}
+        arguments = defaults | dict(request.arguments)
         url = httpx2.URL(fill_url(table.url, arguments))
         rest = {name: value for name, value in arguments.items() if name not in names_in(table.url)}
         body = None if table.body is None else fill_json(table.body, arguments)
@@ -163,14 +165,6 @@ def _check_url(table: HttpTable, place: Place) -> httpx2.URL:
     if private and key not in named:
         raise place.error("a private address has to be allowed", url.host, f'allow_hosts = ["{url.host}"]')
     return url
-
-
-def _with_defaults(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments, with the schema's defaults for missing ones."""
-    declared = parameters.get("properties", {}).items()
-    return {
-        name: schema["default"] for name, schema in declared if isinstance(schema, Mapping) and "default" in schema
-    } | dict(arguments)
 
 
 def _query(value: Any) -> str | list[str]:

@@ -3,11 +3,11 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self, final
+from typing import Any, final
 
 from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.errors import ConfigError, shown
@@ -36,7 +36,7 @@ _END_S = 0.5
 
 
 @final
-class LoadedTools:
+class LoadedTools(AbstractContextManager["LoadedTools"], AbstractAsyncContextManager["LoadedTools"]):
     """Loaded tools. Close them, or use them in `with` or `async with`.
 
     Attributes:
@@ -81,14 +81,8 @@ class LoadedTools:
         self.executor.close(max(_END_S, give_up_s - time.monotonic()))
         self.models.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.close)

@@ -93,7 +93,11 @@ class McpProcess:
         await _has_ended(process, wait_s + _POLL_S)
         with suppress(*_PIPE_ERRORS):
             await process.stdout.aclose()
-        _close_transport(process)
+        # what asyncio keeps of a process whose pipes another process holds; nothing public has it
+        transport = getattr(getattr(process, "_process", None), "_transport", None)
+        if transport is not None:
+            with suppress(PermissionError):  # it may not be killed
+                transport.close()
         self._process = None
 
 
@@ -120,14 +124,6 @@ async def _has_ended(process: Process, timeout_s: float) -> bool:
             return False
         await anyio.sleep(_POLL_S)
     return True
-
-
-def _close_transport(process: Process) -> None:
-    """Close what asyncio keeps of a process whose pipes another process holds; nothing public has it."""
-    transport = getattr(getattr(process, "_process", None), "_transport", None)
-    if transport is not None:
-        with suppress(PermissionError):  # it may not be killed
-            transport.close()
 
 
 def _signal(process: Process, number: signal.Signals) -> None:

@@ -58,7 +58,12 @@ class RemoteModel:
             raise CallFailed(f"the model {table.model} cannot be reached: {error or type(error).__name__}") from error
         if response.status_code != 200:
             raise CallFailed(f"the model {table.model} says HTTP {response.status_code}: {text[:500]}")
-        return _content(text)
+        try:
+            answer: Any = json.loads(text)
+            content = answer["choices"][0]["message"]["content"]
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise CallFailed(f"the answer is no chat completion: {text[:200]}") from error
+        return content if isinstance(content, str) else ""
 
 
 async def _read(response: httpx2.Response) -> str:
@@ -68,15 +73,6 @@ async def _read(response: httpx2.Response) -> str:
         if len(data) > _MAX_BYTES:
             raise CallFailed(f"the answer is longer than {_MAX_BYTES} bytes")
     return data.decode(errors="replace")
-
-
-def _content(text: str) -> str:
-    try:
-        answer: Any = json.loads(text)
-        content = answer["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise CallFailed(f"the answer is no chat completion: {text[:200]}") from error
-    return content if isinstance(content, str) else ""
 
 
 @final

@@ -112,7 +112,9 @@ class SchemaReduction:
 
     def _member(self, key: str, value: Any, at: str, schema: Mapping[str, Any]) -> dict[str, Any]:
         if key == "type" and self.checked_later:
-            return {key: [json_type(name) for name in value] if _are_texts(value) else _type(value)}
+            if isinstance(value, list) and all(isinstance(name, str) for name in value):
+                return {key: [json_type(name) for name in value]}
+            return {key: json_type(value) if isinstance(value, str) else value}
         if key in _COUNTS and isinstance(value, float) and value.is_integer():
             return {key: int(value)}
         if key in _LOWER + _UPPER and _is_huge(value, schema):
@@ -236,14 +238,6 @@ def _allows_texts(schema: Any) -> bool:
         return False
     kinds = schema.get("type")
     return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
-def _type(value: Any) -> Any:
-    return json_type(value) if isinstance(value, str) else value
 
 
 def _is_huge(value: Any, schema: Mapping[str, Any]) -> bool:

@@ -117,11 +117,12 @@ def chat_body(body: CountTokensBody) -> ChatBody:
     deferred = {tool.name: tool for tool in own if tool.defer_loading and defers}
     messages = _messages(body, deferred)
     tools = [tool for tool in own if not tool.defer_loading or tool.name not in deferred]
+    thinks = {} if body.thinking is None else {"enable_thinking": body.thinking.type != "disabled"}
     fields |= {
         "messages": messages,
         "tools": [_declared(tool, defers) for tool in tools],
         **_tool_choice(body),
-        "chat_template_kwargs": _template_kwargs(body),
+        "chat_template_kwargs": thinks | (body.chat_template_kwargs or {}),
         "reasoning_effort": body.output_config and body.output_config.effort,
         "response_format": _response_format(body),
     }
@@ -151,11 +152,6 @@ def _tool_choice(body: CountTokensBody) -> dict[str, Any]:
     }
 
 
-def _template_kwargs(body: CountTokensBody) -> dict[str, Any]:
-    thinks = {} if body.thinking is None else {"enable_thinking": body.thinking.type != "disabled"}
-    return thinks | (body.chat_template_kwargs or {})
-
-
 def _response_format(body: CountTokensBody) -> ResponseFormat | None:
     form = body.output_config.format if body.output_config else None
     if None not in (form, body.output_format) and form != body.output_format:
@@ -170,7 +166,9 @@ def _messages(body: CountTokensBody, deferred: dict[str, InputTool]) -> list[Mes
     Args:
         deferred: as of `_user_turn`.
     """
-    system = body.system if isinstance(body.system, str) else _joined(_lasting(body.system or ()))
+    system = body.system
+    if not isinstance(system, str):  # what differs between requests of one conversation is not for the model
+        system = _joined([block for block in system or () if not block.text.startswith(_BILLING)])
     messages = [_message("system", content=system)] if system else []
     names: dict[str, str] = {}
     for role, turn_messages in _turns(body.messages):
@@ -282,30 +280,23 @@ def _assistant_turn(blocks: Sequence[ContentBlock]) -> _ConvertedTurn:
     """The message of a turn of the model, whose blocks are pieces of one text."""
     calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
     thoughts = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    called = []
+    for call in calls:
+        arguments = json.dumps(call.input, ensure_ascii=False)  # the parser of the body limits how deep it is
+        function = CalledFunction.model_construct(name=call.name, arguments=arguments)
+        called.append(ToolCall.model_construct(id=call.id, type="function", function=function))
     message = _message(
         "assistant",
         content="".join(block.text for block in blocks if isinstance(block, TextBlock)),
         reasoning_content=thoughts or None,
-        tool_calls=[_called(call) for call in calls] or None,
+        tool_calls=called or None,
     )
     return _ConvertedTurn([message], {call.id: call.name for call in calls})
-
-
-def _called(call: ToolUseBlock) -> ToolCall:
-    arguments = json.dumps(call.input, ensure_ascii=False)  # the parser of the body limits how deep it is
-    return ToolCall.model_construct(
-        id=call.id, type="function", function=CalledFunction.model_construct(name=call.name, arguments=arguments)
-    )
 
 
 def _joined(blocks: Iterable[TextBlock]) -> str:
     """Blocks of text as one text, with a blank line between two of them."""
     return "\n\n".join(block.text for block in blocks)
-
-
-def _lasting(system: Sequence[TextBlock]) -> list[TextBlock]:
-    """The blocks of a system prompt but those that differ between requests of one conversation and are not for the model."""
-    return [block for block in system if not block.text.startswith(_BILLING)]
 
 
 def _message(role: str, **fields: Any) -> Message:

@@ -6,20 +6,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
+from jinfercept import events
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.parallel_sampling import joined
-from jinfercept.events import (
-    Arguments,
-    CallEnded,
-    CallStarted,
-    Content,
-    Event,
-    Finished,
-    Intercepted,
-    Reasoning,
-    Resumed,
-    Token,
-)
 from jinfercept.outputs import CompletionOutput, Logprob, RequestOutput
 from jinfercept.protocols.answer_state import AnswerState, merged_message
 from jinfercept.protocols.encoding import DONE, encode_event, encode_long_event
@@ -150,10 +139,14 @@ class ChatAnswer:
         options = self._body.stream_options
         async for event in stream:
             choice = self._choices[event.request_id]
-            if isinstance(event, Token):
-                self._count(choice, event)
+            if isinstance(event, events.Token):
+                self.usage.count(1)
+                if self._body.logprobs:
+                    choice.logprobs.append((event.token_id, event.logprobs))
+                if self._body.return_token_ids:
+                    choice.token_ids.append(event.token_id)
                 continue
-            if isinstance(event, Finished):
+            if isinstance(event, events.Finished):
                 self.usage.add(event.output)
                 check_finish(event.output)
                 event = replace(event, output=await self._tool_calls.settled(event.output))
@@ -165,38 +158,31 @@ class ChatAnswer:
             yield encode_event(self._head | {"choices": [], "usage": self.usage.body()})
         yield DONE
 
-    def _count(self, choice: _StreamedChoice, token: Token) -> None:
-        self.usage.count(1)
-        if self._body.logprobs:
-            choice.logprobs.append((token.token_id, token.logprobs))
-        if self._body.return_token_ids:
-            choice.token_ids.append(token.token_id)
-
-    def _chunks(self, choice: _StreamedChoice, event: Event) -> list[dict[str, Any]]:
+    def _chunks(self, choice: _StreamedChoice, event: events.Event) -> list[dict[str, Any]]:
         """The chunks for an event of one request. Chunks about the server's calls have an empty delta."""
         number, ran = choice.state.num_rounds, choice.state.running
         match choice.state.take(event):
-            case Content(text):
+            case events.Content(text):
                 chunk = self._chunk(choice, {"content": text})
-            case Reasoning(text):
+            case events.Reasoning(text):
                 chunk = self._chunk(choice, _thought(text))
-            case CallStarted() as call:
+            case events.CallStarted() as call:
                 shown: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": ""}}
                 if call.name in self._custom:
                     choice.custom.add(call.index)
                     shown = _custom_call(call.name, "")
                 chunk = self._chunk(choice, {"tool_calls": [{"index": call.index, "id": call.id, **shown}]})
-            case CallEnded(index=index, call=call) if call.name in self._custom:
+            case events.CallEnded(index=index, call=call) if call.name in self._custom:
                 delta = {"index": index, "custom": {"input": custom_input(call.arguments)}}
                 chunk = self._chunk(choice, {"tool_calls": [delta]})
-            case Arguments() as piece if piece.index not in choice.custom:
+            case events.Arguments() as piece if piece.index not in choice.custom:
                 delta = {"index": piece.index, "function": {"arguments": piece.text}}
                 chunk = self._chunk(choice, {"tool_calls": [delta]})
-            case Intercepted(calls=calls):
+            case events.Intercepted(calls=calls):
                 chunk = self._chunk(choice, {}) | self._extension(round_reports(number, calls))
-            case Resumed(results=results):
+            case events.Resumed(results=results):
                 chunk = self._chunk(choice, {}) | self._extension(round_reports(number, ran, results))
-            case Finished(output=output):
+            case events.Finished(output=output):
                 [completion] = output.outputs
                 self.usage.add(output)
                 chunk = self._chunk(choice, {}, completion) | self._extension(call_reports(completion), [completion])

@@ -155,7 +155,10 @@ def _converted(item: InputItem) -> Item:
     fields: dict[str, Any]
     match item:
         case MessageItem():
-            parts = [item.content] if isinstance(item.content, str) else [_said(part) for part in item.content]
+            if isinstance(item.content, str):
+                parts = [item.content]
+            else:
+                parts = [p.refusal if isinstance(p, ItemRefusalPart) else p.text for p in item.content]
             fields = {"role": item.role, "content": [_text(part, item.role) for part in parts]}
         case FunctionCallItem():
             fields = {"name": item.name, "arguments": item.arguments} | _call_fields(item)
@@ -208,10 +211,6 @@ def _texts(parts: Any) -> list[str]:
     listed = [parts] if isinstance(parts, str | dict) else parts if isinstance(parts, list) else []
     texts = [part.get("text") if isinstance(part, dict) else part for part in listed]
     return [text for text in texts if isinstance(text, str)]
-
-
-def _said(part: Any) -> str:
-    return part.refusal if isinstance(part, ItemRefusalPart) else part.text
 
 
 def _text(text: str, role: str) -> dict[str, Any]:

@@ -5,20 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, final
 
+from jinfercept import events
 from jinfercept.calls import Call, Result
 from jinfercept.chat.futures import future_of
-from jinfercept.events import (
-    Arguments,
-    CallEnded,
-    CallStarted,
-    Content,
-    Event,
-    Finished,
-    Intercepted,
-    Reasoning,
-    Resumed,
-    Token,
-)
 from jinfercept.outputs import CompletionOutput, Interception, RequestOutput
 from jinfercept.protocols.errors import ApiError, check_finish
 from jinfercept.protocols.openai.response_items import Item, new_item, server_call
@@ -26,7 +15,7 @@ from jinfercept.protocols.openai.response_tools import CLIENT_CALLS, ClientTools
 from jinfercept.protocols.server_tool_calls import ServerToolCalls, call_reports
 from jinfercept.protocols.usage import UsageCount
 
-Logprobs = Callable[[Sequence[Token]], list[dict[str, Any]]]
+Logprobs = Callable[[Sequence[events.Token]], list[dict[str, Any]]]
 """Reports log probabilities of tokens."""
 
 _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
@@ -69,7 +58,7 @@ class ResponseWriter:
         self._number = 0
         self._open: Item | None = None  # the last item, until it is complete
         self._pieces: list[str] = []  # of the open item's text
-        self._unread: list[Token] = []  # whose text is not shown yet
+        self._unread: list[events.Token] = []  # whose text is not shown yet
         self._blank = ""  # white space before the first visible text
         self._reasoning_tokens = 0
         self._cancelled = False
@@ -79,42 +68,46 @@ class ResponseWriter:
         yield self._event("response.created", response=self.response)
         yield self._event(f"response.{self.response['status']}", response=self.response)
 
-    def take(self, event: Event) -> Iterator[dict[str, Any]]:
+    def take(self, event: events.Event) -> Iterator[dict[str, Any]]:
         if self.response["status"] == "queued":
             self.response["status"] = "in_progress"
             yield self._event("response.in_progress", response=self.response)
         match event:
-            case Token():
+            case events.Token():
                 self._usage.count(1)
                 self._unread.append(event)
-            case Reasoning():
+            case events.Reasoning():
                 self._reasoning_tokens += len(self._unread)
                 yield from self._say("reasoning", event.text)
-            case Content() if self._is("message") or not event.text.isspace():
+            case events.Content() if self._is("message") or not event.text.isspace():
                 yield from self._say("message", event.text)
-            case Content():
+            case events.Content():
                 self._blank += event.text
-            case CallStarted():
+            case events.CallStarted():
                 yield from self._call(event)
-            case Arguments() if self._is("mcp_call"):
+            case events.Arguments() if self._is("mcp_call"):
                 yield self._delta("response.mcp_call_arguments.delta", event.text)
-            case Arguments() if self._is("function_call"):
+            case events.Arguments() if self._is("function_call"):
                 yield self._delta("response.function_call_arguments.delta", event.text)
-            case Arguments():
+            case events.Arguments():
                 self._pieces.append(event.text)  # JSON around the text or the command that the item has
-            case CallEnded() if self._is("mcp_call"):
-                yield from self._run(event.call.id)
-            case CallEnded():
+            case events.CallEnded() if self._is("mcp_call"):
+                assert self._open is not None
+                yield from self._end_arguments(self._open)
+                self._open["status"] = "calling"  # its arguments are complete, and it runs
+                self._running[event.call.id] = len(self.response["output"]) - 1
+                self._open = None
+            case events.CallEnded():
                 yield from self._close("completed")
-            case Intercepted():
+            case events.Intercepted():
                 self._asked = event.calls
                 yield from self._close("completed")  # the text of a turn that waits for its futures
                 if earlier := [call.id for call in event.calls if call.id in self._futures.values()]:
                     yield self._event("response.trap", item_ids=self._items_of(earlier))
-            case Resumed():
+            case events.Resumed():
                 yield from self._returned(Interception(self._asked, event.results))
                 self._round += 1
-            case Finished():
+            case events.Finished():
                 yield from self._finish(event.output)
             case _:
                 pass
@@ -143,7 +136,7 @@ class ResponseWriter:
         self.response |= {"status": "failed", "incomplete_details": None}
         return last | {"type": "response.failed"}
 
-    async def settled(self, event: Finished) -> Finished:
+    async def settled(self, event: events.Finished) -> events.Finished:
         """The last event of the request, once the server's calls of the last turn are run."""
         return replace(event, output=await self._tool_calls.settled(event.output))
 
@@ -200,7 +193,7 @@ class ResponseWriter:
         self._open["content"].append(part)
         yield self._item_event("response.content_part.added", content_index=0, part=part)
 
-    def _call(self, started: CallStarted) -> Iterator[dict[str, Any]]:
+    def _call(self, started: events.CallStarted) -> Iterator[dict[str, Any]]:
         self._unread.clear()
         self._blank = ""
         note = {"round": self._round, "call_id": started.id}
@@ -211,14 +204,6 @@ class ResponseWriter:
         kind, fields = self._tools.call_fields(started.name)
         call = new_item(kind, "in_progress", call_id=started.id, **fields)
         yield from self._add(call | ({"jinfercept": note} if self._round else {}))
-
-    def _run(self, call_id: str) -> Iterator[dict[str, Any]]:
-        """The arguments of a server's call are complete, and it runs."""
-        assert self._open is not None
-        yield from self._end_arguments(self._open)
-        self._open["status"] = "calling"
-        self._running[call_id] = len(self.response["output"]) - 1
-        self._open = None
 
     def _end_arguments(self, item: Item) -> Iterator[dict[str, Any]]:
         text = "".join(self._pieces)

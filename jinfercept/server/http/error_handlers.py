@@ -1,12 +1,12 @@
 """Answers every exception of a route with the error object of the request's protocol."""
 
-from typing import Any, cast
+from typing import cast
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.routing import BaseRoute, Match
+from starlette.routing import Match
 
 from jinfercept.errors import EngineError
 from jinfercept.protocols.anthropic.dialect import REQUEST_ID, anthropic_error, speaks_anthropic
@@ -66,10 +66,6 @@ async def _answer_failure(request: Request, error: Exception) -> EncodedReply:
 def _allowed(request: Request) -> str:
     """Methods of all routes of a path, for the header `Allow`; with GET there is HEAD (`HeadRequests`)."""
     scopes = {method: {**request.scope, "method": method} for method in _METHODS}
-    methods = [name for name, scope in scopes.items() if any(_matches(route, scope) for route in request.app.routes)]
+    routes = request.app.routes
+    methods = [name for name, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in routes)]
     return ", ".join(sorted([*methods, "HEAD"] if "GET" in methods else methods))
-
-
-def _matches(route: BaseRoute, scope: dict[str, Any]) -> bool:
-    matched, _ = route.matches(scope)
-    return matched is Match.FULL

@@ -92,14 +92,12 @@ class HostCheck:
         origin = headers.get("origin")
         if method != "POST" or origin is None or "*" in self._origins or origin in self._origins:
             return None
-        if origin.partition("://")[2].lower() == headers.get("host", "").lower() or _is_json(headers):
+        if origin.partition("://")[2].lower() == headers.get("host", "").lower():
+            return None
+        if headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
             return None
         message = f"web pages of {origin[:_SHOWN]!r} may not use this server; fix: --allowed-origins names their origin"
         return ApiError(403, message, code="origin_not_allowed")
-
-
-def _is_json(headers: Headers) -> bool:
-    return headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
 
 
 def misdirected(host: str) -> ApiError:

@@ -5,7 +5,6 @@ own requests. Texts are hidden without `--show-texts`.
 """
 
 import re
-from concurrent.futures import Future
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -35,7 +34,8 @@ def live_router(service: Service) -> APIRouter:
         requests, an operator's key all. The pool's history has the samples after `since`, an `at_s` of an earlier answer.
         """
         tenant = service.keys.watched_by(request.scope["jinfercept.key"])
-        snapshot = snapshots.setdefault(tenant, EngineSnapshot(lambda: _ask(service, tenant), _FRESH_S))
+        new = EngineSnapshot(lambda: service.llm.engine.ask(lambda stats: _seen(service, stats, tenant)), _FRESH_S)
+        snapshot = snapshots.setdefault(tenant, new)
         seen = (await snapshot.look()).seen
         history = [sample for sample in seen["history"] if sample["at_s"] > since]
         data = seen | {"history": history, "draining": service.draining}
@@ -47,7 +47,8 @@ def live_router(service: Service) -> APIRouter:
 def page_router() -> APIRouter:
     router = APIRouter()
     page = files("jinfercept.server.observe").joinpath("live.html").read_text(encoding="utf-8")
-    script, style = (" ".join(map(csp_hash, _inline(page, tag))) for tag in ("script", "style"))
+    inline = (re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL) for tag in ("script", "style"))
+    script, style = (" ".join(map(csp_hash, texts)) for texts in inline)
     headers = page_headers(f"script-src {script}", f"style-src {style}", "connect-src 'self'", "img-src data:")
 
     @router.get("/", include_in_schema=False)
@@ -57,11 +58,6 @@ def page_router() -> APIRouter:
     return router
 
 
-def _ask(service: Service, tenant: str | None) -> Future[dict[str, Any]]:
-    """The live state as one tenant may see it; None: an operator."""
-    return service.llm.engine.ask(lambda stats: _seen(service, stats, tenant))
-
-
 def _seen(service: Service, stats: EngineStats, tenant: str | None) -> dict[str, Any]:
     names = {"model": service.names[0], "policy": service.llm.policy_name, "version": __version__}
     inbox = None if service.inbox is None else len(service.inbox.pending(tenant))
@@ -69,8 +65,3 @@ def _seen(service: Service, stats: EngineStats, tenant: str | None) -> dict[str,
     devices = {"count": plan.num_devices, "weight_bytes": plan.weight_bytes, "kv_bytes": plan.kv_bytes}  # of each
     about = names | {"devices": devices, "shows": "all" if tenant is None else "own", "inbox": inbox}
     return about | live_state(stats, texts=service.options.show_texts, tenant=tenant)
-
-
-def _inline(page: str, tag: str) -> list[str]:
-    """The texts of a page's inline scripts or styles."""
-    return re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)

@@ -35,7 +35,7 @@ class UnloadAdapter(BaseModel):
 @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
 async def load_adapter(body: LoadAdapter, request: Request) -> PlainTextResponse:
     """Load an adapter, whose name requests can give as their model from then on."""
-    service, name = _allowed(request), body.lora_name
+    service, name = operators_service(request), body.lora_name
     if name in service.names:
         raise ApiError.bad(f"{name!r} is a name of the model itself", "lora_name")
     directory = confined(Path(service.options.lora_dir or ""), body.lora_path, "lora_path", "--lora-dir")
@@ -47,7 +47,7 @@ async def load_adapter(body: LoadAdapter, request: Request) -> PlainTextResponse
 @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
 async def unload_adapter(body: UnloadAdapter, request: Request) -> PlainTextResponse:
     """Take an adapter's name away. Its room is free when the last of its requests has ended."""
-    service, name = _allowed(request), body.lora_name
+    service, name = operators_service(request), body.lora_name
     try:
         service.llm.unload_lora(name)
     except RequestError as error:
@@ -75,8 +75,8 @@ def confined(folder: Path, path: str, field: str, flag: str) -> Path:
     return directory
 
 
-def _allowed(request: Request) -> Service:
-    """The service. Raises 403 for a key that is no operator's."""
+def operators_service(request: Request) -> Service:
+    """The service that a request of an operator was sent to. Raises 403 for a key that is no operator's."""
     service = service_of(request)
     service.keys.check_operator(tenant_of(request))
     return service

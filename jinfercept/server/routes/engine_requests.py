@@ -167,7 +167,10 @@ def sampling_params(
         params = SamplingParams(logprobs=logprobs, **keywords)
     except RequestError as error:
         raise ApiError.of(error, _field_of(error)) from error
-    _check_tokens(params, llm.model.config.vocab_size)
+    vocab_size = llm.model.config.vocab_size
+    for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        if wrong := [token for token in getattr(params, name) or () if not 0 <= token < vocab_size]:
+            raise ApiError.bad(f"{name} names tokens from 0 to {vocab_size - 1}, not {wrong[0]}", name)
     check_training_fields(body)
     if params.return_routed_experts:
         check_experts(getattr(llm.model.config, "experts", None) is not None, llm.shape.routed_experts > 0, body.stream)
@@ -181,13 +184,6 @@ def sampling_params(
     except RequestError as error:
         raise ApiError.of(error, field) from error
     return replace(params, structured_outputs=outputs)
-
-
-def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
-    for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
-        wrong = [token for token in getattr(params, name) or () if not 0 <= token < vocab_size]
-        if wrong:
-            raise ApiError.bad(f"{name} names tokens from 0 to {vocab_size - 1}, not {wrong[0]}", name)
 
 
 def _structured(body: SamplingBody) -> tuple[str, dict[str, Any]] | None:

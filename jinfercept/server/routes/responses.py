@@ -160,7 +160,8 @@ async def _begun(
         inputs = [*map(dict, own_items)]  # which the store keeps without what was computed of them
         return requests, tools, tool_calls, StoredResponse(tenant, response, previous, inputs, body_bytes=body_bytes)
 
-    num_bytes = _CHARS_PER_TOKEN * _num_tokens(previous)
+    usage = previous.response["usage"] if previous is not None else None
+    num_bytes = _CHARS_PER_TOKEN * (usage["total_tokens"] if usage else 0)
     requests, tools, tool_calls, stored = await service.prepare(request, make, 1, num_bytes)
     await responses.begin(stored)
     usage = UsageCount(requests, request.scope[DETAILS])
@@ -286,12 +287,6 @@ async def _previous(service: Service, previous_id: str | None, tenant: str) -> S
     if (conversation := previous.response.get("conversation")) is not None:
         raise ApiError.bad(f"it is a turn of a conversation: send conversation {conversation['id']!r} instead", field)
     return previous
-
-
-def _num_tokens(previous: StoredResponse | None) -> int:
-    """Tokens of the conversation that a body continues."""
-    usage = previous.response["usage"] if previous is not None else None
-    return usage["total_tokens"] if usage else 0
 
 
 def _new_response(name: str, model: str, body: ResponsesBody, defaults: SamplingParams) -> dict[str, Any]:

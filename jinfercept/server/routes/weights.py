@@ -11,9 +11,8 @@ from pydantic import BaseModel, Field
 
 from jinfercept.errors import EngineError, JinferceptError
 from jinfercept.llm import LLM
-from jinfercept.server.routes.adapters import confined
+from jinfercept.server.routes.adapters import confined, operators_service
 from jinfercept.server.routes.guarded_route import GuardedRoute
-from jinfercept.server.service import Service, service_of, tenant_of
 
 log = logging.getLogger("jinfercept.server")
 
@@ -54,13 +53,13 @@ async def sleep(
 @router.get("/is_sleeping")
 async def is_sleeping(request: Request) -> dict[str, bool]:
     """Whether the engine waits for `/resume`."""
-    return {"is_sleeping": _allowed(request).llm.is_sleeping}
+    return {"is_sleeping": operators_service(request).llm.is_sleeping}
 
 
 @router.post("/update_weights")
 async def update_weights(body: WeightsUpdate, request: Request) -> dict[str, int]:
     """Serve the weights of a checkpoint from now on, without a wait for requests."""
-    service = _allowed(request)
+    service = operators_service(request)
     directory = confined(Path(service.options.weights_dir or ""), body.path, "path", "--weights-dir")
     version = await service.prepare(request, lambda: service.llm.update_weights(directory, mode=body.mode))
     log.info("weights of version %d were read from %s", version, directory)
@@ -71,7 +70,7 @@ async def _change(
     request: Request, change: Callable[[LLM], None], timeout_s: float | None, note: str
 ) -> dict[str, bool]:
     """Let the engine sleep or wake. A sleep with `timeout_s` ends after so many seconds, whatever calls before it said."""
-    service, loop = _allowed(request), asyncio.get_running_loop()
+    service, loop = operators_service(request), asyncio.get_running_loop()
 
     def agreed() -> None:
         if service.waking is not None:
@@ -94,10 +93,3 @@ def _wake(llm: LLM) -> None:
         llm.wake()
     except (EngineError, JinferceptError) as error:
         log.warning("the engine sleeps on: %s", error)
-
-
-def _allowed(request: Request) -> Service:
-    """The service. Raises 403 for a key that is no operator's."""
-    service = service_of(request)
-    service.keys.check_operator(tenant_of(request))
-    return service

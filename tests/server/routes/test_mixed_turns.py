@@ -130,7 +130,7 @@ def test_a_call_of_a_tool_that_nobody_has_is_the_servers_to_answer(server: Runni
 def test_what_is_forgotten_only_costs_time(server: Running, scripted: Scripted) -> None:
     says(scripted, server, TURN, QUESTION, own=[BUY])
     answer = said(ask(server, QUESTION, tools=[BUY]))
-    server.service.tool_history._entries.clear()
+    server.service.tool_history._turns._entries.clear()
     result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "bought"}
     shown = [*QUESTION, called("", ("buy", "lamp")), returned("bought")]
     says(scripted, server, "Bye.", shown, own=[BUY])

@@ -23,7 +23,9 @@ CLOSING_S = 3.0
 
 def open_tracing(choice: TracesChoice) -> Tracing:
     """Traces that are exported. A collector that does not answer loses spans, beyond a bounded queue, and nothing else."""
-    resource = Resource.create({"service.version": __version__} | _default_name())
+    named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    default = {} if named else {"service.name": "jinfercept"}  # attributes of code take precedence over variables
+    resource = Resource.create({"service.version": __version__} | default)
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=choice.endpoint)))
 
@@ -33,9 +35,3 @@ def open_tracing(choice: TracesChoice) -> Tracing:
         thread.join(min(timeout_s, CLOSING_S))
 
     return Tracing(provider, close, texts=choice.texts)
-
-
-def _default_name() -> dict[str, str]:
-    """The service's name, unless the environment has one: attributes of code would take precedence over it."""
-    named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    return {} if named else {"service.name": "jinfercept"}

@@ -105,7 +105,9 @@ class SpanWriter:
         self._link(timeline)
         for phase in timeline.phases:
             if phase.kind != "pause":
-                self._child(phase.kind, phase.start_s, phase.end_s, common | _phase_attributes(phase))
+                attributes, start_s = common | _phase_attributes(phase), self._ns(phase.start_s)
+                span = self._tracer.start_span(phase.kind, self._context, attributes=attributes, start_time=start_s)
+                span.end(self._ns(phase.end_s))
         pauses = {phase.number: phase for phase in timeline.phases if phase.kind == "pause"}
         waiting = list(calls)
         completion = output.outputs[0] if output is not None else None
@@ -225,10 +227,6 @@ class SpanWriter:
             call_span.span.set_attribute("error.type", status)
             call_span.span.set_status(Status(StatusCode.ERROR))
         call_span.span.end(call_span.end_ns or time.time_ns())
-
-    def _child(self, name: str, start_s: float, end_s: float, attributes: Mapping[str, Any]) -> None:
-        span = self._tracer.start_span(name, self._context, attributes=dict(attributes), start_time=self._ns(start_s))
-        span.end(self._ns(end_s))
 
     def _ns(self, at_s: float) -> int:
         """Nanoseconds since 1970 of a time of the engine's clock."""
