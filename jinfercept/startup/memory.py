@@ -156,7 +156,7 @@ class MemoryPlan:
         return replace(self, windows=windows, **sizes)
 
 
-def missing_bytes(devices: Sequence[jax.Device], num_arrays: int, num_bytes: int) -> int:
+def missing_bytes(devices: Sequence[Any], num_arrays: int, num_bytes: int) -> int:
     """Bytes of a pool that find no place on one of the devices now, although so many are free: arrays need memory in one piece.
     Allocates it, and frees it.
 
