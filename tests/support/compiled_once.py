@@ -2,7 +2,7 @@
 
 What is compiled is found again by all that tracing reads: the function and what it is bound to, its arguments' shapes, the
 settings of JAX, and whatever a test has replaced in a module of the rooms that are traced. An executable that is found counts
-as a compilation, and as a hit of the cache on disk. Other processes find it by a file, see `traced_files`.
+as a compilation, and as a hit of the cache on disk.
 """
 
 import dataclasses
@@ -21,7 +21,6 @@ import pytest
 from jax._src.config import trace_context
 
 from jinfercept.runner.executables import Executables
-from tests.support.traced_files import TracedFiles
 
 MOST = 400
 """Executables that are kept, the latest used."""
@@ -44,7 +43,6 @@ class CompiledOnce:
         self._made = OrderedDict[Hashable, tuple[jax.stages.Compiled, Any]]()
         self._lock, self._usual, add = threading.Lock(), dict[_Name, Any](), Executables.add
         self._changes: dict[_Name, Any] | None = None
-        self._files = TracedFiles(patch, TRACED)
 
         def adds(run: Executables, key: Hashable, function: Any, *arguments: Any, donate: Any = ()) -> None:
             add(run, key, function, *arguments, donate=donate)
@@ -57,16 +55,12 @@ class CompiledOnce:
         for method in ("setattr", "delattr", "undo"):
             patch.setattr(pytest.MonkeyPatch, method, self._noting(getattr(pytest.MonkeyPatch, method)))
 
-    def compiled(
-        self, made_of: Hashable, kept: Any, lower: Callable[[], jax.stages.Lowered], options: dict[str, Any]
-    ) -> jax.stages.Compiled:
+    def compiled(self, made_of: Hashable, kept: Any, compile: Callable[[], jax.stages.Compiled]) -> jax.stages.Compiled:
         """The executable, compiled now if there is none.
 
         Args:
             made_of: all that it is made of.
             kept: objects whose identity stands in `made_of`.
-            lower: traces and lowers.
-            options: with which it is compiled.
         """
         changes = self._replaced()
         key = (made_of, trace_context(), tuple((name, id(value)) for name, value in changes.items()))
@@ -74,16 +68,10 @@ class CompiledOnce:
             if (made := self._made.get(key)) is not None:
                 self._made.move_to_end(key)
         if made is not None:
-            _count()
+            jax.monitoring.record_event_duration_secs("/jax/core/compile/backend_compile_duration", 0.0)
+            jax.monitoring.record_event("/jax/compilation_cache/cache_hits")
             return made[0]
-        name = None if changes else self._files.key(key)
-        compiled = None if name is None else self._files.read(name)
-        if compiled is not None:
-            _count()
-        elif name is None:
-            compiled = lower().compile(options)
-        else:
-            compiled = self._files.compile(name, lower(), options)
+        compiled = compile()
         with self._lock:
             self._made[key] = compiled, (kept, changes)
             if len(self._made) > MOST:
@@ -125,13 +113,7 @@ class _Lowered:
             made_of = _value(function), _value(leaves), tree, tuple(donate), _value(compiler_options)
         except _Unknown:
             return self._lower().compile(dict(compiler_options))
-        return self._once.compiled(made_of, function, self._lower, dict(compiler_options))
-
-
-def _count() -> None:
-    """Count an executable that was found as a compilation, and as a hit of the cache on disk."""
-    jax.monitoring.record_event_duration_secs("/jax/core/compile/backend_compile_duration", 0.0)
-    jax.monitoring.record_event("/jax/compilation_cache/cache_hits")
+        return self._once.compiled(made_of, function, lambda: self._lower().compile(dict(compiler_options)))
 
 
 def _contents() -> list[tuple[_Name, Any]]:
