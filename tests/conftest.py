@@ -75,6 +75,8 @@ settings.load_profile("fixed")
 def pytest_configure(config: pytest.Config) -> None:
     """Give every process of tests cores of its own: threads of XLA that share cores wait for each other."""
     place = getattr(config, "workerinput", None)
+    if place is not None:
+        gc.disable()  # until the tests are collected: nothing of hundreds of modules is garbage
     if place is not None and hasattr(os, "sched_setaffinity"):
         worker, count = int(place["workerid"].removeprefix("gw")), place["workercount"]
         cores = sorted(os.sched_getaffinity(0))
@@ -90,6 +92,7 @@ def pytest_collection_finish() -> None:
     """Spare collections of garbage what hundreds of modules consist of, and collect seldom: one collection takes a second."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

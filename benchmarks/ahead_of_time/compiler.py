@@ -6,6 +6,7 @@ Runs where the devices' compiler is on the path, see `plugin.environment`. What 
 import hashlib
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -20,6 +21,7 @@ from jax.experimental import topologies
 from jax.extend.source_info_util import register_exclusion
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from benchmarks.ahead_of_time.plugin import PROJECT
 from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.mesh import EVERYWHERE
@@ -46,7 +48,7 @@ TPU_SLICES: Mapping[str, tuple[tuple[int, str], ...]] = {
     "tpu7x": ((8, "2x2x1"), (16, "2x2x2")),
 }
 """Slices of TPUs by generation, with the number of JAX's devices: chips, but the halves of chips of tpu7x."""
-register_exclusion(str(Path(__file__).parents[2]))
+register_exclusion(str(PROJECT))
 # Kernels carry the place of every operation in the first file that is not excluded: none of this repository's lines.
 type Facts = dict[str, Any]
 type Read = Callable[[jax.stages.Compiled, Path], Facts]
@@ -178,6 +180,13 @@ class Compiler:
         with tempfile.TemporaryDirectory() as folder:
             dumped = {"xla_dump_to": folder, **self._dumped} if self._dumped else {}
             return self._read(lowered.compile(compiler_options={**options, **dumped}), Path(folder))
+
+
+def loaded_sources(*others: Path) -> list[str]:
+    """The files of this repository that the process has read as modules, and others, by their paths in it."""
+    files = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    ours = {file for file in files if file.is_relative_to(PROJECT) and not file.is_relative_to(sys.prefix)}
+    return sorted(str(file.relative_to(PROJECT)) for file in {*ours, *others})
 
 
 def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention: str) -> tuple[Any, ...]:

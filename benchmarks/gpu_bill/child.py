@@ -1,7 +1,8 @@
 """Run as a program where the CUDA plugin is on the path: compiles the bill's executables for one GPU and reads them.
 
 Takes one JSON object from stdin, `{"gpu", "generation", "ptxas", "nvdisasm", "cases": [[gpu, model, …], …], "num_layers"}`, and
-writes a JSON line to stdout for every executable as it comes: `{"done", "total", "case", "key", "reading"}`.
+writes a JSON line to stdout for every executable as it comes: `{"done", "total", "case", "key", "reading"}`. With
+`"sources": true` a last line `{"sources": […]}` names the files of the repository that it has read.
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.ahead_of_time.compiler import Compiler, Facts, add_runner, gpus
+from benchmarks.ahead_of_time.compiler import TARGETS, Compiler, Facts, add_runner, gpus, loaded_sources
 from benchmarks.gpu_bill.cases import NUM_PAGES, PAGE_SIZE, Case
 from benchmarks.gpu_bill.machine_code import read_kernels
 from benchmarks.gpu_bill.program import Program
@@ -110,6 +111,8 @@ def main() -> None:
                 "reading": facts,
             }
             print(json.dumps(line), file=lines, flush=True)
+        if order.get("sources"):
+            print(json.dumps({"sources": loaded_sources(TARGETS / f"{order['gpu']}.txtpb")}), file=lines, flush=True)
 
 
 if __name__ == "__main__":

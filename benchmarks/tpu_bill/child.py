@@ -1,7 +1,8 @@
 """Run as a program where TPUs' library is on the path: compiles the bill's executables for TPUs that are not there.
 
 Takes one JSON object from stdin, `{"cases": [[tpu, model, …], …]}`, and writes a JSON line to stdout for every executable as it
-comes: `{"done", "total", "case", "key", "num_hosts", "reading"}`.
+comes: `{"done", "total", "case", "key", "num_hosts", "reading"}`. With `"sources": true` a last line `{"sources": […]}` names
+the files of the repository that it has read.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.ahead_of_time.compiler import Compiler, Facts, add_runner, tpus
+from benchmarks.ahead_of_time.compiler import Compiler, Facts, add_runner, loaded_sources, tpus
 from benchmarks.tpu_bill.cases import MAX_MODEL_LEN, NUM_PAGES, NUM_WINDOW_PAGES, PAGE_SIZE, Case, case_of
 from benchmarks.tpu_bill.program import read_program
 from jinfercept.runner.page_transfers import add_transfers, transfer_sizes
@@ -94,6 +95,8 @@ def main() -> None:
             line = {"done": done, "total": total, "case": of, "key": json.loads(key), "reading": facts}
             line["num_hosts"] = len({device.process_index for device in devices})
             print(json.dumps(line), file=lines, flush=True)
+        if order.get("sources"):
+            print(json.dumps({"sources": loaded_sources()}), file=lines, flush=True)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.ahead_of_time.compiler import TARGETS, Compiler, Facts, add_runner, gpus
-from benchmarks.ahead_of_time.plugin import PROJECT, tool
+from benchmarks.ahead_of_time.compiler import TARGETS, Compiler, Facts, add_runner, gpus, loaded_sources
+from benchmarks.ahead_of_time.plugin import tool
 from benchmarks.gpu_bill.machine_code import read_kernels
 from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.layouts.packed_weights import WIDTH, Packed
@@ -305,11 +305,7 @@ def main() -> None:
         for facts in results.values():
             facts["assembled"] = [path.read_text() for path in Path(folder).glob("*.ptxas")]
             facts["scheduled"] = [_schedule(path.read_text()) for path in Path(folder).glob("*.ptx")]
-    files = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
-    ours = {file for file in files if file.is_relative_to(PROJECT) and not file.is_relative_to(sys.prefix)}
-    read = {*ours, Path(__file__), TARGETS / f"{order['gpu']}.txtpb"}
-    sources = sorted(str(file.relative_to(PROJECT)) for file in read)
-    json.dump({"results": results, "sources": sources}, sys.stdout)
+    json.dump({"results": results, "sources": loaded_sources(TARGETS / f"{order['gpu']}.txtpb")}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.ahead_of_time.plugin import PluginMissingError
+from benchmarks.gpu_bill import bill as making
 from benchmarks.gpu_bill.assumptions import Assumptions, ProductReach, assumed, listed
 from benchmarks.gpu_bill.bill import make_bill, model_bytes
 from benchmarks.gpu_bill.budgets import broken, budgets, rewritten
@@ -18,6 +19,7 @@ from benchmarks.gpu_bill.program import NO_TRAFFIC, Program
 from benchmarks.gpu_bill.reading import Launch, Reading
 from benchmarks.gpu_bill.tables import AIMS, aimed
 from benchmarks.gpu_bill.thunks import Thunk, parse_thunks
+from tests.support.kept_results import kept_lines
 
 DUMP = """\
 001: kCustomKernel [source | next=009 (1)] first grid: [2, 3, 1] threads: [128, 1, 1]  shared_memory: 64 bytes
@@ -60,10 +62,12 @@ MODEL = ModelBytes(
 
 @pytest.fixture(scope="module")
 def bill() -> dict[str, Any]:
-    try:
-        return make_bill([sample_case()])
-    except PluginMissingError as error:
-        pytest.skip(str(error))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(making, "_lines", kept_lines("gpu_bill", making._lines))
+        try:
+            return make_bill([sample_case()])
+        except PluginMissingError as error:
+            pytest.skip(str(error))
 
 
 def test_aot_the_sample_keeps_every_budget(bill: dict[str, Any]) -> None:
