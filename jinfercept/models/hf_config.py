@@ -156,7 +156,7 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     architecture = ARCHITECTURES[name]
     check_keys(config, _UNDERSTOOD[architecture.family] | architecture.keys, where="config.json")
     config = _DEFAULTS[name] | dict(config)
-    if name == "gpt_oss" and not (config.get("rope_parameters") or config.get("rope_scaling")):
+    if name == "gpt_oss" and config.get("rope_parameters") is None and not config.get("rope_scaling"):
         config["rope_parameters"] = _GPT_OSS_ROPE
     try:
         eos = _ids(config.get("eos_token_id")) + _ids((generation or {}).get("eos_token_id"))

@@ -23,6 +23,7 @@ from jinfercept.models.model import abstract_params
 from jinfercept.models.model_directory import check_regular, read_json
 from jinfercept.models.protocol import Weights
 from jinfercept.models.safetensors_weights import SafetensorsFile
+from jinfercept.models.weight_files import text_name
 from jinfercept.values.peft_config import PeftConfig
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -118,7 +119,7 @@ def _modules(file: AdapterTensors) -> dict[str, dict[str, str]]:
         if match is None or not name.startswith(PREFIX):
             wrong.append(name)
         else:
-            sides = modules.setdefault(match["module"].removeprefix(PREFIX), {})
+            sides = modules.setdefault(text_name(match["module"].removeprefix(PREFIX)), {})
             if sides.setdefault(match["side"], name) != name:
                 wrong.append(f"{name} beside {sides[match['side']]}")
     wrong += [f"{module} without its other half" for module, sides in modules.items() if len(sides) < 2]

@@ -26,6 +26,7 @@ _TEXT = {
     "model.language_model.model.": "model.",
     "model.language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
+    "language_model.model.": "model.",  # as transformers 4 has it in memory
 }
 """Beginnings of names of the part that reads text, and what they are in a model of text alone."""
 
@@ -75,11 +76,14 @@ def plain_names(stored: Iterable[str], base: str) -> dict[str, str]:
 
 def text_tensors[T](tensors: Mapping[str, T]) -> dict[str, T]:
     """The tensors of a model's part that reads text, under the names that they have in a model of text alone."""
-    plain: dict[str, T] = {}
-    for name, tensor in tensors.items():
-        inner = next((inner for inner in _TEXT if name.startswith(inner)), "")
-        plain[_TEXT.get(inner, "") + name.removeprefix(inner)] = tensor
+    plain = {text_name(name): tensor for name, tensor in tensors.items()}
     return {name: tensor for name, tensor in plain.items() if not name.startswith(_UNUSED)}
+
+
+def text_name(name: str) -> str:
+    """The name in a model of text alone of what belongs to a model's part that reads text; other names as they are."""
+    inner = next((inner for inner in _TEXT if name.startswith(inner)), "")
+    return _TEXT.get(inner, "") + name.removeprefix(inner)
 
 
 def _refuse_second(first: Placed | None, path: Path, name: str) -> None:

@@ -34,6 +34,12 @@ def test_relatives_of_llama_differ_in_biases_and_norms(name, bias, norm):
     assert (config.family, config.qkv_bias, config.qk_norm) == ("llama", bias, norm)
 
 
+def test_gpt_oss_has_yarn_unless_its_config_has_rope_parameters_even_empty_ones():
+    config = _tiny("gpt_oss") | {"rope_scaling": None}
+    scalings = [config_from_hf(config | {"rope_parameters": rope}).rope for rope in (None, {})]
+    assert [(rope.scaling, rope.theta) for rope in scalings] == [("yarn", 150_000.0), ("none", 150_000.0)]
+
+
 @pytest.mark.parametrize(
     ("name", "change", "windows"),
     [

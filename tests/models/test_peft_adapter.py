@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from jinfercept.errors import ModelError
 from jinfercept.models.adapters import AdapterWeights
 from jinfercept.models.load import read_config
-from jinfercept.models.peft_adapter import read_adapter
+from jinfercept.models.peft_adapter import PREFIX, read_adapter
 from tests.support.peft_adapters import ALL, GPTJ, PHI, shapes_of, write_adapter
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -90,6 +90,26 @@ def test_a_module_beside_its_part_is_refused(tmp_path: Path) -> None:
     rewrite(tmp_path, lambda tensors: tensors | own)
     with pytest.raises(ModelError, match=r"two modules .* change one weight; got k of layer 0, again by .*qkv_proj"):
         read_adapter(tmp_path, read_config(GOLDEN / "phi3"))
+
+
+@pytest.mark.parametrize("inner", ["model.language_model.", "language_model.model."])
+def test_adapters_of_models_that_read_images_are_those_of_the_part_that_reads_text(tmp_path: Path, inner: str) -> None:
+    alone = read_adapter(written(tmp_path), CONFIG)
+    rewrite(
+        tmp_path, lambda tensors: {name.replace(PREFIX + "model.", PREFIX + inner): t for name, t in tensors.items()}
+    )
+    assert any(f".{inner}layers.1." in name for name in load_file(tmp_path / "adapter_model.safetensors"))
+    assert read_adapter(tmp_path, CONFIG).digest == alone.digest
+
+
+def test_adapters_of_the_part_that_reads_images_are_refused(tmp_path: Path) -> None:
+    written(tmp_path)
+    rewrite(
+        tmp_path,
+        lambda tensors: {name.replace(PREFIX, f"{PREFIX}model.visual."): t for name, t in tensors.items()},
+    )
+    with pytest.raises(ModelError, match=r"no such module for an adapter; got model.visual.model.layers"):
+        read_adapter(tmp_path, CONFIG)
 
 
 def test_gptj_has_modules_of_its_own(tmp_path: Path) -> None:
