@@ -155,7 +155,9 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     name = architecture_name(config)
     architecture = ARCHITECTURES[name]
     check_keys(config, _UNDERSTOOD[architecture.family] | architecture.keys, where="config.json")
-    config = _DEFAULTS[name] | dict(config)
+    config = _DEFAULTS[name] | {
+        key: value for key, value in config.items() if (key, value) != ("rope_parameters", None)
+    }
     if name == "gpt_oss" and config.get("rope_parameters") is None and not config.get("rope_scaling"):
         config["rope_parameters"] = _GPT_OSS_ROPE
     try:

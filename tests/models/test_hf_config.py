@@ -34,6 +34,12 @@ def test_relatives_of_llama_differ_in_biases_and_norms(name, bias, norm):
     assert (config.family, config.qkv_bias, config.qk_norm) == ("llama", bias, norm)
 
 
+def test_ministral_3_without_rope_parameters_has_the_defaults_of_transformers():
+    config = _tiny("ministral3")
+    del config["rope_parameters"]
+    assert config_from_hf(config | {"rope_parameters": None}).rope == config_from_hf(config).rope
+
+
 def test_gpt_oss_has_yarn_unless_its_config_has_rope_parameters_even_empty_ones():
     config = _tiny("gpt_oss") | {"rope_scaling": None}
     scalings = [config_from_hf(config | {"rope_parameters": rope}).rope for rope in (None, {})]
