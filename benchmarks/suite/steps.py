@@ -133,7 +133,8 @@ def attention_rows(sizes: Sizes) -> Iterator[Row]:
     names = [REFERENCE, *available(sizes.dtype, sizes.dtype, config.head_dim, sizes.page_size)]
     expected: np.ndarray | None = None
     for row in _rows(sizes, [Bench(name, layers, cases, attention=each, is_compared=True) for each in names]):
-        if (written := row.pop("written", None)) is not None:
+        if "written" in row:
+            written: np.ndarray = row.pop("written")
             expected = written if expected is None else expected
             error = float(np.linalg.norm(written - expected) / np.linalg.norm(expected))
             row |= {"error": error, "limit": MOST_ERROR, "ok": error <= MOST_ERROR}

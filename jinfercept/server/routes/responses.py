@@ -123,7 +123,7 @@ async def count_input_tokens(body: InputTokensBody, request: Request) -> InputTo
         except ApiError as error:
             raise renamed(error) from error
 
-    counted = await service.prepare(request, count, 1, _CHARS_PER_TOKEN * _num_tokens(previous))
+    counted = await service.prepare(request, count, 1, _num_bytes(previous))
     return InputTokenCount(object="response.input_tokens", input_tokens=counted)
 
 
@@ -160,9 +160,7 @@ async def _begun(
         inputs = [*map(dict, own_items)]  # which the store keeps without what was computed of them
         return requests, tools, tool_calls, StoredResponse(tenant, response, previous, inputs, body_bytes=body_bytes)
 
-    usage = previous.response["usage"] if previous is not None else None
-    num_bytes = _CHARS_PER_TOKEN * (usage["total_tokens"] if usage else 0)
-    requests, tools, tool_calls, stored = await service.prepare(request, make, 1, num_bytes)
+    requests, tools, tool_calls, stored = await service.prepare(request, make, 1, _num_bytes(previous))
     await responses.begin(stored)
     usage = UsageCount(requests, request.scope[DETAILS])
     writer = ResponseWriter(stored.response, usage, tools, tool_calls, _logprobs(service, body))
@@ -287,6 +285,12 @@ async def _previous(service: Service, previous_id: str | None, tenant: str) -> S
     if (conversation := previous.response.get("conversation")) is not None:
         raise ApiError.bad(f"it is a turn of a conversation: send conversation {conversation['id']!r} instead", field)
     return previous
+
+
+def _num_bytes(previous: StoredResponse | None) -> int:
+    """Bytes of the conversation that a body continues, about."""
+    usage = previous.response["usage"] if previous is not None else None
+    return _CHARS_PER_TOKEN * usage["total_tokens"] if usage else 0
 
 
 def _new_response(name: str, model: str, body: ResponsesBody, defaults: SamplingParams) -> dict[str, Any]:
