@@ -73,15 +73,18 @@ def numbers_of(words: Num[Array, "..."], place: int) -> Num[Array, "..."]:
 
 
 def widened(numbers: Num[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
-    """Quantised numbers as `dtype`, not scaled: all are exact in bfloat16 and wider. Kernels use it too.
-
-    The bits of e4m3 shifted into a float16 number are 1/256 of it, subnormal ones included; not every GPU has e4m3.
-    """
+    """Quantised numbers as `dtype`, not scaled: all are exact in bfloat16 and wider. Kernels use it too."""
     if numbers.dtype == jnp.int8:
         return numbers.astype(dtype)
-    bits = numbers.astype(jnp.uint16)
+    return (e4m3_shares(numbers) * 256.0).astype(dtype)
+
+
+def e4m3_shares(bits: Num[Array, "..."]) -> Float[Array, "..."]:
+    """1/256 of numbers of e4m3, by their bits (uint8), in float32: the bits shifted into a float16 number, subnormal ones
+    included. Not every GPU has e4m3. Kernels use it too."""
+    bits = bits.astype(jnp.uint16)
     half = jax.lax.bitcast_convert_type((bits & 0x7F) << 7 | (bits & 0x80) << 8, jnp.float16)
-    return (half.astype(jnp.float32) * 256.0).astype(dtype)
+    return half.astype(jnp.float32)
 
 
 def split_pages(pages: Num[Array, "... B 2 K W"]) -> tuple[Num[Array, "... B 2 K D"], Float[Array, "... B 2 K"]]:

@@ -103,9 +103,8 @@ def quantized_product(num_rows: int, dtype: DTypeLike, values: DTypeLike) -> Cal
         return None
     from jinfercept.pallas import triton_quantized
 
-    if compute_capability() < triton_quantized.least_capability(values) or num_rows > triton_quantized.most_rows(
-        values
-    ):
+    least, most = triton_quantized.least_capability(values), triton_quantized.most_rows(values)
+    if compute_capability() < least or num_rows > most:
         return None
     return triton_quantized.product
 

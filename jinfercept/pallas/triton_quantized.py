@@ -15,6 +15,7 @@ from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Float32, Int, Integer, Shaped
 
+from jinfercept.layouts.kv_rows import e4m3_shares
 from jinfercept.layouts.packed_weights import e2m1_pairs, wide_numbers, wide_scales
 from jinfercept.pallas.operands import EVERYWHERE
 from jinfercept.pallas.tiles import power_of_two
@@ -213,9 +214,7 @@ def near_numbers(stored: Integer[Array, "..."], place: int) -> tuple[Float32[Arr
         place: of a 4-bit number in its word.
     """
     if stored.dtype == jnp.uint8:
-        bits = stored.astype(jnp.uint16)
-        half = jax.lax.bitcast_convert_type((bits & 0x7F) << 7 | (bits & 0x80) << 8, jnp.float16)
-        return half.astype(jnp.float32), 256.0, 0.0
+        return e4m3_shares(stored), 256.0, 0.0
     if stored.dtype == jnp.int8:  # 192 + q / 2
         word = (stored.astype(jnp.uint8).astype(jnp.uint32) << 15) ^ np.uint32(0x43400000)
         return jax.lax.bitcast_convert_type(word, jnp.float32), 2.0, 384.0

@@ -161,6 +161,7 @@ def missing_bytes(devices: Sequence[Any], num_arrays: int, num_bytes: int) -> in
     Allocates it, and frees it.
 
     Args:
+        devices: of this host.
         num_arrays: of the pool, one for each layer.
         num_bytes: of all of them, on each device.
     """

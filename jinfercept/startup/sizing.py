@@ -138,9 +138,8 @@ def plan_pools(
         memory = plan(windows=windows)
         if config.cache.num_window_tokens is None and not windows_pay(memory, config.cache.page_size):
             return plan()
-        shorter = plan_windows(
-            model, config, memory.max_model_len
-        )  # what the KV pool holds may be shorter than some windows
+        # what the KV pool holds may be shorter than some windows
+        shorter = plan_windows(model, config, memory.max_model_len)
         return plan(windows=shorter) if shorter.num_layers < windows.num_layers else memory
 
     memory, devices = planned(), _mesh(params).local_devices
