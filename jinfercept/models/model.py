@@ -7,8 +7,8 @@ passes `attend`.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, cast
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -56,17 +56,10 @@ class Model:
     _head: nnx.GraphDef[LlamaHead | GPTJHead] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        embed, layer, head = _BLOCKS[self.config.family]
-
-        def static(block: Callable[[ModelConfig, DTypeLike], nnx.Module]) -> nnx.GraphDef[Any]:
-            return nnx.graphdef(nnx.eval_shape(lambda: block(self.config, jnp.float32)))
-
-        kinds = set(self.layer_kinds) | {PLAIN_KIND}
-        object.__setattr__(self, "_embed", static(embed))
-        object.__setattr__(
-            self, "_layers", {kind: static(partial(layer, kind=kind, joined=self.joined)) for kind in kinds}
-        )
-        object.__setattr__(self, "_head", static(head))
+        blocks = _abstract_blocks(self.config, "float32", self.joined)
+        object.__setattr__(self, "_embed", blocks.embed.static)
+        object.__setattr__(self, "_layers", {kind: block.static for kind, block in blocks.layers.items()})
+        object.__setattr__(self, "_head", blocks.head.static)
 
     def on_devices(self, num_devices: int) -> "Model":
         """The model as so many devices serve it, with KV heads repeated where they do not divide evenly. Raises `ConfigError`
@@ -147,17 +140,43 @@ def abstract_params(
     experts_apart = joined and (parts_experts() if experts_apart is None else experts_apart)
     config = replace(config, vocab_size=padded_vocabulary(config.vocab_size, num_devices))
 
-    def shapes(block: Callable[[ModelConfig, DTypeLike], nnx.Module]) -> Weights:
-        abstract = nnx.eval_shape(lambda: block(config, dtype))
-        weights = cast(Weights, nnx.to_pure_dict(nnx.state(abstract)))
+    def shapes(block: _AbstractBlock) -> Weights:
+        weights = dict(block.weights)
         if experts_apart and EXPERT_SIDES in weights:
             weights[EXPERT_SIDES] = jax.eval_shape(ExpertSides.of, weights[EXPERT_SIDES])
         return weights
 
-    embed, layer, head = _BLOCKS[config.family]
-    by_kind = {kind: shapes(partial(layer, kind=kind, joined=joined)) for kind in set(config.kinds or (PLAIN_KIND,))}
+    blocks = _abstract_blocks(config, jnp.dtype(dtype).name, joined)
+    by_kind = {kind: shapes(block) for kind, block in blocks.layers.items()}
     layers = tuple(by_kind[config.kind(index)] for index in range(config.num_layers))
-    return tied(config, Params(shapes(embed), layers, shapes(head)))
+    return tied(config, Params(shapes(blocks.embed), layers, shapes(blocks.head)))
+
+
+class _AbstractBlock(NamedTuple):
+    """A block without its numbers: the static half of its module, and the shapes of its weights."""
+
+    static: nnx.GraphDef[Any]
+    weights: Weights
+
+
+class _AbstractBlocks(NamedTuple):
+    embed: _AbstractBlock
+    layers: Mapping[LayerKind, _AbstractBlock]
+    head: _AbstractBlock
+
+
+@lru_cache(32)
+def _abstract_blocks(config: ModelConfig, dtype: str, joined: bool) -> _AbstractBlocks:
+    """The blocks of a model, made once: a start asks for them about ten times, and JAX traces each for milliseconds."""
+
+    def abstract(block: Callable[[ModelConfig, DTypeLike], nnx.Module]) -> _AbstractBlock:
+        static, state = nnx.split(nnx.eval_shape(lambda: block(config, dtype)))
+        return _AbstractBlock(static, cast(Weights, nnx.to_pure_dict(state)))
+
+    embed, layer, head = _BLOCKS[config.family]
+    kinds = {PLAIN_KIND, *config.kinds}
+    layers = {kind: abstract(partial(layer, kind=kind, joined=joined)) for kind in kinds}
+    return _AbstractBlocks(abstract(embed), layers, abstract(head))
 
 
 def tied(config: ModelConfig, params: Params) -> Params:
