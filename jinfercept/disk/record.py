@@ -10,6 +10,7 @@ from array import array
 from typing import Any, NamedTuple, final
 
 from jinfercept.disk.blocks import BLOCK_BYTES, BlockRuns, Buffers, cut
+from jinfercept.kv.extent import common_pages
 
 
 class Root(NamedTuple):
@@ -132,26 +133,12 @@ def match(root: Record, tokens: bytes) -> Match:
     """The longest prefix of these tokens that the tree has."""
     unit, path, num_pages, last = root.root.token_bytes, [root], 0, 0
     while (child := path[-1].children.get(tokens[num_pages * unit : (num_pages + 1) * unit])) is not None:
-        last = common_pages(child.tokens, tokens[num_pages * unit : num_pages * unit + len(child.tokens)], unit)
+        last = common_pages(child.tokens, tokens, num_pages * unit, unit)
         path.append(child)
         num_pages += last
         if last < child.num_pages:
             break
     return Match(tuple(path), last, num_pages)
-
-
-def common_pages(mine: bytes, others: bytes, unit: int) -> int:
-    """Leading pages of so many bytes that two runs of tokens have in common."""
-    if mine == others:
-        return len(mine) // unit
-    least, most = 0, min(len(mine), len(others)) // unit
-    while least < most:
-        middle = (least + most + 1) // 2
-        if mine[least * unit : middle * unit] == others[least * unit : middle * unit]:
-            least = middle
-        else:
-            most = middle - 1
-    return least
 
 
 class Split(NamedTuple):

@@ -33,6 +33,11 @@ class ContextState:
         slot = self.source or self.slot
         return array("i", (slot,) if slot else ())
 
+    @property
+    def has_host(self) -> bool:
+        """Whether there is a host copy."""
+        return self.host >= 0
+
     def append(self, index: int) -> bool:
         """Note that the plan being built computes the next token; False if that takes another slot or ends a copy."""
         if not self.slot or self.source or self.host >= 0:

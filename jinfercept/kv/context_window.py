@@ -42,6 +42,11 @@ class ContextWindow:
         """Index behind the last page that has a host copy."""
         return self.host_first + len(self.host)
 
+    @property
+    def has_host(self) -> bool:
+        """Whether pages have host copies."""
+        return bool(self.host)
+
     def append(self, index: int) -> bool:
         """Whether the next token goes to the page of an index that has a device slot and no copy."""
         return self.host_first + len(self.host) <= index < self.first + len(self.slots)

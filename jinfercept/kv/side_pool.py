@@ -125,9 +125,10 @@ class SidePool(ABC):
     def reaches(self, context: Context, num_tokens: int) -> bool:
         """Whether a context that has so many tokens can go on behind them, at once or when its side is fetched."""
 
-    @abstractmethod
     def is_there(self, context: Context) -> bool:
-        """Whether a context's side is on the device and can be read now, or the context has no page."""
+        """Whether a context's side is on the device and can be read now, or the context has no side or no page."""
+        side = context.side
+        return side is None or (bool(side.slots) and not side.fetching) or not context.num_pages
 
     @abstractmethod
     def is_copied(self, context: Context, num_tokens: int) -> bool:
@@ -184,9 +185,10 @@ class SidePool(ABC):
     def fetch(self, context: Context) -> PageCopies | None:
         """Copy a context's side back to the device; None: no slot is free, or copies are still on their way out."""
 
-    @abstractmethod
     def is_fetchable(self, context: Context) -> bool:
         """Whether a context's side is on the host only, and can be fetched as soon as slots are free."""
+        side = context.side
+        return side is not None and not side.slots and side.has_host and not side.offloading
 
     @abstractmethod
     def drop_device(self, context: Context) -> None:

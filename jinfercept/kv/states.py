@@ -74,11 +74,6 @@ class StatePool(SidePool):
         return not num_tokens or (state.position == num_tokens and (bool(state.slots) or state.host >= 0))
 
     @override
-    def is_there(self, context: Context) -> bool:
-        state = self._of(context)
-        return (bool(state.slots) and not state.fetching) or not context.num_pages
-
-    @override
     def is_copied(self, context: Context, num_tokens: int) -> bool:
         state = self._of(context)
         return state.host >= 0 and state.position == num_tokens
@@ -195,11 +190,6 @@ class StatePool(SidePool):
         self._give(context, state)
         self._drop_host(state)
         state.position, state.fetching = 0, False
-
-    @override
-    def is_fetchable(self, context: Context) -> bool:
-        state = self._of(context)
-        return not state.slots and state.host >= 0 and not state.offloading
 
     @override
     def have_room(self, lengths: Iterable[int], chunk_tokens: int, *, beside_paused: bool) -> bool:

@@ -92,13 +92,6 @@ class WindowPool(SidePool):
         return (bool(window.slots) and window.first <= first and window.end >= end) or _is_copied(window, first, end)
 
     @override
-    def is_there(self, context: Context) -> bool:
-        if context.side is None:
-            return True
-        window = self._of(context)
-        return (bool(window.slots) and not window.fetching) or not context.num_pages
-
-    @override
     def is_copied(self, context: Context, num_tokens: int) -> bool:
         return _is_copied(self._of(context), *self._needed(num_tokens))
 
@@ -228,13 +221,6 @@ class WindowPool(SidePool):
         self.cut(context, 0)
         window.first = window.host_first = 0
         window.fetching = False
-
-    @override
-    def is_fetchable(self, context: Context) -> bool:
-        if context.side is None:
-            return False
-        window = self._of(context)
-        return not window.slots and bool(window.host) and not window.offloading
 
     @override
     def have_room(self, lengths: Iterable[int], chunk_tokens: int, *, beside_paused: bool) -> bool:

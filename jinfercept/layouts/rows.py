@@ -6,6 +6,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 type Activation = Literal["silu", "gelu_new"]
@@ -65,6 +66,11 @@ def rms_normed(x: Float[Array, "... K"], scale: Float[Array, "K"], eps: float) -
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     return wide.astype(x.dtype) * jnp.expand_dims(scale, range(x.ndim - 1))
+
+
+def precision(dtype: DTypeLike) -> jax.lax.Precision | None:
+    """Of products of such numbers: float32 is not rounded on the way; None: the platform's own."""
+    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
 
 def rounded(x: Float[Array, "T K"], group: int) -> Float[Array, "T K"]:

@@ -8,7 +8,7 @@ from jinfercept.meter.pause_account import PauseAccount
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Action
 from jinfercept.sched.sequence import State
-from jinfercept.sched.waste import Waste, choice, chunk_tokens, chunked_discard_waste, preserve_waste, swap_waste
+from jinfercept.sched.waste import Waste, chunk_tokens, chunked_discard_waste, least_waste, preserve_waste, swap_waste
 
 
 class DecisionCase(NamedTuple):
@@ -87,7 +87,7 @@ class WasteEquations:
         """
         staying_tokens = case.context - clean - dirty
         rest = case._replace(context=staying_tokens, state_tokens=case.state_tokens if staying_tokens else 0)
-        token_s = choice(self.waste(rest)).waste
+        token_s = least_waste(self.waste(rest))
         if dirty:
             token_s += self.waste(case._replace(context=dirty)).discard
         if clean and self._synchronous:

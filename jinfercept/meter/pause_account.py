@@ -57,7 +57,8 @@ class PauseAccount:
         self.began_s = self._since_s = now
         self.context, self.state_tokens = sequence.context.own_tokens, sequence.context.state_tokens
         self._resident = self.context + self.state_tokens
-        self._held = self._queued = self._recompute = self._fetch = self._stall = 0.0
+        self.held = 0.0  # token·seconds from the pause to the return, up to the last settlement
+        self._queued = self._recompute = self._fetch = self._stall = 0.0
         self._recomputed, self._copied_in = sequence.usage.recomputed, sequence.usage.copied_in
         self.recomputed = 0  # tokens, until now
         self.untouched = True  # nothing was done to it
@@ -72,7 +73,7 @@ class PauseAccount:
         token_s = self._resident * (now - self._since_s)
         self._since_s = now
         if self.returned_s is None:
-            self._held += token_s
+            self.held += token_s
         else:
             self._queued += token_s
 
@@ -97,11 +98,6 @@ class PauseAccount:
         self.resumed = self.sequence.context.residency(self.sequence.max_computed)
         return self.resumed.host + self.resumed.missing > 0
 
-    @property
-    def held(self) -> float:
-        """Token·seconds from the pause up to the last settlement."""
-        return self._held
-
     def take_recomputed(self) -> int:
         """Tokens of the sequence that were recomputed since the last call."""
         tokens = self.sequence.usage.recomputed - self._recomputed
@@ -124,4 +120,4 @@ class PauseAccount:
     @property
     def cost(self) -> PauseCost:
         """The waste so far."""
-        return PauseCost(self._held, self._recompute, self._fetch, self._stall, self._queued)
+        return PauseCost(self.held, self._recompute, self._fetch, self._stall, self._queued)

@@ -166,18 +166,14 @@ class RequestLog:
 
     # -- hooks of the engine ---------------------------------------------------------------------------------------
 
-    def stepped(self, planned: PlannedStep, result: StepResult) -> None:  # not through `_emit`: for every token
+    def stepped(self, planned: PlannedStep, result: StepResult) -> None:
         """A plan's result has arrived."""
         if self._folds:
-            event = Stepped(self.now(), planned, result)
-            for fold in self._folds:
-                fold(event)
+            self._emit(Stepped(self.now(), planned, result))
 
     def passed(self, events: list[Event]) -> None:
         if self._folds:
-            event = Passed(self.now(), events)
-            for fold in self._folds:
-                fold(event)
+            self._emit(Passed(self.now(), events))
 
     def _emit(self, event: LogEvent) -> None:
         for fold in self._folds:

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
 from jinfercept.cpu_kernels import native
-from jinfercept.layouts.rows import Activation, Gated, Rows, dense, gated, rms_normed
+from jinfercept.layouts.rows import Activation, Gated, Rows, dense, gated, precision
 from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.models.adapted import AdaptedTensor
 from jinfercept.models.config import ModelConfig
@@ -152,7 +152,7 @@ def _by_xla(
     left, right = spec.split("->")[0].split(",")
     shared = [letter for letter in left if letter in right]  # einsum takes them by the alphabet, and copies the weight
     axes = [left.index(letter) for letter in shared], [right.index(letter) for letter in shared]
-    product = jnp.tensordot(_padded(x), weight, axes, precision=_precision(x.dtype), preferred_element_type=out)
+    product = jnp.tensordot(_padded(x), weight, axes, precision=precision(x.dtype), preferred_element_type=out)
     return product[: len(x)]
 
 
@@ -213,11 +213,7 @@ def _project_each(x: Float[Array, "T E"], stack: Float[Array, "G E F"]) -> Float
     """The products of the same rows with several matrices, as one batch: faster than one wide product on a CPU."""
     rows, batch = _padded(x), (((2,), (1,)), ((0,), (0,)))  # sums over E, for every matrix
     rows = jnp.broadcast_to(rows, (len(stack), *rows.shape))
-    return jax.lax.dot_general(rows, stack, batch, precision=_precision(x.dtype))[:, : len(x)]
-
-
-def _precision(dtype: DTypeLike) -> jax.lax.Precision | None:
-    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+    return jax.lax.dot_general(rows, stack, batch, precision=precision(x.dtype))[:, : len(x)]
 
 
 def _padded(x: Float[Array, "T *axes"]) -> Float[Array, "R *axes"]:
@@ -233,11 +229,6 @@ def separate_heads(
     *rows, num_kv_heads, width, head_dim = qkv.shape
     queries = qkv[..., :-2, :].reshape(*rows, num_kv_heads * (width - 2), head_dim)
     return queries, qkv[..., -2, :], qkv[..., -1, :]
-
-
-def rms_norm(x: Float[Array, "... E"], scale: nnx.Param[Float[Array, "E"]], eps: float) -> Float[Array, "... E"]:
-    """See `rows.rms_normed`."""
-    return rms_normed(x, scale[...], eps)
 
 
 def rms_norms_of_all_heads(

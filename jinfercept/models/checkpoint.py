@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Shaped
@@ -60,6 +60,16 @@ class StoredExperts(NamedTuple):
             for name in self.names
             for x in range(num_experts)
         }
+
+    def as_ours(self, weight: Any, ours: tuple[int, ...]) -> Any:
+        """An expert's stored matrix, its tensors joined, in the order and the shape `ours`."""
+        match self.order:
+            case "out_in":
+                return weight.T.reshape(ours)
+            case "interleaved":
+                return weight.reshape(*weight.shape[:-1], -1, 2).swapaxes(-1, -2)
+            case "ours":
+                return weight.reshape(ours)
 
     def tensor_names(self, i: int, num_experts: int) -> list[str]:
         """The names of layer i's tensors."""

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Float32, Int, Shaped
 from jinfercept.cpu_kernels import native
 from jinfercept.layouts.expert_sides import ExpertSides
 from jinfercept.layouts.packed_weights import Packed
-from jinfercept.layouts.rows import gated
+from jinfercept.layouts.rows import gated, precision
 from jinfercept.models.config import ExpertsConfig
 from jinfercept.models.parallel import AXIS, num_devices
 from jinfercept.models.quantized import QuantizedTensor, is_quantized
@@ -165,7 +165,7 @@ def _grouped(
     Args:
         kernel: see `gpu_kernels.grouped_product`; None: XLA multiplies, with weights that are not quantised.
     """
-    by_xla: Any = partial(jax.lax.ragged_dot, group_sizes=pairs.sizes, precision=_precision(rows))
+    by_xla: Any = partial(jax.lax.ragged_dot, group_sizes=pairs.sizes, precision=precision(rows.dtype))
     product = kernel or by_xla
     if isinstance(sides := weights.gate_up, ExpertSides):
         inner = jnp.concatenate([product(rows, sides.gates), product(rows, sides.ups)], axis=1)
@@ -222,7 +222,7 @@ def _biased_product(
     if isinstance(matrix, QuantizedTensor):
         y = matrix.product(rows).reshape(len(rows), -1)
     else:
-        y = jnp.dot(rows, matrix, precision=_precision(rows))
+        y = jnp.dot(rows, matrix, precision=precision(rows.dtype))
     return y if bias is None else y + bias[None]
 
 
@@ -244,7 +244,3 @@ def _gated(rows: Float[Array, "N F2"], swiglu: Swiglu) -> Float[Array, "N F"]:
     limit, factor = swiglu
     gate, up = jnp.minimum(gate.astype(jnp.float32), limit), jnp.clip(up.astype(jnp.float32), -limit, limit)
     return ((up + 1) * gate * jax.nn.sigmoid(factor * gate)).astype(rows.dtype)
-
-
-def _precision(rows: Float[Array, "N A"]) -> jax.lax.Precision | None:
-    return jax.lax.Precision.HIGHEST if rows.dtype == jnp.float32 else None

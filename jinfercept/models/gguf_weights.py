@@ -66,14 +66,6 @@ _NAMES = TensorNames(
     head={"norm": StoredTensor("output_norm.weight"), "unembed": StoredTensor("output.weight")},
     ignored=_FACTORS,
 )
-_POST_NORMED = replace(
-    _NAMES,
-    layer={
-        **_NAMES.layer,
-        "attn_post_norm": StoredTensor("blk.{i}.post_attention_norm.weight"),
-        "ffn_post_norm": StoredTensor("blk.{i}.post_ffw_norm.weight"),
-    },
-)
 _GPT_OSS = replace(
     _NAMES,
     layer={
@@ -142,7 +134,7 @@ class GGUFCheckpoint:
     @property
     def names(self) -> TensorNames:
         is_gpt_oss = self.config.experts is not None and self.config.experts.biased
-        return _POST_NORMED if self.config.post_norms else _GPT_OSS if is_gpt_oss else _NAMES
+        return _GPT_OSS if is_gpt_oss else _NAMES
 
     @property
     def quantization(self) -> str | None:

@@ -14,7 +14,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.layouts.rows import Normed, Rows, dense, gated
+from jinfercept.layouts.rows import Normed, Rows, dense, gated, rms_normed
 from jinfercept.layouts.scoring import Scoring
 from jinfercept.models.blocks import (
     Attend,
@@ -22,7 +22,6 @@ from jinfercept.models.blocks import (
     NotesExperts,
     project,
     project_gated,
-    rms_norm,
     rms_norms_of_all_heads,
     separate_heads,
 )
@@ -160,7 +159,7 @@ class LlamaLayer(nnx.Module):
         return x if norm is None else Normed(x, norm[...], self.config.norm_eps)
 
     def _normed(self, x: Float[Array, "... E"], norm: nnx.Param[Float[Array, "E"]]) -> Float[Array, "... E"]:
-        return rms_norm(x, norm, self.config.norm_eps)
+        return rms_normed(x, norm[...], self.config.norm_eps)
 
     def _added(
         self, x: Float[Array, "T E"], y: Float[Array, "T E"], norm: nnx.Param[Float[Array, "E"]] | None

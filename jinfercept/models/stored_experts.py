@@ -42,14 +42,7 @@ def read_experts(
         weight = np.concatenate(
             [stored(tensor, expert) for tensor in place.names], dtype=target.dtype, casting="unsafe"
         )
-        match place.order:
-            case "out_in":
-                weight = weight.T.reshape(whole)
-            case "interleaved":
-                weight = weight.reshape(*weight.shape[:-1], -1, 2).swapaxes(-1, -2)
-            case "ours":
-                weight = weight.reshape(whole)
-        return expert_parts(name, weight, num_parts)
+        return expert_parts(name, place.as_ours(weight, whole), num_parts)
 
     def of_device(index: Any) -> Shaped[np.ndarray, "..."]:
         numbers = range(target.shape[0])[index[0]]

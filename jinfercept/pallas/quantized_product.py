@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Shaped
 
 from jinfercept.cpu_kernels import native
 from jinfercept.layouts.packed_weights import ORDER, Packed, row_group, unpack
-from jinfercept.layouts.rows import Rows, dense, rounded
+from jinfercept.layouts.rows import Rows, dense, precision, rounded
 from jinfercept.pallas import gpu_kernels
 
 GROUP_STEP = 16
@@ -84,5 +84,4 @@ def _by_xla(
     offsets: Float[Array, "B G W"] | None,
 ) -> Float[Array, "T N"]:
     weight = unpack(Packed(values, scales, offsets, zero), x.dtype)
-    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return jnp.dot(x, weight, precision=precision, preferred_element_type=out)
+    return jnp.dot(x, weight, precision=precision(x.dtype), preferred_element_type=out)

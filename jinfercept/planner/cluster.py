@@ -120,10 +120,9 @@ class _Counts:
         first_s, rest_s = finished.first_token_s - turn.at_s, finished.finished_s - finished.first_token_s
         self.first_s.append(first_s)
         self.turn_s.append(finished.finished_s - turn.at_s)
-        tokens = max(1, turn.new_tokens - 1)
         if turn.new_tokens > 1:
-            self.token_s.append(rest_s / tokens)
-        self.num_good += first_s <= limits.first_token_s and rest_s <= limits.per_token_s * tokens
+            self.token_s.append(rest_s / (turn.new_tokens - 1))
+        self.num_good += limits.keeps(first_s, 0, rest_s, turn.new_tokens)
         self.prompt_tokens += turn.prompt_tokens
         self.cached_tokens += finished.cached_tokens
         self.known_tokens += turn.known_tokens

@@ -6,17 +6,16 @@ step with so many requests at a time, and a pool of memory from which the least 
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple, Protocol, final
 
-from jinfercept.calls import Call, Result, Tool
 from jinfercept.events import Finished
 from jinfercept.kv.page import Residency
 from jinfercept.planner.sessions import Turn
 from jinfercept.request import FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.sequence import Sequence
+from jinfercept.sim.scripted import ScriptedDispatcher, plain_tokens
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.simulator import VirtualClock
 
@@ -65,29 +64,6 @@ class SimulatedReplica(Protocol):
 
 
 @final
-class _NoCalls:
-    """CallDispatcher that are never called: the clients run the calls."""
-
-    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool], tenant: str) -> None:
-        raise AssertionError("a turn ends before its call")
-
-    def poll(self) -> list[tuple[str, tuple[Result, ...]]]:
-        return []
-
-    def start(self, request_id: str, call: Call, tools: Mapping[str, Tool], tenant: str) -> None:
-        raise AssertionError("a turn ends before its call")
-
-    def poll_started(self) -> list[tuple[str, Call, Result]]:
-        return []
-
-    def next_s(self) -> float | None:
-        return None
-
-    def cancel(self, request_id: str) -> None:
-        """No call is in flight."""
-
-
-@final
 class SteppedReplica:
     """The engine of a `Simulation`: the real scheduler and pages, whose steps are priced.
 
@@ -98,7 +74,7 @@ class SteppedReplica:
     def __init__(self, simulation: Simulation) -> None:
         self._profile = simulation.profile
         self._clock = VirtualClock()
-        self._opened = simulation.open_engine(self._clock, _NoCalls())
+        self._opened = simulation.open_engine(self._clock, ScriptedDispatcher(self._clock, plain_tokens))
         self._chunk_tokens = self._opened.buckets[-1]
         self._turns: dict[str, Turn] = {}
 

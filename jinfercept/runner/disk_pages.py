@@ -6,7 +6,6 @@ JAX's arrays do not change: a copy that is being written stays as it is, whateve
 import hashlib
 import logging
 import threading
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from jinfercept.disk.page_io import StoredPrefix
 from jinfercept.disk.record import Root
 from jinfercept.disk.store import DiskStore
 from jinfercept.kv.context import Context
+from jinfercept.kv.extent import TOKEN_BYTES, token_bytes
 from jinfercept.runner.host_pages import HostPages
 from jinfercept.runner.page_arrays import KVArrays
 
@@ -26,7 +26,6 @@ PIECE_BYTES = 64 << 20
 """Bytes that are read before the scheduler may use them, and of a write."""
 _MOST_PIECES = 2
 """Pieces that have been read and not been taken; reading waits for these."""
-_TOKEN_BYTES = 4
 
 log = logging.getLogger(__name__)
 
@@ -85,14 +84,14 @@ class DiskPages:
 
     def num_stored(self, root: bytes, tokens: Sequence[int]) -> int:
         """Leading pages of these tokens that are stored."""
-        return self._store.num_stored(self._root(root), _token_bytes(tokens))
+        return self._store.num_stored(self._root(root), token_bytes(tokens))
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def read(self, key: int, root: bytes, tokens: Sequence[int], first: int, num_pages: int) -> None:
         """Begin to read pages of these tokens."""
         self._wanted.add(key)
-        self._reading.submit(self._read, key, self._root(root), _token_bytes(tokens), first, num_pages)
+        self._reading.submit(self._read, key, self._root(root), token_bytes(tokens), first, num_pages)
 
     def cancel(self, key: int) -> None:
         """What is still to be read is not wanted any more."""
@@ -165,7 +164,7 @@ class DiskPages:
     def count(self, key: Context, root: bytes, tokens: Sequence[int]) -> None:
         """Begin to count the leading pages of these tokens that are stored."""
         self._num_writes += 1
-        self._writing.submit(self._write, key, self._root(root), _token_bytes(tokens), 0, ())
+        self._writing.submit(self._write, key, self._root(root), token_bytes(tokens), 0, ())
 
     def write(self, key: Context, root: bytes, tokens: Sequence[int], first: int, slots: Sequence[int]) -> None:
         """Begin to store the copies of host slots as pages of these tokens.
@@ -178,7 +177,7 @@ class DiskPages:
         """
         self._num_writes += 1
         pages = [(tuple(page.array.parts), page.position) for page in map(self._kv.host.__getitem__, slots)]
-        self._writing.submit(self._write, key, self._root(root), _token_bytes(tokens), first, pages)
+        self._writing.submit(self._write, key, self._root(root), token_bytes(tokens), first, pages)
 
     def poll_stored(self) -> list[tuple[Context, int]]:
         """How many leading pages are stored, for every count and write that has ended since the last call."""
@@ -220,13 +219,8 @@ class DiskPages:
 
     def _root(self, root: bytes) -> Root:
         digest = hashlib.sha256(self._identity + root).digest()
-        return Root(digest, self._page_size * _TOKEN_BYTES, self._kv.page_bytes)
+        return Root(digest, self._page_size * TOKEN_BYTES, self._kv.page_bytes)
 
 
 def _bytes(page: np.ndarray) -> memoryview:
     return page.reshape(-1).view(np.uint8).data
-
-
-def _token_bytes(tokens: Sequence[int]) -> bytes:
-    """Token ids as the names of records have them, four bytes each."""
-    return (tokens if isinstance(tokens, array) else array("i", tokens)).tobytes()

@@ -4,7 +4,7 @@ An array is freed when its last page is dropped. One of which at most half the p
 by a smaller one, so that the arrays have less than twice as many pages as there are live ones.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
@@ -42,39 +42,27 @@ class HostPage(NamedTuple):
 
 
 @final
-class HostSlots:
-    """The arrays of all host slots that hold a page."""
-
-    def __init__(self) -> None:
-        self._pages: dict[int, HostPage] = {}
-
-    def __getitem__(self, slot: int) -> HostPage:
-        return self._pages[slot]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._pages)
-
-    def __len__(self) -> int:
-        return len(self._pages)
+class HostSlots(dict[int, HostPage]):
+    """The page of every host slot that holds one; written by `add`, `drop`, `compact` and `clear` alone."""
 
     @property
     def arrays(self) -> list[HostArray]:
         """Every array once."""
-        return list({id(page.array): page.array for page in self._pages.values()}.values())
+        return list({id(page.array): page.array for page in self.values()}.values())
 
     def add(self, slots: Sequence[int | None], size: int) -> HostArray:
         """An array of `size` pages for these slots, without data yet. The slots hold no page; None: a page is of no use."""
         array = HostArray(size, {index: slot for index, slot in enumerate(slots) if slot is not None})
         assert len(slots) <= size
-        assert not self._pages.keys() & set(array.slots.values())
-        self._pages |= {slot: HostPage(array, index) for index, slot in array.slots.items()}
+        assert not self.keys() & set(array.slots.values())
+        self.update({slot: HostPage(array, index) for index, slot in array.slots.items()})
         return array
 
     def drop(self, slots: Iterable[int]) -> list[HostArray]:
         """Forget these slots' pages; returns the arrays that have become sparse and still hold a page."""
         touched: dict[int, HostArray] = {}
         for slot in slots:
-            array, index = self._pages.pop(slot)
+            array, index = self.pop(slot)
             del array.slots[index]
             touched[id(array)] = array
         return [array for array in touched.values() if array.slots and array.is_sparse]
@@ -83,9 +71,5 @@ class HostSlots:
         """Replace a sparse array by one of the smallest size; returns that one, without data, and its pages' old indices."""
         indices, slots = list(array.slots), list(array.slots.values())
         for slot in slots:
-            del self._pages[slot]
+            del self[slot]
         return self.add(slots, 1 << (len(slots) - 1).bit_length()), indices
-
-    def clear(self) -> None:
-        """Forget every page."""
-        self._pages.clear()

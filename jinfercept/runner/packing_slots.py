@@ -15,7 +15,7 @@ _RECENT = MAX_BAD_TOKENS - 1
 
 
 class _Parts(NamedTuple):
-    """A slot's state: the parts of the vector, by the names of `Slots`."""
+    """A slot's state: the parts of the vector, by the names and in the order of `Slots`."""
 
     recent: np.ndarray
     counts: np.ndarray
@@ -51,15 +51,12 @@ def pack_slot(options: DrawOptions, history: TokenHistory, vocab_size: int) -> I
 
 def unpack_slot(slots: Slots, slot: Int[Array, ""], packed: Int[Array, "slot"]) -> Slots:
     """The slots, with the state of one of them replaced by a packed one."""
-    recent, counts, allowed, ends, biased, bias, bad = _split_slot(packed, slots.counts.shape[1])
+    parts = _split_slot(packed, slots.counts.shape[1])
     return Slots(
-        recent=slots.recent.at[slot].set(recent),
-        counts=slots.counts.at[slot].set(counts),
-        allowed=slots.allowed.at[slot].set(jax.lax.bitcast_convert_type(allowed, jnp.uint32)),
-        ends=slots.ends.at[slot].set(jax.lax.bitcast_convert_type(ends, jnp.uint32)),
-        biased=slots.biased.at[slot].set(biased),
-        bias=slots.bias.at[slot].set(jax.lax.bitcast_convert_type(bias, jnp.float32)),
-        bad=slots.bad.at[slot].set(bad),
+        *(
+            whole.at[slot].set(jax.lax.bitcast_convert_type(part, whole.dtype))
+            for whole, part in zip(slots, parts, strict=True)
+        )
     )
 
 

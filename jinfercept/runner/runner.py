@@ -10,7 +10,7 @@ while the device runs the forward pass. Nothing waits for the device but `collec
 import time
 from collections.abc import Hashable, Iterable
 from itertools import batched
-from typing import Any, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import jax
 import numpy as np
@@ -33,6 +33,9 @@ from jinfercept.runner.token_experts import RowExperts
 from jinfercept.runner.window_pages import by_pool, pool_windows, with_windows
 from jinfercept.sched.plan import Masks, StepPlan, StepResult, WindowCopies
 from jinfercept.weights.in_memory import shapes_of
+
+if TYPE_CHECKING:
+    from jinfercept.runner.drafting import ModelDrafter
 
 FIRST_PROMPT = 64
 """Tokens of a first prompt whose bucket is compiled before it arrives."""
@@ -66,19 +69,6 @@ class StepTicket(NamedTuple):
     drawn: Drawn
     submitted_s: float
     experts: tuple[Array, ...] = ()
-
-
-class Drafter(Protocol):
-    """Makes the drafts of plans, see `drafting.ModelDrafter`."""
-
-    @property
-    def runner(self) -> "ModelRunner":
-        """The runner of the draft model."""
-        ...
-
-    def fill(self, plan: StepPlan, last_tokens: Int[Array, "slots"]) -> tuple[StepPlan, tuple[tuple[int, ...], ...]]:
-        """The plan with the drafts that it awaits, and these by chunk; all else of it is executed on the draft model too."""
-        ...
 
 
 @final
@@ -153,7 +143,7 @@ class ModelRunner:
         self._second = self.window_kv or self.layer_states
         self._pools = (self.kv,) if self._second is None else (self.kv, self._second)
         self.executables = Executables() if executables is None else executables
-        self.drafter: Drafter | None = None
+        self.drafter: ModelDrafter | None = None
         self.drafting = True
         self._buckets = step_shapes(model, shape, attention, leaf)
         self._home = beside(leaf)

@@ -187,37 +187,6 @@ def longest_paused(paused: Iterable[Sequence], sequence: Sequence) -> Iterator[M
                 yield Move(other, run.pages[::-1], Action.UNCOPY, "the host is full")
 
 
-class PausedSequences:
-    """The paused sequences, and those of them that paused since the last plan."""
-
-    def __init__(self) -> None:
-        self._all: dict[str, Sequence] = {}
-        self._fresh: dict[str, Sequence] = {}
-
-    def add(self, sequence: Sequence) -> None:
-        """Add a sequence that has just paused."""
-        self._all[sequence.id] = self._fresh[sequence.id] = sequence
-
-    def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence if it is a member."""
-        self._all.pop(sequence.id, None)
-        self._fresh.pop(sequence.id, None)
-
-    def take_fresh(self) -> list[Sequence]:
-        """The sequences that paused since the last call."""
-        fresh = list(self._fresh.values())
-        self._fresh.clear()
-        return fresh
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(list(self._all.values()))
-
-    def youngest_first(self, action: Action, why: str) -> Iterator[Move]:
-        """Moves of all pages, youngest sequence first, tail first."""
-        for sequence in sorted(self._all.values(), key=lambda sequence: -sequence.order):
-            yield Move(sequence, sequence.context.tail_first, action, why)
-
-
 Placement = Callable[[Sequence], list[tuple[range, Residency]]]
 """The residencies wanted for the pages of a sequence that has just paused, as far as the pools allow. DIRTY leaves them as
 they are."""
@@ -247,29 +216,31 @@ class AtPause(Policy):
         self.synchronous = synchronous
         self._placement = placement
         self._evict = evict
-        self._paused = PausedSequences()
-        self._places: dict[str, list[tuple[range, Residency]]] = {}
+        self._paused: dict[str, Sequence] = {}
+        self._fresh: dict[str, tuple[Sequence, list[tuple[range, Residency]]]] = {}  # paused since the last plan
 
     def pause(self, sequence: Sequence, now: float) -> None:
-        self._paused.add(sequence)
-        self._places[sequence.id] = self._placement(sequence)
+        self._paused[sequence.id] = sequence
+        self._fresh[sequence.id] = sequence, self._placement(sequence)
 
     def resume(self, sequence: Sequence, now: float) -> None:
-        self._paused.remove(sequence)
-        self._places.pop(sequence.id, None)
+        self._paused.pop(sequence.id, None)
+        self._fresh.pop(sequence.id, None)
 
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
-        for sequence in self._paused.take_fresh():  # it may have returned since it paused
-            for pages, place in self._places[sequence.id]:
+        fresh, self._fresh = self._fresh, {}
+        for sequence, places in fresh.values():
+            for pages, place in places:
                 action = _ACTIONS.get(place)
                 if action is not None:
                     mover.move(sequence, action, "paused", pages)
 
     def victims(self, now: float) -> Iterator[Move]:
-        return self._paused.youngest_first(self._evict, "a slot is needed")
+        for sequence in sorted(self._paused.values(), key=lambda sequence: -sequence.order):
+            yield Move(sequence, sequence.context.tail_first, self._evict, "a slot is needed")
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
-        return longest_paused(self._paused, sequence)
+        return longest_paused(self._paused.values(), sequence)
 
 
 _ACTIONS = {Residency.CLEAN: Action.COPY, Residency.HOST: Action.SWAP, Residency.MISSING: Action.LOSE}

@@ -11,7 +11,7 @@ as in the authors' code, others are charged only the growth `T_fwd(x) - T_fwd(0)
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 
 class Waste(NamedTuple):
@@ -26,13 +26,6 @@ class Waste(NamedTuple):
     preserve: float
     discard: float
     swap: float
-
-
-class HoldOrDrop(NamedTuple):
-    """What to do with the part of a context that the link budget does not reach, and what that wastes in token·seconds."""
-
-    action: Literal["preserve", "discard"]
-    waste: float
 
 
 def discard_waste(context: int, other_tokens: int, forward_s: Callable[[int], float]) -> float:
@@ -111,12 +104,10 @@ def return_s(recompute_s: float, disk_s: float, swap_s: float) -> float:
     return min(recompute_s, disk_s + swap_s)
 
 
-def choice(waste: Waste) -> HoldOrDrop:
-    """Equation (5): the lesser of (2) and (4), to preserve if they are equal. Swap inside the free budget wastes nothing
-    and is handed out before, most wasteful context first."""
-    if waste.preserve <= waste.discard:
-        return HoldOrDrop("preserve", waste.preserve)
-    return HoldOrDrop("discard", waste.discard)
+def least_waste(waste: Waste) -> float:
+    """Equation (5): the lesser of (2) and (4), in token·seconds; (4) where (2) is NaN. Swap inside the free budget wastes
+    nothing and is handed out before, most wasteful context first."""
+    return waste.preserve if waste.preserve <= waste.discard else waste.discard
 
 
 def chunk_tokens(saturation: int, running_query_tokens: int, floor: int) -> int:

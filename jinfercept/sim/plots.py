@@ -87,7 +87,37 @@ class CurvePanel(NamedTuple):
     log_axis: bool = False
 
     def draw(self, axes: "Axes") -> None:
-        _draw_curves(axes, self)
+        axes.grid(alpha=0.3)
+        drawn = [curve for curve in self.curves if curve.points]
+        ours = [curve for curve in drawn if not curve.reference]
+        any_range = False
+        for curve in drawn:
+            rates = [rate for rate, _ in curve.points]
+            style = REFERENCE if curve.reference else _style(ours.index(curve), len(ours))
+            means = [latency.mean for _, latency in curve.points]
+            [line] = axes.plot(rates, means, label=curve.name or "_", color=curve.colour, **style)
+            lows, highs = ([getattr(latency, end) for _, latency in curve.points] for end in ("low", "high"))
+            if lows != highs:
+                any_range = True
+                axes.fill_between(rates, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
+        if self.threshold is not None:
+            axes.axhline(self.threshold, color="black", linewidth=0.6, linestyle=":")
+        axes.set_xlabel(self.axis)
+        if self.ticks:
+            axes.set_xticks(range(len(self.ticks)), list(self.ticks))
+        if self.log_axis:
+            places = sorted({x for curve in drawn for x, _ in curve.points})
+            axes.set_xscale("log")
+            axes.set_xticks(places, [f"{place:g}" for place in places])
+            axes.minorticks_off()
+        axes.set_ylabel(self.unit)
+        if drawn:
+            _latency_axis(axes, self.span or [latency.mean for curve in drawn for _, latency in curve.points])
+        if self.span is not None:
+            axes.set_ylim(*self.span)
+        if any(curve.name for curve in drawn):
+            title = "shaded: range over seeds" if any_range else None
+            axes.legend(fontsize="small", title=title, title_fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
 
 
 class Bars(NamedTuple):
@@ -105,7 +135,25 @@ class Bars(NamedTuple):
 
     def draw(self, axes: "Axes") -> None:
         """Draw the bars and the legend of their parts."""
-        _draw_bars(axes, self)
+        axes.grid(alpha=0.3)
+        names = list(self.bars)
+        parts = list(dict.fromkeys(part for bar in self.bars.values() for part in bar))
+        bottoms, highest = [0.0] * len(names), 0.0
+        width = 0.8 / len(parts) if self.beside and parts else 0.8
+        for number, part in enumerate(parts):
+            heights = [self.bars[name].get(part, 0.0) for name in names]
+            shift = (number - (len(parts) - 1) / 2) * width if self.beside else 0.0
+            axes.bar([place + shift for place in range(len(names))], heights, width, bottom=bottoms, label=part)
+            highest = max(highest, *(bottom + height for bottom, height in zip(bottoms, heights, strict=True)))
+            if not self.beside:
+                bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+        axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", fontsize="small")
+        axes.set_ylabel(self.unit)
+        lowest = min((height for bar in self.bars.values() for height in bar.values()), default=0.0)
+        if highest > 0 and lowest >= 0:
+            axes.set_ylim(0, 1.08 * highest)
+        if len(parts) > 1:
+            axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def check_drawing(path: str | Path) -> None:
@@ -127,40 +175,6 @@ def draw(path: str | Path, rows: Sequence[Sequence[Panel]]) -> None:
             axes.set_title(panel.title)
             panel.draw(axes)
     figure.savefig(path, dpi=120)
-
-
-def _draw_curves(axes: "Axes", panel: CurvePanel) -> None:
-    axes.grid(alpha=0.3)
-    drawn = [curve for curve in panel.curves if curve.points]
-    ours = [curve for curve in drawn if not curve.reference]
-    any_range = False
-    for curve in drawn:
-        rates = [rate for rate, _ in curve.points]
-        style = REFERENCE if curve.reference else _style(ours.index(curve), len(ours))
-        means = [latency.mean for _, latency in curve.points]
-        [line] = axes.plot(rates, means, label=curve.name or "_", color=curve.colour, **style)
-        lows, highs = ([getattr(latency, end) for _, latency in curve.points] for end in ("low", "high"))
-        if lows != highs:
-            any_range = True
-            axes.fill_between(rates, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
-    if panel.threshold is not None:
-        axes.axhline(panel.threshold, color="black", linewidth=0.6, linestyle=":")
-    axes.set_xlabel(panel.axis)
-    if panel.ticks:
-        axes.set_xticks(range(len(panel.ticks)), list(panel.ticks))
-    if panel.log_axis:
-        places = sorted({x for curve in drawn for x, _ in curve.points})
-        axes.set_xscale("log")
-        axes.set_xticks(places, [f"{place:g}" for place in places])
-        axes.minorticks_off()
-    axes.set_ylabel(panel.unit)
-    if drawn:
-        _latency_axis(axes, panel.span or [latency.mean for curve in drawn for _, latency in curve.points])
-    if panel.span is not None:
-        axes.set_ylim(*panel.span)
-    if any(curve.name for curve in drawn):
-        title = "shaded: range over seeds" if any_range else None
-        axes.legend(fontsize="small", title=title, title_fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _style(number: int, count: int) -> dict[str, Any]:
@@ -185,25 +199,3 @@ def _latency_axis(axes: "Axes", values: Sequence[float]) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(6) if close else LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _draw_bars(axes: "Axes", panel: Bars) -> None:
-    axes.grid(alpha=0.3)
-    names = list(panel.bars)
-    parts = list(dict.fromkeys(part for bar in panel.bars.values() for part in bar))
-    bottoms, highest = [0.0] * len(names), 0.0
-    width = 0.8 / len(parts) if panel.beside and parts else 0.8
-    for number, part in enumerate(parts):
-        heights = [panel.bars[name].get(part, 0.0) for name in names]
-        shift = (number - (len(parts) - 1) / 2) * width if panel.beside else 0.0
-        axes.bar([place + shift for place in range(len(names))], heights, width, bottom=bottoms, label=part)
-        highest = max(highest, *(bottom + height for bottom, height in zip(bottoms, heights, strict=True)))
-        if not panel.beside:
-            bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-    axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", fontsize="small")
-    axes.set_ylabel(panel.unit)
-    lowest = min((height for bar in panel.bars.values() for height in bar.values()), default=0.0)
-    if highest > 0 and lowest >= 0:
-        axes.set_ylim(0, 1.08 * highest)
-    if len(parts) > 1:
-        axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))

@@ -92,7 +92,7 @@ class RunStats:
         tenants: dict[str, list[float]] = {tenant: [] for tenant in tenant_of.values()}
         for output in (*played.outputs, *played.aborted):
             at_s, request = submitted[output.request_id]
-            arrival_s = played.started_s + at_s
+            arrival_s = played.lasted.started_s + at_s
             completion, metrics = output.outputs[0], output.metrics
             generated, tokens = completion.num_generated, len(completion.token_ids)
             if completion.finish_reason not in ("stop", "length"):
@@ -108,9 +108,9 @@ class RunStats:
             first.append((metrics.finished_s if metrics.first_token_s is None else metrics.first_token_s) - arrival_s)
             turns += [first[-1], *(pause.delay_s for pause in completion.interceptions if pause.delay_s is not None)]
             tenants.setdefault(tenant_of.get(output.request_id, ""), []).append(first[-1])
-            in_time = first[-1] <= self._limits.first_token_s
-            in_time &= served_s - first[-1] <= self._limits.per_token_s * max(1, generated - 1)
+            in_time = self._limits.keeps(first[-1], 0, served_s - first[-1], generated)
             num_good += in_time and completion.finish_reason in ("stop", "length")
+        seconds = played.lasted.seconds
         return {
             "step_tokens": self._largest_step,
             "requests": len(requests),
@@ -119,8 +119,8 @@ class RunStats:
             "ttft_s": _summary(first),
             "turn_delay_s": _summary(turns),
             "latency_s": _summary(latency),
-            "completed_per_s": len(played.outputs) / played.seconds if played.seconds else 0.0,
-            "goodput_per_s": num_good / played.seconds if played.seconds else 0.0,
+            "completed_per_s": len(played.outputs) / seconds if seconds else 0.0,
+            "goodput_per_s": num_good / seconds if seconds else 0.0,
             "limits": self._limits._asdict(),
             "refused": len(played.refused),
             "unfinished": len(requests) - len(abandoned | played.refused) - len(played.outputs),
@@ -153,7 +153,7 @@ class RunStats:
             sessions[record.session] += record.finished_s - record.submitted_s
         per_token = [1e3 * (record.finished_s - record.submitted_s) / max(1, record.generated) for record in served]
         seconds = max(0.0, lasted.seconds - warm_up_s)
-        num_good = sum(self._in_time(record) for record in served)
+        num_good = sum(self._keeps_limits(record) for record in served)
         return {
             "step_tokens": self._largest_step,
             "requests": len(records),
@@ -180,13 +180,9 @@ class RunStats:
             **self._machine(counters, kv_tokens, alive_s, lasted),
         }
 
-    def _in_time(self, record: TurnRecord) -> bool:
-        """Whether a finished turn stayed within the limits."""
-        limits, first_s = self._limits, record.delay_s
-        rest_s = record.finished_s - record.submitted_s - first_s
-        return first_s <= limits.first_token_s + limits.new_token_s * record.new and rest_s <= limits.per_token_s * max(
-            1, record.generated - 1
-        )
+    def _keeps_limits(self, record: TurnRecord) -> bool:
+        rest_s = record.finished_s - record.submitted_s - record.delay_s
+        return self._limits.keeps(record.delay_s, record.new, rest_s, record.generated)
 
     def _machine(
         self, counters: SchedulerCounters, kv_tokens: int, alive_s: float, lasted: RunSeconds

@@ -231,16 +231,6 @@ class PlayedRun(NamedTuple):
     refused: frozenset[str]
     lasted: RunSeconds
 
-    @property
-    def started_s(self) -> float:
-        """Second of the run's clock at its start."""
-        return self.lasted.started_s
-
-    @property
-    def seconds(self) -> float:
-        """Length of the run by its clock."""
-        return self.lasted.seconds
-
 
 class Clients(Protocol):
     """Whose requests are played. Times are seconds of the run."""

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -24,7 +24,6 @@ from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice, check_choice
 from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.speculation import SpeculationLimits
 from jinfercept.sim.arrivals import Arrival, RequestArrival
 from jinfercept.sim.disk import SimulatedDisk
@@ -208,13 +207,13 @@ class Simulation:
         dispatcher = ScriptedDispatcher(clock, plain_tokens)
         reads_calls = not all(isinstance(arrival, Arrival) for arrival in arrivals)
         opened = self.open_engine(clock, dispatcher, open_markup_text if reads_calls else None, records)
-        engine, accounts, recording = opened.engine, opened.accounts, opened.recording
+        engine, accounts = opened.engine, opened.accounts
         requests = [(arrival.at_s, self._request(number, arrival)) for number, arrival in enumerate(arrivals)]
         gate = None
         if self.first_token_limit_s is not None:
             believed = self.believed or self.profile
             gate = FirstTokenGate(engine, believed, opened.buckets[-1], self.first_token_limit_s)
-        with nullcontext() if recording is None else closing(recording):
+        with closing(opened.recording):
             played = play(engine, dispatcher, clock, requests, self.most_s, progress, self.host_s, gate)
         scripted = ((str(number), each) for number, each in enumerate(arrivals))
         tenant_of = {name: each.script.tenant for name, each in scripted if isinstance(each, Arrival)}
@@ -230,7 +229,7 @@ class Simulation:
         opened = self.open_engine(clock, dispatcher, records=records)
         engine = opened.engine
         clients = SessionClients(load, session_tokens, reads_durations(self.estimator))
-        with nullcontext() if opened.recording is None else closing(opened.recording):
+        with closing(opened.recording):
             lasted = drive(engine, dispatcher, clock, clients, self.most_s, progress, self.host_s)
         counters = engine.scheduler.counters
         return self._named | opened.accounts.session_report(clients, lasted, counters, self.kv_tokens, self.warm_up_s)
@@ -246,11 +245,12 @@ class Simulation:
         open_text: Callable[[Request], Text] | None = None,
         records: RecordFiles = NO_RECORDS,
     ) -> "SimulatedEngine":
-        """An engine on this machine that prices its steps, without requests.
+        """An engine on this machine that prices its steps, without requests; it has the scheduler that an `LLM` would have.
 
         Args:
             clock: its time.
             open_text: makes a request's text; None: there is none.
+            records: files to write.
         """
         bound, free_pause = self.policy == "bound", self.policy == "free_pause"
         kv = KVManager(
@@ -259,15 +259,29 @@ class Simulation:
             self.page_size,
             prefix_caching=self.prefix_caching,
         )
-        world = self._scheduler(kv, clock, records)
-        prices = Prices(self.profile, self.page_size, synchronous=world.synchronous, free_transfers=free_pause)
+        believed = self.believed or self.profile
+        planned_with = believed if self.disk_tokens else believed.without_disk()
+        buckets = self._executables
+        if not buckets:
+            largest = planned_with.saturation
+            buckets = tuple(range(1, (largest if self.chunks() else max(largest, self.max_model_len)) + 1))
+        estimator, limits = self._estimator(), self._limits(buckets)
+        build = plan_scheduler(planned_with, estimator, self._scheduled_policy, limits, self.page_size, self.order)
+        synchronous = build.policy.synchronous and not (free_pause or self.overlaps)
+        run = {"policy": self.policy_name, "estimator": self.estimator_name, "profile": self.profile.name}
+        run |= {"kv_tokens": self.kv_tokens, "host_tokens": self.host_tokens, "page_size": self.page_size}
+        recording = Recording(records, clock.now, kv, build.inputs, self._estimator(), synchronous=synchronous, run=run)
+        log = RequestLog(clock.now)
+        log.tell(recording.fold)
+        scheduler = build.build(kv, log, recording.estimator)
+        prices = Prices(self.profile, self.page_size, synchronous=synchronous, free_transfers=free_pause)
         disk = None
         if self.disk_tokens:
             pages = SimulatedDisk(self.profile, self.disk_tokens // self.page_size, self.page_size, clock)
-            disk = DiskContexts(world.scheduler, pages, self.believed or self.profile, world.buckets[-1])
-        accounts = RunStats(world.log, world.scheduler, prices, world.buckets[-1], self.limits)
+            disk = DiskContexts(scheduler, pages, believed, buckets[-1])
+        accounts = RunStats(log, scheduler, prices, buckets[-1], self.limits)
         engine = Engine(
-            world.scheduler,
+            scheduler,
             PricedRunner(prices, clock, self.accepted_share),
             dispatcher,
             clock,
@@ -275,10 +289,10 @@ class Simulation:
             depth=self.depth,
             vocab_size=1 << 31,
             open_text=open_text,
-            request_log=world.log,
+            request_log=log,
             disk=disk,
         )
-        return SimulatedEngine(engine, accounts, world.buckets, world.recording)
+        return SimulatedEngine(engine, accounts, buckets, recording)
 
     def _request(self, number: int, arrival: Arrival | RequestArrival) -> Request:
         known_durations = reads_durations(self.estimator)
@@ -291,28 +305,6 @@ class Simulation:
             raise ConfigError("calls in markup carry no durations for an oracle", got=self.estimator_name, fix=fix)
         return arrival.request(number)
 
-    def _scheduler(self, kv: KVManager, clock: VirtualClock, records: RecordFiles) -> "_Scheduled":
-        """The scheduler as an `LLM` builds it, with the folds that write records."""
-        estimator, buckets, planned_with = self._estimator(), self._executables, self.believed or self.profile
-        planned_with = planned_with if self.disk_tokens else planned_with.without_disk()
-        if not buckets:
-            largest = planned_with.saturation
-            buckets = tuple(range(1, (largest if self.chunks() else max(largest, self.max_model_len)) + 1))
-        limits = self._limits(buckets)
-        build = plan_scheduler(planned_with, estimator, self._scheduled_policy, limits, self.page_size, self.order)
-        synchronous = build.policy.synchronous and not (self.policy == "free_pause" or self.overlaps)
-        recording = None
-        if records:
-            log_estimator = self._estimator()
-            run = {"policy": self.policy_name, "estimator": self.estimator_name, "profile": self.profile.name}
-            run |= {"kv_tokens": self.kv_tokens, "host_tokens": self.host_tokens, "page_size": self.page_size}
-            recording = Recording(records, clock.now, kv, build.inputs, log_estimator, synchronous=synchronous, run=run)
-        log = RequestLog(clock.now)
-        if recording is not None:
-            log.tell(recording.fold)
-        scheduler = build.build(kv, log, recording.estimator if recording else None)
-        return _Scheduled(scheduler, log, synchronous, buckets, recording)
-
 
 class SimulatedEngine(NamedTuple):
     """An engine that prices its steps, and what counts them.
@@ -320,20 +312,10 @@ class SimulatedEngine(NamedTuple):
     Attributes:
         engine: serves requests.
         buckets: query tokens of its executables, ascending.
-        recording: of decisions; None if none was asked for.
+        recording: of decisions.
     """
 
     engine: Engine
     accounts: RunStats
     buckets: tuple[int, ...]
-    recording: Recording | None
-
-
-class _Scheduled(NamedTuple):
-    """A scheduler with its log and its recording, and facts that the rest of the run needs."""
-
-    scheduler: Scheduler
-    log: RequestLog
-    synchronous: bool
-    buckets: tuple[int, ...]
-    recording: Recording | None
+    recording: Recording

@@ -19,6 +19,7 @@ from jinfercept.sim.agent_sessions import (
     compact_sessions,
     kept_tokens,
 )
+from jinfercept.sim.workload import parsed_line
 
 AGENTS_TRACE = Path(__file__).with_name("agents.jsonl")
 """36 sessions of Claude Code with 6 sub-agents, anonymised, in the compact form: a sample of the traces of
@@ -218,15 +219,8 @@ def _objects(path: Path) -> list[dict[str, Any]]:
         entries = {str(path): json.loads(text)}
     except (ValueError, RecursionError):
         lines = ((f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1))
-        entries = {where: _parsed(line, where) for where, line in lines if line.strip()}
+        entries = {where: parsed_line(line, where) for where, line in lines if line.strip()}
     for where, entry in entries.items():
         if not isinstance(entry, dict):
             raise ConfigError(f"{where}: no object", got=f"{entry!r:.80}", fix="write JSON objects")
     return list(entries.values())
-
-
-def _parsed(line: str, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: not JSON", got=error, fix="write one JSON object a line") from None

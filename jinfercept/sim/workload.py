@@ -96,11 +96,16 @@ def load_trace(path: str | Path) -> list[Script]:
     return scripts
 
 
-def _script(line: str, where: str) -> Script:
+def parsed_line(line: str, where: str) -> Any:
+    """The JSON value of a line of a trace. Raises `ConfigError`, with the place, if it is none."""
     try:
-        entry = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON", got=error, fix="write one JSON object a line") from None
+
+
+def _script(line: str, where: str) -> Script:
+    entry = parsed_line(line, where)
     kind, prompt, entries = (_field(entry, name, where) for name in ("kind", "prompt", "segments"))
     if not isinstance(kind, str):
         raise ConfigError(f"{where}: kind is no text", got=reprlib.repr(kind), fix='for example "chat"')

@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -21,7 +21,7 @@ from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import StepPlan
 from jinfercept.startup.probes import PlanRunner, full_rows, probe, settled, widest
-from jinfercept.startup.profiler import PlanRun, run_once, run_pipelined
+from jinfercept.startup.profiler import PlanRun, remember, run_once, run_pipelined
 
 POWERS = 5
 """Candidates are 1, 2, 4, 8 and 16 layers, and all of a part: one executable a step is launched as one graph on a GPU."""
@@ -72,18 +72,6 @@ class Tried(NamedTuple):
     steps: list[dict[str, float]]
     relative: float
     chosen: bool
-
-
-@dataclass(frozen=True, slots=True)
-class GroupChoice:
-    """The choice that is remembered: layers per executable, and the settings that it depends on."""
-
-    layers_per_step: int
-    settings: Mapping[str, str | int]
-
-    def save(self, path: Path) -> None:
-        """Write it where `remembered_layers` can read it."""
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
 
 def candidates(num_layers: int, transfer_parts: int = 1) -> tuple[int, ...]:
@@ -198,6 +186,12 @@ def remembered_layers(path: Path, num_layers: int) -> int | None:
     except (OSError, ValueError, RecursionError, TypeError, KeyError):
         return None
     return layers if type(layers) is int and 1 <= layers <= num_layers else None
+
+
+def remember_layers(path: Path, layers: int, settings: Mapping[str, str | int]) -> None:
+    """Write a choice, with the settings that it depends on, where `remembered_layers` can read it. Raises `OSError`."""
+    text = json.dumps({"layers_per_step": layers, "settings": dict(settings)}, indent=2) + "\n"
+    remember(lambda file: file.write_text(text, encoding="utf-8"), path)
 
 
 def _turn(runner: PlanRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:

@@ -349,7 +349,7 @@ def remembered(path: Path) -> Profile | None:
         return None
 
 
-def remember(save: Callable[[Path], None], path: Path) -> None:
+def remember(save: Callable[[Path], object], path: Path) -> None:
     """Write a file for the next start, atomically. Raises `OSError` if it cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:

@@ -27,7 +27,7 @@ from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import step_bytes
 from jinfercept.sched.profile import Profile
 from jinfercept.startup.attention_tiles import attention_tiles
-from jinfercept.startup.layer_groups import GroupChoice, Tried, remembered_layers, try_groups
+from jinfercept.startup.layer_groups import Tried, remember_layers, remembered_layers, try_groups
 from jinfercept.startup.memory import (
     FreeMemory,
     MemoryPlan,
@@ -95,7 +95,7 @@ def group_layers(
     tried = try_groups(model, params, shape, config.advanced.attention, progress)
     chosen = next(row.layers_per_step for row in tried if row.chosen)
     with suppress(OSError):
-        remember(GroupChoice(chosen, settings).save, path)
+        remember_layers(path, chosen, settings)
     return Grouping(chosen, "measured", tried)
 
 

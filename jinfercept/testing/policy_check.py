@@ -120,9 +120,8 @@ class WatchedPolicy(Policy):
     def compare(self, before: "_States", method: str) -> None:
         """Raise `PolicyCheckError` if a sequence has another state than before."""
         for sequence, was in before:
-            now = _state_of(sequence)
-            if was != now:
-                changed = [part for part, old, new in zip(_STATE, was, now, strict=True) if old != new]
+            changed = [field for field, value in _state_of(sequence).items() if value != was[field]]
+            if changed:
                 self._fail(f"writes to request {sequence.id} in `{method}`: its {', '.join(changed)}; it may only read")
 
     def _unwritten[T](self, method: str, call: Callable[[], T]) -> T:
@@ -161,22 +160,19 @@ class _WatchedMover(Mover):
         return moved
 
 
-type _States = list[tuple[Sequence, tuple[object, ...]]]
+type _States = list[tuple[Sequence, dict[str, object]]]
 
 
-_STATE = ("state", "order", "tokens", "counts of tokens", "calls", "pages")
-
-
-def _state_of(sequence: Sequence) -> tuple[object, ...]:
-    """The fields of a sequence that a policy can see, in the order of `_STATE`."""
-    return (
-        sequence.state,
-        sequence.order,
-        len(sequence.tokens),
-        (sequence.pending, sequence.generated, sequence.max_tokens),
-        (sequence.calls, sequence.awaited, sequence.paused_s),
-        sequence.context.runs(),
-    )
+def _state_of(sequence: Sequence) -> dict[str, object]:
+    """The fields of a sequence that a policy can see."""
+    return {
+        "state": sequence.state,
+        "order": sequence.order,
+        "tokens": len(sequence.tokens),
+        "counts of tokens": (sequence.pending, sequence.generated, sequence.max_tokens),
+        "calls": (sequence.calls, sequence.awaited, sequence.paused_s),
+        "pages": sequence.context.runs(),
+    }
 
 
 class PolicyReport(NamedTuple):

@@ -138,15 +138,7 @@ class _StoredArrays:
             for x in range(shape[0])
         ]
         arrays = _numpy_or_jax([tensor for expert in tensors for tensor in expert])
-
-        def ours(weight: Any) -> Any:
-            if place.order == "out_in":
-                return weight.T.reshape(shape[1:])
-            if place.order == "interleaved":
-                return weight.reshape(*weight.shape[:-1], -1, 2).swapaxes(-1, -2)
-            return weight.reshape(shape[1:])
-
-        return arrays.stack([ours(arrays.concatenate(expert)) for expert in tensors])
+        return arrays.stack([place.as_ours(arrays.concatenate(expert), shape[1:]) for expert in tensors])
 
     def check_equal(self, head: str, embedding: str) -> None:
         """Raise `ModelError` unless the head's weights are the embedding's, which serve as both."""

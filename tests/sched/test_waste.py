@@ -1,16 +1,17 @@
 """Equations (1) to (5) against numbers worked out by hand, and what must hold for every context."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.sched.waste import (
-    HoldOrDrop,
     Waste,
-    choice,
     chunk_tokens,
     chunked_discard_waste,
     discard_waste,
+    least_waste,
     preserve_waste,
     swap_waste,
 )
@@ -75,10 +76,10 @@ def test_with_an_affine_profile_others_pay_the_same_for_any_chunk() -> None:
     assert chunked_discard_waste(300, 1000, 7, affine) == pytest.approx(whole)
 
 
-def test_the_lesser_of_preserve_and_discard_is_chosen_and_preserve_if_equal() -> None:
-    assert choice(Waste(preserve=1.0, discard=2.0, swap=0.0)) == HoldOrDrop("preserve", 1.0)
-    assert choice(Waste(preserve=3.0, discard=2.0, swap=0.0)) == HoldOrDrop("discard", 2.0)
-    assert choice(Waste(preserve=2.0, discard=2.0, swap=0.0)) == HoldOrDrop("preserve", 2.0)
+def test_the_least_waste_is_that_of_preserve_or_of_discard() -> None:
+    assert least_waste(Waste(preserve=1.0, discard=2.0, swap=0.0)) == 1.0
+    assert least_waste(Waste(preserve=3.0, discard=2.0, swap=0.0)) == 2.0
+    assert least_waste(Waste(preserve=math.nan, discard=2.0, swap=0.0)) == 2.0
 
 
 def test_a_chunk_fills_the_step_up_to_saturation() -> None:

@@ -16,11 +16,11 @@ from jinfercept.startup.layer_groups import (
     ENOUGH_S,
     SLACK,
     CandidateTiming,
-    GroupChoice,
     candidates,
     choose,
     compare,
     relative_costs,
+    remember_layers,
     remembered_layers,
     timed_steps,
     tolerated,
@@ -193,7 +193,7 @@ def test_a_choice_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None
     assert remembered_layers(path, 30) is None
     path.write_text(text)
     assert remembered_layers(path, 30) is None
-    GroupChoice(8, {"device": "cpu"}).save(path)
+    remember_layers(path, 8, {"device": "cpu"})
     assert remembered_layers(path, 30) == 8
     assert remembered_layers(path, 7) is None
 
