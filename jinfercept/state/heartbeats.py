@@ -67,7 +67,7 @@ class StateUpkeep:
         self._inbox, self._limits, self._heartbeat_s = inbox, limits, heartbeat_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jinfercept-upkeep")
         self._task: asyncio.Task[None] | None = None
-        self._swept_s = 0.0
+        self._swept_s = time.monotonic()
         self._failing = False
         database.run_at_start(lambda session: upkeep.beat(session, server, responses.open))
 
