@@ -12,7 +12,8 @@ from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.request import FollowUp, Request
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator, HistoryEstimator
 from jinfercept.sched.policies import PolicyInputs
-from tests.support.fake_engine import POLICIES, VOCAB, AffineCost, ManualClock, make_engine, run_all
+from tests.support.fake_engine import VOCAB, AffineCost, ManualClock, make_engine, run_all
+from tests.support.matrices import sampled_names
 from tests.support.retained_contexts import ask, policy, served, stream
 
 POLITE: Any = {"tenant": "polite", "cache_salt": "polite"}
@@ -28,7 +29,7 @@ def num_steps(engine: Engine, request: Request) -> int:
     raise AssertionError("no token")
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sampled_names())
 @pytest.mark.parametrize("num_host_pages", [0, 4, 100])
 def test_contexts_that_fill_the_pool_and_that_nobody_comes_back_for_delay_a_newcomer_by_a_step_at_most(
     name: str, num_host_pages: int

@@ -26,6 +26,7 @@ from tests.support.fake_engine import (
     next_token,
     run_all,
 )
+from tests.support.matrices import sampled_depths
 
 EOS = (0, 5)
 TOOLS = {"tool": Tool(str, name="tool")}
@@ -192,8 +193,7 @@ def draw(seed: int) -> list[Request]:
     return requests
 
 
-@DEPTHS
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "depth"), sampled_depths())
 def test_constrained_requests_write_what_they_write_alone(policy: str, depth: int) -> None:
     reasons, preempted = set(), 0
     for seed in range(12):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jinfercept.kv.page import Residency
 from tests.support.engine_requests import DEPTHS, only, request, serve
 from tests.support.fake_engine import POLICIES, VOCAB, run_all, uninterrupted
+from tests.support.matrices import sampled_depths
 from tests.support.placements import scripted
 
 CROWDED = ("discard", "copy_ahead")
@@ -81,12 +82,11 @@ def check_same_tokens(name: str, depth: int, workload: Workload) -> None:
     assert all(done.outputs[0].finish_reason == "length" for done in outputs.values())
 
 
-@DEPTHS
-@pytest.mark.parametrize("policy", [*POLICIES, "scripted"])
+@pytest.mark.parametrize(("policy", "depth"), [*sampled_depths(), ("scripted", 1)])
 @settings(max_examples=8)
 @given(seed=st.integers(0, 1 << 32))
 def test_every_policy_gives_the_tokens_of_an_undisturbed_run(policy: str, depth: int, seed: int) -> None:
-    """Every policy at both depths on 8 workloads; the slow test below draws 1,500."""
+    """On 8 workloads; the slow test below draws 1,500."""
     check_same_tokens(policy, depth, draw_workload(seed))
 
 
@@ -129,8 +129,7 @@ def test_any_mix_of_residencies_gives_the_same_tokens(
     assert computed.copied_in == interception.context.copied_in
 
 
-@DEPTHS
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "depth"), sampled_depths())
 def test_everybody_returning_at_once_into_a_full_pool_is_served(policy: str, depth: int) -> None:
     requests = [request(f"r{i}", [i] * 9, 12, {4: [i, i + 1], 8: [i] * 5}) for i in range(12)]
     engine = serve(POLICIES[policy](), latency=lambda call: 50.0, num_pages=13, num_host_pages=6, depth=depth)
@@ -142,8 +141,7 @@ def test_everybody_returning_at_once_into_a_full_pool_is_served(policy: str, dep
         )
 
 
-@DEPTHS
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "depth"), sampled_depths())
 def test_contexts_as_large_as_the_pool_take_turns(policy: str, depth: int) -> None:
     requests = [request(f"r{i}", [i] * (20 + i), 30, {3: [i], 5: []}) for i in range(4)]
     engine = serve(POLICIES[policy](), latency=lambda call: 0.1, num_pages=8, num_host_pages=9, depth=depth)

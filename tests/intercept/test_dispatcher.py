@@ -15,6 +15,7 @@ from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from tests.support.dispatching import LONG_S, SOON_S, THE_END, Service, hangs
 from tests.support.fake_engine import POLICIES, make_engine, run_all
+from tests.support.matrices import sampled_names
 
 
 def ask(function: Callable[[str], object], timeout_s: float = LONG_S) -> Result:
@@ -317,7 +318,7 @@ HOSTILE: dict[str, tuple[Callable[[str], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", sampled_names())
 def test_no_hostile_endpoint_hangs_an_engine_or_keeps_a_page(policy: str) -> None:
     tools = {
         name: Tool(function, name=name, timeout_s=SOON_S if status == "timeout" else LONG_S, max_result_tokens=40)

@@ -28,7 +28,8 @@ from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.scheduler import Scheduler
 from tests.support.engine_requests import request, tokens_in
-from tests.support.fake_engine import POLICIES, AffineCost, FakeRunner, InstantDispatcher, ManualClock
+from tests.support.fake_engine import AffineCost, FakeRunner, InstantDispatcher, ManualClock
+from tests.support.matrices import sampled_depths, sampled_names
 
 SIZE = 4
 COST = AffineCost(link_tokens_per_s=2_000.0)
@@ -84,8 +85,7 @@ def prompt(number: int, length: int) -> list[int]:
     return [(7 * number + index * index) % 97 for index in range(length)]
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize(("name", "depth"), sampled_depths())
 def test_timelines_agree_with_what_requests_say(name: str, depth: int) -> None:
     metered = world(name, depth=depth)
     timelines = {f"r{i}": Timeline() for i in range(5)}  # one request is not traced
@@ -120,8 +120,7 @@ def test_timelines_agree_with_what_requests_say(name: str, depth: int) -> None:
         assert moved["recompute"] > 0
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize(("name", "depth"), sampled_depths())
 def test_the_counts_are_the_sums_of_what_requests_say(name: str, depth: int) -> None:
     metered = world(name, depth=depth)
     metered.serve(*[request(f"r{i}", prompt(i, 9 + 5 * i), 10, {3: [1, 2, 3], 6: [4] * 6}) for i in range(6)])
@@ -221,7 +220,7 @@ def test_whoever_is_aborted_while_paused_is_given_up_and_forgotten() -> None:
     assert not metered.meter.running
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sampled_names())
 def test_the_history_of_the_pool_has_a_sample_a_second_and_every_page_in_each(name: str) -> None:
     metered = world(name, latency=lambda call: 2.0)
     metered.serve(*[request(f"r{i}", prompt(i, 20), 30, {3: [1, 2], 9: [3]}) for i in range(20)])

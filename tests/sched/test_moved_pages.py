@@ -11,6 +11,7 @@ from jinfercept.sched.plan import StepPlan
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.workload import Script, Segment
 from tests.support.fake_engine import POLICIES, FakeRunner, InstantDispatcher, ManualClock, make_engine, run_all
+from tests.support.matrices import sampled_depths
 from tests.support.scheduler_scenarios import SIZE, Scenario, ScenarioRun
 
 MOST = 2
@@ -38,8 +39,7 @@ def test_the_pages_that_a_plan_offloads_are_numbered_by_their_contexts() -> None
     assert max(contexts.count(1) for contexts in offloads) > 1
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "depth"), sampled_depths())
 def test_no_plan_of_any_policy_moves_more_than_it_may(policy: str, depth: int) -> None:
     plans, outputs = [], []
     for most in (MOST, None):

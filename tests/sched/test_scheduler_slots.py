@@ -6,6 +6,7 @@ from jinfercept.kv.page import Residency
 from jinfercept.sched.policy import improved_discard, preserve, swap
 from jinfercept.sched.sequence import Sequence, State
 from tests.support.fake_engine import POLICIES
+from tests.support.matrices import sampled_depths
 from tests.support.placements import scripted
 from tests.support.scheduler_bench import SIZE, CopyEverything, SchedulerBench, residencies
 
@@ -54,8 +55,7 @@ def test_preemption_can_be_forced_under_every_policy(policy: str) -> None:
     assert young.usage.copied_out >= young.usage.copied_in >= 8
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(("policy", "depth"), sampled_depths())
 def test_preempted_pages_stay_until_needed_and_are_swapped_or_recomputed_as_is_cheaper(policy: str, depth: int) -> None:
     def run(link_tokens_per_s: float) -> Sequence:
         bench = SchedulerBench(

@@ -17,6 +17,12 @@ def sampled_policies() -> Iterator[Any]:
         yield pytest.param(number, policy, marks=() if policy in SAMPLED else pytest.mark.slow, id=policy)
 
 
+def sampled_names() -> Iterator[Any]:
+    """Every policy; by default those that are sampled."""
+    for policy in POLICIES:
+        yield pytest.param(policy, marks=() if policy in SAMPLED else pytest.mark.slow)
+
+
 def sampled_depths() -> Iterator[Any]:
     """Every policy at both depths of the pipeline; by default those that are sampled, each at one."""
     for number, policy in enumerate(POLICIES):
