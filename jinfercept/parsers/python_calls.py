@@ -10,7 +10,7 @@ from jinfercept.parsers.python_literals import UNREADABLE, is_valid_unicode, par
 from jinfercept.parsers.source import Source, Steps, skip_brackets
 
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
-_QUOTES = dict.fromkeys(('"""', "'''", '"', "'"), True)
+_QUOTES = {'"""': True, "'''": True, '"': True, "'": True}
 """The texts around quotes; a backslash escapes in all of them."""
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _NAME_CHAR = re.compile(r"[\w.-]")
