@@ -37,7 +37,7 @@ def chain(session: int, messages: int) -> tuple[KeyedPrefix, ...]:
 def hint(session: int, prefixes: tuple[KeyedPrefix, ...], turn: int) -> RoutingHint:
     """The hint of a turn; every turn adds two messages."""
     seen = prefixes[-min(len(prefixes), 2 * turn + 2) :]
-    return RoutingHint(str(session % TENANTS), None, "", None, prefixes[-2].key, seen, seen[0].tokens)
+    return RoutingHint(str(session % TENANTS), None, None, prefixes[-2].key, seen, seen[0].tokens)
 
 
 def body(messages: int) -> dict[str, Any]:

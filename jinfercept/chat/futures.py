@@ -76,10 +76,6 @@ class Futures:
         """The tool that waits for a future, as it is declared to the model."""
         return ChatTool(_DECLARATION, self.tools[AWAIT])
 
-    def of_request(self) -> "UnreadFutures":
-        """The futures of one request, of which there are none yet."""
-        return UnreadFutures(self)
-
     def begin(self, call: Call, name: str) -> RunningCall | None:
         """Note a call that returns a placeholder; None if its tool has results only."""
         if call.name not in self._names:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from jinfercept.calls import Tool
 from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.errors import PromptLengthError, RequestError, shown
-from jinfercept.grammar.forbidden_text import ForbiddenText
+from jinfercept.grammar.forbidden_text import ForbiddenText, WithoutText
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.hooks import Detector
 from jinfercept.intercept.call_markup import AsyncCalls, ContextMarkup
@@ -281,7 +281,7 @@ class MarkedTools(NamedTuple):
     def added_to(self, request: Request) -> Request:
         """The request with the markup, in which the model cannot write an interrupt."""
         if self.forbidden is not None:
-            return replace(request, markup=self.markup, grammar=self.forbidden.under(request.grammar))
+            return replace(request, markup=self.markup, grammar=WithoutText(self.forbidden, request.grammar))
         params, token_id = request.params, self.markup.interrupt_token_id
         bad = (*(params.bad_words_token_ids or ()), (token_id,))
         return replace(request, markup=self.markup, params=replace(params, bad_words_token_ids=bad))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, final
 
 from jinfercept.calls import Call, Result
-from jinfercept.chat.futures import unread_calls
+from jinfercept.chat.futures import UnreadFutures, unread_calls
 from jinfercept.chat.messages import Message, call_message
 from jinfercept.chat.turns import ChatTurns
 from jinfercept.engine.text_stream import TextStream
@@ -54,7 +54,7 @@ class ChatTranscript:
         self._message = _TurnMessage()
         self._messages: list[Message] = []
         self._rounds = 0
-        self._unread = turns.futures.of_request() if turns.futures is not None else None
+        self._unread = UnreadFutures(turns.futures) if turns.futures is not None else None
 
     def read(self, index: int, token_id: int, text: str) -> tuple[list[Piece], tuple[Call, ...]]:
         """Read the next generated token.

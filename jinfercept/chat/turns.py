@@ -8,7 +8,7 @@ from jinfercept.calls import Call
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.futures import Futures
 from jinfercept.parsers.distinct_ids import DistinctIds
-from jinfercept.parsers.pieces import CallParser, FirstCall, OnlyCalls
+from jinfercept.parsers.pieces import CallParser
 from jinfercept.parsers.reasoning import Beginning, PlainParser, ReasoningFormat, ReasoningParser
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.parsers.trailing_calls import TrailingCalls
@@ -57,17 +57,17 @@ class ChatTurns:
         return parser if self.form is None else DistinctIds(parser, used_ids, self.form.new_id)
 
     def _turn_parser(self, beginning: Beginning, only_calls: bool) -> CallParser:
-        answer = self._answer_parser()
-        answer = OnlyCalls(answer) if only_calls else answer
+        answer = self._answer_parser(only_calls)
         if self.reasoning is None:
             return answer
         form = self.form
         calls = TrailingCalls(form.tags, self._answer_parser, form.tools) if form is not None else None
         return ReasoningParser(self.reasoning, beginning, answer, calls)
 
-    def _answer_parser(self) -> CallParser:
-        answer = PlainParser() if self.form is None else self.form.parser()
-        return answer if self.parallel else FirstCall(answer)
+    def _answer_parser(self, only_calls: bool = False) -> CallParser:
+        if self.form is None:
+            return PlainParser()
+        return self.form.parser(only_calls=only_calls, first_only=not self.parallel)
 
     def of_chat(self, first: Beginning, used_ids: frozenset[str]) -> Self:
         """The same for one conversation.

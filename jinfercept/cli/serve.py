@@ -58,15 +58,15 @@ class Serve:
             raise ConfigError(
                 "the server needs more packages", got=f"no package {error.name}", fix="pip install 'jinfercept[serve]'"
             ) from error
+        begin_logging(options.log_format)
+        for note in self.notes:
+            log.warning(note)
         if self.replicas is not None or self.ray_address is not None:
             return self._run_fleet(options)
         from jinfercept.llm import LLM
         from jinfercept.startup.progress import StartDisplay
         from jinfercept.startup.several_hosts import is_follower
 
-        begin_logging(options.log_format)
-        for note in self.notes:
-            log.warning(note)
         if is_follower(self.engine):
             with StartDisplay() as progress:
                 LLM(self.model, progress=progress, **self.engine)  # raises SystemExit when host 0 ends
@@ -92,9 +92,6 @@ class Serve:
         """Serve with several replicas; returns 0."""
         from jinfercept.fleet.ray_serve import serve_fleet
 
-        begin_logging(options.log_format)
-        for note in self.notes:
-            log.warning(note)
         serve_fleet(self.model, self.engine, options, 1 if self.replicas is None else self.replicas, self.ray_address)
         return 0
 

@@ -87,7 +87,7 @@ def table(reports: Sequence[Report]) -> Table:
     load = "load" if of_sessions else "rate"
     shown = plain_table((load, "policy", main, *columns, *errors), left=("policy", "error"))
     for (load, policy), same in group(reports, lambda report: (report["load"], scheduled_by(report))).items():
-        spread = _spread_text(same, turn_delay_s) if of_sessions else latency_text(same)
+        spread = _spread_text(same, turn_delay_s) if of_sessions else _spread_text(same, latency_ms)
         cells = [spread, *(_cell(name, same, value) for name, value in columns.items())]
         errors = [f"seed {report['seed']}: {report['error']}" for report in same if "error" in report]
         shown.add_row(load, policy, *cells, *["; ".join(errors)][: len(errors)])
@@ -100,17 +100,13 @@ def scheduled_by(report: Mapping[str, Any]) -> str:
     return report["policy"] if order == "fcfs" else f"{report['policy']}, {order}"
 
 
-def latency_text(reports: Sequence[Report]) -> str:
-    """Mean normalized latency over seeds in ms per token, with least and most where there are several; `-` if there is none."""
-    return _spread_text(reports, latency_ms)
-
-
 def turn_delay_s(report: Mapping[str, Any]) -> float | None:
     """Mean turn delay of a run of sessions, in seconds."""
     return report["turn_delay_s"]["mean"]
 
 
 def _spread_text(reports: Sequence[Report], value: Callable[[Mapping[str, Any]], float | None]) -> str:
+    """The mean over seeds, with least and most where there are several; `-` if there is none."""
     spread = over_seeds(reports, value)
     if spread is None:
         return "-"

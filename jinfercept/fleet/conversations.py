@@ -66,7 +66,6 @@ class RoutingHint:
     Attributes:
         tenant: digest of the API key; "" without keys.
         named: key of the name that the client gave to its conversation; None without one.
-        named_by: where the name was.
         follows: key of the stored response or conversation whose context precedes the body's; None without one.
         opening: key of the prompt up to its first user message, which tells apart the conversations under one name.
         prefixes: of the prompt, longest first; empty where the body shows none.
@@ -76,7 +75,6 @@ class RoutingHint:
 
     tenant: str = ""
     named: bytes | None = None
-    named_by: NamedBy = ""
     follows: bytes | None = None
     opening: bytes | None = None
     prefixes: tuple[KeyedPrefix, ...] = ()
@@ -112,7 +110,6 @@ def find_conversation(
     return RoutingHint(
         tenant=tenant,
         named=keys.of(named_by, name) if name else None,
-        named_by=named_by,
         follows=keys.of(followed, follows) if follows else None,
         grows=followed == "conversation",
         opening=opening,

@@ -4,7 +4,7 @@ Every tenant has a table of its own in the order of use. While there are too man
 its oldest ones; one that holds no more than an equal share loses none to others.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import final
 
@@ -47,50 +47,35 @@ class KnownPrefix:
         self.shared = self.confirmed = False
         self.next_key: bytes | None = None
         self.trust = 1.0
-        self._holders: Holder | set[Holder] | None = None
+        self._holders: tuple[Holder, ...] = ()
 
     @property
-    def holders(self) -> Iterable[Holder]:
+    def holders(self) -> tuple[Holder, ...]:
         """Replicas that hold the context; the forgotten ones are left out for good."""
-        holders = self._holders
-        if isinstance(holders, set):
-            for gone in [holder for holder in holders if holder.forgotten]:
-                holders.discard(gone)
-            return holders
-        return () if holders is None or holders.forgotten else (holders,)
+        self._holders = tuple([holder for holder in self._holders if not holder.forgotten])
+        return self._holders
 
     @property
     def num_holders(self) -> int:
         """How many replicas hold the context, forgotten ones with them."""
-        holders = self._holders
-        return len(holders) if isinstance(holders, set) else int(holders is not None)
+        return len(self._holders)
 
     def held_by(self, holder: Holder) -> bool:
         """Whether a replica holds the context."""
-        holders = self._holders
-        return holder in holders if isinstance(holders, set) else holders is holder
+        return holder in self._holders
 
     def add(self, holder: Holder) -> None:
         """Note that a replica holds the context."""
-        holders = self._holders
-        if holders is None or (isinstance(holders, Holder) and holders.forgotten):
-            self._holders = holder
-        elif isinstance(holders, set):
-            holders.add(holder)
-        elif holders is not holder:
-            self._holders = {holders, holder}
+        if holder not in self._holders:
+            self._holders = (*self.holders, holder)
 
     def drop(self, holder: Holder) -> None:
         """Note that a replica holds the context no more."""
-        holders = self._holders
-        if isinstance(holders, set):
-            holders.discard(holder)
-        elif holders is holder:
-            self._holders = None
+        self._holders = tuple([other for other in self._holders if other is not holder])
 
     def move_to(self, holder: Holder) -> None:
         """Note that this replica alone holds the context."""
-        self._holders = holder
+        self._holders = (holder,)
 
     def forks_at(self, next_key: bytes | None) -> bool:
         """Whether prompts differ behind this one, one of which goes on with this key (None: it ends here)."""

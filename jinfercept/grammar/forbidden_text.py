@@ -54,18 +54,14 @@ class ForbiddenText:
                 words[token_id // 32] &= np.uint32(0xFFFFFFFF ^ 1 << token_id % 32)
         return words
 
-    def under(self, grammar: Grammar | None) -> "WithoutText":
-        """The grammar of a text without the string.
-
-        Args:
-            grammar: of the text otherwise; where it allows only what completes the string, that may come.
-        """
-        return WithoutText(self, grammar)
-
 
 @final
 class WithoutText:
-    """A grammar whose texts do not have a string; see `ForbiddenText.under`."""
+    """A grammar whose texts do not have a string.
+
+    Args:
+        grammar: of the text otherwise; where it allows only what completes the string, that may come.
+    """
 
     def __init__(self, forbidden: ForbiddenText, grammar: Grammar | None) -> None:
         self._forbidden, self._grammar = forbidden, grammar

@@ -14,7 +14,7 @@ from jinfercept.parsers.lark import pattern, quoted
 from jinfercept.parsers.named_calls import NAME, NAME_CHAR
 from jinfercept.parsers.python_literals import to_json
 from jinfercept.parsers.schema_values import property_types, value_of
-from jinfercept.parsers.source import Source, Steps
+from jinfercept.parsers.source import Source, Steps, skip_brackets
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.parsers.tool_schemas import constraints, named_arguments
 
@@ -24,6 +24,8 @@ _STRING = re.compile(rf'{re.escape(_QUOTE)}(?P<text>.*?){re.escape(_QUOTE)}|"(?:
 _BARE = re.compile(r"[^,{}\[\]]*")
 _SPACE = re.compile(r"\s*")
 _CLOSES = {"{": "}", "[": "]"}
+_QUOTES = {_QUOTE: False, '"': True}
+"""The texts around quotes, and whether a backslash escapes there."""
 
 
 def _read(source: Source) -> Steps[None]:
@@ -37,46 +39,12 @@ def _read(source: Source) -> Steps[None]:
         first = source.at
         name = yield from source.match(NAME_CHAR)
         begin = source.at
-        if name and (yield from source.peek()) == "{" and (yield from _skip_object(source)):
+        if name and (yield from source.peek()) == "{" and (yield from skip_brackets(source, _CLOSES, _QUOTES)):
             arguments = _as_json(source.text[begin : source.at], (source.tools or {}).get(name, {}))
             if arguments is not None:
                 source.write_call(name, first, arguments)
                 continue
         source.leave(start)
-
-
-def _skip_object(source: Source) -> Steps[bool]:
-    """Pass over an object; returns whether its brackets fit and all of them close."""
-    closing: list[str] = []
-    while char := (yield from source.peek()):
-        quote = (yield from source.take(_QUOTE)) if char == "<" else '"' if char == '"' else ""
-        if char == "<" and not quote:
-            return False
-        if quote:
-            source.at += len(quote) if quote == '"' else 0
-            if not (yield from _skip_text(source, quote)):
-                return False
-            continue
-        source.at += 1
-        if char in _CLOSES:
-            closing.append(_CLOSES[char])
-        elif char in "]}":
-            if char != closing.pop():
-                return False
-            if not closing:
-                return True
-    return False
-
-
-def _skip_text(source: Source, quote: str) -> Steps[bool]:
-    """Pass over a text and the quote behind it; returns whether there is one."""
-    while char := (yield from source.peek()):
-        if char == quote[0] and (yield from source.take(quote)):
-            return True
-        source.at += 1
-        if char == "\\" and quote == '"' and (yield from source.peek()):
-            source.at += 1
-    return False
 
 
 def _as_json(text: str, schema: Mapping[str, Any]) -> str | None:
@@ -85,7 +53,7 @@ def _as_json(text: str, schema: Mapping[str, Any]) -> str | None:
     Args:
         schema: of the arguments; a value without quotes gets one of its types.
     """
-    arguments = _Arguments(text, schema)
+    arguments = _Arguments(text)
     try:
         arguments.read_object(schema)
         written = "".join(arguments.parts)
@@ -104,9 +72,8 @@ class _Arguments:
         parts: the JSON so far.
     """
 
-    def __init__(self, text: str, schema: Mapping[str, Any]) -> None:
-        self._text, self._schema = text, schema
-        self.at = 0
+    def __init__(self, text: str) -> None:
+        self._text, self.at = text, 0
         self.parts: list[str] = []
 
     def read_object(self, schema: Mapping[str, Any]) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jinfercept.parsers.python_literals import UNREADABLE, is_valid_unicode, parse_expression, to_json, value_of_node
-from jinfercept.parsers.source import Source, Steps
+from jinfercept.parsers.source import Source, Steps, skip_brackets
 
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
+_QUOTES = {'"""': True, "'''": True, '"': True, "'": True}
+"""The texts around quotes; a backslash escapes in all of them."""
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _NAME_CHAR = re.compile(r"[\w.-]")
 _STRING = re.compile(
@@ -44,7 +46,7 @@ def read_dotted_call(source: Source) -> Steps[None]:
 def read_literal_call(source: Source) -> Steps[tuple[str, str] | None]:
     """Pass over `{'name': …, 'arguments': {…}}`; name and JSON arguments, or None if it is cut off or something else."""
     start = source.at
-    if not (yield from _skip_brackets(source)):
+    if not (yield from skip_brackets(source, _CLOSES, _QUOTES)):
         return None
     try:
         value = value_of_node(parse_expression(source.text[start : source.at]))
@@ -77,37 +79,12 @@ def read_call(source: Source, names: Collection[str] | None = None) -> Steps[Pyt
     offered = source.tools or ()
     if name not in (offered if names is None else names) and (names is not None or not _NAME.fullmatch(name)):
         return None
-    if (yield from source.skip()) == "(" and (yield from _skip_brackets(source)):
+    if (yield from source.skip()) == "(" and (yield from skip_brackets(source, _CLOSES, _QUOTES)):
         try:
             return PythonCall(*parse_call(source.text[start : source.at], offered=offered), start, source.at)
         except UNREADABLE:
             pass
     return None
-
-
-def _skip_brackets(source: Source) -> Steps[bool]:
-    """Pass over a bracket and its content; False if the bracket never closes, or another closes in its place."""
-    closing: list[str] = []
-    quote = ""
-    while char := (yield from source.peek()):
-        if quote and (yield from source.take(quote)):
-            quote = ""
-            continue
-        if not quote and char in "\"'":
-            quote = (yield from source.take('"""', "'''")) or (yield from source.take(char))
-            continue
-        source.at += 1
-        if quote:
-            if char == "\\" and (yield from source.peek()):
-                source.at += 1
-        elif char in _CLOSES:
-            closing.append(_CLOSES[char])
-        elif char in ")]}":
-            if char != closing.pop():
-                return False
-            if not closing:
-                return True
-    return False
 
 
 def _as_python(text: str) -> str:

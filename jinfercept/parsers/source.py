@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any, final
 
 from jinfercept.calls import Call
-from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece
+from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece, Reasoning
 
 type Steps[T] = Generator[None, None, T]
 """Yields whenever it needs more text; after the end of the text it never does."""
@@ -231,16 +231,68 @@ class Source:
         self.text, self.at = self.text[self.at :], 0
 
 
+def skip_brackets(source: Source, closes: Mapping[str, str], quotes: Mapping[str, bool]) -> Steps[bool]:
+    """Pass over a bracket and its content, in which brackets within quotes do not count.
+
+    Args:
+        closes: the closing bracket of each opening one.
+        quotes: the texts around quotes, a longer one before its beginning, and whether a backslash escapes within.
+
+    Returns:
+        False if the bracket never closes, another closes in its place, or a quote begins with half of its text.
+    """
+    beginnings = {text[0] for text in quotes}
+    closing: list[str] = []
+    while char := (yield from source.peek()):
+        if char in beginnings:
+            if not (yield from _skip_quote(source, quotes)):
+                return False
+            continue
+        source.at += 1
+        if char in closes:
+            closing.append(closes[char])
+        elif char in closes.values():
+            if char != closing.pop():
+                return False
+            if not closing:
+                return True
+    return False
+
+
+def _skip_quote(source: Source, quotes: Mapping[str, bool]) -> Steps[bool]:
+    """Pass over a quote; returns whether there is one, up to its end."""
+    for quote, has_escapes in quotes.items():
+        if not (yield from source.take(quote)):
+            continue
+        while char := (yield from source.peek()):
+            if char == quote[0] and (yield from source.take(quote)):
+                return True
+            source.at += 1
+            if char == "\\" and has_escapes and (yield from source.peek()):
+                source.at += 1
+        return False
+    return False
+
+
 @final
 class TurnParser:
     """A `CallParser` made of a format's `read` function.
 
     Args:
         source: the text that it reads, empty so far.
+        only_calls: the turn is calls and nothing else.
+        first_only: calls after the first are read and dropped.
     """
 
-    def __init__(self, read: Callable[[Source], Steps[None]], source: Source) -> None:
-        self._source = source
+    def __init__(
+        self,
+        read: Callable[[Source], Steps[None]],
+        source: Source,
+        *,
+        only_calls: bool = False,
+        first_only: bool = False,
+    ) -> None:
+        self._source, self._only_calls, self._first_only = source, only_calls, first_only
         self._steps = read(source)
         next(self._steps)
 
@@ -257,9 +309,13 @@ class TurnParser:
 
     def in_call(self, text: str) -> bool:
         source = self._source
-        return source.in_call or source.completes_tag(text) or (source.after_call and text.isspace())
+        return (
+            self._only_calls or source.in_call or source.completes_tag(text) or (source.after_call and text.isspace())
+        )
 
     def _advance(self) -> list[Piece]:
         next(self._steps, None)
         pieces, self._source.pieces = self._source.pieces, []
+        if self._first_only:
+            pieces = [piece for piece in pieces if isinstance(piece, Content | Reasoning) or piece.index == 0]
         return pieces

@@ -43,14 +43,19 @@ class ToolCallFormat:
     frames_text: bool = False
     write: Callable[[Sequence[tuple[str, Any]]], str] | None = None
 
-    def parser(self, new_id: Callable[[], str] | None = None) -> CallParser:
+    def parser(
+        self, new_id: Callable[[], str] | None = None, *, only_calls: bool = False, first_only: bool = False
+    ) -> CallParser:
         """A parser for one turn.
 
         Args:
             new_id: makes ids for calls that the model gave none; the format's own by default.
+            only_calls: the turn is calls and nothing else.
+            first_only: calls after the first are read and dropped.
         """
         marks = Marks(self.tags + self.turn_ends, self.openings if self.tools else ())
-        return TurnParser(self.read, Source(marks, new_id or self.new_id, self.ids, self.tools))
+        source = Source(marks, new_id or self.new_id, self.ids, self.tools)
+        return TurnParser(self.read, source, only_calls=only_calls, first_only=first_only)
 
     def calls_grammar(self, token_of: TokenOf, template: str, parallel: bool) -> str:
         """A grammar, in llguidance's variant of Lark, of a turn that calls some of `tools`, of which there is at least one.

@@ -79,7 +79,7 @@ class Turn(NamedTuple):
             prefixes.append(KeyedPrefix(_key(session.number + 1, number), tokens))
             tokens += segments[number].decode + segments[number].returned
         opening = _key(session.number + 1, 0)
-        return RoutingHint("", None, "", None, opening, tuple(reversed(prefixes[-256:])), self.prompt_tokens)
+        return RoutingHint("", None, None, opening, tuple(reversed(prefixes[-256:])), self.prompt_tokens)
 
 
 def _key(owner: int, place: int) -> bytes:

@@ -40,7 +40,6 @@ class ResponseHead(NamedTuple):
         in_background: whether it is generated without a connected client.
         server_id: the server that generates or has generated it.
         is_live: whether that server has had a heartbeat lately.
-        left_s: seconds until it expires.
         chain: ids and bytes of the response and of those that it continues, the youngest first.
     """
 
@@ -49,7 +48,6 @@ class ResponseHead(NamedTuple):
     conversation_id: str | None
     server_id: str
     is_live: bool
-    left_s: float
     chain: Sequence[tuple[str, int]]
 
     @property
@@ -168,17 +166,16 @@ def read_head(session: Session, server: ServerClock, response_id: str, tenant: s
             ResponseRow.conversation_id,
             ResponseRow.server_id,
             is_live(ResponseRow.server_id, now, server.lost_s),
-            ResponseRow.expires_at - now,
             ResponseRow.previous_id,
             ResponseRow.num_bytes,
         ).where(*conditions, (ResponseRow.expires_at > now) | ResponseRow.status.in_(OPEN))
     ).one_or_none()
     if head is None:
         return None
-    status, in_background, conversation_id, server_id, live, left_s, previous_id, num_bytes = head
+    status, in_background, conversation_id, server_id, live, previous_id, num_bytes = head
     earlier = [] if previous_id is None else _chain(session, previous_id)
     chain = [(response_id, num_bytes), *earlier]
-    return ResponseHead(status, in_background, conversation_id, server_id, live, left_s, chain)
+    return ResponseHead(status, in_background, conversation_id, server_id, live, chain)
 
 
 def _chain(session: Session, response_id: str) -> list[tuple[str, int]]:

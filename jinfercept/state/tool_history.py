@@ -28,21 +28,10 @@ class ToolHistory:
         ttl_s: seconds until an entry expires, since its last use.
         now: a monotonic clock.
         most, most_bytes: maximum entries and bytes; the tenant with the most loses its least recently used entry first.
-        most_of_tenant, most_bytes_of_tenant: maximum of one tenant; None: no separate limit.
     """
 
-    def __init__(
-        self,
-        ttl_s: float,
-        now: Callable[[], float],
-        most: int = MOST,
-        most_bytes: int = MOST_BYTES,
-        *,
-        most_of_tenant: int | None = None,
-        most_bytes_of_tenant: int | None = None,
-    ) -> None:
-        quota = Quota(most, most_bytes, most_of_tenant=most_of_tenant, most_bytes_of_tenant=most_bytes_of_tenant)
-        self._turns = ExpiringEntries[tuple[Message, ...]](quota, ttl_s, now)
+    def __init__(self, ttl_s: float, now: Callable[[], float], most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
+        self._turns = ExpiringEntries[tuple[Message, ...]](Quota(most, most_bytes), ttl_s, now)
 
     def __len__(self) -> int:
         return len(self._turns)

@@ -33,7 +33,6 @@ class Quota:
     Args:
         most_bytes: bytes of all tenants together.
         most_of_tenant: entries of one tenant; None: no more than `most`.
-        most_bytes_of_tenant: bytes of one tenant; None: no more than `most_bytes`.
         pinned: whether an entry, by its name, may not be dropped now. It counts all the same.
     """
 
@@ -43,12 +42,10 @@ class Quota:
         most_bytes: int = UNLIMITED,
         *,
         most_of_tenant: int | None = None,
-        most_bytes_of_tenant: int | None = None,
         pinned: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self._most, self._most_bytes = most, most_bytes
         self._most_of_tenant = UNLIMITED if most_of_tenant is None else most_of_tenant
-        self._most_bytes_of_tenant = UNLIMITED if most_bytes_of_tenant is None else most_bytes_of_tenant
         self._pinned = pinned
         self._holdings: dict[str, _Holding] = {}
         self._num_entries = self._num_bytes = 0
@@ -75,7 +72,7 @@ class Quota:
     def victim(self, tenant: str) -> str | None:
         """Name of the entry to drop next, after a change of a tenant's; None once all fits, or nothing may be dropped."""
         own = self._holdings.get(tenant)
-        if own is not None and (len(own.names) > self._most_of_tenant or own.num_bytes > self._most_bytes_of_tenant):
+        if own is not None and len(own.names) > self._most_of_tenant:
             name = self._oldest(own)
             if name is not None:
                 return name
@@ -91,13 +88,11 @@ class Quota:
         return None
 
     def is_over(self, tenant: str) -> bool:
-        """Whether a tenant holds more bytes than it may: than its own limit, or than its share while there are too many."""
+        """Whether a tenant holds more bytes than its share while there are too many."""
         own = self._holdings.get(tenant)
-        if own is None:
+        if own is None or self._num_bytes <= self._most_bytes:
             return False
-        too_many = self._num_bytes > self._most_bytes
-        share = self._most_bytes / len(self._holdings)
-        return own.num_bytes > self._most_bytes_of_tenant or (too_many and own.num_bytes > share)
+        return own.num_bytes > self._most_bytes / len(self._holdings)
 
     def _oldest(self, holding: _Holding) -> str | None:
         return next((name for name in holding.names if not self._pinned(name)), None)

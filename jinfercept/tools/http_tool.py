@@ -92,7 +92,8 @@ class HttpTool:
             try:
                 location = response.headers.get("location")
                 if not 300 <= response.status_code < 400 or location is None:
-                    return response.status_code, await self._read(response)
+                    encoding = response.encoding or "utf-8"
+                    return response.status_code, await read_text(response, self._table.max_bytes, encoding)
             finally:
                 await response.aclose()
             before, url = url, url.join(location)
@@ -122,14 +123,15 @@ class HttpTool:
         )
         return await client.send(request, stream=True, follow_redirects=False)
 
-    async def _read(self, response: httpx2.Response) -> str:
-        limit, size, parts = self._table.max_bytes, 0, []
-        async for part in response.aiter_bytes():
-            size += len(part)
-            if size > limit:
-                raise CallFailed(f"the answer is longer than {limit} bytes")
-            parts.append(part)
-        return b"".join(parts).decode(response.encoding or "utf-8", errors="replace")
+
+async def read_text(response: httpx2.Response, max_bytes: int, encoding: str = "utf-8") -> str:
+    """The text of a response. Raises `CallFailed` if it is longer than `max_bytes`."""
+    data = bytearray()
+    async for part in response.aiter_bytes():
+        data += part
+        if len(data) > max_bytes:
+            raise CallFailed(f"the answer is longer than {max_bytes} bytes")
+    return data.decode(encoding, errors="replace")
 
 
 def _check_url(table: HttpTable, place: Place) -> httpx2.URL:

@@ -10,6 +10,7 @@ import httpx2
 
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.tools.calls import CallFailed, CallRequest
+from jinfercept.tools.http_tool import read_text
 from jinfercept.tools.questions import conversation
 from jinfercept.tools.tool_tables import ModelTable, Place
 
@@ -53,7 +54,7 @@ class RemoteModel:
                     "POST", self._url, json=body, headers={**request.call.trace, **self._headers}
                 ) as response,
             ):
-                text = await _read(response)
+                text = await read_text(response, _MAX_BYTES)
         except (httpx2.TransportError, OSError) as error:
             raise CallFailed(f"the model {table.model} cannot be reached: {error or type(error).__name__}") from error
         if response.status_code != 200:
@@ -64,15 +65,6 @@ class RemoteModel:
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise CallFailed(f"the answer is no chat completion: {text[:200]}") from error
         return content if isinstance(content, str) else ""
-
-
-async def _read(response: httpx2.Response) -> str:
-    data = bytearray()
-    async for part in response.aiter_bytes():
-        data += part
-        if len(data) > _MAX_BYTES:
-            raise CallFailed(f"the answer is longer than {_MAX_BYTES} bytes")
-    return data.decode(errors="replace")
 
 
 @final

@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import Any, final
 
 from jinfercept.errors import RequestError
@@ -43,11 +42,6 @@ _ELSEWHERE = {
 _PLAIN = {"unevaluatedItems": "items", "unevaluatedProperties": "additionalProperties"}
 """What keywords mean where no other schema evaluates members of the value."""
 _COUNTS = {f"{bound}{what}" for bound in ("min", "max") for what in ("Contains", "Items", "Length", "Properties")}
-_MOST_COMPARED = 50
-"""Most options, values and names that are compared with each other."""
-_MOST_COMPARISONS = 20_000
-"""Most comparisons of one schema; where more would be needed, several options may match."""
-_TYPES = ("array", "boolean", "null", "number", "object", "string")
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _BEYOND_REGEX = re.compile(r"(?<!\\)(?:\\\\)*(\(\?(<?[=!])|\\[1-9])")
 _TYPE_NAMES = {
@@ -75,12 +69,12 @@ class SchemaReduction:
 
     Attributes:
         checked_later: a validator sees the whole schema once the value is there.
-        unenforced: places of the constraints that were left to it; a `oneOf` is among them where several options may match.
+        unenforced: places of the constraints that were left to it; a `oneOf` is among them unless a discriminator tells
+            its options apart.
     """
 
     checked_later: bool
     unenforced: list[str] = field(default_factory=list[str])
-    _num_left: int = field(default=_MOST_COMPARISONS, init=False)
 
     def reduce(self, schema: Any, place: str = "#") -> Any:
         """The schema without these keywords.
@@ -105,7 +99,7 @@ class SchemaReduction:
                     raise _unenforceable(at, "Unimplemented keys" if key in _CHECKABLE else f"{value!r:.80}")
                 self.unenforced.append(at)
             else:
-                if key == "oneOf" and self.checked_later and not self._exclude_each_other(value, schema):
+                if key == "oneOf" and self.checked_later and "discriminator" not in schema:
                     self.unenforced.append(at)
                 reduced |= self._member(key, value, at, schema)
         return reduced
@@ -124,39 +118,6 @@ class SchemaReduction:
         if key in _SCHEMAS and isinstance(value, list):
             return {key: [self.reduce(inner, f"{at}/{index}") for index, inner in enumerate(value)]}
         return {key: self.reduce(value, at) if key in _SCHEMAS else value}
-
-    def _exclude_each_other(self, options: Any, schema: Mapping[str, Any]) -> bool:
-        """Whether no value is known to fit two of these schemas: a discriminator, or the schemas, tell them apart."""
-        if "discriminator" in schema or not isinstance(options, list):
-            return True
-        return len(options) <= _MOST_COMPARED and all(
-            self._exclude(option, other) for option, other in combinations(options, 2)
-        )
-
-    def _exclude(self, option: Any, other: Any) -> bool:
-        """Whether two schemas have different types or values, or require a property for which this holds."""
-        if not isinstance(option, Mapping) or not isinstance(other, Mapping):
-            return option is False or other is False
-        if not self._compares(1):
-            return False
-        kinds = _types(option) & _types(other)
-        if not kinds:
-            return True
-        if (values := _values(option)) is not None and (other_values := _values(other)) is not None:
-            return self._compares(len(values) * len(other_values)) and not any(
-                value == another for value in values for another in other_values
-            )
-        names = {*_required(other)}
-        keys = [name for name in dict.fromkeys(_required(option)) if name in names]
-        named = [schema.get("properties") for schema in (option, other)]
-        if kinds != {"object"} or not all(isinstance(properties, Mapping) for properties in named):
-            return False
-        return any(self._exclude(*(properties.get(key) for properties in named if properties)) for key in keys)
-
-    def _compares(self, count: int) -> bool:
-        """Count comparisons; returns whether they may be made."""
-        self._num_left -= count
-        return self._num_left >= 0
 
 
 def _unenforceable(at: str, why: str) -> RequestError:
@@ -205,26 +166,6 @@ def _is_beyond_grammars(key: str, value: Any, schema: Mapping[str, Any]) -> bool
     if key in _LOWER + _UPPER and _is_huge(value, schema):
         return (value > 0) == (key in _LOWER)
     return key in _CHECKABLE
-
-
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    """JSON's types that a schema allows, an integer being a number."""
-    kinds = schema.get("type")
-    listed = _list(schema, "type") if isinstance(kinds, list) or kinds is None else [kinds]
-    return {"number" if kind == "integer" else str(kind) for kind in listed or _TYPES}
-
-
-def _values(schema: Mapping[str, Any]) -> list[Any] | None:
-    return [schema["const"]] if "const" in schema else _list(schema, "enum") or None
-
-
-def _required(schema: Mapping[str, Any]) -> list[str]:
-    return [name for name in _list(schema, "required") if isinstance(name, str)]
-
-
-def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
-    values = schema.get(key)
-    return values if isinstance(values, list) and len(values) <= _MOST_COMPARED else []
 
 
 def _is_empty(schema: Any) -> bool:

@@ -29,28 +29,39 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
+SESSION, CACHE_KEY = hint({"session_id": "s"}).named, hint({"prompt_cache_key": "c"}).named
+AGENT, AGENT_SESSION, CLAUDE_USER = (
+    hint({}, headers={"session-id": name}).named for name in ("t", "s/", "01234567-89ab-cdef-0123-456789abcdef/")
+)
+
+
+def test_the_same_name_of_another_kind_is_another_key():
+    named = [hint({field: "s"}).named for field in ("session_id", "prompt_cache_key")]
+    named.append(hint({}, headers={"session-id": "s"}).named)
+    assert len({*named}) == 3
+    assert None not in named
+
+
 @pytest.mark.parametrize(
-    ("headers", "body", "named_by"),
+    ("headers", "body", "named"),
     [
-        ({"x-session-id": "s"}, {"prompt_cache_key": "c"}, "session"),
-        ({}, {"session_id": "s"}, "session"),
-        ({}, {"jinfercept": {"session_id": "s"}}, "session"),
-        ({"thread-id": "t", "session-id": "s"}, {"prompt_cache_key": "c"}, "cache_key"),
-        ({"x-claude-code-session-id": "s"}, {}, "agent"),
-        ({"thread-id": "t"}, {}, "agent"),
-        ({"session_id": "t"}, {}, "agent"),
-        ({"x-opencode-session": "t"}, {}, "agent"),
-        ({"x-session-affinity": "t"}, {}, "agent"),
-        ({}, {"metadata": {"user_id": "user_1_account__session_01234567-89ab-cdef-0123-456789abcdef"}}, "agent"),
-        ({}, {"metadata": {"user_id": '{"device_id":"d","session_id":"s"}'}}, "agent"),
-        ({}, {"metadata": {"user_id": "a person"}}, ""),
-        ({}, {}, ""),
+        ({"x-session-id": "s"}, {"prompt_cache_key": "c"}, SESSION),
+        ({}, {"session_id": "s"}, SESSION),
+        ({}, {"jinfercept": {"session_id": "s"}}, SESSION),
+        ({"thread-id": "t", "session-id": "s"}, {"prompt_cache_key": "c"}, CACHE_KEY),
+        ({"x-claude-code-session-id": "s"}, {}, AGENT_SESSION),
+        ({"thread-id": "t"}, {}, AGENT),
+        ({"session_id": "t"}, {}, AGENT),
+        ({"x-opencode-session": "t"}, {}, AGENT),
+        ({"x-session-affinity": "t"}, {}, AGENT),
+        ({}, {"metadata": {"user_id": "user_1_account__session_01234567-89ab-cdef-0123-456789abcdef"}}, CLAUDE_USER),
+        ({}, {"metadata": {"user_id": '{"device_id":"d","session_id":"s"}'}}, AGENT_SESSION),
+        ({}, {"metadata": {"user_id": "a person"}}, None),
+        ({}, {}, None),
     ],
 )
-def test_a_conversation_is_named_by_the_first_of_many_names(headers, body, named_by):
-    routing_hint = hint({"messages": [user("hello")]} | body, headers=headers)
-    assert routing_hint.named_by == named_by
-    assert (routing_hint.named is None) == (named_by == "")
+def test_a_conversation_is_named_by_the_first_of_many_names(headers, body, named):
+    assert hint({"messages": [user("hello")]} | body, headers=headers).named == named
 
 
 def test_a_subagent_of_claude_code_has_a_conversation_of_its_own():

@@ -26,8 +26,7 @@ def turn(session: int, number: int, *, named: bool = False, tenant: str = "", ea
     prefixes = [KeyedPrefix(mark.encode().ljust(16), SYSTEM_TOKENS + each * place) for place, mark in enumerate(marks)]
     name = f"n{session}".encode() if named else None
     tokens = prefixes[-1].tokens
-    by = "session" if named else ""
-    return RoutingHint(tenant, name, by, None, prefixes[1].key, tuple(reversed(prefixes)), tokens)
+    return RoutingHint(tenant, name, None, prefixes[1].key, tuple(reversed(prefixes)), tokens)
 
 
 def play(router: Router, replicas, sessions: int, turns: int, gap_s: float = 1.0, named: bool = False):
@@ -132,7 +131,7 @@ def test_the_context_of_a_conversation_grows_and_that_of_a_response_does_not():
 def test_a_name_that_many_conversations_share_does_not_draw_them_all_to_one_replica():
     router, replicas, homes = Router(PROFILE), fleet(4), Counter()
     for session in range(40):
-        hint = replace(turn(session, 0), named=b"the application", named_by="cache_key")
+        hint = replace(turn(session, 0), named=b"the application")
         route = router.route(hint, replicas, 10.0 * session)
         router.finished(hint, route.replica, hint.prompt_tokens, 10, cached_tokens=0)
         homes[route.replica] += 1
@@ -142,7 +141,7 @@ def test_a_name_that_many_conversations_share_does_not_draw_them_all_to_one_repl
 def test_follow_ups_that_found_less_than_was_promised_lower_the_price_of_moving():
     router, replicas, found_tokens = Router(PROFILE), fleet(2), []
     for number in range(6):
-        hint = RoutingHint("", b"name", "session", None, None, (), 2000)
+        hint = RoutingHint("", b"name", None, None, (), 2000)
         route = router.route(hint, replicas, 100.0 * number)
         router.finished(hint, route.replica, 2000, 10, cached_tokens=0)
         found_tokens.append(route.found_tokens)

@@ -126,10 +126,3 @@ def test_a_tenant_that_has_many_costs_another_none_however_it_salts_them() -> No
             assert len(hidden.restored(salt, [*messages, ANSWER])) == 4
         assert len(hidden) == 6
         assert len(hidden.restored("mine", [*ASKED, ANSWER])) == 4
-
-
-def test_a_tenant_has_so_many() -> None:
-    hidden = memory(most_of_tenant=2)
-    for tenant in ("a", "a", "a", "b"):
-        hidden.remember(tenant, f"{tenant} {len(hidden)}", ASKED, [*ROUND, turn("23.")], ())
-    assert len(hidden) == 3

@@ -23,21 +23,14 @@ def drop_all(quota: Quota, tenants: dict[str, str], sizes: dict[str, int], tenan
     most=st.integers(0, 12),
     most_bytes=st.integers(0, 200),
     of_tenant=st.none() | st.integers(0, 8),
-    bytes_of_tenant=st.none() | st.integers(0, 120),
 )
 def test_a_tenant_that_stays_under_an_equal_share_loses_nothing(
-    steps: list[tuple[str, int, bool]], most: int, most_bytes: int, of_tenant: int | None, bytes_of_tenant: int | None
+    steps: list[tuple[str, int, bool]], most: int, most_bytes: int, of_tenant: int | None
 ) -> None:
     tenants = {f"{number}": tenant for number, (tenant, _, _) in enumerate(steps)}
     sizes = {f"{number}": size for number, (_, size, _) in enumerate(steps)}
     pinned = {f"{number}" for number, (_, _, pin) in enumerate(steps) if pin}
-    quota = Quota(
-        most,
-        most_bytes,
-        most_of_tenant=of_tenant,
-        most_bytes_of_tenant=bytes_of_tenant,
-        pinned=lambda name: name in pinned,
-    )
+    quota = Quota(most, most_bytes, most_of_tenant=of_tenant, pinned=lambda name: name in pinned)
     left: list[str] = []
     for name, tenant in tenants.items():
         quota.add(tenant, name)
@@ -47,9 +40,7 @@ def test_a_tenant_that_stays_under_an_equal_share_loses_nothing(
             holding = [other for other in left if tenants[other] == tenants[lost]]
             num_bytes, num_tenants = sum(sizes[other] for other in holding), len({tenants[other] for other in left})
             above = len(holding) > most / num_tenants or num_bytes > most_bytes / num_tenants
-            own = (of_tenant is not None and len(holding) > of_tenant) or (
-                bytes_of_tenant is not None and num_bytes > bytes_of_tenant
-            )
+            own = of_tenant is not None and len(holding) > of_tenant
             assert above or (own and tenants[lost] == tenant)
             assert lost == next(other for other in holding if other not in pinned)
             quota.remove(tenants[lost], lost)
@@ -77,8 +68,8 @@ def test_the_tenant_that_holds_the_most_loses_its_oldest_first() -> None:
     assert drop_all(quota, tenants, sizes, "b") == ["8", "6"]
 
 
-def test_a_tenant_has_limits_of_its_own() -> None:
-    quota = Quota(100, 1000, most_of_tenant=2, most_bytes_of_tenant=50)
+def test_a_tenant_has_a_limit_of_its_own() -> None:
+    quota = Quota(100, 1000, most_of_tenant=2)
     tenants = dict.fromkeys("1234", "a") | {"5": "b"}
     sizes = {"1": 10, "2": 10, "3": 10, "4": 45, "5": 50}
     lost: list[str] = []
@@ -86,7 +77,7 @@ def test_a_tenant_has_limits_of_its_own() -> None:
         quota.add(tenant, name)
         quota.charge(tenant, sizes[name])
         lost += drop_all(quota, tenants, sizes, tenant)
-    assert lost == ["1", "2", "3"]
+    assert lost == ["1", "2"]
 
 
 def test_what_occurs_twice_in_a_value_counts_once_and_many_small_things_count_as_what_they_take() -> None:

@@ -135,13 +135,5 @@ def _rules(path: str, name: str, table: Any) -> tuple[str, KeyRules]:
         raise ConfigError("the file of API keys is wrong", got=message, fix=_FIX) from None  # its input is a secret
     digest = entry.sha256 if entry.key is None else key_digest(entry.key)
     assert digest is not None
-    return digest, KeyRules(
-        name,
-        entry.operator,
-        (entry.priority[0], entry.priority[1]),
-        entry.weight,
-        entry.max_concurrent,
-        entry.requests_per_minute,
-        entry.tokens_per_minute,
-        entry.first_token_limit,
-    )
+    rules = entry.model_dump(exclude={"key", "sha256", "priority"})
+    return digest, KeyRules(name, priority=(entry.priority[0], entry.priority[1]), **rules)

@@ -1,7 +1,7 @@
 """The metrics of an engine: names, labels and help texts. A metric with the meaning of one of vLLM's has its name."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -219,15 +219,14 @@ def _disk(disk: DiskState, make: MetricFamilies) -> Iterator[Metric]:
 
 def _tools(tools: Mapping[str, ToolCounts], make: MetricFamilies) -> Iterator[Metric]:
     """Interceptions by tool: the server's tools by name, all others under fixed names (`meter.interceptions`)."""
-    begun = {name: tool.begun for name, tool in tools.items()}
-    yield make.counter("jinfercept:interceptions", "Pauses, by calls or at a finished answer", begun, "tool")
-    abandoned = {name: tool.given_up for name, tool in tools.items()}
-    yield make.counter(
-        "jinfercept:interceptions_given_up",
-        "Pauses that ended without a result or a follow-up request",
-        abandoned,
-        "tool",
-    )
+
+    def each[T](value: Callable[[ToolCounts], T]) -> dict[str, T]:
+        return {name: value(tool) for name, tool in tools.items()}
+
+    text = "Pauses, by calls or at a finished answer"
+    yield make.counter("jinfercept:interceptions", text, each(lambda tool: tool.begun), "tool")
+    text = "Pauses that ended without a result or a follow-up request"
+    yield make.counter("jinfercept:interceptions_given_up", text, each(lambda tool: tool.given_up), "tool")
     results = {(name, status): number for name, tool in tools.items() for status, number in tool.results.items()}
     yield make.counter("jinfercept:call_results", "Calls that the server ran, by status", results, "tool", "status")
     contexts = {
@@ -237,24 +236,11 @@ def _tools(tools: Mapping[str, ToolCounts], make: MetricFamilies) -> Iterator[Me
     }
     text = "Tokens of contexts that resumed, by whether they were preserved, copied in or recomputed"
     yield make.counter("jinfercept:interception_context_tokens", text, contexts, "tool", "context")
-    durations = {name: tool.duration_s for name, tool in tools.items()}
-    yield make.histogram(
-        "jinfercept:interception_seconds",
-        "Seconds from a pause to its results or its follow-up request",
-        durations,
-        "tool",
-    )
-    resumes = {name: tool.resume_s for name, tool in tools.items()}
-    yield make.histogram(
-        "jinfercept:resume_seconds",
-        "Seconds from the results or the follow-up request to the next token",
-        resumes,
-        "tool",
-    )
-    expected = {name: tool.predicted_s for name, tool in tools.items()}
-    yield make.counter(
-        "jinfercept:expected_interception_seconds", "Sum of the predicted pause durations", expected, "tool"
-    )
-    errors = {name: tool.error_s for name, tool in tools.items()}
+    text = "Seconds from a pause to its results or its follow-up request"
+    yield make.histogram("jinfercept:interception_seconds", text, each(lambda tool: tool.duration_s), "tool")
+    text = "Seconds from the results or the follow-up request to the next token"
+    yield make.histogram("jinfercept:resume_seconds", text, each(lambda tool: tool.resume_s), "tool")
+    text = "Sum of the predicted pause durations"
+    yield make.counter("jinfercept:expected_interception_seconds", text, each(lambda tool: tool.predicted_s), "tool")
     text = "Sum of |predicted - actual| pause durations; divide by interception_seconds_count for the mean"
-    yield make.counter("jinfercept:estimate_error_seconds", text, errors, "tool")
+    yield make.counter("jinfercept:estimate_error_seconds", text, each(lambda tool: tool.error_s), "tool")

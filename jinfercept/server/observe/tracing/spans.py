@@ -149,19 +149,12 @@ class SpanWriter:
             "http.response.status_code": status or None,
             "jinfercept.request_id": details.get("request_id"),
             "jinfercept.key": details.get("key"),
-            "jinfercept.recomputed_tokens": sum(output_metrics.recomputed_tokens for output_metrics in metrics)
-            if metrics
-            else None,
-            "jinfercept.offloaded_tokens": sum(output_metrics.copied_out_tokens for output_metrics in metrics)
-            if metrics
-            else None,
-            "jinfercept.fetched_tokens": sum(output_metrics.copied_in_tokens for output_metrics in metrics)
-            if metrics
-            else None,
-            "jinfercept.preemptions": sum(output_metrics.preemptions for output_metrics in metrics)
-            if metrics
-            else None,
         }
+        if metrics:
+            sums["jinfercept.recomputed_tokens"] = sum(output_metrics.recomputed_tokens for output_metrics in metrics)
+            sums["jinfercept.offloaded_tokens"] = sum(output_metrics.copied_out_tokens for output_metrics in metrics)
+            sums["jinfercept.fetched_tokens"] = sum(output_metrics.copied_in_tokens for output_metrics in metrics)
+            sums["jinfercept.preemptions"] = sum(output_metrics.preemptions for output_metrics in metrics)
         root.set_attributes({name: value for name, value in sums.items() if value is not None})
         if self._texts and requests:
             root.set_attributes(_texts(requests, outputs))
