@@ -166,14 +166,18 @@ class RequestLog:
 
     # -- hooks of the engine ---------------------------------------------------------------------------------------
 
-    def stepped(self, planned: PlannedStep, result: StepResult) -> None:
+    def stepped(self, planned: PlannedStep, result: StepResult) -> None:  # not through `_emit`: in every step
         """A plan's result has arrived."""
         if self._folds:
-            self._emit(Stepped(self.now(), planned, result))
+            event = Stepped(self.now(), planned, result)
+            for fold in self._folds:
+                fold(event)
 
     def passed(self, events: list[Event]) -> None:
         if self._folds:
-            self._emit(Passed(self.now(), events))
+            event = Passed(self.now(), events)
+            for fold in self._folds:
+                fold(event)
 
     def _emit(self, event: LogEvent) -> None:
         for fold in self._folds:
