@@ -38,7 +38,7 @@ HERE = ("smoke", "decode", "policies")
 SAME = ("threads", "kinds", "agents")  # `overlap` with another variable, `tokens` and `policies` of other loads
 OTHERS = [name for name in PARTS if name not in (ALONE, *HERE, COPIED, PEER, *SAME)]
 """Other uses of the same modules."""
-OF_A_CHANGE = ("overlap", "checks", "kernels", "experts", "memcheck")
+OF_A_CHANGE = ("checks", "kernels", "experts")
 """Those of them that `.ci/run` runs."""
 
 
