@@ -191,7 +191,7 @@ def _member(calls: CallGrammar, key: str, schema: Mapping[str, Any], needed: boo
 
 
 def _value_rule(calls: CallGrammar, schema: Mapping[str, Any]) -> str:
-    """The rule of a value: an object or a list in tags, JSON where its schema has other constraints; written once for each."""
+    """The rule of a value: an object or a list in tags, or JSON where tags cannot say what its schema does; written once for each."""
     keywords, kind = constraints(schema), schema.get("type")
     items, properties, needed = schema.get("items"), schema.get("properties"), schema.get("required", [])
     is_list = kind == "array" and keywords <= {"type", "items", "minItems", "maxItems"}
@@ -202,8 +202,13 @@ def _value_rule(calls: CallGrammar, schema: Mapping[str, Any]) -> str:
     name = rules.references[identity] = rules.name()
     if is_list and isinstance(items, Mapping):
         least, most = schema.get("minItems", 0), schema.get("maxItems", "")
-        body = f"({_member(calls, _ITEM, inner(schema, items))}){{{least},{most}}}"
-    elif is_object and isinstance(properties, Mapping) and {*needed} <= {*properties}:
+        item = _member(calls, _ITEM, inner(schema, items))
+        body = f"({item}){{{least},{most}}}" if (least, most) != (0, 0) else ""  # a repetition is of one at least
+    elif (
+        is_object
+        and isinstance(properties, Mapping)
+        and {*needed} <= {*filter(_KEY.fullmatch, properties)} == {*properties}
+    ):
         body = " ".join(_member(calls, key, inner(schema, part), key in needed) for key, part in properties.items())
     else:
         body = rules.json(schema)

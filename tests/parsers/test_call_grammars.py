@@ -152,6 +152,12 @@ _PARAMETERS = st.builds(
 @settings(max_examples=25)
 @given(st.sampled_from(WRITINGS), _PARAMETERS, st.integers(0, 1000), st.booleans())
 @example(("hermes", ""), {"type": "object"}, 0, False)
+@example(
+    ("minimax_m3", ""),
+    {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "boolean"}, "maxItems": 0}}},
+    0,
+    False,
+)
 def test_whatever_the_schema_the_arguments_fit_or_it_is_refused(
     writing: tuple[str, str], schema: dict[str, Any], seed: int, marked: bool
 ) -> None:
