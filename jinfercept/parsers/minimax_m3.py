@@ -191,7 +191,7 @@ def _member(calls: CallGrammar, key: str, schema: Mapping[str, Any], needed: boo
 
 
 def _value_rule(calls: CallGrammar, schema: Mapping[str, Any]) -> str:
-    """The rule of a value: an object or a list in tags, or JSON where tags cannot say what its schema does; written once for each."""
+    """The rule of a value: an object or a list in tags, or JSON where tags cannot say its schema; written once for each."""
     keywords, kind = constraints(schema), schema.get("type")
     items, properties, needed = schema.get("items"), schema.get("properties"), schema.get("required", [])
     is_list = kind == "array" and keywords <= {"type", "items", "minItems", "maxItems"}
