@@ -62,7 +62,7 @@ def _by_best(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]
     return jax.lax.cond(jnp.all(enough), lambda: bound, lambda: jnp.where(enough, bound, otherwise()))
 
 
-@partial(jax.jit, static_argnames=("bits", "unroll"))  # every executable that draws traces it, on a CPU in vain
+@partial(jax.jit, static_argnames=("bits", "unroll"))  # traced once: all executables that draw have it
 def _by_digits(scaled: Float[Array, "R V"], rows: SampleRows, bits: int, *, unroll: bool) -> Float[Array, "R"]:
     """Bounds by sums over all logits: each pass over them settles so many bits of a bound. See `_largest`."""
     keys, top = _keys(scaled), jnp.max(scaled, axis=-1)

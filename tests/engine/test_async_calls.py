@@ -28,12 +28,11 @@ from tests.support.async_streams import (
     expected_stream,
     make_markup,
 )
-from tests.support.engine_requests import state_of, until
+from tests.support.engine_requests import DEPTHS, state_of, until
 from tests.support.fake_engine import POLICIES, ManualClock, make_engine, run_all
 
 STREAM = "a[CALL]1[HEAD]f(1)[END] b [CALL] 2 [HEAD]g()[END][c <think>[TRAP][END]</think>[TRAP] [END] d"
 SPELLINGS = pytest.mark.parametrize("special", [False, True], ids=["text", "special"])
-DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
 
 def check_arrival(special: bool, depth: int, arrival: int, later: int, lengths: tuple[int, int]) -> None:

@@ -16,6 +16,7 @@ from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.structured_outputs import StructuredOutputsParams
+from tests.support.engine_requests import DEPTHS
 from tests.support.fake_engine import (
     POLICIES,
     VOCAB,
@@ -30,7 +31,6 @@ from tests.support.matrices import sampled_depths
 
 EOS = (0, 5)
 TOOLS = {"tool": Tool(str, name="tool")}
-DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from jinfercept.parsers.formats import FORMATS
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.policy import preserve
+from tests.support.engine_requests import DEPTHS
 from tests.support.fake_engine import InstantDispatcher, ManualClock, make_engine, run_all, uninterrupted
 
-DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 EOS = 7
 RETURNED = (3, 4, 5)
 TURN = [

@@ -26,8 +26,6 @@ STEPPED = "jinfercept.runner."
 """Modules whose functions prepare every step on the host: checking each of them in all steps takes as long as the steps."""
 ALWAYS, EVERY = 50, 7
 """How many calls of such a function are checked, and which ones after them; while JAX traces, all are."""
-
-
 MOST_MADE = 10
 """How many of the functions that one nested definition makes are checked: each takes milliseconds to wrap."""
 
