@@ -19,9 +19,6 @@ COMMANDS: Mapping[str, Entry] = {
     "fleet": Entry(
         "benchmarks.__main__:FleetLoad", "sessions without keys on replicas: tokens found, by way of routing"
     ),
-    "plan-truth": Entry(
-        "benchmarks.__main__:TruthOfPlan", "what `plan` predicts of four replicas, beside four real ones"
-    ),
     "overload": Entry(
         "benchmarks.__main__:MeasuredOverload", "a server past saturation, and a greedy key beside others"
     ),
@@ -177,29 +174,6 @@ class FleetLoad:
             check_least(f"--{name}", getattr(self, name), 1)
         shape = FleetShape(self.replicas, self.sessions, self.turns, self.system_tokens)
         return fleet_command(shape, self.seed, self.json)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TruthOfPlan:
-    """The command."""
-
-    replicas: int = 4
-    """of a tiny model that sleeps, on this machine"""
-    rate: Several = ()
-    """sessions per second (default: 1.5, 3, 6 and 9)"""
-    seconds: float = 45.0
-    """in which sessions begin, at each rate; the first third is not counted"""
-    seed: int = 0
-    """of sessions"""
-    out: Maybe[str] = None
-    """folder to write a page and a picture to"""
-
-    def run(self) -> int:
-        """Serve and simulate; returns 0. Raises `ConfigError` if the options make no sense."""
-        from benchmarks.plan_truth import PlanTruth, plan_truth_command
-
-        rates = numbers("--rate", self.rate or ("1.5,3,6,9",), float)
-        return plan_truth_command(PlanTruth(self.replicas, rates, self.seconds, self.seed), self.out)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,10 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from random import Random
 
+from benchmarks.fleet_sessions import SYSTEM_TOKENS, draw_sessions
+from benchmarks.simulated_fleet import ClusterReport, by_price, play_cluster
+from benchmarks.simulated_replicas import CoarseReplica, SteppedReplica
 from jinfercept.meter.turns import LIMITS
-from jinfercept.planner.cluster import ClusterReport, by_price, play_cluster
-from jinfercept.planner.sessions import SYSTEM_TOKENS, draw_sessions
-from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.tables import TextTable, show

@@ -11,11 +11,11 @@ import argparse
 from collections.abc import Callable
 from random import Random
 
+from benchmarks.fleet_sessions import SYSTEM_TOKENS, draw_sessions
 from benchmarks.routing_policies import ROUTING_POLICIES
+from benchmarks.simulated_fleet import play_cluster
+from benchmarks.simulated_replicas import CoarseReplica, SteppedReplica
 from jinfercept.meter.turns import LIMITS
-from jinfercept.planner.cluster import play_cluster
-from jinfercept.planner.sessions import SYSTEM_TOKENS, draw_sessions
-from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.tables import TextTable, show

@@ -11,9 +11,9 @@ from hashlib import blake2b
 from random import Random
 from typing import final
 
+from benchmarks.simulated_fleet import RoutingPolicy, by_price
 from jinfercept.fleet.conversations import RoutingHint
 from jinfercept.fleet.replica_load import ReplicaState
-from jinfercept.planner.cluster import RoutingPolicy, by_price
 from jinfercept.sched.profile import Profile
 
 HASHED_TOKENS = 256
@@ -29,8 +29,8 @@ class AtRandom:
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
 
-    def choose(self, hint: RoutingHint, replicas: tuple[ReplicaState, ...], now: float) -> tuple[int, str]:
-        return int(self._random.random() * len(replicas)), "random"
+    def choose(self, hint: RoutingHint, replicas: tuple[ReplicaState, ...], now: float) -> int:
+        return int(self._random.random() * len(replicas))
 
     def finished(
         self, hint: RoutingHint, replica: int, prompt_tokens: int, new_tokens: int, cached_tokens: int
@@ -45,9 +45,9 @@ class InTurns:
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, hint: RoutingHint, replicas: tuple[ReplicaState, ...], now: float) -> tuple[int, str]:
+    def choose(self, hint: RoutingHint, replicas: tuple[ReplicaState, ...], now: float) -> int:
         self._next += 1
-        return self._next % len(replicas), "round_robin"
+        return self._next % len(replicas)
 
     def finished(
         self, hint: RoutingHint, replica: int, prompt_tokens: int, new_tokens: int, cached_tokens: int
@@ -68,7 +68,7 @@ class ByPrefixHash:
         self._ring: list[tuple[int, int]] = []
         self._in_flight: list[int] = []
 
-    def choose(self, hint: RoutingHint, replicas: tuple[ReplicaState, ...], now: float) -> tuple[int, str]:
+    def choose(self, hint: RoutingHint, replicas: tuple[ReplicaState, ...], now: float) -> int:
         if len(self._in_flight) != len(replicas):
             points = ((f"{place} {point}", place) for place in range(len(replicas)) for point in range(_POINTS))
             self._ring = sorted((_hash(name.encode()), place) for name, place in points)
@@ -83,7 +83,7 @@ class ByPrefixHash:
         else:
             place = self._in_flight.index(min(self._in_flight))
         self._in_flight[place] += 1
-        return place, "prefix_hash"
+        return place
 
     def finished(
         self, hint: RoutingHint, replica: int, prompt_tokens: int, new_tokens: int, cached_tokens: int

@@ -21,7 +21,6 @@ COMMANDS: Mapping[str, Entry] = {
     "simulate": Entry(
         "jinfercept.cli.simulate:Simulate", "play a workload against the scheduler under a virtual clock"
     ),
-    "plan": Entry("jinfercept.cli.plan:PlanFleet", "how many replicas of which kind serve a load within its limits"),
     "bench replay": Entry(
         "jinfercept.cli.replay:Replay", "play a workload in real time against the real engine, with scripted calls"
     ),

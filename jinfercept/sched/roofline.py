@@ -41,7 +41,6 @@ class ProfiledModel(NamedTuple):
         num_layers, num_kv_heads, head_dim: shape of the KV.
         hidden_size: numbers of a token between layers.
         bytes_per_number: of weights and KV alike; 2 is bfloat16.
-        quantized_kv: KV has a byte for a number and a scale of four for each key and value, as `kv_cache_dtype` int8 and fp8.
         experts: of a model that has some.
     """
 
@@ -52,7 +51,6 @@ class ProfiledModel(NamedTuple):
     head_dim: int
     hidden_size: int
     bytes_per_number: int = 2
-    quantized_kv: bool = False
     experts: ProfiledExperts | None = None
 
     @property
@@ -70,8 +68,7 @@ class ProfiledModel(NamedTuple):
     def kv_bytes_per_token(self, num_devices: int = 1) -> int:
         """Keys and values of one token over all layers and devices: each has a KV head at least, if need be another's."""
         num_heads = max(self.num_kv_heads, num_devices)
-        row_bytes = self.head_dim + 4 if self.quantized_kv else self.head_dim * self.bytes_per_number
-        return 2 * self.num_layers * num_heads * row_bytes
+        return 2 * self.num_layers * num_heads * self.head_dim * self.bytes_per_number
 
 
 LLAMA_13B = ProfiledModel("llama-13b", 13.016e9, num_layers=40, num_kv_heads=40, head_dim=128, hidden_size=5120)
@@ -80,17 +77,6 @@ LLAMA_3_8B = ProfiledModel("llama-3-8b", 8.03e9, num_layers=32, num_kv_heads=8, 
 LLAMA_3_70B = ProfiledModel("llama-3-70b", 70.554e9, num_layers=80, num_kv_heads=8, head_dim=128, hidden_size=8192)
 QWEN_32B = ProfiledModel("qwen2.5-32b", 32.76e9, num_layers=64, num_kv_heads=8, head_dim=128, hidden_size=5120)
 QWEN_32B_FP8 = QWEN_32B._replace(name="qwen2.5-32b-fp8", bytes_per_number=1)
-
-
-QWEN3_30B_A3B = ProfiledModel(
-    "qwen3-30b-a3b",
-    30.532e9,
-    num_layers=48,
-    num_kv_heads=4,
-    head_dim=128,
-    hidden_size=2048,
-    experts=ProfiledExperts(48 * 128 * 3 * 2048 * 768, num_experts=128, per_token=8),
-)
 
 
 def experts_in_use(count: int, per_token: int, num_tokens: int) -> float:

@@ -6,15 +6,23 @@ from random import Random
 from typing import NamedTuple
 
 from jinfercept.meter.turns import LatencyLimits
-from jinfercept.planner.sizing import LLAMA_3_1B, LLAMA_3_8B, QWEN_32B
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.roofline import LLAMA_2_7B, LLAMA_3_70B, LLAMA_13B, ProfiledModel, roofline
+from jinfercept.sched.roofline import (
+    LLAMA_2_7B,
+    LLAMA_3_8B,
+    LLAMA_3_70B,
+    LLAMA_13B,
+    QWEN_32B,
+    ProfiledModel,
+    roofline,
+)
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad
 from jinfercept.sim.workload import Script, Segment, draw
 from studies.questions.steady_state import Demand, demand, steady_state
 
+LLAMA_3_1B = ProfiledModel("llama-3.2-1b", 1.236e9, num_layers=16, num_kv_heads=8, head_dim=64, hidden_size=2048)
 LONGER = 4
 """Prompts and results of calls have so many times the tokens of the mix of InferCept's trace, whose window was 2,048."""
 MAX_MODEL_LEN = 9216

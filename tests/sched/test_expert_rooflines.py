@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 
-from jinfercept.sched.roofline import LLAMA_3_8B, QWEN3_30B_A3B, experts_in_use, roofline
+from jinfercept.sched.roofline import LLAMA_3_8B, ProfiledExperts, ProfiledModel, experts_in_use, roofline
+
+QWEN3_30B_A3B = ProfiledModel(
+    "qwen3-30b-a3b",
+    30.532e9,
+    num_layers=48,
+    num_kv_heads=4,
+    head_dim=128,
+    hidden_size=2048,
+    experts=ProfiledExperts(48 * 128 * 3 * 2048 * 768, num_experts=128, per_token=8),
+)
 
 
 @pytest.mark.parametrize(("count", "per_token", "num_tokens"), [(8, 2, 1), (8, 2, 3), (128, 8, 16), (32, 4, 64)])

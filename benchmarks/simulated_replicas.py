@@ -9,9 +9,9 @@ from collections import OrderedDict
 from math import inf
 from typing import NamedTuple, Protocol, final
 
+from benchmarks.fleet_sessions import Turn
 from jinfercept.events import Finished
 from jinfercept.kv.page import Residency
-from jinfercept.planner.sessions import Turn
 from jinfercept.request import FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.sequence import Sequence
@@ -42,11 +42,6 @@ class SimulatedReplica(Protocol):
     @property
     def next_s(self) -> float:
         """Second of its next event; infinity while it is idle."""
-        ...
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds so far in which steps ran."""
         ...
 
     def submit(self, turn: Turn, now: float) -> None: ...
@@ -81,10 +76,6 @@ class SteppedReplica:
     @property
     def next_s(self) -> float:
         return self._clock.time if self._turns else inf
-
-    @property
-    def busy_s(self) -> float:
-        return sum(self._opened.accounts.priced_s.values())
 
     def submit(self, turn: Turn, now: float) -> None:
         if not self._turns:
@@ -165,15 +156,10 @@ class CoarseReplica:
         self._context_tokens = 0
         self._busy_s, self._busy_at = 0.0, 0.0
         self._shared_tokens = 0
-        self._stepped_s = self._stepping_until_s = 0.0
 
     @property
     def next_s(self) -> float:
         return self._ends[0][0] if self._ends else inf
-
-    @property
-    def busy_s(self) -> float:
-        return self._stepped_s
 
     def submit(self, turn: Turn, now: float) -> None:
         profile, number, shared = self._profile, turn.session.number, turn.session.shared_tokens
@@ -206,8 +192,6 @@ class CoarseReplica:
         share = min(1.0, self._busy_share(prompt_s, now))
         token_s = (1.0 - share) * decode_s + share * full_s
         end_s = first_s + token_s * (turn.new_tokens - 1)
-        self._stepped_s += max(0.0, end_s - max(start_s, self._stepping_until_s))
-        self._stepping_until_s = max(self._stepping_until_s, end_s)
         heapq.heappush(self._running, (end_s, need))
         self._running_tokens += need
         self._count += 1

@@ -30,11 +30,6 @@ class AgentSession(NamedTuple):
     script: Script
     shared_tokens: int = 0
 
-    @property
-    def num_turns(self) -> int:
-        """Requests that the session sends."""
-        return len(self.script.segments)
-
 
 class Turn(NamedTuple):
     """A request of a session.

@@ -5,11 +5,11 @@ from random import Random
 
 import pytest
 
+from benchmarks.fleet_sessions import SYSTEM_TOKENS, AgentSession, draw_sessions, first_turn
 from benchmarks.routing_policies import ROUTING_POLICIES
+from benchmarks.simulated_fleet import ClusterReport, play_cluster
+from benchmarks.simulated_replicas import CoarseReplica, SteppedReplica, prompt_of
 from jinfercept.meter.turns import LIMITS
-from jinfercept.planner.cluster import ClusterReport, play_cluster
-from jinfercept.planner.sessions import SYSTEM_TOKENS, AgentSession, draw_sessions, first_turn
-from jinfercept.planner.simulated_replicas import CoarseReplica, SteppedReplica, prompt_of
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.workload import Script, Segment
