@@ -23,7 +23,7 @@ from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.estimators import make_estimator
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.policies import PolicyInputs
-from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
+from jinfercept.sim.decision_records import DecisionLog
 from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scripted import Progress, ScriptedDispatcher, drive, play
 from jinfercept.sim.session_clients import SessionClients, SessionLoad, Writer
@@ -80,7 +80,7 @@ def replay(
     write: Writer,
     duration_s: float,
     progress: Progress = lambda now, end: None,
-    records: RecordFiles = NO_RECORDS,
+    decisions: str | None = None,
     warm_up_s: float = 0.0,
 ) -> Replayed:
     """Play requests in real time under a policy, on the weights and executables of an engine setup that serves nothing else.
@@ -90,22 +90,24 @@ def replay(
         write: the tokens that calls return, and those of sessions.
         duration_s: seconds of arrivals; unfinished requests are aborted after as many seconds again, of live sessions at once.
         progress: called a few times a second.
+        decisions: file of decision records; None: none are written.
         warm_up_s: turns of sessions that are submitted in these first seconds are in no delay, no latency and no goodput.
 
     Returns:
         A simulation's report, and the requests' tokens.
     """
-    clock, recordings = RealClock(), list[Recording]()
+    clock, recordings = RealClock(), list[DecisionLog]()
 
     def record(kv: KVManager, inputs: PolicyInputs) -> tuple[Fold, Estimator]:
         estimator = make_estimator(config.scheduling.estimator)
         run = {"policy": policy, "estimator": config.scheduling.estimator, "profile": profile.name}
-        recordings.append(Recording(records, clock.now, kv, inputs, estimator, synchronous=False, run=run))
+        assert decisions is not None
+        recordings.append(DecisionLog(decisions, clock.now, inputs, estimator, synchronous=False, run=run))
         return recordings[0].fold, recordings[0].estimator
 
     setup = setup.changed(policy=policy)
     config, shape, profile = setup.config, setup.machine.shape, setup.machine.profile
-    assembled = setup.assemble(record if records else None)
+    assembled = setup.assemble(None if decisions is None else record)
     assembled.dispatcher.close()  # the calls are scripted
     scheduler, log = assembled.engine.scheduler, assembled.engine.request_log
     assert log is not None

@@ -24,9 +24,6 @@ COMMANDS: Mapping[str, Entry] = {
     "bench replay": Entry(
         "jinfercept.cli.replay:Replay", "play a workload in real time against the real engine, with scripted calls"
     ),
-    "bench decisions": Entry(
-        "jinfercept.cli.decisions:Decisions", "predicted waste and durations against actual, from decision records"
-    ),
     "bench throughput": Entry(
         "jinfercept.cli.throughput:Throughput",
         "decode and prefill tokens per second by batch and context, beside other engines",
@@ -40,6 +37,7 @@ STUDIES: Mapping[tuple[str, ...], Sequence[str]] = {
     ("study",): (),
     ("bench", "paper"): ("paper",),
     ("bench", "estimators"): ("estimators",),
+    ("bench", "decisions"): ("decisions",),
 }
 """Commands that `python -m studies` runs from a clone, by the words that named them here."""
 

@@ -19,7 +19,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.sched.policies import SETTINGS, check_choice
 from jinfercept.sim.agent_sessions import fitting, scaled_sessions
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
+from jinfercept.sim.recording import name_files, run_path
 from jinfercept.sim.reports import check_outputs, latency_ms, write_json
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.scripted import check_scales, make_request, random_tokens, scaled
@@ -92,7 +92,8 @@ class Replay:
     """play the same in the simulator, at the speed of its profile and at the speed of the run, and compare"""
     json: Maybe[str] = None
     """write the reports to this file"""
-    records: RecordFiles = NO_RECORDS
+    decisions: Maybe[str] = None
+    """write every decision to this file (see `python -m studies decisions`)"""
     engine: Annotated[EngineOptions, engine_flags("policy", "seed", *HOSTS)]
 
     def run(self) -> int:
@@ -124,8 +125,8 @@ class Replay:
                     self._report(played, files, console)
         return int(_show_differences(played.runs, console))
 
-    def _record_files(self) -> dict[str, RecordFiles]:
-        """Record files by policy; of several policies, with their names in the files'.
+    def _record_files(self) -> dict[str, str | None]:
+        """Files of decisions by policy; of several policies, with their names in the files'.
 
         Raises:
             ConfigError: a policy is unknown, a number too small, or a file cannot be written.
@@ -135,10 +136,8 @@ class Replay:
             check_choice(name)
         if self.host_tokens is not None:
             check_least("--host-tokens", self.host_tokens, 0)
-        files = {name: self.records.of(name) if len(names) > 1 else self.records for name in names}
-        flags = ("--decisions", "--chrome-trace")
-        outputs = (output for own in files.values() for output in zip(flags, own, strict=True))
-        check_outputs((("--json", self.json), *outputs))
+        files = {name: run_path(self.decisions, name) if len(names) > 1 else self.decisions for name in names}
+        check_outputs((("--json", self.json), *(("--decisions", path) for path in files.values())))
         return files
 
     def _arrivals(self) -> list[Arrival] | SessionLoad:
@@ -163,7 +162,7 @@ class Replay:
     def _play(
         self,
         setup: "EngineSetup",
-        files: Mapping[str, RecordFiles],
+        files: Mapping[str, str | None],
         arrivals: list[Arrival] | SessionLoad,
         console: Console,
         played: Played,
@@ -177,8 +176,8 @@ class Replay:
         if not isinstance(requests, SessionLoad):
             requests = [(at_s, make_request(number, script, write)) for number, (at_s, script) in enumerate(requests)]
         with Progress(TextColumn("{task.description}"), BarColumn(), console=console, transient=True) as progress:
-            for name, records in files.items():
-                run = replay(setup, name, requests, write, duration_s, _shown(progress, name), records)
+            for name, decisions in files.items():
+                run = replay(setup, name, requests, write, duration_s, _shown(progress, name), decisions)
                 played.runs[name] = run
                 if self.simulate:
                     simulated = simulation(setup, name, duration_s, run.report["host_s"])
@@ -191,7 +190,7 @@ class Replay:
                         )
                     }
 
-    def _report(self, played: Played, files: Mapping[str, RecordFiles], console: Console) -> None:
+    def _report(self, played: Played, files: Mapping[str, str | None], console: Console) -> None:
         """Print the table and warnings, and write the files."""
         _show(played)
         for name, run in played.runs.items():

@@ -26,7 +26,7 @@ from jinfercept.sim.agent_sessions import fitting
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.distributions import Like
 from jinfercept.sim.plots import check_drawing, draw
-from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
+from jinfercept.sim.recording import name_files, run_path
 from jinfercept.sim.reports import check_outputs, write_csv, write_files, write_json
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import STUDIED_ESTIMATORS, Simulation
@@ -42,7 +42,6 @@ TABLE_NOTE = (
 MOST = 1_000_000
 """Sequences, tokens of a page, processes."""
 
-_RECORD_FLAGS = ("--decisions", "--chrome-trace")
 _SERVED = SchedulingOptions()
 SOURCE = conf.create_mutex_group(required=False, title="requests")
 
@@ -112,7 +111,8 @@ class Simulate:
     """write a row for each run to this file"""
     plot: Maybe[str] = None
     """draw latency against rate into this file"""
-    records: RecordFiles = NO_RECORDS
+    decisions: Maybe[str] = None
+    """write every decision to this file (see `python -m studies decisions`)"""
     options: Annotated[EngineOptions, option_flags("page_size", "chunked_prefill", "preemption")]
 
     def run(self) -> int:
@@ -133,7 +133,7 @@ class Simulate:
         show(table(reports))
         print(SESSION_LEGEND if self._plays_sessions else LEGEND, file=sys.stderr)
         if len(runs) > 1:
-            name_files(run.records for run in runs)
+            name_files(run.decisions for run in runs)
         self._write(reports, f"{self._name}, {runs[0].simulation.profile.name}")
         return exit_status(reports)
 
@@ -173,7 +173,7 @@ class Simulate:
         for order in listed(self.order):
             check_order_choice(order)
         files = (("--json", self.json), ("--csv", self.csv), ("--plot", self.plot))
-        check_outputs((*files, *zip(_RECORD_FLAGS, self.records, strict=True)))
+        check_outputs((*files, ("--decisions", self.decisions)))
         if self.plot is not None:
             check_drawing(self.plot)
         if self.like == "table" and self.trace is not None:
@@ -186,13 +186,13 @@ class Simulate:
             )
 
     def _runs(self) -> list[SweepRun]:
-        """Every combination of rate, seed, policy and order, each with files of its own for its records."""
+        """Every combination of rate, seed, policy and order, each with a file of its own for its decisions."""
         simulations = [self._simulation(policy, order) for policy in self._policies for order in self._orders(policy)]
         runs = [SweepRun(simulation, load) for load in self._loads() for simulation in simulations]
         if len(runs) == 1:
-            return [replace(runs[0], records=self.records)]
-        runs = [replace(run, records=self.records.of(run.file_name)) for run in runs]
-        check_outputs(output for run in runs for output in zip(_RECORD_FLAGS, run.records, strict=True))
+            return [replace(runs[0], decisions=self.decisions)]
+        runs = [replace(run, decisions=run_path(self.decisions, run.file_name)) for run in runs]
+        check_outputs(("--decisions", run.decisions) for run in runs)
         return runs
 
     def _loads(self) -> Sequence[SimulatedLoad[Sequence[Arrival] | SessionLoad]]:

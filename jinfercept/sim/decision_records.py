@@ -44,14 +44,12 @@ AGES_S = (0.0, 1.0, 3.0, 10.0, 30.0)
 _BUFFER_BYTES = 1 << 20
 
 
-def open_record(path: str | Path) -> TextIO:
-    """Opens a file for records, overwritten and buffered. Raises `ConfigError` if it cannot be written."""
+def _open(path: str | Path) -> TextIO:
     try:
         return Path(path).open("w", buffering=_BUFFER_BYTES, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(
-            "a record cannot be written", got=error, fix="name a file in a folder that is there"
-        ) from None
+        fix = "name a file in a folder that is there"
+        raise ConfigError("a record cannot be written", got=error, fix=fix) from None
 
 
 @final
@@ -83,7 +81,7 @@ class DecisionLog:
         synchronous: bool,
         run: Mapping[str, Any],
     ) -> None:
-        self._file = open_record(path)
+        self._file = _open(path)
         self._now, self._own_estimator, self._page_size = now, estimator, inputs.page_size
         self.estimator = EstimatorTee(inputs.estimator, estimator, self._forecast_fresh)
         self._equations = WasteEquations(inputs, synchronous=synchronous)

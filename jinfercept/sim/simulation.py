@@ -26,9 +26,9 @@ from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.speculation import SpeculationLimits
 from jinfercept.sim.arrivals import Arrival, RequestArrival
+from jinfercept.sim.decision_records import DecisionLog
 from jinfercept.sim.disk import SimulatedDisk
 from jinfercept.sim.first_token_gate import FirstTokenGate
-from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
 from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, WRONG_TOOLS
 from jinfercept.sim.scripted import (
@@ -197,23 +197,26 @@ class Simulation:
         self,
         arrivals: Sequence[Arrival | RequestArrival] | SessionLoad,
         progress: Progress = lambda now, end: None,
-        records: RecordFiles = NO_RECORDS,
+        decisions: str | None = None,
     ) -> Report:
-        """Play the arrivals and write the records; returns the report (`RunStats.report` names its keys, `session_report` those
-        of sessions)."""
+        """Play the arrivals and write decision records to a file, if one is named.
+
+        Returns:
+            The report: `RunStats.report` names its keys, `session_report` those of sessions.
+        """
         if isinstance(arrivals, SessionLoad):
-            return self._run_sessions(arrivals, progress, records)
+            return self._run_sessions(arrivals, progress, decisions)
         clock = VirtualClock()
         dispatcher = ScriptedDispatcher(clock, plain_tokens)
         reads_calls = not all(isinstance(arrival, Arrival) for arrival in arrivals)
-        opened = self.open_engine(clock, dispatcher, open_markup_text if reads_calls else None, records)
+        opened = self.open_engine(clock, dispatcher, open_markup_text if reads_calls else None, decisions)
         engine, accounts = opened.engine, opened.accounts
         requests = [(arrival.at_s, self._request(number, arrival)) for number, arrival in enumerate(arrivals)]
         gate = None
         if self.first_token_limit_s is not None:
             believed = self.believed or self.profile
             gate = FirstTokenGate(engine, believed, opened.buckets[-1], self.first_token_limit_s)
-        with closing(opened.recording):
+        with closing(opened):
             played = play(engine, dispatcher, clock, requests, self.most_s, progress, self.host_s, gate)
         scripted = ((str(number), each) for number, each in enumerate(arrivals))
         tenant_of = {name: each.script.tenant for name, each in scripted if isinstance(each, Arrival)}
@@ -223,13 +226,13 @@ class Simulation:
             report["first_token_checks_s"] = [list(check) for check in gate.checks]
         return self._named | report
 
-    def _run_sessions(self, load: SessionLoad, progress: Progress, records: RecordFiles) -> Report:
+    def _run_sessions(self, load: SessionLoad, progress: Progress, decisions: str | None) -> Report:
         clock = VirtualClock()
         dispatcher = ScriptedDispatcher(clock, plain_tokens)
-        opened = self.open_engine(clock, dispatcher, records=records)
+        opened = self.open_engine(clock, dispatcher, decisions=decisions)
         engine = opened.engine
         clients = SessionClients(load, session_tokens, reads_durations(self.estimator))
-        with closing(opened.recording):
+        with closing(opened):
             lasted = drive(engine, dispatcher, clock, clients, self.most_s, progress, self.host_s)
         counters = engine.scheduler.counters
         return self._named | opened.accounts.session_report(clients, lasted, counters, self.kv_tokens, self.warm_up_s)
@@ -243,14 +246,14 @@ class Simulation:
         clock: VirtualClock,
         dispatcher: CallDispatcher,
         open_text: Callable[[Request], Text] | None = None,
-        records: RecordFiles = NO_RECORDS,
+        decisions: str | None = None,
     ) -> "SimulatedEngine":
         """An engine on this machine that prices its steps, without requests; it has the scheduler that an `LLM` would have.
 
         Args:
             clock: its time.
             open_text: makes a request's text; None: there is none.
-            records: files to write.
+            decisions: file of decision records; None: none are written.
         """
         bound, free_pause = self.policy == "bound", self.policy == "free_pause"
         kv = KVManager(
@@ -268,12 +271,14 @@ class Simulation:
         estimator, limits = self._estimator(), self._limits(buckets)
         build = plan_scheduler(planned_with, estimator, self._scheduled_policy, limits, self.page_size, self.order)
         synchronous = build.policy.synchronous and not (free_pause or self.overlaps)
-        run = {"policy": self.policy_name, "estimator": self.estimator_name, "profile": self.profile.name}
-        run |= {"kv_tokens": self.kv_tokens, "host_tokens": self.host_tokens, "page_size": self.page_size}
-        recording = Recording(records, clock.now, kv, build.inputs, self._estimator(), synchronous=synchronous, run=run)
-        log = RequestLog(clock.now)
-        log.tell(recording.fold)
-        scheduler = build.build(kv, log, recording.estimator)
+        log, recording = RequestLog(clock.now), None
+        if decisions is not None:
+            run = {"policy": self.policy_name, "estimator": self.estimator_name, "profile": self.profile.name}
+            run |= {"kv_tokens": self.kv_tokens, "host_tokens": self.host_tokens, "page_size": self.page_size}
+            own, inputs = self._estimator(), build.inputs
+            recording = DecisionLog(decisions, clock.now, inputs, own, synchronous=synchronous, run=run)
+            log.tell(recording.fold)
+        scheduler = build.build(kv, log, recording and recording.estimator)
         prices = Prices(self.profile, self.page_size, synchronous=synchronous, free_transfers=free_pause)
         disk = None
         if self.disk_tokens:
@@ -312,10 +317,15 @@ class SimulatedEngine(NamedTuple):
     Attributes:
         engine: serves requests.
         buckets: query tokens of its executables, ascending.
-        recording: of decisions.
+        recording: of decisions; None: there is none.
     """
 
     engine: Engine
     accounts: RunStats
     buckets: tuple[int, ...]
-    recording: Recording
+    recording: DecisionLog | None
+
+    def close(self) -> None:
+        """End the decision records."""
+        if self.recording is not None:
+            self.recording.close()

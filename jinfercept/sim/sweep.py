@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from jinfercept.sim.arrivals import Arrival, RequestArrival
-from jinfercept.sim.recording import NO_RECORDS, RecordFiles
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import Simulation
@@ -50,11 +49,15 @@ class SimulatedLoad[A](NamedTuple):
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One simulation under one load."""
+    """One simulation under one load.
+
+    Attributes:
+        decisions: file of its decision records.
+    """
 
     simulation: Simulation
     load: SimulatedLoad[Sequence[Arrival | RequestArrival] | SessionLoad]
-    records: RecordFiles = NO_RECORDS
+    decisions: str | None = None
 
     @property
     def labels(self) -> Report:
@@ -93,7 +96,7 @@ class SweepRun:
         """
         try:
             return self.labels | self.simulation.run(
-                self.load.arrivals, lambda now, end: progress(float(now)), self.records
+                self.load.arrivals, lambda now, end: progress(float(now)), self.decisions
             )
         except Exception as error:
             return self.failed(f"{type(error).__name__}: {error}")

@@ -6,7 +6,7 @@ requests on a real model with tools that sleep. All run the real engine and sche
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +21,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.sched.estimator import ESTIMATORS
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.plots import check_drawing, draw
-from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
+from jinfercept.sim.recording import name_files, run_path
 from jinfercept.sim.reports import check_outputs, write_all, write_csv, write_json
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
@@ -77,7 +77,8 @@ class StudyCalls:
     """write the tables to this file"""
     plot: Maybe[str] = None
     """draw speed-ups, latency and memory into this file"""
-    records: RecordFiles = NO_RECORDS
+    decisions: Maybe[str] = None
+    """write every decision to this file (see `python -m studies decisions`)"""
 
     def run(self) -> int:
         """Run the study, and print tables.
@@ -101,7 +102,7 @@ class StudyCalls:
         show(tables[0].shown())
         print(formula_text(rows))
         show(tables[1].shown())
-        name_files(run.records for run in runs)
+        name_files(run.decisions for run in runs)
         self._write(tables, rows, reports, formula_text(rows))
         return exit_status(reports)
 
@@ -114,15 +115,15 @@ class StudyCalls:
         if self.estimator not in ESTIMATORS:
             raise ConfigError("no such estimator", got=self.estimator, fix=f"one of {', '.join(ESTIMATORS)}")
         check_policies(self._policies)
-        if self.real and (self.plot or self.records):
-            got = "--plot" if self.plot else "--decisions or --chrome-trace"
+        if self.real and (self.plot or self.decisions):
+            got = "--plot" if self.plot else "--decisions"
             raise ConfigError("--real has a table alone", got=got, fix="leave it out")
         if self.model is not None and not self.real:
             raise ConfigError(
                 "--model is for --real", got=self.model, fix="give --real too; the simulation takes --profile"
             )
         files = (("--json", self.json), ("--csv", self.csv), ("--markdown", self.markdown), ("--plot", self.plot))
-        check_outputs((*files, *zip(("--decisions", "--chrome-trace"), self.records, strict=True)))
+        check_outputs((*files, ("--decisions", self.decisions)))
         if self.plot is not None:
             check_drawing(self.plot)
 
@@ -164,7 +165,8 @@ class StudyCalls:
                     max_model_len=LOAD_MODEL_LEN,
                 )
                 run = SweepRun(simulation, load)
-                runs.append(SweepRun(simulation, load, self.records.of(f"{load.workload}-{run.file_name}")))
+                path = run_path(self.decisions, f"{load.workload}-{run.file_name}")
+                runs.append(replace(run, decisions=path))
         return runs
 
     def _run_real(self) -> int:

@@ -15,7 +15,6 @@ from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.plots import CurvePanel, PlottedCurve
-from jinfercept.sim.recording import RecordFiles
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun
@@ -70,8 +69,7 @@ class ChunkCell(NamedTuple):
             chunked_prefill=True,
             chunk_tokens=self.chunk,
         )
-        records = RecordFiles(str(path))
-        return [SweepRun(simulation, load, records), SweepRun(replace(simulation, policy="preserve"), load)]
+        return [SweepRun(simulation, load, str(path)), SweepRun(replace(simulation, policy="preserve"), load)]
 
 
 class ChunkCost(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jinfercept.sched.policy import Action
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.waste import discard_waste
-from jinfercept.sim.decision_summary import distribution
+from studies.decisions.summary import distribution
 
 Line = Mapping[str, Any]
 """A decision or an outcome, as `sim.record_lines` writes them."""

@@ -1,6 +1,6 @@
 """Estimates against the truth: predicted and actual waste and durations, and what wrong durations cost.
 
-Predictions and what came of them are those of decision records (`sim.decision_records`), which `jinfercept bench decisions`
+Predictions and what came of them are those of decision records (`sim.decision_records`), which `python -m studies decisions`
 summarises for other runs. Errors are injected into an oracle (`sim.scaled_estimator`), so that nothing else is wrong.
 """
 
@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 from jinfercept.meter.forecast import QUANTILES
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.arrivals import Arrival, arrivals
-from jinfercept.sim.decision_summary import ALL, load_records, summary
 from jinfercept.sim.plots import Bars, CurvePanel, Panel, PlottedCurve
-from jinfercept.sim.recording import RecordFiles
 from jinfercept.sim.reports import Range
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.scaled_estimator import WILD_TOOLS, one_tool_wrong
@@ -24,6 +22,7 @@ from jinfercept.sim.sweep import SimulatedLoad, SweepRun
 from jinfercept.sim.tables import TextTable
 from jinfercept.sim.workload import MIXED_WEIGHTS, draw
 from studies.answer import StudyAnswer, StudyEffort
+from studies.decisions.summary import ALL, load_records, summary
 from studies.questions.equation_checks import EQUATIONS, Equation, EquationCheck, check_equation, ratio_of_sums, ratios
 from studies.questions.latency_columns import (
     LATENCY_COLUMNS,
@@ -119,7 +118,7 @@ def _recorded(effort: StudyEffort, folder: Path) -> tuple[Checks, Forecasts, lis
     ]
     paths = [folder / f"{number}.jsonl" for number in range(len(cases))]
     runs = [
-        SweepRun(Simulation(machine, equation.policy, estimator, duration_s), load, RecordFiles(str(path)))
+        SweepRun(Simulation(machine, equation.policy, estimator, duration_s), load, str(path))
         for (equation, estimator), path in zip(cases, paths, strict=True)
     ]
     reports = effort.play(runs)

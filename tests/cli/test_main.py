@@ -52,7 +52,7 @@ def test_the_overview_imports_no_command() -> None:
     ("words", "message"),
     [
         (["rn"], "jinfercept: no such command: rn (did you mean 'run'?); one of demo, run,"),
-        (["bench"], "jinfercept: bench is a group of commands; one of bench replay, bench decisions,"),
+        (["bench"], "jinfercept: bench is a group of commands; one of bench replay, bench throughput,"),
         (["bench", "replays"], "jinfercept: no such command: bench replays (did you mean 'bench replay'?)"),
         (["--kv-tokens", "5", "run"], "jinfercept: a command comes before its flags; got --kv-tokens"),
         (["run"], "jinfercept run: Missing from jinfercept run: MODEL"),

@@ -18,7 +18,6 @@ from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import CallDuration, Pause, PendingCall, Sequence, State
 from jinfercept.sim.decision_records import DecisionLog
-from jinfercept.sim.recording import RecordFiles
 from jinfercept.sim.simulation import Simulation
 from studies.calls.formulas import priced
 from studies.calls.markup import CallArrival
@@ -296,7 +295,7 @@ def test_a_trap_of_several_calls_is_forecast_from_the_age_of_each(tmp_path: Path
     durations_s = (0.1, 3.0, 2.0, 2.5)  # the first has returned before the trap
     script = CallScript(16, (tuple(ScriptedCall("heavy", 40, seconds, 4, prose=10) for seconds in durations_s),))
     run = Simulation(machine, "preserve", "elapsed", duration_s=10.0, kv_tokens=2560)
-    run.run([CallArrival(0.0, script)], records=RecordFiles(str(path)))
+    run.run([CallArrival(0.0, script)], decisions=str(path))
     [outcome] = [line for line in map(json.loads, path.read_text().splitlines()) if line["type"] == "outcome"]
     written = priced(script, machine)
     [written_round] = script.written_rounds()

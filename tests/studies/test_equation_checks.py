@@ -8,7 +8,6 @@ import pytest
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.waste import discard_waste
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.recording import RecordFiles
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.workload import Script, Segment
 from studies.questions.chunk_sizes import ChunkCell, cost_of
@@ -59,7 +58,7 @@ def test_ratios_leave_out_what_was_predicted_to_waste_nothing() -> None:
 def alone(equation: Equation, path: Path) -> EquationCheck:
     """A context of 1,005 tokens whose call lasts 2 s and returns 4, and nothing else."""
     script = Script("chat", 1000, (Segment(5, 2.0, 4), Segment(5, None, 0)))
-    Simulation(GPTJ, equation.policy, "oracle", 10.0).run([Arrival(0.0, script)], records=RecordFiles(str(path)))
+    Simulation(GPTJ, equation.policy, "oracle", 10.0).run([Arrival(0.0, script)], decisions=str(path))
     [check] = check_equation(equation, path, GPTJ)
     return check
 
@@ -87,7 +86,7 @@ def test_recomputing_in_chunks_delays_as_the_profile_prices_it(tmp_path: Path) -
     """The batch waits for the growth of every step; the request for the steps, of which the last computes its token too."""
     cell, path = ChunkCell(GPTJ, 512, 128), tmp_path / "log"
     dropped, kept = cell.runs(128, path)
-    reports = [run.labels | run.simulation.run(run.load.arrivals, records=run.records) for run in (dropped, kept)]
+    reports = [run.labels | run.simulation.run(run.load.arrivals, decisions=run.decisions) for run in (dropped, kept)]
     cost = cost_of(cell, reports, path)
     assert cost.others_s == pytest.approx(512 * GPTJ.per_query_s, rel=0.01)
     steps_s = 512 / 128 * GPTJ.step_s(128 + 32, 0)

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from jinfercept.cli.decisions import Decisions
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sim.arrivals import Arrival, arrivals
-from jinfercept.sim.decision_summary import ALL, load_records, pinball, summary
-from jinfercept.sim.recording import RecordFiles
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.workload import draw
+from studies.__main__ import main as studies
+from studies.decisions.command import Decisions
+from studies.decisions.summary import ALL, load_records, pinball, summary
 
 RUN = {"type": "run", "version": 1, "policy": "lru", "quantiles": [0.5, 0.9], "ages_s": [0.0, 1.0]}
 
@@ -169,7 +169,7 @@ def test_recording_changes_nothing_and_accounts_for_what_the_run_reports(
 ) -> None:
     simulation, path = replace(SIMULATION, policy=policy, depth=depth), tmp_path / "log"
     plain = simulation.run(crowd())
-    recorded = simulation.run(crowd(), records=RecordFiles(decisions=str(path)))
+    recorded = simulation.run(crowd(), decisions=str(path))
     assert plain | {"sim_wall_s": 0} == recorded | {"sim_wall_s": 0}
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     choices = [line for line in lines if line["type"] == "decision"]
@@ -187,8 +187,8 @@ def test_the_command_shows_tables_and_writes_what_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log, out = tmp_path / "log.jsonl", tmp_path / "out.json"
-    SIMULATION.run(crowd(), records=RecordFiles(decisions=str(log)))
-    assert main(["bench", "decisions", str(log), "--json", str(out)]) == 0
+    SIMULATION.run(crowd(), decisions=str(log))
+    assert studies(["decisions", str(log), "--json", str(out)]) == 0
     shown = capsys.readouterr().out
     for title in ("what was done", "waste of an interception", "seconds still to come"):
         assert title in shown
@@ -203,16 +203,16 @@ def test_files_under_other_names_than_asked_are_named_and_found_by_the_next_comm
 ) -> None:
     monkeypatch.chdir(tmp_path)
     flags = ["--workload", "math", "--duration", "2", "--policy", "lru,swap", "--jobs", "1"]
-    assert main(["simulate", *flags, "--decisions", "d.jsonl", "--chrome-trace", "t.json"]) == 0
+    assert main(["simulate", *flags, "--decisions", "d.jsonl"]) == 0
     shown = capsys.readouterr().err.splitlines()
     names = {line.removeprefix("written: ") for line in shown if line.startswith("written: ")}
     assert names == {path.name for path in tmp_path.iterdir()}
-    assert len(names) == 4
-    assert main(["bench", "decisions", "d.jsonl"]) == 0
+    assert len(names) == 2
+    assert studies(["decisions", "d.jsonl"]) == 0
     shown = capsys.readouterr().out
     assert "d-lru-3.5-0.jsonl" in shown
     assert "d-swap-3.5-0.jsonl" in shown
-    assert main(["bench", "decisions", "e.jsonl"]) == 2
+    assert studies(["decisions", "e.jsonl"]) == 2
 
 
 def test_the_command_draws(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""`jinfercept bench decisions`: the tables of decision records. Imports no JAX."""
+"""`python -m studies decisions`: the tables of decision records. Imports no JAX."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,10 @@ from rich.table import Table
 
 from jinfercept.cli.options import Files, Maybe
 from jinfercept.errors import ConfigError
-from jinfercept.sim.decision_summary import ALL, DecisionFile, duration_summary, load_records, summary
 from jinfercept.sim.plots import check_drawing
-from jinfercept.sim.recording import files_of
 from jinfercept.sim.reports import check_outputs, write_files, write_json
 from jinfercept.sim.tables import number_text, plain_table, show
+from studies.decisions.summary import ALL, DecisionFile, duration_summary, load_records, summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,6 +55,13 @@ class Decisions:
             }
         )
         return 0
+
+
+def files_of(path: str) -> list[str]:
+    """The file; if there is none of this name, the files that several runs have written instead (`recording.run_path`)."""
+    place = Path(path)
+    several = () if place.exists() else place.parent.glob(f"{escape(place.stem)}-*{escape(place.suffix)}")
+    return sorted(map(str, several)) or [path]
 
 
 def tables(run_summary: Mapping[str, Any]) -> list[Table]:

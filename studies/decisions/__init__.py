@@ -1,0 +1,1 @@
+"""Decision records that runs have written: predicted waste and durations beside actual ones."""
