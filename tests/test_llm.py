@@ -276,11 +276,21 @@ def test_bad_requests_say_what_got_and_fix(smollm2: LLM) -> None:
     assert not engine_state(smollm2).has_work
 
 
+def _aligned(leaf: jax.Array) -> np.ndarray:
+    """A copy in NumPy's memory where JAX can read it in place: from a multiple of 64 bytes on."""
+    memory = np.empty(leaf.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    copy = memory[start : start + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
+    copy[...] = leaf
+    return copy
+
+
 def test_parameters_in_memory_and_token_ids_are_enough() -> None:
     loaded = load(GOLDEN / "llama_tied", dtype="float32")
+    given = jax.tree.map(_aligned, loaded.params)
     with LLM(
         loaded.model,
-        params=loaded.params,
+        params=given,
         page_size=4,
         kv_tokens=64,
         max_num_seqs=2,
@@ -293,6 +303,11 @@ def test_parameters_in_memory_and_token_ids_are_enough() -> None:
         [output] = llm.generate(prompt, params, tools=[Tool(lambda a: [9, 9], name="f")], detector=detector)
         assert output.outputs[0].token_ids[2:4] == [9, 9]
         assert output.outputs[0].text == ""
+        for leaf in jax.tree.leaves(given):
+            leaf[...] = 0.0  # the weights that serve are no part of the caller's memory
+        llm.reset_prefix_cache()
+        [again] = llm.generate(prompt, params, tools=[Tool(lambda a: [9, 9], name="f")], detector=detector)
+        assert again.outputs[0].token_ids == output.outputs[0].token_ids
         with pytest.raises(RequestError, match="no tokenizer"):
             llm.generate("text")
         with pytest.raises(ConfigError, match="only a new LLM"):
