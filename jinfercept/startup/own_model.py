@@ -19,38 +19,27 @@ from jinfercept.models.protocol import MixedModel, Params, ServedModel, Windowed
 from jinfercept.models.quantized import weights_of
 
 _SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "max_position")
-_FIX = "see docs/own_model.md for what {} takes and returns"
-_RETURNS_KV = "layer() returns the kv that attend returned"
 _ROW = 2
 """The row that both calls of a function have; all others differ."""
+_ONCE, _KV = "layer() calls attend once, with the kv that it got", "layer() returns the kv that attend returned"
 
 
 def check_config(model: ServedModel) -> None:
     """Raise `ModelError` unless a model's config has what memory, pages and executables are planned by."""
-    config, name = model.config, type(model.config).__name__
+    config, name = model.config, f"of the config, {type(model.config).__name__},"
     lacking = [field for field in ("family", *_SIZES, "eos_token_ids") if not hasattr(config, field)]
-    if lacking:
-        raise ModelError(
-            "the config of a model lacks attributes", got=f"{name} without {', '.join(lacking)}", fix="add them"
-        )
+    _demand(not lacking, "the config of a model lacks attributes", f"no {', '.join(lacking)}")
     for field in _SIZES:
         value = getattr(config, field)
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-            raise ModelError(
-                f"{field} of a model's config is a whole number above 0", got=shown(value), fix=f"correct {name}"
-            )
-    if config.num_heads % config.num_kv_heads:
-        got = f"{config.num_heads} and {config.num_kv_heads}"
-        raise ModelError("query heads must divide evenly among KV heads", got=got, fix=f"correct {name}")
-    ends = config.eos_token_ids
-    if not isinstance(ends, tuple) or not all(isinstance(end, int | np.integer) for end in ends):
-        raise ModelError(
-            "eos_token_ids of a model's config are a tuple of token ids", got=shown(ends), fix=f"correct {name}"
-        )
+        is_size = isinstance(value, int | np.integer) and value is not True and int(value) > 0
+        _demand(is_size, f"{field} {name} is a whole number above 0", shown(value))
+    heads, kv_heads, ends = config.num_heads, config.num_kv_heads, config.eos_token_ids
+    _demand(not heads % kv_heads, "query heads must divide evenly among KV heads", f"{heads} and {kv_heads}")
+    are_ids = isinstance(ends, tuple) and all(isinstance(end, int | np.integer) for end in ends)
+    _demand(are_ids, f"eos_token_ids {name} are a tuple of token ids", shown(ends))
     kinds = model.layer_kinds if isinstance(model, MixedModel) else ()
-    if not isinstance(kinds, tuple) or len(kinds) not in (0, config.num_layers):
-        problem = f"layer_kinds are a tuple of a kind for each of {config.num_layers} layers, or ()"
-        raise ModelError(problem, got=shown(kinds), fix=f"correct {type(model).__name__}")
+    are_kinds = isinstance(kinds, tuple) and len(kinds) in (0, config.num_layers)
+    _demand(are_kinds, f"layer_kinds are () or a tuple of {config.num_layers} kinds, one for each layer", shown(kinds))
 
 
 def check_functions(model: ServedModel, params: Params) -> None:
@@ -60,119 +49,93 @@ def check_functions(model: ServedModel, params: Params) -> None:
         params: on the devices that serve them.
     """
     config, like = model.config, weights_of(params.embed)[0]
-    if not jnp.issubdtype(like.dtype, jnp.floating):
-        raise ModelError(
-            "the embedding's first weight is of floating-point numbers: keys and values are kept in its dtype",
-            got=f"{next(iter(params.embed))} of {like.dtype}",
-            fix="give weights of a floating-point dtype",
-        )
-    width, vocab_size = config.hidden_size, config.vocab_size
-    sizes = {width, vocab_size, config.num_heads, config.num_kv_heads, config.head_dim, mesh_of(like).size}
+    problem = "the embedding's first weight is of floating-point numbers: keys and values are kept in its dtype"
+    _demand(jnp.issubdtype(like.dtype, jnp.floating), problem, f"{like.dtype}")
+    width, vocab_size, mesh = config.hidden_size, config.vocab_size, mesh_of(like)
+    sizes = {width, vocab_size, config.num_heads, config.num_kv_heads, config.head_dim, mesh.size}
     num_rows = next(number for number in count(5) if number not in sizes)
     random, at = np.random.default_rng(0), np.arange(num_rows) == _ROW
-    given = [random.integers(0, config.max_position, num_rows) for _ in range(2)]
-    positions = [np.where(at, config.max_position - 1, some).astype(np.int32) for some in given]
-    given = [random.integers(0, vocab_size, num_rows) for _ in range(2)]
-    tokens = [np.where(at, vocab_size - 1, some).astype(np.int32) for some in given]
 
-    def embed(params: Any, tokens: Any, positions: Any) -> Any:
-        return (_checked("embed", model.embed(params, tokens, positions), (num_rows, width), None),)
-
-    def head(params: Any, x: Any) -> Any:
-        return (_checked("head", model.head(params, x), (num_rows, vocab_size), jnp.float32),)
+    def below(end: int) -> list[np.ndarray]:
+        """Numbers for both calls; those of their common row are the last ones."""
+        return [np.where(at, end - 1, random.integers(0, end, num_rows)).astype(np.int32) for _ in range(2)]
 
     def run(name: str, function: Callable[..., Any], params: Any, *calls: tuple[Any, ...]) -> np.ndarray:
-        return _run(
-            name, jax.jit(mesh_of(like).on_parts(function, specs_of((params, *calls[0])), EVERYWHERE)), params, calls
-        )
+        whole = jax.jit(mesh.on_parts(function, specs_of((params, *calls[0])), EVERYWHERE))
+        return _common_row(name, [partial(whole, params, *call) for call in calls])
 
+    def embed(params: Any, tokens: Any, positions: Any) -> Any:
+        return (_checked("embed() returns", model.embed(params, tokens, positions), (num_rows, width)),)
+
+    def head(params: Any, x: Any) -> Any:
+        return (_checked("head() returns", model.head(params, x), (num_rows, vocab_size), jnp.float32),)
+
+    tokens, positions = below(vocab_size), below(config.max_position)
     embedded = run("embed", embed, params.embed, *zip(tokens, positions, strict=True))
-    if np.isnan(embedded[_ROW]).any():
-        got = f"NaN for token {vocab_size - 1} at position {config.max_position - 1}"
-        raise ModelError(
-            "embed() has no vector for the last token or position", got=got, fix="correct vocab_size or max_position"
-        )
-    dtype = embedded.dtype
+    last = f"NaN for token {vocab_size - 1} at position {config.max_position - 1}"
+    _demand(not np.isnan(embedded).any(), "embed() has no vector for the last token or position", last)
     row = random.normal(size=width)
-    rows = [(np.where(at[:, None], row, random.normal(size=(num_rows, width))).astype(dtype),) for _ in range(2)]
-    kinds = model.layer_kinds if isinstance(model, MixedModel) else ()
-    first_of = {kind: index for index, kind in reversed([*enumerate(kinds or (None,))])}
-    states = states_of(model)
-    for kind, index in first_of.items():
-        if states and states[index]:
-            continue  # its rows are those of `StateRows`, which it carries on itself
-        layer = partial(_layer, model, kind, mesh_of(like).size)
-        calls = [(*x, where) for x, where in zip(rows, positions, strict=True)]
-        run("layer", layer, params.layers[index], *calls)
-    run("head", head, params.head, *rows)
+    rows = [np.where(at[:, None], row, random.normal(size=(num_rows, width))).astype(embedded.dtype) for _ in range(2)]
+    kinds, states = model.layer_kinds if isinstance(model, MixedModel) else (), states_of(model)
+    for kind, index in {kind: index for index, kind in reversed([*enumerate(kinds or (None,))])}.items():
+        if not (states and states[index]):  # such a layer carries the states of its rows on itself
+            layer = partial(_layer, model, kind, mesh.size)
+            run("layer", layer, params.layers[index], *zip(rows, positions, strict=True))
+    run("head", head, params.head, *((x,) for x in rows))
 
 
 def _layer(model: ServedModel, kind: Hashable, num_devices: int, params: Any, x: Any, positions: Any) -> Any:
+    """What a layer returns, with an attention that only adds up queries, keys and values, and counts its calls in `kv`."""
     config, calls = model.config, list[Any]()
     most = model.layer_window(kind) if kind is not None and isinstance(model, WindowedModel) else None
-    num_heads, num_kv_heads = config.num_heads // num_devices, config.num_kv_heads // num_devices
+    heads, kv_heads = config.num_heads // num_devices, config.num_kv_heads // num_devices
 
     def attend(q: Any, k: Any, v: Any, kv: Any, /, scoring: Scoring = PLAIN) -> tuple[Any, Any]:
-        for name, value, heads in (("q", q, num_heads), ("k", k, num_kv_heads), ("v", v, num_kv_heads)):
-            _checked(f"layer: {name} of attend", value, (len(x), heads, config.head_dim), None)
+        for name, value, number in (("q", q, heads), ("k", k, kv_heads), ("v", v, kv_heads)):
+            _checked(f"{name} of attend in layer() is", value, (len(x), number, config.head_dim))
         if scoring.sinks is not None:
-            _checked("layer: sinks of attend", scoring.sinks, (num_heads,), None)
-        if most is not None and not (scoring.window and scoring.window <= most):
-            got = f"{scoring.window} for layers of kind {kind!r}"
-            raise _wrong(f"the window of attend is at most layer_window(), {most} tokens", got, "layer()")
-        if getattr(kv, "shape", None) != (1,) or calls:
-            got = "a second call" if calls else f"{_described(kv)} as kv"
-            raise _wrong("layer() calls attend once, with the kv that it got", got, "layer()")
+            _checked("sinks of attend in layer() are", scoring.sinks, (heads,))
+        is_near = most is None or (scoring.window is not None and scoring.window <= most)
+        got = f"{scoring.window} for layers of kind {kind!r}"
+        _demand(is_near, f"the window of attend is at most layer_window(), {most} tokens", got)
+        _demand(not calls, _ONCE, "a second call")
+        _demand(getattr(kv, "shape", None) == (1,), _ONCE, f"{_described(kv)} as kv")
         calls.append(kv + 1)
-        return q + jnp.repeat(k + v, num_heads // num_kv_heads, axis=1).astype(q.dtype), calls[-1]
+        return q + jnp.repeat(k + v, heads // kv_heads, axis=1).astype(q.dtype), calls[0]
 
     function = model.layer if kind is None else partial(cast(MixedModel, model).layer, kind=kind)
     returned = function(params, x, positions, jnp.zeros(1, jnp.int32), attend)
-    if not isinstance(returned, tuple | list) or len(returned) != 2:
-        raise _wrong("layer() returns x and kv", _described(returned), "layer()")
-    _checked("layer", returned[0], x.shape, x.dtype)
-    if not calls:
-        raise _wrong("layer() calls attend once, with the kv that it got", "no call", "layer()")
-    if getattr(returned[1], "shape", None) != (1,):
-        raise _wrong(_RETURNS_KV, _described(returned[1]), "layer()")
+    is_pair = isinstance(returned, tuple | list) and len(returned) == 2
+    _demand(is_pair, "layer() returns x and kv", _described(returned))
+    _checked("layer() returns", returned[0], x.shape, x.dtype)
+    _demand(bool(calls), _ONCE, "no call")
+    _demand(getattr(returned[1], "shape", None) == (1,), _KV, _described(returned[1]))
     return tuple(returned)
 
 
-def _run(name: str, whole: Callable[..., Any], params: Any, calls: tuple[tuple[Any, ...], ...]) -> np.ndarray:
-    """What a function gives for the first of two calls. Raises `ModelError` if their common row differs in the second."""
+def _common_row(name: str, calls: list[Callable[[], Any]]) -> np.ndarray:
+    """The row that both calls have. Raises `ModelError` if it is another one in the second."""
     try:
-        (first, *kv), (second, *_) = (map(np.asarray, whole(params, *call)) for call in calls)
+        (first, *kv), (second, *_) = (map(np.asarray, call()) for call in calls)
     except ModelError:
         raise
     except Exception as error:
-        raise _wrong(f"{name}() of the model fails", describe_failure(error)[:500], f"{name}()") from error
-    if kv and kv[0][0] != 1:
-        raise _wrong(_RETURNS_KV, "that which layer() got", "layer()")
+        failure = describe_failure(error)[:500]
+        raise ModelError(f"{name}() of the model fails", got=failure, fix="see docs/own_model.md") from error
+    _demand(not kv or kv[0][0] == 1, _KV, "that which layer() got")
     row, again = (np.asarray(rows[_ROW], np.float64) for rows in (first, second))
-    rounding = 1e-3 if first.dtype.itemsize > 2 else 5e-2
-    if not np.allclose(
-        row, again, rtol=rounding, atol=rounding * np.abs(row[np.isfinite(row)]).max(initial=0.0), equal_nan=True
-    ):
-        raise ModelError(
-            f"{name}() mixes rows, which belong to different sequences",
-            got="a row that changes with the rows beside it",
-            fix="compute each row by itself: attend alone sees other tokens",
-        )
-    return first
+    rounding = (1e-3 if first.dtype.itemsize > 2 else 5e-2) * np.abs(row[np.isfinite(row)]).max(initial=0.0)
+    is_alike = np.allclose(row, again, rtol=0.0, atol=rounding, equal_nan=True)
+    mixed = f"{name}() mixes rows, which belong to different sequences: attend alone sees other tokens"
+    _demand(is_alike, mixed, "a row that changes with the rows beside it")
+    return first[_ROW]
 
 
-def _checked(name: str, value: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """An array of this shape and dtype, None: any of floating-point numbers. Raises `ModelError` for anything else."""
-    is_array = hasattr(value, "shape") and hasattr(value, "dtype")
-    if (
-        not is_array
-        or value.shape != shape
-        or not jnp.issubdtype(value.dtype, jnp.floating if dtype is None else dtype)
-    ):
-        kind = "floating-point numbers" if dtype is None else jnp.dtype(dtype).name
-        function, _, argument = name.partition(": ")
-        what = f"{argument} in layer() is" if argument else f"{function}() returns"
-        raise _wrong(f"{what} {[*shape]} of {kind}", _described(value), f"{function}()")
+def _checked(what: str, value: Any, shape: tuple[int, ...], dtype: Any = jnp.floating) -> Any:
+    """An array of this shape and dtype. Raises `ModelError` for anything else."""
+    is_right = getattr(value, "shape", None) == shape and jnp.issubdtype(value.dtype, dtype)
+    kind = "floating-point numbers" if dtype is jnp.floating else jnp.dtype(dtype).name
+    _demand(is_right, f"{what} {[*shape]} of {kind}", _described(value))
     return value
 
 
@@ -180,5 +143,6 @@ def _described(value: Any) -> str:
     return f"{[*value.shape]} of {value.dtype}" if hasattr(value, "shape") else shown(value)
 
 
-def _wrong(what: str, got: str, function: str) -> ModelError:
-    return ModelError(what, got=got, fix=_FIX.format(function))
+def _demand(is_right: bool, what: str, got: str) -> None:
+    if not is_right:
+        raise ModelError(what, got=got, fix="correct the model, see docs/own_model.md")
