@@ -34,26 +34,9 @@ _GRANITE = {
     "residual_multiplier": "residual_scale",
     "logits_divisor": "logit_scale",
 }
-_EXPERTS = frozenset(("expert_count", "expert_used_count", "expert_feed_forward_length", "expert_weights_norm"))
-_WINDOWS = frozenset(("attention.sliding_window", "attention.sliding_window_pattern"))
-_NEAR = _WINDOWS | {"rope.freq_base_swa"}
-_UNDERSTOOD = {
-    "llama": _EXPERTS | {"attention.sliding_window"},
-    "qwen3moe": _EXPERTS,
-    "phi3": frozenset(("attention.sliding_window",)),
-    "olmo2": _NEAR,
-    "granite": frozenset((*_GRANITE.values(), "attention.scale")),
-    "gemma2": _WINDOWS | {"attention.scale", "attn_logit_softcapping", "final_logit_softcapping"},
-    "gemma3": _NEAR | {"attention.scale", "final_logit_softcapping"},
-    "gpt-oss": _EXPERTS | _WINDOWS | {"expert_gating_func"},
-}
-"""Keys that are read of some architectures alone, as in llama.cpp."""
-_COMMON = re.compile(
-    r"vocab_size|context_length|embedding_length|block_count|feed_forward_length|tensor_data_layout|pooling_type"
-    r"|attention\.(head_count(_kv)?|key_length|layer_norm(_rms)?_epsilon)|rope\.(dimension_count|freq_base|scale_linear)"
-    r"|rope\.scaling\.(type|factor|attn_factor|original_context_length|yarn_beta_fast|yarn_beta_slow)|(mm|vision)\..*"
-)
-"""Keys that are read of every architecture, or that change nothing for text."""
+_WITH_EXPERTS = ("llama", "qwen3moe", "gpt-oss")
+_HARMLESS = re.compile(r"vocab_size|tensor_data_layout|pooling_type|attention\.layer_norm_epsilon|(mm|vision)\..*")
+"""Keys of the model that change nothing for text."""
 _STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -111,7 +94,6 @@ def _config(header: Header, rope_factors: RopeFactors) -> ModelConfig:
         raise ModelError("the GGUF file has no embedding", got="no token_embd.weight", fix="download it again")
     named = ARCHITECTURES[_SERVED[architecture]]
     rope = _rope(meta, head_dim, rope_factors)
-    _check_understood(meta, architecture, hidden_size, head_dim, rope)
     kinds, own = _kinds(meta, architecture, num_layers, rope), dict[str, Any]()
     if architecture in _WIDEST:
         own = _gemma(meta, architecture, hidden_size // num_heads if num_layers == _WIDEST[architecture] else head_dim)
@@ -119,10 +101,13 @@ def _config(header: Header, rope_factors: RopeFactors) -> ModelConfig:
         own = {name: float(meta.of_model(key, 0.0)) or 1.0 for name, key in _GRANITE.items()}
         rope = rope.scoring(float(meta.of_model("attention.scale", 0.0)) or head_dim**-0.5)
     if architecture == "smollm3":
-        still = replace(rope, scaling="proportional", turning_pairs=0)
+        still = replace(rope, scaling="proportional", turning_pairs=0, attention_factor=1.0)
         kinds = tuple(LayerKind(rope=None if (index + 1) % 4 else still) for index in range(num_layers))
     if rope.long_factors:
         max_position = rope.original_max_position
+    num_kv_heads = meta.of_model("attention.head_count_kv", num_heads)
+    experts = _experts(meta, architecture, ffn_size) if architecture in _WITH_EXPERTS else None
+    _check_read(meta, architecture, hidden_size, head_dim, rope)
     biases = {name: tensor in header.tensors for name, tensor in _BIASES.items()}
     stop_ids = [meta.get(f"tokenizer.ggml.{key}") for key in _STOP_KEYS]
     return ModelConfig(
@@ -131,7 +116,7 @@ def _config(header: Header, rope_factors: RopeFactors) -> ModelConfig:
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=meta.of_model("attention.head_count_kv", num_heads),
+        num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         ffn_size=ffn_size,
         # the short decimal that a float32 was written from: 1e-05, not 9.999999747378752e-06
@@ -142,38 +127,36 @@ def _config(header: Header, rope_factors: RopeFactors) -> ModelConfig:
         eos_token_ids=tuple(dict.fromkeys(id_ for id_ in stop_ids if id_ is not None)),
         activation="gelu_new" if named.family == "gemma" else "silu",
         kinds=kinds,
-        experts=_experts(meta, ffn_size),
+        experts=experts,
         **{**biases, **named.parts, **own},
     )
 
 
-def _check_understood(meta: "_Metadata", architecture: str, hidden_size: int, head_dim: int, rope: RopeConfig) -> None:
-    """Raise `ModelError` for keys of the model that would change its numbers and are read of other architectures or of none."""
-    scales, yarn = (0.0, 1.0), rope.scaling == "yarn"
+def _check_read(meta: "_Metadata", architecture: str, hidden_size: int, head_dim: int, rope: RopeConfig) -> None:
+    """Raise `ModelError` for keys of the model that were not read and could change its numbers: those of other architectures,
+    as in llama.cpp, unless they have one of these values, which are what this architecture does anyway."""
     usual: dict[str, tuple[Any, ...]] = {
         "attention.causal": (True,),
         "attention.scale": (0.0, head_dim**-0.5),
+        "attention.value_length": (head_dim,),
+        "attention.key_length_swa": (head_dim,),
+        "attention.value_length_swa": (head_dim,),
         "embedding_length_out": (hidden_size,),
-        "expert_gating_func": (0, 1),
+        "expert_gating_func": (0, 1, 3) if architecture == "gpt-oss" else (0, 1),
+        "expert_weights_scale": (0.0, 1.0),
         "rope.dimension_count_swa": (rope.rotary_dim,),
         "rope.freq_base_swa": (rope.theta,),
         "rope.scaling.finetuned": (True,) if architecture == "granite" else (False, True),
         "rope.scaling.yarn_attn_factor": (1.0, 0.1 * math.log(rope.factor) + 1),
-        "rope.scaling.yarn_ext_factor": (-1.0, 1.0) if yarn else (-1.0, 0.0),
-        **dict.fromkeys(
-            ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"), (head_dim,)
-        ),
-        **dict.fromkeys(("expert_weights_scale", *_GRANITE.values()), scales),
+        "rope.scaling.yarn_ext_factor": (-1.0, 1.0 if rope.scaling == "yarn" else 0.0),
+        **dict.fromkeys(_GRANITE.values(), (0.0, 1.0)),
     }
-    understood = _UNDERSTOOD.get(architecture, frozenset())
-    refuse_keys(
-        {
-            f"{architecture}.{key}": value
-            for key, value in meta.model.items()
-            if key not in understood and _COMMON.fullmatch(key) is None and not _is_one_of(value, usual.get(key))
-        },
-        where="the GGUF file",
-    )
+    unread = {
+        f"{architecture}.{key}": value
+        for key, value in meta.unread().items()
+        if _HARMLESS.fullmatch(key) is None and not _is_one_of(value, usual.get(key))
+    }
+    refuse_keys(unread, where="the GGUF file")
 
 
 def _is_one_of(value: Any, usual: tuple[Any, ...] | None) -> bool:
@@ -186,43 +169,44 @@ def _is_one_of(value: Any, usual: tuple[Any, ...] | None) -> bool:
 
 def _kinds(meta: "_Metadata", architecture: str, num_layers: int, rope: RopeConfig) -> tuple[LayerKind, ...]:
     """The kind of every layer; () if none is windowed."""
-    window = meta.of_model("attention.sliding_window", 4096 if architecture == "gemma2" else 0)
-    if not window:
+    if architecture not in _FULL_EVERY:
         return ()
+    window = meta.of_model("attention.sliding_window", 4096 if architecture == "gemma2" else 0)
     pattern = meta.of_model("attention.sliding_window_pattern", _FULL_EVERY[architecture])
     if isinstance(pattern, int):
         pattern = [not pattern or bool((index + 1) % pattern) for index in range(num_layers)]
     near = rope
-    if "rope.freq_base_swa" in _UNDERSTOOD[architecture]:  # windowed layers are not scaled
+    if architecture in ("gemma3", "olmo2"):  # whose windowed layers are not scaled
         theta = meta.of_model("rope.freq_base_swa", 10_000.0 if architecture == "gemma3" else rope.theta)
         near = RopeConfig(float(theta), rope.rotary_dim)
         if architecture == "gemma3":
             near = replace(near, attention_factor=float(meta.of_model("rope.scaling.attn_factor", 1.0)))
     windowed = LayerKind(window, None if near == rope else near)
-    return tuple(windowed if is_windowed else PLAIN_KIND for is_windowed in pattern)
+    return tuple(windowed if is_windowed else PLAIN_KIND for is_windowed in pattern) if window else ()
 
 
 def _gemma(meta: "_Metadata", architecture: str, scaled_by: int) -> dict[str, Any]:
     """Fields of Gemma 2 and 3; scores are divided by the root of `scaled_by`, unless the file says otherwise."""
-    soft_cap, logit_cap = (50.0, 30.0) if architecture == "gemma2" else (None, None)
+    is_second = architecture == "gemma2"
     return {
         "query_scale": meta.of_model("attention.scale", None) or scaled_by**-0.5,
-        "soft_cap": meta.of_model("attn_logit_softcapping", soft_cap) or None,
-        "logit_cap": meta.of_model("final_logit_softcapping", logit_cap) or None,
+        "soft_cap": meta.of_model("attn_logit_softcapping", 50.0) or None if is_second else None,
+        "logit_cap": meta.of_model("final_logit_softcapping", 30.0 if is_second else None) or None,
     }
 
 
-def _experts(meta: "_Metadata", ffn_size: int) -> ExpertsConfig | None:
+def _experts(meta: "_Metadata", architecture: str, ffn_size: int) -> ExpertsConfig | None:
     """The experts of every layer, of a model that has some: Mixtral's architecture is that of Llama."""
     count, used, columns = (
         meta.of_model(f"expert_{key}", default)
         for key, default in (("count", 0), ("used_count", 0), ("feed_forward_length", ffn_size))
     )
+    normalised = meta.of_model("expert_weights_norm", True)
     if not count:
         return None
-    if meta.get("general.architecture") == "gpt-oss":  # whose numbers llama.cpp has in its code, too
+    if architecture == "gpt-oss":  # whose numbers llama.cpp has in its code, too
         return ExpertsConfig(count, used, columns, normalised=True, swiglu=(7.0, 1.702), biased=True)
-    return ExpertsConfig(count, used, columns, normalised=meta.of_model("expert_weights_norm", True))
+    return ExpertsConfig(count, used, columns, normalised=normalised)
 
 
 def _rope(meta: "_Metadata", head_dim: int, factors: RopeFactors) -> RopeConfig:
@@ -234,29 +218,33 @@ def _rope(meta: "_Metadata", head_dim: int, factors: RopeFactors) -> RopeConfig:
     architecture = meta.get("general.architecture")
     if rotary_dim != head_dim and not ARCHITECTURES[_SERVED[architecture]].turns_partly:
         raise ModelError("partial rotary embedding in GGUF is not supported", got=rotary_dim, fix="use another model")
+    longest, *_ = meta.require("context_length")
+    original = meta.of_model("rope.scaling.original_context_length", longest)
+    betas = [
+        float(meta.of_model(f"rope.scaling.yarn_beta_{name}", usual)) for name, usual in (("fast", 32), ("slow", 1))
+    ]
     plain = RopeConfig(theta, rotary_dim, attention_factor=attention_factor)
     if any(factors):
-        return _divided(meta, plain, factors, scaling)
+        return _divided(plain, factors, scaling, original, longest)
     if scaling == "none" or (scaling == "linear" and factor == 1):
         return plain
     if scaling == "linear":
         return replace(plain, scaling="linear", factor=factor)
     if scaling == "yarn":
-        (longest,) = meta.require("context_length")
         return replace(
             plain,
             scaling="yarn",
             factor=factor,
-            original_max_position=meta.of_model("rope.scaling.original_context_length", longest),
-            beta_fast=float(meta.of_model("rope.scaling.yarn_beta_fast", 32.0)),
-            beta_slow=float(meta.of_model("rope.scaling.yarn_beta_slow", 1.0)),
+            original_max_position=original,
+            beta_fast=betas[0],
+            beta_slow=betas[1],
             truncate=architecture != "gpt-oss",
             attention_factor=attention_factor * (0.1 * math.log(max(factor, 1.0)) + 1),
         )
     raise ModelError("the GGUF file's rope scaling is not supported", got=scaling, fix="use the Hugging Face directory")
 
 
-def _divided(meta: "_Metadata", plain: RopeConfig, factors: RopeFactors, scaling: str) -> RopeConfig:
+def _divided(plain: RopeConfig, factors: RopeFactors, scaling: str, original: int, longest: int) -> RopeConfig:
     counts = [len(divisors) for divisors in factors if divisors]
     expected = [plain.rotary_dim // 2] * (1 if factors.every else 2)
     if counts != expected or scaling not in ("none", "longrope"):
@@ -265,8 +253,6 @@ def _divided(meta: "_Metadata", plain: RopeConfig, factors: RopeFactors, scaling
             got=f"{', '.join(map(str, counts))} factors, {plain.rotary_dim} dimensions that turn, scaling {scaling}",
             fix="use the Hugging Face directory",
         )
-    longest = meta.require("context_length")[0]
-    original = meta.of_model("rope.scaling.original_context_length", longest)
     scaled = replace(plain, scaling="factors", factors=factors.every or factors.short)
     if not factors.long or longest <= original:
         return scaled
@@ -277,13 +263,15 @@ class _Metadata:
     """A file's key-value pairs; keys of the model begin with the name of its architecture."""
 
     def __init__(self, pairs: Mapping[str, Any]) -> None:
-        self._pairs = pairs
+        self._pairs, self._read = pairs, set[str]()
 
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._pairs.get(key, default)
+    def get(self, key: str) -> Any:
+        return self._pairs.get(key)
 
     def of_model(self, key: str, default: Any) -> Any:
-        return self._pairs.get(self._name(key), default)
+        name = self._name(key)
+        self._read.add(name)
+        return self._pairs.get(name, default)
 
     def require(self, *keys: str) -> tuple[Any, ...]:
         """The values of keys of the model. Raises `ModelError` if one is missing."""
@@ -292,13 +280,12 @@ class _Metadata:
             raise ModelError(
                 "the GGUF file lacks metadata", got=f"no {', '.join(missing)}", fix="convert the model again"
             )
-        return tuple(self._pairs[self._name(key)] for key in keys)
+        return tuple(self.of_model(key, None) for key in keys)
 
-    @property
-    def model(self) -> dict[str, Any]:
-        """The values of the model, by keys without the name of its architecture."""
-        start = self._name("")
-        return {key.removeprefix(start): value for key, value in self._pairs.items() if key.startswith(start)}
+    def unread(self) -> dict[str, Any]:
+        """The values of the model that nothing has read, by keys without the name of its architecture."""
+        start, unread = self._name(""), self._pairs.keys() - self._read
+        return {key.removeprefix(start): self._pairs[key] for key in sorted(unread) if key.startswith(start)}
 
     def _name(self, key: str) -> str:
         return f"{self._pairs['general.architecture']}.{key}"

@@ -322,7 +322,7 @@ def test_keys_that_change_nothing_are_read_over(tmp_path, name, architecture, va
         ("llama_gqa", "llama", "logit_scale", 8.0),
         ("llama_gqa", "llama", "embedding_scale", 12.0),
         ("llama_gqa", "llama", "residual_scale", 0.22),
-        ("llama_gqa", "llama", PATTERN, 4),
+        ("qwen3", "qwen3", PATTERN, 4),
         ("llama_gqa", "llama", "rope.freq_base_swa", 77.0),
         ("llama_gqa", "llama", "rope.scaling.yarn_log_multiplier", 0.1),
         ("llama_yarn", "llama", "rope.scaling.yarn_ext_factor", 0.5),
