@@ -62,8 +62,8 @@ class LLM(RolloutMethods, WeightControls):
     Args:
         model: `smollm2-135m`, a Hugging Face directory, a `.gguf` file, a `ModelConfig` (with `load_format="dummy"`), a `Model`
             whose weights are in `params`, or an `EngineSetup`, without any other argument.
-        params: the weights of a `Model` that is already in memory. What lies where it is wanted is not copied: do not donate it
-            before the first `update_weights`.
+        params: the weights of a `Model` that is already in memory. NumPy's arrays are copied. JAX's that lie where they are
+            wanted are not: do not donate these before the first `update_weights`.
         tokenizer: instead of the model's: a name or path, as of a model, a `Tokenizer`, or a fast one of `transformers`.
         policy: a name, or your own (`sched.policy.Policy`): as a class or a function, as `path.py:Class` or
             `package.module:Class`, or an object.

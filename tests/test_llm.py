@@ -3,9 +3,11 @@
 import asyncio
 import json
 import threading
+from array import array
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -98,6 +100,37 @@ def test_a_failing_tool_is_text_that_the_model_reads(smollm2: LLM) -> None:
     [output] = smollm2.generate(SHOTS, GREEDY, tools=[Tool(broken, start="<<price ", stop="=", result="{}>>")])
     assert "<<price lamp=error: LookupError: sold out>>" in output.outputs[0].text
     assert output.outputs[0].interceptions[0].results[0].status == "error"
+
+
+@pytest.mark.parametrize(
+    ("ids", "read"),
+    [
+        (np.array([504, 216]), None),
+        ([np.int64(504), 216], None),
+        (jnp.array([504, 216]), None),
+        (array("i", [504, 216]), None),
+        (range(504, 506), None),
+        (np.array([504.0]), "error: token ids are whole numbers in one dimension; got array([504.])"),
+        (np.array([[504, 216]]), "error: token ids are whole numbers in one dimension; got array([[504, 216]])"),
+        (jnp.array([True]), "error: token ids are whole numbers in one dimension; got Array([ True]"),
+        ([504, -1], "error: token ids are from 0 to 49151; got -1"),
+        (np.array([49152]), "error: token ids are from 0 to 49151; got 49152"),
+        (np.float32(0.5), "0.5"),
+    ],
+    ids=str,
+)
+def test_a_tool_returns_token_ids_as_any_whole_numbers_and_the_model_reads_why_others_are_none(
+    smollm2: LLM, ids: object, read: str | None
+) -> None:
+    tool = Tool(lambda item: ids, name="ids", start="<<price ", stop="=")
+    [output] = smollm2.generate(SHOTS, SamplingParams(temperature=0.0, max_tokens=16), tools=[tool])
+    interception = output.outputs[0].interceptions[0]
+    assert interception.results[0].status == ("error" if read and read.startswith("error") else "ok")
+    first, end = interception.span
+    if read is None:
+        assert tuple(output.outputs[0].token_ids[first:end]) == tuple(map(int, ids))  # pyright: ignore
+    else:
+        assert f"<<price lamp={read}" in output.outputs[0].text
 
 
 def test_a_tool_that_never_answers_times_out(smollm2: LLM) -> None:
@@ -243,11 +276,21 @@ def test_bad_requests_say_what_got_and_fix(smollm2: LLM) -> None:
     assert not engine_state(smollm2).has_work
 
 
+def _aligned(leaf: jax.Array) -> np.ndarray:
+    """A copy in NumPy's memory where JAX can read it in place: from a multiple of 64 bytes on."""
+    memory = np.empty(leaf.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    copy = memory[start : start + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
+    copy[...] = leaf
+    return copy
+
+
 def test_parameters_in_memory_and_token_ids_are_enough() -> None:
     loaded = load(GOLDEN / "llama_tied", dtype="float32")
+    given = jax.tree.map(_aligned, loaded.params)
     with LLM(
         loaded.model,
-        params=loaded.params,
+        params=given,
         page_size=4,
         kv_tokens=64,
         max_num_seqs=2,
@@ -260,6 +303,11 @@ def test_parameters_in_memory_and_token_ids_are_enough() -> None:
         [output] = llm.generate(prompt, params, tools=[Tool(lambda a: [9, 9], name="f")], detector=detector)
         assert output.outputs[0].token_ids[2:4] == [9, 9]
         assert output.outputs[0].text == ""
+        for leaf in jax.tree.leaves(given):
+            leaf[...] = 0.0  # the weights that serve are no part of the caller's memory
+        llm.reset_prefix_cache()
+        [again] = llm.generate(prompt, params, tools=[Tool(lambda a: [9, 9], name="f")], detector=detector)
+        assert again.outputs[0].token_ids == output.outputs[0].token_ids
         with pytest.raises(RequestError, match="no tokenizer"):
             llm.generate("text")
         with pytest.raises(ConfigError, match="only a new LLM"):

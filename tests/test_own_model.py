@@ -1,8 +1,11 @@
 """A user's own Flax model through the protocol: the example runs, and its tokens are those of the model without a cache."""
 
 import importlib.util
+import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 
 from jinfercept.errors import ModelError
+from jinfercept.layouts.scoring import Scoring
 from jinfercept.llm import LLM
 from jinfercept.models.protocol import MixedModel, Params, ServedModel, WindowedModel, windows_of
 from tests.support.dense_model import dense_attend
@@ -52,6 +56,151 @@ def test_the_example_writes_what_the_model_says_without_a_cache(example, capsys)
 def test_a_model_without_weights_is_refused(example):
     with pytest.raises(ModelError, match="a Model needs its weights"):
         LLM(example.make()[0])
+
+
+def refusal(model: Any, params: Params) -> str:
+    with pytest.raises(ModelError) as caught:
+        LLM(model, params=params, max_num_seqs=2, max_num_batched_tokens=8)
+    return str(caught.value)
+
+
+def with_layer(change: Any) -> dict[str, Any]:
+    """A model's `layer` with what goes into it and comes out of it changed.
+
+    Args:
+        change: of the example's `layer`, its weights, x, positions, kv and attend.
+    """
+
+    def layer(self: Any, params: Any, x: Any, positions: Any, kv: Any, attend: Any) -> Any:
+        return change(super(type(self), self).layer, params, x, positions, kv, attend)
+
+    return {"layer": layer}
+
+
+def with_attend(change: Any) -> dict[str, Any]:
+    """A model whose `attend` is called through a function of the queries, keys, values, kv and the real one."""
+    return with_layer(lambda layer, w, x, at, kv, attend: layer(w, x, at, kv, lambda *qkv: change(attend, *qkv)))
+
+
+def with_embed(change: Any) -> dict[str, Any]:
+    def embed(self: Any, params: Any, tokens: Any, positions: Any) -> Any:
+        return change(super(type(self), self).embed(params, tokens, positions), positions)
+
+    return {"embed": embed}
+
+
+def with_head(change: Any) -> dict[str, Any]:
+    return {"head": lambda self, params, x: change(super(type(self), self).head(params, x))}
+
+
+def swapped(pair: tuple[Any, Any]) -> tuple[Any, Any]:
+    return pair[1], pair[0]
+
+
+def twice(attend: Any, q: Any, k: Any, v: Any, kv: Any) -> Any:
+    return attend(q, k, v, attend(q, k, v, kv)[1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (with_head(lambda y: y[:, :-1]), r"head\(\) returns \[5, 100\] of float32; got \[5, 99\] of float32"),
+        (with_head(lambda y: jnp.pad(y, ((0, 0), (0, 1)))), r"head\(\) returns \[5, 100\] of float32; got \[5, 101\]"),
+        (with_head(lambda y: y.T), r"head\(\) returns \[5, 100\] of float32; got \[100, 5\]"),
+        (with_head(lambda y: y.astype(jnp.bfloat16)), r"head\(\) returns .* of float32; got .* of bfloat16"),
+        (with_head(lambda y: y.argmax(-1)), r"head\(\) returns .* of float32; got \[5\] of int32"),
+        (with_head(lambda y: y - y.mean(0)), r"head\(\) mixes rows"),
+        (with_head(lambda y: None), r"head\(\) returns .*; got None"),
+        (with_embed(lambda y, at: y.T), r"embed\(\) returns \[5, 32\] of floating-point numbers; got \[32, 5\]"),
+        (with_embed(lambda y, at: y.astype(jnp.int32)), r"embed\(\) returns .*; got \[5, 32\] of int32"),
+        (with_embed(lambda y, at: jnp.cumsum(y, 0)), r"embed\(\) mixes rows"),
+        (
+            with_embed(lambda y, at: y + jnp.zeros((9, 32)).at[at].get(mode="fill")),
+            r"no vector for the last token or pos",
+        ),
+        (with_embed(lambda y, at: y if y.sum() > 0 else -y), r"embed\(\) of the model fails; got TracerBool"),
+        (with_layer(lambda layer, w, x, at, kv, attend: (x, kv)), r"calls attend once, .*; got no call"),
+        (with_attend(twice), r"calls attend once, .*; got a second call"),
+        (with_attend(lambda attend, q, k, v, kv: (attend(q, k, v, kv)[0], kv)), r"returns the kv that attend returned"),
+        (with_attend(lambda attend, q, k, v, kv: attend(q, k, v, k)), r"with the kv that it got; got \[5, 2, 8\] of f"),
+        (
+            with_attend(lambda attend, q, k, v, kv: attend(q, k.swapaxes(0, 1), v, kv)),
+            r"k of attend in layer\(\) is \[5, 2, 8\]",
+        ),
+        (
+            with_attend(lambda attend, q, k, v, kv: attend(q, k, v.mT, kv)),
+            r"v of attend in layer\(\) is .*got \[5, 8, 2\]",
+        ),
+        (
+            with_attend(lambda attend, q, k, v, kv: attend(q[:, :2], k, v, kv)),
+            r"q of attend in .*\[5, 4, 8\] .*\[5, 2, 8\]",
+        ),
+        (with_attend(lambda attend, q, k, v, kv: attend(q, k.astype(int), v, kv)), r"k of attend in .*got .* of int32"),
+        (
+            with_layer(lambda layer, *others: swapped(layer(*others))),
+            r"layer\(\) returns \[5, 32\] of float32; got \[1\]",
+        ),
+        (with_layer(lambda layer, *others: layer(*others)[0]), r"layer\(\) returns x and kv; got \[5, 32\] of float32"),
+        (with_layer(lambda layer, *others: (*layer(*others), 1)), r"layer\(\) returns x and kv; got \("),
+        (with_layer(lambda layer, w, x, *others: layer(w, x - x.mean(0), *others)), r"layer\(\) mixes rows"),
+        (with_layer(lambda layer, w, x, *others: layer(w, jnp.roll(x, 1, 0), *others)), r"layer\(\) mixes rows"),
+        (with_layer(lambda layer, w, x, *others: layer({}, x, *others)), r"layer\(\) of the model fails; got "),
+        (
+            with_layer(lambda layer, *others: (layer(*others)[0].astype(jnp.bfloat16), layer(*others)[1])),
+            r"layer\(\) (returns \[5, 32\] of float32|calls attend)",
+        ),
+    ],
+)
+def test_a_function_of_a_model_that_is_wrong_is_refused_by_name(example, changes: dict[str, Any], message: str) -> None:
+    model, params = example.make()
+    model.__class__ = type("Changed", (type(model),), changes)
+    assert re.search(message, refusal(model, params))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_layers": None}, "num_layers of the config, Numbers, is a whole number above 0; got None"),
+        ({"vocab_size": 99.0}, "vocab_size of the config, Numbers, is a whole number above 0; got 99.0"),
+        ({"head_dim": 0}, "head_dim of the config, Numbers, is a whole number above 0; got 0"),
+        ({"num_kv_heads": 3}, "query heads must divide evenly among KV heads; got 4 and 3"),
+        ({"eos_token_ids": 2}, "eos_token_ids of the config, Numbers, are a tuple of token ids; got 2"),
+        (
+            {"vocab_size": 101},
+            "embed() has no vector for the last token or position; got NaN for token 100 at position",
+        ),
+        ({"vocab_size": 99}, "head() returns [5, 99] of float32; got [5, 100] of float32"),
+        ({"hidden_size": 33}, "embed() returns [5, 33] of floating-point numbers; got [5, 32] of float32"),
+    ],
+)
+def test_sizes_of_a_model_that_are_wrong_are_refused_by_name(example, changes: dict[str, Any], message: str) -> None:
+    model, params = example.make()
+    model.config = replace(model.config, **changes)
+    assert message in refusal(model, params)
+
+
+def test_a_config_without_layers_and_weights_of_whole_numbers_are_refused(example) -> None:
+    model, params = example.make()
+    whole = jax.tree.map(lambda leaf: leaf.astype(jnp.int32), params)
+    assert "first weight is of floating-point numbers: keys and values are kept in its dtype; got int32" in (
+        refusal(model, whole)
+    )
+    model.config = SimpleNamespace(
+        **{name: value for name, value in vars(model.config).items() if name != "num_layers"}
+    )
+    assert "the config of a model lacks attributes; got no num_layers" in refusal(model, params)
+
+
+@pytest.mark.parametrize("scoring", [Scoring(window=9), Scoring()])
+def test_a_layer_that_sees_more_than_its_window_is_refused(example, scoring: Scoring) -> None:
+    def layer(self: Any, w: Any, x: Any, at: Any, kv: Any, attend: Any, *, kind: str) -> Any:
+        return super(type(self), self).layer(w, x, at, kv, lambda *qkv: attend(*qkv, scoring))
+
+    model, params = example.make()
+    kinds = {"layer_kinds": ("near", "near"), "layer_window": lambda self, kind: 8}
+    model.__class__ = type("Changed", (type(model),), {**kinds, "layer": layer})
+    got = f"at most layer_window(), 8 tokens; got {scoring.window} for layers of kind 'near'"
+    assert got in refusal(model, params)
 
 
 def gpt2_logits(model: Any, params: Params, tokens: jax.Array) -> jax.Array:

@@ -18,7 +18,7 @@ from typing import Any, Unpack, get_origin, get_type_hints
 
 from jinfercept.calls import Tool, check_tool_name
 from jinfercept.errors import RequestError, describe_failure, shown
-from jinfercept.values.plain import strict_json
+from jinfercept.values.plain import plain, strict_json
 
 _NAME = re.compile(r'[^<>\[\]"\\\x00-\x1f]+')
 """Names that no format of calls takes for its markup."""
@@ -283,7 +283,11 @@ def _text(value: object) -> str:
     if inspect.isgenerator(value):
         value = list(islice(value, _MOST_VALUES + 1))
         _check_number(len(value))
-    return to_json(value, fallback=str).decode()
+    return to_json(plain(value), fallback=_plain_or_text).decode()
+
+
+def _plain_or_text(value: object) -> object:
+    return str(value) if (numbers := plain(value)) is value else numbers
 
 
 def _check_number(num_values: int) -> None:

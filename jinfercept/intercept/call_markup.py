@@ -13,7 +13,7 @@ from typing import Literal, final
 from jinfercept.calls import Call, CallMode, Result, Tool
 from jinfercept.errors import RequestError, shown
 from jinfercept.hooks import BadFrame, SharedLimit, TrapFrame
-from jinfercept.intercept.rendering import CHARS_PER_TOKEN, render
+from jinfercept.intercept.rendering import CHARS_PER_TOKEN, render, with_known_ids
 from jinfercept.parsers.cml import (
     DELIMITERS,
     MAX_DELIMITER_CHARS,
@@ -148,6 +148,7 @@ class ContextMarkup:
         shown_id = escape(call.id, delimiters) or NO_ID
         head = self._encode(f"{delimiters.interrupt} {shown_id} {delimiters.head}")
         tail = self._encode(f" {delimiters.end}")
+        result = with_known_ids(result, self.tokenizer.vocab_size)
         text = result.text if result.token_ids is None else self.tokenizer.decode(result.token_ids)
         template = replace(tool, result=f" {tool.result}") if tool else Tool(str, name="markup", result=" {}")
         escaped = replace(result, text=escape(text, delimiters), token_ids=None)

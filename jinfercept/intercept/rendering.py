@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from jinfercept.calls import Call, Result, Tool
+from jinfercept.errors import shown
 
 CHARS_PER_TOKEN = 32
 """Text longer than this many characters per allowed token is cut before it is encoded."""
@@ -42,6 +43,8 @@ def render(
         At most `room` tokens and as many as the tool allows; a cut one has a note and its closing text, if there is room.
     """
     limit = min(room, tool.max_result_tokens if tool else room)
+    if encode is not None:
+        result = with_known_ids(result, vocab_size)
     if result.token_ids is not None:
         return _token_ids(result, result.token_ids, limit, vocab_size)
     if encode is None:
@@ -58,8 +61,17 @@ def render(
     return tokens, replace(result, status="too_large" if result.status == "ok" else result.status)
 
 
+def with_known_ids(result: Result, vocab_size: int) -> Result:
+    """The result; if it has token ids outside the vocabulary, an error for the model to read."""
+    wrong = next((token for token in result.token_ids or () if not 0 <= token < vocab_size), None)
+    if wrong is None:
+        return result
+    text = f"error: token ids are from 0 to {vocab_size - 1}; got {shown(wrong)}; return ids of this model, or a text"
+    return replace(result, text=text, status="error", token_ids=None)
+
+
 def _token_ids(result: Result, token_ids: tuple[int, ...], limit: int, vocab_size: int) -> tuple[list[int], Result]:
-    """Token ids as they are; unknown ids are dropped, and make the result an error."""
+    """Token ids as they are; without a tokenizer, unknown ids are dropped, and make the result an error."""
     valid = [token for token in token_ids if 0 <= token < vocab_size]
     if len(valid) == len(token_ids) <= limit:
         return valid, result

@@ -3,10 +3,12 @@
 A value of a user's class can block or raise whenever it is printed, so that it never leaves the tool's thread or event loop.
 """
 
+from array import array
 from typing import cast, final
 
 from jinfercept.calls import Result
-from jinfercept.errors import describe_failure
+from jinfercept.errors import describe_failure, shown
+from jinfercept.values.plain import plain
 
 MOST_CHARS = 2**24
 """Characters of the longest text of a result; more are dropped before they are copied."""
@@ -31,9 +33,17 @@ class ToolTimeout(ToolFailed, TimeoutError):
 
 
 def plain_value(value: object) -> ToolValue:
-    """A return value as a text or token ids. Raises whatever the value's own methods raise."""
+    """A return value as a text or token ids. Raises whatever the value's own methods raise, and `ToolFailed` for an array of
+    numbers that are no token ids."""
+    given, value = value, plain([*value[:MOST_CHARS]] if isinstance(value, range | array) else value)
     if isinstance(value, list | tuple) and all(type(token) is int for token in value):
         return cast(tuple[int, ...], tuple(value))
+    if (
+        isinstance(value, list)
+        and not isinstance(given, list)
+        and all(isinstance(row, int | float | list) for row in value)
+    ):
+        raise ToolFailed(f"token ids are whole numbers in one dimension; got {shown(given)}; return those, or a text")
     if isinstance(value, Placeholder):
         return value
     if value is None:

@@ -80,11 +80,17 @@ def check_keys(config: Mapping[str, Any], understood: Set[str], *, where: str, e
         every: whether any other key with a value would, whatever its name.
     """
     unknown = {key: value for key, value in config.items() if key not in understood}
-    wrong = [key for key, value in unknown.items() if (every and value) or _changes(str(key), value)]
+    refuse_keys(
+        {key: value for key, value in unknown.items() if (every and value) or _changes(str(key), value)}, where=where
+    )
+
+
+def refuse_keys(wrong: Mapping[str, Any], *, where: str) -> None:
+    """Raise `ModelError` if there are such keys."""
     if wrong:
         raise ModelError(
             f"{where} has keys that are not understood and could change the model's output",
-            got=", ".join(f"{key[:80]} {str(unknown[key])[:80]}" for key in wrong[:5]),
+            got=", ".join(f"{key[:80]} {str(value)[:80]}" for key, value in [*wrong.items()][:5]),
             fix="use a plain model of its family, or remove them if they mean nothing",
         )
 

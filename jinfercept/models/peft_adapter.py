@@ -86,13 +86,14 @@ def adapter_of(
     places, layers = modules_of(config), [dict[str, Factors]() for _ in range(config.num_layers)]
     expected = abstract_params(config, jnp.float32, joined=False).layers
     digest, largest = hashlib.sha256(), 0
-    for module, sides in sorted(_modules(file).items()):
+    for whole, sides in sorted(_modules(file).items()):
+        module = text_name(whole)
         place = _place(module, places, expected)
         shapes = {name: expected[place.layer][name].shape for name in place.weights}
-        _check_shapes(file, module, sides, shapes, stated.rank_of(module), most_rank)
+        _check_shapes(file, module, sides, shapes, stated.rank_of(whole), most_rank)
         a, b = (_read(file, sides[side]) for side in "AB")
         with np.errstate(over="ignore"):  # what is too large then is refused where it is written
-            b = b * np.float32(stated.scale_of(module))
+            b = b * np.float32(stated.scale_of(whole))
         for part in (a, b):
             digest.update(f"{module} {part.shape} ".encode() + np.ascontiguousarray(part).tobytes())
         start = 0
@@ -112,14 +113,15 @@ def adapter_of(
 
 
 def _modules(file: AdapterTensors) -> dict[str, dict[str, str]]:
-    """The names of both matrices of every module, by `A` and `B`. Raises `ModelError` for tensors that are none."""
+    """The names of both matrices of every module, by `A` and `B`, by the module's name in PEFT, which its patterns are about.
+    Raises `ModelError` for tensors that are none."""
     modules, wrong = dict[str, dict[str, str]](), list[str]()
     for name in file.shapes:
         match = TENSOR.fullmatch(name)
         if match is None or not name.startswith(PREFIX):
             wrong.append(name)
         else:
-            sides = modules.setdefault(text_name(match["module"].removeprefix(PREFIX)), {})
+            sides = modules.setdefault(match["module"].removeprefix(PREFIX), {})
             if sides.setdefault(match["side"], name) != name:
                 wrong.append(f"{name} beside {sides[match['side']]}")
     wrong += [f"{module} without its other half" for module, sides in modules.items() if len(sides) < 2]

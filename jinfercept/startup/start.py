@@ -23,6 +23,7 @@ from jinfercept.models.config import ModelConfig
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.load import Loaded, bytes_to_load, dtype_name, load, locate, read_config
 from jinfercept.models.mesh import ModelMesh
+from jinfercept.models.model import Model
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
 from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.runner import ModelRunner
@@ -42,6 +43,7 @@ from jinfercept.startup.draft_model import add_drafter, load_draft_model
 from jinfercept.startup.generation_config import sampling_defaults
 from jinfercept.startup.invariant import as_invariant
 from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights, most_at_once
+from jinfercept.startup.own_model import check_config, check_functions
 from jinfercept.startup.profiler import EFFORTS, deep_bucket
 from jinfercept.startup.recurrent import as_served
 from jinfercept.startup.served_adapters import add_adapters, with_tool_adapter
@@ -345,8 +347,14 @@ def load_model(
     if isinstance(model, ServedModel):
         if params is None:
             raise ModelError("a Model needs its weights", got="no params", fix="pass params=...")
+        is_own = not isinstance(model, Model)
+        if is_own:
+            check_config(model)
         served = on_devices(model, mesh)
-        return Loaded(served, initial_params(served, params, mesh), None, "dummy")
+        params = initial_params(served, params, mesh)
+        if is_own:
+            check_functions(served, params)
+        return Loaded(served, params, None, "dummy")
     if params is not None:
         raise ModelError(
             "params go with a Model", got=type(model).__name__, fix="pass Model(config), or leave params out"

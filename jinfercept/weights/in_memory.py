@@ -32,7 +32,7 @@ def initial_params(model: ServedModel, params: Params, mesh: ModelMesh) -> Param
 
     Args:
         model: if its embeddings are tied, the head's are taken from the embedding.
-        params: any arrays, numpy's included; what lies where it is wanted is not copied. For a custom model, all layers have to
+        params: any arrays; JAX's that lie where they are wanted are not copied. For a custom model, all layers have to
             be alike; nothing else is checked.
 
     Raises:
@@ -342,14 +342,29 @@ def _fit(name: str, leaf: Any, shape: tuple[int, ...]) -> Any:
 def _on_devices(model: ServedModel, params: Params, mesh: ModelMesh) -> Params:
     """The weights as JAX arrays on the devices that serve them. Raises `ModelError` if these cannot cut them so."""
     if mesh.size == 1:
-        return jax.device_put(params, mesh.sharding())
+        return _own(params, jax.device_put(params, mesh.sharding()))
     specs = model.partition_specs() if isinstance(model, CutModel) else partition_specs(params)
     try:
-        return jax.device_put(params, jax.tree.map(mesh.sharding, specs))
+        return _own(params, jax.device_put(params, jax.tree.map(mesh.sharding, specs)))
     except ValueError as error:
         raise ModelError(
             "partition_specs() do not cut the weights", got=str(error)[:500], fix="cut axes that divide evenly"
         ) from error
+
+
+def _own(given: Params, placed: Params) -> Params:
+    """The weights with copies of those that lie in NumPy's memory, which the caller may write to; one copy of each array."""
+    copies = dict[int, jax.Array]()
+
+    def own(leaf: Any, array: jax.Array) -> jax.Array:
+        start = leaf.ctypes.data if isinstance(leaf, np.ndarray) else 0
+        if not any(start <= place < start + leaf.nbytes for place in _buffers({"": array})):
+            return array
+        if id(leaf) not in copies:
+            copies[id(leaf)] = jax.device_put(array, array.sharding, may_alias=False)
+        return copies[id(leaf)]
+
+    return jax.block_until_ready(jax.tree.map(own, given, placed))
 
 
 def _complete(model: ServedModel, params: Params) -> Params:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache, partial, singledispatch
 from typing import Any, Literal, Required, TypedDict, Unpack
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jinfercept.calls import READER, Tool
@@ -70,6 +72,9 @@ def test_arguments_become_what_the_annotations_say_and_results_text() -> None:
     assert call(only(weather), arguments) == '{"city":"Paris","days":2,"unit":"C"}'
     assert call(only(Tool(lambda: None, name="f")), "{}") == ""
     assert call(only(Tool(lambda: [1, 2], name="f")), "{}") == "[1,2]"
+    values = iter((np.array([1, 2]), jnp.array([1, 2]), [np.int64(1), 2]))
+    for _ in range(3):
+        assert call(only(Tool(lambda: {"x": next(values)}, name="f")), "{}") == '{"x":[1,2]}'
 
 
 def test_whatever_can_be_called_by_name_is_a_tool() -> None:

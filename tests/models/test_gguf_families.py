@@ -2,9 +2,11 @@
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import gguf
 import jax
@@ -45,6 +47,7 @@ def convert(
     architecture: str,
     *,
     numbers: Mapping[str, int] = MappingProxyType({}),
+    values: Mapping[str, Any] = MappingProxyType({}),
     factors: Mapping[str, list[float]] = MappingProxyType({}),
     quantised: str | None = None,
     **strings: str,
@@ -52,7 +55,7 @@ def convert(
     """A golden checkpoint, or one in another directory, as a GGUF file in float32.
 
     Args:
-        numbers, strings: further metadata.
+        numbers, strings, values: further metadata, `values` of any type.
         factors: further tensors.
         quantised: type of matrices, but for routers.
     """
@@ -104,12 +107,24 @@ def convert(
         tensors = stacked(tensors, count)
     for key, value in strings.items():
         writer.add_string(key.replace("__", "."), value)
+    if name == "olmo3":
+        writer.add_sliding_window(config["sliding_window"])
     if architecture == "gpt-oss":
         writer.add_sliding_window(config["sliding_window"])
         writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if rope["rope_type"] == "linear" and architecture != "gemma3":
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if "beta_fast" in rope:
+            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+    for key, value in values.items():
+        kind = gguf.GGUFValueType.get_type(value)
+        writer.add_key_value(
+            key, value, kind, gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
+        )
     for tensor, stored in tensors.items():
         if stored.dtype == np.uint8:
             writer.add_tensor(renamed_to(tensor, RENAMED), stored, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
@@ -209,6 +224,9 @@ def rope_factors(rope: dict[str, float], head_dim: int) -> np.ndarray:
         ("qwen2", "qwen2"),
         ("qwen3", "qwen3"),
         ("olmo2", "olmo2"),
+        ("olmo3", "olmo2"),
+        ("llama_yarn", "llama"),
+        ("llama_linear", "llama"),
         ("phi3", "phi3"),
         ("granite", "granite"),
         ("gemma", "gemma"),
@@ -247,10 +265,101 @@ def test_the_long_factors_of_phi3_are_for_longer_sequences(tmp_path):
     assert (longer.max_position, longer.rope.factors) == (128, (2.0, 3.0, 5.0))
 
 
-def test_experts_that_are_chosen_otherwise_are_refused(tmp_path):
-    convert("qwen3_moe", tmp_path / "m.gguf", "qwen3moe", qwen3moe__expert_gating_func="sigmoid")
-    with pytest.raises(ModelError, match=r"chosen by a softmax.*gating function sigmoid"):
+PATTERN = "attention.sliding_window_pattern"
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "values", "expected"),
+    [
+        ("olmo3", "olmo2", {}, "wwwfw"),
+        ("olmo3", "olmo2", {PATTERN: 2}, "wfwfw"),
+        ("olmo3", "olmo2", {PATTERN: [True, False, False, True, True]}, "wffww"),
+        ("olmo3", "olmo2", {PATTERN: 0}, "wwwww"),
+        ("olmo2", "olmo2", {}, ""),
+        ("gpt_oss_mxfp4", "gpt-oss", {PATTERN: 3}, "ww"),
+        ("llama_linear", "llama", {"attention.sliding_window": 9}, "ww"),
+        ("qwen3", "qwen3", {"attention.sliding_window": 0}, ""),
+    ],
+    ids=str,
+)
+def test_the_file_says_which_layers_are_windowed(
+    tmp_path: Path, name: str, architecture: str, values: dict[str, Any], expected: str
+) -> None:
+    convert(name, tmp_path / "m.gguf", architecture, values={f"{architecture}.{key}": v for key, v in values.items()})
+    config = read_config(tmp_path / "m.gguf")
+    assert "".join("f" if kind.window is None else "w" for kind in config.kinds) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "values"),
+    [
+        ("llama_gqa", "llama", {"attention.scale": 8**-0.5, "attention.value_length": 8, "logit_scale": 1.0}),
+        ("llama_gqa", "llama", {"vocab_size": 128, "tensor_data_layout": "Meta AI original pth", "expert_count": 0}),
+        ("llama_gqa", "llama", {"rope.scaling.finetuned": True, "attention.causal": True, "rope.scaling.factor": 1.0}),
+        ("llama_yarn", "llama", {"rope.scaling.yarn_attn_factor": 1.1386294, "rope.scaling.yarn_ext_factor": 1.0}),
+        ("qwen2", "qwen2", {"attention.sliding_window": 0, "pooling_type": 3, "rope.freq_base_swa": 500.0}),
+        ("gemma3", "gemma3", {"mm.tokens_per_image": 256, "vision.block_count": 27}),
+        ("mixtral", "llama", {"expert_gating_func": 1, "expert_weights_scale": 1.0, "expert_shared_count": 0}),
+        ("gpt_oss_mxfp4", "gpt-oss", {"expert_gating_func": 3}),
+    ],
+    ids=str,
+)
+def test_keys_that_change_nothing_are_read_over(tmp_path, name, architecture, values):
+    convert(name, tmp_path / "plain.gguf", architecture)
+    convert(name, tmp_path / "m.gguf", architecture, values={f"{architecture}.{key}": v for key, v in values.items()})
+    assert read_config(tmp_path / "m.gguf") == read_config(tmp_path / "plain.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "key", "value"),
+    [
+        ("llama_gqa", "llama", "attention.scale", 0.5),
+        ("llama_gqa", "llama", "attention.value_length", 16),
+        ("llama_gqa", "llama", "attention.causal", False),
+        ("llama_gqa", "llama", "attention.clamp_kqv", 8.0),
+        ("llama_gqa", "llama", "attn_logit_softcapping", 50.0),
+        ("llama_gqa", "llama", "final_logit_softcapping", 30.0),
+        ("llama_gqa", "llama", "logit_scale", 8.0),
+        ("llama_gqa", "llama", "embedding_scale", 12.0),
+        ("llama_gqa", "llama", "residual_scale", 0.22),
+        ("qwen3", "qwen3", PATTERN, 4),
+        ("llama_gqa", "llama", "rope.freq_base_swa", 77.0),
+        ("llama_gqa", "llama", "rope.scaling.yarn_log_multiplier", 0.1),
+        ("llama_yarn", "llama", "rope.scaling.yarn_ext_factor", 0.5),
+        ("llama_yarn", "llama", "rope.scaling.yarn_attn_factor", 1.5),
+        ("qwen2", "qwen2", "attention.sliding_window", 4096),
+        ("qwen2", "qwen2", "expert_count", 4),
+        ("qwen3", "qwen3", "nextn_predict_layers", 1),
+        ("smollm3", "smollm3", "attention.sliding_window", 64),
+        ("granite", "granite", "rope.scaling.finetuned", False),
+        ("gemma", "gemma", "final_logit_softcapping", 30.0),
+        ("gemma3", "gemma3", "attn_logit_softcapping", 50.0),
+        ("gemma2", "gemma2", "rope.freq_base_swa", 77.0),
+        ("mixtral", "llama", "expert_weights_scale", 2.5),
+        ("mixtral", "llama", "expert_shared_count", 1),
+        ("qwen3_moe", "qwen3moe", "expert_gating_func", "sigmoid"),
+        ("qwen3_moe", "qwen3moe", "expert_gating_func", 2),
+        ("qwen3_moe", "qwen3moe", "expert_group_count", 8),
+    ],
+)
+def test_keys_that_are_read_of_other_architectures_alone_are_refused_by_name(tmp_path, name, architecture, key, value):
+    convert(name, tmp_path / "m.gguf", architecture, values={f"{architecture}.{key}": value})
+    with pytest.raises(
+        ModelError, match=re.escape(f"not understood and could change the model's output; got {architecture}.{key} ")
+    ):
         read_config(tmp_path / "m.gguf")
+
+
+def test_factors_of_the_rotation_count_in_every_architecture(tmp_path):
+    convert("llama_gqa", tmp_path / "m.gguf", "llama", values={"llama.rope.scaling.attn_factor": 1.5})
+    assert read_config(tmp_path / "m.gguf").rope.attention_factor == 1.5
+    convert("qwen3", tmp_path / "m.gguf", "qwen3", values={"qwen3.rope.scale_linear": 4.0})
+    rope = read_config(tmp_path / "m.gguf").rope
+    assert (rope.scaling, rope.factor) == ("linear", 4.0)
+    convert("olmo3", tmp_path / "m.gguf", "olmo2", values={"olmo2.rope.freq_base_swa": 99.0})
+    near = read_config(tmp_path / "m.gguf").kinds[0].rope
+    assert near is not None
+    assert (near.theta, near.scaling) == (99.0, "none")
 
 
 def test_rotary_factors_that_fit_nothing_are_refused(tmp_path):

@@ -102,6 +102,33 @@ def test_adapters_of_models_that_read_images_are_those_of_the_part_that_reads_te
     assert read_adapter(tmp_path, CONFIG).digest == alone.digest
 
 
+@pytest.mark.parametrize("inner", ["model.language_model.", "language_model.model.", "model.language_model.model."])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "{inner}layers.1.self_attn.q_proj",
+        "^{inner}layers.1.self_attn.q_proj",
+        r".*language_model.*\.1\..*q_proj",
+        "layers.1.self_attn.q_proj",
+    ],
+)
+def test_patterns_are_matched_against_the_names_that_peft_has(tmp_path: Path, inner: str, pattern: str) -> None:
+    pattern, module = pattern.format(inner=inner), f"{PREFIX}{inner}layers.1.self_attn.q_proj"
+    written(tmp_path, lora_alpha=6, rank_pattern={pattern: 2}, alpha_pattern={pattern: 10, "q_proj": 1})
+
+    def renamed(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        tensors = {name.replace(PREFIX + "model.", PREFIX + inner): tensor for name, tensor in tensors.items()}
+        a, b = f"{module}.lora_A.weight", f"{module}.lora_B.weight"
+        return tensors | {a: tensors[a][:2].copy(), b: tensors[b][:, :2].copy()}
+
+    rewrite(tmp_path, renamed)
+    tensors, adapter = load_file(tmp_path / "adapter_model.safetensors"), read_adapter(tmp_path, CONFIG)
+    for layer, name, scale in ((1, "q", 10 / 2), (0, "q", 1 / 4), (1, "k", 6 / 4)):
+        stored = module.replace("layers.1.", f"layers.{layer}.").replace("q_proj", f"{name}_proj")
+        a, b = tensors[f"{stored}.lora_A.weight"], tensors[f"{stored}.lora_B.weight"]
+        np.testing.assert_allclose(change_of(adapter, layer, name), scale * (b @ a).T, rtol=1e-5, atol=1e-6)
+
+
 def test_adapters_of_the_part_that_reads_images_are_refused(tmp_path: Path) -> None:
     written(tmp_path)
     rewrite(
