@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jinfercept.errors import RequestError, shown
+from jinfercept.values.enforceable_schema import at_reference
 
 _ANNOTATIONS = {
     *("$comment", "$id", "$schema", "default", "deprecated", "description", "examples", "readOnly", "strict", "title"),
@@ -120,13 +121,6 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         seen.add(reference)
         schema = {**definitions, **target}
     return schema
-
-
-def at_reference(reference: str, root: Any) -> Any:
-    """The value of `root` at a reference, such as `#/$defs/name`; None if there is none."""
-    for step in reference.removeprefix("#/").split("/"):
-        root = root.get(step) if isinstance(root, Mapping) else None
-    return root
 
 
 def inner(schema: Mapping[str, Any], within: Any) -> Mapping[str, Any]:

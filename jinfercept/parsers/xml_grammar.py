@@ -8,7 +8,7 @@ from typing import Any
 from jinfercept.errors import RequestError
 from jinfercept.parsers.call_grammars import CallGrammar, check_name
 from jinfercept.parsers.lark import one_of, pattern, quoted
-from jinfercept.parsers.schema_values import property_types
+from jinfercept.parsers.schema_values import types_of
 from jinfercept.parsers.tool_schemas import constraints, inner, named_arguments, resolved
 from jinfercept.parsers.xml_calls import XmlTags
 
@@ -48,7 +48,7 @@ def _argument(calls: CallGrammar, tags: XmlTags, key: str, schema: Mapping[str, 
         RequestError: plain text cannot express what the schema asks for.
     """
     schema = resolved(schema)
-    types = {*property_types({"properties": {key: schema}, **schema}, key)}
+    types = {*types_of(schema, schema)}
     is_text = "string" in types or not types
     if is_text and not types <= {"string", "null"}:
         raise inexact(key, f"{sorted(types)}")
