@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from jinfercept.parsers.call_grammars import CallGrammar, check_name
-from jinfercept.parsers.lark import pattern, quoted
+from jinfercept.parsers.lark import one_of, pattern, quoted
 from jinfercept.parsers.named_calls import NAME, NAME_CHAR
 from jinfercept.parsers.python_literals import to_json
 from jinfercept.parsers.schema_values import item_schema, member_schema, types_of, value_of
 from jinfercept.parsers.source import Source, Steps, skip_brackets
 from jinfercept.parsers.tool_call_format import ToolCallFormat
-from jinfercept.parsers.tool_schemas import constraints, named_arguments
+from jinfercept.parsers.tool_schemas import Argument, constraints, named_arguments
 
 _OPENING, _CLOSING, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _KEY = re.compile(r"[\w.$-]+")
@@ -152,14 +152,18 @@ def _bare_json(text: str, types: list[str]) -> str:
 
 def _grammar(calls: CallGrammar) -> str:
     def write(name: str, schema: Mapping[str, Any]) -> str:
-        members: list[tuple[str, bool]] = []
-        for key, value, needed in named_arguments(name, schema):
-            check_name(_KEY, key, "argument")
-            plain = value.get("type") == "string" and constraints(value) == {"type"}
-            quote = calls.tag(_QUOTE)
-            text = f"{quote} {pattern('[^<]*')} {quote}" if plain else calls.rules.json(value)
-            members.append((f"{quoted(f'{key}:')} {text}", needed))
-        return f"{quoted(f'call:{name}{{')} {calls.rules.listed(members, quoted(','))} {quoted('}')}"
+        options = one_of(
+            calls.rules.listed(map(member, option), quoted(",")) for option in named_arguments(name, schema)
+        )
+        return f"{quoted(f'call:{name}{{')} {options} {quoted('}')}"
+
+    def member(argument: Argument) -> tuple[str, bool]:
+        key, value, needed = argument
+        check_name(_KEY, key, "argument")
+        plain = value.get("type") == "string" and constraints(value) == {"type"}
+        quote = calls.tag(_QUOTE)
+        text = f"{quote} {pattern('[^<]*')} {quote}" if plain else calls.rules.json(value)
+        return f"{quoted(f'{key}:')} {text}", needed
 
     return calls.several(f"{calls.tag(_OPENING)} {calls.each(write, NAME)} {calls.tag(_CLOSING)}", "")
 

@@ -16,7 +16,7 @@ from jinfercept.parsers.schema_values import item_schema, may_have, member_schem
 from jinfercept.parsers.source import Marks, Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.parsers.tool_schemas import constraints, inner, named_arguments, resolved
-from jinfercept.parsers.xml_grammar import XML_NAME, inexact, text_options
+from jinfercept.parsers.xml_grammar import XML_NAME, plain_types, text_options
 
 _TOKEN = "]<]minimax[>["
 _TOKENS = (_TOKEN, "<tool_call>", "</tool_call>", "</invoke>")
@@ -150,24 +150,25 @@ def _grammar(calls: CallGrammar) -> str:
     """The grammar of a turn that has to call. Plain objects and lists are tags; those with other constraints are JSON."""
 
     def write(name: str, schema: Mapping[str, Any]) -> str:
-        members = (_member(calls, *argument) for argument in named_arguments(name, schema))
-        return " ".join((quoted(f'{name}">'), *members, calls.tag(_INVOKE_END, _TOKENS)))
+        options = (
+            " ".join(_member(calls, *argument, schema) for argument in option) or '""'
+            for option in named_arguments(name, schema)
+        )
+        return " ".join((quoted(f'{name}">'), one_of(options), calls.tag(_INVOKE_END, _TOKENS)))
 
     opening, invoke, closing = (calls.tag(tag, _TOKENS) for tag in (_OPENING, _INVOKE, _CLOSING))
     call = f"{invoke} {calls.each(write, XML_NAME)}"
     return rf'{opening} "\n" {calls.several(call, r'"\n"')} "\n" {closing}'
 
 
-def _member(calls: CallGrammar, key: str, schema: Mapping[str, Any], needed: bool = True) -> str:
+def _member(calls: CallGrammar, key: str, schema: Mapping[str, Any], needed: bool, whole: Mapping[str, Any]) -> str:
     """A value between its tags. Raises `RequestError` if plain text cannot express what the schema asks for."""
     check_name(_KEY, key, "argument")
     schema = resolved(schema)
-    types = {*types_of(schema, schema)}
+    types = plain_types(key, schema, whole)
     before, closing = calls.divided(f"{_TOKEN}</{key}>", _TOKENS)
     end = quoted(before) if before else ""
     if "string" in types or not types:
-        if not types <= {"string", "null"}:
-            raise inexact(key, f"{sorted(types)}")
         value = calls.rules.terminal(f"{one_of(text_options(key, schema, (_TOKEN,)))} {end}")
     else:
         value = calls.rules.rule(f"{_value_rule(calls, schema)} {end}")
@@ -187,14 +188,14 @@ def _value_rule(calls: CallGrammar, schema: Mapping[str, Any]) -> str:
     name = rules.references[identity] = rules.name()
     if is_list and isinstance(items, Mapping):
         least, most = schema.get("minItems", 0), schema.get("maxItems", "")
-        item = _member(calls, _ITEM, inner(schema, items))
+        item = _member(calls, _ITEM, inner(schema, items), True, {})
         body = f"({item}){{{least},{most}}}" if (least, most) != (0, 0) else ""  # a repetition is of one at least
     elif (
         is_object
         and isinstance(properties, Mapping)
         and {*needed} <= {*filter(_KEY.fullmatch, properties)} == {*properties}
     ):
-        body = " ".join(_member(calls, key, inner(schema, part), key in needed) for key, part in properties.items())
+        body = " ".join(_member(calls, key, inner(schema, part), key in needed, {}) for key, part in properties.items())
     else:
         body = rules.json(schema)
     rules.define(name, body or '""')
