@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from jinfercept.errors import RequestError
+from jinfercept.values.enforceable_schema import at_reference
 
 MAX_CHARS = 2**15
 """Characters of a grammar or of a JSON schema."""
@@ -150,7 +151,7 @@ def _parts(part: Any, schema: Any) -> tuple[list[Any], list[Any]]:
         if key == "allOf" and isinstance(value, list):
             together += value
         elif key == "$ref" and isinstance(value, str):
-            together.append(_target(value, schema))
+            together.append(at_reference(value, schema))
         elif key in ("anyOf", "oneOf"):
             together.append(value)
         elif key in _NAMED and isinstance(value, dict):
@@ -160,14 +161,6 @@ def _parts(part: Any, schema: Any) -> tuple[list[Any], list[Any]]:
     return [inner for inner in together if isinstance(inner, dict | list)], [
         inner for inner in apart if isinstance(inner, dict | list)
     ]
-
-
-def _target(reference: str, root: Any) -> Any:
-    """The schema that a reference within the document points to; None for another."""
-    node = root
-    for part in reference.removeprefix("#").split("/")[1:]:
-        node = node.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(node, dict) else None
-    return node
 
 
 def _check_schema(schema: Any) -> None:

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from jinfercept.parsers.call_grammars import CallGrammar, check_name
-from jinfercept.parsers.lark import pattern, quoted
+from jinfercept.parsers.lark import one_of, pattern, quoted
 from jinfercept.parsers.named_calls import NAME, NAME_CHAR
 from jinfercept.parsers.python_literals import to_json
-from jinfercept.parsers.schema_values import property_types, value_of
+from jinfercept.parsers.schema_values import item_schema, member_schema, types_of, value_of
 from jinfercept.parsers.source import Source, Steps, skip_brackets
 from jinfercept.parsers.tool_call_format import ToolCallFormat
-from jinfercept.parsers.tool_schemas import constraints, named_arguments
+from jinfercept.parsers.tool_schemas import Argument, constraints, named_arguments
 
 _OPENING, _CLOSING, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _KEY = re.compile(r"[\w.$-]+")
@@ -53,7 +53,7 @@ def _as_json(text: str, schema: Mapping[str, Any]) -> str | None:
     Args:
         schema: of the arguments; a value without quotes gets one of its types.
     """
-    arguments = _Arguments(text)
+    arguments = _Arguments(text, schema)
     try:
         arguments.read_object(schema)
         written = "".join(arguments.parts)
@@ -67,13 +67,16 @@ def _as_json(text: str, schema: Mapping[str, Any]) -> str | None:
 class _Arguments:
     """Reads the text of an object, whose brackets fit. Its methods raise ValueError for what is none.
 
+    Args:
+        root: the schema that `$ref`s point into.
+
     Attributes:
         at: the offset of the next character.
         parts: the JSON so far.
     """
 
-    def __init__(self, text: str) -> None:
-        self._text, self.at = text, 0
+    def __init__(self, text: str, root: Mapping[str, Any]) -> None:
+        self._text, self._root, self.at = text, root, 0
         self.parts: list[str] = []
 
     def read_object(self, schema: Mapping[str, Any]) -> None:
@@ -88,19 +91,21 @@ class _Arguments:
             self.at = string.end()
             self.parts.append(to_json(key))
             self._take(":")
-            self._read_value(property_types(schema, key))
+            self._read_value(member_schema(schema, key, self._root))
             if self._next() == ",":
                 self._take(",")
         self._take("}")
 
-    def _read_value(self, types: list[str]) -> None:
+    def _read_value(self, schema: Mapping[str, Any]) -> None:
         char = self._next()
         if char == "{":
-            self.read_object({})
+            self.read_object(schema)
         elif char == "[":
             self._take("[")
+            index = 0
             while self._next() != "]":
-                self._read_value([])
+                self._read_value(item_schema(schema, index, self._root))
+                index += 1
                 if self._next() == ",":
                     self._take(",")
             self._take("]")
@@ -111,7 +116,7 @@ class _Arguments:
             bare = _BARE.match(self._text, self.at)
             assert bare is not None
             self.at = bare.end()
-            self.parts.append(_bare_json(bare[0].rstrip(), types))
+            self.parts.append(_bare_json(bare[0].rstrip(), types_of(schema, self._root)))
 
     def _next(self) -> str:
         """The next character that is no white space, which is written as it is."""
@@ -147,14 +152,18 @@ def _bare_json(text: str, types: list[str]) -> str:
 
 def _grammar(calls: CallGrammar) -> str:
     def write(name: str, schema: Mapping[str, Any]) -> str:
-        members: list[tuple[str, bool]] = []
-        for key, value, needed in named_arguments(name, schema):
-            check_name(_KEY, key, "argument")
-            plain = value.get("type") == "string" and constraints(value) == {"type"}
-            quote = calls.tag(_QUOTE)
-            text = f"{quote} {pattern('[^<]*')} {quote}" if plain else calls.rules.json(value)
-            members.append((f"{quoted(f'{key}:')} {text}", needed))
-        return f"{quoted(f'call:{name}{{')} {calls.rules.listed(members, quoted(','))} {quoted('}')}"
+        options = one_of(
+            calls.rules.listed(map(member, option), quoted(",")) for option in named_arguments(name, schema)
+        )
+        return f"{quoted(f'call:{name}{{')} {options} {quoted('}')}"
+
+    def member(argument: Argument) -> tuple[str, bool]:
+        key, value, needed = argument
+        check_name(_KEY, key, "argument")
+        plain = value.get("type") == "string" and constraints(value) == {"type"}
+        quote = calls.tag(_QUOTE)
+        text = f"{quote} {pattern('[^<]*')} {quote}" if plain else calls.rules.json(value)
+        return f"{quoted(f'{key}:')} {text}", needed
 
     return calls.several(f"{calls.tag(_OPENING)} {calls.each(write, NAME)} {calls.tag(_CLOSING)}", "")
 

@@ -9,16 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from jinfercept.errors import RequestError
 from jinfercept.parsers.call_grammars import CallGrammar, check_name
 from jinfercept.parsers.lark import one_of, quoted
 from jinfercept.parsers.python_literals import to_json
-from jinfercept.parsers.schema_values import property_types, value_of
+from jinfercept.parsers.schema_values import item_schema, may_have, member_schema, types_of, value_of
 from jinfercept.parsers.source import Marks, Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.parsers.tool_schemas import constraints, inner, named_arguments, resolved
-from jinfercept.parsers.xml_calls import is_declared
-from jinfercept.parsers.xml_grammar import XML_NAME, inexact, text_options
+from jinfercept.parsers.xml_grammar import XML_NAME, plain_types, text_options
 
 _TOKEN = "]<]minimax[>["
 _TOKENS = (_TOKEN, "<tool_call>", "</tool_call>", "</invoke>")
@@ -86,18 +84,18 @@ def _skip_call(source: Source) -> Steps[int | None]:
 def _arguments(text: str, schema: Mapping[str, Any]) -> str:
     """The arguments in a call as JSON; one that JSON cannot express as a string."""
     arguments: dict[str, Any] = {}
-    for key, value in _fields(text, schema):
+    for key, value in _fields(text, schema, schema):
         arguments[key] = value
         with suppress(ValueError, RecursionError):
-            typed_value = _value(value, _part(schema, "properties", key))
+            typed_value = _value(value, member_schema(schema, key, schema), schema)
             to_json(typed_value)
             arguments[key] = typed_value
     return to_json(arguments)
 
 
-def _value(text: str, schema: Mapping[str, Any]) -> Any:
+def _value(text: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
     """A value of the types in its schema; tags in it are an object or a list unless it has to be something else."""
-    types = property_types({**schema, "properties": {"": schema}}, "")
+    types = types_of(schema, root)
     nested = [kind for kind in types if kind in _NESTED] if types else _NESTED
     first = _TAG.match(text.lstrip())
     if not nested or (text.strip() and first is None):
@@ -106,11 +104,12 @@ def _value(text: str, schema: Mapping[str, Any]) -> Any:
         return text if "string" in types or not types else [] if nested[0] == "array" else {}
     assert first is not None
     if "array" in nested and ("object" not in nested or first[1] == _ITEM):
-        return [_value(value, _part(schema, "items")) for _, value in _fields(text, None)]
-    return {key: _value(value, _part(schema, "properties", key)) for key, value in _fields(text, schema)}
+        items = [value for _, value in _fields(text, None, root)]
+        return [_value(value, item_schema(schema, index, root), root) for index, value in enumerate(items)]
+    return {key: _value(value, member_schema(schema, key, root), root) for key, value in _fields(text, schema, root)}
 
 
-def _fields(text: str, schema: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+def _fields(text: str, schema: Mapping[str, Any] | None, root: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Keys and values of the tags that follow each other in a text, each key once; text between them is dropped.
 
     Args:
@@ -119,7 +118,7 @@ def _fields(text: str, schema: Mapping[str, Any] | None) -> Iterator[tuple[str, 
     keys: set[str] = set()
 
     def is_next(key: str) -> bool:
-        return key == _ITEM if schema is None else key not in keys and (not keys or is_declared(schema, key))
+        return key == _ITEM if schema is None else key not in keys and (not keys or may_have(schema, key, root))
 
     at = 0
     while tag := _TAG.search(text, at):
@@ -147,42 +146,29 @@ def _value_end(text: str, at: int, key: str, is_next: Callable[[str], bool]) -> 
     return first_end or (len(text), len(text))
 
 
-def _part(schema: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """The schema of a part of an object or a list; an empty one if it says nothing of it."""
-    options = schema.get("anyOf") or schema.get("oneOf") or ()
-    for option in (schema, *(options if isinstance(options, list) else ())):
-        with suppress(RequestError, TypeError):
-            whole = resolved(inner(schema, option))
-            part: Any = whole
-            for key in path:
-                part = part.get(key) if isinstance(part, Mapping) else None
-            if isinstance(part, Mapping):
-                return resolved(inner(whole, part))
-    return {}
-
-
 def _grammar(calls: CallGrammar) -> str:
     """The grammar of a turn that has to call. Plain objects and lists are tags; those with other constraints are JSON."""
 
     def write(name: str, schema: Mapping[str, Any]) -> str:
-        members = (_member(calls, *argument) for argument in named_arguments(name, schema))
-        return " ".join((quoted(f'{name}">'), *members, calls.tag(_INVOKE_END, _TOKENS)))
+        options = (
+            " ".join(_member(calls, *argument, schema) for argument in option) or '""'
+            for option in named_arguments(name, schema)
+        )
+        return " ".join((quoted(f'{name}">'), one_of(options), calls.tag(_INVOKE_END, _TOKENS)))
 
     opening, invoke, closing = (calls.tag(tag, _TOKENS) for tag in (_OPENING, _INVOKE, _CLOSING))
     call = f"{invoke} {calls.each(write, XML_NAME)}"
     return rf'{opening} "\n" {calls.several(call, r'"\n"')} "\n" {closing}'
 
 
-def _member(calls: CallGrammar, key: str, schema: Mapping[str, Any], needed: bool = True) -> str:
+def _member(calls: CallGrammar, key: str, schema: Mapping[str, Any], needed: bool, whole: Mapping[str, Any]) -> str:
     """A value between its tags. Raises `RequestError` if plain text cannot express what the schema asks for."""
     check_name(_KEY, key, "argument")
     schema = resolved(schema)
-    types = {*property_types({**schema, "properties": {key: schema}}, key)}
+    types = plain_types(key, schema, whole)
     before, closing = calls.divided(f"{_TOKEN}</{key}>", _TOKENS)
     end = quoted(before) if before else ""
     if "string" in types or not types:
-        if not types <= {"string", "null"}:
-            raise inexact(key, f"{sorted(types)}")
         value = calls.rules.terminal(f"{one_of(text_options(key, schema, (_TOKEN,)))} {end}")
     else:
         value = calls.rules.rule(f"{_value_rule(calls, schema)} {end}")
@@ -202,14 +188,14 @@ def _value_rule(calls: CallGrammar, schema: Mapping[str, Any]) -> str:
     name = rules.references[identity] = rules.name()
     if is_list and isinstance(items, Mapping):
         least, most = schema.get("minItems", 0), schema.get("maxItems", "")
-        item = _member(calls, _ITEM, inner(schema, items))
+        item = _member(calls, _ITEM, inner(schema, items), True, {})
         body = f"({item}){{{least},{most}}}" if (least, most) != (0, 0) else ""  # a repetition is of one at least
     elif (
         is_object
         and isinstance(properties, Mapping)
         and {*needed} <= {*filter(_KEY.fullmatch, properties)} == {*properties}
     ):
-        body = " ".join(_member(calls, key, inner(schema, part), key in needed) for key, part in properties.items())
+        body = " ".join(_member(calls, key, inner(schema, part), key in needed, {}) for key, part in properties.items())
     else:
         body = rules.json(schema)
     rules.define(name, body or '""')

@@ -19,7 +19,7 @@ from jinfercept.parsers.llama import (
 from jinfercept.parsers.python_calls import PythonCall, read_call, write_calls
 from jinfercept.parsers.source import Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
-from jinfercept.parsers.tool_schemas import constraints, inner, named_arguments
+from jinfercept.parsers.tool_schemas import Argument, constraints, inner, named_arguments
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _ARGUMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
@@ -133,11 +133,14 @@ def _read_calls(source: Source, names: Collection[str] | None = None) -> Steps[l
 
 def _list_grammar(calls: CallGrammar) -> str:
     def write(name: str, schema: Mapping[str, Any]) -> str:
-        members: list[tuple[str, bool]] = []
-        for key, value, needed in named_arguments(name, schema):
-            check_name(_ARGUMENT_NAME, key, "argument")
-            members.append((f"{quoted(f'{key}=')} {_value_rule(calls.rules, value)}", needed))
-        return f"{quoted(f'{name}(')} {calls.rules.listed(members, quoted(', '))} {quoted(')')}"
+        options = one_of(
+            calls.rules.listed(map(member, option), quoted(", ")) for option in named_arguments(name, schema)
+        )
+        return f"{quoted(f'{name}(')} {options} {quoted(')')}"
+
+    def member(argument: Argument) -> tuple[str, bool]:
+        check_name(_ARGUMENT_NAME, argument.name, "argument")
+        return f"{quoted(f'{argument.name}=')} {_value_rule(calls.rules, argument.schema)}", argument.needed
 
     return f'"[" {calls.several(calls.each(write, _TOOL_NAME), quoted(", "))} "]"'
 

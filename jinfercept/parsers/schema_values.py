@@ -2,17 +2,22 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 from jinfercept.parsers.json_values import distinct
 from jinfercept.parsers.python_literals import literal
-from jinfercept.parsers.tool_schemas import at_reference
-from jinfercept.values.enforceable_schema import json_type
+from jinfercept.values.enforceable_schema import at_reference, json_type
 
 _MOST_EXACT = 2**53
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+_SLOW_PATTERN = re.compile(r"\)[*+{]|\\[1-9]|\(\?[^:]|([*+?}].*){4}", re.DOTALL)
+"""Patterns that `re` may take exponential time for."""
+_MOST_NAME_CHARS = 64
+"""Limit of a name that is matched with a pattern: three repetitions take its third power in steps."""
 
 
 def property_types(schema: Mapping[str, Any], name: str) -> list[str]:
@@ -21,51 +26,193 @@ def property_types(schema: Mapping[str, Any], name: str) -> list[str]:
     Args:
         schema: of the object; `$ref`s into itself are known.
     """
-    properties = schema.get("properties")
-    declared = properties.get(name, {}) if isinstance(properties, Mapping) else {}
-    return _types(declared, schema, set())
+    return types_of(member_schema(schema, name, schema), schema)
+
+
+def types_of(schema: Any, root: Mapping[str, Any]) -> list[str]:
+    """The JSON types that a schema allows, in its order; empty if it names none.
+
+    Args:
+        root: the schema that `$ref`s point into.
+    """
+
+    def every(part: Mapping[str, Any], results: list[list[str]]) -> list[str]:
+        return _common(results) + (["null"] if part.get("nullable") is True else [])
+
+    return _combined(schema, root, _own_types, every, lambda options: [*dict.fromkeys(chain(*options))])
+
+
+def member_schema(schema: Any, name: str, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """All that an object's schema says of one property, as one schema; empty if it says nothing.
+
+    Args:
+        name: of the property.
+        root: the schema that `$ref`s point into.
+    """
+    part = _part_schema(schema, root, lambda part: _members(part, name))
+    return part or _mapping(_mapping(schema).get("unevaluatedProperties"))
+
+
+def item_schema(schema: Any, index: int, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same for an item of a list."""
+
+    def items(part: Mapping[str, Any]) -> list[Any]:
+        first = next((key for key in ("prefixItems", "items") if isinstance(part.get(key), list)), None)
+        rest = part.get("items" if first != "items" else "additionalItems")
+        return (part[first] if first else [])[index : index + 1] or [rest]
+
+    return _part_schema(schema, root, items)
+
+
+def is_property(schema: Any, name: str) -> bool:
+    """Whether an object's schema, or one that it combines, declares a property."""
+    return _combined(
+        *(schema, schema, lambda part: name in _mapping(part.get("properties"))), lambda _, results: any(results), any
+    )
+
+
+def may_have(schema: Any, name: str, root: Mapping[str, Any]) -> bool:
+    """Whether an object may have a property: one whose schema declares none, or says more of them, may have any.
+
+    Args:
+        root: the schema that `$ref`s point into.
+    """
+
+    def own(part: Mapping[str, Any]) -> list[bool]:
+        outside = isinstance(part.get("$ref"), str) and at_reference(part["$ref"], root) is None
+        if outside or part.get("additionalProperties") or part.get("patternProperties"):
+            return [True]
+        properties = part.get("properties")
+        return [name in properties] if isinstance(properties, Mapping) else []
+
+    results = _combined(schema, root, own, lambda _, parts: [*chain(*parts)], lambda options: [*chain(*options)])
+    return any(results) or not results
 
 
 def value_of(text: str, types: Sequence[str]) -> Any:
     """A value, of the first type that is allowed and that the text can be; else the text itself.
 
-    As in vLLM's `qwen3_coder` parser, a text stays one where strings are allowed first or no type is given; `null` and `None`
-    are null where that is allowed; objects and lists may be written in Python's way. Unlike there, a boolean that is neither
+    Where strings are allowed too, a type behind them needs the text to be JSON. `null` and `None` are null where that is
+    allowed; objects and lists may be written in Python's way. Unlike in vLLM's `qwen3_coder` parser, a boolean that is neither
     true nor false stays a text, and running the call reports it.
 
     Args:
         text: as the model wrote it.
-        types: those of `property_types`.
+        types: those of `property_types`; without any it is a string.
     """
     if text.strip().lower() in ("null", "none") and types and ("null" in types or "string" not in types):
         return None
     for kind in types:
         if kind == "string":
-            return text
+            return _json_of(text, types)
         reader = _READERS.get(kind)
         if reader is not None and (value := reader(text.strip())) is not None:
             return value
     return text
 
 
-def _types(schema: Any, root: Mapping[str, Any], seen: set[str]) -> list[str]:
-    """The types that a schema allows, in the order in which it names them; each of its references is followed once."""
+def _json_of(text: str, types: Sequence[str]) -> Any:
+    """The JSON that a text is, of one of these types but no string; else the text."""
+    with suppress(ValueError, RecursionError):
+        value = json.loads(text, object_pairs_hook=distinct)
+        kind = _KINDS.get(type(value), "null")
+        if kind != "string" and (kind in types or (kind == "integer" and "number" in types)):
+            return value
+    return text
+
+
+def _combined[T](
+    schema: Any,
+    root: Mapping[str, Any],
+    own: Callable[[Mapping[str, Any]], T],
+    every: Callable[[Mapping[str, Any], list[T]], T],
+    some: Callable[[Iterable[T]], T],
+    seen: set[str] | None = None,
+) -> T:
+    """A result over a schema and those that it combines for the same value.
+
+    Args:
+        own: the result of one schema alone.
+        every: joins the results of schemas that hold together, of which the first argument is the outer one.
+        some: joins those of alternatives.
+        seen: references that were followed; each is, once.
+    """
+    if seen is None:
+        try:
+            return _combined(schema, root, own, every, some, set())
+        except RecursionError:
+            return every({}, [])
     if not isinstance(schema, Mapping):
-        return []
-    kind = schema.get("type")
-    if isinstance(kind, str | list):
-        kinds = [json_type(name) for name in ([kind] if isinstance(kind, str) else kind) if isinstance(name, str)]
-        return [*kinds, "null"] if schema.get("nullable") is True else kinds
-    if isinstance(reference := schema.get("$ref"), str):
-        if reference in seen:
-            return []
+        return every({}, [])
+
+    def within(parts: Any) -> list[T]:
+        listed: list[Any] = parts if isinstance(parts, list) else []
+        return [_combined(part, root, own, every, some, seen) for part in listed]
+
+    results = [own(schema), *within(schema.get("allOf"))]
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference not in seen:
         seen.add(reference)
-        return _types(at_reference(reference, root), root, seen)
-    for choice in ("anyOf", "oneOf", "allOf"):
-        if isinstance(options := schema.get(choice), list):
-            return [option_kind for option in options for option_kind in _types(option, root, seen)]
+        results += within([at_reference(reference, root)])
+    conditions = [schema.get(key) for key in ("if", "then", "else")]
+    dependents = [*_mapping(schema.get("dependentSchemas")).values(), *_mapping(schema.get("dependencies")).values()]
+    alternatives = (schema.get("anyOf"), schema.get("oneOf"), conditions, dependents)
+    return every(schema, results + [some(within(parts)) for parts in alternatives])
+
+
+def _part_schema(
+    schema: Any, root: Mapping[str, Any], own: Callable[[Mapping[str, Any]], list[Any]]
+) -> Mapping[str, Any]:
+    """All that a schema says of a part of its value; `own` lists what one schema alone says of it."""
+
+    def some(options: Iterable[list[Any]]) -> list[Any]:
+        mentioned = [{"allOf": option} for option in options if option]
+        return [{"anyOf": mentioned}] if mentioned else []
+
+    parts = _combined(
+        *(schema, root, lambda part: [said for said in own(part) if isinstance(said, Mapping)]),
+        *(lambda _, results: [*chain(*results)], some),
+    )
+    return {"allOf": parts} if parts else {}
+
+
+def _members(schema: Mapping[str, Any], name: str) -> list[Any]:
+    """The schemas of a property in that of an object alone."""
+    properties, patterns = _mapping(schema.get("properties")), _mapping(schema.get("patternProperties"))
+    declared = [properties[name]] if name in properties else []
+    declared += [part for pattern, part in patterns.items() if _may_match(pattern, name)]
+    return declared or [schema.get("additionalProperties")]
+
+
+def _may_match(pattern: str, name: str) -> bool:
+    if len(name) > _MOST_NAME_CHARS or _SLOW_PATTERN.search(pattern):
+        return True
+    try:
+        return re.search(pattern, name) is not None
+    except (re.error, OverflowError, RecursionError):
+        return True
+
+
+def _own_types(schema: Mapping[str, Any]) -> list[str]:
+    kind = schema.get("type")
+    kinds: list[Any] = kind if isinstance(kind, list) else [kind]
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    return [_KINDS.get(type(value), "null") for value in values] if isinstance(values, list) else []
+    value_kinds = [_KINDS.get(type(value), "null") for value in values] if isinstance(values, list) else []
+    return _common([[json_type(name) for name in kinds if isinstance(name, str)], [*dict.fromkeys(value_kinds)]])
+
+
+def _common(results: Iterable[list[str]]) -> list[str]:
+    """The types that are in all lists but the empty ones; those of the first where there are none."""
+    common: list[str] = []
+    for kinds in filter(None, results):
+        both = [kind for kind in common if kind in kinds or (kind == "integer" and "number" in kinds)]
+        both += [kind for kind in kinds if kind == "integer" and kind not in common and "number" in common]
+        common = both or common or kinds
+    return common
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _integer(text: str) -> int | None:

@@ -4,9 +4,10 @@ A grammar may allow less than a schema (nothing undeclared, no number that is to
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinfercept.errors import RequestError, shown
+from jinfercept.values.enforceable_schema import at_reference
 
 _ANNOTATIONS = {
     *("$comment", "$id", "$schema", "default", "deprecated", "description", "examples", "readOnly", "strict", "title"),
@@ -14,6 +15,9 @@ _ANNOTATIONS = {
 }
 _DEFINITIONS = {"$defs", "definitions"}
 _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const"}
+_TEXT_BOUNDS = {"minLength", "maxLength", "pattern"}
+_APPLIED = {"allOf", "anyOf", "oneOf"}
+_MOST_ALTERNATIVES = 32
 _LARGEST = {"number": 10**15, "integer": 10**18}
 _SCHEMAS_BY_NAME = {*_DEFINITIONS, "properties", "patternProperties"}
 _ANYTHING = "jinfercept-anything"
@@ -48,25 +52,102 @@ def arguments_schema(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"properties": {}, **schema, "type": "object", "additionalProperties": False}
 
 
-def named_arguments(name: str, schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], bool]]:
-    """Name, schema and whether it is required of every argument, for formats that write them one by one.
+class Argument(NamedTuple):
+    """An argument: its name, its schema with the definitions that it may refer to, and whether it is required."""
 
-    Each schema has the definitions that it may refer to. Undeclared arguments are never written.
+    name: str
+    schema: Mapping[str, Any]
+    needed: bool
+
+
+def named_arguments(name: str, schema: Mapping[str, Any]) -> list[list[Argument]]:
+    """The arguments, for formats that write them one by one: a list for each alternative that the schema combines.
+
+    Undeclared arguments are never written.
 
     Raises:
-        RequestError: the schema has other constraints.
+        RequestError: the schema has other constraints, or too many alternatives.
     """
     whole = arguments_schema(name, schema)
-    extra = constraints(whole) - {"type", "properties", "required", "additionalProperties"}
-    properties, needed = whole.get("properties", {}), whole.get("required", [])
-    if extra or not isinstance(properties, Mapping) or not isinstance(needed, list) or {*needed} - {*properties}:
-        raise RequestError(
-            f"the arguments of tool {name!r} cannot be written one by one",
-            got=", ".join(sorted(extra)) or f"properties: {properties!r:.80}, required: {needed}",
-            fix='declare all of them in "properties" and say no more than which are "required"',
-        )
     definitions = {key: whole[key] for key in _DEFINITIONS if key in whole}
-    return [(key, inner(definitions, value), key in needed) for key, value in properties.items()]
+    alternatives = _alternatives(name, whole, whole, ())
+    writable = [option for option in alternatives if option.needed <= {*option.properties}]
+    if not writable:
+        raise _not_one_by_one(name, f"properties: {whole.get('properties')!r:.80}, required: {whole.get('required')}")
+    return [
+        [Argument(key, inner(definitions, value), key in needed) for key, value in properties.items()]
+        for properties, needed, _ in writable
+    ]
+
+
+class _Alternative(NamedTuple):
+    """Properties that an object may have, those that it needs, and the schema of all others."""
+
+    properties: Mapping[str, Any]
+    needed: frozenset[str]
+    others: Any
+
+
+def _alternatives(name: str, schema: Any, root: Mapping[str, Any], references: tuple[Any, ...]) -> list[_Alternative]:
+    """What an object of a schema may be; `references` were followed on the way here."""
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, Mapping) or "object" not in str(schema.get("type", "object")):
+        return []
+    extra = constraints(schema) - {"type", "properties", "required", "additionalProperties", "$ref", *_APPLIED}
+    properties, needed = schema.get("properties", {}), schema.get("required", [])
+    if extra or not isinstance(properties, Mapping) or not isinstance(needed, list):
+        raise _not_one_by_one(name, ", ".join(sorted(extra)) or f"properties: {properties!r:.80}, required: {needed}")
+    options = [_Alternative(properties, frozenset(needed), schema.get("additionalProperties", True))]
+    applied: list[list[Any]] = [[part] for part in schema.get("allOf", [])]
+    applied += [schema[key] for key in ("anyOf", "oneOf") if key in schema]
+    if (reference := schema.get("$ref")) is not None:
+        if reference in references:
+            raise _not_one_by_one(name, f"{reference}, which refers to itself")
+        references = (*references, reference)
+        applied.append([at_reference(str(reference), root)])
+    for parts in applied:
+        within = [option for part in parts for option in _alternatives(name, part, root, references)]
+        if len(options) * len(within) > _MOST_ALTERNATIVES:
+            raise _not_one_by_one(name, f"more than {_MOST_ALTERNATIVES} alternatives")
+        options = [_joined(option, other) for option in options for other in within]
+    return options
+
+
+def _joined(first: _Alternative, second: _Alternative) -> _Alternative:
+    properties: dict[str, Any] = {}
+    for key in {**first.properties, **second.properties}:
+        schema = _both(*(side.properties.get(key, side.others) for side in (first, second)))
+        if schema is not False:
+            properties[key] = schema
+    return _Alternative(properties, first.needed | second.needed, _both(first.others, second.others))
+
+
+def _both(first: Any, second: Any) -> Any:
+    """A schema of the values that two allow: one without `allOf` where they say simple things that differ; False for none."""
+    if first == second or second in (True, {}):
+        return first
+    if first in (True, {}):
+        return second
+    if not isinstance(first, Mapping) or not isinstance(second, Mapping):
+        return False
+    values = [part.get("enum", [part["const"]] if "const" in part else None) for part in (first, second)]
+    if all(isinstance(listed, list) for listed in values):
+        common = [value for value in values[0] if value in values[1]]
+        first, second = ({key: part[key] for key in {*part} - {"enum", "const"}} for part in (first, second))
+        return _both({"enum": common}, _both(first, second)) if common else False
+    same = all(first[key] == second[key] for key in {*first} & {*second})
+    simple = constraints(first) | constraints(second) <= {"type", "format", *_BOUNDS, *_TEXT_BOUNDS}
+    return {**first, **second} if same and simple else {"allOf": [first, second]}
+
+
+def _not_one_by_one(name: str, got: str) -> RequestError:
+    return RequestError(
+        f"the arguments of tool {name!r} cannot be written one by one",
+        got=got,
+        fix='declare all of them in "properties", say which are "required", and combine such schemas'
+        ' with "$ref", "allOf", "anyOf" and "oneOf" only',
+    )
 
 
 def bounded(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -120,13 +201,6 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         seen.add(reference)
         schema = {**definitions, **target}
     return schema
-
-
-def at_reference(reference: str, root: Any) -> Any:
-    """The value of `root` at a reference, such as `#/$defs/name`; None if there is none."""
-    for step in reference.removeprefix("#/").split("/"):
-        root = root.get(step) if isinstance(root, Mapping) else None
-    return root
 
 
 def inner(schema: Mapping[str, Any], within: Any) -> Mapping[str, Any]:

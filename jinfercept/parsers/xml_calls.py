@@ -10,12 +10,11 @@ from typing import Any, final
 
 from jinfercept.parsers.json_values import stream_arguments
 from jinfercept.parsers.python_literals import to_json
-from jinfercept.parsers.schema_values import property_types, value_of
+from jinfercept.parsers.schema_values import is_property, may_have, property_types, value_of
 from jinfercept.parsers.source import Marks, Source, Steps
 
 _NAME = re.compile(r'[^<>\n"]')
 _BARE_NAME = re.compile(r"[\w.:/-]")
-_OPEN_SCHEMAS = {"$ref", "allOf", "anyOf", "else", "if", "oneOf", "patternProperties", "then"}
 _NO_TEXTS = ("integer", "number", "boolean", "array", "object", "null")
 _WRAPPERS = ("arguments", "parameters", "properties", "input")
 """Keys under which models write all arguments at once."""
@@ -123,7 +122,7 @@ def _read_parameters(source: Source, tags: XmlTags, name: str, marks: Marks) -> 
     rest = source.at
 
     def is_next(key: str) -> bool:
-        return key not in keys and (not keys or is_declared(schema, key))
+        return key not in keys and (not keys or may_have(schema, key, schema))
 
     while (mark := (yield from source.skip_until(marks))) and mark in (tags.parameter, tags.json):
         source.at += len(mark)
@@ -137,7 +136,7 @@ def _read_parameters(source: Source, tags: XmlTags, name: str, marks: Marks) -> 
         if key is None or not is_next(key):
             continue
         separator = ", " if keys else "{"
-        wraps = not keys and key in _WRAPPERS and not _is_property(schema, key)
+        wraps = not keys and key in _WRAPPERS and not is_property(schema, key)
         keys.add(key)
         text = yield from _read_value(source, tags, is_next)
         if text is None:
@@ -159,22 +158,9 @@ def _read_parameters(source: Source, tags: XmlTags, name: str, marks: Marks) -> 
 def _wrapped(text: str, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """All arguments, where a model wrote them as the value of one; None if it did not."""
     value = value_of(text, ["object"])
-    if isinstance(value, dict) and value and all(_is_property(schema, key) for key in value):
+    if isinstance(value, dict) and value and all(is_property(schema, key) for key in value):
         return value
     return None
-
-
-def _is_property(schema: Mapping[str, Any], key: str) -> bool:
-    properties = schema.get("properties")
-    return isinstance(properties, Mapping) and key in properties
-
-
-def is_declared(schema: Mapping[str, Any], key: str) -> bool:
-    """Whether an argument may have this name: a schema without properties, or one that says more of them, allows any."""
-    properties = schema.get("properties")
-    if not isinstance(properties, Mapping) or _OPEN_SCHEMAS & {*schema} or schema.get("additionalProperties"):
-        return True
-    return key in properties
 
 
 def _read_name(source: Source, tags: XmlTags) -> Steps[str]:
@@ -205,7 +191,7 @@ def _read_key(source: Source, tags: XmlTags) -> Steps[tuple[str | None, str]]:
 def _types(types: Sequence[str], kind: str) -> Sequence[str]:
     """The types that a value may have, from those of the schema and what its tag says of it."""
     if kind == "string":
-        return types or ["string"]
+        return [name for name in types if name in ("string", "null")] if "string" in types else types or ["string"]
     return [name for name in types if name != "string"] or types or _NO_TEXTS if kind else types
 
 

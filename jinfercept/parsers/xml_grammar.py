@@ -8,8 +8,8 @@ from typing import Any
 from jinfercept.errors import RequestError
 from jinfercept.parsers.call_grammars import CallGrammar, check_name
 from jinfercept.parsers.lark import one_of, pattern, quoted
-from jinfercept.parsers.schema_values import property_types
-from jinfercept.parsers.tool_schemas import constraints, inner, named_arguments, resolved
+from jinfercept.parsers.schema_values import property_types, types_of
+from jinfercept.parsers.tool_schemas import Argument, constraints, inner, named_arguments, resolved
 from jinfercept.parsers.xml_calls import XmlTags
 
 XML_NAME = re.compile(r'[^<>\s"]([^<>\n"]*[^<>\s"])?')
@@ -31,27 +31,21 @@ def xml_grammar(calls: CallGrammar, tags: XmlTags) -> str:
 
 def named_call(calls: CallGrammar, tags: XmlTags, name: str, schema: Mapping[str, Any]) -> str:
     """A call of a tool, from its name up to the tag that ends it."""
-    parts = [f"{quoted(name)} {calls.tag(tags.name_end, tags.tokens)} {tags.head_end} {_LINE}"]
-    for key, value, needed in named_arguments(name, schema):
-        check_name(XML_NAME, key, "argument")
-        parts.append(f"({_argument(calls, tags, key, value)} {_LINE})" + ("" if needed else "?"))
-    return " ".join((*parts, calls.tag(tags.function_end, tags.tokens)))
+
+    def write(argument: Argument) -> str:
+        check_name(XML_NAME, argument.name, "argument")
+        return f"({_argument(calls, tags, argument, schema)} {_LINE})" + ("" if argument.needed else "?")
+
+    head = f"{quoted(name)} {calls.tag(tags.name_end, tags.tokens)} {tags.head_end} {_LINE}"
+    arguments = one_of(" ".join(map(write, option)) or '""' for option in named_arguments(name, schema))
+    return f"{head} {arguments} {calls.tag(tags.function_end, tags.tokens)}"
 
 
-def _argument(calls: CallGrammar, tags: XmlTags, key: str, schema: Mapping[str, Any]) -> str:
-    """An argument: a text as it is, anything else as JSON.
-
-    `read_xml_calls` tells from the schema whether a value is a text (`schema_values`), so a value that may be a text or of
-    another type cannot be written exactly.
-
-    Raises:
-        RequestError: plain text cannot express what the schema asks for.
-    """
-    schema = resolved(schema)
-    types = {*property_types({"properties": {key: schema}, **schema}, key)}
+def _argument(calls: CallGrammar, tags: XmlTags, argument: Argument, whole: Mapping[str, Any]) -> str:
+    """An argument: a text as it is, anything else as JSON. Raises `RequestError` as `plain_types` does."""
+    key, schema = argument.name, resolved(argument.schema)
+    types = plain_types(key, schema, whole)
     is_text = "string" in types or not types
-    if is_text and not types <= {"string", "null"}:
-        raise inexact(key, f"{sorted(types)}")
     key_end = one_of(calls.tag(end, tags.tokens) for end in _key_ends(tags, {"string"} if is_text else types))
     start = f"{_LINE} {calls.tag(tags.value_start, tags.tokens)}" if tags.value_start else ""
     line = "\n" if tags.padded else ""
@@ -64,6 +58,22 @@ def _argument(calls: CallGrammar, tags: XmlTags, key: str, schema: Mapping[str, 
         value = calls.rules.rule(f"{calls.rules.json(schema)} {quoted(line + before)}")
     opening = f"{calls.tag(tags.parameter, tags.tokens)} {quoted(key)} {key_end}"
     return f"{opening} {start} {quoted(line) if line else ''} {value} {closing}"
+
+
+def plain_types(name: str, schema: Mapping[str, Any], whole: Mapping[str, Any]) -> set[str]:
+    """The types of a value that is written as plain text if it is a string.
+
+    Readers tell from the whole schema of the arguments whether a value is a text (`schema_values`), so a value that may be a
+    text or of another type cannot be written exactly.
+
+    Raises:
+        RequestError: plain text cannot express what the schema asks for.
+    """
+    types = {*types_of(schema, schema)}
+    read = types | {*property_types(whole, name)}
+    if "string" in read and (not read <= {"string", "null"} or (types and "null" in read - types)):
+        raise inexact(name, f"{sorted(read)}")
+    return types
 
 
 def _key_ends(tags: XmlTags, types: set[str]) -> list[str]:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
+from urllib.parse import unquote
 
 from jinfercept.errors import RequestError
 
@@ -60,6 +61,17 @@ def json_type(name: str) -> str:
     """JSON's name for a type, also of `List[int]` or `dict[str, Any]`."""
     plain = name.split("[")[0].split("<")[0].strip().lower()
     return _TYPE_NAMES.get(plain, plain)
+
+
+def at_reference(reference: str, root: Any) -> Any:
+    """The part of a schema that a reference into it points to, such as `#/$defs/name`; None if there is none."""
+    for step in unquote(reference).removeprefix("#").split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(root, list):
+            root = dict(zip(map(str, range(len(root))), root, strict=True)).get(key)
+        else:
+            root = root.get(key) if isinstance(root, Mapping) else None
+    return root if reference.startswith("#") else None
 
 
 @final

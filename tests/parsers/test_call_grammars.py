@@ -62,6 +62,31 @@ def test_a_turn_that_has_to_call_calls_with_arguments_that_fit(name: str, templa
     assert any({*arguments} - {"city", "exact"} for turn in turns for _, arguments in turn)
 
 
+COMBINED: dict[str, Any] = {
+    "$ref": "#/$defs/whole",
+    "$defs": {
+        "whole": {
+            "type": "object",
+            "properties": {"kind": {"type": "string"}},
+            "oneOf": [
+                {"properties": {"kind": {"const": "a"}, "n": {"type": "integer", "minimum": 0}}, "required": ["n"]},
+                {"$ref": "#/$defs/b"},
+            ],
+            "required": ["kind"],
+        },
+        "b": {"allOf": [{"properties": {"kind": {"enum": ["b", "c"]}}}, {"$ref": "#/$defs/on"}]},
+        "on": {"anyOf": [{"properties": {"on": {"type": "boolean"}}, "required": ["on"]}]},
+    },
+}
+
+
+@pytest.mark.parametrize(("name", "template"), WRITINGS)
+def test_a_tool_whose_schema_combines_others_can_be_required(name: str, template: str) -> None:
+    tools = {"f": COMBINED}
+    drawn = [calls(name, tools, turn(name, template, tools, seed, parallel=False)) for seed in range(9)]
+    assert {arguments["kind"] == "a" for ((_, arguments),) in drawn} == {True, False}
+
+
 @pytest.mark.parametrize("name", ["pythonic", "llama4_pythonic", "lfm2"])
 @pytest.mark.parametrize("tool", ["read-file", "mcp.fs__a-b", "1st", "class"])
 def test_a_tool_whose_name_is_none_in_python_can_be_required(name: str, tool: str) -> None:
@@ -197,7 +222,21 @@ def test_whatever_the_schema_the_arguments_fit_many_times(
         ("pythonic", {"f": {"properties": 3}}, "one by one"),
         ("hermes", {"now": {}, "f": {"properties": {"a": {"not": {}}}}}, "tool 'f'"),
         ("pythonic", {"f": {"properties": {"a": {}}, "required": ["b"]}}, "one by one"),
-        ("qwen3_coder", {"f": {"anyOf": [{"required": ["a"]}], "properties": {"a": {}}}}, "one by one"),
+        ("qwen3_coder", {"f": {"anyOf": [{"required": ["b"]}], "properties": {"a": {}}}}, "one by one"),
+        ("qwen3_coder", {"f": {"allOf": [{"patternProperties": {"a": {}}}]}}, "one by one: patternProperties"),
+        ("gemma4", {"f": {"$ref": "#/$defs/f", "$defs": {"f": {"$ref": "#/$defs/f"}}}}, "refers to itself"),
+        ("pythonic", {"f": {"allOf": [{"anyOf": [{}, {}]}] * 6}}, "more than 32 alternatives"),
+        (
+            "glm45",
+            {
+                "f": {
+                    "oneOf": [
+                        {"properties": {"v": {"type": kind}}, "required": ["v"]} for kind in ("string", "integer")
+                    ]
+                }
+            },
+            "'v' cannot be written as plain text",
+        ),
         ("qwen3_coder", {"f": {"properties": {"a": {"type": ["string", "integer"]}}}}, "one type"),
         ("qwen3_coder", {"f": {"properties": {"a": {"enum": ["</parameter>"]}}}}, "plain text"),
         ("qwen3_coder", {"f": {"properties": {"a": {"$ref": "#/$defs/none"}}}}, "refers to nothing"),

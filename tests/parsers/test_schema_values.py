@@ -49,6 +49,15 @@ STRING, NULL = {"type": "string"}, {"type": "null"}
         ({"type": ["int", "None"]}, "null", None),
         ({"anyOf": [{"type": "list"}, {"type": "float"}]}, "2.5", 2.5),
         ({"type": "string", "nullable": True}, "null", None),
+        ({"anyOf": [STRING, {"type": "integer"}]}, "3", 3),
+        ({"oneOf": [STRING, {"type": "object"}]}, '{"a": 1}', {"a": 1}),
+        ({"oneOf": [STRING, {"type": "object"}]}, "{'a': 1}", "{'a': 1}"),
+        ({"type": ["string", "number"]}, "007", "007"),
+        ({"type": ["string", "integer"]}, "3.5", "3.5"),
+        ({"type": ["string", "integer"], "allOf": [STRING]}, "3", "3"),
+        ({"type": "number", "allOf": [{"type": "integer"}]}, "3.5", "3.5"),
+        ({"allOf": [{"$ref": "#/$defs/Text"}], "nullable": True}, "null", None),
+        ({"if": {"type": "array"}, "then": {}, "else": {"type": "integer"}}, "[1]", [1]),
         ({"enum": ["a", "b"]}, "a", "a"),
         ({"enum": [1, 2]}, "2", 2),
         ({"const": True}, "true", True),
@@ -62,7 +71,7 @@ STRING, NULL = {"type": "string"}, {"type": "null"}
 def test_a_value_is_of_the_first_type_that_it_can_be(property: Any, text: str, value: Any) -> None:
     schema = {
         "properties": {"x": property},
-        "$defs": {"Sizes": {"type": "array"}, "Loop": {"$ref": "#/$defs/Loop"}},
+        "$defs": {"Sizes": {"type": "array"}, "Loop": {"$ref": "#/$defs/Loop"}, "Text": STRING},
     }
     read = value_of(text, property_types(schema, "x"))
     assert read == value
@@ -72,3 +81,17 @@ def test_a_value_is_of_the_first_type_that_it_can_be(property: Any, text: str, v
 def test_an_undeclared_property_is_text() -> None:
     assert value_of("3", property_types({}, "x")) == "3"
     assert value_of("3", property_types({"properties": []}, "x")) == "3"
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "a?" * 40 + "b", "a*a*a*a*a*a*b", "((", "a{1,99999999999}", r"\p{L}"])
+def test_a_pattern_of_names_that_is_slow_or_unknown_to_python_matches_every_name(pattern: str) -> None:
+    schema = {"patternProperties": {pattern: {"type": "integer"}}}
+    assert property_types(schema, "a" * 60 + "c") == ["integer"]
+
+
+def test_a_schema_that_doubles_or_is_deep_is_read_at_once() -> None:
+    doubled: dict[str, Any] = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(100)}
+    doubled |= {f"c{i}": {"$ref": f"#/$defs/c{i + 1}"} for i in range(5000)}
+    schema = {"$ref": "#/$defs/a0", "$defs": {**doubled, "a100": {"properties": {"x": {"type": "integer"}}}}}
+    assert property_types(schema, "x") == ["integer"]
+    assert property_types({**schema, "$ref": "#/$defs/c0"}, "x") == []
