@@ -215,6 +215,7 @@ def test_openai_helpers_parse_what_the_server_says(served: Running, scripted: Sc
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [{"role": "wizard", "content": "Hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages[0].content[0]",
