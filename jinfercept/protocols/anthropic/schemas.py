@@ -261,7 +261,7 @@ class MessagesBody(CountTokensBody):
     max_tokens: Annotated[int, Field(ge=1)]
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1e6)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     stop_sequences: Annotated[list[Text], Field(max_length=MAX_STOPS), FIRST_ERROR] | None = None
     metadata: RequestMetadata | None = None

@@ -170,6 +170,17 @@ def test_stop_length_and_what_else_vllm_takes(served: Running, scripted: Scripte
     assert other != "o"
 
 
+def test_a_top_p_of_nothing_is_greedy_in_every_dialect(served: Running, scripted: Scripted) -> None:
+    says(scripted, "one two three" + END)
+    fields = {"messages": QUESTION, "max_tokens": 20, "top_p": 0, "temperature": 1000}
+    answers = [
+        served.http.post(f"/v1/{path}", json=fields | {"input": QUESTION}).json()
+        for path in ("chat/completions", "messages", "responses")
+    ]
+    assert answers[0]["choices"][0]["message"]["content"] == answers[1]["content"][0]["text"] == "one two three"
+    assert (answers[2]["output"][0]["content"][0]["text"], answers[2]["top_p"]) == ("one two three", 0)
+
+
 def test_contents_in_parts_the_developer_and_template_options(served: Running, scripted: Scripted) -> None:
     plain: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi there"}]
     says(scripted, "<think></think>Yes." + END, plain)

@@ -28,7 +28,7 @@ def said(block: Any) -> dict[str, Any]:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": "8"}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"messages": []}, "messages"),
         ({"messages": "Hi"}, "messages"),
         ({"messages": [{"role": "tool", "content": "Hi"}]}, "role"),
