@@ -36,6 +36,13 @@ class ItemRefusalPart(Body):
     refusal: Text
 
 
+class ItemFilePart(OutputPart):
+    """A file whose data are text."""
+
+    type: Literal["input_file"]
+
+
+_Part = Annotated[ItemTextPart | ItemRefusalPart | ItemFilePart, Field(discriminator="type")]
 _Tools = Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
 _Output = Text | Annotated[list[OutputPart], Field(max_length=4096), FIRST_ERROR]
 
@@ -46,7 +53,7 @@ class MessageItem(Body):
     type: Literal["message"] = "message"
     id: _ID | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[ItemTextPart | ItemRefusalPart], Field(max_length=4096), FIRST_ERROR]
+    content: Text | Annotated[list[_Part], Field(max_length=4096), FIRST_ERROR]
 
 
 class CallNote(Body):

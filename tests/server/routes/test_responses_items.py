@@ -116,6 +116,20 @@ def test_calls_of_all_types_are_read_with_reasoning_and_text_between_them(served
     assert [item.type for item in stored] == ["message", *kinds]
 
 
+def test_files_that_are_text_are_read_with_their_names(served: Running, scripted: Scripted) -> None:
+    files = [
+        {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,TGFtcHM6IDIz4oKs"},
+        {"type": "input_file", "file_data": "data:application/json,%7B%7D"},
+    ]
+    content: Any = [{"type": "input_text", "text": "See"}, *files, {"type": "input_text", "text": "Why?"}]
+    read = "See\n\na.txt\n\nLamps: 23€\n\n\n\n{}\n\nWhy?"
+    told = returned("1", "price", read)
+    says(scripted, "Yes." + END, [{"role": "user", "content": read}, called(("1", "price", "{}")), told])
+    call = {"type": "function_call", "call_id": "1", "name": "price", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "1", "output": content}
+    assert answer(served, [{"role": "user", "content": content}, call, output]).output_text == "Yes."
+
+
 def test_parts_that_are_left_out_are_logged_once(
     served: Running, scripted: Scripted, caplog: pytest.LogCaptureFixture
 ) -> None:
