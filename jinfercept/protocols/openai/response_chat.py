@@ -107,6 +107,7 @@ def chat_body(body: ResponsesBody, messages: Sequence[Message], tools: ClientToo
     fields: dict[str, Any] = {
         "messages": messages,
         "max_completion_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
         "logprobs": wants_logprobs(body),
         "top_logprobs": body.top_logprobs,
         "tools": tools.declarations,
