@@ -52,7 +52,7 @@ class SamplingParams:
         n: outputs for one prompt, each with random numbers of its own, the first with those of a request with `n` 1; at most
             1,024. They share the full pages of the prompt. Not for greedy requests.
         top_k: draw among so many of the likeliest (and what is as likely as the last of them); 0 or -1: all.
-        top_p: draw among the fewest likeliest tokens that have this probability together (likewise); 1: all.
+        top_p: draw among the fewest likeliest tokens that have this probability together (likewise); 1: all; 0: the likeliest.
         min_p: draw among tokens at least so likely, compared to the likeliest; 0: all.
         repetition_penalty: logits of tokens in prompt or output are divided by it where positive, multiplied where negative.
         presence_penalty: subtracted from the logits of tokens in the output; -2 to 2.
@@ -159,8 +159,8 @@ class SamplingParams:
             raise RequestError(
                 f"temperature is a number from 0 to {MAX_TEMPERATURE:g}", got=shown(self.temperature), fix="0 is greedy"
             )
-        if not is_number(self.top_p) or not 0 < self.top_p <= 1:
-            raise RequestError("top_p is a share, above 0 and at most 1", got=shown(self.top_p), fix="1 turns it off")
+        if not is_number(self.top_p) or not 0 <= self.top_p <= 1:
+            raise RequestError("top_p is a share, from 0 to 1", got=shown(self.top_p), fix="1 turns it off")
         if not is_number(self.min_p) or not 0 <= self.min_p <= 1:
             raise RequestError("min_p is a share, from 0 to 1", got=shown(self.min_p), fix="0 turns it off")
         if not is_number(self.repetition_penalty) or not 0 < self.repetition_penalty < math.inf:

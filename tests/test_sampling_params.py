@@ -21,7 +21,7 @@ from tests.support.tiny_model import tiny_llm
         ("max_tokens", 0),
         ("top_k", -2),
         ("top_k", 2.5),
-        ("top_p", 0),
+        ("top_p", -0.1),
         ("top_p", 1.1),
         ("top_p", math.nan),
         ("top_p", True),

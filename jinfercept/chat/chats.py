@@ -14,7 +14,7 @@ from jinfercept.calls import Call, CallMode, Tool
 from jinfercept.chat.function_tools import ChatTool, ChatToolLike, chat_tools
 from jinfercept.chat.futures import Futures
 from jinfercept.chat.given_tokens import GivenTokens
-from jinfercept.chat.messages import Message, call_ids
+from jinfercept.chat.messages import Message, call_ids, results_behind_calls
 from jinfercept.chat.options import (
     MAX_ROUNDS,
     ChatArguments,
@@ -108,6 +108,8 @@ def make_chats(
     if tokenizer is None:
         raise RequestError("a chat needs a tokenizer", got="a model without one", fix="generate from prompt_token_ids")
     listed = _conversations(conversations)
+    if not isinstance(turn_tokens, GivenTokens):  # whose messages have their places in the given tokens
+        listed = [results_behind_calls(messages) for messages in listed]
     options = checked_options(options)
     calls_run = options.get("async_calls")
     declared = [_with_mode(tool, calls_run.calls) if calls_run else tool for tool in chat_tools(tools)]
@@ -221,7 +223,7 @@ def _with_mode(tool: ChatTool, mode: CallMode) -> ChatTool:
 def _conversations(messages: Any) -> list[Sequence[Message]]:
     if is_conversation(messages):
         return [messages]
-    if not isinstance(messages, list | tuple) or not all(is_conversation(conversation) for conversation in messages):
+    if not isinstance(messages, list | tuple) or not messages or not all(map(is_conversation, messages)):
         raise RequestError(
             "a chat is a list of messages, or several such lists",
             got=shown(messages),

@@ -3,14 +3,15 @@
 import hashlib
 import json
 import secrets
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from jinfercept.calls import Call
-from jinfercept.errors import RequestError, shown
+from jinfercept.errors import RequestError, nearest, shown
 from jinfercept.values.known import KnownObject, derived
 
 Message = Mapping[str, Any]
@@ -19,6 +20,9 @@ Message = Mapping[str, Any]
 An assistant's reasoning may stand beside it as `reasoning_content`, the name in templates, DeepSeek and older vLLM, or as
 `reasoning`, the name in vLLM now; the template decides whether the model reads it again.
 """
+
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def call_message(call: Call) -> dict[str, Any]:
@@ -50,7 +54,12 @@ def checked_message(message: object) -> dict[str, Any]:
 def _checked_message(message: object) -> dict[str, Any]:
     if not isinstance(message, dict | Mapping) or not isinstance(message.get("role"), str):
         raise RequestError("a message has a role", got=shown(message), fix='{"role": "user", "content": "…"}')
-    content = message.get("content")
+    role, content = message["role"], message.get("content")
+    if role not in _ROLES:
+        what = f"the role of a message is one of {', '.join(_ROLES)}"
+        raise RequestError(what, got=f"{shown(role)}{nearest(role, _ROLES)}", fix="give one of them")
+    if content is None and role not in ("assistant", "tool"):
+        raise RequestError(f"a message of the role {role} has content", got=shown(message), fix="give a text")
     if not isinstance(content, str) and isinstance(content, Sequence):
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
         content = "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else parts
@@ -69,24 +78,71 @@ def _checked_message(message: object) -> dict[str, Any]:
     return KnownObject(checked) if type(message) is KnownObject else checked
 
 
-def one_call_a_turn(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def results_behind_calls[M](messages: Iterable[M], read: Callable[[M], Message] = checked_message) -> list[M]:
+    """The messages with the results of each turn directly behind it, in the order of its calls; other messages follow them.
+
+    Templates tie results to calls by their places: a result elsewhere is read as that of another call, or not at all.
+
+    Args:
+        read: gives the fields of a message.
+
+    Raises:
+        RequestError: one of these is no message.
+    """
+    return [each for message, results in _with_results(messages, read) for each in (message, *chain(*results))]
+
+
+def one_call_a_turn(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with every call in an assistant's message of its own, before its result."""
     split: list[dict[str, Any]] = []
-    queue = deque(messages)
-    while queue:
-        message = queue.popleft()
-        calls = message.get("tool_calls", ())
-        if len(calls) < 2:
-            split.append(message)
+    for message, results in _with_results(messages, lambda message: message):
+        if len(results) < 2:
+            split += (message, *chain(*results))
             continue
-        results: dict[Any, list[dict[str, Any]]] = defaultdict(list)  # by the ids of calls
-        while queue and queue[0]["role"] == "tool":
-            result = queue.popleft()
-            results[result.get("tool_call_id")].append(result)
-        for index, call in enumerate(calls):
-            split.append(message | {"tool_calls": [call], "content": "" if index else message["content"]})
-            split += results.get(call.get("id"), ())
+        for index, (call, own) in enumerate(zip(message["tool_calls"], results, strict=True)):
+            split += (message | {"tool_calls": [call], "content": "" if index else message["content"]}, *own)
     return split
+
+
+def _with_results[M](messages: Iterable[M], read: Callable[[M], Message]) -> list[tuple[M, list[list[M]]]]:
+    """The messages, each with the results of its calls. A result without a call is a message of its own.
+
+    Clients number calls anew in each turn, and leave ids out: a result belongs to the last turn that has a call of its id, or
+    without an id a call of its name or any call, and there to the first one that has no result. A further result of a call
+    belongs to it until the next turn; behind that it stays in its place, where the model reads the late result of a future.
+    Messages of the assistant in a row are one turn.
+    """
+    rows: list[tuple[M, list[list[M]]]] = []
+    calls: dict[
+        Any, tuple[int, deque[list[M]]]
+    ] = {}  # number of the turn and results, by id, by (name,), and "" for any
+    turn, before = 0, ""
+    for message in messages:
+        fields = read(message)
+        role = fields["role"]
+        turn += role == "assistant" != before
+        before = role
+        if role == "tool":
+            name = (str(fields.get("name")),)
+            number, results = calls.get(_id(fields, "tool_call_id") or (name if name in calls else ""), (0, deque()))
+            while len(results) > 1 and results[0]:
+                results.popleft()
+            if results and (number == turn or not results[0]):
+                results[0].append(message)
+                continue
+        own: list[list[M]] = []
+        for call in fields.get("tool_calls") or ():
+            own.append([])
+            for key in (_id(call, "id"), (str(call["function"].get("name")),), ""):
+                if calls.get(key, (0,))[0] != turn:
+                    calls[key] = turn, deque()
+                calls[key][1].append(own[-1])
+        rows.append((message, own))
+    return rows
+
+
+def _id(fields: Mapping[str, Any], name: str) -> str:
+    return str(fields.get(name) or "")
 
 
 def with_arguments(messages: list[dict[str, Any]], form: ArgumentForm) -> list[dict[str, Any]]:

@@ -5,10 +5,13 @@ Unknown fields are ignored, as in vLLM; known fields that are not supported are 
 object by its size before its items are validated: a body has room for a million items.
 """
 
+import re
+from base64 import b64decode
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import unquote
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 64
@@ -31,6 +34,9 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(max_length=2**24)]
 
 
+_TEXT_FILE = re.compile(r"data:(text/|application/(json|xml|yaml|toml)\b).*", re.DOTALL)
+"""The beginning of a data URL of a text."""
+
 TypeName = Annotated[str, Field(max_length=256)]
 """A type that may be unknown."""
 
@@ -47,10 +53,30 @@ class Body(BaseModel):
 
 
 class OutputPart(Body):
-    """A part of a tool's output; the model reads its text."""
+    """A part of a tool's output; the model reads its text.
+
+    Attributes:
+        filename, file_data: of an `input_file`, which becomes text if its data are some.
+    """
 
     type: TypeName
     text: Text | None = None
+    filename: Text | None = None
+    file_data: Text | None = None
+
+    @model_validator(mode="after")
+    def _read(self) -> Self:
+        if self.type == "input_file" and self.text is None:
+            head, _, data = (self.file_data or "").partition(",")
+            try:
+                if not _TEXT_FILE.fullmatch(head):
+                    raise ValueError(head)
+                content = b64decode(data, validate=True).decode() if head.endswith(";base64") else unquote(data)
+            except ValueError as error:
+                message = "input_file parts are not supported unless file_data is a data URL with text"
+                raise PydanticCustomError("unsupported_file", message) from error
+            self.text = "\n\n".join(["", *filter(None, (self.filename, content)), ""])  # apart from the other parts
+        return self
 
     def shown(self) -> str:
         """The text; of a part that has none, what stands in its place."""
@@ -158,7 +184,7 @@ class SamplingBody(Extensions):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Annotated[float, Field(ge=0, le=1e6)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None

@@ -6,6 +6,7 @@ from typing import Any, Unpack
 
 from jinfercept.chat.chats import is_conversation
 from jinfercept.chat.given_tokens import GivenTokens
+from jinfercept.chat.messages import results_behind_calls
 from jinfercept.chat.options import ChatArguments, ChatOptions
 from jinfercept.chat.request_maker import RequestMaker
 from jinfercept.chat.turn_grammars import PerTurnGrammar
@@ -231,7 +232,8 @@ def _followed(
         if sample.conversation:
             if not is_conversation(put):
                 raise RequestError("a chat is followed by messages", got=shown(put), fix='[{"role": "user", …}]')
-            conversation = (*sample.conversation, *put)
+            *before, turn = sample.conversation
+            conversation = (*before, *results_behind_calls((turn, *put)))
             tokens = GivenTokens(sample.token_ids.tolist(), len(sample.conversation))
             [request] = maker.make_chats([conversation], reporting, tools, options, tokens=tokens)
             items.append(Planned(sample.prompt, request, sample, conversation))

@@ -15,6 +15,7 @@ from jinfercept.sched.sampling_options import DrawOptions
 NUM_FIELDS = len(SampleRows._fields)
 _FIRST_FLOAT = SampleRows._fields.index("temperature")
 _ONE = np.ones(1, np.float32).view(np.int32)[0]
+_LEAST = np.finfo(np.float32).tiny
 _REMEMBERED, _TOP_P, _REPETITION = map(SampleRows._fields.index, ("remembered", "top_p", "repetition"))
 
 Kind = Literal["greedy", "drawn", "filtered"]
@@ -112,7 +113,7 @@ def _enter_options(row: Int32[np.ndarray, "fields"], options: DrawOptions, ends_
     params = options.params
     row[_REMEMBERED:_FIRST_FLOAT] = options.remembered, ends_forbidden, min(max(0, params.top_k), 2**31 - 1)
     numbers = (
-        *(params.top_p, params.min_p),
+        *(params.top_p or _LEAST, params.min_p),  # all tokens reach a share of 0, and none would be kept
         *(params.repetition_penalty, params.presence_penalty, params.frequency_penalty),
     )
     row[_TOP_P:] = np.array(numbers, np.float32).view(np.int32)

@@ -5,7 +5,7 @@ model wrote, and matches the retained context token by token. A message without 
 is left unchanged: then the context is computed again, without the calls.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import final
 
 from jinfercept.chat.messages import Message, digests
@@ -61,24 +61,7 @@ class ToolHistory:
         if not self._turns:
             return list(messages)
         restored: list[Message] = []
-        results: list[Message] = []  # that stand behind a restored turn, of the server's calls and of the client's
-        places: dict[str, int] = {}  # of the calls of that turn, by their ids
         for message, digest in zip(messages, digests([salt], messages), strict=True):
-            if message["role"] == "tool" and places:
-                results.append(message)
-                continue
-            restored += _in_call_order(results, places)
-            results, places = [], {}
-            if message["role"] == "assistant" and (turns := self._turns.use(digest.hex())):
-                last = max(place for place, turn in enumerate(turns) if turn["role"] == "assistant")
-                restored += turns[: last + 1]
-                results += turns[last + 1 :]
-                places = {call["id"]: place for place, call in enumerate(turns[last].get("tool_calls", ()))}
-            else:
-                restored.append(message)
-        return restored + _in_call_order(results, places)
-
-
-def _in_call_order(results: list[Message], places: Mapping[str, int]) -> list[Message]:
-    """Results in the order of their calls, which some templates need; those of other calls stand last."""
-    return sorted(results, key=lambda result: places.get(result.get("tool_call_id", ""), len(places)))
+            turns = self._turns.use(digest.hex()) if message["role"] == "assistant" else None
+            restored += turns or (message,)
+        return restored

@@ -2,11 +2,13 @@
 
 import json
 import re
+import sys
 from typing import Any
 
 import pytest
 
 from jinfercept.calls import Tool
+from jinfercept.chat.messages import results_behind_calls
 from jinfercept.errors import ModelError, RequestError
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
@@ -298,7 +300,10 @@ def test_what_cannot_be_a_chat_says_what_got_and_fix(make_scripted: Make) -> Non
 
     for call, match in (
         (lambda: chat("Hi"), "list of messages"),
+        (lambda: chat([]), "list of messages.*got \\[\\]"),
         (lambda: chat([[]]), "list of messages"),
+        (lambda: chat([{"role": "usr", "content": "Hi"}]), "one of system, .*got 'usr' \\(did you mean 'user'"),
+        (lambda: chat([{"role": "user"}]), "role user has content"),
         (lambda: chat([{"role": "user", "content": 3}]), "content is text"),
         (lambda: chat(QUESTION, tools=[price], chat_template="{{ tools }}"), "no format of calls"),
         (lambda: chat(QUESTION, tools=price), "tools is a list"),
@@ -361,6 +366,60 @@ def test_a_conversation_goes_on_whatever_its_calls_have_as_arguments(make_script
         if arguments == texts[:1]:
             shown = {QWEN_ITEMS: r'arguments="{\"a\": "', QWEN_TEXT: '"arguments": {"a": }'}
             assert shown.get(template, "") in request.prompt
+
+
+IDS = "{% for m in messages %}{{ m.role[0] }}{% for call in m.tool_calls or [] %}{{ call.id }}{% endfor %}"
+IDS += "{{ m.tool_call_id }}{{ m.name }} {% endfor %}"
+
+
+def short(text: str) -> list[dict[str, Any]]:
+    """Messages by the first letters of their roles, with the ids of calls; a result may have the name of its call instead."""
+    messages: list[dict[str, Any]] = []
+    for letter, *marks in text.split():
+        role = next(role for role in ("system", "user", "assistant", "tool") if role[0] == letter)
+        message: dict[str, Any] = {"role": role, "content": "?"}
+        if role == "assistant" and marks:
+            functions = [{"name": f"f{mark}", "arguments": "{}"} for mark in marks]
+            message["tool_calls"] = [{"id": mark, "function": f} for mark, f in zip(marks, functions, strict=True)]
+        elif marks:
+            message["name" if marks[0] == "f" else "tool_call_id"] = "".join(marks)
+        messages.append(message)
+    return messages
+
+
+def test_results_stand_behind_the_calls_of_their_turn_wherever_they_are_given(make_scripted: Make) -> None:
+    scripted = make_scripted(IDS)
+    for given, read in (
+        ("u a12 t2 t1", "u a12 t1 t2"),
+        ("u a1 u t1", "u a1 t1 u"),
+        ("u a12 u t2 u t1 u", "u a12 t1 t2 u u u"),
+        ("u a123 u t3 t1", "u a123 t1 t3 u"),  # one call has no result yet
+        ("u a12 t2 t1 u a21 u t1 t2", "u a12 t1 t2 u a21 t2 t1 u"),  # a client that numbers the calls of each turn
+        ("u a1 u a1 t1", "u a1 u a1 t1"),
+        ("u a11 u t1 t1", "u a11 t1 t1 u"),
+        ("u a1 a2 t1 t2", "u a1 t1 a2 t2"),
+        ("u a1 u a t1", "u a1 t1 u a"),
+        ("u a1 t1 a t1", "u a1 t1 a t1"),  # the late result of a future
+        ("u a12 u t1 t2 t1", "u a12 t1 t1 t2 u"),
+        ("u a12 t3 t2 t1", "u a12 t1 t2 t3"),
+        ("u t9 a1 t1", "u t9 a1 t1"),
+        ("u a12 u t t", "u a12 t t u"),
+        ("u a12 u t2 t", "u a12 t t2 u"),
+        ("u a12 u tf2 tf1", "u a12 tf1 tf2 u"),
+    ):
+        [request] = scripted.llm.make_chats([short(given)], None, (), {})
+        assert request.prompt == f"{read} ", given
+
+
+def test_results_find_their_calls_at_once_however_many_there_are() -> None:
+    looked_up: list[str] = []
+    given = short(f"u a{'1' * 500} a2 " + "t1 " * 1000 + "t9 " * 1000 + "t " * 1000)
+    sys.setprofile(lambda _, event, called: looked_up.append(called.__name__) if event == "c_call" else None)
+    try:
+        results_behind_calls(given)
+    finally:
+        sys.setprofile(None)
+    assert looked_up.count("popleft") + looked_up.count("append") < 10_000
 
 
 def test_functions_run_with_a_template_that_takes_arguments_as_text(make_scripted: Make) -> None:

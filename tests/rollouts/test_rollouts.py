@@ -214,7 +214,8 @@ def test_groups_come_when_they_end_and_arrays_are_filled_up(smollm2: LLM) -> Non
 
 
 def test_what_cannot_be_meant_is_refused(smollm2: LLM) -> None:
-    done = smollm2.rollout(PROMPTS[:1], DRAWN)
+    done, question = smollm2.rollout(PROMPTS[:1], DRAWN), [{"role": "user", "content": "a"}]
+    chat = smollm2.rollout([question], DRAWN)
     wrong: list[tuple[Any, dict[str, Any], str]] = [
         (PROMPTS, {"following": "x"}, "only samples"),
         (PROMPTS, {"max_rounds": 3}, "need messages"),
@@ -227,7 +228,11 @@ def test_what_cannot_be_meant_is_refused(smollm2: LLM) -> None:
         (done, {"following": {"role": "user", "content": "a"}}, "fix: a text, a list of token ids or"),
         (done, {"following": [None]}, "a text or token ids follow a sample; got None"),
         (done, {"params": DRAWN}, "no sample is partial; got Rollouts.*0 partial, 0 failed. with params"),
-        ([{"role": "user", "content": "a"}], {"detector": 3}, "finds its calls itself"),
+        (chat, {"following": [{"role": "usr", "content": "b"}]}, "one of system, .*, tool; got 'usr' .*'user'"),
+        (chat, {"following": [{"role": "user"}]}, "role user has content"),
+        (chat, {"following": [[]]}, "followed by messages; got \\[\\]"),
+        ([{"role": "usr", "content": "a"}], {}, "one of system, .*; got 'usr'"),
+        (question, {"detector": 3}, "finds its calls itself"),
         (PROMPTS, {"params": {"temperature": 1}}, "sampling_params are SamplingParams; got {'temperature': 1}"),
         (PROMPTS, {"sampling_params": DRAWN}, "no such option; got sampling_params; fix: one of .* params"),
         (PROMPTS, {"pad_id": 1.5}, "pad_id is a token id; got 1.5"),

@@ -60,6 +60,7 @@ CASES = {
     "top_k of one": {"top_k": 1},
     "top_k beyond the vocabulary": {"top_k": 1000},
     "top_p": {"top_p": 0.6},
+    "top_p of nothing": {"top_p": 0.0, "temperature": 9.0},
     "top_p close to one": {"top_p": 0.99},
     "min_p": {"min_p": 0.1},
     "repetition": {"repetition_penalty": 1.8},
@@ -298,6 +299,11 @@ def test_the_bound_of_a_large_vocabulary_does_not_depend_on_how_it_is_found() ->
     assert all(np.array_equal(by_best, other) for other in others)
     assert np.array_equal(np.asarray(jax.jit(filters.bounds)(logits, rows)), by_best)
     assert (logits[2] >= by_best[2]).sum() == 3000
+
+
+def test_the_likeliest_token_is_left_of_a_share_of_nothing() -> None:
+    rows = unpack_samples(jnp.asarray(pack_samples(sampled_rows(chunks([SamplingParams(top_p=0)])), 1, NUM_SLOTS)))
+    assert [np.asarray(way(LOGITS[None], rows)).tolist() for way in WAYS] == [[LOGITS.max()]] * len(WAYS)
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jinfercept.chat.messages import results_behind_calls
 from jinfercept.state.tool_history import ToolHistory
 from jinfercept.tenants.quota import num_bytes_of
 
@@ -47,7 +48,7 @@ def test_results_stand_in_the_order_of_the_calls_whoever_ran_them() -> None:
     hidden.remember("key", "", ASKED, [MIXED, result("a"), result("c")], ("buy",))
     shown = turn("", call("buy", "b"), call("buy", "d"))
     for order in ("bd", "db"):
-        back = hidden.restored("", [*ASKED, shown, *map(result, order), *ASKED])
+        back = results_behind_calls(hidden.restored("", [*ASKED, shown, *map(result, order), *ASKED]))
         assert back == [*ASKED, MIXED, *map(result, "abcd"), *ASKED]
     dropped = shown | {"content": None}
     assert hidden.restored("", [*ASKED, dropped])[1] == MIXED
@@ -73,23 +74,6 @@ def test_an_answer_with_calls_is_known_by_the_conversation_and_not_by_ids_that_m
     assert len(hidden.restored("", [*before, shown])) == len(before) + 3
     before[1] = turn("", call("price", "c", '{"item": "lamp"}'))
     assert hidden.restored("", [*before, shown]) == [*before, shown]
-
-
-def test_results_are_sorted_at_once_however_many_there_are() -> None:
-    class Id(str):
-        looked_up = 0
-
-        def __hash__(self) -> int:
-            Id.looked_up += 1
-            return str.__hash__(self)
-
-    hidden = memory()
-    hidden.remember("key", "", ASKED, [MIXED, result("a"), result("c")], ("buy",))
-    shown = turn("", call("buy", "b"), call("buy", "d"))
-    results = [{"role": "tool", "tool_call_id": Id(id), "content": id} for id in [*("x" * 500), *("b" * 500)]]
-    back = hidden.restored("", [*ASKED, shown, *results])
-    assert [message["content"] for message in back[2:]] == [*"a", *("b" * 500), *"c", *("x" * 500)]
-    assert Id.looked_up <= 2 * len(results)
 
 
 def test_it_lasts_for_a_while_after_it_was_last_asked_for() -> None:

@@ -60,7 +60,7 @@ def probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
         weights[weights < np.sort(weights)[-min(params.top_k, len(weights))]] = 0
     total, kept = 0.0, []
     for token in np.argsort(-weights):
-        if total >= params.top_p * weights.sum() and weights[token] < weights[kept[-1]]:
+        if kept and total >= params.top_p * weights.sum() and weights[token] < weights[kept[-1]]:
             break
         total += weights[token]
         kept.append(token)

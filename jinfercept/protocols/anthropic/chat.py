@@ -1,14 +1,16 @@
 """Converts a body of Anthropic's `/v1/messages` to one of `/v1/chat/completions`, of which the request is made."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jinfercept.chat.system_messages import with_leading_system
 from jinfercept.protocols.anthropic.schemas import (
+    READ_BLOCKS,
     ContentBlock,
     CountTokensBody,
+    DocumentBlock,
     InputMessage,
     InputTool,
     MessagesBody,
@@ -16,11 +18,13 @@ from jinfercept.protocols.anthropic.schemas import (
     ProviderTool,
     ProviderToolBlock,
     RedactedThinkingBlock,
+    SearchResultBlock,
     TextBlock,
     ThinkingBlock,
     ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
+    joined,
     text_block,
 )
 from jinfercept.protocols.errors import ApiError
@@ -47,7 +51,7 @@ _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thre
 _BILLING = "x-anthropic-billing-header:"
 """Beginning of a block of Claude Code's system prompt that is for Anthropic's accounts and differs between requests."""
 _PLACES: dict[str, tuple[type[Any], ...]] = {
-    "user": (TextBlock, ToolResultBlock),
+    "user": (*READ_BLOCKS, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ProviderToolBlock),
     "system": (TextBlock,),
 }
@@ -92,7 +96,7 @@ def _blocks_of(body: CountTokensBody) -> Iterator[Any]:
     """The blocks of all messages that may be marked, and those within results."""
     for message in body.messages:
         for block in message.content if isinstance(message.content, list) else ():
-            if isinstance(block, TextBlock | ToolUseBlock | ToolResultBlock | ProviderToolBlock):
+            if isinstance(block, (*READ_BLOCKS, ToolUseBlock, ToolResultBlock, ProviderToolBlock)):
                 yield block
             if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
                 yield from block.content
@@ -168,7 +172,7 @@ def _messages(body: CountTokensBody, deferred: dict[str, InputTool]) -> list[Mes
     """
     system = body.system
     if not isinstance(system, str):  # what differs between requests of one conversation is not for the model
-        system = _joined([block for block in system or () if not block.text.startswith(_BILLING)])
+        system = joined([block for block in system or () if not block.text.startswith(_BILLING)])
     messages = [_message("system", content=system)] if system else []
     names: dict[str, str] = {}
     for role, turn_messages in _turns(body.messages):
@@ -221,7 +225,7 @@ def _converted(
     if role == "assistant":
         turn = _assistant_turn(blocks)
     elif role == "system":
-        text = _joined(block for block in blocks if isinstance(block, TextBlock))
+        text = joined(block for block in blocks if isinstance(block, TextBlock))
         turn = _ConvertedTurn([_message("system", content=text)])
     else:
         turn = _user_turn(blocks, names, deferred)
@@ -241,14 +245,14 @@ def _user_turn(
     """
     messages: list[Message] = []
     results: list[tuple[str, str | None]] = []
-    texts: list[TextBlock] = []
+    texts: list[TextBlock | DocumentBlock | SearchResultBlock] = []
     refers = False
     for block in blocks:
-        if isinstance(block, TextBlock):
+        if isinstance(block, READ_BLOCKS):
             texts.append(block)
         elif isinstance(block, ToolResultBlock):
             if texts:
-                messages.append(_message("user", content=_joined(texts)))
+                messages.append(_message("user", content=joined(texts)))
                 texts = []
             name, text = names.get(block.tool_use_id), _result_text(block, deferred)
             results.append((block.tool_use_id, name))
@@ -257,14 +261,14 @@ def _user_turn(
             )
             messages.append(_message("tool", tool_call_id=block.tool_use_id, name=name, content=text))
     if texts or not blocks:
-        messages.append(_message("user", content=_joined(texts)))
+        messages.append(_message("user", content=joined(texts)))
     return _ConvertedTurn(messages, results=tuple(results), is_constant=not refers)
 
 
 def _result_text(block: ToolResultBlock, deferred: dict[str, InputTool]) -> str:
     texts: list[str] = []
     for part in [text_block(block.content)] if isinstance(block.content, str) else block.content or ():
-        if isinstance(part, TextBlock):
+        if isinstance(part, READ_BLOCKS):
             texts.append(part.text)
         elif isinstance(part, OtherResultBlock):
             texts.append(part.shown())
@@ -272,7 +276,7 @@ def _result_text(block: ToolResultBlock, deferred: dict[str, InputTool]) -> str:
             tool = deferred.pop(part.tool_name, None)
             declared = _declared(tool).model_dump(exclude_none=True) if tool else {"name": part.tool_name}
             texts.append(json.dumps(declared, ensure_ascii=False))
-    text = "\n\n".join(texts)
+    text = joined(texts)
     return f"error: {text}" if block.is_error else text
 
 
@@ -292,11 +296,6 @@ def _assistant_turn(blocks: Sequence[ContentBlock]) -> _ConvertedTurn:
         tool_calls=called or None,
     )
     return _ConvertedTurn([message], {call.id: call.name for call in calls})
-
-
-def _joined(blocks: Iterable[TextBlock]) -> str:
-    """Blocks of text as one text, with a blank line between two of them."""
-    return "\n\n".join(block.text for block in blocks)
 
 
 def _message(role: str, **fields: Any) -> Message:

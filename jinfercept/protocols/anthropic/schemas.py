@@ -1,5 +1,6 @@
 """Schemas of Anthropic's `/v1/messages`: the body, its content blocks, and the answer."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -79,10 +80,73 @@ class ProviderToolBlock(_MarkedPart):
     ]
 
 
+class TextSource(Body):
+    """The text of a document."""
+
+    type: Literal["text"]
+    data: Text
+
+
+_Texts = Annotated[list[TextBlock], Field(max_length=_MAX_BLOCKS), FIRST_ERROR]
+
+
+class ContentSource(Body):
+    """The text of a document, in blocks."""
+
+    type: Literal["content"]
+    content: Text | _Texts
+
+
+def _only_text(source: Any) -> Any:
+    kind = source.get("type") if isinstance(source, dict) else ""
+    if isinstance(kind, str) and kind not in ("", "text", "content"):
+        message = "document blocks whose source is {kind} are not supported: send the document's text, as a source of type text"
+        raise PydanticCustomError("unsupported_source", message, {"kind": kind[:80]})
+    return source
+
+
+class DocumentBlock(_MarkedPart):
+    """A document that is text."""
+
+    type: Literal["document"]
+    title: Text | None = None
+    context: Text | None = None
+    source: Annotated[TextSource | ContentSource, Field(discriminator="type"), BeforeValidator(_only_text)]
+
+    @property
+    def text(self) -> str:
+        """What the model reads: the title, the context and the text."""
+        content = self.source.data if isinstance(self.source, TextSource) else self.source.content
+        return joined([self.title, self.context, *([content] if isinstance(content, str) else content)])
+
+
+class SearchResultBlock(_MarkedPart):
+    """A text that a search has found."""
+
+    type: Literal["search_result"]
+    title: Text | None = None
+    source: Text | None = None
+    content: _Texts
+
+    @property
+    def text(self) -> str:
+        """What the model reads: the title, the source and the text."""
+        return joined([self.title, self.source, *self.content])
+
+
+READ_BLOCKS = (TextBlock, DocumentBlock, SearchResultBlock)
+"""Blocks whose text the model reads."""
+
+
+def joined(texts: Iterable[str | TextBlock | DocumentBlock | SearchResultBlock | None]) -> str:
+    """Texts and blocks of text as one text, with a blank line between two of them."""
+    return "\n\n".join(text if isinstance(text, str) else text.text for text in texts if text is not None)
+
+
 class UnsupportedBlock(Body):
     """A block that models of text cannot read; refused."""
 
-    type: Literal["image", "document", "search_result", "container_upload", "browser_state"]
+    type: Literal["image", "container_upload", "browser_state"]
 
     @model_validator(mode="after")
     def _refused(self) -> Self:
@@ -107,11 +171,13 @@ def _result_kind(block: Any) -> str:
     kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
     if not isinstance(kind, str):
         return ""
-    return kind if kind in ("text", "tool_reference") else "other"
+    return kind if kind in ("text", "document", "search_result", "tool_reference") else "other"
 
 
 _ResultBlock = Annotated[
     Annotated[TextBlock, Tag("text")]
+    | Annotated[DocumentBlock, Tag("document")]
+    | Annotated[SearchResultBlock, Tag("search_result")]
     | Annotated[ToolReferenceBlock, Tag("tool_reference")]
     | Annotated[OtherResultBlock, Tag("other")],
     Discriminator(
@@ -133,6 +199,8 @@ class ToolResultBlock(_MarkedPart):
 
 ContentBlock = Annotated[
     TextBlock
+    | DocumentBlock
+    | SearchResultBlock
     | ThinkingBlock
     | RedactedThinkingBlock
     | ToolUseBlock
@@ -261,7 +329,7 @@ class MessagesBody(CountTokensBody):
     max_tokens: Annotated[int, Field(ge=1)]
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1e6)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     stop_sequences: Annotated[list[Text], Field(max_length=MAX_STOPS), FIRST_ERROR] | None = None
     metadata: RequestMetadata | None = None

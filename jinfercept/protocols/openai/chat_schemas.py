@@ -163,13 +163,18 @@ _ChosenTools = Annotated[Annotated[NamedTool | AllowedTools, Field(discriminator
 
 
 class ChatBody(SamplingBody):
-    """A conversation, and the parameters of its answer."""
+    """A conversation, and the parameters of its answer.
+
+    Attributes:
+        max_tool_calls: calls of the server's tools that are run.
+    """
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=0)] | None = None
     tools: Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     tool_choice: Literal["none", "auto", "required"] | _ChosenTools | None = None
     parallel_tool_calls: bool | None = None

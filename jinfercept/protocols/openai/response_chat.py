@@ -1,8 +1,10 @@
 """Converts a body of `/v1/responses` to one of `/v1/chat/completions`, of which the requests are made."""
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
+from jinfercept.chat.messages import results_behind_calls
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.chat_schemas import MAX_MESSAGES, ChatBody, Message
 from jinfercept.protocols.openai.response_schemas import LOGPROBS, ResponsesBody
@@ -60,6 +62,7 @@ def truncated[T](messages: list[Message], make: Callable[[list[Message]], T]) ->
     An end begins with a message of the user, behind the leading messages of the system. Raises the error of `make` if not even
     the last one fits.
     """
+    messages = results_behind_calls(messages, attrgetter("as_read"))  # no end separates a result from its call
     try:
         return make(messages)
     except ApiError as error:
@@ -104,6 +107,7 @@ def chat_body(body: ResponsesBody, messages: Sequence[Message], tools: ClientToo
     fields: dict[str, Any] = {
         "messages": messages,
         "max_completion_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
         "logprobs": wants_logprobs(body),
         "top_logprobs": body.top_logprobs,
         "tools": tools.declarations,

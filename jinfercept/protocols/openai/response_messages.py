@@ -1,8 +1,7 @@
 """Converts the stored items of a conversation of `/v1/responses` to the messages of a chat."""
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Sequence
-from itertools import groupby
+from collections.abc import Container, Iterable
 from operator import is_not
 from typing import Any, final
 
@@ -32,7 +31,7 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
     for index in sorted(late):
         for result in late[index]:
             messages.add(result)
-    return _in_call_order(messages.whole())
+    return messages.whole()
 
 
 @final
@@ -106,7 +105,9 @@ class _Messages:
         match item["type"]:
             case kind if kind in CALL_OUTPUTS:
                 name = self._names.get(item["call_id"])
-                self.add(derived(item, ("message", name), lambda item: _client_result(item, name)))
+                self._messages.append(derived(item, ("message", name), lambda item: _client_result(item, name)))
+                if self._turn is not None and self._turn.calls:
+                    self._turn = None
             case "message" if item["role"] != "assistant":
                 self.add(derived(item, "message", _given))
             case "message" | "reasoning":
@@ -168,19 +169,6 @@ def _result(item: Item, text: str) -> Message:
     """A message with the result of a server's call."""
     fields = {"tool_call_id": _server_call_id(item), "name": item["name"], "content": text}
     return Message.model_construct(role="tool", **fields)
-
-
-def _in_call_order(messages: Sequence[Message]) -> list[Message]:
-    """Sorts results in the order of their calls, which some templates need; the server's are stored before the client's."""
-    ordered: list[Message] = []
-    places: dict[str | None, int] = {}
-    for is_result, group in groupby(messages, key=lambda message: message.role == "tool"):
-        some = list(group)
-        if is_result:
-            some.sort(key=lambda message: places.get(message.tool_call_id, len(places)))
-        places = {call.id: place for place, call in enumerate(some[-1].tool_calls or ())}
-        ordered += some
-    return ordered
 
 
 def _read_after(item: Item) -> int | None:

@@ -1,8 +1,9 @@
 """Schemas of `/v1/responses`: the body, whose input is a text or a flat list of *items* with ids, and the answers."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from jinfercept.protocols.openai.response_tool_schemas import (
     MAX_TOOLS,
@@ -36,6 +37,13 @@ class ItemRefusalPart(Body):
     refusal: Text
 
 
+class ItemFilePart(OutputPart):
+    """A file whose data are text."""
+
+    type: Literal["input_file"]
+
+
+_Part = Annotated[ItemTextPart | ItemRefusalPart | ItemFilePart, Field(discriminator="type")]
 _Tools = Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
 _Output = Text | Annotated[list[OutputPart], Field(max_length=4096), FIRST_ERROR]
 
@@ -46,7 +54,7 @@ class MessageItem(Body):
     type: Literal["message"] = "message"
     id: _ID | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[ItemTextPart | ItemRefusalPart], Field(max_length=4096), FIRST_ERROR]
+    content: Text | Annotated[list[_Part], Field(max_length=4096), FIRST_ERROR]
 
 
 class CallNote(Body):
@@ -178,10 +186,23 @@ class ItemReference(Body):
     id: _ID
 
 
+_LEFT_OUT = (
+    *("code_interpreter_call", "computer_call", "file_search_call", "image_generation_call", "mcp_approval_request"),
+    *("mcp_list_tools", "tool_search_call", "tool_search_output", "web_search_call"),
+)
+"""Types of items that OpenAI's own tools add to an answer."""
+
+
 class OtherItem(Body):
-    """An item of a type that is not supported: it is left out."""
+    """An item of a tool that the provider of an earlier answer ran: it is left out. Items of other types are refused."""
 
     type: TypeName
+
+    @model_validator(mode="after")
+    def _is_left_out(self) -> Self:
+        if self.type not in _LEFT_OUT:
+            raise PydanticCustomError("item_type", "items of type {kind} are not supported", {"kind": self.type[:80]})
+        return self
 
 
 def _kind(item: Any) -> str:
@@ -271,6 +292,7 @@ class ResponsesBody(SamplingBody):
     store: bool | None = None
     background: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=0)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: _Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
@@ -350,6 +372,7 @@ class ResponseObject(BaseModel):
     incomplete_details: dict[str, str] | None
     instructions: str | None
     max_output_tokens: int | None
+    max_tool_calls: int | None = None
     metadata: dict[str, str]
     model: str
     output: list[dict[str, Any]]

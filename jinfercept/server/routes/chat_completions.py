@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,6 +12,8 @@ from fastapi.responses import Response
 from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.chat.options import MAX_ROUNDS
 from jinfercept.errors import JinferceptError, RequestError
+from jinfercept.intercept.current_call import ToolFunction, around
+from jinfercept.intercept.tool_values import ToolFailed
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.chat_answer import ChatAnswer
 from jinfercept.protocols.openai.chat_schemas import (
@@ -106,10 +109,28 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
     check_conversation(service, messages, [tool.declaration for tool in tools], body.chat_template_kwargs)
     try:
         messages = service.tool_history.restored(hints.salt, messages)
+        if body.max_tool_calls is not None:
+            offered = _limited(offered, body.max_tool_calls)
         arguments = [*tools, *offered], options, iter([name]), hints.tenant, hints.salt
         return service.llm.make_chats([messages], params, *arguments)
     except JinferceptError as error:
         raise ApiError.of(error, field_of_chat(error, bool(tools))) from error
+
+
+def _limited(tools: Sequence[ChatTool], most: int) -> list[ChatTool]:
+    """Tools of whose calls together so many are run; the model reads that the others were not."""
+    numbers = count(1)
+
+    def limited(function: ToolFunction) -> ToolFunction:
+        def run(arguments: str) -> object:
+            if next(numbers) > most:
+                raise ToolFailed(f"not run: max_tool_calls is {most}")
+            return function(arguments)
+
+        return around(function, run)
+
+    executed = [(tool, tool.tool) for tool in tools if tool.tool is not None]
+    return [replace(chat, tool=replace(tool, function=limited(tool.function))) for chat, tool in executed]
 
 
 def _template_variables(service: Service, body: ChatBody) -> dict[str, Any]:

@@ -311,6 +311,7 @@ def _new_response(name: str, model: str, body: ResponsesBody, defaults: Sampling
         "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "model": model,
         "output": [],

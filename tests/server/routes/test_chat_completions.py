@@ -170,6 +170,17 @@ def test_stop_length_and_what_else_vllm_takes(served: Running, scripted: Scripte
     assert other != "o"
 
 
+def test_a_top_p_of_nothing_is_greedy_in_every_dialect(served: Running, scripted: Scripted) -> None:
+    says(scripted, "one two three" + END)
+    fields = {"messages": QUESTION, "max_tokens": 20, "top_p": 0, "temperature": 1000}
+    answers = [
+        served.http.post(f"/v1/{path}", json=fields | {"input": QUESTION}).json()
+        for path in ("chat/completions", "messages", "responses")
+    ]
+    assert answers[0]["choices"][0]["message"]["content"] == answers[1]["content"][0]["text"] == "one two three"
+    assert (answers[2]["output"][0]["content"][0]["text"], answers[2]["top_p"]) == ("one two three", 0)
+
+
 def test_contents_in_parts_the_developer_and_template_options(served: Running, scripted: Scripted) -> None:
     plain: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi there"}]
     says(scripted, "<think></think>Yes." + END, plain)
@@ -215,6 +226,7 @@ def test_openai_helpers_parse_what_the_server_says(served: Running, scripted: Sc
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [{"role": "wizard", "content": "Hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages[0].content[0]",

@@ -184,11 +184,11 @@ def test_what_a_model_of_text_cannot_read_is_a_note_in_a_result_and_left_out_of_
     served: Running, scripted: Scripted
 ) -> None:
     """Images and other blocks in results; calls and results of tools that Anthropic ran, in earlier answers."""
-    read = "Seen:\n\n[image: it has no text]\n\n[document: it has no text]\n\n[hologram: it has no text]"
+    read = "Seen:\n\n[image: it has no text]\n\n[hologram: it has no text]"
     says(scripted, ANSWER + END, [*ASKED, turn("Let me see. It is there.", "lamp"), result(read)])
     source = {"type": "base64", "media_type": "image/png", "data": "AA=="}
     image = {"type": "image", "source": source, "cache_control": {"type": "ephemeral"}}
-    others = [image, {"type": "document", "source": {}}, {"type": "hologram", "text": None}]
+    others = [image, {"type": "hologram", "text": None}]
     search = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "lamp"}}
     pages = [{"type": "web_search_result", "title": "Lamps", "url": "http://x", "encrypted_content": "x"}]
     answer = [
@@ -203,6 +203,38 @@ def test_what_a_model_of_text_cannot_read_is_a_note_in_a_result_and_left_out_of_
     done = create(served, messages)
     assert blocks(done) == [{"type": "text", "text": ANSWER}]
     assert done.usage.cache_creation_input_tokens > 0  # the image is marked
+
+
+@pytest.mark.parametrize("in_result", [False, True])
+def test_documents_and_search_results_that_are_text_are_read_with_their_titles(
+    served: Running, scripted: Scripted, in_result: bool
+) -> None:
+    read = "See:\n\nNotes\n\nof May\n\nLamps are 23.\n\nPens\n\nare 3.\n\nInks\n\nhttp://x\n\nare 7.\n\nare blue."
+    marked = {"cache_control": {"type": "ephemeral"}, "citations": {"enabled": True}}
+    texts = [{"type": "text", "text": text} for text in ("are 7.", "are blue.")]
+    content: Any = [
+        {"type": "text", "text": "See:"},
+        {
+            "type": "document",
+            "title": "Notes",
+            "context": "of May",
+            "source": {"type": "text", "media_type": "text/plain", "data": "Lamps are 23."},
+        }
+        | marked,
+        {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "Pens"}]}},
+        {"type": "document", "title": None, "source": {"type": "content", "content": "are 3."}},
+        {"type": "search_result", "title": "Inks", "source": "http://x", "content": texts} | marked,
+    ]
+    use = {"type": "tool_use", "id": "x", "name": "price", "input": {"item": "lamp"}}
+    back = {"type": "tool_result", "tool_use_id": "x", "content": content}
+    messages = [*ASKED, {"role": "assistant", "content": [use]}, {"role": "user", "content": [back]}]
+    says(scripted, ANSWER + END, [*ASKED, turn("", "lamp"), result(read)])
+    if not in_result:
+        messages = [{"role": "user", "content": content}]
+        says(scripted, ANSWER + END, [{"role": "user", "content": read}])
+    done = create(served, messages)
+    assert blocks(done) == [{"type": "text", "text": ANSWER}]
+    assert done.usage.cache_creation_input_tokens > 0
 
 
 def test_tools_that_anthropic_runs_are_left_out_and_its_search_defers_none(

@@ -12,6 +12,7 @@ from tests.support.responses import says
 from tests.support.scripted_model import Scripted
 
 COUNT = f"{MESSAGES}/count_tokens"
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "AA=="}
 NOUGHT: Any = None
 for _ in range(150):
     NOUGHT = {"a": [NOUGHT]}
@@ -28,13 +29,25 @@ def said(block: Any) -> dict[str, Any]:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": "8"}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"messages": []}, "messages"),
         ({"messages": "Hi"}, "messages"),
         ({"messages": [{"role": "tool", "content": "Hi"}]}, "role"),
         ({"messages": [*ASKED, {"role": "assistant", "content": "It"}]}, "end with a message of the user"),
         (said({"type": "image", "source": {"type": "url", "url": "http://x"}}), "image blocks are not supported"),
-        (said({"type": "document", "source": {}}), "document blocks are not supported"),
+        (said({"type": "document", "source": {}}), "source"),
+        (said({"type": "document", "source": PDF}), "whose source is base64 are not supported"),
+        (said({"type": "document", "source": {"type": "url", "url": "http://x"}}), "whose source is url"),
+        (said({"type": "document", "source": {"type": "text"}}), "source.text.data"),
+        (
+            said({"type": "document", "source": {"type": "content", "content": [{"type": "image", "source": PDF}]}}),
+            "(got 'image')",
+        ),
+        (said({"type": "search_result", "title": "Lamps"}), "content"),
+        (
+            said({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "document", "source": PDF}]}),
+            "whose source is base64 are not supported",
+        ),
         (said({"type": "telepathy"}), "telepathy"),
         (said({"text": "Hi"}), "type"),
         (said({"type": "text", "text": 1}), "text"),

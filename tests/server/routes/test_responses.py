@@ -219,6 +219,9 @@ def test_items_of_every_kind_are_read(served: Running, scripted: Scripted) -> No
     assert answer(served, [*items, reference, {"role": "user", "content": "So?"}]).output_text == "Good."
 
 
+PDF = {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AA=="}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -230,8 +233,18 @@ def test_items_of_every_kind_are_read(served: Running, scripted: Scripted) -> No
         ({"input": [{"type": "function_call", "call_id": "x", "arguments": "{}"}]}, "input[0].name"),
         ({"input": [{"type": "computer_call"}]}, "input"),
         ({"input": [{"type": 3}]}, "input[0]"),
+        ({"input": [ASKED[0], {"type": "compaction_trigger"}]}, "input[1]"),
+        ({"input": [ASKED[0], {"type": "compaction", "encrypted_content": "x"}]}, "input[1]"),
+        ({"input": [ASKED[0], {"type": "from_the_future", "text": "Hi"}]}, "input[1]"),
+        ({"max_tool_calls": -1}, "max_tool_calls"),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": "23"}]}, "input[0].call_id"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [PDF]}]}, "input[0].content[0].input_file"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
+            "input[0].content[0].input_file",
+        ),
+        ({"input": [{"type": "function_call_output", "call_id": "x", "output": [PDF]}]}, "input[0].output[0]"),
         ({"input": "x" * 3000}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"min_tokens": 9, "max_output_tokens": 8}, "min_tokens"),
@@ -262,3 +275,5 @@ def test_a_field_that_is_wrong_is_named(served: Running, fields: dict[str, Any],
     error = refused.json()["error"]
     assert error["param"] == param, error
     assert (error["type"], bool(error["message"])) == ("invalid_request_error", True)
+    if param == "input[1]":
+        assert f"items of type {fields['input'][1]['type']} are not supported" in error["message"]

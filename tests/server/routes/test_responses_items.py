@@ -102,18 +102,30 @@ def test_calls_of_all_types_are_read_with_reasoning_and_text_between_them(served
             "call_id": "2",
             "output": [text, {"type": "input_image", "image_url": "data:,"}],
         },
-        {"type": "from_the_future", "what": [1]},
+        {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "shop", "tools": []},
         {"type": "function_call_output", "call_id": "1", "output": [text | {"text": "2"}, text | {"text": "3"}]},
     ]
     first = answer(served, items)
     assert first.output_text == "Yes."
     stored = served.client.responses.input_items.list(first.id, order="asc", limit=100).data
     kinds = [
-        kind
-        for item in items[1:]
-        if (kind := item.get("type", "message")) not in ("web_search_call", "from_the_future")
+        kind for item in items[1:] if (kind := item.get("type", "message")) not in ("web_search_call", "mcp_list_tools")
     ]
     assert [item.type for item in stored] == ["message", *kinds]
+
+
+def test_files_that_are_text_are_read_with_their_names(served: Running, scripted: Scripted) -> None:
+    files = [
+        {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,TGFtcHM6IDIz4oKs"},
+        {"type": "input_file", "file_data": "data:application/json,%7B%7D"},
+    ]
+    content: Any = [{"type": "input_text", "text": "See"}, *files, {"type": "input_text", "text": "Why?"}]
+    read = "See\n\na.txt\n\nLamps: 23€\n\n\n\n{}\n\nWhy?"
+    told = returned("1", "price", read)
+    says(scripted, "Yes." + END, [{"role": "user", "content": read}, called(("1", "price", "{}")), told])
+    call = {"type": "function_call", "call_id": "1", "name": "price", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "1", "output": content}
+    assert answer(served, [{"role": "user", "content": content}, call, output]).output_text == "Yes."
 
 
 def test_parts_that_are_left_out_are_logged_once(
@@ -125,9 +137,13 @@ def test_parts_that_are_left_out_are_logged_once(
     fields: dict[str, Any] = {"tools": [PRICE, {"type": "web_search"}, inner]}
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert answer(served, [QUESTION, {"type": "odd"}], **fields).output_text == "23."
+            assert answer(served, [QUESTION, {"type": "web_search_call"}], **fields).output_text == "23."
     logged = [record.getMessage().partition(" are not")[0] for record in caplog.records]
-    assert sorted(logged) == ["items of type 'odd'", "tools of type 'mystery'", "tools of type 'web_search'"]
+    assert sorted(logged) == [
+        "items of type 'web_search_call'",
+        "tools of type 'mystery'",
+        "tools of type 'web_search'",
+    ]
 
 
 def test_a_conversation_that_is_too_long_loses_its_oldest_turns_with_truncation(

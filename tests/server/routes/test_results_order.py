@@ -1,0 +1,113 @@
+"""Results of parallel calls in any order and place: the same prompt in every dialect, with every call before its own result."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.chat_templates import QWEN
+from tests.support.live_server import Running, prompt_of
+from tests.support.price_chat import QUESTION
+from tests.support.scripted_model import Make
+from tests.support.scripted_turns import write_turns
+from tests.support.template_table import published_templates
+
+CALLS: Any = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for call_id, name in (("c1", "price"), ("c2", "stock"))
+    ],
+}
+RESULTS: Any = {
+    call_id: {"role": "tool", "tool_call_id": call_id, "name": name, "content": text}
+    for call_id, name, text in (("c1", "price", "23 Euro"), ("c2", "stock", "7 left"))
+}
+HURRY: Any = {"role": "user", "content": "Hurry!"}
+NOTE: Any = {"role": "developer", "content": "Be brief."}
+READ_NOTE: Any = NOTE | {"role": "system"}
+NOTE_OF_USER: Any = {"role": "user", "content": "<system>\nBe brief.\n</system>"}
+
+
+def as_items(message: Any) -> list[Any]:
+    """A message as items of `/v1/responses`."""
+    if message["role"] == "tool":
+        return [
+            {"type": "function_call_output", "call_id": message["tool_call_id"], "output": message["content"]},
+            {"type": "reasoning", "summary": []},
+        ]
+    calls = [
+        {"type": "function_call", "call_id": call["id"], **call["function"]} for call in message.get("tool_calls", ())
+    ]
+    return calls or [message]
+
+
+def as_message(message: Any) -> Any:
+    """A message of Anthropic's protocol; those of one role in a row are one turn."""
+    if message["role"] == "tool":
+        block = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
+        return {"role": "user", "content": [block]}
+    calls = [
+        {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
+        for call in message.get("tool_calls", ())
+    ]
+    role = {"developer": "system"}.get(message["role"], message["role"])
+    return {"role": role, "content": calls or message["content"]}
+
+
+@pytest.mark.parametrize("template", ["qwen", "google-gemma-4-31B-it"])
+def test_every_call_stands_before_its_own_result_in_every_dialect(
+    served: Running, make_scripted: Make, monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
+    scripted = make_scripted(QWEN if template == "qwen" else published_templates()[template])
+    first, second = RESULTS["c1"], RESULTS["c2"]
+    cases = [
+        ((second, first), (first, second)),
+        ((HURRY, second, first), (first, second, HURRY)),
+        ((second, HURRY, first), (first, second, HURRY)),
+        ((NOTE, first, second), (first, second, READ_NOTE)),
+        ((second, HURRY), (second, HURRY)),
+    ]
+    expected = [prompt_of(scripted, [*QUESTION, CALLS, *read]) for _, read in cases]
+    in_turn_of_user = prompt_of(scripted, [*QUESTION, CALLS, first, second, NOTE_OF_USER])
+    prompts = list[str | None]()
+    make_chats = scripted.llm.make_chats
+
+    def recording(*args: Any, **more: Any) -> Any:
+        made = make_chats(*args, **more)
+        prompts.append(made[0].prompt)
+        return made
+
+    monkeypatch.setattr(scripted.llm, "make_chats", recording)
+    for (given, read), prompt in zip(cases, expected, strict=True):
+        assert [text in prompt for text in ("23 Euro", "7 left")] == [first in read, True]
+        messages, body = [*QUESTION, CALLS, *given], {"max_tokens": 1}
+        items = [item for message in messages for item in as_items(message)]
+        for path, fields in (
+            ("chat/completions", body | {"messages": messages}),
+            ("responses", {"input": items, "max_output_tokens": 1}),
+            ("messages", body | {"messages": [*map(as_message, messages)]}),
+        ):
+            assert served.http.post(f"/v1/{path}", json=fields).status_code == 200
+        assert prompts[-3:] == [prompt, prompt, in_turn_of_user if NOTE in given else prompt]
+
+
+def test_a_follow_up_whose_results_come_in_any_order_continues_the_tokens_of_its_turn(
+    served: Running, make_scripted: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted = make_scripted(QWEN)
+    tools: Any = [{"type": "function", "function": {"name": name}} for name in ("price", "stock")]
+    written = "".join(
+        f'<tool_call>\n{{"name":  "{name}", "arguments": {{}}}}\n</tool_call>\n' for name in ("price", "stock")
+    )
+    prompts = write_turns(monkeypatch, scripted, [written, "Yes."], None)
+    first = served.chat(messages=QUESTION, tools=tools, max_tokens=200).json()
+    turn = first["choices"][0]["message"]
+    results = [
+        result | {"tool_call_id": call["id"]} for call, result in zip(turn["tool_calls"], RESULTS.values(), strict=True)
+    ]
+    then = served.chat(messages=[*QUESTION, turn, HURRY, *reversed(results)], tools=tools).json()
+    cached = then["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= first["usage"]["total_tokens"] - 1
+    places = [prompts[1].index(text) for text in (written.strip(), "23 Euro", "7 left", "Hurry!")]
+    assert places == sorted(places)
