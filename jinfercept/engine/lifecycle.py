@@ -31,13 +31,17 @@ from jinfercept.request import Request
 from jinfercept.sched.plan import Masks, StepResult, TokenLogprobs
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sched.sequence import CallDuration, Sequence, State
+from jinfercept.sched.sequence import CallDuration, FirstWait, Sequence, State
 from jinfercept.sched.speculation import kept
+from jinfercept.tenants.expiring import ExpiringEntries
+from jinfercept.tenants.quota import Quota
 
 log = logging.getLogger(__name__)
 
 MOST_FIRST_TOKENS = 4096
 """Maximum first tokens that are kept."""
+_MOST_ABORTED, _ABORTED_S = 4096, 60.0
+"""Maximum aborted prompts whose waits are kept, and the seconds for which they are."""
 
 
 @final
@@ -88,6 +92,7 @@ class RequestLifecycle:
         self.num_finished = self.weights_version = 0
         self.first_tokens = deque[tuple[str, float | None]](maxlen=MOST_FIRST_TOKENS)
         self._reserved = Reservations(adapters)
+        self._aborted = ExpiringEntries[FirstWait](Quota(_MOST_ABORTED), _ABORTED_S, clock.now)
         self._sessions: dict[str, Session] = {}
         self.constraints = Constraints()
 
@@ -114,6 +119,9 @@ class RequestLifecycle:
             return None
         sequence = session.sequence
         self._sessions[request.id] = session
+        if self._aborted and request.leader is None and (wait := self._aborted.use(_prompt_name(session))) is not None:
+            self._aborted.remove(_prompt_name(session))
+            sequence.place.repeats = wait
         self._retained.drop(request.id, self._clock.now())  # one of the same name
         if not self._retained.extend(request, sequence, self._clock.now()):
             self._scheduler.add(sequence)
@@ -132,9 +140,17 @@ class RequestLifecycle:
         return sequence
 
     def abort(self, request_id: str, events: list[Event]) -> None:
-        """End a request in whatever state it is; an id that is not open is ignored."""
+        """End a request in whatever state it is; an id that is not open is ignored.
+
+        A client that sends the prompt again goes on waiting where it was. Else the prompts of impatient clients, half computed
+        for each, would evict each other for ever.
+        """
         session = self._sessions.get(request_id)
         if session is not None:
+            place, tenant = session.sequence.place, session.request.tenant
+            since_s = session.sequence.arrival_s if place.repeats is None else place.repeats.since_s
+            if session.request.leader is None:
+                self._aborted.put(tenant, _prompt_name(session), FirstWait(place.order, since_s), 1)
             self._finish(session, "abort", None, events)
 
     def end_all(self, reason: FinishReason, failure: BaseException | None, events: list[Event]) -> None:
@@ -389,3 +405,10 @@ class RequestLifecycle:
         self.num_finished += 1
         if first_token_s is None:
             self.first_tokens.append((request_id, None))
+
+
+def _prompt_name(session: Session) -> str:
+    """The same for two requests of a tenant with the same prompt and salt."""
+    sequence = session.sequence
+    prompt = sequence.tokens[: sequence.external_spans[0][1]].tobytes()
+    return str(hash((sequence.tenant, sequence.context.root, prompt)))

@@ -57,10 +57,12 @@ class Queues:
         return bool(self._slots)
 
     def put_last(self, sequence: Sequence) -> None:
-        """The sequence waits, behind all sequences of its priority that were put last before it."""
+        """The sequence waits, behind all of its priority that were put last before it, or before the one that it repeats."""
         self.leave(sequence)
         self._next_order += 1
-        sequence.place.order = sequence.priority * _PRIORITY + self._next_order
+        repeats = sequence.place.repeats
+        number = self._next_order if repeats is None else repeats.order % _PRIORITY
+        sequence.place.order = sequence.priority * _PRIORITY + number
         self._queue(sequence)
 
     def wait(self, sequence: Sequence) -> None:

@@ -69,21 +69,30 @@ class Pause(NamedTuple):
     awaited: tuple[PendingCall, ...] = ()
 
 
+class FirstWait(NamedTuple):
+    """The `QueuePlace.order` of an aborted request, and since when its client waits, in seconds."""
+
+    order: int
+    since_s: float
+
+
 class QueuePlace:
     """A sequence's place in the queues; written by `Queues` and its `Ranking`.
 
     Attributes:
         order: by arrival; smaller is served first. 0: it was in no queue yet.
+        repeats: the first wait of an aborted request with the same prompt, whose place this one takes; None: there is none.
         rank: in the waiting queue under an `Order`: a `ranking.Rank`.
         delay_s: seconds by which it is expected to start later than the first of those that wait, where the order's keys are
             `in_seconds`; else 0. Of the last rank.
         overtaken: by how many later sequences that started, since it was last intercepted.
     """
 
-    __slots__ = ("delay_s", "order", "overtaken", "rank")
+    __slots__ = ("delay_s", "order", "overtaken", "rank", "repeats")
 
     def __init__(self) -> None:
         self.order = 0
+        self.repeats: FirstWait | None = None
         self.rank: tuple[int, float, int] = (0, 0.0, 0)
         self.delay_s = 0.0
         self.overtaken = 0

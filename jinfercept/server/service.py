@@ -24,7 +24,7 @@ from jinfercept.protocols.errors import ApiError
 from jinfercept.request import Adapter, Request
 from jinfercept.server.access.fair_thread_pool import FairThreadPool
 from jinfercept.server.access.key_file import KeyRules
-from jinfercept.server.access.key_limits import KeyLimits, PendingCalls
+from jinfercept.server.access.key_limits import KeyLimits, PendingCalls, retry_after
 from jinfercept.server.access.keys import Keys
 from jinfercept.server.access.overload import Overload
 from jinfercept.server.event_bridge import EventBridge
@@ -239,7 +239,7 @@ class Service:
                 429,
                 f"{waiting} requests are waiting, {most} may; got {number} more",
                 code="queue_full",
-                headers={"Retry-After": f"{RETRY_S}"},
+                headers={"Retry-After": retry_after(self._limits.retry_s(tenant, number, self._preparing[tenant]))},
             )
         self._limits.check(tenant, number, self._preparing[tenant])
 

@@ -9,10 +9,12 @@ import pytest
 
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.retained_contexts import RetainedContexts
+from jinfercept.events import Finished
 from jinfercept.request import FollowUp, Request
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator, HistoryEstimator
+from jinfercept.sched.orders import make_order
 from jinfercept.sched.policies import PolicyInputs
-from tests.support.fake_engine import VOCAB, AffineCost, ManualClock, make_engine, run_all
+from tests.support.fake_engine import VOCAB, AffineCost, FakeRunner, ManualClock, make_engine, run_all
 from tests.support.matrices import sampled_names
 from tests.support.retained_contexts import ask, policy, served, stream
 
@@ -205,3 +207,80 @@ def test_a_failed_step_forgets_what_was_kept() -> None:
     assert engine.num_retained == 0
     [second] = served(engine, ask("c", [*stream(first), 5], follow_up=FollowUp("s")))
     assert (second.retained, second.num_cached_tokens) == (None, 0)
+
+
+def answered_in_time(order: str, patience_s: float, back_s: float) -> tuple[int, int]:
+    """How many of 24 sessions get an answer from a pool for three, while clients give up and ask again; tokens computed."""
+    cost, clock, rng, runner = AffineCost(0.02, 0.01), ManualClock(), Random(1), FakeRunner(4, (4, 16))
+    engine = make_engine(
+        policy("copy_ahead"),
+        num_pages=38,
+        runner=runner,
+        clock=clock,
+        order=make_order(order, PolicyInputs(cost, 16, 4, ElapsedEstimator())),
+    )
+    prompts = [[rng.randrange(VOCAB) for _ in range(40)] for _ in range(24)]
+    returns = {number: 4.0 * rng.random() for number in range(24)}  # when a session's client asks, again or first
+    began: dict[str, tuple[int, float]] = {}
+    num_answered = num_tokens = num_plans = 0
+    while clock.time < 60.0 and (returns or began):
+        for number, at_s in sorted(returns.items(), key=lambda item: item[1]):
+            if at_s <= clock.time:
+                del returns[number]
+                name = f"{number} at {clock.time}"
+                began[name] = number, clock.time
+                engine.submit(ask(name, prompts[number], 8, follow_up=FollowUp(str(number))))
+        for name, (number, at_s) in list(began.items()):
+            if clock.time - at_s > patience_s:
+                engine.abort(name)
+                del began[name]
+                returns[number] = clock.time + back_s * (0.5 + rng.random())
+        events = engine.step()
+        clock.time += sum(map(cost.plan_s, runner.plans[num_plans:])) or 0.01
+        num_tokens += sum(plan.num_tokens for plan in runner.plans[num_plans:])
+        num_plans = len(runner.plans)
+        num_answered += sum(
+            isinstance(event, Finished) and began.pop(event.request_id, None) is not None for event in events
+        )
+    return num_answered, num_tokens
+
+
+ORDERS = pytest.mark.parametrize("order", ["fcfs", "missing_work"])
+
+
+@ORDERS
+@pytest.mark.parametrize("back_s", [0.0, 0.5, 2.0])
+def test_clients_that_give_up_and_ask_again_are_all_answered(order: str, back_s: float) -> None:
+    num_answered, num_tokens = answered_in_time(order, 3.0, back_s)
+    assert num_answered == 24
+    assert num_tokens < 1.5 * 24 * 48
+
+
+@ORDERS
+@pytest.mark.parametrize(
+    ("absent_s", "again", "is_first"),
+    [
+        (0.0, ask("again", [1] * 9), True),
+        (50.0, ask("again", [1] * 9), True),
+        (70.0, ask("again", [1] * 9), False),
+        (0.0, ask("again", [3] * 9), False),
+        (0.0, ask("again", [1] * 9, cache_salt="other"), False),
+        (0.0, ask("again", [1] * 9, priority=1), False),
+    ],
+)
+def test_the_same_prompt_soon_again_has_the_place_of_the_aborted_one(
+    order: str, absent_s: float, again: Request, is_first: bool
+) -> None:
+    clock = ManualClock()
+    cost = PolicyInputs(AffineCost(), 16, 4, ElapsedEstimator())
+    engine = make_engine(policy("copy_ahead"), num_pages=40, max_num_seqs=1, clock=clock, order=make_order(order, cost))
+    for request in (ask("runs", [0] * 9, 9), ask("aborted", [1] * 9), ask("other", [2] * 9)):
+        engine.submit(request)
+        engine.step()
+        clock.time += 0.1
+    engine.abort("aborted")
+    engine.step()
+    clock.time += absent_s
+    outputs = run_all(engine, [again])
+    first_s = {name: output.metrics.first_token_s or 0.0 for name, output in outputs.items()}
+    assert (first_s["again"] < first_s["other"]) is is_first

@@ -19,6 +19,7 @@ from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator
+from jinfercept.sched.order import Order
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.policies import SETTINGS, PolicyInputs
 from jinfercept.sched.policy import Policy
@@ -157,6 +158,7 @@ def make_engine(
     retain: Callable[[Scheduler], RetainedContexts] = RetainedContexts,
     vocab_size: int = VOCAB,
     speculation: SpeculationLimits = NO_DRAFTS,
+    order: Order | None = None,
 ) -> Engine:
     """An engine on a fake runner, checked after every step."""
     kv = KVManager(num_pages, num_host_pages, page_size, prefix_caching=prefix_caching)
@@ -170,6 +172,7 @@ def make_engine(
         max_model_len=max_model_len or num_pages * page_size,
         chunk_tokens=chunk_tokens,
         speculation=speculation,
+        order=order,
     )
     wake = Event()
     return Engine(

@@ -44,6 +44,13 @@ class _Use:
     """Mean seconds of a request of its own."""
     began_s: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By number of a submission in progress: when it began, and its requests."""
+    room_s: float = 0.0
+    """When there is probably room behind all that was refused."""
+
+    @property
+    def in_progress(self) -> int:
+        """Its requests in progress."""
+        return sum(requests for _, requests in self.began_s.values())
 
 
 @final
@@ -72,12 +79,12 @@ class KeyLimits:
         if number > most:
             raise ApiError.bad(f"this key may ask for {most} answers at once; got {number}; fix: a smaller n", "n")
         use, now = self._use(tenant), self._now()
-        in_progress = preparing + sum(requests for _, requests in use.began_s.values())
+        in_progress = preparing + use.in_progress
         if rules.max_concurrent is not None and in_progress + number > rules.max_concurrent:
             message = (
                 f"{in_progress} requests of this key are in progress, {rules.max_concurrent} may; got {number} more"
             )
-            raise _limited(message, "concurrency_limit_exceeded", use.request_s / max(1, in_progress))
+            raise _limited(message, "concurrency_limit_exceeded", self.retry_s(tenant, number, preparing))
         for limited, bucket, least, limit in (
             ("requests", use.requests, number, rules.requests_per_minute),
             ("tokens", use.tokens, 1, rules.tokens_per_minute),
@@ -85,6 +92,16 @@ class KeyLimits:
             if limit is not None and (wait_s := bucket.wait_s(least, limit, now)):
                 raise _limited(f"this key may use {limit} {limited} per minute", "rate_limit_exceeded", wait_s)
         use.requests.take(number)
+
+    def retry_s(self, tenant: str, number: int, preparing: int) -> float:
+        """Seconds until so many refused requests of a key have room, behind those that were refused before them.
+
+        Requests leave as fast as those in progress end on average.
+        """
+        use, now = self._use(tenant), self._now()
+        wait_s = max(0.0, use.room_s - now) + number * use.request_s / max(1, preparing + use.in_progress)
+        use.room_s = now + min(wait_s, _MOST_RETRY_S)
+        return wait_s
 
     def began(self, tenant: str, submission: int, number: int, num_tokens: int) -> None:
         """Requests of a key are submitted: count them as in progress, and their prompts.

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from typing import Any, cast, final
 
 import h11
+from h11._writers import ChunkedWriter
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -29,6 +30,9 @@ _PIECE_BYTES = 2**11
 _MAX_BUFFERED_REQUESTS = 100
 _FREE_CHUNKS = 4096
 _MIN_CHUNK_BYTES = 64
+_VERSION = b"HTTP/1.1 "
+_PROBES_S = (0.01, 0.05, 0.25, 1.0, 4.0, 16.0, 60.0)
+"""Seconds from each byte that is sent ahead to the next one; at most as many as `_VERSION` has."""
 _LINGER_S = 2.0
 _LINGER_BYTES = 2**26
 
@@ -80,6 +84,31 @@ class HttpProtocol(H11Protocol):
             self._lingering.drop(data)
         else:
             super().data_received(data)
+
+    def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Whether the connection stays open: the client has sent all it will, and may wait for the answer to a whole request.
+
+        A client that has closed its socket looks the same, until something is written: its system resets the connection. So a
+        few bytes of the answer are written ahead that are the same whatever it says (`_probe`); the second of them fails then.
+        """
+        cycle, lingering = self.cycle, self._lingering
+        if lingering is None or lingering.is_closing() or cycle is None or cycle.more_body or cycle.response_complete:
+            return False
+        cycle.keep_alive, lingering.is_half_closed = False, True
+        self._probe(0)
+        return True
+
+    def _probe(self, number: int) -> None:
+        """Write one byte of the answer: the next one of its version, or a zero before the size of its next chunk."""
+        cycle, lingering = self.cycle, self._lingering
+        if lingering is None or lingering.is_closing() or cycle.response_complete:
+            return
+        if not cycle.response_started:
+            lingering.write_ahead(_VERSION[number : number + 1])
+        elif isinstance(self.conn.writer, ChunkedWriter):
+            lingering.write(b"0")
+        if number < len(_PROBES_S):
+            self.loop.call_later(_PROBES_S[number], self._probe, number + 1)
 
     def handle_events(self) -> None:
         super().handle_events()
@@ -196,6 +225,11 @@ class _Connection(h11.Connection):
         self._waiting = bytearray()
         """Received data that h11 has not been fed yet."""
 
+    @property
+    def writer(self) -> object:
+        """What writes the body of the answer."""
+        return self._writer
+
     def receive_data(self, data: bytes) -> None:
         self._waiting += data
 
@@ -257,7 +291,9 @@ class LingeringTransport:
         self._transport, self._loop, self._flush_timeout_s = transport, loop, flush_timeout_s
         self._timer: asyncio.TimerHandle | None = None
         self._abort_timer: asyncio.TimerHandle | None = None
-        self._dropped = 0
+        self._dropped = self._num_ahead = 0
+        self.is_half_closed = False
+        """Whether the client has ended its side."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -267,10 +303,18 @@ class LingeringTransport:
 
     def write(self, data: bytes) -> None:
         if self._timer is None and not self._transport.is_closing():
-            self._transport.write(data)
+            self._transport.write(data[self._num_ahead :])
+            self._num_ahead = 0
+
+    def write_ahead(self, data: bytes) -> None:
+        """Write the first bytes of what `write` gets next."""
+        self._transport.write(data)
+        self._num_ahead += len(data)
 
     def close(self) -> None:
-        if not self.is_closing():
+        if self.is_half_closed:
+            self.close_now()
+        elif not self.is_closing():
             self._timer = self._loop.call_later(_LINGER_S, self.close_now)
             self._start_abort_timer()
             with suppress(OSError):  # the client has reset the connection

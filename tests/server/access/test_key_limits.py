@@ -173,6 +173,28 @@ def test_a_bucket_refills_as_time_passes_and_debts_are_paid() -> None:
     limits.check(tenant, 1, 0)
 
 
+def test_clients_that_are_refused_come_again_one_after_the_other() -> None:
+    now = [0.0]
+    limits = KeyLimits(lambda tenant: KeyRules("a", max_concurrent=4), lambda: now[0])
+
+    def refused_s() -> int:
+        with pytest.raises(ApiError, match="4 may") as refused:
+            limits.check("a", 1, 0)
+        return int((refused.value.headers or {})["Retry-After"])
+
+    for number in range(30):  # each takes 8 s
+        limits.began("a", number, 1, 1)
+        now[0] += 8.0
+        limits.ended("a", number, 1)
+    for number in range(4):
+        limits.began("a", number, 1, 1)
+    assert [refused_s() for _ in range(5)] == [2, 4, 6, 8, 10], "one leaves every two seconds"
+    assert limits.retry_s("b", 1, 40) < 1.0, "another key waits for its own"
+    now[0] += 20.0
+    assert refused_s() == 2
+    assert max(refused_s() for _ in range(100)) == 60
+
+
 def test_a_wait_is_told_in_whole_seconds_that_clients_heed() -> None:
     assert [retry_after(seconds) for seconds in (0.0, 1.2, 59.5, 1e9)] == ["1", "2", "60", "60"]
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from http.client import HTTPResponse
 from random import Random
 from typing import Any
 from urllib.parse import urlsplit
@@ -160,6 +162,33 @@ def test_clients_that_leave_at_any_moment_leave_no_page_behind(
     until(lambda: not engine_state(served.llm).has_work)
     served.wait_idle()
     until(lambda: not served.service._streams)  # pyright: ignore[reportPrivateUsage]
+
+
+@GENERATING
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
+def test_a_client_that_ends_its_side_after_its_request_gets_the_whole_answer(
+    served: Running, scripted: Scripted, path: str, body: dict[str, Any], stream: bool, version: bytes
+) -> None:
+    scripted.follow()
+    fields = body | {
+        "stream": stream,
+        "temperature": 0,
+        **({"input": "Go on.", "max_output_tokens": 20} if path == RESPONSES[0] else {"max_tokens": 20}),
+    }
+    answers = list[bytes]()
+    for half_closes in (False, True):
+        with connect(served) as connection:
+            connection.sendall(posting(path, fields).replace(b"HTTP/1.1", version))
+            if half_closes:
+                connection.shutdown(socket.SHUT_WR)
+            answer = HTTPResponse(connection, method="POST")
+            answer.begin()
+            assert answer.status == 200
+            answers.append(answer.read())
+            assert not half_closes or not connection.recv(1), "and the connection ends"
+    shapes = [re.sub(rb"[0-9a-f]{24,}|[0-9.]+", b"", answer) for answer in answers]  # without ids, times and usage
+    assert shapes[0] == shapes[1]
 
 
 def test_a_client_that_does_not_read_is_cut_off(impatient: Running, scripted: Scripted) -> None:
