@@ -363,7 +363,8 @@ class LLM(RolloutMethods, WeightControls):
         )
 
     def close(self) -> None:
-        """Abort what is running and free the weights and the pages. Does nothing in a forked child: they are the parent's."""
+        """Free the weights and the pages; callers that still wait for requests get an `EngineError`. Does nothing in a forked
+        child: they are the parent's."""
         self.engine.close()
 
     shutdown = close
