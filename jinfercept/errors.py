@@ -62,7 +62,7 @@ class NoSuchNameError(RequestError, AttributeError):
 
 
 class EngineError(RuntimeError):
-    """A step of the engine failed, and requests were lost with it.
+    """A step of the engine failed, or the engine was closed, and requests were lost with it.
 
     Args:
         failure: what the step raised, as `RuntimeError: the device is gone`.
@@ -71,7 +71,7 @@ class EngineError(RuntimeError):
     """
 
     def __init__(self, failure: str, outputs: Sequence[Any] = (), *, fix: str) -> None:
-        self.failure, self.outputs = failure, list(outputs)
+        self.failure, self.outputs, self.fix = failure, list(outputs), fix
         lost = f"; {self.outputs.count(None)} of {len(self.outputs)} requests are lost" if self.outputs else ""
         super().__init__(f"the engine failed: {failure}{lost}; fix: {fix}")
 

@@ -72,9 +72,9 @@ class LLM(RolloutMethods, WeightControls):
         profile: what steps and transfers cost, instead of one by name or a measurement.
         mesh: devices that serve the model together, along one axis of any name, instead of `tensor_parallel_size` and
             `devices`; `params` that lie there as the model is cut are not copied.
-        lazy: what a short first request needs is compiled before it, the rest behind the requests, one at a time, where the
-            engine is idle for a moment; a step that needs such an executable waits for it, which the log says. False, and on
-            several hosts: all is compiled before.
+        lazy: a part of the executables is compiled before the first request; the rest behind the requests, one at a time, where
+            the engine is idle for a moment: until then, steps that need one run on a larger one. False, and on several hosts:
+            all are compiled before.
         progress: called with (what, done, total) while starting; by default the start is shown on a line of standard error.
         options: those of the command line, by the same names (`config.py`); those of vLLM that need nothing here are logged
             (`docs/migration.md`); None is a default.
@@ -363,7 +363,8 @@ class LLM(RolloutMethods, WeightControls):
         )
 
     def close(self) -> None:
-        """Abort what is running and free the weights and the pages. Does nothing in a forked child: they are the parent's."""
+        """Free the weights and the pages; callers that still wait for requests get an `EngineError`. Does nothing in a forked
+        child: they are the parent's."""
         self.engine.close()
 
     shutdown = close

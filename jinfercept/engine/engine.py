@@ -25,6 +25,7 @@ from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.events import Event
 from jinfercept.hooks import Text
 from jinfercept.meter.request_log import RequestLog
+from jinfercept.outputs import FinishReason
 from jinfercept.request import Request
 from jinfercept.sched.load import EngineLoad, QueuedWork, read_load
 from jinfercept.sched.plan import Masks
@@ -213,20 +214,22 @@ class Engine:
             self.request_log.passed(events)
         return events
 
-    def between_steps(self, change: Callable[[], None], *, first_abort: bool = False) -> None:
+    def between_steps(
+        self, change: Callable[[], None], *, first_end: tuple[FinishReason, BaseException | None] | None = None
+    ) -> None:
         """Change something that plans in flight depend on, after they are collected; the next step has their events.
 
         What `change` raises is raised, and all requests end with it.
 
         Args:
-            first_abort: abort every request before, with what it has.
+            first_end: end every request before, with what it has: the reason, and the failure that lost it, if one did.
         """
         events = self._early
         try:
             self._collect_all(events)
-            if first_abort:
+            if first_end is not None:
                 self._poll(events)
-                self._requests.end_all("abort", None, events)
+                self._requests.end_all(*first_end, events)
             change()
         except BaseException as error:
             self._recover(error, events)

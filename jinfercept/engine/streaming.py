@@ -88,11 +88,13 @@ class Received:
         """Raise `EngineError` if the engine lost requests. For the end of the iteration."""
         if self._failure is not None:
             outputs = {name: output for name, output in self.outputs.items() if name not in self._lost}
-            raise EngineError(
+            failure, fix = (
                 describe_failure(self._failure),
-                complete(self._requests, outputs),
-                fix="send the lost requests again; `restart()` begins with a new engine",
-            ) from self._failure
+                "send the lost requests again; `restart()` begins with a new engine",
+            )
+            if isinstance(self._failure, EngineError):
+                failure, fix = self._failure.failure, self._failure.fix
+            raise EngineError(failure, complete(self._requests, outputs), fix=fix) from self._failure
 
 
 @final

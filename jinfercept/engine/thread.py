@@ -137,18 +137,20 @@ class EngineThread:
         return answer
 
     def close(self, longest_s: float | None = None) -> None:
-        """Abort every request, whose sink receives `Finished`, and end the thread.
+        """End the thread, and every request that has not finished with it: as lost, its sink receives `Finished`.
 
         Args:
             longest_s: seconds to wait for the thread, at most.
         """
         self.check_caller("close()")
         self._forget_exit()
+        closed = EngineError("the LLM was closed", fix="make a new LLM, and send the lost requests again")
         with self._lock:
             self._closed = True
-            self._abort(list(self._sinks), silent=False)
-            self._changed.notify()
             thread = self._thread
+            if self._sinks:
+                self.ask(lambda: self._engine.between_steps(lambda: None, first_end=("error", closed)))
+            self._changed.notify()
         if thread is not None:
             thread.join(longest_s)
             if thread.is_alive():

@@ -1,7 +1,8 @@
 """Functions compiled ahead of time for fixed shapes. Others cannot be called: what was not added is never compiled.
 
-An executable that `compile` left out is compiled, or found on disk, by a thread behind the calls, or by the first call that
-needs it, which waits and says so in the log. Several threads may need the same one: one of them compiles.
+An executable that `compile` left out is compiled, or found on disk, by a thread behind the calls, or by the first call of it,
+which waits and says so in the log. Callers that can do without it ask before. Several threads may need the same one: one of
+them compiles.
 """
 
 import logging
@@ -75,7 +76,7 @@ class Executables:
             donate: indices of the arguments whose memory it may reuse.
         """
         shapes = jax.tree.map(_shape, arguments)
-        self._pending[self._whole(key)] = lambda: jax.jit(function, donate_argnums=tuple(donate)).lower(*shapes)
+        self._pending[self.whole(key)] = lambda: jax.jit(function, donate_argnums=tuple(donate)).lower(*shapes)
 
     def compile(
         self, progress: Progress = silent, most_at_once: int | None = None, only: Iterable[Hashable] | None = None
@@ -117,7 +118,7 @@ class Executables:
         """Begin to compile what is left in a thread, one after the other, between the calls; `close` ends it."""
         if not self._pending:
             return
-        log.info("%d executables are compiled behind the first requests", len(self._pending))
+        log.info("%d executables are compiled behind the first requests, which run on larger ones", len(self._pending))
         self._behind.set()
         self._rest = threading.Thread(target=self._compile_rest, name="executables")
         self._rest.start()
@@ -130,8 +131,26 @@ class Executables:
 
     @property
     def pending(self) -> tuple[Hashable, ...]:
-        """Keys of the executables whose compilation has not begun."""
-        return tuple(self._pending)
+        """Keys of this part's executables whose compilation has not begun."""
+        if not self._prefix:
+            return tuple(self._pending)
+        size = len(self._prefix)
+        own = [key[size:] for key in self._pending if isinstance(key, tuple) and key[:size] == self._prefix]
+        return tuple(key[0] if len(key) == 1 else key for key in own)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all are compiled."""
+        return not self._pending and len(self._compiled) == len(self._begun)
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether there is such an executable, and it is compiled."""
+        return self.whole(key) in self._compiled
+
+    def lacks(self, key: Hashable) -> bool:
+        """Whether there is such an executable, and it is not compiled yet."""
+        key = self.whole(key)
+        return key not in self._compiled and (key in self._begun or key in self._pending)
 
     @property
     def num_pending(self) -> int:
@@ -150,11 +169,11 @@ class Executables:
 
     def __getitem__(self, key: Hashable) -> Callable[..., Any]:
         """The executable; compiled now, or waited for, if there is none yet. Raises `KeyError` if it was not added."""
-        key = (*self._prefix, key) if self._prefix else key  # not by `_whole`: several times per step
+        key = (*self._prefix, key) if self._prefix else key  # not by `whole`: several times per step
         self._called_s[0] = time.monotonic()
         return self._compiled.get(key) or self._obtain_for_call(key)
 
-    def _whole(self, key: Hashable) -> Hashable:
+    def whole(self, key: Hashable) -> Hashable:
         """The key in the whole set."""
         return (*self._prefix, key) if self._prefix else key
 
@@ -170,9 +189,9 @@ class Executables:
     def _obtain(self, key: Hashable) -> jax.stages.Compiled:
         """The executable, compiled by this thread or by the one that began before. After an error the next call tries again."""
         with self._lock:
-            lower = self._pending.pop(key, None)
-            if lower is not None:
+            if (lower := self._pending.get(key)) is not None:
                 self._begun[key] = Future()
+                del self._pending[key]
             future = self._begun[key]
         if lower is None:
             return future.result()

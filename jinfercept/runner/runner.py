@@ -1,15 +1,16 @@
 """Executes plans: page transfers, the forward pass in groups of layers, sampling.
 
-Every executable has a static shape and is compiled by `warm_up`, behind the steps, or by the first that needs it: per token
-bucket one embedding and one group of `layers_per_step` layers (and one remainder group), both once more for steps of decode
-rows only where attention has other code for these, per number of sampled rows one head and the samplers, and the transfers.
+Every executable has a static shape. It is compiled by `warm_up`, or behind the steps, which run on larger ones until then. Per
+token bucket there is one embedding and one group of `layers_per_step` layers (and one remainder group), both once more for
+steps of decode rows only where attention has other code for these; per number of sampled rows one head and the samplers; and
+the transfers.
 A plan is dispatched in two phases: `forward`, then `sample` with the masks of its constrained rows, which the engine computes
 while the device runs the forward pass. Nothing waits for the device but `collect`.
 """
 
 import time
 from collections.abc import Hashable, Iterable
-from itertools import batched
+from itertools import batched, chain
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import jax
@@ -24,6 +25,7 @@ from jinfercept.models.quantized import weights_of
 from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.layer_states import LayerStates, slot_bytes, state_shapes, with_states
 from jinfercept.runner.packing import enter, pack
+from jinfercept.runner.packing_samples import KINDS, Kind
 from jinfercept.runner.page_arrays import KVArrays
 from jinfercept.runner.sampler import Drawn, Hidden, Sampler, Samples
 from jinfercept.runner.shape import RunnerShape
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from jinfercept.runner.drafting import ModelDrafter
 
 FIRST_PROMPT = 64
-"""Tokens of a first prompt whose bucket is compiled before it arrives."""
+"""Tokens of a short first prompt, whose bucket is compiled before it arrives."""
 
 
 class ForwardTicket(NamedTuple):
@@ -146,6 +148,14 @@ class ModelRunner:
         self.drafter: ModelDrafter | None = None
         self.drafting = True
         self._buckets = step_shapes(model, shape, attention, leaf)
+        self._step_keys = {  # of what comes before the head
+            (size, decode_only): {
+                (embed, size),
+                *(layers_key(name, size, group, self._kinds) for group in chain(*self._parts)),
+            }
+            for size, decode_only in self._buckets
+            for embed, name in [step_names(decode_only)]
+        }
         self._home = beside(leaf)
         self._sampler = Sampler(
             self.executables,
@@ -184,12 +194,13 @@ class ModelRunner:
         if self._second is not None:
             offload, fetch, drop = plan.window or WindowCopies()
             transfers += self._second.begin(fetch, drop, offload, first_transfer=len(transfers))
-        samples = self._sampler.pack(plan.chunks)
+        buckets = self._buckets_of(plan)
+        samples = self._sampler.pack(plan.chunks, tuple(buckets))
         groups = [*batched(transfers, MOST_TRANSFERS)] or [()]  # of more transfers than an upload holds
         commons = [self.kv.common_shape.pack(samples.packed, group) for group in groups]
         if plan.chunks:
             enter(plan.chunks, self._tables, self._state_slots, self._window_tables)
-            hidden, experts = self._forward(plan, last_tokens, samples, commons)
+            hidden, experts = self._forward(plan, last_tokens, samples, commons, decode_only=buckets[samples.bucket])
             return ForwardTicket(hidden, submitted_s, drafts, experts)
         uploaded = place(commons, self._home)
         for kv in self._pools:
@@ -285,31 +296,53 @@ class ModelRunner:
         self.executables.compile(progress, most_at_once, only)
         self.allocate()
 
-    def first_executables(self, *, measured: bool, chunk: int | None = None) -> list[Hashable]:
-        """Keys of the executables that a short first request needs.
+    def first_executables(self, *, measured: bool, kind: Kind, chunk: int | None = None) -> list[Hashable]:
+        """Keys of the executables on which every plan can run, if need be in a larger bucket and with more rows, so that no
+        request waits for a compilation: those of a lone decode row, of a short prompt, of as many decode rows as there are
+        sequences, and of the largest step.
 
         Args:
             measured: whether a profile is measured before, whose steps need those of every bucket.
+            kind: of the draws of requests that choose nothing.
             chunk: the bucket that one chunk fills in a step of that measurement; None: there is none.
         """
-        sizes, rows = self._shape.buckets, self._shape.sample_rows
-        short = {sizes[0], next((size for size in sizes if size >= FIRST_PROMPT), sizes[-1]), chunk}
+        shape, run = self._shape, self.executables
+        sizes, most = shape.buckets, shape.sample_rows[-1]
+        decodes = next((size for size in sizes if size >= shape.max_num_seqs), sizes[-1])
+        short = {sizes[0], next((size for size in sizes if size >= FIRST_PROMPT), sizes[-1]), decodes, sizes[-1], chunk}
+        counts = {min(sizes[0], most), min(decodes, most), most}
 
         def is_first(key: Hashable) -> bool:
             match key:
                 case ("head", int(size), int(count)):
-                    full = next(number for number in rows if number >= min(size, self._shape.max_num_seqs))
-                    return (size in short and count == rows[0]) or (measured and count == full)
-                case ("sample", count, kind):
-                    return (count == rows[0] and kind != "filtered") or (measured and kind == "greedy")
+                    full = next(number for number in shape.sample_rows if number >= min(size, shape.max_num_seqs))
+                    own = size in short and count == max(number for number in counts if number <= size)
+                    return own or (measured and (count == full or (size == chunk and count == min(counts))))
+                case ("sample", count, name):
+                    return (
+                        (count in counts and name == kind)
+                        or (measured and name == "greedy")
+                        or (count, name) == (most, KINDS[-1])
+                    )
                 case (("embed" | "layers" | "decode embed" | "decode layers"), size, *_):
                     return measured or size in short
-                case ("shape" | "remember" | "logprobs", _) | "enter":
+                case ("shape", count):
+                    return measured or count in counts
+                case ("remember", count):
+                    return count in counts
+                case ("logprobs", count):
+                    return count == most
+                case ("windows", (_, size, *_)) | (("gather" | "scatter" | "select"), size, *_):
+                    return measured or size <= shape.staging_pages
+                case ("draft model", *_):
                     return False
                 case _:
-                    return measured
+                    return True
 
-        return [key for key in self.executables.pending if is_first(key)]
+        keys = [key for key in run.pending if is_first(key)]
+        if self.drafter is not None:
+            keys += self.drafter.runner.first_executables(measured=measured, kind=KINDS[1], chunk=chunk)
+        return [*map(run.whole, keys)]
 
     def allocate(self) -> None:
         """Allocate the pages. A step waits for the compilation of the executables that it is the first to need."""
@@ -328,12 +361,17 @@ class ModelRunner:
         ]
 
     def _forward(
-        self, plan: StepPlan, last_tokens: Int[Array, "slots"], samples: Samples, commons: list[np.ndarray]
+        self,
+        plan: StepPlan,
+        last_tokens: Int[Array, "slots"],
+        samples: Samples,
+        commons: list[np.ndarray],
+        *,
+        decode_only: bool,
     ) -> tuple[Hidden, tuple[Array, ...]]:
         """Upload what the step reads, in one array, then dispatch it. No other executable waits for the host. Returns the
         experts of the groups of layers, too."""
-        size = plan.bucket
-        decode_only = (size, True) in self._buckets and all(len(chunk.tokens) == 1 for chunk in plan.chunks)
+        size = samples.bucket
         shape = self._buckets[size, decode_only]
         tables = self._state_slots, self._window_tables
         packed = pack(plan.chunks, self._tables, self._shape.page_size, shape, *tables)
@@ -366,6 +404,18 @@ class ModelRunner:
             for kv in self._pools:
                 kv.scatter(part)
         return self._sampler.head(x, plan.chunks, samples, common, self.params.head), tuple(experts)
+
+    def _buckets_of(self, plan: StepPlan) -> dict[int, bool]:
+        """The buckets that can compute a plan now, ascending, and whether as one of decode rows only: its own, and as long as
+        not all executables are compiled, larger ones; its own if none can."""
+        if not plan.chunks:
+            return {}
+        decodes, lacks = all(len(chunk.tokens) == 1 for chunk in plan.chunks), self.executables.lacks
+        own = {plan.bucket: decodes and (plan.bucket, True) in self._buckets}
+        if self.executables.is_complete:
+            return own
+        larger = {step for step in self._buckets if step[0] >= plan.bucket and decodes >= step[1]}
+        return dict(sorted(step for step in larger if not any(map(lacks, self._step_keys[step])))) or own
 
     def _kept(self) -> list[Any]:
         """What every layer keeps: its pages or its states."""

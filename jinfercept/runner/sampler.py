@@ -8,7 +8,7 @@ host wait for the predicate.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, final
@@ -25,7 +25,6 @@ from jinfercept.runner.executables import Executables
 from jinfercept.runner.logits_processors import Slots, distinct, mask_words, remember, shape_logits
 from jinfercept.runner.packing_samples import (
     KINDS,
-    NUM_FIELDS,
     Kind,
     any_remembered,
     draw_kind,
@@ -48,11 +47,13 @@ class Samples(NamedTuple):
         packed: their parameters, see `pack_samples`, in as many columns as the executables have rows.
         reported: by row, the parameters that say what is reported of the draw; None: nothing is.
         forced: by row, masks that leave one token.
+        bucket: of the step; 0 if it computes nothing.
     """
 
     packed: Int32[np.ndarray, "fields R"]
     reported: tuple[SamplingParams | None, ...]
     forced: Masks
+    bucket: int
 
 
 class Hidden(NamedTuple):
@@ -136,11 +137,20 @@ class Sampler:
         for array in (*self._slots, self._last_tokens):
             array.delete()
 
-    def pack(self, chunks: tuple[Chunk, ...]) -> Samples:
-        """A plan's sampled rows for the step's upload. Dispatches the history of new slots, in uploads of their own."""
+    def pack(self, chunks: tuple[Chunk, ...], buckets: Sequence[int]) -> Samples:
+        """A plan's sampled rows for the step's upload. Dispatches the history of new slots, in uploads of their own.
+
+        Args:
+            buckets: that can compute the plan, ascending. The step's is the first with all that samples its rows compiled.
+        """
         samples = sampled_rows(chunks)
-        if not samples:
-            return Samples(np.zeros((NUM_FIELDS, 0), np.int32), (), {})
+        counts = self._row_counts[bisect_left(self._row_counts, len(samples)) :] if samples else (0,)
+        packed, bucket = pack_samples(samples, counts[0], self._num_slots), buckets[0] if buckets else 0
+        if not self._run.is_complete:
+            fits = [(size, count) for size in buckets for count in counts if count <= size]
+            ready = (fit for fit in fits if not any(map(self._run.lacks, self._keys(*fit, chunks, packed))))
+            bucket, num_rows = next(ready, (bucket, counts[0]))
+            packed = pack_samples(samples, num_rows, self._num_slots)
         reported: list[SamplingParams | None] = []
         forced: dict[int, np.ndarray] = {}
         for row, (_, slot, entry) in enumerate(samples):
@@ -152,8 +162,33 @@ class Sampler:
                 self._slots = self._run["enter"](self._slots, *place((np.array(slot, np.int32), vector), self._home))
             params = None if entry.options is None else entry.options.params
             reported.append(params if params is not None and params.reports_draws else None)
-        num_rows = self._row_counts[bisect_left(self._row_counts, len(samples))]
-        return Samples(pack_samples(samples, num_rows, self._num_slots), tuple(reported), forced)
+        return Samples(packed, tuple(reported), forced, bucket)
+
+    def _keys(
+        self, bucket: int, num_rows: int, chunks: tuple[Chunk, ...], packed: Int32[np.ndarray, "fields R"]
+    ) -> Iterator[Hashable]:
+        """The executables that a step of this bucket and so many sampled rows may call."""
+        if num_rows:
+            yield from (("head", bucket, num_rows), ("shape", num_rows))  # masks are made while the step computes
+            yield "sample", num_rows, self._kind(num_rows, packed)
+            if any_remembered(packed):
+                yield "remember", num_rows
+            samples = [chunk.sample for chunk in chunks if chunk.sample is not None]
+            if any(sample.options is not None and sample.options.params.reports_draws for sample in samples):
+                yield "logprobs", num_rows
+        if any(chunk.score is not None for chunk in chunks):
+            num_scored = self._num_scored(bucket)
+            yield from (("head", bucket, num_scored), ("logprobs", num_scored))
+
+    def _kind(self, num_rows: int, packed: Int32[np.ndarray, "fields R"]) -> Kind:
+        """The simplest kind of draw that computes all that the rows ask for, among those that are compiled if any is."""
+        kind = draw_kind(packed)
+        kinds = KINDS[KINDS.index(kind) :]
+        return next((kind for kind in kinds if ("sample", num_rows, kind) in self._run), kind)
+
+    def _num_scored(self, bucket: int) -> int:
+        """Rows of a prompt that are scored together."""
+        return max(rows for rows in self._row_counts if rows <= bucket)
 
     def head(
         self, x: Float[Array, "T E"], chunks: tuple[Chunk, ...], samples: Samples, common: Array, params: Weights
@@ -206,14 +241,14 @@ class Sampler:
         Compiled for an H100, 64 rows take 3 kernels (greedy), 4 (drawn) or 79 (filtered, see `filters`), and 12 for `shape`,
         3 for `remember`, 15 for `logprobs`.
         """
-        packed, reported, forced = samples
+        packed, reported, forced, _ = samples
         masks = {**masks, **forced} if forced else masks
         num_rows, shaped = len(logits), logits
         remembered = any_remembered(packed)
         if masks or remembered:
             mask = self._masked(num_rows, masks) if masks else self._no_masks[num_rows]
             shaped = self._run["shape", num_rows](logits, mask, self._slots, common)
-        draw = self._run["sample", num_rows, draw_kind(packed)]
+        draw = self._run["sample", num_rows, self._kind(num_rows, packed)]
         tokens, self._last_tokens, *bounds = draw(shaped, self._last_tokens, common)
         tokens.copy_to_host_async()
         if remembered:
@@ -236,8 +271,7 @@ class Sampler:
         self, x: Float[Array, "T E"], chunks: tuple[Chunk, ...], params: Weights
     ) -> list[tuple[int, int, tuple[Array, ...]]]:
         size = x.shape[0]
-        num_rows = max(rows for rows in self._row_counts if rows <= size)
-        scores = []
+        num_rows, scores = self._num_scored(size), []
         for chunk, end in zip(chunks, accumulate(len(chunk.tokens) for chunk in chunks), strict=True):
             if chunk.score is None:
                 continue

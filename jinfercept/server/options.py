@@ -120,7 +120,10 @@ class ServerOptions:
     header_timeout: float = option(10.0, "seconds until the head of a request has to be there")
     body_timeout: float = option(60.0, "seconds until the body of a request has to be there")
     write_timeout: float = option(60.0, "seconds without a byte read by a client until it counts as gone")
-    max_connections: int = option(2048, "connections at once; more are answered 503 and closed")
+    max_connections: int | None = option(
+        None,
+        "connections at once; more are answered 503 and closed; default: 2048, or as many as the limit of open files allows",
+    )
     max_connections_per_address: int = option(
         512,
         "connections of one client address (IPv6: of one /64) at once; 0: no limit. Loopback and Unix sockets, and so a "

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from jinfercept.errors import ConfigError
 from jinfercept.server.app import create_app
 from jinfercept.server.heap import frozen_heap
-from jinfercept.server.http.connection_limits import BACKLOG, ConnectionLimits, reserve_files
+from jinfercept.server.http.connection_limits import ConnectionLimits, reserve_files
 from jinfercept.server.http.http_protocol import HttpProtocol
 from jinfercept.server.http.request_framing import RequestFraming
 from jinfercept.server.options import ServerOptions
@@ -68,17 +68,18 @@ class DrainingServer(uvicorn.Server):
         drained: Callable[[], object] = lambda: None,
     ) -> None:
         options = service.options
+        most_connections, backlog = reserve_files(options.max_connections)
         protocol = partial(
             HttpProtocol,
             head_timeout_s=options.header_timeout,
             write_timeout_s=options.write_timeout,
-            limits=ConnectionLimits(options.max_connections, options.max_connections_per_address),
+            limits=ConnectionLimits(most_connections, options.max_connections_per_address),
         )
         config = uvicorn.Config(
             RequestFraming(app),
             http=cast(type[asyncio.Protocol], protocol),  # uvicorn only calls it
             loop="asyncio",  # uvloop takes one connection per turn
-            backlog=BACKLOG,
+            backlog=backlog,
             ws="none",
             lifespan="on",
             log_config=None,

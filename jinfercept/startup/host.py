@@ -23,6 +23,7 @@ from jinfercept.models.adapters import AdapterWeights
 from jinfercept.models.load import dtype_name, lazy_params
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.protocol import Params
+from jinfercept.outputs import FinishReason
 from jinfercept.request import Adapter, Request
 from jinfercept.sched.estimators import EstimatorChoice
 from jinfercept.sched.load import EngineLoad, QueuedWork
@@ -214,7 +215,7 @@ class EngineHost:
                     self.weights.write(new, self._engine)
                     self._engine.take_weights(self.weights.version, recompute=mode != "keep")
 
-                self._between_steps(take, first_abort=mode == "abort")
+                self._between_steps(take, first_end=("abort", None) if mode == "abort" else None)
             return self.weights.version
 
     def _read(self, source: str | Path) -> Params:
@@ -277,7 +278,7 @@ class EngineHost:
 
             self._between_steps(wake)
 
-    def _between_steps(self, change: Callable[[], None], *, first_abort: bool = False) -> None:
+    def _between_steps(self, change: Callable[[], None], *, first_end: tuple[FinishReason, None] | None = None) -> None:
         """Change something that leaves a whole engine when an `EngineError` says that it failed: the error is raised here
         and ends no request."""
         failures = list[EngineError]()
@@ -289,7 +290,7 @@ class EngineHost:
                 failures.append(error)
 
         with interrupts_held_back():
-            self.thread.ask(lambda: self._engine.between_steps(attempt, first_abort=first_abort)).result()
+            self.thread.ask(lambda: self._engine.between_steps(attempt, first_end=first_end)).result()
         if failures:
             raise failures[0]
 
@@ -362,7 +363,7 @@ class EngineHost:
             raise RequestError("this LLM is closed", got=got, fix="make a new one")
 
     def close(self) -> None:
-        """Abort what is running and free the weights and the pages. Does nothing in a forked child: they are the parent's."""
+        """As `LLM.close`."""
         if self.closed or self.thread.is_elsewhere:
             return
         self.thread.check_caller("close()")

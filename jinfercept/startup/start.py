@@ -280,7 +280,8 @@ def _set_up_here(
         first = None
         if lazy and (profile is not None or draft is None):
             chunk = deep_bucket(shape, runner.device.platform != "cpu") if profile is None else None
-            first = runner.first_executables(measured=profile is None, chunk=chunk)
+            kind = "filtered" if defaults.keys() & {"top_k", "top_p", "min_p"} else "drawn"
+            first = runner.first_executables(measured=profile is None, kind=kind, chunk=chunk)
         runner.warm_up(progress, most_at_once(memory_plan, FreeMemory.on(*devices.local_devices)), first)
     warm_s = time.monotonic()
     leader = None

@@ -1,18 +1,20 @@
 """How an LLM with requests ends: closed while they run, or dropped."""
 
+import asyncio
 import gc
 import queue
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from jinfercept import LLM, EngineError, RequestError, SamplingParams
 from jinfercept.engine.thread import EngineThread
-from jinfercept.events import Finished
-from jinfercept.outputs import RequestOutput
+from jinfercept.events import Event, Finished
 from jinfercept.request import Request
 from tests.support.engine_state import engine_state
 from tests.support.fake_engine import POLICIES, make_engine
@@ -27,22 +29,32 @@ def prompt(number: int) -> dict[str, Any]:
     return {"prompt_token_ids": [number + 1, 2, 3]}
 
 
-def test_closing_tells_every_stream_that_still_runs() -> None:
-    with tiny_llm(kv_tokens=512, max_model_len=128) as llm:
+def test_closing_is_an_error_of_every_caller_that_still_waits() -> None:
+    with tiny_llm(kv_tokens=512, max_model_len=128) as llm, ThreadPoolExecutor() as threads:
         Gate(llm.engine.thread, llm.engine._engine, after=4)  # pyright: ignore[reportPrivateUsage]
         streams = [llm.stream(prompt(i), LONG) for i in range(3)]
         next(streams[0])
-        outputs: list[RequestOutput] = []
-        waiting = threading.Thread(target=lambda: outputs.extend(llm.generate(prompt(7), LONG)))
-        waiting.start()
-        while engine_state(llm).num_unfinished < 4:
+        [finished] = llm.generate(prompt(5), SamplingParams(max_tokens=1))
+        both = [replace(LONG, max_tokens=1), LONG]
+        waiting = [
+            threads.submit(llm.generate, [prompt(6), prompt(7)], both),
+            threads.submit(lambda: asyncio.run(llm.agenerate([prompt(8), prompt(9)], both))),
+        ]
+        while engine_state(llm).num_unfinished < 5:
             time.sleep(0.001)
+        llm.close()
+        for failure in (future.exception(60) for future in waiting):
+            assert isinstance(failure, EngineError)
+            assert "the LLM was closed; 1 of 2 requests are lost; fix: make a new LLM" in str(failure)
+            assert [output and output.outputs[0].finish_reason for output in failure.outputs] == ["length", None]
+    assert finished.outputs[0].finish_reason == "length"
     for stream in streams:
-        *_, last = stream
-        assert isinstance(last, Finished)
-        assert last.output.outputs[0].finish_reason == "abort"
-    waiting.join(60)
-    assert outputs[0].outputs[0].finish_reason == "abort"
+        events: list[Event] = []
+        with pytest.raises(EngineError, match="the LLM was closed"):
+            for event in stream:
+                events.append(event)
+        assert isinstance(events[-1], Finished)
+        assert events[-1].output.outputs[0].finish_reason == "error"
     with pytest.raises(RequestError, match="closed"):
         llm.stream(prompt(1), PARAMS)
 

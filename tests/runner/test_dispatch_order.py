@@ -42,7 +42,7 @@ SAMPLING = ["head 4 1", "sample 1 greedy"]
 def dispatched(parts: int, *plans: StepPlan) -> list[list[str]]:
     """The names of executables and the destinations of copies, in the order in which each plan's were dispatched."""
     runner = ModelRunner(MODEL, separate(LOADED.params), replace(SHAPE, transfer_parts=parts), attention="reference")
-    runner.allocate()
+    runner.warm_up()
     seen: list[list[str]] = []
     with pytest.MonkeyPatch.context() as patch:
         look_up, put, wait = Executables.__getitem__, jax.device_put, jax.block_until_ready

@@ -47,7 +47,7 @@ class CompiledOnce:
         def adds(run: Executables, key: Hashable, function: Any, *arguments: Any, donate: Any = ()) -> None:
             add(run, key, function, *arguments, donate=donate)
             pending: dict[Hashable, Any] = run._pending
-            whole, shapes = run._whole(key), jax.tree.map(_shape, arguments)
+            whole, shapes = run.whole(key), jax.tree.map(_shape, arguments)
             pending[whole] = functools.partial(_Lowered, self, pending[whole], function, shapes, donate)
 
         patch.setattr(Executables, "add", adds)

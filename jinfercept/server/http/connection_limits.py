@@ -4,6 +4,7 @@ import logging
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import final
 
@@ -11,8 +12,10 @@ from jinfercept.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+MOST_CONNECTIONS = 2048
+"""Connections at once, unless the user says otherwise or the limit of open files is too low."""
 BACKLOG = 1024
-"""Connections that the kernel, or one turn of the event loop, may accept before they are counted."""
+"""Connections that the kernel, or one turn of the event loop, may accept before they are counted, at most."""
 _OTHER_FILES = 512
 """File descriptors for weights, logs and tools."""
 _LOG_EVERY_S = 60.0
@@ -79,25 +82,40 @@ def _network(address: str | None) -> str | None:
     return str(ip_network((ip, 64), strict=False) if isinstance(ip, IPv6Address) else ip)
 
 
-def reserve_files(max_connections: int) -> None:
-    """Raises the process's soft limit of open files to the number that a server needs.
+def reserve_files(max_connections: int | None) -> tuple[int, int]:
+    """Raises the process's soft limit of open files to the number that a server needs, or to the hard limit.
+
+    Args:
+        max_connections: connections that have to fit; None: `MOST_CONNECTIONS`, or as many as fit.
+
+    Returns:
+        Connections that may be open, and those that may be accepted before they are counted.
 
     Raises:
-        ConfigError: the hard limit is lower.
+        ConfigError: the hard limit is too low for the given connections.
     """
+    most = max_connections or MOST_CONNECTIONS
     if sys.platform == "win32":  # has no such limit
-        return
+        return most, BACKLOG
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = max_connections + BACKLOG + _OTHER_FILES
+    needed = most + BACKLOG + _OTHER_FILES
+    for limit in (needed, hard):
+        if soft != resource.RLIM_INFINITY and soft < limit:
+            with suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+                soft = limit
     if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    except (OSError, ValueError) as error:
+        return most, BACKLOG
+    room = soft - min(_OTHER_FILES, soft // 4)
+    if max_connections is None:
+        most = min(most, (room + 1) // 2)
+        log.warning("at most %d connections at once: this process may open %d files (ulimit -Hn)", most, soft)
+    elif most > (fitting := room * 3 // 4):
         raise ConfigError(
             "this process may not open as many files as its connections need",
-            got=f"--max-connections {max_connections}, which needs {needed}; the hard limit is {hard}",
-            fix="give a smaller --max-connections, or raise the limit (ulimit -Hn)",
-        ) from error
+            got=f"--max-connections {most}; the hard limit of open files is {soft}",
+            fix=f"--max-connections of at most {fitting}, or raise the limit (ulimit -Hn)",
+        )
+    return most, min(BACKLOG, room - most)

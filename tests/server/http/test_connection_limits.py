@@ -2,11 +2,13 @@
 
 import resource
 import socket
+import subprocess
+import sys
 
 import pytest
 
 from jinfercept.errors import ConfigError
-from jinfercept.server.http.connection_limits import ConnectionLimits, reserve_files
+from jinfercept.server.http.connection_limits import BACKLOG, MOST_CONNECTIONS, ConnectionLimits, reserve_files
 from jinfercept.server.options import ServerOptions
 from tests.support.live_server import Running, running, until
 from tests.support.scripted_model import Scripted
@@ -70,14 +72,38 @@ def test_all_clients_together_have_a_limit() -> None:
 
 
 def test_a_server_may_open_as_many_files_as_its_connections_need() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
-        reserve_files(ServerOptions().max_connections)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > ServerOptions().max_connections
-        reserve_files(1)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > ServerOptions().max_connections
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        assert reserve_files(ServerOptions().max_connections) == (MOST_CONNECTIONS, BACKLOG)
+        for most in (None, 1):
+            reserve_files(most)
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > MOST_CONNECTIONS
         with pytest.raises(ConfigError, match="--max-connections 1000000000"):
             reserve_files(10**9)
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("limit", [256, 1024, 3000])
+def test_a_server_takes_the_connections_that_the_hard_limit_has_files_for(limit: int) -> None:
+    program = f"""if True:
+        import resource
+        from jinfercept.errors import ConfigError
+        from jinfercept.server.options import ServerOptions
+        from jinfercept.server.serve import listen, reserve_files
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, {limit}))
+        listen(ServerOptions(port=0))
+        most, backlog = reserve_files(None)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == {limit} >= most + backlog + 50, (most, backlog)
+        assert most >= {limit} // 3, most
+        reserve_files(most)
+        try:
+            listen(ServerOptions(max_connections=2048))
+        except ConfigError as error:
+            assert "the hard limit of open files is {limit}" in str(error), error
+            reserve_files(int(str(error).split("of at most ")[1].split(",")[0]))
+        else:
+            assert {limit} == 3000
+    """
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
