@@ -12,38 +12,111 @@ from pathlib import Path
 import httpx2
 import pytest
 
+import jinfercept
 from jinfercept.cli.main import main
 from jinfercept.llm import LLM
 from jinfercept.parsers.formats import ALIASES, FORMATS
 from tests.support.chat_templates import QWEN
-from tests.support.docs_blocks import DOCS, blocks_of
-from tests.support.docs_reader import Reader, commands_in
+from tests.support.docs_blocks import DOCS, NEEDS, SHOWN, blocks_of
+from tests.support.docs_reader import PORT, Reader, commands_in
 from tests.support.live_server import until
 from tests.support.scripted_model import Make
 
-PAGES = ("start.md", "serving.md", "messages.md", "state.md", "tools.md", "metrics.md", "migration.md")
+ROOT = DOCS.parent
+BLOCKS = {page: blocks_of(page) for page in ("../README.md", *sorted(path.name for path in DOCS.glob("*.md")))}
+PAGES = [page for page, blocks in BLOCKS.items() if any(block.language in ("python", "bash") for block in blocks)]
+TRACES = ("SESSIONS.jsonl", "claude_code.jsonl", "conversation_trace.jsonl")
+"""Sessions of the reader's, in place of which the tests have those that ship."""
 FLAG = re.compile(r"`(--[a-z-]+)")
 SERVERS = {
     line: block
     for page in PAGES
-    for block in blocks_of(page)
+    for block in BLOCKS[page]
     if block.language == "bash" and block.not_run is None and block.only_scripted is None
     for line in commands_in(block.code)
     if line.startswith("jinfercept serve")
 }
 
 
+def programs() -> dict[str, str]:
+    """The programs of all pages that need no server, each with those above it that it continues."""
+    found: dict[str, str] = {}
+    for page in PAGES:
+        source = ""
+        for block in BLOCKS[page]:
+            if block.language == "python" and block.file is None:
+                source = source + block.code if block.continues else block.code
+                if block.not_run is None and block.package is None and PORT not in source:
+                    found[block.place] = source
+    return found
+
+
+PROGRAMS = programs()
+COMMANDS = {
+    f"{block.place} {number}": (line, block.shorter)
+    for blocks in BLOCKS.values()
+    for block in blocks
+    if block.shorter is not None
+    for number, line in enumerate(commands_in(block.code))
+}
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder with all of the repository but the documentation, and what its reader has."""
+    for path in ROOT.iterdir():
+        if path.name not in (".git", ".venv", "build", "docs"):
+            (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "docs").mkdir()
+    for name in TRACES:
+        (tmp_path / name).symlink_to(ROOT / "jinfercept" / "sim" / "agents.jsonl")
+    return tmp_path
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_does_what_it_says(
-    page: str, make_scripted: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_page_does_what_it_says(page: str, make_scripted: Make, clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(clone)
     scripted = make_scripted(QWEN)
-    with Reader(scripted.llm, scripted, tmp_path) as reader:
-        for block in blocks_of(page):
+    with Reader(scripted.llm, scripted, clone) as reader:
+        monkeypatch.setattr(jinfercept, "LLM", reader.open)
+        for block in BLOCKS[page]:
             reader.read(block)
         if reader.served is not None:
             reader.served.wait_idle()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PROGRAMS)
+def test_a_program_runs_alone(place: str, clone: Path) -> None:
+    (clone / "program.py").write_text(PROGRAMS[place])
+    done = subprocess.run([sys.executable, "program.py"], cwd=clone, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", COMMANDS)
+def test_a_command_runs_with_less_to_do(place: str, clone: Path) -> None:
+    line, shorter = COMMANDS[place]
+    words = shlex.split(line, comments=True)
+    for flag, value in re.findall(r"(--[\w-]+)(?: ([^-]\S*))?", shorter or ""):
+        at = words.index(flag) if flag in words else len(words)
+        words[at : at + 2] = [flag, value] if value else [flag]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = os.environ | {"PATH": path}
+    done = subprocess.run(words, cwd=clone, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stderr}"
+    assert done.stdout
+
+
+def test_what_is_not_run_needs_what_no_test_has() -> None:
+    left = {block.place: block.not_run for blocks in BLOCKS.values() for block in blocks if block.not_run is not None}
+    assert {place: why for place, why in left.items() if why.partition(":")[0] not in NEEDS} == {}
+    assert len(left) <= 40
+
+
+def test_every_block_is_of_a_language_that_is_run_or_only_shown() -> None:
+    languages = {block.language for blocks in BLOCKS.values() for block in blocks}
+    assert languages <= {"python", "bash", *SHOWN}
 
 
 @pytest.mark.slow
@@ -72,7 +145,7 @@ def test_every_flag_that_a_page_names_is_one(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["serving.md", "metrics.md"])
+@pytest.mark.parametrize("page", ["serving.md", "metrics.md", "async_calls.md", "../README.md"])
 def test_a_page_works_with_a_real_model(
     page: str, smollm2: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,16 +159,16 @@ def test_a_page_works_with_a_real_model(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", SERVERS)
-def test_the_command_serves_a_real_model(line: str, tmp_path: Path) -> None:
+def test_the_command_serves_a_real_model(line: str, clone: Path) -> None:
     for block in blocks_of(SERVERS[line].place.partition(":")[0]):
         if block.file is not None:
-            (tmp_path / block.file).write_text(block.code)
+            (clone / block.file).write_text(block.code)
     small = (
         "--port 0 --host 127.0.0.1 --kv-tokens 1024 --max-model-len 512 --max-num-seqs 2 --max-num-batched-tokens 32"
     )
     command = [sys.executable, "-m", "jinfercept", *shlex.split(line, comments=True)[1:], *small.split()]
     env = os.environ | {"PYTHONPATH": str(DOCS.parent)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=env) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=clone, env=env) as process:
         try:
             assert process.stdout is not None
             url = process.stdout.readline().split()[-1]
@@ -122,8 +195,8 @@ def test_the_first_commands_run(command: str, capsys: pytest.CaptureFixture[str]
 
 
 def test_the_first_example_is_the_one_that_the_readme_shows() -> None:
-    [ours] = [block.code for block in blocks_of("start.md") if block.language == "python"]
-    theirs, *_ = re.findall(r"```python\n(.*?)```", (DOCS.parent / "README.md").read_text(), re.DOTALL)
+    [ours] = [block.code for block in BLOCKS["start.md"] if block.language == "python"]
+    theirs, *_ = [block.code for block in BLOCKS["../README.md"] if block.language == "python"]
     assert ours == re.sub(r"  # .*", "", theirs)
 
 

@@ -84,6 +84,7 @@ def _point(sample: PoolSample) -> dict[str, Any]:
 def _runs(sequence: Sequence, now: float) -> dict[str, Any]:
     return {
         "request": sequence.id,
+        "session": sequence.session,
         "age_s": now - sequence.arrival_s,
         "tokens": sequence.length,
         "generated": sequence.generated,
@@ -107,6 +108,7 @@ def _paused(stats: EngineStats, pause: OpenInterception, now: float, other_token
     }
     return {
         "request": sequence.id,
+        "session": sequence.session,
         "tool": pause.tool,
         "tools": [call.name for call in sequence.calls],
         "age_s": age_s,

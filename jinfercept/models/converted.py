@@ -126,20 +126,24 @@ def read_config(directory: Path) -> ModelConfig:
         if described["format"] != _FORMAT:
             raise ValueError(f"format {described['format']}")
         fields = described["config"]
-        kinds = tuple(LayerKind(window, rope and _rope(rope), *rest) for window, rope, *rest in fields["kinds"])
+        # A field with a default may be younger than the file.
+        kinds = tuple(LayerKind(window, rope and _rope(rope), *rest) for window, rope, *rest in fields.get("kinds", ()))
         own_types = {"rope": _rope(fields["rope"]), "kinds": kinds, "eos_token_ids": tuple(fields["eos_token_ids"])}
         if experts := fields.get("experts"):
-            own_types["experts"] = ExpertsConfig(**experts | {"swiglu": experts["swiglu"] and tuple(experts["swiglu"])})
+            swiglu = experts.get("swiglu")
+            own_types["experts"] = ExpertsConfig(**experts | {"swiglu": swiglu and tuple(swiglu)})
         own_types["delta_net"] = DeltaNetConfig(**fields["delta_net"]) if fields.get("delta_net") else None
         return ModelConfig(**fields | own_types)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(
-            f"{_CONFIG} is not of this version", got=f"{directory}: {error}"[:500], fix="convert the model again"
+            f"{_CONFIG} is damaged or of a newer version",
+            got=f"{directory}: {error!r}"[:500],
+            fix="convert the model again, or upgrade jinfercept",
         ) from error
 
 
 def _rope(fields: Mapping[str, Any]) -> RopeConfig:
-    return RopeConfig(**{**fields, **{name: tuple(fields[name]) for name in ("factors", "long_factors")}})
+    return RopeConfig(**{**fields, **{name: tuple(fields.get(name, ())) for name in ("factors", "long_factors")}})
 
 
 def _damaged(what: object, error: ValueError) -> ModelError:

@@ -1,6 +1,8 @@
 """What `jinfercept convert` writes: the same model, tokenizer included, whatever it came from."""
 
+import json
 import shutil
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import jax
@@ -13,7 +15,9 @@ from jinfercept.models import embedded
 from jinfercept.models.load import load, read_config
 from jinfercept.tokenizer.load import load_tokenizer
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+SHIPPED = [path.parent for folder in ("jinfercept", "examples") for path in (ROOT / folder).rglob("jinfercept.json")]
 
 
 def same(first: object, second: object) -> bool:
@@ -60,6 +64,29 @@ def test_the_tokenizer_comes_along(tmp_path):
     assert saved.apply_chat_template(messages) == original.apply_chat_template(messages)
 
 
+@pytest.mark.parametrize("directory", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_converted_model_that_ships_loads(directory):
+    assert load(directory, dtype="float32").model.config.eos_token_ids
+    assert load_tokenizer(directory) is not None
+
+
+def without_defaults(value):
+    """A config as a version wrote it that had no field with a default."""
+    if not is_dataclass(value):
+        return [without_defaults(part) for part in value] if isinstance(value, tuple) else value
+    kept = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {
+        field.name: without_defaults(kept[field.name]) for field in fields(value) if kept[field.name] != field.default
+    }
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "qwen3_next", "qwen3_moe_mixed", "gpt_oss", "phi3"])
+def test_a_config_that_lacks_fields_of_later_versions_reads_as_their_defaults(tmp_path, name):
+    config = read_config(GOLDEN / name)
+    (tmp_path / "jinfercept.json").write_text(json.dumps({"format": 1, "config": without_defaults(config)}))
+    assert read_config(tmp_path) == config
+
+
 def test_a_directory_is_not_written_twice(tmp_path, capsys):
     assert main(["convert", str(GOLDEN / "llama_gqa"), str(tmp_path)]) == 0
     assert main(["convert", str(GOLDEN / "llama_gqa"), str(tmp_path)]) == 2
@@ -78,5 +105,5 @@ def test_damage_is_named(tmp_path):
         load(tmp_path)
     settings = (tmp_path / "jinfercept.json").read_text()
     (tmp_path / "jinfercept.json").write_text(settings.replace('"format": 1', '"format": 7'))
-    with pytest.raises(ModelError, match=r"not of this version.*format 7"):
+    with pytest.raises(ModelError, match=r"newer version.*format 7"):
         read_config(tmp_path)

@@ -39,5 +39,9 @@ def test_a_conversation_goes_on_after_a_restart_of_its_server(tmp_path: Path, mo
             assert usage["prompt_tokens_details"]["cached_tokens"] == num_known
             assert (metric(server, "disk_bytes_total", 'what="read"') > 0) is is_again
             assert metric(server, "disk_up") == 1
+            disk = server.http.get("/live").json()["disk"]
+            assert disk["works"]
+            assert (disk["read_bytes"] > 0) is is_again
+            assert 0 < disk["used_bytes"] <= disk["total_bytes"]
             messages += [body["choices"][0]["message"], {"role": "user", "content": "And of the sky?"}]
             num_known = (usage["total_tokens"] - 1) // 16 * 16

@@ -72,7 +72,7 @@ class Watch:
         host = pages.pop("host") + pages.pop("host_free")
         lost = abs(int(sizes["num_gpu_blocks"]) - sum(pages.values())) + abs(int(sizes["num_cpu_blocks"]) - host)
         return Held(
-            requests=int(sum(number for state, number in states.items() if state != "kept")),
+            requests=int(sum(number for state, number in states.items() if state != "retained")),
             pages=int(pages["used"] + lost),
             tasks=int(samples["jinfercept:tasks"][""]),
             threads=self._process.num_threads(),

@@ -27,7 +27,7 @@ from jinfercept.sched.plan import FROM_DEVICE, Chunk
 from jinfercept.server.access.key_file import read_key_file
 from jinfercept.server.server_tools import open_server_tools
 from jinfercept.tools.tool_tables import read_tables
-from tests.support.docs_blocks import Block
+from tests.support.docs_blocks import SHOWN, Block
 from tests.support.live_server import END, Running, running
 from tests.support.scripted_model import LENGTH, Scripted
 
@@ -97,7 +97,7 @@ class Reader:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
         self._voice = None if scripted is None else Voice(scripted)
-        self._names: dict[str, Any] = {"__name__": "page"}
+        self._names: dict[str, Any] = {}
         self._server = ExitStack()
         self.served: Running | None = None
 
@@ -111,7 +111,9 @@ class Reader:
         """Do what it says. Raises whatever goes wrong, `AssertionError` if something else is printed."""
         if block.file is not None:
             (self._folder / block.file).write_text(self._here(block.code), encoding="utf-8")
-        if block.not_run is not None or (block.package is not None and not self._packages):
+        if block.not_run is not None or block.only_real is not None or block.shorter is not None:
+            return
+        if block.package is not None and not self._packages:
             return
         if self._voice is None:
             self._do(block)
@@ -127,6 +129,8 @@ class Reader:
         """What it prints."""
         match block.language:
             case "python" if block.file is None:
+                if not block.continues:
+                    self._names = {"__name__": "page"}
                 shown = io.StringIO()
                 with redirect_stdout(shown):
                     exec(compile(self._here(block.code), block.place, "exec"), self._names)
@@ -134,14 +138,14 @@ class Reader:
             case "python":
                 compile(block.code, block.place, "exec")
                 return ""
-            case "jinja":
-                return ""
             case "toml":
                 path = self._folder / (block.file or "")
                 _ = read_tables(path) if "[[tool]]" in block.code else read_key_file(str(path))
                 return ""
             case "bash":
                 return "".join(self._command(lines) for lines in commands_in(block.code))
+            case _ if block.language in SHOWN:
+                return ""
         raise AssertionError(f"{block.place}: nobody knows how to run {block.language!r}")
 
     def _command(self, lines: str) -> str:
@@ -170,6 +174,11 @@ class Reader:
         assert done.returncode == 0, f"{lines}\n{done.stdout}{done.stderr}"
         return done.stdout
 
+    def open(self, model: str = "", **options: Any) -> Any:
+        """The model that is there, empty, in place of the one that a program loads."""
+        self._llm.restart(**{name: value for name, value in options.items() if name == "policy"})
+        return _Opened(self._llm)
+
     def _serve(self, command: Serve) -> None:
         """Another server than before."""
         self._server.close()
@@ -187,10 +196,29 @@ class Reader:
         )
 
 
+@final
+class _Opened:
+    """An `LLM` that outlives its program."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llm, name)
+
+    def __enter__(self) -> "_Opened":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
 def commands_in(script: str) -> Iterable[str]:
-    """Those of jinfercept one by one, what stands between them together."""
+    """Those of jinfercept one by one, what stands between them together; not what installs packages."""
     others: list[str] = []
     for line in script.replace("\\\n", " ").splitlines():
+        if line.startswith("pip install "):
+            continue
         if not line.startswith("jinfercept "):
             others.append(line)
             continue

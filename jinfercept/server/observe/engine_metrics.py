@@ -146,11 +146,11 @@ def _pool(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
         "running": state.num_running,
         "waiting": state.num_waiting,
         "intercepted": state.num_intercepted,
-        "kept": state.num_retained,
+        "retained": state.num_retained,
     }
     yield make.gauge(
         "jinfercept:requests",
-        "Requests by state; kept: finished, context retained for a follow-up request",
+        "Requests by state; retained: finished, the context is retained for a follow-up request",
         states,
         "state",
     )

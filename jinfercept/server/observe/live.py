@@ -5,6 +5,7 @@ own requests. Texts are hidden without `--show-texts`.
 """
 
 import re
+from dataclasses import asdict
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -61,7 +62,8 @@ def page_router() -> APIRouter:
 def _seen(service: Service, stats: EngineStats, tenant: str | None) -> dict[str, Any]:
     names = {"model": service.names[0], "policy": service.llm.policy_name, "version": __version__}
     inbox = None if service.inbox is None else len(service.inbox.pending(tenant))
-    plan = service.llm.memory_plan
+    plan, state = service.llm.memory_plan, service.llm.disk
     devices = {"count": plan.num_devices, "weight_bytes": plan.weight_bytes, "kv_bytes": plan.kv_bytes}  # of each
-    about = names | {"devices": devices, "shows": "all" if tenant is None else "own", "inbox": inbox}
+    disk = state and {"works": state.works, **state.occupancy._asdict(), **asdict(state.counters)}
+    about = names | {"devices": devices, "disk": disk, "shows": "all" if tenant is None else "own", "inbox": inbox}
     return about | live_state(stats, texts=service.options.show_texts, tenant=tenant)

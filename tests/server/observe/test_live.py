@@ -18,9 +18,9 @@ CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "a secret"}}\n</too
 QUESTION: list[Any] = [{"role": "user", "content": "What does a private lamp cost?"}]
 
 
-def ask_for_a_call(server: Running, scripted: Scripted, tool: Any = TOOL, call: str = CALL) -> None:
+def ask_for_a_call(server: Running, scripted: Scripted, tool: Any = TOOL, call: str = CALL, **body: Any) -> None:
     scripted.follow(prompt_of(scripted, QUESTION, [tool]) + call + END)
-    done = server.chat(messages=QUESTION, tools=[tool], max_tokens=200).json()
+    done = server.chat(messages=QUESTION, tools=[tool], max_tokens=200, **body).json()
     assert done["choices"][0]["finish_reason"] == "tool_calls"
 
 
@@ -33,15 +33,15 @@ def look(server: Running, key: str = "none") -> Any:
 
 
 def test_a_context_that_waits_for_a_clients_tool_is_shown_with_its_price(served: Running, scripted: Scripted) -> None:
-    ask_for_a_call(served, scripted)
+    ask_for_a_call(served, scripted, jinfercept={"session_id": "lamps"})
     live = look(served)
     assert served.http.get("/live").headers["cache-control"] == "no-store"
     assert (live["model"], live["policy"], live["draining"], live["inbox"]) == ("scripted", "copy_ahead", False, None)
-    assert live["devices"]["count"] == 1
+    assert (live["devices"]["count"], live["disk"]) == (1, None)
     assert live["devices"]["kv_bytes"] == served.llm.memory_plan.kv_bytes
     assert live["counts"] == {"running": 0, "waiting": 0, "intercepted": 0, "retained": 1}
     [retained] = live["retained"]
-    assert (retained["tool"], retained["tools"]) == ("price", ["price"])
+    assert (retained["session"], retained["tool"], retained["tools"]) == ("lamps", "price", ["price"])
     assert retained["remaining_s"] >= 0 <= retained["age_s"]
     on_device = retained["dirty"] + retained["clean"]
     assert on_device + retained["host"] + retained["missing"] in (retained["tokens"], retained["tokens"] - 1)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from jinfercept.disk.counters import DiskCounters, DiskOccupancy, DiskState
+from jinfercept.llm import LLM
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.tools.inbox import Inbox
 from tests.support.live_server import END, Running, prompt_of, running, until
@@ -45,8 +47,27 @@ def busy(server: Running, scripted: Scripted) -> None:
     """A call that its client runs, and an answer to read."""
     messages: list[Any] = [{"role": "user", "content": "What is it?"}]
     scripted.follow(prompt_of(scripted, messages, [TOOL]) + CALL + END)
-    assert server.chat(messages=messages, tools=[TOOL], max_tokens=200).status_code == 200
+    session = {"session_id": "session-of-a-lamp"}
+    assert server.chat(messages=messages, tools=[TOOL], max_tokens=200, jinfercept=session).status_code == 200
     assert server.chat(max_tokens=40, ignore_eos=True).status_code == 200
+
+
+@pytest.mark.parametrize("width", [320, 400, 800, 1200])
+def test_the_page_never_scrolls_sideways(
+    page: Any, served: Running, scripted: Scripted, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    counters = DiskCounters(read_bytes=3 << 30, evicted_pages=12)
+    disk = DiskState(counters, DiskOccupancy(3 << 30, 8 << 30, 70), 1.0, works=True)
+    monkeypatch.setattr(LLM, "disk", property(lambda llm: disk))
+    monkeypatch.setattr(served.service, "names", ("a-model-with-a-long-name" * 8,))
+    busy(served, scripted)
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(served.url)
+    page.wait_for_selector("#all:not([hidden])")
+    page.wait_for_selector("#disk:not([hidden])")
+    assert "3.00 GiB" in page.text_content("#disk")
+    assert "session-of-a-lamp" in page.text_content("#paused")
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -64,6 +85,7 @@ def test_the_page_shows_who_is_paused_where_the_pages_are_and_what_was_decided(
     assert "<reader>" in paused
     until(lambda: "copy ahead" in page.text_content("#decisions"))
     assert "retained" in page.text_content("#tiles")
+    assert not page.is_visible("#disk")
     assert page.said == []
     assert page.asked == {f"{served.url}/", f"{served.url}/live"}
     corner = "p.getContext('2d').getImageData(p.width - 2, p.height - 2, 1, 1).data[3]"

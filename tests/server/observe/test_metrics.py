@@ -81,7 +81,7 @@ def test_vllms_names_are_there_and_count_what_clients_were_told(served: Running,
     [config] = values["vllm:cache_config_info"]
     assert dict(config)["num_gpu_blocks"] == "256"
     states = {dict(labels)["state"]: number for labels, number in values["jinfercept:requests"].items()}
-    assert set(states) == {"running", "waiting", "intercepted", "kept"}
+    assert set(states) == {"running", "waiting", "intercepted", "retained"}
     pages = {dict(labels)["residency"]: number for labels, number in values["jinfercept:pages"].items()}
     device = ("free", "used", "claimed_dirty", "claimed_clean", "cached")
     assert sum(pages[kind] for kind in device) == 256
@@ -98,7 +98,7 @@ def test_a_clients_call_is_an_interception_by_the_tools_of_clients(served: Runni
     assert choice["finish_reason"] == "tool_calls"
     tool = (("tool", "<client>"),)
     values = scrape(served)
-    assert values["jinfercept:requests"][(("state", "kept"),)] == 1
+    assert values["jinfercept:requests"][(("state", "retained"),)] == 1
     assert values["jinfercept:interceptions_total"][tool] == 1
     call = choice["message"]["tool_calls"][0]
     messages += [choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "23"}]

@@ -12,6 +12,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from jinfercept.disk.counters import DiskCounters, DiskOccupancy, DiskState
+from jinfercept.llm import LLM
 from tests.support.live_server import Running
 from tests.support.scripted_model import Scripted
 from tests.support.tool_server import QUESTION, ask, called, returned, says
@@ -21,13 +23,15 @@ DASHBOARD: Any = json.loads((DEPLOY / "grafana" / "jinfercept.json").read_text(e
 RULES: Any = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text(encoding="utf-8"))
 OF_TARGETS = {"instance", "job"}
 """Labels that Prometheus adds to every metric of a server."""
-UNITS = {"short", "s", "percentunit", "reqps", "Bps", "decgbytes"}
+UNITS = {"short", "s", "percentunit", "reqps", "Bps", "bytes", "decgbytes"}
 Labels = Mapping[str, set[str]]
 
 
 @pytest.fixture
-def exposed(server: Running, scripted: Scripted) -> Labels:
+def exposed(server: Running, scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> Labels:
     """Labels of all metrics by name, after a request that calls a tool of the server and is followed up."""
+    disk = DiskState(DiskCounters(), DiskOccupancy(1, 2, 1), 1.0, works=True)
+    monkeypatch.setattr(LLM, "disk", property(lambda llm: disk))  # the server of these tests has none
     says(scripted, server, "It costs 23.", [*QUESTION, called("", ("price", "lamp")), returned("23")])
     names: defaultdict[str, set[str]] = defaultdict(set)
     for _ in range(50):
@@ -129,6 +133,7 @@ def test_the_dashboard_shows_metrics_that_exist(exposed: Labels) -> None:
         "vllm:request_generation_tokens",
         "vllm:iteration_tokens_total",
         "jinfercept:page_tokens",
+        "jinfercept:disk_writes_left_bytes",
         "jinfercept:devices",
         "jinfercept:weight_bytes",
         "jinfercept:link_budget_bytes_total",
