@@ -232,8 +232,19 @@ def test_an_asynchronous_call_from_text_to_text(small: LLM) -> None:
     params = SamplingParams(
         temperature=0, max_tokens=len(script), forced_output_ids=script, skip_special_tokens=False, ignore_eos=True
     )
-    events: list[Event] = []
-    (output,) = small.generate("So: ", params, tools=[Tool(f, calls="async")], on_event=events.append)
+    events, trapped = list[Event](), threading.Event()
+
+    def note(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Intercepted):
+            trapped.set()
+
+    def wait(n: int) -> str:
+        """Until the model waits, too."""
+        assert trapped.wait(60)
+        return "r" * n
+
+    (output,) = small.generate("So: ", params, tools=[Tool(wait, name="f", calls="async")], on_event=note)
     assert output.outputs[0].text == "so [CALL]1[HEAD]f(5)[END][TRAP][END][INTR] 1 [HEAD] rrrrr [END]ok"
     kinds = [type(event) for event in events if not isinstance(event, Token)]
     assert kinds == [Called, Intercepted, Resumed, Finished]

@@ -21,7 +21,7 @@ from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.fake_engine import POLICIES
 from tests.support.matrices import sampled_depths
 from tests.support.sample_tokenizers import byte_level
-from tests.support.tiny_model import GOLDEN, Workload, all_return_at_once, count_ties, tiny_llm
+from tests.support.tiny_model import GOLDEN, TOOL, Workload, all_return_at_once, count_ties, tiny_llm
 
 NAME = "qwen3_next"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -59,13 +59,16 @@ def test_the_full_matrix_of_policies_depths_and_chunks(
         count_ties(NAME, output)
 
 
-def test_a_paused_context_is_kept_with_its_state_as_long_as_there_is_room() -> None:
-    with tiny_llm(NAME, kv_tokens=4096, policy="preserve", pipeline_depth=0) as llm:
-        outputs = Workload(number=10, seed=7).run(llm)
-        assert sum(count_ties(NAME, output) for output in outputs) <= 1
-        assert llm.counters.interceptions > 0
-        assert llm.counters.recomputed == 0
-        assert llm.counters.kept == llm.counters.returned > 0
+def test_a_paused_context_is_kept_with_its_state_as_long_as_there_is_room(small: LLM) -> None:
+    """One request after the other, for each of which the pool is large enough."""
+    small.restart(policy="preserve", pipeline_depth=0, max_chunk_tokens=None)
+    work = Workload(number=10, seed=7)
+    each = zip(work.prompts, work.params, work.detectors, strict=True)
+    outputs = [small.generate(prompt, params, tools=[TOOL], detector=detector)[0] for prompt, params, detector in each]
+    assert sum(count_ties(NAME, output) for output in outputs) <= 1
+    assert small.counters.interceptions > 0
+    assert small.counters.recomputed == 0
+    assert small.counters.kept == small.counters.returned > 0
 
 
 @pytest.mark.parametrize("policy", ["copy_ahead", pytest.param("min_waste", marks=pytest.mark.slow)])

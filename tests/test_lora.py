@@ -148,23 +148,32 @@ def test_some_modules_of_a_joined_weight_may_have_adapters(
 
 
 @pytest.fixture(scope="module")
-def reference(written: dict[str, Path]) -> tuple[list[list[int]], list[list[int]]]:
-    """Requests with calls and adapters, uninterrupted."""
-    with tiny_llm(loras=written, kv_tokens=4096, max_num_seqs=16, policy="preserve", pipeline_depth=0) as llm:
-        return served(llm), served(llm, shift=1)
-
-
-def served(llm: LLM, shift: int = 0) -> list[list[int]]:
-    work = Workload(number=10, seed=7)
-    names = [LORAS[(place + shift) % len(LORAS)] for place in range(10)]
-    tool = Tool(TOOL.function, name="scripted")
-    return streams(llm.generate(work.prompts, work.params, tools=[tool], detector=work.detectors, lora=names))
-
-
-@pytest.fixture(scope="module")
 def small(written: dict[str, Path]) -> Iterator[LLM]:
     with tiny_llm(loras=written, **SMALL) as llm:
         yield llm
+
+
+@pytest.fixture(scope="module")
+def reference(small: LLM) -> tuple[list[list[int]], list[list[int]]]:
+    """Requests with calls and adapters, one after the other, for each of which the pool is large enough."""
+    small.restart(policy="preserve", pipeline_depth=0, enable_prefix_caching=False)
+    alone = served(small, together=False), served(small, shift=1, together=False)
+    assert not small.counters.copied_out
+    small.restart(enable_prefix_caching=True)
+    return alone
+
+
+def served(llm: LLM, shift: int = 0, *, together: bool = True) -> list[list[int]]:
+    work = Workload(number=10, seed=7)
+    names = [LORAS[(place + shift) % len(LORAS)] for place in range(10)]
+    options: dict[str, Any] = {"tools": [Tool(TOOL.function, name="scripted")]}
+    if together:
+        return streams(llm.generate(work.prompts, work.params, detector=work.detectors, lora=names, **options))
+    each = zip(work.prompts, work.params, work.detectors, names, strict=True)
+    return [
+        streams(llm.generate([prompt], params, detector=detector, lora=name, **options))[0]
+        for prompt, params, detector, name in each
+    ]
 
 
 @pytest.mark.parametrize(("number", "policy"), sampled_policies())
@@ -213,6 +222,8 @@ def test_a_prefix_on_disk_belongs_to_its_adapter(written: dict[str, Path], tmp_p
         "swap_space": 0.001,
         "kv_disk": str(tmp_path / "kv"),
         "kv_disk_space": 0.01,
+        "max_loras": 2,
+        "max_lora_rank": 3,
     }
 
     def restored(loras: dict[str, Path], *names: str | None) -> list[int | None]:

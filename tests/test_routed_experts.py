@@ -22,6 +22,7 @@ from tests.support.tiny_model import LENGTH, Workload, tiny_llm
 
 GOLDEN = Path(__file__).parent / "golden"
 PROMPT = {"prompt_token_ids": [*range(3, 14)]}
+SIZES = {"max_num_batched_tokens": 8, "max_num_seqs": 4, "kv_tokens": 256}
 ROUTED = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, return_routed_experts=True)
 
 
@@ -91,10 +92,9 @@ def check(name: str, output: RequestOutput, completion: CompletionOutput) -> Non
     ],
 )
 def test_every_token_has_the_experts_of_the_model_without_a_cache(name: str, policy: str) -> None:
-    sizes = {"policy": policy, "max_num_batched_tokens": 8, "max_num_seqs": 4, "kv_tokens": 256}
     workload = Workload(6, seed=1)
     workload.params = [replace(params, return_routed_experts=True) for params in workload.params]
-    with tiny_llm(name, **sizes, enable_return_routed_experts=True) as llm:
+    with tiny_llm(name, policy=policy, **SIZES, enable_return_routed_experts=True) as llm:
         outputs = workload.run(llm)
     assert any(output.interceptions for output in outputs)
     for output in outputs:
@@ -102,19 +102,19 @@ def test_every_token_has_the_experts_of_the_model_without_a_cache(name: str, pol
 
 
 def test_cached_prefixes_and_forks_leave_no_gap() -> None:
-    drawn = SamplingParams(max_tokens=5, n=3, seed=7, ignore_eos=True, return_routed_experts=True)
-    with tiny_llm("mixtral", enable_return_routed_experts=True) as llm:
+    name, drawn = "qwen3_moe_mixed", replace(ROUTED, temperature=1.0, max_tokens=5, n=3, seed=7)
+    with tiny_llm(name, **SIZES, enable_return_routed_experts=True) as llm:
         plain = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
         assert llm.generate(PROMPT, plain)[0].outputs[0].routed_experts is None
         for params in (ROUTED, ROUTED, drawn):
             [output] = llm.generate(PROMPT, params)
             for completion in output.outputs:
-                check("mixtral", output, completion)
+                check(name, output, completion)
         with llm.rollout_stream(PROMPT, drawn) as stream:
             stream.abort()
             resumed = llm.rollout(stream.result())
         for sample in (*llm.rollout(PROMPT, drawn), *resumed):
-            np.testing.assert_array_equal(sample.routed_experts, expected("mixtral", sample.token_ids[:-1].tolist()))
+            np.testing.assert_array_equal(sample.routed_experts, expected(name, sample.token_ids[:-1].tolist()))
 
 
 def test_an_engine_that_was_not_told_to_return_experts_refuses_to() -> None:

@@ -3,7 +3,7 @@
 A predicted step is the least that its bytes and operations take by the data sheet (`sched/data_sheets.py`, with the shares
 that programs reach): weights as the executables read them, and the keys and values of the contexts in whole blocks of the
 kernel. It has no launches, since nothing has timed them on a TPU. It stands beside the step of the roofline that `simulate`
-and `plan` use, which knows nothing of what was compiled.
+uses, which knows nothing of what was compiled.
 """
 
 import json

@@ -1,11 +1,10 @@
 """Run as a program where the CUDA plugin is on the path: compiles for a GPU that is not there, and says what came out.
 
 Reads one JSON object from stdin, `{"gpu": "h100", "num_devices": 1, "generation": "cuda13", "kernels": {name: sizes}, "pages":
-{name: sizes}, "quantized": {name: sizes}, "experts": {name: sizes}, "steps": {"model": …, "shape": …}, "one_program": {name:
-options}, "read_ptx": false}`, and writes
-`{"results": …, "sources": …}` to stdout. The results are by name the error of a compilation, or what `memory_analysis`, the
-optimised HLO and the PTX say of it; the sources are the files of the repository that were read. The folder `$AOT_RESULTS`
-holds the results of earlier runs by a hash of all that a compilation depends on.
+{name: sizes}, "quantized": {name: sizes}, "experts": {name: sizes}, "steps": {"model": …, "shape": …}, "read_ptx": false}`,
+and writes `{"results": …, "sources": …}` to stdout. The results are by name the error of a compilation, or what
+`memory_analysis`, the optimised HLO and the PTX say of it; the sources are the files of the repository that were read. The
+folder `$AOT_RESULTS` holds the results of earlier runs by a hash of all that a compilation depends on.
 """
 
 import json
@@ -49,9 +48,6 @@ from tests.aot.addresses import address_scales
 from tests.support.batch_shapes import batch_shapes
 
 HLO_RESULT = re.compile(r"^\s*(?:ROOT )?%([\w.-]+) = (\w+)\[([\d,]*)\]\S* ([\w-]+)\(", re.MULTILINE)
-HLO_CALL = re.compile(
-    r"^\s*(?:ROOT )?%([\w.-]+) = .*? (copy-start|copy-done|custom-call)\((?:%([\w.-]+))?", re.MULTILINE
-)
 PTX_COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global[^;]*?\], (0x\w+|\d+)")
 PTX_ACCESS = re.compile(r"\b(?:(?:ld|st|red)\.global|atom)[\w.]*")
 HLO_SORT = re.compile(r" = \(?\w+\[(?:\d+,)*(\d+)\].* sort\(")
@@ -102,7 +98,6 @@ def _facts(compiled: jax.stages.Compiled, folder: Path) -> Facts:
         "collectives": HLO_COLLECTIVE.findall(entry),
         "control_flow": HLO_CONTROL.findall(hlo),
         "sorted": [int(columns) for columns in HLO_SORT.findall(hlo)],
-        "schedule": [(opcode, name, operand) for name, opcode, operand in HLO_CALL.findall(entry)],
         "accesses": _accesses(folder),
         "code": _code(folder),
     }
@@ -254,33 +249,6 @@ def experts(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
     compiler.add(f"{name}, experts", feed, x, router, weights)
 
 
-def one_program(
-    compiler: KernelCompiler, name: str, options: Mapping[str, Any], num_layers: int = 3, width: int = 2048
-) -> None:
-    """A step as one program with its copies in it, which the package does not do: each layer's pages leave and come beside
-    that layer's products, as far as XLA schedules them so."""
-    pool = compiler.shape(kv_shape(500, 16, 4, 128), jnp.bfloat16)
-    page = compiler.shape((16, *pool.shape[1:]), jnp.bfloat16)
-    weights = compiler.shape((width, width), jnp.bfloat16)
-
-    def step(weights, x, layers, slots, pages):
-        coming = jax.device_put(pages, jax.memory.Space.Host)  # an argument there has no place in a description
-        written, left = [], []
-        for weight, layer, there in zip(weights, layers, coming, strict=True):
-            x, layer, mine, there = jax.lax.optimization_barrier((x, layer, slots, there))
-            leaving = jax.device_put(layer[mine], jax.memory.Space.Host)
-            landing = jax.device_put(there, jax.memory.Space.Device)
-            x = jnp.tanh(x @ weight) @ weight.T
-            x, leaving, landing = jax.lax.optimization_barrier((x, leaving, landing))
-            written.append(layer.at[mine].set(landing))
-            left.append(leaving)
-        return x, written, left
-
-    x, slots = compiler.shape((64, width), jnp.bfloat16), compiler.shape((16,), jnp.int32)
-    arguments = [weights] * num_layers, x, [pool] * num_layers, slots, [page] * num_layers
-    compiler.add(name, step, *arguments, donate=(2,), options=options)
-
-
 def main() -> None:
     order = json.load(sys.stdin)
     dumped = {"xla_dump_emitter_re": "ptx"} if "pages" in order or "experts" in order or order.get("read_ptx") else {}
@@ -299,8 +267,6 @@ def main() -> None:
             quantized(compiler, name, case)
         for name, case in order.get("experts", {}).items():
             experts(compiler, name, case)
-        for name, options in order.get("one_program", {}).items():
-            one_program(compiler, name, options)
         results = compiler.results()
         for facts in results.values():
             facts["assembled"] = [path.read_text() for path in Path(folder).glob("*.ptxas")]

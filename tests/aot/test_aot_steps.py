@@ -102,8 +102,8 @@ def compile_steps(
     return compiled
 
 
-def check(model: str, gpu: str, buckets: Sequence[int]) -> None:
-    compiled = compile_steps(model, gpu, buckets=buckets)
+def check(model: str, gpu: str) -> None:
+    compiled = compile_steps(model, gpu)
     layer_bytes = LAYER_BYTES * prod(KV_HEADS[model])
     weight_bytes = 2 * 4096 * prod(KV_HEADS[model])  # of the keys
     num_layers = MODELS[model].get("num_hidden_layers") or MODELS[model]["n_layer"]
@@ -126,18 +126,14 @@ def check(model: str, gpu: str, buckets: Sequence[int]) -> None:
     assert compiled["logprobs 64"]["sorted"], "sorts are found"
     for pages, layers in product(GPU_TRANSFERS, (num_layers, num_layers // TRANSFER_PARTS)):
         assert {f"gather {pages} {layers}", f"scatter {pages} {layers}"} <= compiled.keys()
-    for bucket in buckets:
+    for bucket in BUCKETS:
         assert compiled[f"layers {bucket} {LAYERS_PER_STEP}"]["kernels"] == 3 * LAYERS_PER_STEP
 
 
-def test_aot_steps_compile_in_place() -> None:
-    check("gpt-j-6b", "a100", BUCKETS[:1])  # of Llama-3-8B on an H100, the GPU bill has a sample
-
-
-@pytest.mark.slow
+@pytest.mark.slow  # of Llama-3-8B on an H100, the GPU bill has a sample
 @pytest.mark.parametrize(("model", "gpu"), product(KV_HEADS, ("h100", "a100")))
 def test_aot_steps_of_every_bucket_compile_in_place(model: str, gpu: str) -> None:
-    check(model, gpu, BUCKETS)
+    check(model, gpu)
 
 
 @pytest.mark.slow  # `on_several_devices.py` counts the same collectives on devices of the CPU

@@ -34,7 +34,7 @@ PROJECT = Path(__file__).parents[2]
 PEER = "torch_peer"  # the only part that needs torch, and has no JAX
 COPIED = "uploads"  # runs from a copy of the tree
 ALONE = COPIED  # in a process of its own, as the suite runs every part
-HERE = ("smoke", "decode", "policies")
+HERE = ("smoke", "decode")
 SAME = ("threads", "kinds", "agents")  # `overlap` with another variable, `tokens` and `policies` of other loads
 OTHERS = [name for name in PARTS if name not in (ALONE, *HERE, COPIED, PEER, *SAME)]
 """Other uses of the same modules."""
@@ -90,6 +90,8 @@ def test_the_other_parts_run_at_tiny_shapes(tmp_path: Path) -> None:
         ("preserve", "cpu", False),
     ]
     assert {row["graphs"] for row in rows["launches"] if row["step"] == "operation"} == {False}
+    assert len({row["policy"] for row in rows["policies"]}) == 6
+    assert [row["other_tokens"] for row in rows["policies"]] == [0] * 6
     check_transfers(rows["transfers"], TINY.transfer_ways)
     check_transfers(rows["overlap"], TINY.overlap_ways)
     assert all(row["embed_s"] > 0 for row in rows["overlap"])
@@ -135,11 +137,6 @@ def test_the_time_of_every_operation_stands_beside_a_decode_step(rows: dict[str,
     trace, *operations = [row for row in measured if not row["chunk"]]
     assert (trace["step"], {row["step"] for row in operations}) == ("trace", {"operation"})
     assert any(" f32[8,128]" in row["shape"] for row in operations)  # the products of the hidden layers
-
-
-def test_all_policies_serve_the_same_tokens(rows: dict[str, list[Row]]) -> None:
-    assert len({row["policy"] for row in rows["policies"]}) == 6
-    assert [row["other_tokens"] for row in rows["policies"]] == [0] * 6
 
 
 def test_every_part_has_columns_in_the_report() -> None:

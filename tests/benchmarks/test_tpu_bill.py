@@ -46,7 +46,7 @@ def test_what_is_read_of_a_program():
 
 
 @pytest.mark.parametrize("tpu", ["v4", "v5p", "v6e"])
-def test_a_predicted_step_agrees_with_the_roofline_of_simulate_and_plan(tpu: str):
+def test_a_predicted_step_agrees_with_the_roofline_of_simulate(tpu: str):
     def step(model: str) -> dict[str, Any]:
         case = Case(tpu, model, ROWS, DEVICES[model])
         row = step_row(case, [Reading(case, (kind,), 1, FACTS) for kind in ("layers", "head")])

@@ -127,8 +127,7 @@ def test_draws_are_the_same_under_another_order_of_waiting_requests(small: LLM, 
     small.restart(order="missing_work", max_chunk_tokens=None)
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("policy", ["copy_ahead", "improved_discard"])
+@pytest.mark.parametrize(("policy", "depth"), [("copy_ahead", 0), ("improved_discard", 1)])
 def test_what_was_said_counts_after_a_preemption(small: LLM, policy: str, depth: int) -> None:
     rng = np.random.default_rng(1)
     prompts = [{"prompt_token_ids": rng.integers(0, 128, 9).tolist()} for _ in OPTIONS]

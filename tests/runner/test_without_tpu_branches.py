@@ -45,7 +45,7 @@ def programs(config: ModelConfig, attention: str, platform: str) -> dict[str, st
         pytest.param(WITH_EXPERTS, "auto", "cpu", id="experts"),
         pytest.param(WITH_EXPERTS, "reference", "cpu", id="experts, reference", marks=pytest.mark.slow),
         pytest.param(SMALL_GEMMA2, "reference", "cpu", id="windows", marks=pytest.mark.slow),
-        pytest.param(WITH_EXPERTS, "reference", "cuda", id="experts of a GPU"),
+        pytest.param(WITH_EXPERTS, "reference", "cuda", id="experts of a GPU", marks=pytest.mark.slow),
         pytest.param(SMALL_GEMMA2, "reference", "cuda", id="windows of a GPU", marks=pytest.mark.slow),
     ],
 )

@@ -238,16 +238,10 @@ def test_the_command_chooses_and_later_starts_do_as_it_chose(
     with small_llm(layers_per_step=chosen) as llm:
         assert llm.shape.layers_per_step == chosen
         assert f"layers by {chosen}, as given" in str(llm.start_times)
-    file.write_text("half of a fi")
-    with small_llm() as llm:
-        assert "layers by 1, the default" in str(llm.start_times)
 
 
-def test_a_number_that_is_given_and_a_quick_measurement_try_nothing(
-    cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_quick_measurement_tries_nothing(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--quick"]) == 0
-    assert main([*COMMAND, "--layers-per-step", "2"]) == 0
     assert "layers per executable" not in capsys.readouterr().out
     assert not list(cache.glob("profiles/*.layers.json"))
 
