@@ -76,8 +76,8 @@ class Tool:
     """A Python function that a model can call, and how the call and its result look in the text.
 
     Attributes:
-        function: takes the text between `start` and `stop`, returns text (or token ids); sync or async. In a chat: takes its
-            declared arguments by name, returns anything that is text or JSON.
+        function: takes the text between `start` and `stop`, returns text, or a list or an array of token ids; sync or async.
+            In a chat: takes its declared arguments by name, returns anything that is text or JSON.
         name: defaults to the function's name.
         start: text that opens a call, as the model writes it; None if calls are found in another way.
         stop: text that ends it and hands over.

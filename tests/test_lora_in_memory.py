@@ -74,11 +74,17 @@ def test_an_adapter_of_arrays_writes_what_it_writes_from_files(tmp_path: Path) -
         assert written(llm, "policy") == expected
         llm.update_lora("policy", {name.removeprefix("base_model.model."): leaf for name, leaf in first.items()})
         assert written(llm, "policy") != expected
+        llm.update_lora(
+            "policy",
+            {name.replace("model.model.", "model.model.language_model."): leaf for name, leaf in first.items()},
+            scale=SCALE,
+        )
+        assert written(llm, "policy") == expected
         state = nnx.State({f"{name}_lora": nnx.LoRAParam(leaf) for name, leaf in own.items()})
         names = {f"layers.*.{weight}.{side}_lora": f"layers.*.{weight}.{side}" for weight in "qkvo" for side in "ab"}
         llm.update_lora("policy", state, scale=SCALE, names=names)
         assert written(llm, "policy") == expected
-        assert llm.update_lora("policy", second, scale=SCALE) == 3
+        assert llm.update_lora("policy", second, scale=SCALE) == 4
         llm.unload_lora("file-a")
         llm.load_lora("file-b", folders[1])
         assert written(llm, "policy") == written(llm, "file-b") != expected

@@ -305,8 +305,7 @@ class ModelConfig:
         )
 
     def __post_init__(self) -> None:
-        for name, most in _BELOW.items():
-            _check_number(name, getattr(self, name), whole=True, most=most)
+        check_dimensions(self)
         for name in ("norm_eps", "embedding_multiplier", "residual_multiplier", "logits_divisor"):
             _check_number(name, getattr(self, name), whole=False)
         for name in _FLAGS:
@@ -314,14 +313,6 @@ class ModelConfig:
                 raise ModelError(f"{name} is true or false", got=shown(getattr(self, name)), fix="correct the config")
         self._check_kinds()
         self._check_rope(self.rope)
-        for token_id in self.eos_token_ids:
-            _check_number("eos_token_id", token_id, whole=True, least=-1)  # none, of some
-        if self.num_heads % self.num_kv_heads:
-            raise ModelError(
-                "query heads must divide evenly among KV heads",
-                got=f"{self.num_heads} and {self.num_kv_heads}",
-                fix="correct the model's config",
-            )
 
     def _check_kinds(self) -> None:
         if len(self.kinds) not in (0, self.num_layers):
@@ -366,6 +357,21 @@ class ModelConfig:
             _check_number(name, getattr(rope, name), whole=False)
         for factor in (*rope.factors, *rope.long_factors):
             _check_number("a rotary factor", factor, whole=False)
+
+
+def check_dimensions(config: Any) -> None:
+    """Raise `ModelError` for a size, or a token that ends texts, that no model can have; of a config with these attributes."""
+    for name, most in _BELOW.items():
+        if name != "ffn_size" or isinstance(config, ModelConfig):
+            _check_number(name, getattr(config, name), whole=True, most=most)
+    for token_id in config.eos_token_ids:
+        _check_number("eos_token_id", token_id, whole=True, least=-1)  # none, of some
+    if config.num_heads % config.num_kv_heads:
+        raise ModelError(
+            "query heads must divide evenly among KV heads",
+            got=f"{config.num_heads} and {config.num_kv_heads}",
+            fix="correct the model's config",
+        )
 
 
 def check_num_layers(count: Any) -> None:

@@ -147,7 +147,7 @@ def _check_read(meta: "_Metadata", architecture: str, hidden_size: int, head_dim
         "rope.dimension_count_swa": (rope.rotary_dim,),
         "rope.freq_base_swa": (rope.theta,),
         "rope.scaling.finetuned": (True,) if architecture == "granite" else (False, True),
-        "rope.scaling.yarn_attn_factor": (1.0, 0.1 * math.log(rope.factor) + 1),
+        "rope.scaling.yarn_attn_factor": (1.0, 0.1 * math.log(max(rope.factor, 1.0)) + 1),
         "rope.scaling.yarn_ext_factor": (-1.0, 1.0 if rope.scaling == "yarn" else 0.0),
         **dict.fromkeys(_GRANITE.values(), (0.0, 1.0)),
     }

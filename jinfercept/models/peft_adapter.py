@@ -33,13 +33,6 @@ _LAYER = re.compile(r"\.(0|[1-9][0-9]{0,8})\.")
 _SHOWN = 5
 
 
-class AdapterConfig(Protocol):
-    """Ranks and scales of modules, as `PeftConfig` has them."""
-
-    def rank_of(self, module: str) -> int: ...
-    def scale_of(self, module: str) -> float: ...
-
-
 class AdapterTensors(Protocol):
     """Matrices by PEFT's names."""
 
@@ -80,9 +73,13 @@ def read_adapter(directory: str | Path, config: ModelConfig, most_rank: int | No
 
 
 def adapter_of(
-    file: AdapterTensors, stated: AdapterConfig, config: ModelConfig, most_rank: int | None = None
+    file: AdapterTensors, stated: PeftConfig | float, config: ModelConfig, most_rank: int | None = None
 ) -> AdapterWeights:
-    """An adapter of tensors with PEFT's names. Other arguments and errors as of `read_adapter`."""
+    """An adapter of tensors with PEFT's names. Other arguments and errors as of `read_adapter`.
+
+    Args:
+        stated: the ranks and scales of the modules; or one scale for all, whose ranks are those of their matrices.
+    """
     places, layers = modules_of(config), [dict[str, Factors]() for _ in range(config.num_layers)]
     expected = abstract_params(config, jnp.float32, joined=False).layers
     digest, largest = hashlib.sha256(), 0
@@ -90,10 +87,14 @@ def adapter_of(
         module = text_name(whole)
         place = _place(module, places, expected)
         shapes = {name: expected[place.layer][name].shape for name in place.weights}
-        _check_shapes(file, module, sides, shapes, stated.rank_of(whole), most_rank)
+        if isinstance(stated, PeftConfig):
+            rank, scale = stated.rank_of(whole), stated.scale_of(whole)
+        else:
+            rank, scale = (*file.shapes[sides["A"]], 0)[0], stated
+        _check_shapes(file, module, sides, shapes, rank, most_rank)
         a, b = (_read(file, sides[side]) for side in "AB")
         with np.errstate(over="ignore"):  # what is too large then is refused where it is written
-            b = b * np.float32(stated.scale_of(whole))
+            b = b * np.float32(scale)
         for part in (a, b):
             digest.update(f"{module} {part.shape} ".encode() + np.ascontiguousarray(part).tobytes())
         start = 0

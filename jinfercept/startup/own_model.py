@@ -14,11 +14,12 @@ import numpy as np
 
 from jinfercept.errors import ModelError, describe_failure, shown
 from jinfercept.layouts.scoring import PLAIN, Scoring
+from jinfercept.models.config import check_dimensions
 from jinfercept.models.mesh import EVERYWHERE, mesh_of, specs_of
 from jinfercept.models.protocol import MixedModel, Params, ServedModel, WindowedModel, states_of
 from jinfercept.models.quantized import weights_of
 
-_SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "max_position")
+_FIELDS = ("family", "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "max_position")
 _ROW = 2
 """The row that both calls of a function have; all others differ."""
 _ONCE, _KV = "layer() calls attend once, with the kv that it got", "layer() returns the kv that attend returned"
@@ -26,17 +27,12 @@ _ONCE, _KV = "layer() calls attend once, with the kv that it got", "layer() retu
 
 def check_config(model: ServedModel) -> None:
     """Raise `ModelError` unless a model's config has what memory, pages and executables are planned by."""
-    config, name = model.config, f"of the config, {type(model.config).__name__},"
-    lacking = [field for field in ("family", *_SIZES, "eos_token_ids") if not hasattr(config, field)]
+    config = model.config
+    lacking = [field for field in (*_FIELDS, "eos_token_ids") if not hasattr(config, field)]
     _demand(not lacking, "the config of a model lacks attributes", f"no {', '.join(lacking)}")
-    for field in _SIZES:
-        value = getattr(config, field)
-        is_size = isinstance(value, int | np.integer) and value is not True and int(value) > 0
-        _demand(is_size, f"{field} {name} is a whole number above 0", shown(value))
-    heads, kv_heads, ends = config.num_heads, config.num_kv_heads, config.eos_token_ids
-    _demand(not heads % kv_heads, "query heads must divide evenly among KV heads", f"{heads} and {kv_heads}")
-    are_ids = isinstance(ends, tuple) and all(isinstance(end, int | np.integer) for end in ends)
-    _demand(are_ids, f"eos_token_ids {name} are a tuple of token ids", shown(ends))
+    ends = config.eos_token_ids
+    _demand(isinstance(ends, tuple), "eos_token_ids of the config are a tuple of token ids", shown(ends))
+    check_dimensions(config)
     kinds = model.layer_kinds if isinstance(model, MixedModel) else ()
     are_kinds = isinstance(kinds, tuple) and len(kinds) in (0, config.num_layers)
     _demand(are_kinds, f"layer_kinds are () or a tuple of {config.num_layers} kinds, one for each layer", shown(kinds))

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from jinfercept.errors import ModelError
 from jinfercept.models.adapters import AdapterWeights, num_inputs
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.peft_adapter import PREFIX, TENSOR, adapter_of, modules_of
+from jinfercept.models.peft_adapter import PREFIX, adapter_of, modules_of
 from jinfercept.values.plain import plain
 from jinfercept.weights.leaves import check_leaf
 from jinfercept.weights.named import WeightTree, arrays_by_name
@@ -41,7 +41,7 @@ def adapter_in_memory(
         check_leaf(name, leaf, (np.floating,))
     modules = {weights[0]: module for module, weights in modules_of(config).items() if len(weights) == 1}
     file = _Matrices(dict(_named_by_peft(modules, name, leaf) for name, leaf in arrays.items()))
-    return adapter_of(file, _Alike(file.shapes, scale), config, most_rank)
+    return adapter_of(file, scale, config, most_rank)
 
 
 def _named_by_peft(modules: Mapping[str, str], name: str, matrix: Any) -> tuple[str, Float[np.ndarray, "..."]]:
@@ -72,22 +72,3 @@ class _Matrices(NamedTuple):
 
     def read(self, name: str, rows: slice) -> Float[np.ndarray, "..."]:
         return self.arrays[name][rows]
-
-
-@final
-class _Alike(NamedTuple):
-    """Modules of one scale, each of the rank that its matrices have."""
-
-    shapes: Mapping[str, tuple[int, ...]]
-    scale: float
-
-    def rank_of(self, module: str) -> int:
-        sides = (
-            shape
-            for name, shape in self.shapes.items()
-            if (match := TENSOR.fullmatch(name)) and match["side"] == "A" and match["module"] == PREFIX + module
-        )
-        return next((shape[0] for shape in sides if shape), 0)
-
-    def scale_of(self, module: str) -> float:
-        return self.scale

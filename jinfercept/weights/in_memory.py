@@ -13,7 +13,7 @@ import numpy as np
 from jinfercept.errors import ModelError
 from jinfercept.models.adapted import without_adapters
 from jinfercept.models.joined_weights import is_joined, separate, separate_layer, serve, serve_layer
-from jinfercept.models.mesh import ModelMesh, mesh_of
+from jinfercept.models.mesh import EVERYWHERE, ModelMesh, mesh_of
 from jinfercept.models.model import Model, abstract_params, tied, untied
 from jinfercept.models.protocol import CutModel, Params, ServedModel, Weights
 from jinfercept.models.quantized import is_quantized, weights_of
@@ -32,8 +32,7 @@ def initial_params(model: ServedModel, params: Params, mesh: ModelMesh) -> Param
 
     Args:
         model: if its embeddings are tied, the head's are taken from the embedding.
-        params: any arrays; JAX's that lie where they are wanted are not copied. For a custom model, all layers have to
-            be alike; nothing else is checked.
+        params: any arrays; JAX's that lie where they are wanted are not copied. All layers of a custom model are alike.
 
     Raises:
         ModelError: a weight is missing, is not the model's, or has another shape; the error names it. Or there are quantised
@@ -41,14 +40,13 @@ def initial_params(model: ServedModel, params: Params, mesh: ModelMesh) -> Param
     """
     num_layers = model.config.num_layers
     params = _complete(model, params)
-    if len(params.layers) != num_layers:
-        got = f"{len(params.layers)} layers"
-        raise ModelError("params have another number of layers than the model", got=got, fix=f"give {num_layers}")
-    if isinstance(model, Model):
-        params = _fitting(model, params, mesh.size)
-        return tied(model.config, serve(_on_devices(model, made(untied(model.config, params)), mesh)))
-    _check(params, params._replace(layers=params.layers[:1] * num_layers))
-    return _on_devices(model, params, mesh)
+    if (given := len(params.layers)) != num_layers:
+        raise ModelError("params have another number of layers than the model", got=given, fix=f"give {num_layers}")
+    if not isinstance(model, Model):
+        _check(params, params._replace(layers=params.layers[:1] * num_layers))
+        return _on_devices(model, params, mesh)
+    params = made(untied(model.config, _fitting(model, params, mesh.size)))
+    return tied(model.config, serve(_on_devices(model, params, mesh)))
 
 
 @final
@@ -277,7 +275,7 @@ def ties_of(params: Params) -> dict[str, str]:
         return _buffers({"": leaf}) or {id(leaf)}
 
     ours = [(name, places(leaf)) for name, leaf in params.embed.items()]
-    return {name: twin for name, leaf in params.head.items() for twin, own in ours if own and own == places(leaf)}
+    return {name: twin for name, leaf in params.head.items() for twin, own in ours if own == places(leaf)}
 
 
 def blocks_of(params: Params) -> list[Weights]:
@@ -341,41 +339,35 @@ def _fit(name: str, leaf: Any, shape: tuple[int, ...]) -> Any:
 
 def _on_devices(model: ServedModel, params: Params, mesh: ModelMesh) -> Params:
     """The weights as JAX arrays on the devices that serve them. Raises `ModelError` if these cannot cut them so."""
-    if mesh.size == 1:
-        return _own(params, jax.device_put(params, mesh.sharding()))
-    specs = model.partition_specs() if isinstance(model, CutModel) else partition_specs(params)
+    specs = EVERYWHERE
+    if mesh.size > 1:
+        specs = model.partition_specs() if isinstance(model, CutModel) else partition_specs(params)
     try:
-        return _own(params, jax.device_put(params, jax.tree.map(mesh.sharding, specs)))
+        placed = jax.device_put(params, jax.tree.map(mesh.sharding, specs))
     except ValueError as error:
         raise ModelError(
             "partition_specs() do not cut the weights", got=str(error)[:500], fix="cut axes that divide evenly"
         ) from error
-
-
-def _own(given: Params, placed: Params) -> Params:
-    """The weights with copies of those that lie in NumPy's memory, which the caller may write to; one copy of each array."""
     copies = dict[int, jax.Array]()
 
-    def own(leaf: Any, array: jax.Array) -> jax.Array:
-        start = leaf.ctypes.data if isinstance(leaf, np.ndarray) else 0
-        if not any(start <= place < start + leaf.nbytes for place in _buffers({"": array})):
-            return array
-        if id(leaf) not in copies:
-            copies[id(leaf)] = jax.device_put(array, array.sharding, may_alias=False)
-        return copies[id(leaf)]
+    def own(given: Any, array: jax.Array) -> jax.Array:
+        """The array; of one in NumPy's memory, which the caller may write to, a copy, the same for tied weights."""
+        start = given.ctypes.data if isinstance(given, np.ndarray) else 0
+        if start and any(start <= place < start + given.nbytes for place in _buffers({"": array})):
+            return copies.setdefault(id(given), jax.device_put(array, array.sharding, may_alias=False))
+        return array
 
-    return jax.block_until_ready(jax.tree.map(own, given, placed))
+    return jax.block_until_ready(jax.tree.map(own, params, placed))
 
 
 def _complete(model: ServedModel, params: Params) -> Params:
     """The weights with tied embeddings in the head. Raises `ModelError` for anything but `Params` of arrays that exist."""
     if not isinstance(params, Params) or not params.embed:
         raise ModelError("weights are Params", got=type(params).__name__, fix=f"give {_LAYOUT}")
-    if not isinstance(params.embed, Mapping) or not isinstance(params.head, Mapping):
-        got = f"embed {type(params.embed).__name__}, head {type(params.head).__name__}"
-        raise ModelError("the parts of Params are dicts of arrays", got=got, fix=f"give {_LAYOUT}")
-    if not isinstance(params.layers, tuple | list):
-        raise ModelError("layers are a tuple", got=type(params.layers).__name__, fix=f"give {_LAYOUT}")
+    kinds = zip(params, (Mapping, tuple | list, Mapping), strict=True)
+    if not all(isinstance(part, kind) for part, kind in kinds):
+        got = ", ".join(f"{name} {type(part).__name__}" for name, part in params._asdict().items())
+        raise ModelError("the parts of Params are dicts of arrays, and a tuple of them", got=got, fix=f"give {_LAYOUT}")
     params = without_adapters(params._replace(layers=tuple(params.layers)))  # of an engine with adapters
     for path, weight in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_quantized):
         kinds = (np.floating,) if isinstance(model, Model) and not is_quantized(weight) else _NUMBERS
