@@ -7,8 +7,7 @@ from jaxtyping import UInt32
 from llguidance import LLMatcher
 
 from jinfercept.errors import GrammarError, RequestError
-from jinfercept.grammar.digits import TAIL_BYTES, DigitLimit
-from jinfercept.grammar.names import MemberNames, TokensByText
+from jinfercept.grammar.json_text import JsonText
 
 
 @final
@@ -18,15 +17,11 @@ class TokenGrammar:
     Args:
         matcher: its state at the beginning of a text.
         vocab_size: see `Grammars`.
-        digits: ends its numbers; None: the grammar says how long they may be.
-        tokens: of its names, where the whole text is JSON.
+        json: an empty text, where the grammar's have JSON in them.
     """
 
-    def __init__(
-        self, matcher: LLMatcher, vocab_size: int, digits: DigitLimit | None, tokens: TokensByText | None
-    ) -> None:
-        self._matcher, self._vocab_size, self._digits = matcher, vocab_size, digits
-        self._tokens = tokens
+    def __init__(self, matcher: LLMatcher, vocab_size: int, json: JsonText | None) -> None:
+        self._matcher, self._vocab_size, self._json = matcher, vocab_size, json
 
     def constrain(self, end_token_ids: frozenset[int]) -> "TokenConstraint":
         """The constraint of an empty text.
@@ -35,8 +30,8 @@ class TokenGrammar:
             end_token_ids: tokens that end it where the grammar lets it end; empty for a text that ends only where nothing
                 can follow.
         """
-        names = MemberNames(self._tokens) if self._tokens is not None else None
-        return TokenConstraint(self._matcher.deep_copy(), self._vocab_size, end_token_ids, self._digits, names)
+        json = self._json.copy() if self._json is not None else None
+        return TokenConstraint(self._matcher.deep_copy(), self._vocab_size, end_token_ids, json)
 
 
 @final
@@ -48,15 +43,9 @@ class TokenConstraint:
     """
 
     def __init__(
-        self,
-        matcher: LLMatcher,
-        vocab_size: int,
-        end_token_ids: frozenset[int],
-        digits: DigitLimit | None,
-        names: MemberNames | None,
+        self, matcher: LLMatcher, vocab_size: int, end_token_ids: frozenset[int], json: JsonText | None
     ) -> None:
-        self._matcher, self._vocab_size, self._end_token_ids = matcher, vocab_size, end_token_ids
-        self._digits, self._names, self._tail = digits, names, b""
+        self._matcher, self._vocab_size, self._end_token_ids, self._json = matcher, vocab_size, end_token_ids, json
         self._end = np.zeros(-(-vocab_size // 32), np.uint32)
         for token_id in end_token_ids:
             if 0 <= token_id < vocab_size:
@@ -66,9 +55,9 @@ class TokenConstraint:
 
     def copy(self) -> "TokenConstraint":
         """The same state; what it accepts does not change this one."""
-        names = self._names.copy() if self._names is not None else None
-        copied = TokenConstraint(self._matcher.deep_copy(), self._vocab_size, self._end_token_ids, self._digits, names)
-        copied.ended, copied._tail = self.ended, self._tail
+        json = self._json.copy() if self._json is not None else None
+        copied = TokenConstraint(self._matcher.deep_copy(), self._vocab_size, self._end_token_ids, json)
+        copied.ended = self.ended
         return copied
 
     def allowed(self) -> UInt32[np.ndarray, "words"]:
@@ -82,10 +71,8 @@ class TokenConstraint:
         words = next_tokens(self._matcher, self._vocab_size)
         self.ended = not words.any()
         accepting = self._matcher.is_accepting()
-        if self._digits is not None:
-            words = self._digits.limited(words, self._tail, may_end=accepting and bool(self._end.any()))
-        if self._names is not None:
-            words = self._names.limited(words)
+        if self._json is not None:
+            words = self._json.limited(words, may_end=accepting and bool(self._end.any()))
         self._allowed = words | self._end if accepting else words
         return self._allowed
 
@@ -109,10 +96,8 @@ class TokenConstraint:
                 got=problem,
                 fix="see whether the weights are good: logits that are no numbers let any token be drawn",
             )
-        if self._digits is not None:
-            self._tail = (self._tail + self._digits.token_bytes(token_id))[-TAIL_BYTES:]
-        if self._names is not None:
-            self._names.add(token_id)
+        if self._json is not None:
+            self._json.add(token_id)
         self.ended = self._matcher.is_stopped()
 
 

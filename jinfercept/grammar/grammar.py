@@ -12,10 +12,9 @@ from typing import Protocol, final
 
 from jinfercept.grammar.compiler import compile_matcher, make_vocabulary
 from jinfercept.grammar.constraint import TokenGrammar
-from jinfercept.grammar.digits import DigitLimit
 from jinfercept.grammar.forbidden_text import ForbiddenText
+from jinfercept.grammar.json_text import JsonText, JsonTokens
 from jinfercept.grammar.limits import check_limits, num_compiled_bytes
-from jinfercept.grammar.names import TokensByText
 from jinfercept.tenants.quota import Quota
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
@@ -49,8 +48,7 @@ class Grammars:
         self._vocab_size, self._tenant = vocab_size, ""
         self.forbidden = cache(lambda text: ForbiddenText(text, tokenizer, vocab_size))
         self._vocabulary = cache(lambda: make_vocabulary(tokenizer, vocab_size))
-        self._digits = DigitLimit(tokenizer.token_bytes, vocab_size)
-        self._tokens = TokensByText(tokenizer.token_bytes, vocab_size)
+        self._tokens = JsonTokens(tokenizer.token_bytes, vocab_size)
         self._compiled: dict[str, TokenGrammar] = {}
         self._holders: dict[str, tuple[str, int]] = {}  # tenant and bytes
         self._quota = Quota(MAX_COMPILED, MAX_COMPILED_BYTES)
@@ -81,12 +79,9 @@ class Grammars:
         name = sha256(json.dumps([self._tenant, kind, text]).encode()).hexdigest()
         with self._lock:
             vocabulary, earlier = self._vocabulary(), self._compiled.get(name)
-        digits = self._digits if kind in ("json", "lark") else None
+        json_text = JsonText(self._tokens, whole=kind == "json") if kind in ("json", "lark") else None
         compiled = earlier or TokenGrammar(
-            compile_matcher(vocabulary, self._vocab_size, kind, text),
-            self._vocab_size,
-            digits,
-            self._tokens if kind == "json" else None,
+            compile_matcher(vocabulary, self._vocab_size, kind, text), self._vocab_size, json_text
         )
         with self._lock:
             self._keep(name, compiled, num_compiled_bytes(text))
