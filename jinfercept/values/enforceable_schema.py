@@ -49,7 +49,7 @@ _PLAIN = {"unevaluatedItems": "items", "unevaluatedProperties": "additionalPrope
 _COUNTS = {f"{bound}{what}" for bound in ("min", "max") for what in ("Contains", "Items", "Length", "Properties")}
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _BEYOND_REGEX = re.compile(r"(?<!\\)(?:\\\\)*(\(\?(<?[=!])|\\[1-9])")
-_LISTED_NAMES = re.compile(r"\^(?:(?=\w)|\((?:\?:)?)((?:[\w-]+\|)*[\w-]+)\)?\$|\^\[(\w+)\]\$")
+_LISTED_NAMES = re.compile(r"\^(?:([\w-]+)|\((?:\?:)?([\w-]+(?:\|[\w-]+)*)\)|\[(\w+)\])\$")
 _TYPE_NAMES = {
     **dict.fromkeys(("str", "text", "varchar", "char", "enum"), "string"),
     **dict.fromkeys(("int", "long", "short", "uint", "int32", "int64", "uint32", "uint64"), "integer"),
@@ -113,8 +113,8 @@ class SchemaReduction:
             elif key in _UNENFORCEABLE:
                 raise _unenforceable(at, "Unimplemented keys")
             elif _is_beyond_grammars(key, value, schema) or (
-                self.checked_later and _may_repeat_names(key, value, schema)
-            ):
+                self.checked_later and key == "minProperties" and value > 1 + len({*schema.get("required", ())})
+            ):  # in a call a grammar lets names repeat
                 if not self.checked_later:
                     raise _unenforceable(at, "Unimplemented keys" if key in _CHECKABLE else f"{value!r:.80}")
                 self.unenforced.append(at)
@@ -157,7 +157,7 @@ def _with_listed_names(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     names = {
         name: patterns[pattern]
         for pattern, match in matches.items()
-        for name in (match[1] or "|".join(match[2]) if match else "").split("|")
+        for name in (match[1] or match[2] or "|".join(match[3]) if match else "").split("|")
     }
     whole = {**schema, "properties": {**properties, **names}}
     if not all(matches.values()) or {*names} & {*properties}:
@@ -170,11 +170,6 @@ def _with_listed_names(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     if schema.get("maxProperties", math.inf) >= total:
         whole.pop("maxProperties", None)
     return {key: part for key, part in whole.items() if key != "patternProperties"}
-
-
-def _may_repeat_names(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether names that a grammar of calls may write several times would have to be counted once."""
-    return key == "minProperties" and value > len({*schema.get("required", ())}) + 1
 
 
 def _constrains_nothing(key: str, value: Any, schema: Mapping[str, Any]) -> bool:

@@ -278,6 +278,7 @@ DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
         ({**CLOSED, "patternProperties": {"^(a|bc)$": DIGIT}, "minProperties": 2}, '{"a":1,"bc":1}'),
         ({**CLOSED, "patternProperties": {"^[ab]$": DIGIT, "^(?:c)$": DIGIT}}, '{"a":1,"b":1,"c":1}'),
         ({**CLOSED, "patternProperties": {"^[ab]$": DIGIT}, "maxProperties": 1}, '{"a":1}'),
+        ({**CLOSED, "patternProperties": {"^a|b$": DIGIT}, "maxProperties": 3}, '{"a":1,"aa":1,"aaa":1}'),
         ({**CLOSED, "patternProperties": {"^a": DIGIT}, "minProperties": 2, "maxProperties": 2}, '{"a":1,"aa":1}'),
         ({**CLOSED, "additionalProperties": DIGIT, "minProperties": 3, "maxProperties": 3}, '{"":1,"a":1,"aa":1}'),
         (
