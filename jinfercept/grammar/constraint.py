@@ -7,6 +7,7 @@ from jaxtyping import UInt32
 from llguidance import LLMatcher
 
 from jinfercept.errors import GrammarError, RequestError
+from jinfercept.grammar.json_text import JsonText
 
 
 @final
@@ -16,10 +17,11 @@ class TokenGrammar:
     Args:
         matcher: its state at the beginning of a text.
         vocab_size: see `Grammars`.
+        json: an empty text, where the grammar's have JSON in them.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        self._matcher, self._vocab_size = matcher, vocab_size
+    def __init__(self, matcher: LLMatcher, vocab_size: int, json: JsonText | None) -> None:
+        self._matcher, self._vocab_size, self._json = matcher, vocab_size, json
 
     def constrain(self, end_token_ids: frozenset[int]) -> "TokenConstraint":
         """The constraint of an empty text.
@@ -28,7 +30,8 @@ class TokenGrammar:
             end_token_ids: tokens that end it where the grammar lets it end; empty for a text that ends only where nothing
                 can follow.
         """
-        return TokenConstraint(self._matcher.deep_copy(), self._vocab_size, end_token_ids)
+        json = self._json.copy() if self._json is not None else None
+        return TokenConstraint(self._matcher.deep_copy(), self._vocab_size, end_token_ids, json)
 
 
 @final
@@ -39,8 +42,10 @@ class TokenConstraint:
         ended: only the end can follow.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, end_token_ids: frozenset[int]) -> None:
-        self._matcher, self._vocab_size, self._end_token_ids = matcher, vocab_size, end_token_ids
+    def __init__(
+        self, matcher: LLMatcher, vocab_size: int, end_token_ids: frozenset[int], json: JsonText | None
+    ) -> None:
+        self._matcher, self._vocab_size, self._end_token_ids, self._json = matcher, vocab_size, end_token_ids, json
         self._end = np.zeros(-(-vocab_size // 32), np.uint32)
         for token_id in end_token_ids:
             if 0 <= token_id < vocab_size:
@@ -50,7 +55,8 @@ class TokenConstraint:
 
     def copy(self) -> "TokenConstraint":
         """The same state; what it accepts does not change this one."""
-        copied = TokenConstraint(self._matcher.deep_copy(), self._vocab_size, self._end_token_ids)
+        json = self._json.copy() if self._json is not None else None
+        copied = TokenConstraint(self._matcher.deep_copy(), self._vocab_size, self._end_token_ids, json)
         copied.ended = self.ended
         return copied
 
@@ -64,7 +70,10 @@ class TokenConstraint:
             return self._end
         words = next_tokens(self._matcher, self._vocab_size)
         self.ended = not words.any()
-        self._allowed = words | self._end if self._matcher.is_accepting() else words
+        accepting = self._matcher.is_accepting()
+        if self._json is not None:
+            words = self._json.limited(words, may_end=accepting and bool(self._end.any()))
+        self._allowed = words | self._end if accepting else words
         return self._allowed
 
     def accept(self, token_id: int) -> None:
@@ -87,6 +96,8 @@ class TokenConstraint:
                 got=problem,
                 fix="see whether the weights are good: logits that are no numbers let any token be drawn",
             )
+        if self._json is not None:
+            self._json.add(token_id)
         self.ended = self._matcher.is_stopped()
 
 

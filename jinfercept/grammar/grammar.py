@@ -13,6 +13,7 @@ from typing import Protocol, final
 from jinfercept.grammar.compiler import compile_matcher, make_vocabulary
 from jinfercept.grammar.constraint import TokenGrammar
 from jinfercept.grammar.forbidden_text import ForbiddenText
+from jinfercept.grammar.json_text import JsonText, JsonTokens
 from jinfercept.grammar.limits import check_limits, num_compiled_bytes
 from jinfercept.tenants.quota import Quota
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -47,6 +48,7 @@ class Grammars:
         self._vocab_size, self._tenant = vocab_size, ""
         self.forbidden = cache(lambda text: ForbiddenText(text, tokenizer, vocab_size))
         self._vocabulary = cache(lambda: make_vocabulary(tokenizer, vocab_size))
+        self._tokens = JsonTokens(tokenizer.token_bytes, vocab_size)
         self._compiled: dict[str, TokenGrammar] = {}
         self._holders: dict[str, tuple[str, int]] = {}  # tenant and bytes
         self._quota = Quota(MAX_COMPILED, MAX_COMPILED_BYTES)
@@ -77,7 +79,10 @@ class Grammars:
         name = sha256(json.dumps([self._tenant, kind, text]).encode()).hexdigest()
         with self._lock:
             vocabulary, earlier = self._vocabulary(), self._compiled.get(name)
-        compiled = earlier or TokenGrammar(compile_matcher(vocabulary, self._vocab_size, kind, text), self._vocab_size)
+        json_text = JsonText(self._tokens, whole=kind == "json") if kind in ("json", "lark") else None
+        compiled = earlier or TokenGrammar(
+            compile_matcher(vocabulary, self._vocab_size, kind, text), self._vocab_size, json_text
+        )
         with self._lock:
             self._keep(name, compiled, num_compiled_bytes(text))
         return compiled

@@ -25,6 +25,10 @@ _SCHEMAS = {
     *("prefixItems", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"),
 }
 _ENFORCED_FORMATS = {*("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")}
+_MOST_CHARS = {"date-time": 35, "duration": 64, "email": 320, "hostname": 253, "time": 24, "uri": 2048}
+"""Characters of the formats that are else without end: RFC 3339 with nanoseconds, numbers of nine digits, RFC 3696, RFC 1123,
+and the URLs that are taken everywhere."""
+_SHORT_NUMBERS = {"pattern": "^[0-9]{0,9}([^0-9]+[0-9]{0,9})*$"}
 _OTHER_FORMATS = {
     *("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer"),
     *("uri-reference", "uri-template"),
@@ -45,6 +49,7 @@ _PLAIN = {"unevaluatedItems": "items", "unevaluatedProperties": "additionalPrope
 _COUNTS = {f"{bound}{what}" for bound in ("min", "max") for what in ("Contains", "Items", "Length", "Properties")}
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _BEYOND_REGEX = re.compile(r"(?<!\\)(?:\\\\)*(\(\?(<?[=!])|\\[1-9])")
+_LISTED_NAMES = re.compile(r"\^(?:([\w-]+)|\((?:\?:)?([\w-]+(?:\|[\w-]+)*)\)|\[(\w+)\])\$")
 _TYPE_NAMES = {
     **dict.fromkeys(("str", "text", "varchar", "char", "enum"), "string"),
     **dict.fromkeys(("int", "long", "short", "uint", "int32", "int64", "uint32", "uint64"), "integer"),
@@ -96,6 +101,7 @@ class SchemaReduction:
         """
         if not isinstance(schema, Mapping):
             return schema
+        schema = _with_listed_names(schema)
         reduced: dict[str, Any] = {}
         for key, value in schema.items():
             if key in _ANNOTATIONS or _constrains_nothing(key, value, schema):
@@ -106,7 +112,9 @@ class SchemaReduction:
                     reduced[_PLAIN[key]] = self.reduce(value, at)
             elif key in _UNENFORCEABLE:
                 raise _unenforceable(at, "Unimplemented keys")
-            elif _is_beyond_grammars(key, value, schema):
+            elif _is_beyond_grammars(key, value, schema) or (
+                self.checked_later and key == "minProperties" and value > 1 + len({*schema.get("required", ())})
+            ):  # in a call a grammar lets names repeat
                 if not self.checked_later:
                     raise _unenforceable(at, "Unimplemented keys" if key in _CHECKABLE else f"{value!r:.80}")
                 self.unenforced.append(at)
@@ -121,6 +129,10 @@ class SchemaReduction:
             if isinstance(value, list) and all(isinstance(name, str) for name in value):
                 return {key: [json_type(name) for name in value]}
             return {key: json_type(value) if isinstance(value, str) else value}
+        if key == "format" and value in _MOST_CHARS and "pattern" not in schema:  # llguidance cannot join all three
+            numbers = _SHORT_NUMBERS if value in ("date-time", "duration", "time") else {}
+            bounds = {"maxLength": _MOST_CHARS[value], **numbers}
+            return {key: value} | {name: bound for name, bound in bounds.items() if name not in schema}
         if key in _COUNTS and isinstance(value, float) and value.is_integer():
             return {key: int(value)}
         if key in _LOWER + _UPPER and _is_huge(value, schema):
@@ -134,6 +146,30 @@ class SchemaReduction:
 
 def _unenforceable(at: str, why: str) -> RequestError:
     return RequestError("a constraint of the JSON schema cannot be enforced", got=f"{at}: {why}", fix="leave it out")
+
+
+def _with_listed_names(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same schema with properties in place of patterns that list all names of an object: a grammar writes each once."""
+    patterns, properties = schema.get("patternProperties"), schema.get("properties", {})
+    if not isinstance(patterns, Mapping) or not patterns or schema.get("additionalProperties") is not False:
+        return schema
+    matches = {pattern: _LISTED_NAMES.fullmatch(pattern) for pattern in patterns}
+    names = {
+        name: patterns[pattern]
+        for pattern, match in matches.items()
+        for name in (match[1] or match[2] or "|".join(match[3]) if match else "").split("|")
+    }
+    whole = {**schema, "properties": {**properties, **names}}
+    if not all(matches.values()) or {*names} & {*properties}:
+        return schema
+    total, least = len(whole["properties"]), schema.get("minProperties", 0)
+    if least > total:
+        return {**schema, "maxProperties": total}
+    if least == total:
+        whole |= {"required": [*whole["properties"]], "minProperties": 0}
+    if schema.get("maxProperties", math.inf) >= total:
+        whole.pop("maxProperties", None)
+    return {key: part for key, part in whole.items() if key != "patternProperties"}
 
 
 def _constrains_nothing(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
@@ -172,6 +208,10 @@ def _is_beyond_grammars(key: str, value: Any, schema: Mapping[str, Any]) -> bool
         return isinstance(value, str) and bool(_BEYOND_REGEX.search(value))
     if key in ("minProperties", "maxProperties"):
         properties, required = schema.get("properties"), schema.get("required", ())
+        closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+        counts = [schema[bound] for bound in ("minProperties", "maxProperties") if bound in schema]
+        if closed and not required and max(counts) == 1:  # llguidance knows at least, at most and exactly one
+            return False
         return (
             isinstance(properties, Mapping) and isinstance(required, list | tuple) and bool({*properties} - {*required})
         )

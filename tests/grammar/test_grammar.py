@@ -15,7 +15,8 @@ from jinfercept.grammar.constraint import TokenConstraint
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
-from tests.support.grammars import END, ids
+from jinfercept.values.enforceable_schema import SchemaReduction
+from tests.support.grammars import END, FromTools, ids
 from tests.support.json_schemas import closed_objects
 from tests.support.sample_tokenizers import VOCAB, byte_level, sentencepiece, smollm2
 
@@ -193,6 +194,111 @@ def test_white_space_in_json_has_a_bound(byte_grammars: Grammars) -> None:
     assert not {blank, line} & {*ids(constraint.allowed())}
 
 
+def greedy(constraint: TokenConstraint, wanted: str, limit: int = 2100) -> str:
+    """The text of a model that writes the first of some characters that is allowed, for ever, and else the end."""
+    end, written = byte_level().eos_token_ids, list[int]()
+    chars = [byte_level().encode(char)[0] for char in wanted]
+    while not constraint.ended:
+        allowed = ids(constraint.allowed())
+        token = next(token for token in (*chars, *end, *allowed) if token in allowed)
+        constraint.accept(token)
+        written += [token] if token not in end else []
+        assert len(written) < limit, byte_level().decode(written)[:99]
+    return byte_level().decode(written)
+
+
+LONGEST: list[tuple[dict[str, Any], int]] = [
+    ({"type": "integer"}, 20),
+    ({"type": "integer", "minimum": 1}, 20),
+    ({"type": "integer", "maximum": -1}, 20),
+    ({"type": "integer", "multipleOf": 3}, 22),
+    ({"type": "number"}, 44),
+    ({"type": "number", "minimum": 0, "maximum": 1}, 20),
+    ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, 20),
+    ({"type": "number", "exclusiveMinimum": 0.5}, 40),
+    ({"type": "number", "maximum": -0.25}, 40),
+    ({"type": "number", "multipleOf": 0.5}, 40),
+    ({"minimum": 0, "type": ["number", "null"]}, 40),
+    ({"type": "string", "format": "time"}, 26),
+    ({"type": "string", "format": "date-time"}, 37),
+    ({"type": "string", "format": "duration"}, 66),
+    ({"type": "string", "format": "email"}, 322),
+    ({"type": "string", "format": "hostname"}, 255),
+    ({"type": "string", "format": "uri"}, 2050),
+    *(({"type": "string", "format": name}, 47) for name in ("date", "ipv4", "ipv6", "uuid")),
+]
+
+
+@pytest.mark.parametrize(
+    ("schema", "most"), LONGEST, ids=lambda value: json.dumps(value) if isinstance(value, dict) else ""
+)
+def test_a_value_with_a_natural_bound_ends_however_a_model_goes_on(
+    byte_grammars: Grammars, schema: dict[str, Any], most: int
+) -> None:
+    end = frozenset(byte_level().eos_token_ids)
+    for wanted in ("9", ".0", "-.09", "1.e0", "a", "Z.5", "-1e"):
+        whole = greedy(byte_grammars.compile(StructuredOutputsParams(json=schema)).constrain(end), wanted)
+        call = FromTools(f'start: "<" %json {json.dumps(SchemaReduction(True).reduce(schema))} ">"')
+        in_call = greedy(byte_grammars.compile(call).constrain(end), wanted)
+        for text in (whole, in_call[1:-1]):
+            assert len(text) <= most
+            Draft202012Validator(schema).validate(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "integer"}, str(2**63 - 1)),
+        ({"type": "number"}, f"-{2**63}.{'7' * 17}e-308"),
+        ({"type": "string"}, f'"{"9" * 40}"'),
+        ({"type": "string", "pattern": "^[0-9]{4,40}$"}, f'"{"9" * 40}"'),
+        ({"type": "integer", "minimum": 10**17}, str(10**17)),
+        ({"type": "string", "pattern": "^[0-9]{30}$"}, f'"{"0" * 30}"'),
+        ({"type": "string", "format": "date-time"}, '"2025-02-28T12:00:00.123456789+01:00"'),
+        ({"type": "string", "format": "email", "pattern": r"@example\.com$"}, '"a@example.com"'),
+    ],
+)
+def test_long_digits_that_a_value_may_have_stay(byte_grammars: Grammars, schema: dict[str, Any], text: str) -> None:
+    end = min(byte_level().eos_token_ids)
+    constraint = byte_grammars.compile(StructuredOutputsParams(json=schema)).constrain(frozenset({end}))
+    for token in (*byte_level().encode(text), end):
+        assert token in ids(constraint.allowed())
+        constraint.accept(token)
+
+
+CLOSED = {"type": "object", "additionalProperties": False}
+DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({**CLOSED, "patternProperties": {"^a$": DIGIT}}, '{"a":1}'),
+        ({**CLOSED, "patternProperties": {"^a$": DIGIT}, "minProperties": 1, "maxProperties": 1}, '{"a":1}'),
+        ({**CLOSED, "patternProperties": {"^(a|bc)$": DIGIT}, "minProperties": 2}, '{"a":1,"bc":1}'),
+        ({**CLOSED, "patternProperties": {"^[ab]$": DIGIT, "^(?:c)$": DIGIT}}, '{"a":1,"b":1,"c":1}'),
+        ({**CLOSED, "patternProperties": {"^[ab]$": DIGIT}, "maxProperties": 1}, '{"a":1}'),
+        ({**CLOSED, "patternProperties": {"^a|b$": DIGIT}, "maxProperties": 3}, '{"a":1,"aa":1,"aaa":1}'),
+        ({**CLOSED, "patternProperties": {"^a": DIGIT}, "minProperties": 2, "maxProperties": 2}, '{"a":1,"aa":1}'),
+        ({**CLOSED, "additionalProperties": DIGIT, "minProperties": 3, "maxProperties": 3}, '{"":1,"a":1,"aa":1}'),
+        (
+            {
+                **CLOSED,
+                "properties": {"b": CLOSED},
+                "additionalProperties": DIGIT,
+                "required": ["b"],
+                "maxProperties": 3,
+            },
+            '{"b":{},"":1,"a":1}',
+        ),
+        ({**CLOSED, "properties": {"a": DIGIT, "b": DIGIT}, "minProperties": 1}, '{"a":1,"b":1}'),
+    ],
+)
+def test_an_object_has_no_name_twice(byte_grammars: Grammars, schema: dict[str, Any], text: str) -> None:
+    constraint = byte_grammars.compile(StructuredOutputsParams(json=schema)).constrain(frozenset({END}))
+    assert greedy(constraint.copy(), '"a1,') == text
+
+
 def test_equal_constraints_are_compiled_once(byte_grammars: Grammars) -> None:
     first, second = (byte_grammars.compile(StructuredOutputsParams(json=json)) for json in (NESTED, json.dumps(NESTED)))
     assert first is second
@@ -215,6 +321,21 @@ def test_equal_constraints_are_compiled_once(byte_grammars: Grammars) -> None:
         ({"json": {"type": "what"}}, "Invalid type"),
         ({"json": {"type": "object", "not": {}}}, "Unimplemented keys"),
         ({"json": {"type": "integer", "minimum": 2, "maximum": 1}}, "minimum"),
+        (
+            {
+                "json": {
+                    "type": "object",
+                    "patternProperties": {"^a$": {}},
+                    "additionalProperties": False,
+                    "minProperties": 2,
+                }
+            },
+            "minProperties > maxProperties",
+        ),
+        (
+            {"json": {"patternProperties": {"^[abc]$": {}}, "additionalProperties": False, "maxProperties": 2}},
+            "#/maxProperties",
+        ),
         ({"json_object": "yes"}, "True, or leave it out"),
         ({"regex": "(("}, "unclosed group"),
         ({"regex": "(?=a)b"}, "look-around"),
