@@ -228,6 +228,12 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class OutputTokensDetails(BaseModel):
+    """Details of the output tokens."""
+
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     """Token counts of a request."""
 
@@ -235,3 +241,4 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: OutputTokensDetails

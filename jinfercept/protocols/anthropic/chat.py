@@ -283,7 +283,7 @@ def _result_text(block: ToolResultBlock, deferred: dict[str, InputTool]) -> str:
 def _assistant_turn(blocks: Sequence[ContentBlock]) -> _ConvertedTurn:
     """The message of a turn of the model, whose blocks are pieces of one text."""
     calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
-    thoughts = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    thoughts = joined(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
     called = []
     for call in calls:
         arguments = json.dumps(call.input, ensure_ascii=False)  # the parser of the body limits how deep it is

@@ -12,7 +12,15 @@ from jinfercept.protocols.openai.response_tool_schemas import (
     ResponseToolChoice,
     is_of_client,
 )
-from jinfercept.protocols.schemas import FIRST_ERROR, Body, OutputPart, SamplingBody, Text, TypeName
+from jinfercept.protocols.schemas import (
+    FIRST_ERROR,
+    Body,
+    OutputPart,
+    OutputTokensDetails,
+    SamplingBody,
+    Text,
+    TypeName,
+)
 
 MAX_ITEMS = 4096
 """Maximum items of a body, and of a conversation with its output."""
@@ -328,12 +336,6 @@ class InputTokensDetails(BaseModel):
 
     cached_tokens: int
     cache_write_tokens: int
-
-
-class OutputTokensDetails(BaseModel):
-    """Details of the output tokens."""
-
-    reasoning_tokens: int
 
 
 class ResponseUsage(BaseModel):
