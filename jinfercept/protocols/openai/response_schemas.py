@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from jinfercept.protocols.openai.response_tool_schemas import (
@@ -20,6 +20,7 @@ from jinfercept.protocols.schemas import (
     SamplingBody,
     Text,
     TypeName,
+    read_file,
 )
 
 MAX_ITEMS = 4096
@@ -45,15 +46,9 @@ class ItemRefusalPart(Body):
     refusal: Text
 
 
-class ItemFilePart(OutputPart):
-    """A file whose data are text."""
-
-    type: Literal["input_file"]
-
-
-_Part = Annotated[ItemTextPart | ItemRefusalPart | ItemFilePart, Field(discriminator="type")]
+_Part = Annotated[ItemTextPart | ItemRefusalPart, BeforeValidator(read_file)]
 _Tools = Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
-_Output = Text | Annotated[list[OutputPart], Field(max_length=4096), FIRST_ERROR]
+_Output = Text | Annotated[list[Annotated[OutputPart, BeforeValidator(read_file)]], Field(max_length=4096), FIRST_ERROR]
 
 
 class MessageItem(Body):
