@@ -142,8 +142,7 @@ class ChatTranscript:
 
     def _noted(self, pieces: list[Piece]) -> list[Piece]:
         if pieces:
-            is_reasoning = any(isinstance(piece, Reasoning) for piece in pieces)
-            self._num_reasoning += self._num_unread if is_reasoning else 0
+            self._num_reasoning += self._num_unread * any(isinstance(piece, Reasoning) for piece in pieces)
             self._num_unread = 0
         for piece in pieces:
             self._message.add(piece)
@@ -177,13 +176,13 @@ class _TurnMessage:
         pieces: list[Content | Reasoning | CallEnded] = []
         for kind, group in groupby(self._texts_and_calls, type):
             own = [*group]
-            if kind is CallEnded:
-                pieces += own
-            else:
-                pieces.append(kind("".join(piece.text for piece in own)))
+            pieces += own if kind is CallEnded else [kind(self._text(kind, own))]
         if self._begun is not None:
             pieces.append(CallEnded(len(self.calls), self.all_calls[-1]))
         return tuple(pieces)
+
+    def _text(self, kind: type, pieces: Sequence[Any]) -> str:
+        return "".join(piece.text for piece in pieces if isinstance(piece, kind))
 
     @property
     def all_calls(self) -> list[Call]:
@@ -194,12 +193,8 @@ class _TurnMessage:
 
     def closed(self, calls: Sequence[Call]) -> Message:
         """The message with these calls; reasoning is `reasoning_content`, which chat templates read."""
-        content, thought = (
-            "".join(piece.text for piece in self._texts_and_calls if isinstance(piece, kind))
-            for kind in (Content, Reasoning)
-        )
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if thought:
+        message: dict[str, Any] = {"role": "assistant", "content": self._text(Content, self._texts_and_calls)}
+        if thought := self._text(Reasoning, self._texts_and_calls):
             message["reasoning_content"] = thought
         if calls:
             message["tool_calls"] = [call_message(call) for call in calls]

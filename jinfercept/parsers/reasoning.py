@@ -229,13 +229,11 @@ class ReasoningParser:
         return pieces
 
     def _opens(self) -> bool:
-        """Whether an opening mark that comes next in the answer opens reasoning."""
         is_quoted = self._num_ticks % 2 == 1 or self._last_char in ("'", '"')
         may_open = (self._trims or self._is_behind_call) and not is_quoted
         return may_open and not self._answer.in_call(self._format.opening)
 
     def _feed_answer(self, length: int) -> list[Piece]:
-        """The pieces of the next characters of the answer."""
         if not length:
             return []
         text, self._held = self._held[:length], self._held[length:]

@@ -92,9 +92,9 @@ def _as_text(block: Any) -> Any:
             raise PydanticCustomError("unsupported_source", message, {"form": f"{form}"[:80]})
     content = holder.get("data" if holder.get("type") == "text" else "content")
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    listed = parts if isinstance(parts, list) else [None]
-    texts = [part.get("text") if isinstance(part, dict) else None for part in listed]
-    if not all(isinstance(text, str) for text in texts):
+    read = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    texts = [text for text in read if isinstance(text, str)]
+    if not isinstance(parts, list) or len(texts) < len(parts):
         raise PydanticCustomError("no_text", "{kind} blocks are supported where all they have is text", {"kind": kind})
     heads = (block.get("title"), block.get("context"), source)
     text = "\n\n".join([*(head for head in heads if isinstance(head, str)), *texts])

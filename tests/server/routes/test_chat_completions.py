@@ -226,9 +226,10 @@ def test_reasoning_behind_a_text_is_reasoning_in_every_dialect(served: Running, 
     assert "".join(getattr(delta, "reasoning", "") for delta in deltas) == thought
     assert "".join(delta.content or "" for delta in deltas) == text
     parts = ["A lamp?", "It costs 23.", "Or\n\n24?", "Yes, 23."]
-    response = served.client.responses.create(model=MODEL, input=QUESTION, temperature=0)
+    respond: Any = served.client.responses.create
+    response = respond(model=MODEL, input=QUESTION, temperature=0)
     assert [item.content[0].text.strip() for item in response.output] == parts
-    *_, last = served.client.responses.create(model=MODEL, input=QUESTION, temperature=0, stream=True)
+    *_, last = respond(model=MODEL, input=QUESTION, temperature=0, stream=True)
     assert [item.content[0].text.strip() for item in last.response.output] == parts
     fields = {"messages": QUESTION, "max_tokens": 200, "temperature": 0}
     blocks = served.http.post("/v1/messages", json=fields).json()["content"]
