@@ -112,6 +112,8 @@ class CompletionOutput:
             returned.
         messages: what a chat adds to its conversation, OpenAI-style: calls, their results and the answer, without markup; a
             turn's reasoning as its `reasoning_content`.
+        pieces: of each turn of a chat its reasoning, texts and calls, in the order in which the model wrote them.
+        num_reasoning: tokens of a chat's reasoning.
         cumulative_logprob: of all that the model generated, if `logprobs` were asked for.
         external_spans: ranges of `token_ids` that the model did not generate: results of calls, with what the chat template
             writes around them.
@@ -140,6 +142,8 @@ class CompletionOutput:
     version_runs: tuple[tuple[int, int], ...] = ()
     processed_logprobs: list[float | None] | None = None
     kept_tokens: KeptTokens | None = None
+    pieces: tuple[tuple[Any, ...], ...] = ()
+    num_reasoning: int = 0
     __repr__ = short_repr
 
     @property

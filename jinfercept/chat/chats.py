@@ -247,7 +247,9 @@ def _template(
     )
 
 
-def _prompts(template: ChatTemplate, conversations: list[Sequence[Message]], options: ChatOptions) -> list[Rendered]:
+def _prompts(
+    template: ChatTemplate, conversations: Sequence[Sequence[Message]], options: ChatOptions
+) -> list[Rendered]:
     """The rendered conversations. Raises `RequestError` for one that is too long or that the template does not take."""
     texts = [template.render(messages, options.get("add_generation_prompt", True)) for messages in conversations]
     if (max_chars := options.get("max_prompt_chars")) is not None:

@@ -5,6 +5,7 @@ Each token is decoded once and each character parsed once; what every client see
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, final
 
 from jinfercept.calls import Call, Result
@@ -53,7 +54,9 @@ class ChatTranscript:
         self._parsed = ParsedTurn(turns.parser(turns.beginnings[0], self._used_ids, turns.must_call))
         self._message = _TurnMessage()
         self._messages: list[Message] = []
+        self._pieces: list[tuple[Piece, ...]] = []  # of the turns before
         self._rounds = 0
+        self._num_unread, self._num_reasoning = 0, 0  # tokens since the last piece, and those of reasoning
         self._unread = UnreadFutures(turns.futures) if turns.futures is not None else None
 
     def read(self, index: int, token_id: int, text: str) -> tuple[list[Piece], tuple[Call, ...]]:
@@ -67,6 +70,7 @@ class ChatTranscript:
             The pieces that are complete with it, and the calls for which the request pauses, or ends if one is `by_caller`:
             those of a turn, at the token that ends it, and earlier ones whose results follow the turn.
         """
+        self._num_unread += 1
         if token_id not in self._ends:
             return self._noted(self._parsed.feed(index, self.text.num_taken, text)), ()
         pieces = self._noted(self._parsed.finish(text))
@@ -79,6 +83,7 @@ class ChatTranscript:
     def resumed(self, calls: Sequence[Call], results: Sequence[Result]) -> None:
         """The next turn begins, behind the results of calls."""
         self._messages.append(self._message.closed(self._message.calls))
+        self._pieces.append(self._message.joined())
         self._messages += [
             {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
             for call, result in zip(calls, results, strict=True)
@@ -105,7 +110,15 @@ class ChatTranscript:
         messages = (*self._messages, self._message.closed(pending))
         if self._note is not None and self._can_continue(completion):
             self._note(self._request.tenant, completion.token_ids, messages)
-        return replace(completion, finish_reason=reason, stop_reason=stop, messages=messages, cancelled=unread)
+        return replace(
+            completion,
+            finish_reason=reason,
+            stop_reason=stop,
+            messages=messages,
+            cancelled=unread,
+            pieces=(*self._pieces, self._message.joined()),
+            num_reasoning=self._num_reasoning,
+        )
 
     def _can_continue(self, completion: CompletionOutput) -> bool:
         """Whether a follow-up may continue the tokens: the turn has ended, and all of it is in the messages."""
@@ -128,6 +141,9 @@ class ChatTranscript:
         return calls
 
     def _noted(self, pieces: list[Piece]) -> list[Piece]:
+        if pieces:
+            self._num_reasoning += self._num_unread * any(isinstance(piece, Reasoning) for piece in pieces)
+            self._num_unread = 0
         for piece in pieces:
             self._message.add(piece)
         return [replace(piece, request_id=self._request.id) for piece in pieces]
@@ -139,17 +155,12 @@ class _TurnMessage:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
+        self._texts_and_calls: list[Content | Reasoning | CallEnded] = []
         self._begun: CallStarted | None = None
         self._arguments: list[str] = []
 
     def add(self, piece: Piece) -> None:
         match piece:
-            case Content():
-                self._content.append(piece.text)
-            case Reasoning():
-                self._reasoning.append(piece.text)
             case CallStarted():
                 self._begun, self._arguments = piece, []
             case Arguments():
@@ -157,6 +168,21 @@ class _TurnMessage:
             case CallEnded():
                 self.calls.append(piece.call)
                 self._begun = None
+        if isinstance(piece, Content | Reasoning | CallEnded):
+            self._texts_and_calls.append(piece)
+
+    def joined(self) -> tuple[Content | Reasoning | CallEnded, ...]:
+        """Reasoning, texts and calls in their order, each text in one piece."""
+        pieces: list[Content | Reasoning | CallEnded] = []
+        for kind, group in groupby(self._texts_and_calls, type):
+            own = [*group]
+            pieces += own if kind is CallEnded else [kind(self._text(kind, own))]
+        if self._begun is not None:
+            pieces.append(CallEnded(len(self.calls), self.all_calls[-1]))
+        return tuple(pieces)
+
+    def _text(self, kind: type, pieces: Sequence[Any]) -> str:
+        return "".join(piece.text for piece in pieces if isinstance(piece, kind))
 
     @property
     def all_calls(self) -> list[Call]:
@@ -167,9 +193,9 @@ class _TurnMessage:
 
     def closed(self, calls: Sequence[Call]) -> Message:
         """The message with these calls; reasoning is `reasoning_content`, which chat templates read."""
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content)}
-        if self._reasoning:
-            message["reasoning_content"] = "".join(self._reasoning)
+        message: dict[str, Any] = {"role": "assistant", "content": self._text(Content, self._texts_and_calls)}
+        if thought := self._text(Reasoning, self._texts_and_calls):
+            message["reasoning_content"] = thought
         if calls:
             message["tool_calls"] = [call_message(call) for call in calls]
         return message

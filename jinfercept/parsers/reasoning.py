@@ -1,8 +1,9 @@
 """Separates a model's reasoning from its answer. The formats have the names that vLLM's `--reasoning-parser` uses.
 
-A turn begins with its reasoning or has none: marks that stand later are text, but for closing ones with which the answer
-begins, as some models write or repeat them. A call within reasoning is not a call, unless the turn ends with it
-before the reasoning is closed (`trailing_calls`).
+A turn that begins with reasoning may have more of it behind its texts and calls. In a turn that begins otherwise an opening
+mark opens reasoning only directly behind a call. In quotes, in code, and where the prompt has closed the reasoning, marks are
+text. Closing marks with which an answer begins are dropped, as some models write or repeat them. A call within reasoning is not
+a call, unless the turn ends with it before the reasoning is closed (`trailing_calls`).
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, final
 
-from jinfercept.events import CallEnded, Content, Piece, Reasoning
+from jinfercept.events import CallEnded, CallStarted, Content, Piece, Reasoning
 from jinfercept.parsers.pieces import CallParser
 from jinfercept.parsers.trailing_calls import TrailingCalls
 
@@ -102,7 +103,7 @@ def detect_reasoning_format(chat_template: str) -> str | None:
 
 @final
 class ReasoningParser:
-    """A parser whose turns may begin with reasoning. White space beside it is dropped.
+    """A parser whose turns may have reasoning. White space beside it is dropped; a blank line parts what it separates.
 
     Args:
         answer: the parser of the text behind the reasoning.
@@ -113,9 +114,13 @@ class ReasoningParser:
         self, format: ReasoningFormat, beginning: Beginning, answer: CallParser, calls: TrailingCalls | None = None
     ) -> None:
         self._format, self._at, self._answer, self._calls = format, beginning, answer, calls
-        self._held = ""  # undecided: the whole text; thinking: white space at its end, or half a mark
-        self._thought, self._trims, self._answered = False, False, False
-        self._num_chars = 0  # not fed to the answer's parser
+        self._held = ""  # undecided: the whole text; later what may be half a mark, and white space behind reasoning
+        self._thought = self._has_thought = False  # whether this part of the reasoning has text, or any
+        self._trims, self._answered = False, False
+        self._is_closed = beginning == "answering"
+        self._is_behind_call, self._num_ticks, self._last_char = False, 0, ""  # of the answer
+        self._gaps = ["", ""]  # before the next reasoning, and before the next text of the answer
+        self._num_chars = self._num_fed = self._num_calls = 0  # not fed to the answer's parser; fed to it; its calls
         self._first_char: int | None = None  # of the reasoning, once there is some
         self._num_searched = 0  # characters of the reasoning that were searched for calls
 
@@ -123,8 +128,12 @@ class ReasoningParser:
         self._held += text
         if self._at == "undecided":
             self._decide()
-        pieces = self._think() if self._at == "thinking" else []
-        return pieces + self._answers() if self._at == "answering" else pieces
+        pieces: list[Piece] = []
+        at = "undecided"
+        while at != self._at:
+            at = self._at
+            pieces += self._think() if at == "thinking" else self._answers()
+        return pieces
 
     def finish(self, cut: bool = False) -> list[Piece]:
         pieces: list[Piece] = []
@@ -134,12 +143,12 @@ class ReasoningParser:
                 _certain(self._held, self._format.closing) if cut else self._calls_begin() if calls else len(self._held)
             )
             pieces = self._show(self._held[:end])
-            self._num_chars += end if calls else 0
-            pieces += self._shifted(calls)
-        elif self._held and not (cut and self._held.lstrip()):
-            pieces = self._shifted(self._answer.feed(self._held))
-        self._held = ""
-        return pieces + self._shifted(self._answer.finish(cut))
+            self._held = ""
+            self._num_chars += end + self._num_fed
+            pieces += self._shifted([replace(call, index=call.index + self._num_calls) for call in calls])
+        elif cut and self._held.lstrip():
+            self._held = ""
+        return pieces + self._feed_answer(len(self._held)) + self._shifted(self._answer.finish(cut))
 
     def in_call(self, text: str) -> bool:
         return self._at != "thinking" and self._answer.in_call(text)
@@ -203,13 +212,48 @@ class ReasoningParser:
             if closing.startswith(text):
                 return []
             self._answered = True
-        text, self._held = self._held, ""
-        return self._shifted(self._answer.feed(text))
+        pieces: list[Piece] = []
+        opening = self._format.opening
+        while self._held:
+            at = len(self._held) if self._is_closed else self._held.find(opening)
+            pieces += self._feed_answer(_certain(self._held, opening) if at < 0 else at)
+            if not self._held.startswith(opening):
+                break
+            if self._opens():
+                self._gaps = ["\n\n" if self._has_thought else "", "\n\n" if self._last_char.strip() else ""]
+                self._calls, self._first_char, self._num_searched = self._calls and self._calls.anew(), None, 0
+                self._at, self._thought, self._answered = "thinking", False, False
+                self._skip(len(opening))
+                break
+            pieces += self._feed_answer(len(opening))
+        return pieces
+
+    def _opens(self) -> bool:
+        is_quoted = self._num_ticks % 2 == 1 or self._last_char in ("'", '"')
+        may_open = (self._trims or self._is_behind_call) and not is_quoted
+        return may_open and not self._answer.in_call(self._format.opening)
+
+    def _feed_answer(self, length: int) -> list[Piece]:
+        if not length:
+            return []
+        text, self._held = self._held[:length], self._held[length:]
+        self._last_char = text[-1]
+        gap, self._gaps[1] = self._gaps[1], ""
+        self._num_chars, self._num_fed = self._num_chars - len(gap), self._num_fed + len(gap) + length
+        pieces = self._answer.feed(gap + text)
+        for piece in pieces:
+            self._num_calls += isinstance(piece, CallStarted)
+            self._num_ticks += piece.text.count("`") if isinstance(piece, Content) else 0
+            if not isinstance(piece, Content) or piece.text.strip():
+                self._is_behind_call = isinstance(piece, CallEnded)
+        return self._shifted(pieces)
 
     def _show(self, text: str) -> list[Piece]:
-        text = text.rstrip()
-        self._thought = self._thought or bool(text)
-        return [Reasoning(text)] if text else []
+        if not (text := text.rstrip()):
+            return []
+        gap, self._gaps[0] = self._gaps[0], ""
+        self._thought = self._has_thought = True
+        return [Reasoning(gap + text)]
 
     def _drop_space(self) -> None:
         self._skip(len(self._held) - len(self._held.lstrip()))

@@ -7,7 +7,7 @@ follows is only thought of.
 from collections.abc import Callable, Collection
 from typing import final
 
-from jinfercept.events import CallEnded, CallStarted, Content, Piece
+from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece
 from jinfercept.parsers.pieces import CallParser
 from jinfercept.parsers.source import Marks
 
@@ -25,12 +25,17 @@ class TrailingCalls:
     """
 
     def __init__(self, tags: tuple[str, ...], parser: Callable[[], CallParser], names: Collection[str] | None) -> None:
+        self._arguments = tags, parser, names
         self._marks, self._make, self._names = Marks(tags), parser, names
         self.start = 0
         self._tail = ""  # from `start` on
         self._parser: CallParser | None = None  # of the tail, if it begins with a tag
         self._num_read = 0  # characters of the tail that it has read
-        self._pieces: list[Piece] = []
+        self._pieces: list[CallStarted | Arguments | CallEnded] = []
+
+    def anew(self) -> "TrailingCalls":
+        """The same for other reasoning of the turn."""
+        return TrailingCalls(*self._arguments)
 
     def feed(self, text: str) -> None:
         """The next text of the reasoning."""
@@ -50,7 +55,7 @@ class TrailingCalls:
             else:
                 return
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[CallStarted | Arguments | CallEnded]:
         """The calls at the end of the text, with spans that count from `start`; empty if there are none."""
         if self._parser is None or not self._are_calls(self._parser.finish()):
             return []
@@ -59,7 +64,7 @@ class TrailingCalls:
 
     def _are_calls(self, pieces: list[Piece]) -> bool:
         """Whether the text is still nothing but calls with these pieces."""
-        self._pieces += [piece for piece in pieces if not isinstance(piece, Content)]
+        self._pieces += [piece for piece in pieces if isinstance(piece, CallStarted | Arguments | CallEnded)]
         return not any(
             piece.text.strip()
             if isinstance(piece, Content)

@@ -9,7 +9,18 @@ from typing import Any, final
 
 from jinfercept.calls import Call
 from jinfercept.chat.messages import call_message
-from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Event, Intercepted, Reasoning, Resumed
+from jinfercept.events import (
+    Arguments,
+    CallEnded,
+    CallStarted,
+    Content,
+    Event,
+    Finished,
+    Intercepted,
+    Reasoning,
+    Resumed,
+)
+from jinfercept.outputs import RequestOutput
 
 Message = Mapping[str, Any]
 
@@ -98,6 +109,19 @@ def _events_of(turns: Sequence[Message]) -> Iterator[Event]:
             function = call["function"]
             yield CallStarted(index, function["name"], call["id"])
             yield CallEnded(index, Call(function["name"], function["arguments"], id=call["id"]))
+
+
+def events_of(output: RequestOutput) -> Iterator[Event]:
+    """The events that a stream has of a finished chat, each text and the arguments of each call in one piece."""
+    for place, pieces in enumerate(output.outputs[0].pieces):
+        if place:
+            yield Resumed("", (), (), "")
+        for piece in pieces:
+            if isinstance(piece, CallEnded):
+                yield CallStarted(piece.index, piece.call.name, piece.call.id)
+                yield Arguments(piece.index, piece.call.arguments)
+            yield piece
+    yield Finished(output.request_id, output, "")
 
 
 @final

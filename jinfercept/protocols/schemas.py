@@ -8,10 +8,10 @@ object by its size before its items are validated: a body has room for a million
 import re
 from base64 import b64decode
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 64
@@ -52,31 +52,32 @@ class Body(BaseModel):
         return {}
 
 
-class OutputPart(Body):
-    """A part of a tool's output; the model reads its text.
+def read_file(part: Any) -> Any:
+    """A part of a body; a file whose data are text as a part of text.
 
-    Attributes:
-        filename, file_data: of an `input_file`, which becomes text if its data are some.
+    Raises:
+        PydanticCustomError: its data are none.
     """
+    if not isinstance(part, dict) or part.get("type") != "input_file":
+        return part
+    name, text, (head, _, data) = part.get("filename"), part.get("text"), f"{part.get('file_data')}".partition(",")
+    try:
+        if text is None and not _TEXT_FILE.fullmatch(head):
+            raise ValueError(head)
+        if text is None:
+            text = b64decode(data, validate=True).decode() if head.endswith(";base64") else unquote(data)
+    except ValueError as error:
+        message = "input_file parts are not supported unless file_data is a data URL with text"
+        raise PydanticCustomError("unsupported_file", message) from error
+    shown = "\n\n".join(["", *(f"{each}" for each in (name, text) if each), ""])  # apart from the other parts
+    return {"type": "input_text", "text": shown}
+
+
+class OutputPart(Body):
+    """A part of a tool's output; the model reads its text."""
 
     type: TypeName
     text: Text | None = None
-    filename: Text | None = None
-    file_data: Text | None = None
-
-    @model_validator(mode="after")
-    def _read(self) -> Self:
-        if self.type == "input_file" and self.text is None:
-            head, _, data = (self.file_data or "").partition(",")
-            try:
-                if not _TEXT_FILE.fullmatch(head):
-                    raise ValueError(head)
-                content = b64decode(data, validate=True).decode() if head.endswith(";base64") else unquote(data)
-            except ValueError as error:
-                message = "input_file parts are not supported unless file_data is a data URL with text"
-                raise PydanticCustomError("unsupported_file", message) from error
-            self.text = "\n\n".join(["", *filter(None, (self.filename, content)), ""])  # apart from the other parts
-        return self
 
     def shown(self) -> str:
         """The text; of a part that has none, what stands in its place."""
@@ -228,6 +229,12 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class OutputTokensDetails(BaseModel):
+    """Details of the output tokens."""
+
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     """Token counts of a request."""
 
@@ -235,3 +242,4 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: OutputTokensDetails

@@ -11,6 +11,7 @@ class _Ended(NamedTuple):
     """Counts of one finished request."""
 
     tokens: int
+    reasoning: int
     cached: int
     reason: FinishReason
 
@@ -43,8 +44,8 @@ class UsageCount:
         """
         completion = output.outputs[0]
         cached = output.num_cached_tokens if output.request_id in self._firsts else 0
-        tokens = 0 if self._silent else completion.num_generated
-        self._ended[output.request_id] = _Ended(tokens, cached, completion.finish_reason)
+        tokens, reasoning = (0, 0) if self._silent else (completion.num_generated, completion.num_reasoning)
+        self._ended[output.request_id] = _Ended(tokens, reasoning, cached, completion.finish_reason)
         reasons = [ended.reason for ended in self._ended.values()]
         usage = self.body()
         self._details.update(
@@ -54,11 +55,13 @@ class UsageCount:
         )
 
     def body(self) -> dict[str, Any]:
-        """The current `usage` object."""
-        completion = max(self._completion, sum(ended.tokens for ended in self._ended.values()))
+        """The current `usage` object; reasoning counts once its request has ended."""
+        ended = self._ended.values()
+        completion = max(self._completion, sum(each.tokens for each in ended))
         return {
             "prompt_tokens": self._prompt,
             "completion_tokens": completion,
             "total_tokens": self._prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(ended.cached for ended in self._ended.values())},
+            "prompt_tokens_details": {"cached_tokens": sum(each.cached for each in ended)},
+            "completion_tokens_details": {"reasoning_tokens": sum(each.reasoning for each in ended)},
         }

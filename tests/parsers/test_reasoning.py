@@ -54,7 +54,25 @@ def read(parts: list[str] | str, beginning: Beginning, format: str | None = None
         ("thinking", "a</think> \n", [("reasoning", "a")]),
         ("thinking", "a</think>b</think>c", [("reasoning", "a"), ("content", "b</think>c")]),
         ("thinking", "a</think>\n</think>\n\nb", [("reasoning", "a"), ("content", "b")]),
+        (
+            "thinking",
+            "a</think>b\n<think>\nc\n</think>\n\nd",
+            [("reasoning", "a"), ("content", "b\n"), ("reasoning", "\n\nc"), ("content", "d")],
+        ),
+        (
+            "undecided",
+            "<think>a</think>b<think>c</think>d",
+            [("reasoning", "a"), ("content", "b"), ("reasoning", "\n\nc"), ("content", "\n\nd")],
+        ),
+        ("undecided", "<think></think>b<think>c", [("content", "b"), ("reasoning", "c")]),
+        ("thinking", "a</think><think>c</think></think>d", [("reasoning", "a\n\nc"), ("content", "d")]),
+        ("thinking", "a</think>b<think></think>d", [("reasoning", "a"), ("content", "b\n\nd")]),
+        ("thinking", "a</think>Write `<think>`.", [("reasoning", "a"), ("content", "Write `<think>`.")]),
+        ("thinking", "a</think>```\n<think>\n```", [("reasoning", "a"), ("content", "```\n<think>\n```")]),
+        ("thinking", 'a</think>Write "<think>".', [("reasoning", "a"), ("content", 'Write "<think>".')]),
+        ("thinking", "a</think>b <thi", [("reasoning", "a"), ("content", "b <thi")]),
         ("answering", "<think>23.", [("content", "<think>23.")]),
+        ("answering", "a</think>b<think>c", [("content", "a</think>b<think>c")]),
         ("answering", " 23. </think>", [("content", " 23. </think>")]),
         ("answering", "\n</think>\n\n23.", [("content", "23.")]),
         ("undecided", "</thin", [("content", "</thin")]),
@@ -67,6 +85,30 @@ def test_reasoning_and_answer_are_told_apart_however_the_text_is_divided(
     assert joined(read(text, beginning)) == pieces
     for at in range(1, len(text)):
         assert joined(read([text[:at], text[at:]], beginning)) == pieces
+
+
+@pytest.mark.parametrize("beginning", ["undecided", "thinking"])
+def test_reasoning_behind_a_call_is_reasoning(beginning: Beginning) -> None:
+    text = (
+        f"{'a</think>' if beginning == 'thinking' else ''}{CALL}\n<think>\nb <think> {CALL}\n</think>\n{CALL}\n<think>c"
+    )
+    first = [("reasoning", "a")] if beginning == "thinking" else []
+    gap = "\n\n" * len(first)
+    expected = [*first, CALLED, ("reasoning", f"{gap}b <think> {CALL}"), CALLED, ("reasoning", "\n\nc")]
+    for at in range(1, len(text)):
+        assert joined(read([text[:at], text[at:]], beginning, "hermes")) == expected
+    assert joined(read(text, beginning, "hermes")) == expected
+    quoted = CALL.replace("1", '"<think>b</think>"')
+    assert joined(read(f"a</think>{quoted}", "thinking", "hermes"))[1:] == [("call", "f", '{"a": "<think>b</think>"}')]
+
+
+@pytest.mark.parametrize("name", ["gemma4", "kimi_k3", "mistral", "cohere_command4", "minimax_m3", "apriel"])
+def test_every_family_may_think_again_behind_a_text(name: str) -> None:
+    form, answer = REASONING_FORMATS[name], "kimi_k3" if name == "kimi_k3" else None
+    begins, ends = ("<|open|>response<|sep|>", "<|close|>response<|sep|>") if answer else ("", "")
+    text = "".join(f"{form.opening}{a}{form.closing}{begins}{b}{ends}" for a, b in ("ab", "cd"))
+    expected = [("reasoning", "a"), ("content", "b"), ("reasoning", "\n\nc"), ("content", "\n\nd")]
+    assert joined(read(text, "undecided", answer, name)) == expected
 
 
 def test_a_call_that_is_only_thought_of_is_none() -> None:
@@ -213,7 +255,24 @@ def test_the_template_gives_the_marks_away(template: str, name: str | None) -> N
     assert detect_reasoning_format(template) == name
 
 
-FRAGMENTS = ["<think>", "</think>", "<th", "</thi", "ink>", "<", " ", "\n", "a", "é😀", "</", CALL, "<tool_call>", "{"]
+FRAGMENTS = [
+    "<think>",
+    "</think>",
+    "<th",
+    "</thi",
+    "ink>",
+    "<",
+    " ",
+    "\n",
+    "a",
+    "é😀",
+    "</",
+    CALL,
+    "<tool_call>",
+    "{",
+    "`",
+    '"',
+]
 
 
 @settings(max_examples=60)

@@ -62,8 +62,10 @@ def joined(pieces: list[Piece]) -> list[tuple[str, ...]]:
                 parts.append(("content", text))
             case Reasoning(text):
                 assert text
-                assert not parts or [part[0] for part in parts] == ["reasoning"], "reasoning behind something else"
-                parts = [("reasoning", "".join(part[1] for part in parts) + text)]
+                assert open_call is None, "reasoning within a call"
+                if parts and parts[-1][0] == "reasoning":
+                    text = parts.pop()[1] + text
+                parts.append(("reasoning", text))
             case CallStarted():
                 assert open_call is None, "a call within a call"
                 assert piece.index == num_calls

@@ -9,7 +9,7 @@ from pydantic_core import from_json
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.events import Arguments, CallStarted, Content, Event, Finished, Reasoning, Token
 from jinfercept.outputs import CompletionOutput, RequestOutput
-from jinfercept.protocols.answer_state import AnswerState, merged_message
+from jinfercept.protocols.answer_state import AnswerState, events_of
 from jinfercept.protocols.anthropic.dialect import anthropic_error
 from jinfercept.protocols.anthropic.schemas import MessagesBody
 from jinfercept.protocols.encoding import StreamFormat, encode, encode_event
@@ -70,19 +70,11 @@ class MessageAnswer:
         """The whole message; pending calls of the server's tools are run first."""
         [output] = outputs.values()
         output = await self._tool_calls.settled(output)
-        self.usage.add(output)
-        [completion] = output.outputs
-        message = merged_message(completion.messages, self._tool_calls.client_tools)
-        content: list[dict[str, Any]] = []
-        if message["reasoning_content"]:
-            content.append({"type": "thinking", "thinking": message["reasoning_content"], "signature": _SIGNATURE})
-        if message["content"].strip():
-            content.append({"type": "text", "text": message["content"]})
-        for call in message["tool_calls"]:
-            function = call["function"]
-            content.append(_tool_use(call["id"], function["name"], _object(function["arguments"])))
-        ended = _stop(completion) | {"usage": self._counted()}
-        return self._head | {"content": content} | ended | self._extension(completion)
+        message: dict[str, Any] = {**self._head, "content": []}
+        for event in events_of(output):
+            for shown in self._events(event):
+                _fold(message, shown)
+        return message
 
     def is_small(self, outputs: Mapping[str, RequestOutput]) -> bool:
         """True: a message has no log probabilities."""
@@ -132,7 +124,7 @@ class MessageAnswer:
     def _say(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
         """Add to a block of text or reasoning. White space alone makes no block."""
         if self._open != kind:
-            text, self._blank = self._blank + text, ""
+            text, self._blank = self._blank + text if kind == "text" else text.lstrip(), ""
             if not text.strip():
                 self._blank = text
                 return
@@ -186,6 +178,25 @@ class MessageAnswer:
 
 _JSON_SPACE = " \t\r\n"
 _EMPTY_THINKING = {"type": "thinking", "thinking": "", "signature": ""}
+
+
+def _fold(message: dict[str, Any], event: Mapping[str, Any]) -> None:
+    """Add an event of a stream to the whole message, as Anthropic's client does."""
+    match event:
+        case {"type": "content_block_start", "content_block": block}:
+            message["content"].append({**block})
+        case {"delta": {"type": "input_json_delta", "partial_json": text}}:
+            message["content"][-1]["input"] = _object(text)  # which come in one piece
+        case {"type": "content_block_delta", "delta": delta}:
+            (_, (field, text)) = delta.items()
+            message["content"][-1][field] = message["content"][-1][field] + text
+        case {"type": "message_delta"}:
+            message |= {
+                **event["delta"],
+                **{name: value for name, value in event.items() if name not in ("type", "delta")},
+            }
+        case _:
+            pass
 
 
 def _encoded(event: Mapping[str, Any]) -> bytes:

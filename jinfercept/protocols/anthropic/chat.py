@@ -1,16 +1,14 @@
 """Converts a body of Anthropic's `/v1/messages` to one of `/v1/chat/completions`, of which the request is made."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jinfercept.chat.system_messages import with_leading_system
 from jinfercept.protocols.anthropic.schemas import (
-    READ_BLOCKS,
     ContentBlock,
     CountTokensBody,
-    DocumentBlock,
     InputMessage,
     InputTool,
     MessagesBody,
@@ -18,13 +16,11 @@ from jinfercept.protocols.anthropic.schemas import (
     ProviderTool,
     ProviderToolBlock,
     RedactedThinkingBlock,
-    SearchResultBlock,
     TextBlock,
     ThinkingBlock,
     ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
-    joined,
     text_block,
 )
 from jinfercept.protocols.errors import ApiError
@@ -51,7 +47,7 @@ _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thre
 _BILLING = "x-anthropic-billing-header:"
 """Beginning of a block of Claude Code's system prompt that is for Anthropic's accounts and differs between requests."""
 _PLACES: dict[str, tuple[type[Any], ...]] = {
-    "user": (*READ_BLOCKS, ToolResultBlock),
+    "user": (TextBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ProviderToolBlock),
     "system": (TextBlock,),
 }
@@ -96,7 +92,7 @@ def _blocks_of(body: CountTokensBody) -> Iterator[Any]:
     """The blocks of all messages that may be marked, and those within results."""
     for message in body.messages:
         for block in message.content if isinstance(message.content, list) else ():
-            if isinstance(block, (*READ_BLOCKS, ToolUseBlock, ToolResultBlock, ProviderToolBlock)):
+            if isinstance(block, TextBlock | ToolUseBlock | ToolResultBlock | ProviderToolBlock):
                 yield block
             if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
                 yield from block.content
@@ -172,7 +168,7 @@ def _messages(body: CountTokensBody, deferred: dict[str, InputTool]) -> list[Mes
     """
     system = body.system
     if not isinstance(system, str):  # what differs between requests of one conversation is not for the model
-        system = joined([block for block in system or () if not block.text.startswith(_BILLING)])
+        system = _joined([block for block in system or () if not block.text.startswith(_BILLING)])
     messages = [_message("system", content=system)] if system else []
     names: dict[str, str] = {}
     for role, turn_messages in _turns(body.messages):
@@ -225,7 +221,7 @@ def _converted(
     if role == "assistant":
         turn = _assistant_turn(blocks)
     elif role == "system":
-        text = joined(block for block in blocks if isinstance(block, TextBlock))
+        text = _joined(block for block in blocks if isinstance(block, TextBlock))
         turn = _ConvertedTurn([_message("system", content=text)])
     else:
         turn = _user_turn(blocks, names, deferred)
@@ -245,14 +241,14 @@ def _user_turn(
     """
     messages: list[Message] = []
     results: list[tuple[str, str | None]] = []
-    texts: list[TextBlock | DocumentBlock | SearchResultBlock] = []
+    texts: list[TextBlock] = []
     refers = False
     for block in blocks:
-        if isinstance(block, READ_BLOCKS):
+        if isinstance(block, TextBlock):
             texts.append(block)
         elif isinstance(block, ToolResultBlock):
             if texts:
-                messages.append(_message("user", content=joined(texts)))
+                messages.append(_message("user", content=_joined(texts)))
                 texts = []
             name, text = names.get(block.tool_use_id), _result_text(block, deferred)
             results.append((block.tool_use_id, name))
@@ -261,14 +257,14 @@ def _user_turn(
             )
             messages.append(_message("tool", tool_call_id=block.tool_use_id, name=name, content=text))
     if texts or not blocks:
-        messages.append(_message("user", content=joined(texts)))
+        messages.append(_message("user", content=_joined(texts)))
     return _ConvertedTurn(messages, results=tuple(results), is_constant=not refers)
 
 
 def _result_text(block: ToolResultBlock, deferred: dict[str, InputTool]) -> str:
     texts: list[str] = []
     for part in [text_block(block.content)] if isinstance(block.content, str) else block.content or ():
-        if isinstance(part, READ_BLOCKS):
+        if isinstance(part, TextBlock):
             texts.append(part.text)
         elif isinstance(part, OtherResultBlock):
             texts.append(part.shown())
@@ -276,14 +272,14 @@ def _result_text(block: ToolResultBlock, deferred: dict[str, InputTool]) -> str:
             tool = deferred.pop(part.tool_name, None)
             declared = _declared(tool).model_dump(exclude_none=True) if tool else {"name": part.tool_name}
             texts.append(json.dumps(declared, ensure_ascii=False))
-    text = joined(texts)
+    text = "\n\n".join(texts)
     return f"error: {text}" if block.is_error else text
 
 
 def _assistant_turn(blocks: Sequence[ContentBlock]) -> _ConvertedTurn:
     """The message of a turn of the model, whose blocks are pieces of one text."""
     calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
-    thoughts = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    thoughts = "\n\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
     called = []
     for call in calls:
         arguments = json.dumps(call.input, ensure_ascii=False)  # the parser of the body limits how deep it is
@@ -296,6 +292,11 @@ def _assistant_turn(blocks: Sequence[ContentBlock]) -> _ConvertedTurn:
         tool_calls=called or None,
     )
     return _ConvertedTurn([message], {call.id: call.name for call in calls})
+
+
+def _joined(blocks: Iterable[TextBlock]) -> str:
+    """Blocks of text as one text, with a blank line between two of them."""
+    return "\n\n".join(block.text for block in blocks)
 
 
 def _message(role: str, **fields: Any) -> Message:

@@ -1,6 +1,5 @@
 """Schemas of Anthropic's `/v1/messages`: the body, its content blocks, and the answer."""
 
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -80,67 +79,26 @@ class ProviderToolBlock(_MarkedPart):
     ]
 
 
-class TextSource(Body):
-    """The text of a document."""
-
-    type: Literal["text"]
-    data: Text
-
-
-_Texts = Annotated[list[TextBlock], Field(max_length=_MAX_BLOCKS), FIRST_ERROR]
-
-
-class ContentSource(Body):
-    """The text of a document, in blocks."""
-
-    type: Literal["content"]
-    content: Text | _Texts
-
-
-def _only_text(source: Any) -> Any:
-    kind = source.get("type") if isinstance(source, dict) else ""
-    if isinstance(kind, str) and kind not in ("", "text", "content"):
-        message = "document blocks whose source is {kind} are not supported: send the document's text, as a source of type text"
-        raise PydanticCustomError("unsupported_source", message, {"kind": kind[:80]})
-    return source
-
-
-class DocumentBlock(_MarkedPart):
-    """A document that is text."""
-
-    type: Literal["document"]
-    title: Text | None = None
-    context: Text | None = None
-    source: Annotated[TextSource | ContentSource, Field(discriminator="type"), BeforeValidator(_only_text)]
-
-    @property
-    def text(self) -> str:
-        """What the model reads: the title, the context and the text."""
-        content = self.source.data if isinstance(self.source, TextSource) else self.source.content
-        return joined([self.title, self.context, *([content] if isinstance(content, str) else content)])
-
-
-class SearchResultBlock(_MarkedPart):
-    """A text that a search has found."""
-
-    type: Literal["search_result"]
-    title: Text | None = None
-    source: Text | None = None
-    content: _Texts
-
-    @property
-    def text(self) -> str:
-        """What the model reads: the title, the source and the text."""
-        return joined([self.title, self.source, *self.content])
-
-
-READ_BLOCKS = (TextBlock, DocumentBlock, SearchResultBlock)
-"""Blocks whose text the model reads."""
-
-
-def joined(texts: Iterable[str | TextBlock | DocumentBlock | SearchResultBlock | None]) -> str:
-    """Texts and blocks of text as one text, with a blank line between two of them."""
-    return "\n\n".join(text if isinstance(text, str) else text.text for text in texts if text is not None)
+def _as_text(block: Any) -> Any:
+    """A block of a body; a document or a search result as the block of text that the model reads, its title first."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind not in ("document", "search_result"):
+        return block
+    source, holder = block.get("source"), block
+    if kind == "document":
+        holder = source if isinstance(source, dict) else {}
+        if (form := holder.get("type")) not in ("text", "content"):
+            message = "document blocks whose source is {form} are not supported: send a source of type text"
+            raise PydanticCustomError("unsupported_source", message, {"form": f"{form}"[:80]})
+    content = holder.get("data" if holder.get("type") == "text" else "content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    read = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    texts = [text for text in read if isinstance(text, str)]
+    if not isinstance(parts, list) or len(texts) < len(parts):
+        raise PydanticCustomError("no_text", "{kind} blocks are supported where all they have is text", {"kind": kind})
+    heads = (block.get("title"), block.get("context"), source)
+    text = "\n\n".join([*(head for head in heads if isinstance(head, str)), *texts])
+    return {"type": "text", "text": text, "cache_control": block.get("cache_control")}
 
 
 class UnsupportedBlock(Body):
@@ -171,13 +129,11 @@ def _result_kind(block: Any) -> str:
     kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
     if not isinstance(kind, str):
         return ""
-    return kind if kind in ("text", "document", "search_result", "tool_reference") else "other"
+    return kind if kind in ("text", "tool_reference") else "other"
 
 
 _ResultBlock = Annotated[
     Annotated[TextBlock, Tag("text")]
-    | Annotated[DocumentBlock, Tag("document")]
-    | Annotated[SearchResultBlock, Tag("search_result")]
     | Annotated[ToolReferenceBlock, Tag("tool_reference")]
     | Annotated[OtherResultBlock, Tag("other")],
     Discriminator(
@@ -185,6 +141,7 @@ _ResultBlock = Annotated[
         custom_error_type="block_type",
         custom_error_message="a block is an object with a type, which is a text",
     ),
+    BeforeValidator(_as_text),
 ]
 
 
@@ -199,8 +156,6 @@ class ToolResultBlock(_MarkedPart):
 
 ContentBlock = Annotated[
     TextBlock
-    | DocumentBlock
-    | SearchResultBlock
     | ThinkingBlock
     | RedactedThinkingBlock
     | ToolUseBlock
@@ -208,6 +163,7 @@ ContentBlock = Annotated[
     | ProviderToolBlock
     | UnsupportedBlock,
     Field(discriminator="type"),
+    BeforeValidator(_as_text),
 ]
 
 

@@ -158,7 +158,7 @@ def _converted(item: InputItem) -> Item:
             if isinstance(item.content, str):
                 parts = [item.content]
             else:
-                parts = [p.refusal if isinstance(p, ItemRefusalPart) else p.text or "" for p in item.content]
+                parts = [p.refusal if isinstance(p, ItemRefusalPart) else p.text for p in item.content]
             fields = {"role": item.role, "content": [_text(part, item.role) for part in parts]}
         case FunctionCallItem():
             fields = {"name": item.name, "arguments": item.arguments} | _call_fields(item)

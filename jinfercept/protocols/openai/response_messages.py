@@ -63,7 +63,9 @@ class _ItemsOfTurn:
         return message
 
     def _message(self) -> Message:
-        fields: dict[str, Any] = {field: "".join(texts) for field, texts in self.texts.items()}
+        fields: dict[str, Any] = {
+            field: ("" if field == "content" else "\n\n").join(texts) for field, texts in self.texts.items()
+        }
         if self.calls:
             fields["tool_calls"] = [
                 ToolCall.model_construct(

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from jinfercept.protocols.openai.response_tool_schemas import (
@@ -12,7 +12,16 @@ from jinfercept.protocols.openai.response_tool_schemas import (
     ResponseToolChoice,
     is_of_client,
 )
-from jinfercept.protocols.schemas import FIRST_ERROR, Body, OutputPart, SamplingBody, Text, TypeName
+from jinfercept.protocols.schemas import (
+    FIRST_ERROR,
+    Body,
+    OutputPart,
+    OutputTokensDetails,
+    SamplingBody,
+    Text,
+    TypeName,
+    read_file,
+)
 
 MAX_ITEMS = 4096
 """Maximum items of a body, and of a conversation with its output."""
@@ -37,15 +46,9 @@ class ItemRefusalPart(Body):
     refusal: Text
 
 
-class ItemFilePart(OutputPart):
-    """A file whose data are text."""
-
-    type: Literal["input_file"]
-
-
-_Part = Annotated[ItemTextPart | ItemRefusalPart | ItemFilePart, Field(discriminator="type")]
+_Part = Annotated[ItemTextPart | ItemRefusalPart, BeforeValidator(read_file)]
 _Tools = Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
-_Output = Text | Annotated[list[OutputPart], Field(max_length=4096), FIRST_ERROR]
+_Output = Text | Annotated[list[Annotated[OutputPart, BeforeValidator(read_file)]], Field(max_length=4096), FIRST_ERROR]
 
 
 class MessageItem(Body):
@@ -328,12 +331,6 @@ class InputTokensDetails(BaseModel):
 
     cached_tokens: int
     cache_write_tokens: int
-
-
-class OutputTokensDetails(BaseModel):
-    """Details of the output tokens."""
-
-    reasoning_tokens: int
 
 
 class ResponseUsage(BaseModel):

@@ -60,7 +60,6 @@ class ResponseWriter:
         self._pieces: list[str] = []  # of the open item's text
         self._unread: list[events.Token] = []  # whose text is not shown yet
         self._blank = ""  # white space before the first visible text
-        self._reasoning_tokens = 0
         self._cancelled = False
 
     def begin(self) -> Iterator[dict[str, Any]]:
@@ -77,7 +76,6 @@ class ResponseWriter:
                 self._usage.count(1)
                 self._unread.append(event)
             case events.Reasoning():
-                self._reasoning_tokens += len(self._unread)
                 yield from self._say("reasoning", event.text)
             case events.Content() if self._is("message") or not event.text.isspace():
                 yield from self._say("message", event.text)
@@ -172,8 +170,9 @@ class ResponseWriter:
     def _say(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
         """Add to a text item."""
         if not self._is(kind):
-            yield from self._begin_text(kind)
             text, self._blank = (self._blank + text if kind == "message" else text), ""
+            text = text.lstrip() if self.response["output"] else text  # a blank line parts it from the item before
+            yield from self._begin_text(kind)
         assert self._open is not None
         part = self._open["content"][0]
         more: dict[str, Any] = {"content_index": 0}
@@ -321,6 +320,6 @@ class ResponseWriter:
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"] | {"cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
+            "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],
         }

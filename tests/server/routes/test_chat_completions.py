@@ -204,11 +204,36 @@ def test_what_the_model_thinks_is_told_apart_from_what_it_says(served: Running, 
     says(scripted, "<think>A lamp?</think>It costs 23." + END)
     create: Any = served.client.chat.completions.create
     body = {"model": MODEL, "messages": QUESTION, "temperature": 0}
-    message = create(**body).choices[0].message
+    done = create(**body)
+    message = done.choices[0].message
     assert (message.reasoning_content, message.reasoning, message.content) == ("A lamp?", "A lamp?", "It costs 23.")
-    deltas = [chunk.choices[0].delta for chunk in create(stream=True, **body)]
+    *chunks, last = create(stream=True, stream_options={"include_usage": True}, **body)
+    for usage in (done.usage, last.usage):
+        assert usage.completion_tokens_details.reasoning_tokens == len("<think>A lamp?")
+    deltas = [chunk.choices[0].delta for chunk in chunks]
     assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == "A lamp?"
     assert "".join(delta.content or "" for delta in deltas) == "It costs 23."
+
+
+def test_reasoning_behind_a_text_is_reasoning_in_every_dialect(served: Running, scripted: Scripted) -> None:
+    says(scripted, "<think>A lamp?</think>It costs 23.\n<think>Or\n\n24?</think>\nYes, 23." + END)
+    create: Any = served.client.chat.completions.create
+    body = {"model": MODEL, "messages": QUESTION, "temperature": 0}
+    thought, text = "A lamp?\n\nOr\n\n24?", "It costs 23.\nYes, 23."
+    message = create(**body).choices[0].message
+    assert (message.reasoning, message.content) == (thought, text)
+    deltas = [chunk.choices[0].delta for chunk in create(stream=True, **body)]
+    assert "".join(getattr(delta, "reasoning", "") for delta in deltas) == thought
+    assert "".join(delta.content or "" for delta in deltas) == text
+    parts = ["A lamp?", "It costs 23.", "Or\n\n24?", "Yes, 23."]
+    respond: Any = served.client.responses.create
+    response = respond(model=MODEL, input=QUESTION, temperature=0)
+    assert [item.content[0].text.strip() for item in response.output] == parts
+    *_, last = respond(model=MODEL, input=QUESTION, temperature=0, stream=True)
+    assert [item.content[0].text.strip() for item in last.response.output] == parts
+    fields = {"messages": QUESTION, "max_tokens": 200, "temperature": 0}
+    blocks = served.http.post("/v1/messages", json=fields).json()["content"]
+    assert [block.get("thinking", block.get("text")).strip() for block in blocks] == parts
 
 
 def test_openai_helpers_parse_what_the_server_says(served: Running, scripted: Scripted) -> None:

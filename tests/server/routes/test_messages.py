@@ -298,6 +298,29 @@ def test_a_template_without_tools_takes_a_forced_call_and_its_result(served: Run
     assert answer.usage.cache_read_input_tokens >= len(scripted.tokenizer.encode(prompt)) - 1
 
 
+def test_a_whole_answer_is_the_one_that_its_stream_ends_with(served: Running, make_scripted: Make) -> None:
+    """Texts before, between and behind calls are blocks of their own, in their order."""
+    scripted = make_scripted(QWEN3)
+    for written, cut, kinds in (
+        (f"Let me see.\n{CALL}\nAnd pens?\n{PEN}\nWait.", 0, ["text", "tool_use", "text", "tool_use", "text"]),
+        (f"<think>\nA lamp.\n</think>\n\nSo.\n{CALL}\n{PEN}", 0, ["thinking", "text", "tool_use", "tool_use"]),
+        ("<think>a</think>b <think>c</think>d", 0, ["thinking", "text", "thinking", "text"]),
+        (f"{CALL}<think>\na\n</think>\n{PEN}", 0, ["tool_use", "thinking", "tool_use"]),
+        (CALL, 25, ["tool_use"]),
+        (CALL.replace('{"item": "lamp"}', "7"), 0, ["tool_use"]),
+        (" \n", 0, []),
+    ):
+        scripted.follow(prompt_of(scripted, ASKED, [CHAT_PRICE]) + written + END)
+        length = {"tools": [PRICE], "max_tokens": len(written) + 1 - cut}
+        whole = create(served, **length).to_dict()
+        streaming = streamed(served, **length)[1].to_dict()
+        for message in (whole, streaming):
+            del message["id"], message["usage"]
+            message["content"] = [{**block, "id": ""} for block in message["content"]]
+        assert [block["type"] for block in whole["content"]] == kinds
+        assert whole == {name: streaming.get(name) for name in whole}
+
+
 def test_choices_none_and_one_at_a_time(served: Running, scripted: Scripted) -> None:
     says(scripted, f"{CALL}\n{PEN}" + END, tools=[CHAT_PRICE])
     done = create(served, tools=[PRICE], tool_choice={"type": "none"})

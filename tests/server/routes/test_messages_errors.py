@@ -38,12 +38,14 @@ def said(block: Any) -> dict[str, Any]:
         (said({"type": "document", "source": {}}), "source"),
         (said({"type": "document", "source": PDF}), "whose source is base64 are not supported"),
         (said({"type": "document", "source": {"type": "url", "url": "http://x"}}), "whose source is url"),
-        (said({"type": "document", "source": {"type": "text"}}), "source.text.data"),
+        (said({"type": "document", "source": {"type": "text"}}), "all they have is text"),
         (
             said({"type": "document", "source": {"type": "content", "content": [{"type": "image", "source": PDF}]}}),
-            "(got 'image')",
+            "all they have is text",
         ),
-        (said({"type": "search_result", "title": "Lamps"}), "content"),
+        (said({"type": "search_result", "content": 5}), "all they have is text"),
+        (said({"type": "document", "source": {"type": ["text"]}}), "whose source is ['text']"),
+        (said({"type": "search_result", "title": "Lamps"}), "all they have is text"),
         (
             said({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "document", "source": PDF}]}),
             "whose source is base64 are not supported",
