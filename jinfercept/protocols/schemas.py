@@ -5,7 +5,6 @@ Unknown fields are ignored, as in vLLM; known fields that are not supported are 
 object by its size before its items are validated: a body has room for a million items.
 """
 
-from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
@@ -39,11 +38,6 @@ class Body(BaseModel):
     """Base of all parts of a body."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, populate_by_name=True)
-
-    @cached_property
-    def derived(self) -> dict[str, Any]:
-        """What was computed of this object, by names: a later body may have the same object (`BodyReader`)."""
-        return {}
 
 
 class OutputPart(Body):

@@ -1,18 +1,10 @@
 """Counts the tokens of one HTTP request, for its `usage` and for its log line."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from jinfercept.outputs import FinishReason, RequestOutput
 from jinfercept.request import Request
-
-
-class _Ended(NamedTuple):
-    """Counts of one finished request."""
-
-    tokens: int
-    cached: int
-    reason: FinishReason
 
 
 @final
@@ -28,8 +20,9 @@ class UsageCount:
     def __init__(self, requests: Sequence[Request], details: dict[str, Any], *, silent: bool = False) -> None:
         self._prompt = sum(len(request.prompt_token_ids) for request in requests if request.leader is None)
         self._firsts = {request.id for request in requests if request.leader is None}
-        self._completion = 0
-        self._ended: dict[str, _Ended] = {}
+        self._completion = self._ended_completion = self._cached = 0
+        self._ended: dict[str, tuple[int, int]] = {}  # generated and cached tokens, by request
+        self._reason: FinishReason = "stop"
         self._details, self._silent = details, silent
         details["prompt_tokens"] = self._prompt
 
@@ -44,21 +37,24 @@ class UsageCount:
         completion = output.outputs[0]
         cached = output.num_cached_tokens if output.request_id in self._firsts else 0
         tokens = 0 if self._silent else completion.num_generated
-        self._ended[output.request_id] = _Ended(tokens, cached, completion.finish_reason)
-        reasons = [ended.reason for ended in self._ended.values()]
-        usage = self.body()
+        tokens_before, cached_before = self._ended.get(output.request_id, (0, 0))
+        self._ended[output.request_id] = tokens, cached
+        self._ended_completion += tokens - tokens_before
+        self._cached += cached - cached_before
+        if self._reason not in ("abort", "error"):
+            self._reason = completion.finish_reason
         self._details.update(
-            cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
-            completion_tokens=usage["completion_tokens"],
-            finish_reason=next((reason for reason in reasons if reason in ("abort", "error")), reasons[-1]),
+            cached_tokens=self._cached,
+            completion_tokens=max(self._completion, self._ended_completion),
+            finish_reason=self._reason,
         )
 
     def body(self) -> dict[str, Any]:
         """The current `usage` object."""
-        completion = max(self._completion, sum(ended.tokens for ended in self._ended.values()))
+        completion = max(self._completion, self._ended_completion)
         return {
             "prompt_tokens": self._prompt,
             "completion_tokens": completion,
             "total_tokens": self._prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(ended.cached for ended in self._ended.values())},
+            "prompt_tokens_details": {"cached_tokens": self._cached},
         }

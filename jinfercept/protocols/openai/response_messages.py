@@ -3,14 +3,12 @@
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
 from itertools import groupby
-from operator import is_not
 from typing import Any, final
 
 from jinfercept.chat.futures import placeholder
 from jinfercept.protocols.openai.chat_schemas import CalledFunction, Message, ToolCall
 from jinfercept.protocols.openai.response_items import CALL_OUTPUTS, Item, joined
 from jinfercept.protocols.openai.response_tools import CLIENT_CALLS, called_function, declared_text
-from jinfercept.values.known import KnownObject, derived
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message]:
@@ -48,22 +46,10 @@ class _ItemsOfTurn:
 
     def __init__(self, item: Item) -> None:
         self.round: int = _note(item).get("round", 0)  # of its last calls
-        self.items: list[Item] = []
         self.texts: dict[str, list[str]] = defaultdict(list)
         self.calls: list[tuple[str, str, str]] = []
 
     def message(self) -> Message:
-        """The turn as a message: the same object if an earlier turn had the same items, each of them a `KnownObject`."""
-        first, *rest = [item.derived if isinstance(item, KnownObject) else None for item in self.items]
-        if first is None or None in rest:
-            return self._message()
-        before, message = first.get("turn", ((), None))
-        if message is None or len(before) != len(rest) or any(map(is_not, before, rest)):
-            message = self._message()
-            first["turn"] = rest, message
-        return message
-
-    def _message(self) -> Message:
         fields: dict[str, Any] = {field: "".join(texts) for field, texts in self.texts.items()}
         if self.calls:
             fields["tool_calls"] = [
@@ -106,9 +92,9 @@ class _Messages:
         match item["type"]:
             case kind if kind in CALL_OUTPUTS:
                 name = self._names.get(item["call_id"])
-                self.add(derived(item, ("message", name), lambda item: _client_result(item, name)))
+                self.add(_client_result(item, name))
             case "message" if item["role"] != "assistant":
-                self.add(derived(item, "message", _given))
+                self.add(_given(item))
             case "message" | "reasoning":
                 self._add_text(item)
             case kind if kind in CLIENT_CALLS:
@@ -131,7 +117,6 @@ class _Messages:
         turn = self._turn
         if turn is None or self._has_results or (not turn.calls and not {"content", field}.isdisjoint(turn.texts)):
             turn = self._begin_turn(item)  # content stands behind reasoning
-        turn.items.append(item)
         turn.texts[field].append(text)
 
     def _add_call(self, item: Item, call_id: str, name: str, arguments: str) -> None:
@@ -140,7 +125,6 @@ class _Messages:
         if turn is None or (turn.calls and turn.round != number):
             turn = self._begin_turn(item)
         turn.round = number
-        turn.items.append(item)
         turn.calls.append((call_id, name, arguments))
 
     def _begin_turn(self, item: Item) -> _ItemsOfTurn:
