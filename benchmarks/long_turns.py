@@ -51,7 +51,7 @@ from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.server.http.json_body import BodyReader
+from jinfercept.server.http.json_body import parsed
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.routes.chat_completions import make_chat
 from jinfercept.server.routes.engine_requests import RequestHints
@@ -169,12 +169,12 @@ def of_responses(body: ResponsesBody) -> ChatBody:
     return response_chat_body(body, messages_of(items, body.instructions), ClientTools(body.tools or (), items))
 
 
-PROTOCOLS: dict[str, tuple[Callable[[Work], dict[str, Any]], TypeAdapter[Any], str, Callable[[Any], ChatBody]]] = {
-    "chat": (chat_json, TypeAdapter(ChatBody), "messages", of_chat),
-    "responses": (responses_json, TypeAdapter(ResponsesBody), "input", of_responses),
-    "messages": (messages_json, TypeAdapter(MessagesBody), "messages", anthropic_chat_body),
+PROTOCOLS: dict[str, tuple[Callable[[Work], dict[str, Any]], TypeAdapter[Any], Callable[[Any], ChatBody]]] = {
+    "chat": (chat_json, TypeAdapter(ChatBody), of_chat),
+    "responses": (responses_json, TypeAdapter(ResponsesBody), of_responses),
+    "messages": (messages_json, TypeAdapter(MessagesBody), anthropic_chat_body),
 }
-"""Each protocol's body of a conversation, its schema, the field of its list, and what makes a chat of it."""
+"""Each protocol's body of a conversation, its schema, and what makes a chat of it."""
 
 
 def smollm2(source: str) -> Tokenizer:
@@ -237,11 +237,9 @@ class Door:
         service.chat_options = lambda **more: Service.chat_options(service, **more)
         service.check_chars = lambda texts, param: Service.check_chars(service, texts, param)
         self.service = cast(Service, service)
-        self.bodies = BodyReader()
 
     def forget(self) -> None:
         self.maker.forget_chats()
-        self.bodies = BodyReader()
 
     def queue(self, request: Request) -> None:
         """As an engine queues it."""
@@ -261,12 +259,12 @@ class Door:
 
     def turn(self, protocol: str, work: Work) -> tuple[dict[str, float], Request]:
         """Processor milliseconds by stage, and the request."""
-        make_json, schema, field, convert = PROTOCOLS[protocol]
+        make_json, schema, convert = PROTOCOLS[protocol]
         body = json.dumps(make_json(work)).encode()
         gc.collect()
         with stages() as spent:
             started = time.process_time()
-            read = self.bodies.read(body, schema, field, HINTS.tenant)
+            read = parsed(body, schema)
             spent["read"] = time.process_time() - started
             [request] = make_chat(self.service, convert(read), HINTS, "request")
             total = time.process_time() - started

@@ -34,6 +34,8 @@ from jinfercept.sched.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
+_MOST_TAKEN_IN = 64
+"""Arrivals and aborts that one step takes in: each costs up to a millisecond, for which all running requests wait."""
 MAX_IDLE_S = 1.0
 """Seconds between two polls, at most, while every request is intercepted."""
 
@@ -125,7 +127,8 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request in whatever state it is; an id that is not there is ignored."""
-        self._arrivals.append(request_id)
+        put = self._arrivals.appendleft if request_id in self._requests else self._arrivals.append
+        put(request_id)  # its pages do not wait for many arrivals
         self.wake.set()
 
     @property
@@ -228,7 +231,8 @@ class Engine:
         try:
             self._collect_all(events)
             if first_end is not None:
-                self._poll(events)
+                while self._arrivals:
+                    self._poll(events)
                 self._requests.end_all(*first_end, events)
             change()
         except BaseException as error:
@@ -303,8 +307,8 @@ class Engine:
             self._idle()
 
     def _poll(self, events: list[Event]) -> None:
-        """Take in the arrivals and the results of calls."""
-        while self._arrivals:
+        """Take in the next arrivals, and the results of calls."""
+        for _ in range(min(_MOST_TAKEN_IN, len(self._arrivals))):
             item = self._arrivals.popleft()
             if not isinstance(item, Request):
                 self._requests.abort(item, events)
@@ -315,6 +319,8 @@ class Engine:
                         "request %s waits: the LLM sleeps until wake(); later ones wait without a word", item.id
                     )
                 self._requests.open(item, events)
+        if self._arrivals:
+            self.wake.set()  # the rest is for the next step
         for request_id, results in self._dispatcher.poll():
             self._requests.resume(request_id, results, events)
         if returned := self._dispatcher.poll_started():

@@ -99,6 +99,9 @@ class RequestLifecycle:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._sessions
+
     def reserve(self, request: Request) -> None:
         """Take a request's id and its adapter until it finishes, see `Reservations.take`. From any thread."""
         self._reserved.take(request)

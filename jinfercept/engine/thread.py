@@ -68,7 +68,7 @@ class EngineThread:
             return any(sink is not _ignore for sink in self._sinks.values())
 
     def submit(self, requests: Sequence[Request], sink: Sink) -> None:
-        """Serve requests: an idle engine sees all of them in its first step.
+        """Serve requests: an idle engine sees the first of them in one step, as many as a step takes in.
 
         Args:
             requests: with unique ids.

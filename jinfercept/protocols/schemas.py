@@ -7,7 +7,6 @@ object by its size before its items are validated: a body has room for a million
 
 import re
 from base64 import b64decode
-from functools import cached_property
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
@@ -45,11 +44,6 @@ class Body(BaseModel):
     """Base of all parts of a body."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, populate_by_name=True)
-
-    @cached_property
-    def derived(self) -> dict[str, Any]:
-        """What was computed of this object, by names: a later body may have the same object (`BodyReader`)."""
-        return {}
 
 
 def read_file(part: Any) -> Any:

@@ -30,7 +30,6 @@ from jinfercept.server.access.overload import Overload
 from jinfercept.server.event_bridge import EventBridge
 from jinfercept.server.heap import trim_heap
 from jinfercept.server.http.disconnection import unless_disconnected
-from jinfercept.server.http.json_body import BodyReader
 from jinfercept.server.observe.tracing.current import TRACE
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.server_tools import ServerTools
@@ -111,7 +110,6 @@ class Service:
         self.keys = Keys(options.key_rules())
         self.chat_template = options.template()
         self.ignored: set[str] = set()
-        self.bodies = BodyReader()
         self.tool_history = ToolHistory(options.response_ttl, time.monotonic)
         self.database = database or StateDatabase(options.database_url(), options.state_timeout)
         self.server = new_server(options.state_heartbeat)

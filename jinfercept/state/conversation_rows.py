@@ -21,6 +21,7 @@ from jinfercept.state.queries import (
     insert_new,
     is_live,
     item_rows,
+    wall_clock,
 )
 from jinfercept.state.tables import ConversationItemRow, ConversationRow, digest
 
@@ -72,7 +73,7 @@ def create_conversation(
     session: Session, tenant: str, conversation: StoredConversation, items: Sequence[Item], ttl_s: float
 ) -> int:
     """Insert a conversation; returns its counted bytes."""
-    now, (about, about_bytes) = clock(session), document(conversation.metadata)
+    now, (about, about_bytes) = wall_clock(session), document(conversation.metadata)
     row = {
         "id": conversation.id,
         "tenant": tenant,
@@ -100,7 +101,7 @@ def change_metadata(
     """The conversation with new metadata. Raises 404."""
     row, now, (about, about_bytes) = (
         _row(session, conversation_id, tenant, lock=True),
-        clock(session),
+        wall_clock(session),
         document(metadata),
     )
     changed = {"about": about, "changed_at": now, "expires_at": now + ttl_s}
@@ -192,7 +193,7 @@ def delete_item(session: Session, tenant: str, conversation_id: str, item_id: st
     Raises:
         ApiError: 404 for the conversation; 409 while a response is generated in it.
     """
-    row, now = _row(session, conversation_id, tenant, lock=True), clock(session)
+    row, now = _row(session, conversation_id, tenant, lock=True), wall_clock(session)
     if row.turn_id is not None:
         raise conversation_locked()
     are_wanted = ConversationItemRow.conversation_id == row.id, ConversationItemRow.item == digest(item_id)
@@ -281,7 +282,7 @@ def _row(session: Session, conversation_id: str, tenant: str, *, lock: bool = Fa
 
 
 def _append(session: Session, row: ConversationRow, items: Sequence[Item], ttl_s: float, more: dict[str, Any]) -> int:
-    now, first = clock(session), row.next_place
+    now, first = wall_clock(session), row.next_place
     bodies = [document(item) for item in items]
     rows = item_rows(row.tenant, first, [item["id"] for item in items], conversation_id=row.id)
     sized = [place | {"body": body, "num_bytes": size} for place, (body, size) in zip(rows, bodies, strict=True)]

@@ -33,9 +33,11 @@ from sqlalchemy.orm import Session
 from jinfercept.errors import ConfigError
 from jinfercept.protocols.errors import ApiError
 from jinfercept.state.migrate import create_tables, migrate
+from jinfercept.state.queries import clock
 from jinfercept.state.sqlite_file import ONLY_READS, SpareRoom, deleted_lean, is_damaged, is_full, sqlite_engine
 from jinfercept.state.tables import ServerRow
 from jinfercept.state.tenant_pool import RETRY_S, TenantPool
+from jinfercept.state.trusted_clock import TrustedClock
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ class StateDatabase:
         self.written_bytes = self.written_responses = 0
         self._timeout_s = timeout_s
         self._turn = nullcontext() if self.outlives else threading.Lock()  # in memory there is one connection
-        self._engine = _engine(parsed, timeout_s)
+        self._engine, self._clock = _engine(parsed, timeout_s), TrustedClock()
         self._remote = WeakSet[Any]()  # connections of PostgreSQL
         if parsed.get_backend_name() == "postgresql":
             event.listen(self._engine, "connect", lambda connection, record: self._remote.add(connection))
@@ -181,12 +183,15 @@ class StateDatabase:
             self._spare.hold()
 
     def _transacted[T](self, work: Callable[[Session], T], only_reads: bool, frees: bool) -> T:
-        with self._turn, Session(self._reading if only_reads else self._engine) as session, session.begin():
+        with self._turn, self._session(only_reads) as session, session.begin():
             result = work(session)
             if self._spare is not None and not (only_reads or frees):
                 session.flush()
                 self._spare.check_growth(session)
             return result
+
+    def _session(self, only_reads: bool) -> Session:
+        return Session(self._reading if only_reads else self._engine, info={"clock": self._clock})
 
     def close(self) -> None:
         """Close the threads and connections, those also that wait for a server that does not answer."""
@@ -254,6 +259,7 @@ def full() -> ApiError:
 
 
 def _try_writing(session: Session) -> None:
+    clock(session)
     row = ServerRow(id=f"start-{uuid.uuid4().hex}", seen_at=0.0)
     session.add(row)
     session.flush()

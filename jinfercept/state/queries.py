@@ -11,6 +11,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from jinfercept.protocols.encoding import encode
 from jinfercept.protocols.errors import ApiError
 from jinfercept.state.tables import ServerRow, StateTable, digest
+from jinfercept.state.trusted_clock import TrustedClock
 
 MOST_LOADED_BYTES = 2**26
 """Maximum bytes of documents that one request loads."""
@@ -18,6 +19,8 @@ ROW_BYTES = 1024
 """Bytes that are counted for a row besides its documents."""
 ITEM_BYTES = 256
 """Bytes that are counted for an item besides its document."""
+_CLOCK = "clock"
+"""Id of a row of the servers: the trusted time of the last heartbeat of any."""
 _AT_ONCE = 1000
 """Rows that one statement inserts."""
 
@@ -33,7 +36,22 @@ class ServerClock(NamedTuple):
     lost_s: float
 
 
-def clock(session: Session) -> float:
+def clock(session: Session, *, shared: bool = False) -> float:
+    """The trusted time (`TrustedClock`) in seconds since 1970: rows expire, and servers are lost, by it.
+
+    Args:
+        shared: read what other servers trust, and have them read this.
+    """
+    trusted: TrustedClock = session.info["clock"]
+    stored = select(ServerRow.seen_at).where(ServerRow.id == _CLOCK)
+    stored_s = session.scalar(stored) if shared or not trusted.has_begun else None
+    now = trusted.read(wall_clock(session), stored_s)
+    if shared:
+        replace_row(session, ServerRow, {"id": _CLOCK, "seen_at": now})
+    return now
+
+
+def wall_clock(session: Session) -> float:
     """The time in seconds since 1970: PostgreSQL's own, so that clocks of servers may differ; this machine's for SQLite."""
     if _is_postgresql(session):
         return float(session.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0.0)

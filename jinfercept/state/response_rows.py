@@ -21,6 +21,7 @@ from jinfercept.state.queries import (
     insert_new,
     is_live,
     item_rows,
+    wall_clock,
 )
 from jinfercept.state.tables import OPEN, ConversationItemRow, ResponseItemRow, ResponseRow, digest
 
@@ -78,7 +79,7 @@ def insert_response(
         ApiError: 404 if the response that it continues is gone, 429 if too many of the tenant are in the background.
     """
     response, inputs = documents
-    now = clock(session)
+    now = wall_clock(session)
     in_background = response["background"]
     if in_background:
         _check_background(session, tenant, response["id"], most_background)

@@ -44,7 +44,7 @@ def beat(session: Session, server: ServerClock, generated: Container[str]) -> He
     Args:
         mine: ids of the responses that the server generates, read during the call.
     """
-    replace_row(session, ServerRow, {"id": server.server_id, "seen_at": clock(session)})
+    replace_row(session, ServerRow, {"id": server.server_id, "seen_at": clock(session, shared=True)})
     columns = select(ResponseRow.id, ResponseRow.is_cancelled)
     of_server = ResponseRow.server_id == server.server_id, ResponseRow.status.in_(OPEN)
     rows = session.execute(columns.where(*of_server)).all()

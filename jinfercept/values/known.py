@@ -14,9 +14,9 @@ class KnownObject(dict[str, Any]):
 
     __slots__ = ("derived",)
 
-    def __init__(self, fields: dict[str, Any], derived: dict[Hashable, Any] | None = None) -> None:
+    def __init__(self, fields: dict[str, Any]) -> None:
         super().__init__(fields)
-        self.derived = dict[Hashable, Any]() if derived is None else derived
+        self.derived = dict[Hashable, Any]()
 
 
 def derived[S, T](value: S, name: Hashable, compute: Callable[[S], T]) -> T:

@@ -55,6 +55,31 @@ def test_an_end_of_text_token_ends_the_request_unless_it_is_ignored(depth: int) 
         assert (output.finish_reason, output.stop_reason) == ("length" if ignore else "stop", None)
 
 
+def test_many_requests_that_come_and_go_at_once_hold_up_neither_a_running_one_nor_an_abort() -> None:
+    engine = serve(preserve(), num_pages=40)
+    for name in ("runs", "leaves"):
+        engine.submit(request(name, [1, 2], 60))
+    engine.step()
+    names = [f"r{number}" for number in range(400)]
+    for name in names:
+        engine.submit(request(name, [3, 4], 1))
+    engine.abort("leaves")
+    most, ended = 0, list[str]()
+    for abort in (False, True):
+        if abort:
+            for name in names:
+                engine.abort(name)
+        for _ in range(20):
+            before = len(engine.scheduler.unfinished)
+            events = engine.step()
+            most = max(most, abs(len(engine.scheduler.unfinished) - before))
+            ended += [event.request_id for event in events if isinstance(event, Finished)]
+            assert any(isinstance(event, Token) and event.request_id == "runs" for event in events)
+            assert "leaves" in ended, "its pages are free within a step"
+    assert most < 100
+    assert {*ended} == {*names, "leaves"}
+
+
 @DEPTHS
 def test_the_last_token_allowed_makes_no_call(depth: int) -> None:
     engine = serve(preserve(), num_pages=9, depth=depth)

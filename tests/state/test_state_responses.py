@@ -17,6 +17,7 @@ from jinfercept.state import response_rows, upkeep
 from jinfercept.state.database import StateDatabase
 from jinfercept.state.queries import ServerClock
 from jinfercept.state.tables import ResponseRow
+from jinfercept.state.trusted_clock import TrustedClock
 from jinfercept.state.upkeep import Heartbeat
 from tests.support.gate import Gate
 from tests.support.live_server import END, MODEL, Running, running, until
@@ -207,6 +208,54 @@ def test_a_response_expires_at_all_servers_and_its_row_is_removed(
             server.client.responses.retrieve(done.id)
     monkeypatch.setattr("jinfercept.state.heartbeats._SWEEP_S", 0.0)
     until(lambda: database.run_now(lambda session: session.scalar(select(ResponseRow.id).where(mine))) is None)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_wall_clock_that_is_wrong_for_a_while_removes_nothing(
+    scripted: Scripted, state_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeps = list[float]()
+    sweep, wall_s = upkeep.sweep, time.time
+
+    def counted(*arguments: Any) -> bool:
+        sweeps.append(wall_s())
+        return sweep(*arguments)
+
+    monkeypatch.setattr(upkeep, "sweep", counted)
+    monkeypatch.setattr("jinfercept.state.heartbeats._SWEEP_S", 0.0)
+
+    def is_kept(server: Running) -> bool:
+        """Whether everything is there, after some sweeps."""
+        end = len(sweeps) + 4
+        until(lambda: len(sweeps) > end)
+        server.http.get(f"/v1/conversations/{talk.id}").raise_for_status()
+        return server.client.responses.retrieve(done.id) == done
+
+    says(scripted, "23." + END)
+    options: Any = {"state_url": state_path, "state_heartbeat": 0.05}
+    with running(scripted.llm, **options) as server:
+        done, talk = answer(server), server.client.conversations.create()
+        for days in (0, 2, 0, -2, 2):
+            monkeypatch.setattr(time, "time", lambda days=days: wall_s() + 86400.0 * days)
+            assert is_kept(server), f"{days} days ahead"
+    for days in (2, 2, 0):
+        monkeypatch.setattr(time, "time", lambda days=days: wall_s() + 86400.0 * days)
+        with running(scripted.llm, **options) as server:
+            assert is_kept(server), f"{days} days ahead at a start"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1800.0])
+def test_a_leap_of_the_clock_that_lasts_is_the_time(seconds: float) -> None:
+    now = [0.0]
+    clock = TrustedClock(lambda: now[0])
+    assert clock.read(1000.0, stored_s=10.0) == 1000.0, "after a pause of some minutes"
+    assert clock.read(1020.0) == 1020.0
+    leap = 90_000.0
+    for now[0] in (1.0, 1800.0, 3600.0):
+        assert clock.read(1020.0 + leap + now[0]) == pytest.approx(1020.0 + now[0])
+    now[0] = 3601.0 + seconds
+    assert clock.read(1020.0 + leap + now[0]) == 1020.0 + leap + now[0]
+    assert clock.read(1020.0) == 1020.0, "and back"
 
 
 @pytest.mark.usefixtures("gate")

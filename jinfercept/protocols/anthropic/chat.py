@@ -18,7 +18,6 @@ from jinfercept.protocols.anthropic.schemas import (
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
-    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
     text_block,
@@ -59,14 +58,10 @@ class _ConvertedTurn(NamedTuple):
 
     Attributes:
         calls: names of the tools that it calls, by the ids of calls.
-        results: the ids of calls whose results it has, with the names of their tools.
-        is_constant: whether the same turn with the same names is always converted to this.
     """
 
     messages: list[Message]
     calls: Mapping[str, str] = MappingProxyType({})
-    results: tuple[tuple[str, str | None], ...] = ()
-    is_constant: bool = True
 
 
 def check_message_fields(body: CountTokensBody) -> None:
@@ -191,7 +186,7 @@ def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[InputMessag
     """
     turns: list[tuple[str, list[InputMessage]]] = []
     for number, message in enumerate(messages):
-        for place, block in enumerate(() if "turn" in message.derived else message.blocks):
+        for place, block in enumerate(message.blocks):
             if not isinstance(block, _PLACES[message.role]):
                 field = f"messages[{number}].content[{place}]"
                 raise ApiError.bad(f"a message of role {message.role} has no {block.type} blocks", field)
@@ -205,29 +200,18 @@ def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[InputMessag
 def _converted(
     role: str, turn_messages: Sequence[InputMessage], names: Mapping[str, str], deferred: dict[str, InputTool]
 ) -> _ConvertedTurn:
-    """A turn as messages of a chat: the same objects, if it is one message that was converted before with the same names.
+    """A turn as messages of a chat.
 
     Args:
         names, deferred: as of `_user_turn`.
     """
-    single = turn_messages[0] if len(turn_messages) == 1 else None
-    if (
-        single
-        and (turn := single.derived.get("turn"))
-        and all(names.get(call_id) == name for call_id, name in turn.results)
-    ):
-        return turn
     blocks = [block for message in turn_messages for block in message.blocks]
     if role == "assistant":
-        turn = _assistant_turn(blocks)
-    elif role == "system":
+        return _assistant_turn(blocks)
+    if role == "system":
         text = _joined(block for block in blocks if isinstance(block, TextBlock))
-        turn = _ConvertedTurn([_message("system", content=text)])
-    else:
-        turn = _user_turn(blocks, names, deferred)
-    if single and turn.is_constant:
-        single.derived["turn"] = turn
-    return turn
+        return _ConvertedTurn([_message("system", content=text)])
+    return _user_turn(blocks, names, deferred)
 
 
 def _user_turn(
@@ -240,9 +224,7 @@ def _user_turn(
         deferred: tools that the prompt declares where a result first refers to them, by name; those are removed.
     """
     messages: list[Message] = []
-    results: list[tuple[str, str | None]] = []
     texts: list[TextBlock] = []
-    refers = False
     for block in blocks:
         if isinstance(block, TextBlock):
             texts.append(block)
@@ -251,14 +233,10 @@ def _user_turn(
                 messages.append(_message("user", content=_joined(texts)))
                 texts = []
             name, text = names.get(block.tool_use_id), _result_text(block, deferred)
-            results.append((block.tool_use_id, name))
-            refers |= not isinstance(block.content, str | None) and any(
-                isinstance(part, ToolReferenceBlock) for part in block.content
-            )
             messages.append(_message("tool", tool_call_id=block.tool_use_id, name=name, content=text))
     if texts or not blocks:
         messages.append(_message("user", content=_joined(texts)))
-    return _ConvertedTurn(messages, results=tuple(results), is_constant=not refers)
+    return _ConvertedTurn(messages)
 
 
 def _result_text(block: ToolResultBlock, deferred: dict[str, InputTool]) -> str:

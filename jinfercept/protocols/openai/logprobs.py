@@ -16,6 +16,8 @@ MAX_ENTRIES = 2**20
 """Maximum entries of one body, over all prompts and choices. An entry is one log probability: 60 to 120 bytes of an answer."""
 SMALL_ENTRIES = 2**14
 """Maximum entries of an answer that is encoded on the event loop, within some milliseconds."""
+_CHOICE_ENTRIES = 128
+"""Entries that take as long as a choice without any."""
 _LEAST = -9999.0
 """Replaces minus infinity, which JSON does not have."""
 
@@ -85,6 +87,7 @@ def is_small(outputs: Iterable[RequestOutput], prompt: Sequence[int | None], ans
     """
     total = 0
     for output in outputs:
+        total += _CHOICE_ENTRIES * len(output.outputs)
         total += sum(num_reported(len(output.prompt_tokens), best) for best in prompt)
         total += sum(num_reported(len(completion.token_ids), answer) for completion in output.outputs)
         reported = [completion.routed_experts for completion in output.outputs]

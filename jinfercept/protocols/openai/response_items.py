@@ -27,7 +27,6 @@ from jinfercept.protocols.openai.response_schemas import (
 )
 from jinfercept.protocols.openai.response_tool_schemas import InputTool
 from jinfercept.protocols.openai.response_tools import CLIENT_CALLS
-from jinfercept.values.known import KnownObject
 
 Item = dict[str, Any]
 """A stored item: `id`, `type`, `status`, and the fields of its type."""
@@ -111,7 +110,7 @@ def read_items(
     for index, part in enumerate(body_input):
         if isinstance(part, OtherItem):
             continue
-        item = referred[part.id] if isinstance(part, ItemReference) else _stored(part)
+        item = referred[part.id] if isinstance(part, ItemReference) else _converted(part)
         call_ids |= _call_ids(item)
         if item["type"] in CALL_OUTPUTS:
             call_id = call_ids.get(item["call_id"])
@@ -140,15 +139,6 @@ def _call_ids(item: Item) -> dict[str, str]:
         return {}
     call_id = item["call_id"]
     return {call_id: call_id} | ({item["id"]: call_id} if item["type"] == "local_shell_call" else {})
-
-
-def _stored(item: InputItem) -> Item:
-    if isinstance(item, McpCallItem | ToolSearchOutputItem | AdditionalToolsItem | ItemReference | OtherItem):
-        return _converted(item)
-    if (before := item.derived.get("stored")) is None:
-        stored = item.derived["stored"] = KnownObject(_converted(item))
-        return stored
-    return before if item.id is not None else KnownObject(before | {"id": _new_id(item.type)}, before.derived)
 
 
 def _converted(item: InputItem) -> Item:

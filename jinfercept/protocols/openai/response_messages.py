@@ -2,14 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Container, Iterable
-from operator import is_not
 from typing import Any, final
 
 from jinfercept.chat.futures import placeholder
 from jinfercept.protocols.openai.chat_schemas import CalledFunction, Message, ToolCall
 from jinfercept.protocols.openai.response_items import CALL_OUTPUTS, Item, joined
 from jinfercept.protocols.openai.response_tools import CLIENT_CALLS, called_function, declared_text
-from jinfercept.values.known import KnownObject, derived
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message]:
@@ -47,22 +45,10 @@ class _ItemsOfTurn:
 
     def __init__(self, item: Item) -> None:
         self.round: int = _note(item).get("round", 0)  # of its last calls
-        self.items: list[Item] = []
         self.texts: dict[str, list[str]] = defaultdict(list)
         self.calls: list[tuple[str, str, str]] = []
 
     def message(self) -> Message:
-        """The turn as a message: the same object if an earlier turn had the same items, each of them a `KnownObject`."""
-        first, *rest = [item.derived if isinstance(item, KnownObject) else None for item in self.items]
-        if first is None or None in rest:
-            return self._message()
-        before, message = first.get("turn", ((), None))
-        if message is None or len(before) != len(rest) or any(map(is_not, before, rest)):
-            message = self._message()
-            first["turn"] = rest, message
-        return message
-
-    def _message(self) -> Message:
         fields: dict[str, Any] = {
             field: ("" if field == "content" else "\n\n").join(texts) for field, texts in self.texts.items()
         }
@@ -107,11 +93,11 @@ class _Messages:
         match item["type"]:
             case kind if kind in CALL_OUTPUTS:
                 name = self._names.get(item["call_id"])
-                self._messages.append(derived(item, ("message", name), lambda item: _client_result(item, name)))
+                self._messages.append(_client_result(item, name))
                 if self._turn is not None and self._turn.calls:
                     self._turn = None
             case "message" if item["role"] != "assistant":
-                self.add(derived(item, "message", _given))
+                self.add(_given(item))
             case "message" | "reasoning":
                 self._add_text(item)
             case kind if kind in CLIENT_CALLS:
@@ -134,7 +120,6 @@ class _Messages:
         turn = self._turn
         if turn is None or self._has_results or (not turn.calls and not {"content", field}.isdisjoint(turn.texts)):
             turn = self._begin_turn(item)  # content stands behind reasoning
-        turn.items.append(item)
         turn.texts[field].append(text)
 
     def _add_call(self, item: Item, call_id: str, name: str, arguments: str) -> None:
@@ -143,7 +128,6 @@ class _Messages:
         if turn is None or (turn.calls and turn.round != number):
             turn = self._begin_turn(item)
         turn.round = number
-        turn.items.append(item)
         turn.calls.append((call_id, name, arguments))
 
     def _begin_turn(self, item: Item) -> _ItemsOfTurn:

@@ -11,10 +11,10 @@ from starlette.responses import Response
 from jinfercept.protocols.anthropic.dialect import authorizations
 from jinfercept.protocols.errors import ApiError
 from jinfercept.server.http.access_log import DETAILS
-from jinfercept.server.http.json_body import LISTS, parsed
+from jinfercept.server.http.json_body import parsed
 from jinfercept.server.http.request_body import read_body
 from jinfercept.server.observe.tracing.current import TRACE
-from jinfercept.server.service import BODY_BYTES, Service, service_of, tenant_of
+from jinfercept.server.service import BODY_BYTES, Service, service_of
 
 _SMALL_BYTES = 2**14
 """Largest body that is parsed on the event loop, which takes less than a millisecond."""
@@ -34,7 +34,6 @@ class GuardedRoute(APIRoute):
         handler = super().get_route_handler()
         kind: Any = self.body_field and self.body_field.field_info.annotation
         model = TypeAdapter[Any](kind) if kind else None
-        listed = next((name for name in LISTS if name in getattr(kind, "model_fields", ())), None)
         operation = _OPERATIONS.get(self.path)
 
         async def handle(request: Request) -> Response:
@@ -46,7 +45,7 @@ class GuardedRoute(APIRoute):
             if service.tracing is not None and operation is not None and request.method == "POST":
                 details, headers = request.scope[DETAILS], request.scope["headers"]
                 TRACE.set(service.tracing.begin(operation, self.path, headers, details))
-            return await handler(_JsonRequest(request, service, model, listed))
+            return await handler(_JsonRequest(request, service, model))
 
         return handle
 
@@ -54,9 +53,9 @@ class GuardedRoute(APIRoute):
 class _JsonRequest(Request):
     """A request with a strict JSON body: no NaN, no lone surrogates, bounded nesting."""
 
-    def __init__(self, request: Request, service: Service, model: TypeAdapter[Any] | None, listed: str | None) -> None:
+    def __init__(self, request: Request, service: Service, model: TypeAdapter[Any] | None) -> None:
         super().__init__(request.scope, request.receive)
-        self._service, self._model, self._listed = service, model, listed
+        self._service, self._model = service, model
         self._max_bytes, self._timeout_s = service.options.max_body_size, service.options.body_timeout
         self._read: bytes | None = None
 
@@ -74,5 +73,4 @@ class _JsonRequest(Request):
         self.scope[BODY_BYTES] = len(body)
         if len(body) <= _SMALL_BYTES:
             return parsed(body, self._model)
-        arguments = body, self._model, self._listed, tenant_of(self)
-        return await self._service.prepare(self, lambda: self._service.bodies.read(*arguments))
+        return await self._service.prepare(self, lambda: parsed(body, self._model))

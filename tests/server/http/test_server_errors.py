@@ -1,8 +1,11 @@
 """Errors: wrong and hostile requests get an answer in OpenAI's shape, never a 5xx, and lose no page."""
 
+import asyncio
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from jinfercept.server.routes.tokens import DetokenizeBody, TokenizeBody
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.http_errors import CHAT, JSON, SHORT, shape
 from tests.support.live_server import Running
+from tests.support.scripted_model import Scripted
 
 LONG = "x" * 70_000
 """More than the 65,536 characters that a prompt of a small model may have."""
@@ -126,6 +130,45 @@ def test_a_body_full_of_mistakes_is_refused_for_one(fields: dict[str, Any]) -> N
     with pytest.raises(ValidationError) as refused:
         CompletionBody.model_validate({"prompt": "Hi"} | fields)
     assert refused.value.error_count() <= 2  # one for each branch of a union
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": [f"Hello {number}" for number in range(300)]}),
+        ("/v1/completions", {"prompt": [[65 + number % 50] * 9 for number in range(300)], "add_special_tokens": False}),
+        ("/v1/completions", {"prompt": ["Hello", "Good bye"], "n": 128, "temperature": 1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}] * 100, "n": 128, "temperature": 1}),
+        ("/v1/responses", {"input": [{"role": "user", "content": "Hi"}] * 2000}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}] * 2000}),
+        ("/v1/completions", {"prompt": [65] * 400_000}),
+    ],
+)
+def test_however_much_is_in_a_body_the_event_loop_does_little_at_a_time(
+    served: Running, scripted: Scripted, path: str, fields: dict[str, Any], stream: bool
+) -> None:
+    scripted.follow()
+    limit = {"max_output_tokens" if path == "/v1/responses" else "max_tokens": 1}
+    fields = {"temperature": 0, "stream": stream} | limit | fields
+    first = {name: value[:1] if isinstance(value, list) else value for name, value in fields.items()}
+    served.http.post(path, json=first | ({"n": 1} if "n" in fields else {})).raise_for_status()  # builds schemas
+    loop = next(iter(served.server.server_state.connections)).loop
+    calls, most = 0, 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls, most
+        if event == "call" and frame.f_code is asyncio.Handle._run.__code__:
+            calls = 0
+        calls += event in ("call", "c_call")
+        most = max(most, calls)
+
+    loop.call_soon_threadsafe(sys.setprofile, count)
+    try:
+        assert served.http.post(path, json=fields).status_code in (200, 400)
+    finally:
+        loop.call_soon_threadsafe(sys.setprofile, None)
+    assert 0 < most < 20_000, "calls of functions between two turns of the loop"
 
 
 def test_a_large_body_is_read_off_the_event_loop(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
