@@ -64,6 +64,11 @@ def refusal(model: Any, params: Params) -> str:
     return str(caught.value)
 
 
+def of_example(model: Any) -> Any:
+    """The functions of the example's own class."""
+    return super(type(model), model)
+
+
 def with_layer(change: Any) -> dict[str, Any]:
     """A model's `layer` with what goes into it and comes out of it changed.
 
@@ -72,7 +77,7 @@ def with_layer(change: Any) -> dict[str, Any]:
     """
 
     def layer(self: Any, params: Any, x: Any, positions: Any, kv: Any, attend: Any) -> Any:
-        return change(super(type(self), self).layer, params, x, positions, kv, attend)
+        return change(of_example(self).layer, params, x, positions, kv, attend)
 
     return {"layer": layer}
 
@@ -84,13 +89,13 @@ def with_attend(change: Any) -> dict[str, Any]:
 
 def with_embed(change: Any) -> dict[str, Any]:
     def embed(self: Any, params: Any, tokens: Any, positions: Any) -> Any:
-        return change(super(type(self), self).embed(params, tokens, positions), positions)
+        return change(of_example(self).embed(params, tokens, positions), positions)
 
     return {"embed": embed}
 
 
 def with_head(change: Any) -> dict[str, Any]:
-    return {"head": lambda self, params, x: change(super(type(self), self).head(params, x))}
+    return {"head": lambda self, params, x: change(of_example(self).head(params, x))}
 
 
 def swapped(pair: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -194,7 +199,7 @@ def test_a_config_without_layers_and_weights_of_whole_numbers_are_refused(exampl
 @pytest.mark.parametrize("scoring", [Scoring(window=9), Scoring()])
 def test_a_layer_that_sees_more_than_its_window_is_refused(example, scoring: Scoring) -> None:
     def layer(self: Any, w: Any, x: Any, at: Any, kv: Any, attend: Any, *, kind: str) -> Any:
-        return super(type(self), self).layer(w, x, at, kv, lambda *qkv: attend(*qkv, scoring))
+        return of_example(self).layer(w, x, at, kv, lambda *qkv: attend(*qkv, scoring))
 
     model, params = example.make()
     kinds = {"layer_kinds": ("near", "near"), "layer_window": lambda self, kind: 8}

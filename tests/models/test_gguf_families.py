@@ -47,7 +47,7 @@ def convert(
     architecture: str,
     *,
     numbers: Mapping[str, int] = MappingProxyType({}),
-    values: Mapping[str, Any] = MappingProxyType({}),
+    others: Mapping[str, Any] = MappingProxyType({}),
     factors: Mapping[str, list[float]] = MappingProxyType({}),
     quantised: str | None = None,
     **strings: str,
@@ -55,7 +55,7 @@ def convert(
     """A golden checkpoint, or one in another directory, as a GGUF file in float32.
 
     Args:
-        numbers, strings, values: further metadata, `values` of any type.
+        numbers, strings, others: further metadata, `others` of any type.
         factors: further tensors.
         quantised: type of matrices, but for routers.
     """
@@ -120,7 +120,7 @@ def convert(
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         if "beta_fast" in rope:
             writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
-    for key, value in values.items():
+    for key, value in others.items():
         kind = gguf.GGUFValueType.get_type(value)
         writer.add_key_value(
             key, value, kind, gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
@@ -285,7 +285,7 @@ PATTERN = "attention.sliding_window_pattern"
 def test_the_file_says_which_layers_are_windowed(
     tmp_path: Path, name: str, architecture: str, values: dict[str, Any], expected: str
 ) -> None:
-    convert(name, tmp_path / "m.gguf", architecture, values={f"{architecture}.{key}": v for key, v in values.items()})
+    convert(name, tmp_path / "m.gguf", architecture, others={f"{architecture}.{key}": v for key, v in values.items()})
     config = read_config(tmp_path / "m.gguf")
     assert "".join("f" if kind.window is None else "w" for kind in config.kinds) == expected
 
@@ -306,7 +306,7 @@ def test_the_file_says_which_layers_are_windowed(
 )
 def test_keys_that_change_nothing_are_read_over(tmp_path, name, architecture, values):
     convert(name, tmp_path / "plain.gguf", architecture)
-    convert(name, tmp_path / "m.gguf", architecture, values={f"{architecture}.{key}": v for key, v in values.items()})
+    convert(name, tmp_path / "m.gguf", architecture, others={f"{architecture}.{key}": v for key, v in values.items()})
     assert read_config(tmp_path / "m.gguf") == read_config(tmp_path / "plain.gguf")
 
 
@@ -343,7 +343,7 @@ def test_keys_that_change_nothing_are_read_over(tmp_path, name, architecture, va
     ],
 )
 def test_keys_that_are_read_of_other_architectures_alone_are_refused_by_name(tmp_path, name, architecture, key, value):
-    convert(name, tmp_path / "m.gguf", architecture, values={f"{architecture}.{key}": value})
+    convert(name, tmp_path / "m.gguf", architecture, others={f"{architecture}.{key}": value})
     with pytest.raises(
         ModelError, match=re.escape(f"not understood and could change the model's output; got {architecture}.{key} ")
     ):
@@ -351,12 +351,12 @@ def test_keys_that_are_read_of_other_architectures_alone_are_refused_by_name(tmp
 
 
 def test_factors_of_the_rotation_count_in_every_architecture(tmp_path):
-    convert("llama_gqa", tmp_path / "m.gguf", "llama", values={"llama.rope.scaling.attn_factor": 1.5})
+    convert("llama_gqa", tmp_path / "m.gguf", "llama", others={"llama.rope.scaling.attn_factor": 1.5})
     assert read_config(tmp_path / "m.gguf").rope.attention_factor == 1.5
-    convert("qwen3", tmp_path / "m.gguf", "qwen3", values={"qwen3.rope.scale_linear": 4.0})
+    convert("qwen3", tmp_path / "m.gguf", "qwen3", others={"qwen3.rope.scale_linear": 4.0})
     rope = read_config(tmp_path / "m.gguf").rope
     assert (rope.scaling, rope.factor) == ("linear", 4.0)
-    convert("olmo3", tmp_path / "m.gguf", "olmo2", values={"olmo2.rope.freq_base_swa": 99.0})
+    convert("olmo3", tmp_path / "m.gguf", "olmo2", others={"olmo2.rope.freq_base_swa": 99.0})
     near = read_config(tmp_path / "m.gguf").kinds[0].rope
     assert near is not None
     assert (near.theta, near.scaling) == (99.0, "none")
