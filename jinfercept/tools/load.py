@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,8 @@ from jinfercept.tools.tool_tables import (
     read_tables,
 )
 
-_Source = Callable[[], list[ChatTool]]
+_Source = ChatTool | Callable[[set[str]], list[ChatTool]]
+"""A tool, or the current tools of an MCP server. It takes the names of other tools, and adds its own."""
 
 _CLOSE_S = 5.0
 _END_S = 0.5
@@ -54,12 +55,8 @@ class LoadedTools(AbstractContextManager["LoadedTools"], AbstractAsyncContextMan
 
     @property
     def tools(self) -> list[ChatTool]:
-        """The current tools for `LLM.chat`. Those of an MCP server change; of two tools with one name the first counts."""
-        listed: dict[str, ChatTool] = {}
-        for source in self.sources:
-            for tool in source():
-                listed.setdefault(tool.name, tool)
-        return list(listed.values())
+        """The current tools for `LLM.chat`. Those of an MCP server change."""
+        return tools_of([self])
 
     @property
     def problem(self) -> str | None:
@@ -86,6 +83,13 @@ class LoadedTools(AbstractContextManager["LoadedTools"], AbstractAsyncContextMan
 
     async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.close)
+
+
+def tools_of(files: Iterable[LoadedTools]) -> list[ChatTool]:
+    """The current tools of files. Those of an MCP server have names that no other tool has."""
+    sources = [source for file in files for source in file.sources]
+    taken = {source.name for source in sources if isinstance(source, ChatTool)}
+    return [tool for source in sources for tool in ([source] if isinstance(source, ChatTool) else source(taken))]
 
 
 def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
@@ -196,7 +200,7 @@ class _Loader:
 
         if self._connect:
             self.executor.submit(connect).result.result()
-        chat_tools([tool for source in self._loaded.sources for tool in source()])  # no two of one name
+        chat_tools(self._loaded.tools)  # no two of one name
 
     def _add(
         self,
@@ -207,8 +211,7 @@ class _Loader:
         late: str = TOO_LATE,
     ) -> None:
         queue = queue or CallQueue(limits.max_concurrency)
-        tool = endpoint_tool(declaration, limits, endpoint, self.executor, queue, late)
-        self._loaded.sources.append(lambda: [tool])
+        self._loaded.sources.append(endpoint_tool(declaration, limits, endpoint, self.executor, queue, late))
 
     def _add_server(self, table: McpTable, place: Place) -> None:
         from jinfercept.tools.mcp_server import McpServer
@@ -217,10 +220,10 @@ class _Loader:
         self._loaded.servers.append(server.close)
         self._connect.append(server.start)
 
-        def tools() -> list[ChatTool]:
+        def tools(taken: set[str]) -> list[ChatTool]:
             return [
                 endpoint_tool(declaration, table, endpoint, executor, queue)
-                for declaration, endpoint in server.endpoints()
+                for declaration, endpoint in server.endpoints(taken)
             ]
 
         self._loaded.sources.append(tools)
