@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.errors import ConfigError, shown
@@ -15,7 +15,6 @@ from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.tools.calls import TOO_LATE, CallQueue, CallRequest, Endpoint, declare, endpoint_tool
 from jinfercept.tools.inbox import Inbox
 from jinfercept.tools.python_tool import PythonTool, python_tool, python_tools
-from jinfercept.tools.questions import QUESTION
 from jinfercept.tools.tool_tables import (
     HttpTable,
     Limits,
@@ -27,6 +26,9 @@ from jinfercept.tools.tool_tables import (
     Table,
     read_tables,
 )
+
+if TYPE_CHECKING:
+    from jinfercept.tools.mcp_server import McpServer
 
 _Source = ChatTool | Callable[[set[str]], list[ChatTool]]
 """A tool, or the current tools of an MCP server. It takes the names of other tools, and adds its own."""
@@ -43,14 +45,14 @@ class LoadedTools(AbstractContextManager["LoadedTools"], AbstractAsyncContextMan
     Attributes:
         inbox: where calls wait for a person.
         executor: runs the calls.
-        servers: close MCP servers, within seconds.
+        servers: MCP servers, which start after all tables are checked.
     """
 
     def __init__(self, inbox: Inbox) -> None:
         self.inbox = inbox
         self.sources: list[_Source] = []
         self.executor = ToolExecutor()
-        self.servers: list[Callable[[float], Coroutine[Any, Any, None]]] = []
+        self.servers: list[McpServer] = []
         self.models = ExitStack()
 
     @property
@@ -70,7 +72,7 @@ class LoadedTools(AbstractContextManager["LoadedTools"], AbstractAsyncContextMan
         give_up_s = time.monotonic() + timeout_s
 
         async def end() -> None:
-            await asyncio.gather(*(close(timeout_s) for close in self.servers), return_exceptions=True)
+            await asyncio.gather(*(server.close(timeout_s) for server in self.servers), return_exceptions=True)
 
         if self.servers:
             with suppress(TimeoutError):
@@ -140,7 +142,6 @@ class _Loader:
     def __init__(self, loaded: LoadedTools) -> None:
         self._loaded, self.executor = loaded, loaded.executor
         self._modules: dict[Path, ModuleType] = {}
-        self._connect: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._load: list[Callable[[], None]] = []
 
     def add(self, table: Table, place: Place) -> None:
@@ -170,13 +171,17 @@ class _Loader:
                     table, place, partial(self._loaded.inbox.ask, table.name), late="no person answered within"
                 )
             case McpTable():
-                self._add_server(table, place)
+                from jinfercept.tools.mcp_server import McpServer
+
+                server = McpServer(table, place, self.executor)
+                self._loaded.servers.append(server)
+                self._loaded.sources.append(server.tools)
 
     def _add_asked(
         self, table: ModelTable | PersonTable, place: Place, endpoint: Endpoint, late: str = TOO_LATE
     ) -> None:
         """Make a tool of a model or a person. Raises `ConfigError` for parameters that are no JSON schema."""
-        from jinfercept.tools.schemas import check_of
+        from jinfercept.tools.schemas import QUESTION, check_of
 
         parameters = table.parameters or QUESTION
         check = check_of(parameters, place)
@@ -196,9 +201,9 @@ class _Loader:
             load()
 
         async def connect() -> None:
-            await asyncio.gather(*(start() for start in self._connect))
+            await asyncio.gather(*(server.start() for server in self._loaded.servers))
 
-        if self._connect:
+        if self._loaded.servers:
             self.executor.submit(connect).result.result()
         chat_tools(self._loaded.tools)  # no two of one name
 
@@ -212,18 +217,3 @@ class _Loader:
     ) -> None:
         queue = queue or CallQueue(limits.max_concurrency)
         self._loaded.sources.append(endpoint_tool(declaration, limits, endpoint, self.executor, queue, late))
-
-    def _add_server(self, table: McpTable, place: Place) -> None:
-        from jinfercept.tools.mcp_server import McpServer
-
-        server, queue, executor = McpServer(table, place), CallQueue(table.max_concurrency), self.executor
-        self._loaded.servers.append(server.close)
-        self._connect.append(server.start)
-
-        def tools(taken: set[str]) -> list[ChatTool]:
-            return [
-                endpoint_tool(declaration, table, endpoint, executor, queue)
-                for declaration, endpoint in server.endpoints(taken)
-            ]
-
-        self._loaded.sources.append(tools)

@@ -20,9 +20,10 @@ _STRICTEST = "2025-11-25"
 
 @asynccontextmanager
 async def lenient(transport: AbstractAsyncContextManager[Any], server: str) -> AsyncGenerator[Any]:
-    """The streams of a transport for the SDK, with answers that the SDK accepts.
+    """Streams of messages, as the SDK's `Client` takes them, with answers that it accepts.
 
     Args:
+        transport: its messages, as an asynchronous iterator, and a stream of those for it.
         server: name of the server, for the log.
     """
     inbound, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)

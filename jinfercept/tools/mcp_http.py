@@ -23,7 +23,7 @@ _NO_SESSION = (404, 400, 410)
 async def http_streams(
     server: str, url: str, headers: Mapping[str, str], session_ended: Callable[[], object]
 ) -> AsyncGenerator[Any]:
-    """Streams of messages with a server at a URL, as the SDK's `Client` takes them.
+    """Streams of messages from and to a server at a URL.
 
     Args:
         server: name of the server, for errors.

@@ -42,7 +42,7 @@ class McpProcess:
 
     @asynccontextmanager
     async def streams(self, lost: Callable[[], object]) -> AsyncGenerator[Any]:
-        """Start the process; its streams of messages, as the SDK's `Client` takes them. It has ended afterwards.
+        """Start the process; an iterator over its messages, and a stream of those for it. It has ended afterwards.
 
         Args:
             lost: called when the output of the process ends.
@@ -54,13 +54,11 @@ class McpProcess:
             cwd=self._cwd,
             start_new_session=True,  # so that its own children end with it
         )
-        inbound, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         sent, write = anyio.create_memory_object_stream[SessionMessage](0)
         try:
-            async with inbound, received, sent, write, anyio.create_task_group() as tasks:
-                tasks.start_soon(_read, process, inbound, lost)
+            async with sent, write, anyio.create_task_group() as tasks:
                 tasks.start_soon(_write, process, write)
-                yield received, sent
+                yield _messages(process, lost), sent
                 tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
@@ -94,16 +92,15 @@ class McpProcess:
         self._process = None
 
 
-async def _read(process: Process, inbound: Any, lost: Callable[[], object]) -> None:
+async def _messages(process: Process, lost: Callable[[], object]) -> AsyncGenerator[SessionMessage | Exception]:
     assert process.stdout is not None
     rest = ""
     with suppress(*_PIPE_ERRORS):
         async for text in TextReceiveStream(process.stdout, errors="replace"):
             *lines, rest = (rest + text).split("\n")
             for line in lines:
-                await inbound.send(_message(line))
+                yield _message(line)
     lost()  # before the calls that wait are failed
-    await inbound.aclose()
 
 
 async def _write(process: Process, write: Any) -> None:

@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any, Self, cast, final
 
 from mcp import Client, MCPError
@@ -20,7 +21,9 @@ from mcp_types import CONNECTION_CLOSED, RequestParamsMeta, TextContent, ToolLis
 from mcp_types import Tool as Declared
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from jinfercept.tools.calls import CallFailed, CallRequest, Endpoint, declare
+from jinfercept.chat.function_tools import ChatTool
+from jinfercept.intercept.tool_executor import ToolExecutor
+from jinfercept.tools.calls import CallFailed, CallQueue, CallRequest, declare, endpoint_tool
 from jinfercept.tools.mcp_answers import lenient
 from jinfercept.tools.mcp_http import SESSION_ENDED, UNREACHED, http_streams
 from jinfercept.tools.mcp_process import McpProcess
@@ -68,13 +71,15 @@ class McpServer:
 
     Args:
         place: of the table, for errors.
+        executor: runs the calls.
 
     Raises:
         ConfigError: a variable of its environment or its headers is not set.
     """
 
-    def __init__(self, table: McpTable, place: Place) -> None:
-        self._table, self._place = table, place
+    def __init__(self, table: McpTable, place: Place, executor: ToolExecutor) -> None:
+        self._table, self._place, self._executor = table, place, executor
+        self._queue = CallQueue(table.max_concurrency)
         self._headers = {name: place.expand(value, f"headers.{name}") for name, value in table.headers.items()}
         env = {name: place.expand(value, f"env.{name}") for name, value in table.env.items()}
         command = () if table.command is None else (table.command, *table.args)
@@ -103,8 +108,8 @@ class McpServer:
             await asyncio.wait([self._task], timeout=timeout_s)
         self._process.kill()
 
-    def endpoints(self, taken: set[str]) -> list[tuple[dict[str, Any], Endpoint]]:
-        """Declarations and endpoints of the current tools.
+    def tools(self, taken: set[str]) -> list[ChatTool]:
+        """The current tools.
 
         Args:
             taken: names of other tools; the names of these are added. A tool whose name is taken gets a number at its end.
@@ -112,11 +117,17 @@ class McpServer:
         """
         prefix, names = self._table.prefix, dict[str, str]()
         for name in sorted(self._tools, key=lambda name: (_offered(prefix + name, "") != prefix + name, name)):
-            endings = ["", *(f"_{number}" for number in range(2, len(taken) + 3))]
+            endings = (f"_{number}" if number > 1 else "" for number in count(1))
             names[name] = next(free for ending in endings if (free := _offered(prefix + name, ending)) not in taken)
             taken.add(names[name])
         return [
-            (declare(names[name], tool.description or "", tool.input_schema), partial(self._call, name))
+            endpoint_tool(
+                declare(names[name], tool.description or "", tool.input_schema),
+                self._table,
+                partial(self._call, name),
+                self._executor,
+                self._queue,
+            )
             for name, tool in self._tools.items()
         ]
 
