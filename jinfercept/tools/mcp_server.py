@@ -136,13 +136,13 @@ class McpServer:
 
         A call that was refused since its session had ended has not run, and is sent once more in a new session.
         """
-        table = self._table
+        server = f"the MCP server {self._table.name}"
         meta = cast(RequestParamsMeta, dict(request.call.trace)) if request.call.trace else None
         for _ in range(2):
             connection = self._connection
             await connection.settled.wait()
             if connection.client is None or connection.lost.is_set():
-                raise CallFailed(f"the MCP server {table.name} is not there ({self._problem}); it is tried again")
+                raise CallFailed(f"{server} is not there ({self._problem}); it is tried again")
             call = asyncio.ensure_future(connection.client.call_tool(name, dict(request.arguments), meta=meta))
             connection.calls.add(call)
             call.add_done_callback(connection.calls.discard)
@@ -154,20 +154,16 @@ class McpServer:
                 if error.data == UNREACHED:
                     connection.changed.set()  # it may come back with other tools
                 if error.code == CONNECTION_CLOSED and connection.lost.is_set():
-                    raise CallFailed(
-                        f"the MCP server {table.name} was lost during the call, it is tried again"
-                    ) from error
+                    raise CallFailed(f"{server} was lost during the call, it is tried again") from error
                 raise CallFailed(str(error)) from error
             except ValueError as error:
-                raise CallFailed(f"the MCP server {table.name} sent no result of a tool: {error}") from error
+                raise CallFailed(f"{server} sent no result of a tool: {error}") from error
             [text] = result.content  # of `lenient`
             assert isinstance(text, TextContent)
             if result.is_error:
                 raise CallFailed(text.text)
             return text.text
-        raise CallFailed(
-            f"the MCP server {table.name} ended two sessions before they ran the call; call it again later"
-        )
+        raise CallFailed(f"{server} ended two sessions before they ran the call; call it again later")
 
     async def _stay(self) -> None:
         pause_s, connection = _FIRST_PAUSE_S, self._connection
@@ -202,12 +198,10 @@ class McpServer:
                 limit.reschedule(None)
                 self._connection, self._problem, connection.client = connection, "its connection ended", client
                 connection.settled.set()
-                following = [
-                    group.create_task(self._renew(connection, client)),
-                    group.create_task(_listen(connection, client)),
-                ]
+                following = self._renew(connection, client), _listen(connection, client)
+                tasks = [group.create_task(work) for work in following]
                 await connection.lost.wait()
-                for task in following:
+                for task in tasks:
                     task.cancel()
                 if connection.calls:
                     await asyncio.wait(connection.calls)
