@@ -9,7 +9,7 @@ from jinfercept.chat.function_tools import ChatTool
 from jinfercept.errors import ConfigError
 from jinfercept.protocols.errors import ApiError
 from jinfercept.tools.inbox import Inbox
-from jinfercept.tools.load import LoadedTools, load_tools
+from jinfercept.tools.load import LoadedTools, load_tools, tools_of
 
 _FIELD = "jinfercept.server_tools"
 _CLOSE_S = 0.5
@@ -48,12 +48,8 @@ class ServerTools:
 
     @property
     def tools(self) -> dict[str, ChatTool]:
-        """The current tools by name; those of an MCP server change. Of two tools with one name the first counts."""
-        listed: dict[str, ChatTool] = {}
-        for file in self._loaded:
-            for tool in file.tools:
-                listed.setdefault(tool.name, tool)
-        return listed
+        """The current tools by name; those of an MCP server change."""
+        return {tool.name: tool for tool in tools_of(self._loaded)}
 
     def offered(self, chosen: bool | Sequence[str] | None, client_tools: Collection[str]) -> list[ChatTool]:
         """The server's tools that a request is offered.
@@ -98,11 +94,9 @@ def open_server_tools(paths: Sequence[str]) -> Generator[ServerTools]:
         ends.callback(tools.close)
         for path in paths:
             loaded.append(load_tools(path, inbox))  # noqa: PERF401 # they are closed if a later file fails
-        names = [tool.name for file in loaded for tool in file.tools]
+        names = [tool.name for tool in tools_of(loaded)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ConfigError(
-                "two files have a tool of one name", got=", ".join(twice), fix="rename one; MCP servers take a prefix"
-            )
+            raise ConfigError("two files have a tool of one name", got=", ".join(twice), fix="rename one")
         tools.inbox = inbox if inbox.tools else None
         yield tools

@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.errors import ConfigError, shown
@@ -15,7 +15,6 @@ from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.tools.calls import TOO_LATE, CallQueue, CallRequest, Endpoint, declare, endpoint_tool
 from jinfercept.tools.inbox import Inbox
 from jinfercept.tools.python_tool import PythonTool, python_tool, python_tools
-from jinfercept.tools.questions import QUESTION
 from jinfercept.tools.tool_tables import (
     HttpTable,
     Limits,
@@ -28,7 +27,11 @@ from jinfercept.tools.tool_tables import (
     read_tables,
 )
 
-_Source = Callable[[], list[ChatTool]]
+if TYPE_CHECKING:
+    from jinfercept.tools.mcp_server import McpServer
+
+_Source = ChatTool | Callable[[set[str]], list[ChatTool]]
+"""A tool, or the current tools of an MCP server. It takes the names of other tools, and adds its own."""
 
 _CLOSE_S = 5.0
 _END_S = 0.5
@@ -42,24 +45,20 @@ class LoadedTools(AbstractContextManager["LoadedTools"], AbstractAsyncContextMan
     Attributes:
         inbox: where calls wait for a person.
         executor: runs the calls.
-        servers: close MCP servers, within seconds.
+        servers: MCP servers, which start after all tables are checked.
     """
 
     def __init__(self, inbox: Inbox) -> None:
         self.inbox = inbox
         self.sources: list[_Source] = []
         self.executor = ToolExecutor()
-        self.servers: list[Callable[[float], Coroutine[Any, Any, None]]] = []
+        self.servers: list[McpServer] = []
         self.models = ExitStack()
 
     @property
     def tools(self) -> list[ChatTool]:
-        """The current tools for `LLM.chat`. Those of an MCP server change; of two tools with one name the first counts."""
-        listed: dict[str, ChatTool] = {}
-        for source in self.sources:
-            for tool in source():
-                listed.setdefault(tool.name, tool)
-        return list(listed.values())
+        """The current tools for `LLM.chat`. Those of an MCP server change."""
+        return tools_of([self])
 
     @property
     def problem(self) -> str | None:
@@ -73,7 +72,7 @@ class LoadedTools(AbstractContextManager["LoadedTools"], AbstractAsyncContextMan
         give_up_s = time.monotonic() + timeout_s
 
         async def end() -> None:
-            await asyncio.gather(*(close(timeout_s) for close in self.servers), return_exceptions=True)
+            await asyncio.gather(*(server.close(timeout_s) for server in self.servers), return_exceptions=True)
 
         if self.servers:
             with suppress(TimeoutError):
@@ -86,6 +85,13 @@ class LoadedTools(AbstractContextManager["LoadedTools"], AbstractAsyncContextMan
 
     async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.close)
+
+
+def tools_of(files: Iterable[LoadedTools]) -> list[ChatTool]:
+    """The current tools of files. Those of an MCP server have names that no other tool has."""
+    sources = [source for file in files for source in file.sources]
+    taken = {source.name for source in sources if isinstance(source, ChatTool)}
+    return [tool for source in sources for tool in ([source] if isinstance(source, ChatTool) else source(taken))]
 
 
 def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
@@ -136,7 +142,6 @@ class _Loader:
     def __init__(self, loaded: LoadedTools) -> None:
         self._loaded, self.executor = loaded, loaded.executor
         self._modules: dict[Path, ModuleType] = {}
-        self._connect: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._load: list[Callable[[], None]] = []
 
     def add(self, table: Table, place: Place) -> None:
@@ -166,13 +171,17 @@ class _Loader:
                     table, place, partial(self._loaded.inbox.ask, table.name), late="no person answered within"
                 )
             case McpTable():
-                self._add_server(table, place)
+                from jinfercept.tools.mcp_server import McpServer
+
+                server = McpServer(table, place, self.executor)
+                self._loaded.servers.append(server)
+                self._loaded.sources.append(server.tools)
 
     def _add_asked(
         self, table: ModelTable | PersonTable, place: Place, endpoint: Endpoint, late: str = TOO_LATE
     ) -> None:
         """Make a tool of a model or a person. Raises `ConfigError` for parameters that are no JSON schema."""
-        from jinfercept.tools.schemas import check_of
+        from jinfercept.tools.schemas import QUESTION, check_of
 
         parameters = table.parameters or QUESTION
         check = check_of(parameters, place)
@@ -192,11 +201,11 @@ class _Loader:
             load()
 
         async def connect() -> None:
-            await asyncio.gather(*(start() for start in self._connect))
+            await asyncio.gather(*(server.start() for server in self._loaded.servers))
 
-        if self._connect:
+        if self._loaded.servers:
             self.executor.submit(connect).result.result()
-        chat_tools([tool for source in self._loaded.sources for tool in source()])  # no two of one name
+        chat_tools(self._loaded.tools)  # no two of one name
 
     def _add(
         self,
@@ -207,20 +216,4 @@ class _Loader:
         late: str = TOO_LATE,
     ) -> None:
         queue = queue or CallQueue(limits.max_concurrency)
-        tool = endpoint_tool(declaration, limits, endpoint, self.executor, queue, late)
-        self._loaded.sources.append(lambda: [tool])
-
-    def _add_server(self, table: McpTable, place: Place) -> None:
-        from jinfercept.tools.mcp_server import McpServer
-
-        server, queue, executor = McpServer(table, place), CallQueue(table.max_concurrency), self.executor
-        self._loaded.servers.append(server.close)
-        self._connect.append(server.start)
-
-        def tools() -> list[ChatTool]:
-            return [
-                endpoint_tool(declaration, table, endpoint, executor, queue)
-                for declaration, endpoint in server.endpoints()
-            ]
-
-        self._loaded.sources.append(tools)
+        self._loaded.sources.append(endpoint_tool(declaration, limits, endpoint, self.executor, queue, late))

@@ -3,6 +3,7 @@
 The SDK's own client for such servers waits for fixed times when it ends one, and does not say which process it is.
 """
 
+import json
 import os
 import signal
 import time
@@ -15,7 +16,7 @@ from anyio.abc import Process
 from anyio.streams.text import TextReceiveStream
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
-from mcp_types import jsonrpc_message_adapter
+from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
 _POLL_S = 0.01
 _EXIT_S = 2.0
@@ -29,20 +30,23 @@ class McpProcess:
     Args:
         env: variables beside those of the SDK.
         cwd: its working directory.
-        lost: called when the output of a started process ends.
 
     Attributes:
         end_s: time until which a process may take to end, in seconds of `time.monotonic`; None: twice `_EXIT_S`.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: str, lost: Callable[[], object]) -> None:
-        self._command, self._env, self._cwd, self._lost = command, env, cwd, lost
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
+        self._command, self._env, self._cwd = command, env, cwd
         self._process: Process | None = None
         self.end_s: float | None = None
 
     @asynccontextmanager
-    async def streams(self) -> AsyncGenerator[Any]:
-        """Start the process; its streams of messages, as the SDK's `Client` takes them. It has ended afterwards."""
+    async def streams(self, lost: Callable[[], object]) -> AsyncGenerator[Any]:
+        """Start the process; an iterator over its messages, and a stream of those for it. It has ended afterwards.
+
+        Args:
+            lost: called when the output of the process ends.
+        """
         self._process = process = await anyio.open_process(
             self._command,
             env=get_default_environment() | dict(self._env),
@@ -50,13 +54,11 @@ class McpProcess:
             cwd=self._cwd,
             start_new_session=True,  # so that its own children end with it
         )
-        inbound, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         sent, write = anyio.create_memory_object_stream[SessionMessage](0)
         try:
-            async with inbound, received, sent, write, anyio.create_task_group() as tasks:
-                tasks.start_soon(self._read, process, inbound)
+            async with sent, write, anyio.create_task_group() as tasks:
                 tasks.start_soon(_write, process, write)
-                yield received, sent
+                yield _messages(process, lost), sent
                 tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
@@ -66,17 +68,6 @@ class McpProcess:
         """End the process and its children at once."""
         if self._process is not None:
             _signal(self._process, signal.SIGKILL)
-
-    async def _read(self, process: Process, inbound: Any) -> None:
-        assert process.stdout is not None
-        rest = ""
-        with suppress(*_PIPE_ERRORS, UnicodeDecodeError):
-            async for text in TextReceiveStream(process.stdout):
-                *lines, rest = (rest + text).split("\n")
-                for line in lines:
-                    await inbound.send(_message(line))
-        await inbound.aclose()
-        self._lost()
 
     async def _end(self, process: Process) -> None:
         """Close its input, then terminate it, then kill it; what is left of its group is killed too."""
@@ -101,6 +92,17 @@ class McpProcess:
         self._process = None
 
 
+async def _messages(process: Process, lost: Callable[[], object]) -> AsyncGenerator[SessionMessage | Exception]:
+    assert process.stdout is not None
+    rest = ""
+    with suppress(*_PIPE_ERRORS):
+        async for text in TextReceiveStream(process.stdout, errors="replace"):
+            *lines, rest = (rest + text).split("\n")
+            for line in lines:
+                yield _message(line)
+    lost()  # before the calls that wait are failed
+
+
 async def _write(process: Process, write: Any) -> None:
     assert process.stdin is not None
     with suppress(*_PIPE_ERRORS):
@@ -113,17 +115,20 @@ def _message(line: str) -> SessionMessage | Exception:
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValueError as error:
+        problem = ErrorData(code=PARSE_ERROR, message=f"the answer is no JSON-RPC: {line[:200]}")
+        with suppress(ValueError, LookupError, TypeError):  # a call that waits for it fails
+            answer = json.loads(line)
+            if "method" not in answer:
+                return SessionMessage(JSONRPCError(jsonrpc="2.0", id=answer["id"], error=problem))
         return error
 
 
 async def _has_ended(process: Process, timeout_s: float) -> bool:
     """Whether the process ends in time. Its children may hold its pipes, so that `process.wait` is no answer."""
-    give_up_s = time.monotonic() + timeout_s
-    while process.returncode is None:
-        if time.monotonic() >= give_up_s:
-            return False
-        await anyio.sleep(_POLL_S)
-    return True
+    with anyio.move_on_after(timeout_s):
+        while process.returncode is None:
+            await anyio.sleep(_POLL_S)
+    return process.returncode is not None
 
 
 def _signal(process: Process, number: signal.Signals) -> None:

@@ -1,39 +1,31 @@
 """An MCP server as a source of tools: it is started or connected, its tools are listed, and a lost connection is renewed.
 
-One task holds the connection; calls come from other tasks. Calls without a connection fail at once.
+A task of its own holds each connection; calls come from other tasks. Calls without a connection fail at once.
 """
 
 import asyncio
-import json
 import logging
 import os
 import re
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast, final
+from itertools import count
+from typing import Any, Self, cast, final
 
-import httpx2
 from mcp import Client, MCPError
 from mcp.client import IncomingMessage
-from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import SubscriptionLost
-from mcp_types import (
-    CONNECTION_CLOSED,
-    AudioContent,
-    CallToolResult,
-    EmbeddedResource,
-    ImageContent,
-    RequestParamsMeta,
-    TextContent,
-    TextResourceContents,
-    ToolListChangedNotification,
-)
+from mcp_types import CONNECTION_CLOSED, RequestParamsMeta, TextContent, ToolListChangedNotification
 from mcp_types import Tool as Declared
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from jinfercept.tools.calls import CallFailed, CallRequest, Endpoint, declare
+from jinfercept.chat.function_tools import ChatTool
+from jinfercept.intercept.tool_executor import ToolExecutor
+from jinfercept.tools.calls import CallFailed, CallQueue, CallRequest, declare, endpoint_tool
+from jinfercept.tools.mcp_answers import lenient
+from jinfercept.tools.mcp_http import SESSION_ENDED, UNREACHED, http_streams
 from jinfercept.tools.mcp_process import McpProcess
 from jinfercept.tools.tool_tables import McpTable, Place
 
@@ -42,11 +34,35 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 30.0
 _MAX_PAGES = 100
-_ENDED = "its connection ended"
-_SESSION_LOST = "Session terminated"
-"""The SDK's message, without a code of its own, when an HTTP server has ended a session."""
+_MAX_NAME_CHARS = 64
 
 _NO_NAME = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+@final
+@dataclass(eq=False)
+class _McpConnection:
+    """A connection, or an attempt at one.
+
+    Attributes:
+        client: None until the tools are listed.
+        settled: set when the tools are listed, or the attempt has failed.
+        lost: set when no more calls may use it.
+        changed: set when the tools have to be listed again.
+        calls: those that wait for an answer.
+        successor: follows it at once, as the server has ended its session.
+    """
+
+    client: Client | None = None
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    calls: set[asyncio.Future[Any]] = field(default_factory=set)
+    successor: Self | None = None
+
+    async def hear(self, message: IncomingMessage) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            self.changed.set()
 
 
 @final
@@ -55,34 +71,34 @@ class McpServer:
 
     Args:
         place: of the table, for errors.
+        executor: runs the calls.
 
     Raises:
         ConfigError: a variable of its environment or its headers is not set.
     """
 
-    def __init__(self, table: McpTable, place: Place) -> None:
-        self._table, self._place = table, place
+    def __init__(self, table: McpTable, place: Place, executor: ToolExecutor) -> None:
+        self._table, self._place, self._executor = table, place, executor
+        self._queue = CallQueue(table.max_concurrency)
         self._headers = {name: place.expand(value, f"headers.{name}") for name, value in table.headers.items()}
         env = {name: place.expand(value, f"env.{name}") for name, value in table.env.items()}
         command = () if table.command is None else (table.command, *table.args)
         cwd = os.path.abspath(table.cwd or ".")  # a tool may change the working directory later
-        self._process = McpProcess(command, env, cwd, self._note_lost)
-        self._tools: tuple[Declared, ...] = ()
-        self._client: Client | None = None
-        self._problem = _ENDED
-        self._lost = asyncio.Event()
-        self._changed = asyncio.Event()
+        self._process = McpProcess(command, env, cwd)
+        self._tools: dict[str, Declared] = {}
+        self._connection = _McpConnection()
+        self._problem = ""
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Connect, and reconnect whenever the connection is lost. Raises `ConfigError` if the first attempt fails."""
-        connected = asyncio.get_running_loop().create_future()
-        self._task = asyncio.ensure_future(self._stay(connected))
-        if problem := await connected:
+        self._task = asyncio.ensure_future(self._stay())
+        await self._connection.settled.wait()
+        if self._connection.client is None:
             await self.close()
             source = self._table.url or " ".join([self._table.command or "", *self._table.args])
             fix = "try it by hand; connect_timeout_s gives it more time"
-            raise self._place.error(f"the MCP server does not start: {problem}", source, fix)
+            raise self._place.error(f"the MCP server does not start: {self._problem}", source, fix)
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Disconnect, and end a server that was started here; after the time-out it is killed."""
@@ -92,131 +108,164 @@ class McpServer:
             await asyncio.wait([self._task], timeout=timeout_s)
         self._process.kill()
 
-    def endpoints(self) -> list[tuple[dict[str, Any], Endpoint]]:
-        """Declarations and endpoints of the current tools."""
+    def tools(self, taken: set[str]) -> list[ChatTool]:
+        """The current tools.
+
+        Args:
+            taken: names of other tools; the names of these are added. A tool whose name is taken gets a number at its end.
+                Which one does not depend on the order of the server's list.
+        """
+        prefix, names = self._table.prefix, dict[str, str]()
+        for name in sorted(self._tools, key=lambda name: (_offered(prefix + name, "") != prefix + name, name)):
+            endings = (f"_{number}" if number > 1 else "" for number in count(1))
+            names[name] = next(free for ending in endings if (free := _offered(prefix + name, ending)) not in taken)
+            taken.add(names[name])
         return [
-            (
-                declare(
-                    _NO_NAME.sub("_", self._table.prefix + tool.name)[:64], tool.description or "", tool.input_schema
-                ),
-                partial(self._call, tool.name),
+            endpoint_tool(
+                declare(names[name], tool.description or "", tool.input_schema),
+                self._table,
+                partial(self._call, name),
+                self._executor,
+                self._queue,
             )
-            for tool in self._tools
+            for name, tool in self._tools.items()
         ]
 
     async def _call(self, name: str, request: CallRequest) -> str:
-        """Call a tool. Raises `CallFailed` for an error result, and without a connection."""
-        client = self._client
-        if client is None:
-            raise CallFailed(f"the MCP server {self._table.name} is not there ({self._problem}); it is tried again")
-        try:
-            meta = cast(RequestParamsMeta, dict(request.call.trace)) if request.call.trace else None
-            result = await client.call_tool(name, dict(request.arguments), meta=meta)
-        except MCPError as error:
-            if error.code != CONNECTION_CLOSED and error.message != _SESSION_LOST:
-                raise CallFailed(str(error)) from error
-            if self._client is client:
-                self._lost.set()
-            raise CallFailed(
-                f"the MCP server {self._table.name} was lost during the call, it is tried again"
-            ) from error
-        if result.is_error:
-            raise CallFailed(result_text(result))
-        return result_text(result)
+        """Call a tool. Raises `CallFailed` for an error result, and without a connection.
 
-    async def _stay(self, connected: asyncio.Future[str | None]) -> None:
-        pause_s = _FIRST_PAUSE_S
-        while True:
+        A call that was refused since its session had ended has not run, and is sent once more in a new session.
+        """
+        server = f"the MCP server {self._table.name}"
+        meta = cast(RequestParamsMeta, dict(request.call.trace)) if request.call.trace else None
+        for _ in range(2):
+            connection = self._connection
+            await connection.settled.wait()
+            if connection.client is None or connection.lost.is_set():
+                raise CallFailed(f"{server} is not there ({self._problem}); it is tried again")
+            call = asyncio.ensure_future(connection.client.call_tool(name, dict(request.arguments), meta=meta))
+            connection.calls.add(call)
+            call.add_done_callback(connection.calls.discard)
             try:
-                async with asyncio.timeout(self._table.connect_timeout_s) as limit, self._connect() as client:
-                    self._tools = await self._list(client)
-                    limit.reschedule(None)
-                    self._client, self._problem, since_s = client, _ENDED, time.monotonic()
-                    if not connected.done():
-                        connected.set_result(None)
-                    await self._until_lost(client)
-                    if (
-                        time.monotonic() - since_s > _LONGEST_PAUSE_S
-                    ):  # a server that ends at once keeps the longer pause
-                        pause_s = _FIRST_PAUSE_S
-            except (Exception, BaseExceptionGroup) as error:
-                self._problem = _describe(error)
-            finally:
-                self._client = None
-            if not connected.done():
-                connected.set_result(self._problem)
-                return
-            log.warning("the MCP server %s was lost: %s", self._table.name, self._problem)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    @asynccontextmanager
-    async def _connect(self) -> AsyncGenerator[Client]:
-        table = self._table
-        self._lost.clear()
-        self._changed.clear()
-        if table.url is not None:
-            async with (
-                httpx2.AsyncClient(headers=self._headers, timeout=httpx2.Timeout(30.0, read=None)) as http,
-                Client(streamable_http_client(table.url, http_client=http), message_handler=self._hear) as client,
-            ):
-                yield client
-        else:
-            async with Client(self._process.streams(), message_handler=self._hear) as client:
-                yield client
-
-    def _note_lost(self) -> None:
-        self._client = None
-        self._lost.set()
-
-    async def _until_lost(self, client: Client) -> None:
-        """Lists the tools again after each change; returns when the connection is lost."""
-        async with asyncio.TaskGroup() as group:
-            renewing = group.create_task(self._renew(client))
-            listening = group.create_task(self._listen(client))
-            await self._lost.wait()
-            renewing.cancel()
-            listening.cancel()
-
-    async def _renew(self, client: Client) -> None:
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            try:
-                self._tools = await self._list(client)
+                result = await call
             except MCPError as error:
-                log.warning("the tools of the MCP server %s cannot be listed: %s", self._table.name, error)
+                if error.data == SESSION_ENDED:
+                    continue
+                if error.data == UNREACHED:
+                    connection.changed.set()  # it may come back with other tools
+                if error.code == CONNECTION_CLOSED and connection.lost.is_set():
+                    raise CallFailed(f"{server} was lost during the call, it is tried again") from error
+                raise CallFailed(str(error)) from error
+            except ValueError as error:
+                raise CallFailed(f"{server} sent no result of a tool: {error}") from error
+            [text] = result.content  # of `lenient`
+            assert isinstance(text, TextContent)
+            if result.is_error:
+                raise CallFailed(text.text)
+            return text.text
+        raise CallFailed(f"{server} ended two sessions before they ran the call; call it again later")
 
-    async def _listen(self, client: Client) -> None:
-        """Subscribe to changes of the tools, for protocol versions in which servers do not announce them."""
-        capability = client.server_capabilities.tools
-        if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or capability is None or not capability.list_changed:
-            return
+    async def _stay(self) -> None:
+        pause_s, connection = _FIRST_PAUSE_S, self._connection
+        async with asyncio.TaskGroup() as group:
+            while True:
+                since_s, serving = time.monotonic(), group.create_task(self._serve(connection))
+                await connection.lost.wait()
+                if connection.successor is not None:  # while the other calls of the old session end
+                    connection = connection.successor
+                    continue
+                await asyncio.wait([serving])
+                log.warning("the MCP server %s was lost: %s", self._table.name, self._problem)
+                if time.monotonic() - since_s > _LONGEST_PAUSE_S:  # a server that ends at once keeps the longer pause
+                    pause_s = _FIRST_PAUSE_S
+                await asyncio.sleep(pause_s)
+                pause_s, connection = min(2 * pause_s, _LONGEST_PAUSE_S), _McpConnection()
+
+    async def _serve(self, connection: _McpConnection) -> None:
+        """Connect, and keep the list of the tools until the connection is lost and its calls have ended."""
+        table = self._table
+        if table.url is None:
+            streams = self._process.streams(connection.lost.set)
+        else:
+            streams = http_streams(table.name, table.url, self._headers, partial(self._replace, connection))
+        try:
+            async with (
+                asyncio.timeout(table.connect_timeout_s) as limit,
+                Client(lenient(streams, table.name), message_handler=connection.hear) as client,
+                asyncio.TaskGroup() as group,
+            ):
+                self._tools = await self._list(client)
+                limit.reschedule(None)
+                self._connection, self._problem, connection.client = connection, "its connection ended", client
+                connection.settled.set()
+                following = self._renew(connection, client), _listen(connection, client)
+                tasks = [group.create_task(work) for work in following]
+                await connection.lost.wait()
+                for task in tasks:
+                    task.cancel()
+                if connection.calls:
+                    await asyncio.wait(connection.calls)
+        except (Exception, BaseExceptionGroup) as error:
+            self._problem = _describe(error)
+        finally:
+            connection.settled.set()
+            connection.lost.set()
+
+    def _replace(self, connection: _McpConnection) -> None:
+        """Connect anew, since the server has ended the session of a connection."""
+        if connection.client is not None and not connection.lost.is_set():
+            connection.successor = self._connection = _McpConnection()
+            connection.lost.set()
+
+    async def _renew(self, connection: _McpConnection, client: Client) -> None:
         pause_s = _FIRST_PAUSE_S
         while True:
-            with suppress(MCPError, SubscriptionLost):
-                async with client.listen(tools_list_changed=True) as events:
-                    async for _ in events:
-                        self._changed.set()
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            self._changed.set()  # changes between two subscriptions are not announced
+            await connection.changed.wait()
+            connection.changed.clear()
+            try:
+                self._tools, pause_s = await self._list(client), _FIRST_PAUSE_S
+            except (MCPError, ValueError) as error:
+                log.warning("the tools of the MCP server %s cannot be listed: %s", self._table.name, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                connection.changed.set()
 
-    async def _hear(self, message: IncomingMessage) -> None:
-        if isinstance(message, ToolListChangedNotification):
-            self._changed.set()
-
-    async def _list(self, client: Client) -> tuple[Declared, ...]:
-        tools: list[Declared] = []
-        cursor: str | None = None
+    async def _list(self, client: Client) -> dict[str, Declared]:
+        """The tools by name, without those that the table excludes. Of two with one name the first counts."""
+        table, tools = self._table, dict[str, Declared]()
+        cursor, cursors = None, set[str | None]({"", None})
         for _ in range(_MAX_PAGES):
             page = await client.list_tools(cursor=cursor, cache_mode="bypass")
-            tools += page.tools
+            for tool in page.tools:
+                if (table.include is None or tool.name in table.include) and tool.name not in table.exclude:
+                    tools.setdefault(tool.name, tool)
             cursor = page.next_cursor
-            if cursor is None:
-                break
-        include, exclude = self._table.include, self._table.exclude
-        return tuple(tool for tool in tools if (include is None or tool.name in include) and tool.name not in exclude)
+            if cursor in cursors:
+                return tools
+            cursors.add(cursor)
+        log.warning("the MCP server %s: tools after page %d of its list are left out", table.name, _MAX_PAGES)
+        return tools
+
+
+async def _listen(connection: _McpConnection, client: Client) -> None:
+    """Subscribe to changes of the tools, for protocol versions in which servers do not announce them."""
+    capability = client.server_capabilities.tools
+    if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or capability is None or not capability.list_changed:
+        return
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        with suppress(MCPError, SubscriptionLost):
+            async with client.listen(tools_list_changed=True) as events:
+                async for _ in events:
+                    connection.changed.set()
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        connection.changed.set()  # changes between two subscriptions are not announced
+
+
+def _offered(name: str, ending: str) -> str:
+    """A name that models can write, with an ending."""
+    return _NO_NAME.sub("_", name)[: _MAX_NAME_CHARS - len(ending)] + ending
 
 
 def _describe(error: BaseException) -> str:
@@ -225,24 +274,4 @@ def _describe(error: BaseException) -> str:
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):
         return "it does not answer"
-    return f"{type(error).__name__}: {error}"
-
-
-def result_text(result: CallToolResult) -> str:
-    """The texts of a result, one per line, other parts as descriptions. Without content: the structured content as JSON."""
-    if not result.content and result.structured_content is not None:
-        return json.dumps(result.structured_content, ensure_ascii=False)
-    return "\n".join(map(_part, result.content))
-
-
-def _part(part: Any) -> str:
-    match part:
-        case TextContent():
-            return part.text
-        case ImageContent() | AudioContent():
-            return f"({part.mime_type}, {len(part.data) * 3 // 4} bytes)"
-        case EmbeddedResource() if isinstance(part.resource, TextResourceContents):
-            return part.resource.text
-        case EmbeddedResource():
-            return f"({part.resource.uri})"
-    return f"({getattr(part, 'uri', part.type)})"
+    return str(error) if isinstance(error, MCPError) else f"{type(error).__name__}: {error}"

@@ -4,6 +4,7 @@ Requests of a model in this process are batched with each other, not with those 
 """
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, final
 
 import httpx2
@@ -11,7 +12,6 @@ import httpx2
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.tools.calls import CallFailed, CallRequest
 from jinfercept.tools.http_tool import read_text
-from jinfercept.tools.questions import conversation
 from jinfercept.tools.tool_tables import ModelTable, Place
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class RemoteModel:
         table = self._table
         body = {
             "model": table.model,
-            "messages": conversation(table.system, request.arguments),
+            "messages": _conversation(table.system, request.arguments),
             "max_tokens": table.max_tokens,
             "temperature": table.temperature,
         }
@@ -87,7 +87,7 @@ class LocalModel:
     async def __call__(self, request: CallRequest) -> str:
         """The model's answer. Raises `CallFailed` if it fails. If cancelled, the model's request is aborted."""
         assert self._llm is not None, "not loaded"
-        messages = conversation(self._table.system, request.arguments)
+        messages = _conversation(self._table.system, request.arguments)
         [output] = await self._llm.achat(messages, self._params)
         [completion] = output.outputs
         if completion.finish_reason not in ("stop", "length"):
@@ -97,3 +97,12 @@ class LocalModel:
     def close(self) -> None:
         if self._llm is not None:
             self._llm.close()
+
+
+def _conversation(system: str | None, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The messages for a model: the question is a single text argument, or all arguments as JSON."""
+    values = list(arguments.values())
+    alone = len(values) == 1 and isinstance(values[0], str)
+    question = values[0] if alone else json.dumps(dict(arguments), ensure_ascii=False)
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": question}]

@@ -12,6 +12,13 @@ from jinfercept.tools.tool_tables import Place
 Check = Callable[[Mapping[str, Any]], None]
 """Raises `CallFailed` for arguments that do not fit the schema; the model reads the message."""
 
+QUESTION = {
+    "type": "object",
+    "properties": {"question": {"type": "string", "description": "with everything that is needed to answer it"}},
+    "required": ["question"],
+}
+"""Schema of the arguments of a tool that declares none."""
+
 _SHOWN = 5
 
 

@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 import uvicorn
 from mcp.server.mcpserver import MCPServer
-from mcp_types import CallToolResult, EmbeddedResource, ImageContent, ResourceLink, TextContent, TextResourceContents
 
 from jinfercept.errors import ConfigError
 from jinfercept.tools.load import load_tools
-from jinfercept.tools.mcp_server import result_text
 from tests.support.tool_runner import tool_runner, until
 
 SHOP = Path(__file__).parents[1] / "support" / "mcp_shop.py"
@@ -175,12 +173,3 @@ def test_loaded_tools_close_in_an_event_loop_too(tmp_path: Path) -> None:
             return await call
 
     assert asyncio.run(use()) == "yes"
-
-
-def test_of_a_result_everything_is_named_that_is_no_text() -> None:
-    image = ImageContent(type="image", data="YWJj", mime_type="image/png")
-    link = ResourceLink(type="resource_link", uri="file:///a", name="a")
-    text = EmbeddedResource(type="resource", resource=TextResourceContents(uri="file:///b", text="inside"))
-    parts = [TextContent(type="text", text="see"), image, link, text]
-    assert result_text(CallToolResult(content=parts)) == "see\n(image/png, 3 bytes)\n(file:///a)\ninside"
-    assert result_text(CallToolResult(content=[], structured_content={"a": 1})) == '{"a": 1}'

@@ -1,0 +1,109 @@
+"""Answers of an MCP server, read for what is there: the SDK refuses a whole list for one malformed tool, and odd results."""
+
+import json
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCResponse
+from mcp_types.methods import validate_server_result
+from pydantic import ValidationError
+
+log = logging.getLogger(__name__)
+
+_STRICTEST = "2025-11-25"
+"""A protocol version whose schema of a declaration no other version exceeds."""
+
+
+@asynccontextmanager
+async def lenient(transport: AbstractAsyncContextManager[Any], server: str) -> AsyncGenerator[Any]:
+    """Streams of messages, as the SDK's `Client` takes them, with answers that it accepts.
+
+    Args:
+        transport: its messages, as an asynchronous iterator, and a stream of those for it.
+        server: name of the server, for the log.
+    """
+    inbound, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+
+    async def read(messages: Any) -> None:
+        with suppress(anyio.BrokenResourceError):  # the SDK reads no more
+            async with inbound:
+                async for message in messages:
+                    if isinstance(message, SessionMessage) and isinstance(message.message, JSONRPCResponse):
+                        message.message.result = _mended(message.message.result, server)
+                    await inbound.send(message)
+
+    async with transport as (messages, write), inbound, received, anyio.create_task_group() as tasks:
+        tasks.start_soon(read, messages)
+        yield received, write
+        tasks.cancel_scope.cancel()
+
+
+def _mended(result: dict[str, Any], server: str) -> dict[str, Any]:
+    """The well-formed tools of a listing; the result of a call as one text, without what its schema could refuse."""
+    if isinstance(tools := result.get("tools"), list):
+        declared = (_declared(tool, number, server) for number, tool in enumerate(tools, 1))
+        cursor = result.get("nextCursor")
+        mended = [tool for tool in declared if tool is not None]
+        return result | {"tools": mended, "nextCursor": cursor if isinstance(cursor, str) else None}
+    kind = result.get("resultType", "complete")
+    if kind != "complete" or result.keys().isdisjoint({"content", "structuredContent", "isError"}):
+        return result
+    content = [{"type": "text", "text": result_text(result)}]
+    return {"resultType": kind, "content": content, "isError": bool(result.get("isError"))}
+
+
+def _declared(tool: Any, number: int, server: str) -> dict[str, Any] | None:
+    """The parts of a declaration that are used; None if they are malformed."""
+    fields = tool if isinstance(tool, Mapping) else {}
+    name = fields.get("name")
+    declared = {key: fields[key] for key in ("name", "description", "inputSchema") if key in fields}
+    if isinstance(schema := declared.get("inputSchema"), Mapping):  # some servers write null for what they leave out
+        declared["inputSchema"] = {key: value for key, value in schema.items() if value is not None}
+    try:
+        validate_server_result("tools/list", _STRICTEST, {"tools": [declared]})
+        if name:
+            return declared
+        problem = "name: it is empty"
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = f"{'.'.join(map(str, first['loc'][2:]))}: {first['msg']}"
+    shown = repr(name) if isinstance(name, str) and name else f"number {number}"
+    fix = 'correct its declaration in the server: {"name": …, "inputSchema": {"type": "object", …}}'
+    log.warning("the MCP server %s: tool %s is left out: %s; %s", server, shown, problem, fix)
+    return None
+
+
+def result_text(result: Mapping[str, Any]) -> str:
+    """The texts of a call's result, one per line, with notes on its other parts. Without a text: its structured content.
+
+    Args:
+        result: JSON as the server sent it.
+    """
+    content = result.get("content") or []
+    parts = [_part(part) for part in (content if isinstance(content, list) else [content])]
+    structured = result.get("structuredContent")
+    if structured is not None and not any(text and is_text for text, is_text in parts):
+        parts = [part for part in parts if part[0]] + [(_text(structured), True)]
+    return "\n".join(text for text, _ in parts)
+
+
+def _part(part: Any) -> tuple[str, bool]:
+    """A text, and whether it is the part's own; otherwise it is a note that describes the part."""
+    match part:
+        case {"type": "text", "text": text} | {"type": "resource", "resource": {"text": text}}:
+            return _text(text), True
+        case {"type": "image" | "audio", "mimeType": mime_type, "data": str(data)}:
+            return f"({mime_type}, {len(data) * 3 // 4} bytes)", False
+        case {"type": "resource", "resource": {"uri": uri}} | {"type": "resource_link", "uri": uri}:
+            return " ".join([f"({uri})", *filter(None, [part.get("description")])]), False
+        case {"type": kind}:
+            return f"[unsupported content: {kind}]", False
+    return _text(part), True
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
