@@ -106,11 +106,22 @@ def test_what_decides_between_schemas_is_refused_by_its_place(schema: Any, check
         ({"additionalProperties": TEXT, "unevaluatedProperties": False}, {"additionalProperties": TEXT}),
         ({"prefixItems": [TEXT], "unevaluatedItems": TEXT | {"title": "x"}}, {"prefixItems": [TEXT], "items": TEXT}),
         ({"maxItems": 2.0, "minLength": 1.0}, {"maxItems": 2, "minLength": 1}),
+        (
+            {"patternProperties": {"^(a|b)$": TEXT}, "additionalProperties": False, "minProperties": 2},
+            {"properties": {"a": TEXT, "b": TEXT}, "additionalProperties": False, "required": ["a", "b"]},
+        ),
+        ({"format": "email"}, {"format": "email", "maxLength": 320}),
     ],
     ids=str,
 )
 def test_a_keyword_becomes_a_plainer_one_that_says_the_same(schema: Any, plain: Any) -> None:
     assert reduced({"anyOf": [schema]}) == ({"anyOf": [plain]}, [])
+
+
+def test_names_that_a_call_may_repeat_are_counted_when_it_is_run() -> None:
+    schema = {"additionalProperties": TEXT, "required": ["a"], "minProperties": 3}
+    assert reduced(schema) == (schema, [])
+    assert reduced(schema, checked_later=True)[1] == ["#/minProperties"]
 
 
 @pytest.mark.parametrize("keyword", ["dependentSchemas", "dependencies"])
