@@ -226,7 +226,7 @@ def test_a_wall_clock_that_is_wrong_for_a_while_removes_nothing(
 
     def is_kept(server: Running) -> bool:
         """Whether everything is there, after some sweeps."""
-        end = len(sweeps) + 4
+        end = len(sweeps) + 1
         until(lambda: len(sweeps) > end)
         server.http.get(f"/v1/conversations/{talk.id}").raise_for_status()
         return server.client.responses.retrieve(done.id) == done
@@ -235,10 +235,10 @@ def test_a_wall_clock_that_is_wrong_for_a_while_removes_nothing(
     options: Any = {"state_url": state_path, "state_heartbeat": 0.05}
     with running(scripted.llm, **options) as server:
         done, talk = answer(server), server.client.conversations.create()
-        for days in (0, 2, 0, -2, 2):
+        for days in (2, 0, -2, 2):
             monkeypatch.setattr(time, "time", lambda days=days: wall_s() + 86400.0 * days)
             assert is_kept(server), f"{days} days ahead"
-    for days in (2, 2, 0):
+    for days in (2, 0):
         monkeypatch.setattr(time, "time", lambda days=days: wall_s() + 86400.0 * days)
         with running(scripted.llm, **options) as server:
             assert is_kept(server), f"{days} days ahead at a start"
