@@ -235,6 +235,8 @@ def plan_memory(
             model_config.max_position
         )  # the pool holds at least one such sequence, if a quarter of the memory does
         wanted_tokens = min(max(DEFAULT_KV_TOKENS, longest), config.scheduling.max_num_seqs * longest, fitting // 4)
+        least = max(config.scheduling.max_num_seqs * page_size, config.model.max_model_len or 0)
+        wanted_tokens = max(wanted_tokens, min(math.ceil(least / page_size) * page_size, fitting))
     elif wanted_tokens is None:
         wanted_tokens = fitting
     kv_tokens = wanted_tokens // page_size * page_size
@@ -250,7 +252,9 @@ def plan_memory(
             got=f"{max(0, kv_tokens // page_size)} pages of {page_size} tokens, {config.scheduling.max_num_seqs} sequences",
             fix="lower max_num_seqs or page_size, raise kv_tokens, or use a smaller model or dtype",
         )
-    limit = min(model_config.max_position, kv_tokens)
+    limit = default_len = min(model_config.max_position, kv_tokens)
+    if config.scheduling.chunked_prefill is False:
+        default_len = min(limit, config.scheduling.max_num_batched_tokens)
     max_model_len = config.model.max_model_len
     if max_model_len is not None and max_model_len > limit:
         raise ConfigError(
@@ -270,7 +274,7 @@ def plan_memory(
         host_bytes=tier.num_bytes,
         kv_tokens=kv_tokens,
         host_tokens=tier.num_tokens,
-        max_model_len=max_model_len or limit,
+        max_model_len=max_model_len or default_len,
         model_len=model_config.max_position if max_model_len is None and kv_tokens < model_config.max_position else 0,
         moved_tokens=MOVED_BYTES // token_bytes,
         timed_bytes=0 if room.shared else timed_bytes,

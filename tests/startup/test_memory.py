@@ -153,6 +153,15 @@ def test_a_shared_memory_gives_a_modest_part() -> None:
     assert 0.2 * free < plan.kv_bytes <= 0.25 * free + 4 * TOKEN_BYTES
 
 
+def test_defaults_make_room_for_what_is_given() -> None:
+    free, longest = 1000 * TOKEN_BYTES, LOADED.model.config.max_position
+    roomy = FreeMemory(3 * longest * TOKEN_BYTES, shared=True)
+    assert planned(roomy).max_model_len < longest - 1
+    assert planned(roomy, max_model_len=longest - 1).max_model_len == longest - 1
+    assert planned(FreeMemory(free, shared=True), page_size=64, max_num_seqs=8).kv_tokens == 8 * 64
+    assert planned(roomy, chunked_prefill=False, max_num_batched_tokens=24).max_model_len == 24
+
+
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"the weights do not fit; got 3\.00 GiB, 2\.00 GiB free; fix: .*utilization"):
         check_weights(3 * GIB, FreeMemory(2 * GIB, shared=False))
