@@ -194,7 +194,7 @@ def test_an_unknown_option_is_named_with_those_that_there_are() -> None:
     ("name", "value", "least"),
     [
         ("page_size", 0, 1),
-        ("kv_tokens", 15, 16),
+        ("kv_tokens", 0, 1),
         ("swap_space", -1, 0),
         ("swap_space", math.nan, 0),
         ("max_model_len", 1, 2),
