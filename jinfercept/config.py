@@ -109,7 +109,11 @@ class CacheOptions:
         "for each token's key and value of a head",
     )
     page_size: int = option(16, "tokens per page", "--block-size")
-    swap_space: float = option(4.0, "GiB of host memory for copies of pages and states; 0 turns the host tier off")
+    swap_space: float = option(
+        4.0,
+        "GiB of host memory for copies of pages and states, by default at most half of what weights and KV pool leave; 0 turns "
+        "the host tier off",
+    )
     kv_disk: str | None = option(
         None,
         "folder of a disk of this machine in which contexts survive a restart; it is created, and used by one server at a time",

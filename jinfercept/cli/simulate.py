@@ -3,7 +3,6 @@
 Refuses wrong options before anything runs; ends with one table and, where asked for, JSON, CSV and a picture.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from jinfercept.cli.simulated_loads import ORDER_NAMES, POLICY_NAMES, check_poli
 from jinfercept.cli.simulation_table import LEGEND, SESSION_LEGEND, curves, exit_status, table
 from jinfercept.config import CacheOptions, EngineOptions, SchedulingOptions
 from jinfercept.errors import ConfigError
+from jinfercept.machine import num_processors
 from jinfercept.meter.turns import LIMITS, LatencyLimits
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.orders import check_order_choice
@@ -106,7 +106,7 @@ class Simulate:
     """of goodput: most seconds to a request's first token"""
     per_token_limit: float = LIMITS.per_token_s
     """of goodput: most seconds per token after it, without the time of calls"""
-    jobs: int = os.cpu_count() or 1
+    jobs: int = num_processors()
     """processes at a time"""
     json: Maybe[str] = None
     """write the reports to this file"""

@@ -6,7 +6,6 @@ them compiles.
 """
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from typing import Any, Self, final
 
 import jax
 
+from jinfercept.machine import num_processors
 from jinfercept.models.jax_settings import check_settings, own_settings
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Executables:
                     results.put(self._failure(keys.popleft()))
 
         # not an executor's threads: at the end of the interpreter these would compile all of the rest first
-        num_threads = min(count, most_at_once or os.cpu_count() or 1)
+        num_threads = min(count, most_at_once or num_processors())
         threads = [threading.Thread(target=compile_next, daemon=True) for _ in range(num_threads)]
         try:
             for thread in threads:
