@@ -35,7 +35,7 @@ def tree(root: Path, cgroup: str, mounts: list[str], files: dict[str, object]) -
     return root
 
 
-def v2(path: str, most: object, used: int = 0, cache: int = 0) -> dict[str, object]:
+def v2(path: str, most: object, used: float = 0, cache: int = 0) -> dict[str, object]:
     return {
         f"{path}memory.max": most,
         f"{path}memory.current": used,

@@ -211,7 +211,6 @@ class Executables:
         return compiled
 
     def _failure(self, key: Hashable) -> BaseException | None:
-        """Obtain an executable; returns the error if it cannot be compiled."""
         try:
             self._obtain(key)
         except BaseException as error:
@@ -232,7 +231,6 @@ class Executables:
         log.info("all executables are compiled")
 
     def _ends(self) -> bool:
-        """Whether `close` was called or the process ends."""
         return self._stopped.is_set() or not threading.main_thread().is_alive()
 
 
@@ -243,7 +241,6 @@ def _options() -> dict[str, Any]:
 
 
 def _shape(leaf: Any) -> Any:
-    """An array's shape and sharding; other leaves as they are."""
     if not isinstance(leaf, jax.Array):
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)

@@ -124,7 +124,6 @@ class MemoryPlan:
         return replace(self, kv_tokens=kv_tokens, kv_bytes=kv_bytes, max_model_len=max_model_len)
 
     def _windows(self) -> str:
-        """The pool of layers with windows."""
         if not self.window_bytes:
             return ""
         of_windows, plan = f"{self.windows.num_device_pages:,} pages", self.window_plan
@@ -135,14 +134,12 @@ class MemoryPlan:
         return math.ceil(self.num_devices * self.states.slot_bytes / self.token_bytes(page_size))
 
     def _repeats(self) -> str:
-        """The cost of repeated KV heads."""
         if self.kv_repeats == 1:
             return ""
         spent = self.kv_bytes - self.kv_bytes // self.kv_repeats
         return f"; every KV head is stored {self.kv_repeats} times, which takes {_gib(spent)} of each pool"
 
     def _timed(self) -> str:
-        """The compiler's memory before the pages are there."""
         if not self.timed_bytes:
             return ""
         return f"; kernels are timed before pages are allocated, on up to {_gib(self.timed_bytes)} for a product"

@@ -42,7 +42,7 @@ from jinfercept.startup.draft_model import add_drafter, load_draft_model
 from jinfercept.startup.generation_config import sampling_defaults
 from jinfercept.startup.invariant import as_invariant
 from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights, fit_host, most_at_once
-from jinfercept.startup.profiler import EFFORTS, deep_bucket
+from jinfercept.startup.profiler import EFFORTS
 from jinfercept.startup.recurrent import as_served
 from jinfercept.startup.served_adapters import add_adapters, with_tool_adapter
 from jinfercept.startup.several_hosts import follow_to_the_end, join_hosts, model_facts, placement_of
@@ -283,9 +283,8 @@ def _set_up_here(
             profile, how = remembered_profile(loaded.model, loaded.params, shape, config, draft), "remembered"
         first = None
         if lazy and (profile is not None or draft is None):
-            chunk = deep_bucket(shape, runner.device.platform != "cpu") if profile is None else None
             kind = "filtered" if defaults.keys() & {"top_k", "top_p", "min_p"} else "drawn"
-            first = runner.first_executables(measured=profile is None, kind=kind, chunk=chunk)
+            first = runner.first_executables(measured=profile is None, kind=kind)
         runner.warm_up(progress, most_at_once(memory_plan, FreeMemory.on(*devices.local_devices)), first)
     warm_s = time.monotonic()
     leader = None
