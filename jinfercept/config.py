@@ -5,7 +5,7 @@ Groups are frozen, and a class of the engine gets only its own. Imports nothing 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self, TypedDict, get_type_hints
 
 from jinfercept.errors import ConfigError, nearest, shown
@@ -109,7 +109,11 @@ class CacheOptions:
         "for each token's key and value of a head",
     )
     page_size: int = option(16, "tokens per page", "--block-size")
-    swap_space: float = option(4.0, "GiB of host memory for copies of pages and states; 0 turns the host tier off")
+    swap_space: float = option(
+        4.0,
+        "GiB of host memory for copies of pages and states, by default at most half of what weights and KV pool leave; 0 turns "
+        "the host tier off",
+    )
     kv_disk: str | None = option(
         None,
         "folder of a disk of this machine in which contexts survive a restart; it is created, and used by one server at a time",
@@ -155,8 +159,13 @@ class SchedulingOptions:
         "what steps and transfers cost: a named profile, a JSON file, `quick` or `measure` to measure at this start; "
         "default: as measured last on this machine, else quick",
     )
-    max_num_seqs: int = option(32, "sequences that run at once")
-    max_num_batched_tokens: int = option(512, "query tokens of the largest step")
+    max_num_seqs: int = option(
+        32, "sequences that run at once; by default fewer if the KV pool or a step has no room for 32"
+    )
+    max_num_batched_tokens: int = option(
+        512,
+        "query tokens of the largest step; by default more if max_num_seqs, or max_model_len of whole prompts, is larger",
+    )
     max_chunk_tokens: int | None = option(
         None, "query tokens of one sequence in one step; default: no limit of its own"
     )
@@ -318,8 +327,26 @@ class EngineConfig:
                 fix=f"the options are {', '.join(sorted(OPTIONS))}",
             )
         config = cls(**{name: _group(group, options) for name, group in GROUPS.items()})
+        config = config._fitted(options)
         config._check()
         return config
+
+    def _fitted(self, given: Mapping[str, Any]) -> Self:
+        """The same with defaults that work beside the given options, which alone may be refused."""
+        cache, scheduling = self.cache, self.scheduling
+        page_size, num_seqs, num_tokens = cache.page_size, scheduling.max_num_seqs, scheduling.max_num_batched_tokens
+        if "page_size" not in given and cache.kv_tokens is not None:
+            page_size = min(page_size, 1 << max(0, cache.kv_tokens.bit_length() - 1))
+        if "max_num_seqs" not in given:
+            most = [num_seqs, num_tokens]
+            most += [] if cache.kv_tokens is None else [cache.kv_tokens // max(1, page_size)]
+            most += [] if cache.num_states is None else [cache.num_states]
+            num_seqs = max(1, min(most))
+        if "max_num_batched_tokens" not in given:
+            whole = self.model.max_model_len or 0 if scheduling.chunked_prefill is False else 0
+            num_tokens = max(num_tokens, num_seqs, whole)
+        scheduling = replace(scheduling, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens)
+        return replace(self, cache=replace(cache, page_size=page_size), scheduling=scheduling)
 
     def _check(self) -> None:
         cache, scheduling, advanced = self.cache, self.scheduling, self.advanced

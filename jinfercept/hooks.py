@@ -165,6 +165,7 @@ class Text(Protocol):
 
     last_raw: str
     stopped: str | None
+    hidden: frozenset[int]
 
     @property
     def text(self) -> str: ...

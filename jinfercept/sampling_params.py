@@ -42,8 +42,10 @@ class SamplingParams:
         seed: fixes the draws; of any size and sign. The random numbers of an output depend on the seed, the prompt's tokens
             and the output's place among `n`: the same request has the same tokens alone, in any batch and after any pause,
             and any other one is independent of it. None: they depend on the engine's seed and the request's number instead.
-        stop: strings that end the text; they are cut off unless `include_stop_str_in_output`.
+        stop: strings that end the text.
         stop_token_ids: tokens that end the request, besides the model's end-of-text tokens.
+        include_stop_str_in_output: the text has the stop string, or the text of the token, that ends it. `token_ids` have
+            the token in any case.
         ignore_eos: continue after an end-of-text token.
         skip_special_tokens: leave special tokens out of the text.
         structured_outputs: the form of the generated text. An end-of-text or stop token comes only where it may end (or

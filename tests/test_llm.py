@@ -5,6 +5,7 @@ import json
 import threading
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -151,6 +152,32 @@ def test_a_stop_string_is_found_across_tokens_and_cut_off(smollm2: LLM) -> None:
     kept = SamplingParams(temperature=0.0, max_tokens=24, stop=stop, include_stop_str_in_output=True)
     [kept_output] = smollm2.generate("Once upon a time", kept)
     assert kept_output.outputs[0].text == text[: text.index(stop)] + stop
+
+
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+@pytest.mark.parametrize("include", [False, True])
+def test_the_text_of_a_stop_token_is_left_out_unless_it_is_wanted(
+    smollm2: LLM, include: bool, skip_special_tokens: bool
+) -> None:
+    tokenizer = smollm2.tokenizer
+    assert tokenizer is not None
+    [whole] = smollm2.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=6))
+    word = whole.outputs[0].token_ids[5]
+    assert word not in tokenizer.special_ids
+    special = min(tokenizer.eos_token_ids & tokenizer.special_ids)
+    forced = SamplingParams(temperature=0.0, max_tokens=9, allowed_token_ids=[special])
+    for params, ends in (
+        (SamplingParams(temperature=0.0, max_tokens=9, stop_token_ids=[word]), word),
+        (forced, special),
+    ):
+        params = replace(params, include_stop_str_in_output=include, skip_special_tokens=skip_special_tokens)
+        [output] = smollm2.generate("Once upon a time", params)
+        events = list(smollm2.stream("Once upon a time", params))
+        completion = output.outputs[0]
+        assert (completion.finish_reason, completion.token_ids[-1]) == ("stop", ends)
+        shown = completion.token_ids if include else completion.token_ids[:-1]
+        assert completion.text == tokenizer.decode(shown, skip_special_tokens=skip_special_tokens)
+        assert "".join(event.text for event in events if isinstance(event, Token | Finished)) == completion.text
 
 
 def test_a_seed_fixes_the_draw_whatever_runs_beside_it(smollm2: LLM) -> None:

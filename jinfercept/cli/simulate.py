@@ -3,7 +3,6 @@
 Refuses wrong options before anything runs; ends with one table and, where asked for, JSON, CSV and a picture.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from jinfercept.cli.simulated_loads import ORDER_NAMES, POLICY_NAMES, check_poli
 from jinfercept.cli.simulation_table import LEGEND, SESSION_LEGEND, curves, exit_status, table
 from jinfercept.config import CacheOptions, EngineOptions, SchedulingOptions
 from jinfercept.errors import ConfigError
+from jinfercept.machine import num_processors
 from jinfercept.meter.turns import LIMITS, LatencyLimits
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.orders import check_order_choice
@@ -39,6 +39,8 @@ TABLE_NOTE = (
     "The generator cuts each request where it reaches the window, so means come out below the table's."
 )
 
+KV_TOKENS = 53_000
+"""Tokens of the device pool, unless the user says otherwise."""
 MOST = 1_000_000
 """Sequences, tokens of a page, processes."""
 
@@ -88,8 +90,8 @@ class Simulate:
     """seconds of arrivals, and as many after them to finish; with --live the run's"""
     warm_up: float = 0.0
     """what arrives in these first seconds is in no latency"""
-    kv_tokens: int = 53_000
-    """device pool"""
+    kv_tokens: Maybe[int] = None
+    """device pool (default: 53000, or the longest request if that is longer)"""
     host_tokens: int = 300_000
     """host pool"""
     disk_tokens: int = 0
@@ -97,13 +99,13 @@ class Simulate:
     max_num_seqs: int = 1024
     """sequences that run at once"""
     max_model_len: Maybe[int] = None
-    """tokens of the longest request, and of a step where prompts are whole (default: 2560; of sessions what --kv-tokens holds).
-    Sessions with longer ones are left out"""
+    """tokens of the longest request, and of a step where prompts are whole (default: 2560, or what --kv-tokens holds if that is
+    less; of sessions what it holds). Sessions with longer ones are left out"""
     first_token_limit: float = LIMITS.first_token_s
     """of goodput: most seconds to a request's first token"""
     per_token_limit: float = LIMITS.per_token_s
     """of goodput: most seconds per token after it, without the time of calls"""
-    jobs: int = os.cpu_count() or 1
+    jobs: int = num_processors()
     """processes at a time"""
     json: Maybe[str] = None
     """write the reports to this file"""
@@ -152,6 +154,7 @@ class Simulate:
 
     def _check(self) -> None:
         """Raise `ConfigError` for options that make no sense, and for files that cannot be written."""
+        check_least("--kv-tokens", self._kv_tokens, self._page_size)
         for flag, count in (
             ("--max-num-seqs", self.max_num_seqs),
             ("--max-model-len", self._longest),
@@ -220,8 +223,20 @@ class Simulate:
         """Tokens of the longest request that can be played."""
         if self.max_model_len is not None:
             return self.max_model_len
-        page_size = self.options.get("page_size", CacheOptions.page_size)
-        return self.kv_tokens // page_size * page_size if self._plays_sessions else 2560
+        page_size = max(1, self._page_size)
+        held_tokens = self._kv_tokens // page_size * page_size
+        return held_tokens if self._plays_sessions else min(2560, held_tokens)
+
+    @property
+    def _page_size(self) -> int:
+        return self.options.get("page_size", CacheOptions.page_size)
+
+    @property
+    def _kv_tokens(self) -> int:
+        """Tokens of the device pool."""
+        if self.kv_tokens is not None:
+            return self.kv_tokens
+        return max(KV_TOKENS, (self.max_model_len or 0) + self._page_size)
 
     def _simulation(self, policy: str, order: str) -> Simulation:
         return Simulation(
@@ -229,7 +244,7 @@ class Simulate:
             policy,
             self.estimator or (_SERVED.estimator if self._plays_sessions else "elapsed"),
             self.duration,
-            kv_tokens=self.kv_tokens,
+            kv_tokens=self._kv_tokens,
             host_tokens=self.host_tokens,
             disk_tokens=self.disk_tokens,
             max_num_seqs=self.max_num_seqs,
@@ -237,7 +252,7 @@ class Simulate:
             prefix_caching=self._plays_sessions,
             drain_s=0.0 if self.live else None,
             warm_up_s=self.warm_up,
-            page_size=self.options.get("page_size", CacheOptions.page_size),
+            page_size=self._page_size,
             chunked_prefill=self.options.get("chunked_prefill"),
             preemption=self.options.get("preemption", "policy"),
             order=order,

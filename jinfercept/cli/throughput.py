@@ -1,6 +1,5 @@
 """`jinfercept bench throughput`: tokens per second by dtype, batch and context, beside other engines, with ratios."""
 
-import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from jinfercept.bench.throughput_peers import Peer, PeerCells, command_peer, mea
 from jinfercept.cli.options import HOSTS, Maybe, ModelName, Repeated, Several, engine_flags
 from jinfercept.config import CacheOptions, DTypeChoice, EngineConfig, EngineOptions
 from jinfercept.errors import ConfigError
+from jinfercept.machine import num_processors
 from jinfercept.models import embedded
 from jinfercept.sim.reports import check_outputs, write_json
 from jinfercept.sim.tables import check_least, listed, number_text, numbers, plain_table, show
@@ -175,6 +175,6 @@ def _machine() -> dict[str, Any]:
     return {
         "device": jax.local_devices()[0].device_kind,
         "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
+        "cores": num_processors(),
         "python": platform.python_version(),
     }

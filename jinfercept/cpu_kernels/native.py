@@ -6,7 +6,6 @@ A kernel is compiled, or read from the disk, when the first function that calls 
 
 import ctypes
 import logging
-import os
 import platform
 import sys
 import threading
@@ -15,6 +14,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import jax
+
+from jinfercept.machine import num_processors
 
 if TYPE_CHECKING:
     from jinfercept.cpu_kernels.code import Kernel
@@ -125,4 +126,4 @@ def _emit(module: Any, machine: Any) -> bytes:
 @cache
 def num_threads() -> int:
     """The threads that compute a kernel: the cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    return num_processors()

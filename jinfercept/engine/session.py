@@ -95,6 +95,8 @@ class Session:
         else:
             self.text = open_text(request) if open_text else None
             self.watch = request.detector.watch() if request.detector else None
+        if self.text is not None and not request.params.include_stop_str_in_output:
+            self.text.hidden = self.stop_token_ids
         if request.markup is not None:
             self.flight = CallsInFlight(request.markup, request.markup.watch(request.prompt, request.prompt_token_ids))
 

@@ -22,6 +22,7 @@ class TextStream:
         stopped: the stop string that was found, if any; no token may follow.
         last_raw: the text of the last generated token, neither held back nor cut, special tokens written out: the input
             of detectors.
+        hidden: tokens that end the text and are left out of it.
         num_taken: characters that the last generated token adds to the text, whether shown or held back.
     """
 
@@ -50,7 +51,7 @@ class TextStream:
         """
         self._tokenizer = tokenizer
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens, markup)
-        self._turn_ends = turn_ends
+        self._turn_ends, self.hidden = turn_ends, frozenset[int]()
         self._finders = [_Finder(pattern) for pattern in stop]
         self._include_stop, self._in_call = include_stop, in_call
         self._num_early = min_tokens
@@ -74,9 +75,10 @@ class TextStream:
     def add(self, token_id: int) -> str:
         """Add a generated token; returns the new text to show."""
         assert self.stopped is None, "a token after the stop string"
-        if token_id in self._turn_ends:
+        if token_id in self._turn_ends or token_id in self.hidden:
             self._num_early -= 1
-            self.last_raw, self.num_taken = "", 0
+            self.last_raw = "" if token_id in self._turn_ends else self._tokenizer.token_text(token_id)
+            self.num_taken = 0
             return self.finish()
         text = self._detokenizer.add(token_id)
         self.last_raw = self._tokenizer.token_text(token_id) if token_id in self._tokenizer.special_ids else text

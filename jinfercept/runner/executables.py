@@ -6,7 +6,6 @@ them compiles.
 """
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from typing import Any, Self, final
 
 import jax
 
+from jinfercept.machine import num_processors
 from jinfercept.models.jax_settings import check_settings, own_settings
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Executables:
                     results.put(self._failure(keys.popleft()))
 
         # not an executor's threads: at the end of the interpreter these would compile all of the rest first
-        num_threads = min(count, most_at_once or os.cpu_count() or 1)
+        num_threads = min(count, most_at_once or num_processors())
         threads = [threading.Thread(target=compile_next, daemon=True) for _ in range(num_threads)]
         try:
             for thread in threads:
@@ -211,7 +211,6 @@ class Executables:
         return compiled
 
     def _failure(self, key: Hashable) -> BaseException | None:
-        """Obtain an executable; returns the error if it cannot be compiled."""
         try:
             self._obtain(key)
         except BaseException as error:
@@ -232,7 +231,6 @@ class Executables:
         log.info("all executables are compiled")
 
     def _ends(self) -> bool:
-        """Whether `close` was called or the process ends."""
         return self._stopped.is_set() or not threading.main_thread().is_alive()
 
 
@@ -243,7 +241,6 @@ def _options() -> dict[str, Any]:
 
 
 def _shape(leaf: Any) -> Any:
-    """An array's shape and sharding; other leaves as they are."""
     if not isinstance(leaf, jax.Array):
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)

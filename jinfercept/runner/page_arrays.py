@@ -283,7 +283,6 @@ class KVArrays:
         return joined
 
     def _is_compiled(self, size: int) -> bool:
-        """Whether transfers of so many pages need not wait."""
         counts = {end - first for first, end in self.parts}
         return not any(self._run.lacks((way, size, count)) for way in ("gather", "scatter") for count in counts)
 

@@ -296,7 +296,7 @@ class ModelRunner:
         self.executables.compile(progress, most_at_once, only)
         self.allocate()
 
-    def first_executables(self, *, measured: bool, kind: Kind, chunk: int | None = None) -> list[Hashable]:
+    def first_executables(self, *, measured: bool, kind: Kind) -> list[Hashable]:
         """Keys of the executables on which every plan can run, if need be in a larger bucket and with more rows, so that no
         request waits for a compilation: those of a lone decode row, of a short prompt, of as many decode rows as there are
         sequences, and of the largest step.
@@ -304,12 +304,11 @@ class ModelRunner:
         Args:
             measured: whether a profile is measured before, whose steps need those of every bucket.
             kind: of the draws of requests that choose nothing.
-            chunk: the bucket that one chunk fills in a step of that measurement; None: there is none.
         """
         shape, run = self._shape, self.executables
         sizes, most = shape.buckets, shape.sample_rows[-1]
         decodes = next((size for size in sizes if size >= shape.max_num_seqs), sizes[-1])
-        short = {sizes[0], next((size for size in sizes if size >= FIRST_PROMPT), sizes[-1]), decodes, sizes[-1], chunk}
+        short = {sizes[0], next((size for size in sizes if size >= FIRST_PROMPT), sizes[-1]), decodes, sizes[-1]}
         counts = {min(sizes[0], most), min(decodes, most), most}
 
         def is_first(key: Hashable) -> bool:
@@ -317,7 +316,7 @@ class ModelRunner:
                 case ("head", int(size), int(count)):
                     full = next(number for number in shape.sample_rows if number >= min(size, shape.max_num_seqs))
                     own = size in short and count == max(number for number in counts if number <= size)
-                    return own or (measured and (count == full or (size == chunk and count == min(counts))))
+                    return own or (measured and count in (full, min(counts)))
                 case ("sample", count, name):
                     return (
                         (count in counts and name == kind)
@@ -341,7 +340,7 @@ class ModelRunner:
 
         keys = [key for key in run.pending if is_first(key)]
         if self.drafter is not None:
-            keys += self.drafter.runner.first_executables(measured=measured, kind=KINDS[1], chunk=chunk)
+            keys += self.drafter.runner.first_executables(measured=measured, kind=KINDS[1])
         return [*map(run.whole, keys)]
 
     def allocate(self) -> None:
@@ -418,7 +417,6 @@ class ModelRunner:
         return dict(sorted(step for step in larger if not any(map(lacks, self._step_keys[step])))) or own
 
     def _kept(self) -> list[Any]:
-        """What every layer keeps: its pages or its states."""
         if self.layer_states is not None:
             return self.layer_states.beside(self.kv.layers)
         return list(

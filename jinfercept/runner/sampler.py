@@ -183,11 +183,10 @@ class Sampler:
     def _kind(self, num_rows: int, packed: Int32[np.ndarray, "fields R"]) -> Kind:
         """The simplest kind of draw that computes all that the rows ask for, among those that are compiled if any is."""
         kind = draw_kind(packed)
-        kinds = KINDS[KINDS.index(kind) :]
-        return next((kind for kind in kinds if ("sample", num_rows, kind) in self._run), kind)
+        kinds: tuple[Kind, ...] = KINDS[KINDS.index(kind) :]
+        return next((other for other in kinds if ("sample", num_rows, other) in self._run), kind)
 
     def _num_scored(self, bucket: int) -> int:
-        """Rows of a prompt that are scored together."""
         return max(rows for rows in self._row_counts if rows <= bucket)
 
     def head(
@@ -290,7 +289,6 @@ class Sampler:
         return scores
 
     def _only(self, token_id: int) -> np.ndarray:
-        """The mask that allows one token."""
         words = np.zeros(mask_words(self._vocab_size), np.uint32)
         words[token_id // 32] = np.uint32(1 << token_id % 32)
         return words

@@ -5,12 +5,12 @@ import math
 import os
 
 import jax
-import psutil
 
 from jinfercept.config import EngineConfig
 from jinfercept.cpu_kernels import native
 from jinfercept.errors import ConfigError, describe_failure
 from jinfercept.layouts.interleaved import INTERLEAVED_ON
+from jinfercept.machine import memory, num_processors
 from jinfercept.models.embedded import cache_directory
 from jinfercept.models.jax_settings import check_settings
 from jinfercept.models.mesh import ModelMesh
@@ -30,7 +30,8 @@ def prepare_backend(config: EngineConfig) -> None:
 
     Environment variables: `XLA_PYTHON_CLIENT_PREALLOCATE=false` (a GPU's memory is taken as it is needed),
     `XLA_CLIENT_MEM_FRACTION` (the share of it that JAX may take), those of a GPU's pinned memory (`_pinned_memory`) and, if
-    `async_dispatch` asks for it, `PJRT_GPU_ENABLE_ASYNC_DISPATCH=1`. Where a CPU's kernels compute a model in bfloat16,
+    `async_dispatch` asks for it, `PJRT_GPU_ENABLE_ASYNC_DISPATCH=1`. `NPROC`, threads of XLA, where this process may use fewer
+    cores than there are. Where a CPU's kernels compute a model in bfloat16,
     `NPROC`: as many threads for XLA as there are cores, less one, since the thread that calls a kernel computes too. Where a
     model is on more devices than half of the cores, two threads for each: CPU devices that wait for each other occupy a thread,
     and XLA ends a process whose last device finds none for a minute.
@@ -43,8 +44,10 @@ def prepare_backend(config: EngineConfig) -> None:
     variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **_pinned_memory(config)}
     if config.advanced.async_dispatch:
         variables["PJRT_GPU_ENABLE_ASYNC_DISPATCH"] = "1"
-    num_devices = config.model.tensor_parallel_size or 1
-    if num_devices > 1 and (os.cpu_count() or 1) < 2 * num_devices:
+    num_devices, processors = config.model.tensor_parallel_size or 1, num_processors()
+    if processors < (os.cpu_count() or 1):
+        variables["NPROC"] = str(processors)
+    if num_devices > 1 and processors < 2 * num_devices:
         variables["NPROC"] = str(2 * num_devices)
     if config.model.dtype == "bfloat16" and num_devices == 1 and native.features():
         variables["NPROC"] = str(max(1, native.num_threads() - 1))
@@ -77,7 +80,7 @@ def _pinned_memory(config: EngineConfig) -> dict[str, str]:
     pinned_per_page = 1 if advanced.staging_pages == 1 else 2  # the bound of `KVArrays`
     limit_gib = math.ceil(cache.swap_space * pinned_per_page) + PINNED_MARGIN_GIB
     settings = {_PINNED_LIMIT: str(limit_gib)}
-    fits = 2 * limit_gib * GIB <= psutil.virtual_memory().available
+    fits = 2 * limit_gib * GIB <= memory().available
     if cache.swap_space and advanced.pinned_memory and fits and _PINNED_LIMIT not in os.environ:
         settings["XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE"] = "true"
     return settings

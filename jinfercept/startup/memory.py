@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
-import psutil
 
 from jinfercept.config import CacheOptions, EngineConfig
 from jinfercept.errors import ConfigError
 from jinfercept.kv.windows import NO_WINDOWS, WindowSizes
 from jinfercept.layouts.kv_rows import stored_dtype
+from jinfercept.machine import memory
 from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import beside, local_bytes, mesh_of
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel, num_kv_layers
@@ -29,6 +29,10 @@ from jinfercept.startup.windows import NO_WINDOW_PLAN, WindowPlan, are_long
 GIB = 1 << 30
 DEFAULT_KV_TOKENS = 16384
 """Most tokens of a pool in a CPU's memory where `kv_tokens` is not given, unless the model reads longer sequences."""
+HOST_MARGIN = GIB // 4
+"""Bytes of the host's memory that weights, pools and copies leave to steps, compilations and the program."""
+HOST_SHARE = 2
+"""One in so many bytes that these leave goes to copies of pages, unless the user says otherwise."""
 MOVED_BYTES = 1 << 30
 """Most that one step moves over the host link, both ways together: 20 ms at 50 GB/s."""
 STEPS_UNDER_WAY = 2
@@ -55,7 +59,7 @@ class FreeMemory(NamedTuple):
         with suppress(Exception):  # not every backend keeps statistics
             stats = [device.memory_stats() or {} for device in devices]
             return cls(min(reported["bytes_limit"] - reported["bytes_in_use"] for reported in stats), shared=False)
-        return cls(psutil.virtual_memory().available // len(devices), shared=True)
+        return cls(max(0, memory().available - HOST_MARGIN) // len(devices), shared=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ class MemoryPlan:
         windows: the pool of layers with windows, if they have one of their own; `kv_bytes` and tokens are those of the others.
         window_bytes: of that pool.
         window_plan: how it was sized.
+        is_shared: the pools are in the host's memory.
     """
 
     weight_bytes: int
@@ -95,6 +100,7 @@ class MemoryPlan:
     windows: WindowSizes = NO_WINDOWS
     window_bytes: int = 0
     window_plan: WindowPlan = NO_WINDOW_PLAN
+    is_shared: bool = False
 
     def __str__(self) -> str:
         reserved = f", {_gib(self.reserved_bytes)} kept free" if self.reserved_bytes else ""
@@ -118,7 +124,6 @@ class MemoryPlan:
         return replace(self, kv_tokens=kv_tokens, kv_bytes=kv_bytes, max_model_len=max_model_len)
 
     def _windows(self) -> str:
-        """The pool of layers with windows."""
         if not self.window_bytes:
             return ""
         of_windows, plan = f"{self.windows.num_device_pages:,} pages", self.window_plan
@@ -129,14 +134,12 @@ class MemoryPlan:
         return math.ceil(self.num_devices * self.states.slot_bytes / self.token_bytes(page_size))
 
     def _repeats(self) -> str:
-        """The cost of repeated KV heads."""
         if self.kv_repeats == 1:
             return ""
         spent = self.kv_bytes - self.kv_bytes // self.kv_repeats
         return f"; every KV head is stored {self.kv_repeats} times, which takes {_gib(spent)} of each pool"
 
     def _timed(self) -> str:
-        """The compiler's memory before the pages are there."""
         if not self.timed_bytes:
             return ""
         return f"; kernels are timed before pages are allocated, on up to {_gib(self.timed_bytes)} for a product"
@@ -147,6 +150,10 @@ class MemoryPlan:
 
     def with_host(self, cache: CacheOptions) -> Self:
         """The same with a host tier of another size. Raises `ConfigError` if the machine has less."""
+        if cache.swap_space * GIB > (total := memory().total):
+            raise ConfigError(
+                "swap_space is more than the machine has", got=f"{cache.swap_space} GiB", fix=f"less than {_gib(total)}"
+            )
         token_bytes = self.num_local_devices * self.kv_bytes // (self.kv_tokens + cache.page_size)
         cost = self.windows.page_cost / cache.page_size
         window_bytes = math.ceil(self.window_plan.share * cost * token_bytes)
@@ -235,6 +242,8 @@ def plan_memory(
             model_config.max_position
         )  # the pool holds at least one such sequence, if a quarter of the memory does
         wanted_tokens = min(max(DEFAULT_KV_TOKENS, longest), config.scheduling.max_num_seqs * longest, fitting // 4)
+        least = max(config.scheduling.max_num_seqs * page_size, config.model.max_model_len or 0)
+        wanted_tokens = max(wanted_tokens, min(math.ceil(least / page_size) * page_size, fitting))
     elif wanted_tokens is None:
         wanted_tokens = fitting
     kv_tokens = wanted_tokens // page_size * page_size
@@ -250,7 +259,9 @@ def plan_memory(
             got=f"{max(0, kv_tokens // page_size)} pages of {page_size} tokens, {config.scheduling.max_num_seqs} sequences",
             fix="lower max_num_seqs or page_size, raise kv_tokens, or use a smaller model or dtype",
         )
-    limit = min(model_config.max_position, kv_tokens)
+    limit = default_len = min(model_config.max_position, kv_tokens)
+    if config.scheduling.chunked_prefill is False:
+        default_len = min(limit, config.scheduling.max_num_batched_tokens)
     max_model_len = config.model.max_model_len
     if max_model_len is not None and max_model_len > limit:
         raise ConfigError(
@@ -270,7 +281,7 @@ def plan_memory(
         host_bytes=tier.num_bytes,
         kv_tokens=kv_tokens,
         host_tokens=tier.num_tokens,
-        max_model_len=max_model_len or limit,
+        max_model_len=max_model_len or default_len,
         model_len=model_config.max_position if max_model_len is None and kv_tokens < model_config.max_position else 0,
         moved_tokens=MOVED_BYTES // token_bytes,
         timed_bytes=0 if room.shared else timed_bytes,
@@ -283,6 +294,7 @@ def plan_memory(
         else NO_WINDOWS,
         window_bytes=(window_tokens + page_size) * window_bytes,
         window_plan=windows,
+        is_shared=room.shared,
     )
 
 
@@ -338,6 +350,25 @@ def windowed_kv_bytes(model_config: ModelDimensions, params: Params, cache: Cach
     return token_kv_bytes(model_config, params, cache) - token_kv_bytes(model_config, params, cache, None, windows)
 
 
+def fit_host(plan: MemoryPlan, cache: CacheOptions, *, is_given: bool) -> CacheOptions:
+    """The same options with host copies for which the host has memory beside the planned pools.
+
+    Args:
+        is_given: the user has chosen `swap_space`: it is refused if it does not fit, and does not shrink.
+    """
+    pools = plan.kv_bytes + plan.window_bytes + plan.states.num_bytes if plan.is_shared else 0
+    free_bytes = max(0, memory().available - HOST_MARGIN - plan.num_local_devices * pools)
+    if not is_given:
+        return replace(cache, swap_space=min(cache.swap_space, free_bytes / HOST_SHARE / GIB))
+    if cache.swap_space * GIB > free_bytes:
+        raise ConfigError(
+            "the host has no memory for swap_space",
+            got=f"{cache.swap_space} GiB, {_gib(free_bytes)} free beside the weights and the KV pool",
+            fix="lower swap_space or kv_tokens, leave swap_space out, or raise the container's memory limit if it has one",
+        )
+    return cache
+
+
 class _HostTier(NamedTuple):
     """What the host tier holds: tokens of KV, in whole pages; states (`StatePlan.num_host_states`); and the bytes of both."""
 
@@ -353,12 +384,7 @@ def _host_tier(cache: CacheOptions, token_bytes: int, states: StatePlan, num_dev
         token_bytes: of the copies of a token.
         num_devices: of this host.
     """
-    host_bytes, total = cache.swap_space * GIB, psutil.virtual_memory().total
-    if not math.isfinite(host_bytes) or host_bytes > total:
-        raise ConfigError(
-            "swap_space is more than the machine has", got=f"{cache.swap_space} GiB", fix=f"less than {_gib(total)}"
-        )
-    host_bytes, page_bytes = int(host_bytes), token_bytes * cache.page_size
+    host_bytes, page_bytes = int(min(cache.swap_space * GIB, memory().total)), token_bytes * cache.page_size
     states = states.with_host(host_bytes, page_bytes, num_devices)
     of_states = states.num_host_states * num_devices * states.slot_bytes
     has_pages = states.num_host_states or not states.num_states  # a context needs its state beside its pages

@@ -1,7 +1,6 @@
 """Sizes and costs that a start settles: layers per executable, pages of the pools, and the profile of steps and transfers."""
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +14,7 @@ from jinfercept.cpu_kernels.ordered_attention import fewest_rows
 from jinfercept.errors import ConfigError
 from jinfercept.layouts.interleaved import INTERLEAVED_ON
 from jinfercept.layouts.kv_rows import BYTES
+from jinfercept.machine import num_processors
 from jinfercept.models.adapters import adapter_matrices
 from jinfercept.models.embedded import cache_directory
 from jinfercept.models.load import Loaded
@@ -201,7 +201,7 @@ def profile_settings(
         "attention": config.advanced.attention,
         "joined_decode": config.advanced.joined_decode,
         "device": device if len(devices) == 1 else f"{len(devices)} x {device}",
-        "processors": os.cpu_count() or 0,
+        "processors": num_processors(),
         "jax": jax.__version__,
         "measurement": MEASUREMENT,
     }

@@ -42,9 +42,9 @@ from jinfercept.startup.disk_tier import DiskTier, identity_of, open_store, pric
 from jinfercept.startup.draft_model import add_drafter, load_draft_model
 from jinfercept.startup.generation_config import sampling_defaults
 from jinfercept.startup.invariant import as_invariant
-from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights, most_at_once
+from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights, fit_host, most_at_once
 from jinfercept.startup.own_model import check_config, check_functions
-from jinfercept.startup.profiler import EFFORTS, deep_bucket
+from jinfercept.startup.profiler import EFFORTS
 from jinfercept.startup.recurrent import as_served
 from jinfercept.startup.served_adapters import add_adapters, with_tool_adapter
 from jinfercept.startup.several_hosts import follow_to_the_end, join_hosts, model_facts, placement_of
@@ -265,8 +265,14 @@ def _set_up_here(
     grouped_s = time.monotonic()
     with closing(CompileCounter()) as compilations:
         memory_plan, shape = plan_pools(loaded.model, loaded.params, config, grouping.layers_per_step, draft, lazy=lazy)
+        cache = fit_host(memory_plan, config.cache, is_given="swap_space" in flags)
         if group is not None:
             memory_plan, shape = _alike(memory_plan, shape, group)
+            cache = replace(
+                cache, swap_space=group.least({"swap_mib": int(1024 * cache.swap_space)})["swap_mib"] / 1024
+            )
+        config, flags = replace(config, cache=cache), {**flags, "swap_space": cache.swap_space}
+        memory_plan = memory_plan.with_host(cache)
         log.info("%s", memory_plan)
         chunks(config, shape, own)
         runner, drafter = ModelRunner(loaded.model, loaded.params, shape, attention=config.advanced.attention), None
@@ -279,9 +285,8 @@ def _set_up_here(
             profile, how = remembered_profile(loaded.model, loaded.params, shape, config, draft), "remembered"
         first = None
         if lazy and (profile is not None or draft is None):
-            chunk = deep_bucket(shape, runner.device.platform != "cpu") if profile is None else None
             kind = "filtered" if defaults.keys() & {"top_k", "top_p", "min_p"} else "drawn"
-            first = runner.first_executables(measured=profile is None, kind=kind, chunk=chunk)
+            first = runner.first_executables(measured=profile is None, kind=kind)
         runner.warm_up(progress, most_at_once(memory_plan, FreeMemory.on(*devices.local_devices)), first)
     warm_s = time.monotonic()
     leader = None

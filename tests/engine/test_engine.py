@@ -241,6 +241,7 @@ class Letters:
     def __init__(self) -> None:
         self.last_raw = ""
         self.stopped: str | None = None
+        self.hidden = frozenset[int]()
         self.half_character = False
         self.text = ""
 

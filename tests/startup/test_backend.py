@@ -50,6 +50,7 @@ def test_devices_that_wait_for_each_other_have_threads(
     cores: int, devices: int, threads: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setenv("NPROC", "")  # removed afterwards
     monkeypatch.delenv("NPROC")
     pinned(tensor_parallel_size=devices)

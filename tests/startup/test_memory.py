@@ -13,6 +13,7 @@ import pytest
 
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError
+from jinfercept.machine import Memory
 from jinfercept.models.load import load
 from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.runner.shape import RunnerShape
@@ -151,6 +152,40 @@ def test_a_shared_memory_gives_a_modest_part() -> None:
     plan = planned(FreeMemory(free, shared=True), step_bytes=GIB)
     assert plan.reserved_bytes == 0
     assert 0.2 * free < plan.kv_bytes <= 0.25 * free + 4 * TOKEN_BYTES
+
+
+def test_defaults_make_room_for_what_is_given() -> None:
+    free, longest = 1000 * TOKEN_BYTES, LOADED.model.config.max_position
+    roomy = FreeMemory(3 * longest * TOKEN_BYTES, shared=True)
+    assert planned(roomy).max_model_len < longest - 1
+    assert planned(roomy, max_model_len=longest - 1).max_model_len == longest - 1
+    assert planned(FreeMemory(free, shared=True), page_size=64, max_num_seqs=8).kv_tokens == 8 * 64
+    assert planned(roomy, chunked_prefill=False, max_num_batched_tokens=24).max_model_len == 24
+
+
+def test_host_copies_shrink_to_what_a_container_has_and_are_refused_where_they_were_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "memory", lambda: Memory(3 * GIB, 2 * GIB))
+    room = FreeMemory.on(Counted(None))
+    assert room.free_bytes == 2 * GIB - memory.HOST_MARGIN
+    plan, cache = planned(room, kv_tokens=GIB // TOKEN_BYTES), EngineConfig.from_options({}).cache
+    left = 2 * GIB - memory.HOST_MARGIN - plan.kv_bytes
+    fitted = memory.fit_host(plan, cache, is_given=False)
+    assert fitted.swap_space * GIB == pytest.approx(left / 2, rel=0.01)
+    assert plan.with_host(fitted).host_bytes == pytest.approx(left / 2, rel=0.01)
+    with pytest.raises(
+        ConfigError, match=r"no memory for swap_space; got 4\.0 GiB, 0\.75 GiB free beside .*fix: lower"
+    ):
+        memory.fit_host(plan, cache, is_given=True)
+    with pytest.raises(
+        ConfigError, match=r"swap_space is more than the machine has; got 4\.0 GiB; fix: less than 3\.00"
+    ):
+        plan.with_host(cache)
+    own = planned(FreeMemory(8 * GIB, shared=False))
+    assert memory.fit_host(own, cache, is_given=False).swap_space == pytest.approx(1.75 / 2)
+    monkeypatch.setattr(memory, "memory", lambda: Memory(64 * GIB, 50 * GIB))
+    assert memory.fit_host(plan, cache, is_given=False) == memory.fit_host(plan, cache, is_given=True) == cache
 
 
 def test_what_does_not_fit_is_refused() -> None:

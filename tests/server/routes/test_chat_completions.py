@@ -164,7 +164,11 @@ def test_stop_length_and_what_else_vllm_takes(served: Running, scripted: Scripte
     }
     assert create(extra_body=extra, **body).usage.completion_tokens == 20
     [space] = scripted.tokenizer.encode(" ")
-    assert create(extra_body={"stop_token_ids": [space]}, **body).choices[0].message.content.strip() == "one"
+    for include, text in ((False, "one"), (True, "one ")):
+        extra = {"stop_token_ids": [space], "include_stop_str_in_output": include}
+        assert create(extra_body=extra, **body).choices[0].message.content == text
+        chunks = create(extra_body=extra, stream=True, **body)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
     [o] = scripted.tokenizer.encode("o")
     other = create(logit_bias={str(o): -100}, max_tokens=1, **body).choices[0].message.content
     assert other != "o"
