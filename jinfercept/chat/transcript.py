@@ -141,10 +141,9 @@ class ChatTranscript:
         return calls
 
     def _noted(self, pieces: list[Piece]) -> list[Piece]:
-        if pieces:
-            self._num_reasoning += self._num_unread * any(isinstance(piece, Reasoning) for piece in pieces)
-            self._num_unread = 0
         for piece in pieces:
+            self._num_reasoning += self._num_unread if isinstance(piece, Reasoning) else 0
+            self._num_unread = 0
             self._message.add(piece)
         return [replace(piece, request_id=self._request.id) for piece in pieces]
 
@@ -182,7 +181,7 @@ class _TurnMessage:
         return tuple(pieces)
 
     def _text(self, kind: type, pieces: Sequence[Any]) -> str:
-        return "".join(piece.text for piece in pieces if isinstance(piece, kind))
+        return "".join([piece.text for piece in pieces if isinstance(piece, kind)])  # no frame for each piece
 
     @property
     def all_calls(self) -> list[Call]:

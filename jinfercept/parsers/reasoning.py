@@ -215,7 +215,8 @@ class ReasoningParser:
         pieces: list[Piece] = []
         opening = self._format.opening
         while self._held:
-            at = len(self._held) if self._is_closed else self._held.find(opening)
+            is_plain = self._is_closed or opening[0] not in self._held
+            at = len(self._held) if is_plain else self._held.find(opening)
             pieces += self._feed_answer(_certain(self._held, opening) if at < 0 else at)
             if not self._held.startswith(opening):
                 break
