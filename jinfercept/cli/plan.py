@@ -145,11 +145,11 @@ class PlanFleet:
         ):
             check_least(flag, value, least)
         if not 0.0 < self.share <= 1.0:
-            raise ConfigError("--share is no share", got=self.share, fix="above 0, at most 1")
+            raise ConfigError("--share must be above 0 and at most 1", got=self.share, fix="above 0, at most 1")
         check_policies(listed(self.policy))
         if not self.accelerator and not self.profile:
             fix = "--accelerator H100, or --profile FILE of `jinfercept profile`"
-            raise ConfigError("there is no machine to plan with", got="neither", fix=fix)
+            raise ConfigError("no accelerator and no profile was given to plan with", got="neither", fix=fix)
         check_outputs((("--json", self.json), ("--plot", self.plot), ("--yaml", self.yaml)))
         if self.plot is not None:
             check_drawing(self.plot)
@@ -186,7 +186,7 @@ class PlanFleet:
             raise ConfigError("no such --kv-cache-dtype", got=", ".join(wrong), fix=f"one of {', '.join(dtypes)}")
         if self.kv_cache_dtype and not self.accelerator:
             fix = "measure a profile with `jinfercept profile --kv-cache-dtype`, or plan with --accelerator"
-            raise ConfigError("a profile has the pages it was measured with", got="--kv-cache-dtype", fix=fix)
+            raise ConfigError("--kv-cache-dtype and --profile cannot be combined", got="--kv-cache-dtype", fix=fix)
         return [dtype for dtype in dtypes if dtype in names]
 
     def _prices(self) -> dict[str, float]:
@@ -207,7 +207,7 @@ class PlanFleet:
         if self.rate is not None:
             rate = self.rate
         if rate is None:
-            raise ConfigError("the load has no rate", got="no --rate", fix="give sessions per second, as --rate 2")
+            raise ConfigError("the load needs a --rate", got="no --rate", fix="give sessions per second, as --rate 2")
         limits = LatencyLimits(self.first_token_limit, self.per_token_limit)
         return FleetLoad(source, rate, self.duration, self.shared_tokens, limits, self.share, self._seeds)
 

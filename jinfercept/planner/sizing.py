@@ -160,10 +160,10 @@ def accelerator_kind(
     """
     if model not in MODELS:
         fix = f"one of {', '.join(MODELS)}; or measure a profile with `jinfercept profile` and give it as --profile"
-        raise ConfigError(f"the size of the model is not known{nearest(model, list(MODELS))}", got=model, fix=fix)
+        raise ConfigError(f"the planner does not know this model{nearest(model, list(MODELS))}", got=model, fix=fix)
     count, _, name = devices.rpartition("x")
     if count and not (count.isdecimal() and 1 <= int(count) <= 64):
-        raise ConfigError("not a number of accelerators", got=devices, fix="as 4xH100")
+        raise ConfigError("accelerators must be written as a number and a name", got=devices, fix="as 4xH100")
     if name not in ACCELERATORS:
         fix = f"one of {', '.join(ACCELERATORS)}, or several, as 4xH100"
         raise ConfigError(f"no such accelerator{nearest(name, list(ACCELERATORS))}", got=devices, fix=fix)
@@ -215,7 +215,7 @@ def play_fleet(kind: ReplicaKind, replicas: int, load: FleetLoad, detail: Detail
     report = mean_report(reports)
     if report.turns == 0:
         got = f"{load.rate:g} sessions/s for {load.duration_s:g} s, of which the first third is not counted"
-        raise ConfigError("the load has no requests", got=got, fix="give a longer --duration or a higher --rate")
+        raise ConfigError("no request would arrive", got=got, fix="give a longer --duration or a higher --rate")
     return report
 
 

@@ -89,7 +89,7 @@ def _requests(lines: Iterable[str], path: str) -> Iterator[_Recorded]:
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path}, line {number} is not JSON", got=error, fix=_FIX) from None
         if not isinstance(value, dict):
-            raise ConfigError(f"{path}, line {number} is no object", got=reprlib.repr(value), fix=_FIX)
+            raise ConfigError(f"{path}, line {number} is not a JSON object", got=reprlib.repr(value), fix=_FIX)
         for request in _of_line(value):
             count += 1
             if count > MOST_REQUESTS:

@@ -129,7 +129,7 @@ def test_the_command_prints_a_table_and_writes_its_files(tmp_path, capsys):
         (["--accelerator", "H100", "--rate", "1", "--share", "2"], "--share"),
         (["--accelerator", "H100", "--rate", "1", "--price", "A100=2"], "--price"),
         (["--accelerator", "H100", "--rate", "0"], "rate"),
-        (["--accelerator", "H100", "--rate", "1e-9", "--duration", "1"], "the load has no requests"),
+        (["--accelerator", "H100", "--rate", "1e-9", "--duration", "1"], "no request would arrive"),
         (["--accelerator", "H100", "--rate", "1", "--kv-cache-dtype", "int4"], "no such --kv-cache-dtype"),
         (["--profile", "paper-gptj-6b-a100", "--rate", "1", "--kv-cache-dtype", "int8"], "jinfercept profile"),
     ],
