@@ -20,9 +20,7 @@ READER = "<reader>"
 def check_tool_name(name: str) -> None:
     """Raise `RequestError` if a tool cannot have this name."""
     if not isinstance(name, str) or name == READER:
-        raise RequestError(
-            f"no tool may be called {READER}, or by what is no text", got=shown(name), fix="another name"
-        )
+        raise RequestError(f"a tool's name must be a text other than {READER}", got=shown(name), fix="another name")
 
 
 def _name_of(function: Callable[..., object]) -> str:
@@ -100,7 +98,7 @@ class Tool:
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise RequestError("a tool needs something to call", got=shown(self.function), fix="pass a Python function")
+            raise RequestError("a tool must have a function", got=shown(self.function), fix="pass a Python function")
         check_tool_name(self.name)
         if not self.name:
             object.__setattr__(self, "name", _name_of(self.function))
@@ -112,10 +110,10 @@ class Tool:
                 fix="give the text that opens a call and the text that ends it",
             )
         if not isinstance(self.result, str) or "{}" not in self.result:
-            raise RequestError(f"the result of tool {self.name!r} has no place", got=shown(self.result), fix="add {}")
+            raise RequestError(f"result of tool {self.name!r} has no {{}}", got=shown(self.result), fix="add {}")
         if not (is_number(self.timeout_s) and self.timeout_s > 0):
             raise RequestError(
-                f"tool {self.name!r} needs a time-out", got=shown(self.timeout_s), fix="seconds, above 0"
+                f"timeout_s of {self.name!r} is wrong", got=shown(self.timeout_s), fix="seconds, above 0"
             )
         if type(room := self.max_result_tokens) is not int or room < 1:
             problem = f"tool {self.name!r} needs room for its result"
@@ -124,7 +122,7 @@ class Tool:
             raise RequestError(f"calls of tool {self.name!r}", got=shown(self.calls), fix="sync, parallel or async")
         if self.calls is not None and self.start is not None:
             raise RequestError(
-                f"tool {self.name!r} is called by marks of its own or in the markup of asynchronous calls, not both",
+                f"tool {self.name!r} has both start and stop texts and a mode of asynchronous calls",
                 got=f"start={self.start!r}, calls={self.calls!r}",
                 fix="leave start and stop out, or calls",
             )

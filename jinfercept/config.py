@@ -62,7 +62,7 @@ class ModelOptions:
             return None
         words = [word.strip() for word in self.devices.split(",")]
         if not all(word.isdecimal() for word in words) or len(set(words)) < len(words):
-            raise ConfigError("devices are different indices", got=shown(self.devices), fix="such as 0 or 0,1")
+            raise ConfigError("devices must be indices that differ", got=shown(self.devices), fix="such as 0 or 0,1")
         return tuple(map(int, words))
 
 
@@ -378,14 +378,14 @@ class EngineConfig:
             )
         if scheduling.max_num_batched_tokens < scheduling.max_num_seqs:
             raise ConfigError(
-                "a step has to hold a token of every running sequence",
+                "max_num_batched_tokens must be at least max_num_seqs: every running sequence needs a token of a step",
                 got=f"max_num_batched_tokens={scheduling.max_num_batched_tokens}, max_num_seqs={scheduling.max_num_seqs}",
                 fix="raise the first or lower the second",
             )
         ids, size = self.model.device_ids, self.model.tensor_parallel_size
         if ids is not None and size not in (None, len(ids)):
             raise ConfigError(
-                "tensor_parallel_size is another number than that of devices",
+                "tensor_parallel_size differs from the number of devices",
                 got=f"{size} and devices={self.model.devices}",
                 fix="leave one of them out",
             )
@@ -408,7 +408,7 @@ class EngineConfig:
             (self.hosts.num_hosts or self.hosts.coordinator, "several hosts", "one host"),
         ):
             if does_not_fit:
-                raise ConfigError("kv_disk does not work with this", got=got, fix=fix)
+                raise ConfigError("kv_disk cannot be combined with this option", got=got, fix=fix)
 
 
 GROUPS: dict[str, type] = get_type_hints(EngineConfig)

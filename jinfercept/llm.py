@@ -110,7 +110,7 @@ class LLM(RolloutMethods, WeightControls):
             with nullcontext(progress) if progress else StartDisplay() as shown:
                 model = set_up(model, lazy=lazy, progress=shown, **values)
         elif any(value is not None for value in values.values()):
-            raise ConfigError("an EngineSetup has its options", got=sorted(values), fix="give them to `set_up`")
+            raise ConfigError("an EngineSetup takes no options", got=sorted(values), fix="give them to `set_up`")
         self.engine = engine = EngineHost(model)
         self.model, self.tokenizer = model.model, model.machine.tokenizer
         self.grammars = Grammars(self.tokenizer, self.model.config.vocab_size) if self.tokenizer else None

@@ -162,9 +162,9 @@ class SamplingParams:
                 f"temperature is a number from 0 to {MAX_TEMPERATURE:g}", got=shown(self.temperature), fix="0 is greedy"
             )
         if not is_number(self.top_p) or not 0 <= self.top_p <= 1:
-            raise RequestError("top_p is a share, from 0 to 1", got=shown(self.top_p), fix="1 turns it off")
+            raise RequestError("top_p must be from 0 to 1", got=shown(self.top_p), fix="1 turns it off")
         if not is_number(self.min_p) or not 0 <= self.min_p <= 1:
-            raise RequestError("min_p is a share, from 0 to 1", got=shown(self.min_p), fix="0 turns it off")
+            raise RequestError("min_p must be from 0 to 1", got=shown(self.min_p), fix="0 turns it off")
         if not is_number(self.repetition_penalty) or not 0 < self.repetition_penalty < math.inf:
             raise RequestError(
                 "repetition_penalty is a number above 0", got=shown(self.repetition_penalty), fix="1 turns it off"
@@ -176,7 +176,7 @@ class SamplingParams:
         _whole("top_k", self.top_k, -1, None, "0 or -1 turn it off")
         _whole("n", self.n, 1, MAX_OUTPUTS, "give the prompt several times")
         if self.n > 1 and self.temperature == 0:
-            raise RequestError("greedy outputs are all alike", got=f"n={self.n}", fix="n=1, or a temperature above 0")
+            raise RequestError("greedy outputs are identical", got=f"n={self.n}", fix="n=1, or a temperature above 0")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 0, MAX_LOGPROBS, "0 reports the token alone; all (-1) are too many")
@@ -184,7 +184,7 @@ class SamplingParams:
     def _check_tokens(self) -> None:
         if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
             raise RequestError(
-                "structured_outputs are StructuredOutputsParams",
+                "structured_outputs must be a StructuredOutputsParams",
                 got=shown(self.structured_outputs),
                 fix="StructuredOutputsParams(json=…)",
             )
@@ -228,13 +228,11 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
     wrong = next((token for token in named if not 0 <= token < vocab_size), None)
     if wrong is not None:
         raise RequestError(
-            f"sampling parameters name tokens from 0 to {vocab_size - 1}", got=wrong, fix="check the tokenizer"
+            f"token ids in sampling parameters must be from 0 to {vocab_size - 1}", got=wrong, fix="check the tokenizer"
         )
     single = {ids[0] for ids in bad if len(ids) == 1}
     if len(single) == vocab_size or (allowed and single.issuperset(allowed)):
-        raise RequestError(
-            "no token is left to draw", got="bad words that are all that is allowed", fix="forbid fewer tokens"
-        )
+        raise RequestError("bad words forbid all that is allowed", got="the same tokens", fix="forbid fewer tokens")
 
 
 def _biases(logit_bias: Any) -> dict[int, float]:
@@ -245,11 +243,11 @@ def _biases(logit_bias: Any) -> dict[int, float]:
         biases = {0: math.nan}
     if not all(-100 <= bias <= 100 for bias in biases.values()):
         raise RequestError(
-            "logit_bias gives token ids a number from -100 to 100", got=shown(logit_bias), fix="{token id: bias}"
+            "logit_bias must map token ids to numbers from -100 to 100", got=shown(logit_bias), fix="{token id: bias}"
         )
     if len(biases) > MAX_BIASED_TOKENS:
         raise RequestError(
-            f"logit_bias is for at most {MAX_BIASED_TOKENS} tokens",
+            f"logit_bias may have at most {MAX_BIASED_TOKENS} tokens",
             got=len(biases),
             fix="use allowed_token_ids or bad_words",
         )

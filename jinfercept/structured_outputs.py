@@ -49,7 +49,7 @@ class StructuredOutputsParams:
         kinds = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
         if len(kinds) != 1:
             raise RequestError(
-                "structured outputs are one thing",
+                "structured outputs take exactly one kind of constraint",
                 got=", ".join(kinds) or "none",
                 fix=f"give one of {', '.join(KINDS)}",
             )
@@ -69,7 +69,7 @@ class StructuredOutputsParams:
             case _:
                 good, fix = isinstance(value, str) and bool(value), "give a text that is not empty"
         if not good:
-            raise RequestError(f"structured_outputs.{kind} is something else", got=shown(value), fix=fix)
+            raise RequestError(f"structured_outputs.{kind} has the wrong type", got=shown(value), fix=fix)
 
     @property
     def source(self) -> tuple[str, str]:

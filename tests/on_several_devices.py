@@ -246,7 +246,7 @@ def test_weights_that_lie_on_a_users_mesh_are_served_where_they_are() -> None:
         assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == [0] * 8
         llm.update_weights(loaded.params)
         assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == before != [0] * 8
-    with pytest.raises(ConfigError, match=r"cut along one axis of a mesh; got .'data': 2, 'model': 2"):
+    with pytest.raises(ConfigError, match=r"only one axis of mesh may be longer than one; got .'data': 2, 'model': 2"):
         LLM(Model(config), params=params, mesh=jax.make_mesh((2, 2), ("data", "model")), **SIZES)
 
 
@@ -281,12 +281,18 @@ def test_a_checkpoint_is_read_in_pieces_to_its_parts(monkeypatch: pytest.MonkeyP
             {"tensor_parallel_size": 9},
             "fewer devices; got tensor_parallel_size=9; JAX has 8, of platform cpu; fix: .*=9",
         ),
-        ({"devices": "0,8"}, "no such device; got 0, 8; JAX has 8"),
-        ({"devices": "0,0"}, "different indices; got '0,0'"),
-        ({"devices": "0,1", "tensor_parallel_size": 4}, "another number than that of devices; got 4 and devices=0,1"),
+        ({"devices": "0,8"}, "JAX has no device of this number; got 0, 8; JAX has 8"),
+        ({"devices": "0,0"}, "devices must be indices that differ; got '0,0'"),
+        (
+            {"devices": "0,1", "tensor_parallel_size": 4},
+            "tensor_parallel_size differs from the number of devices; got 4 and devices=0,1",
+        ),
         ({"tensor_parallel_size": 3}, "query heads do not divide evenly .* got 4 and .*=3; fix: .* of 1, 2, 4"),
-        ({"tensor_parallel_size": 2, "mesh": Mesh(np.array(jax.devices()), ("x",))}, "a mesh has its devices"),
-        ({"mesh": "tp"}, "a mesh is a jax.sharding.Mesh; got 'tp'"),
+        (
+            {"tensor_parallel_size": 2, "mesh": Mesh(np.array(jax.devices()), ("x",))},
+            "mesh cannot be combined with devices or tensor_parallel_size",
+        ),
+        ({"mesh": "tp"}, "mesh must be a jax.sharding.Mesh; got 'tp'"),
     ],
 )
 def test_devices_that_cannot_serve_are_refused_with_what_can(flags: dict[str, Any], words: str) -> None:

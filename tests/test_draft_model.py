@@ -105,7 +105,7 @@ def test_drafts_of_the_same_model_are_accepted_at_any_temperature_and_it_is_pric
 
 
 def test_a_draft_model_that_cannot_be_is_an_error(llm: LLM, drafts: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="only a new LLM can have another draft model"):
+    with pytest.raises(ConfigError, match="restart cannot load another draft model"):
         llm.restart(speculative_config=drafts | {"model": str(GOLDEN / NAME)})
     llm.restart(speculative_config={"num_speculative_tokens": 2})  # n-grams need no other executables
     with pytest.raises(ModelError, match="nothing"):

@@ -151,7 +151,7 @@ def test_what_needs_parts_of_contexts_is_refused(flags: dict[str, Any], words: s
 
 
 def test_a_model_without_recurrent_layers_has_no_states() -> None:
-    with pytest.raises(ConfigError, match="no recurrent layers; got num_states=9"):
+    with pytest.raises(ConfigError, match="the model has no recurrent layers; got num_states=9"):
         tiny_llm("llama_gqa", num_states=9)
 
 

@@ -337,7 +337,7 @@ def test_parameters_in_memory_and_token_ids_are_enough() -> None:
         assert again.outputs[0].token_ids == output.outputs[0].token_ids
         with pytest.raises(RequestError, match="no tokenizer"):
             llm.generate("text")
-        with pytest.raises(ConfigError, match="only a new LLM"):
+        with pytest.raises(ConfigError, match="restart cannot change this option"):
             llm.restart(page_size=8)  # pyright: ignore[reportCallIssue] # no option of a restart
     with pytest.raises(RequestError, match="closed"):
         llm.generate(prompt)

@@ -327,7 +327,7 @@ def test_numbers_of_an_adapter_that_become_infinite_reach_no_row_of_another(
 def test_two_loads_of_one_name_at_once_are_not_both_done() -> None:
     table = AdapterTable(3)
     with table.new_slot("a") as first:
-        with pytest.raises(ConfigError, match="an adapter has this name; got a"), table.new_slot("a"):
+        with pytest.raises(ConfigError, match="an adapter already has this name; got a"), table.new_slot("a"):
             pass
         with table.new_slot("a", replace=True) as second:
             assert first != second
@@ -392,13 +392,13 @@ def test_mistakes_say_what_is_there(llm: LLM, written: dict[str, Path], tmp_path
             ConfigError, match=r"no room; got down, .*room for 1 of rank 2 for q; fix: start with max_loras"
         ):
             few.load_lora("b", written["a"], in_place=True)
-        with pytest.raises(ConfigError, match="no room for another adapter; got 1 of 1"):
+        with pytest.raises(ConfigError, match="every slot for adapters is in use; got 1 of 1"):
             few.load_lora("b", tmp_path / f"{NAME}-a")
 
 
 def test_a_model_of_ones_own_has_no_adapters(written: dict[str, Path]) -> None:
     model, params = runpy.run_path(str(EXAMPLE))["make"]()
-    with pytest.raises(ConfigError, match="a model of one's own has no adapters"):
+    with pytest.raises(ConfigError, match="a model of your own cannot have adapters"):
         LLM(model, params=params, loras=written)
 
 

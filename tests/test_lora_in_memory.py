@@ -93,13 +93,13 @@ def test_an_adapter_of_arrays_writes_what_it_writes_from_files(tmp_path: Path) -
         assert compilations.count == 0
         assert llm.loras["policy"] == "memory"
         wrongs: list[tuple[Any, dict[str, Any], str]] = [
-            ({}, {}, "there are no weights"),
+            ({}, {}, "no weights were given"),
             (own, {"scale": "2"}, "the scale of an adapter is a number"),
-            ({**own, "layers.0.router.a": own["layers.0.q.a"]}, {}, "no adapter has such a matrix"),
+            ({**own, "layers.0.router.a": own["layers.0.q.a"]}, {}, "this is not a matrix of an adapter"),
             ({**own, "layers.0.q.a": own["layers.0.q.a"][1:]}, {}, "do not fit the model's weight"),
             ({**own, "layers.9.q.a": own["layers.0.q.a"], "layers.9.q.b": own["layers.0.q.b"]}, {}, "no such module"),
             ({"layers.0.q.a": own["layers.0.q.a"]}, {}, "without its other half"),
-            ({"layers.0.q.a": own["layers.0.q.a"][:, :0]}, {}, "no adapter has such a matrix"),
+            ({"layers.0.q.a": own["layers.0.q.a"][:, :0]}, {}, "this is not a matrix of an adapter"),
             ({**own, "layers.0.q.a": own["layers.0.q.a"] * np.nan}, {}, "finite"),
             (
                 {name: jnp.concatenate([leaf] * 2, -1 if name[-1] == "a" else 0) for name, leaf in own.items()},

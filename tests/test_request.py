@@ -57,14 +57,14 @@ def test_sampling_parameters_have_the_defaults_of_vllm_and_take_lists() -> None:
 @pytest.mark.parametrize(
     ("values", "word"),
     [
-        ({"function": "calculator"}, "something to call"),
+        ({"function": "calculator"}, "a tool must have a function"),
         ({"start": "<<"}, "both start and stop"),
         ({"stop": "="}, "both start and stop"),
         ({"start": "", "stop": "="}, "both start and stop"),
         ({"start": "<<", "stop": ""}, "both start and stop"),
-        ({"result": "no place"}, "no place"),
-        ({"timeout_s": 0}, "time-out"),
-        ({"timeout_s": math.nan}, "time-out"),
+        ({"result": "no place"}, "has no {}"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"timeout_s": math.nan}, "timeout_s"),
         ({"max_result_tokens": 0}, "room for its result"),
     ],
 )

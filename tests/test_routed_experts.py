@@ -120,7 +120,10 @@ def test_cached_prefixes_and_forks_leave_no_gap() -> None:
 def test_an_engine_that_was_not_told_to_return_experts_refuses_to() -> None:
     with (
         tiny_llm("mixtral") as llm,
-        pytest.raises(RequestError, match="does not return the experts of tokens; got return_routed_experts=True"),
+        pytest.raises(
+            RequestError,
+            match="the engine does not record which experts computed a token; got return_routed_experts=True",
+        ),
     ):
         llm.generate(PROMPT, ROUTED)
 

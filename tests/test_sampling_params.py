@@ -101,8 +101,11 @@ def test_tokens_outside_the_vocabulary_and_parameters_that_leave_none_are_refuse
         (SamplingParams(allowed_token_ids=[-1]), "from 0 to 99"),
         (SamplingParams(bad_words_token_ids=[[1, 100]]), "from 0 to 99"),
         (SamplingParams(stop_token_ids=[100]), "from 0 to 99"),
-        (SamplingParams(allowed_token_ids=[1, 2], bad_words_token_ids=[[1], [2]]), "no token is left"),
-        (SamplingParams(bad_words_token_ids=[[token] for token in range(100)]), "no token is left"),
+        (
+            SamplingParams(allowed_token_ids=[1, 2], bad_words_token_ids=[[1], [2]]),
+            "bad words forbid all that is allowed",
+        ),
+        (SamplingParams(bad_words_token_ids=[[token] for token in range(100)]), "bad words forbid all that is allowed"),
     ):
         with pytest.raises(RequestError, match=match):
             check_vocabulary(params, 100)

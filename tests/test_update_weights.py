@@ -59,13 +59,16 @@ def test_an_llm_takes_numpys_arrays_and_refuses_weights_that_do_not_fit() -> Non
     with LLM(loaded.model, params=numpys, **SIZES) as llm:
         assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == expected
     wrongs: list[tuple[Any, str]] = [
-        ({}, "weights are Params; got dict"),
-        ((embed, layers, head), "weights are Params; got tuple"),
+        ({}, "params must be Params; got dict"),
+        ((embed, layers, head), "params must be Params; got tuple"),
         (Params(embed, layers[:-1], head), "another number of layers than the model"),
-        (Params({"tokens": embed["embedding"]}, layers, head), "weight .* is none of the model's|is missing"),
+        (
+            Params({"tokens": embed["embedding"]}, layers, head),
+            "weight .* the model has no weight of this name|is missing",
+        ),
         (Params(jax.tree.map(lambda leaf: leaf[:-1], embed), layers, head), "embedding.* has another shape"),
         (Params(embed, ({k: v for k, v in layers[0].items() if k != name}, *layers[1:]), head), "is missing"),
-        (Params(embed, layers, cast(Any, [head])), "the parts of Params are dicts"),
+        (Params(embed, layers, cast(Any, [head])), "the parts of Params must be"),
     ]
     for wrong, words in wrongs:
         with pytest.raises(ModelError, match=words):
@@ -78,7 +81,7 @@ def test_the_layers_of_a_model_of_ones_own_are_alike(make_scripted: Make) -> Non
     embed, layers, head = scripted.runner.params
     for wrong, words in (
         ((*layers, *layers), "another number of layers"),
-        (({"next": "a table"},), "is no array; got str"),
+        (({"next": "a table"},), "is not an array; got str"),
     ):
         with pytest.raises(ModelError, match=words):
             LLM(llm.model, params=Params(embed, wrong, head), tokenizer=llm.tokenizer)
@@ -95,13 +98,14 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay() -> None:
         cases: list[tuple[Any, str]] = [
             (shorter, "is missing"),
             (wide, "has another shape"),
-            ({}, "there are no weights"),
-            (good.layers, "weights are Params, or arrays by name; got tuple"),
+            ({}, "no weights were given"),
+            (good.layers, "params must be Params, or arrays by name; got tuple"),
         ]
-        odd += tuple(
-            np.ones(8, kind) for kind in (np.int32, jnp.float8_e4m3fn, jnp.int4)
-        )  # quantised, their scales are missing
-        cases += [(good._replace(head={**good.head, "kernel": leaf}), r"head\.kernel (is no|has none)") for leaf in odd]
+        odd += tuple(np.ones(8, kind) for kind in (np.int32, jnp.float8_e4m3fn, jnp.int4))
+        cases += [
+            (good._replace(head={**good.head, "kernel": leaf}), r"head\.kernel (is no|has an unsupported)")
+            for leaf in odd
+        ]
         for wrong, words in cases:
             with pytest.raises(ModelError, match=words):
                 llm.update_weights(wrong)

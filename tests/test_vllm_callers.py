@@ -77,7 +77,10 @@ def test_a_dtype_has_any_of_its_names(dtype: Any, ours: str) -> None:
         ),
         ({"task": "embed"}, "give auto or generate"),
         ({"trust_remote_code": "yes"}, "give False or True"),
-        ({"num_gpu_blocks_override": 9}, "another name here; got num_gpu_blocks_override; fix: kv_tokens, in tokens"),
+        (
+            {"num_gpu_blocks_override": 9},
+            "this option has another name in jinfercept; got num_gpu_blocks_override; fix: kv_tokens, in tokens",
+        ),
         ({"revision": "main"}, "owner/name@revision"),
         ({"block_size": 16, "page_size": 32}, "by two names"),
         ({"dtype": "int3"}, "dtype is one of"),
@@ -85,8 +88,8 @@ def test_a_dtype_has_any_of_its_names(dtype: Any, ours: str) -> None:
         ({"kv_tokens": np.float32(2.5)}, "kv_tokens has the wrong type; got 2.5"),
         ({"enable_eplb": True}, "no such option"),
         ({"tokenizer": "no/such/directory/here"}, "no such tokenizer; got no/such/directory/here"),
-        ({"tokenizer": GOLDEN / "llama_gqa"}, "no tokenizer in this place"),
-        ({"tokenizer": 3}, "this is no tokenizer; got 3"),
+        ({"tokenizer": GOLDEN / "llama_gqa"}, "the directory has no tokenizer"),
+        ({"tokenizer": 3}, "this is not a tokenizer; got 3"),
     ],
 )
 def test_an_option_that_asks_for_something_else_is_refused(options: dict[str, Any], message: str) -> None:
@@ -114,7 +117,7 @@ def test_an_llm_takes_the_arguments_of_vllm_and_a_tokenizer_by_its_place(
         assert repr(llm) == (
             f"LLM('{GOLDEN}/llama_gqa', dtype='float32', kv_tokens=64, max_model_len=64, policy='copy_ahead')"
         )
-        with pytest.raises(RequestError, match="stays in its process"):
+        with pytest.raises(RequestError, match="an LLM cannot be copied"):
             pickle.dumps(llm)
     assert repr(llm).endswith("closed)")
     noted = [record.getMessage() for record in caplog.records]
@@ -187,7 +190,7 @@ def test_sampling_parameters_are_given_by_name() -> None:
         ("chat", {"max_new_tokens": 3}, "fix: in SamplingParams: max_tokens"),
         ("chat", {"enable_thinking": False}, "chat_template_kwargs"),
         ("stream", {"tool_choise": "none"}, "did you mean 'tool_choice'"),
-        ("stream", {"tool_choice": "none"}, "options of a chat need messages"),
+        ("stream", {"tool_choice": "none"}, "chat options need messages"),
     ],
 )
 def test_an_argument_that_there_is_not_is_refused_with_the_one_that_does_it(
@@ -270,23 +273,29 @@ def test_the_page_names_everything_that_has_another_name_here() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda llm: llm.generate("a", SHORT, on_event="print"), "on_event is called"),
-        (lambda llm: llm.generate("a", SHORT, detector=ScriptedDetector(None)), "a script has calls"),  # pyright: ignore
-        (lambda llm: llm.generate("a", SHORT, detector=StopStringDetector("<<")), "stop strings are of tools"),  # pyright: ignore
+        (lambda llm: llm.generate("a", SHORT, on_event="print"), "on_event must be a function"),
+        (
+            lambda llm: llm.generate("a", SHORT, detector=ScriptedDetector(None)),
+            "a script must map numbers of tokens to lists of calls",
+        ),  # pyright: ignore
+        (lambda llm: llm.generate("a", SHORT, detector=StopStringDetector("<<")), "tools must be a list of Tool"),  # pyright: ignore
         (lambda llm: llm.generate(["a", None], SHORT), "a prompt is a text or a list"),
         (lambda llm: llm.generate([[1], [[2]]], SHORT), "prompt_token_ids are whole numbers"),
-        (lambda llm: llm.generate({"input_ids": [1], "attention_mask": [1]}, SHORT), "a prompt has no such key"),
+        (lambda llm: llm.generate({"input_ids": [1], "attention_mask": [1]}, SHORT), "a prompt has unknown keys"),
         (lambda llm: llm.stream(["a", "b"], SHORT), "prompt_token_ids are whole numbers"),
         (lambda llm: llm.stream(3, SHORT), "a prompt is a text or a list of token ids; got 3"),
-        (lambda llm: llm.chat([{"role": "user", "content": "a", "tool_calls": 3}]), "tool_calls are a list"),
+        (
+            lambda llm: llm.chat([{"role": "user", "content": "a", "tool_calls": 3}]),
+            "tool_calls of a message must be a list",
+        ),
         (lambda llm: llm.chat(QUESTION, SHORT, tool_call_parser=["hermes"]), "tool_call_parser is a name"),
         (lambda llm: llm.chat(QUESTION, SHORT, max_prompt_chars="9"), "max_prompt_chars is a whole number"),
         (lambda llm: llm.chat(QUESTION, SHORT, add_generation_prompt="no"), "is True or False"),
         (lambda llm: llm.tokenizer.encode(None), "a text is a string; got None"),
         (lambda llm: llm.tokenizer.decode("abc"), "token ids are whole numbers; got 'abc'"),
         (lambda llm: llm.tokenizer.decode(3), "token ids are whole numbers; got 3"),
-        (lambda llm: Tool(str, name=3), "by what is no text; got 3"),  # pyright: ignore
-        (lambda llm: load_tools(None), "tools come from a file; got None"),  # pyright: ignore
+        (lambda llm: Tool(str, name=3), "a tool's name must be a text other than <reader>; got 3"),  # pyright: ignore
+        (lambda llm: load_tools(None), "tools must be named by a path; got None"),  # pyright: ignore
         (lambda llm: LLM(GOLDEN / "llama_gqa", profile="\ud800"), "no such profile"),
         (lambda llm: LLM(GOLDEN / "llama_gqa", tensor_parallel_size=10**30), "JAX has fewer devices"),
     ],

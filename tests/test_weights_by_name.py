@@ -123,14 +123,14 @@ def test_names_that_do_not_fit_change_nothing() -> None:
         first = served(llm)
         own = {"embed": first.embed, "layers": dict(enumerate(first.layers)), "head": first.head}
         cases: list[tuple[Any, dict[str, Any], str]] = [
-            ({}, {}, "there are no weights"),
+            ({}, {}, "no weights were given"),
             (
                 own,
                 {"only": "layer."},
-                "no weight has such a name; got only='layer.'; fix: names are like embed.embedding",
+                "no weight has a name that `only` selects; got only='layer.'; fix: names are like embed.embedding",
             ),
-            (own, {"only": [3]}, "`only` has beginnings of names; got .3."),
-            ({**own, "more": np.zeros(1)}, {}, "weight more is none of the model's"),
+            (own, {"only": [3]}, "`only` must be beginnings of names, or a function; got .3."),
+            ({**own, "more": np.zeros(1)}, {}, "weight more is not a weight of the model"),
             ({key: leaf for key, leaf in files.items() if key != name}, {}, f"weight {name} is missing.*`only`"),
             ({**files, name: files[name][:-1]}, {}, "q_proj.weight has another shape"),
             (
@@ -145,8 +145,12 @@ def test_names_that_do_not_fit_change_nothing() -> None:
                 "'blocks.*.k', which is like no name",
             ),
             ({**files, name.replace("q_proj", "x_proj"): files[name]}, {}, "did you mean 'model.layers.0.self_attn."),
-            ({**files, name: 3.0}, {}, "q_proj.weight is no array; got float"),
-            (files, {"names": {"model.layers.*": "layers.0"}}, "one name has more numbers than the other"),
+            ({**files, name: 3.0}, {}, "q_proj.weight is not an array; got float"),
+            (
+                files,
+                {"names": {"model.layers.*": "layers.0"}},
+                "the two sides of an entry of `names` have different numbers of",
+            ),
             (files, {"names": {name: "model.norm.weight"}}, "two weights have the same name"),
             ({"layers.0.q": own["layers"][0]["q"], ("layers", 0, "q"): own["layers"][0]["q"]}, {}, "same name"),
         ]
@@ -156,7 +160,7 @@ def test_names_that_do_not_fit_change_nothing() -> None:
         assert equal(served(llm), first)
         assert llm.weights_version == 0
         llm.sleep(2, discard=True)
-        with pytest.raises(RequestError, match="no weights of which some could stay"):
+        with pytest.raises(RequestError, match="only needs weights that are loaded"):
             llm.update_weights(own, only="layers", mode="keep")
         llm.wake(files)
         assert equal(served(llm), first)

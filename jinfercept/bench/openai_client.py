@@ -107,7 +107,7 @@ def make_target(text: str, api_key: str | None, timeout_s: float) -> Target:
 def check_client() -> None:
     """Raise `ConfigError` if the package that speaks HTTP is not installed."""
     if importlib.util.find_spec("httpx2") is None:
-        raise ConfigError("load needs httpx2", got="no such package", fix="pip install 'jinfercept[bench]'")
+        raise ConfigError("httpx2 is not installed", got="no such package", fix="pip install 'jinfercept[bench]'")
 
 
 @final

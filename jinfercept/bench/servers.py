@@ -160,15 +160,15 @@ class Servers(NamedTuple):
         check_least("--timeout", self.timeout_s, 0.001)
         if bool(self.urls) == (self.own is not None):
             got = "both" if self.urls else "neither"
-            raise ConfigError("what is measured is a MODEL or a --base-url", got=got, fix="give one of them")
+            raise ConfigError("give either a MODEL or --base-url to measure", got=got, fix="give one of them")
         if self.urls and self.flags:
             flags = ", ".join("--" + name.replace("_", "-") for name in self.flags)
             raise ConfigError(
-                "these are of a server that is started here", got=flags, fix="give MODEL, or no such flag"
+                "these flags need a server that the command starts itself", got=flags, fix="give MODEL, or no such flag"
             )
         names = [target.name for target in self._targets()]
         if len(set(names)) < len(names):
-            raise ConfigError("servers of one name cannot be told apart", got=", ".join(names), fix="give NAME=URL")
+            raise ConfigError("two servers have the same name", got=", ".join(names), fix="give NAME=URL")
 
     @contextmanager
     def running(self, console: Console) -> Iterator[list[RunningServer]]:

@@ -94,4 +94,4 @@ def tool_times(text: str) -> DrawSeconds:
                 return lambda rng: median * math.exp(sigma * rng.gauss())
             case _:
                 pass
-    raise ConfigError("--tool-seconds is no time", got=text, fix=f"{FORMS}, in seconds")
+    raise ConfigError("--tool-seconds is not a number of seconds", got=text, fix=f"{FORMS}, in seconds")

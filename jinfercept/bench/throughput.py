@@ -73,7 +73,7 @@ def measure(
     """
     if not llm.config.cache.enable_prefix_caching:
         raise ConfigError(
-            "decoding is measured on kept pages", got="enable_prefix_caching=False", fix="leave prefix caching on"
+            "measuring decoding needs prefix caching", got="enable_prefix_caching=False", fix="leave prefix caching on"
         )
     places = [(batch, context) for context in work.contexts for batch in work.batches]
     cells = []

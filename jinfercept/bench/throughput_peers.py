@@ -89,7 +89,7 @@ def command_peer(text: str) -> Peer:
     if not name or not command:
         raise ConfigError("--peer-command is a name and a command", got=text, fix='give "NAME=COMMAND"')
     if shutil.which(command[0]) is None:
-        raise ConfigError(f"the peer {name} is not there", got=command[0], fix="install it, or give its path")
+        raise ConfigError(f"the peer {name} cannot be found", got=command[0], fix="install it, or give its path")
     return Peer(name, command)
 
 

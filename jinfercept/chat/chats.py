@@ -62,14 +62,14 @@ def is_single_chat(prompt: object, detector: object, options: ChatArguments) -> 
     """Whether this is one conversation, not one prompt. Raises `RequestError` for arguments that do not go with it."""
     if is_conversation(prompt):
         if detector is not None:
-            raise RequestError("a chat finds its calls itself", got="a detector", fix="name a tool_call_parser")
+            raise RequestError("a chat takes no detector", got="a detector", fix="name a tool_call_parser")
         return True
     checked_options(options)
     if isinstance(plain(prompt), int | float):
         raise RequestError("a prompt is a text or a list of token ids", got=shown(prompt), fix="give either")
     of_chats = ChatOptions.__annotations__.keys() - {"async_calls", "lora"}
     if names := ", ".join(name for name in options if name in of_chats):
-        raise RequestError("options of a chat need messages", got=names, fix="leave them out")
+        raise RequestError("chat options need messages", got=names, fix="leave them out")
     return False
 
 
@@ -225,7 +225,7 @@ def _conversations(messages: Any) -> list[Sequence[Message]]:
         return [messages]
     if not isinstance(messages, list | tuple) or not messages or not all(map(is_conversation, messages)):
         raise RequestError(
-            "a chat is a list of messages, or several such lists",
+            "a chat must be a list of messages, or a list of such lists",
             got=shown(messages),
             fix='[{"role": "user", "content": "…"}]',
         )
@@ -302,7 +302,7 @@ def _chat(
     """
     if calls is not None and request.params.ignore_eos:
         raise RequestError(
-            "tool_choice asks for a call, and a call ends its turn", got="ignore_eos", fix="leave it out"
+            "ignore_eos cannot be combined with a tool_choice that demands a call", got="ignore_eos", fix="leave it out"
         )
     own = request.grammar or (None if request.params.ignore_eos else free)
     first, later = (

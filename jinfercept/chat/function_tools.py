@@ -79,14 +79,14 @@ def load_module(path: Path) -> ModuleType:
     if not path.is_file():
         raise RequestError("there is no such file of tools", got=path, fix="give the path of one that is there")
     if spec is None or spec.loader is None:
-        raise RequestError("tools come from a Python file", got=path, fix="give the path of a file that ends in .py")
+        raise RequestError("tools need a Python file", got=path, fix="give the path of a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where the annotations of its functions are looked up
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the file is the user's
         problem = f"{_place(error, path)}: {type(error).__name__}: {error}"
-        raise RequestError("the file of tools fails", got=problem, fix="correct it; it is run as it is") from error
+        raise RequestError("running the file failed", got=problem, fix="correct it; it is run as it is") from error
     return module
 
 
@@ -116,7 +116,7 @@ def load_functions(path: Path) -> list[Callable[..., object]]:
         and inspect.getdoc(value)
     ]
     if not functions:
-        raise RequestError("the file has no tools", got=path, fix="define functions with docstrings in it")
+        raise RequestError("the file defines no tool", got=path, fix="define functions with docstrings in it")
     return functions
 
 
@@ -129,7 +129,7 @@ def _chat_tool(tool: object) -> ChatTool:
         return _from_function(tool.function, tool)
     if callable(tool):
         return _from_function(tool, Tool(tool))
-    raise RequestError("this is no tool", got=shown(tool), fix="give Python functions or JSON declarations")
+    raise RequestError("this is not a tool", got=shown(tool), fix="give Python functions or JSON declarations")
 
 
 def _declaration(declaration: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -137,14 +137,14 @@ def _declaration(declaration: Mapping[str, Any]) -> Mapping[str, Any]:
     function = declaration.get("function", declaration)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         raise RequestError(
-            "a tool's declaration has a name",
+            "the declaration of a tool must have a name",
             got=shown(declaration),
             fix='{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}',
         )
     check_tool_name(function["name"])
     if not isinstance(function.get("parameters"), Mapping | None):
         raise RequestError(
-            f"the parameters of tool {function['name']!r} are no JSON schema",
+            f"the parameters of tool {function['name']!r} are not a JSON schema",
             got=shown(function["parameters"]),
             fix='{"type": "object", "properties": {…}}',
         )

@@ -83,7 +83,7 @@ def markup_prompt(tools: Iterable[ChatToolLike], request: str, delimiters: Delim
         RequestError: a tool is invalid, or two have one name, or the request is no text.
     """
     if not isinstance(request, str) or not request.strip():
-        raise RequestError("the request of a prompt is a text", got=shown(request), fix="say what is wanted")
+        raise RequestError("request must be a text that is not empty", got=shown(request), fix="say what is wanted")
     words = {**delimiters._asdict(), "stop": STOP}
     declared = "\n".join(map(_line, chat_tools(tools)))
     return f"{(_HEAD + _EXAMPLES).format_map(words)}\nTools:\n{declared}\nRequest: {escape(request, delimiters)}\nAnswer:\n"

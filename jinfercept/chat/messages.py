@@ -73,7 +73,7 @@ def _checked_message(message: object) -> dict[str, Any]:
     if calls:
         if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
             fix = "leave them out, or give calls"
-            raise RequestError("a message's tool_calls are a list", got=shown(calls), fix=fix)
+            raise RequestError("tool_calls of a message must be a list", got=shown(calls), fix=fix)
         checked["tool_calls"] = [_checked_call(call) for call in calls]
     return KnownObject(checked) if type(message) is KnownObject else checked
 
@@ -157,7 +157,7 @@ def with_arguments(messages: list[dict[str, Any]], form: ArgumentForm) -> list[d
 
 def _checked_call(call: object) -> dict[str, Any]:
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
-        raise RequestError("a message's tool_calls are calls", got=shown(call), fix="give them as OpenAI does")
+        raise RequestError("an entry of tool_calls is not a tool call", got=shown(call), fix="give them as OpenAI does")
     return dict(call)
 
 

@@ -144,7 +144,7 @@ def tool_call_format(name: str | None, template: str, tools: Sequence[ChatTool])
         name = detect_format(template)
         if name is None:
             raise RequestError(
-                "the model's chat template shows no format of calls that is known",
+                "the chat template uses no known format of tool calls",
                 got="tools",
                 fix=f"leave tools out, or name its tool_call_parser: {', '.join(FORMATS)}",
             )

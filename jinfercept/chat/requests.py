@@ -118,16 +118,16 @@ def _prompts(prompts: Any) -> list[Any]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
-        raise RequestError("prompts are texts or lists of token ids", got=shown(prompts), fix="give either")
+        raise RequestError("a prompt must be a text or a list of token ids", got=shown(prompts), fix="give either")
     listed = plain(list(prompts))
     return [listed] if listed and all(isinstance(item, int) for item in listed) else listed
 
 
 def _text_detector(by_name: dict[str, Tool], tokenizer: Tokenizer | None) -> Detector:
     if tokenizer is None:
-        raise RequestError("without a tokenizer no text can open a call", got=[*by_name], fix="pass a detector")
+        raise RequestError("finding calls by text needs a tokenizer", got=[*by_name], fix="pass a detector")
     if not any(tool.start for tool in by_name.values()):
-        raise RequestError("no tool says how a call begins", got=[*by_name], fix="give start and stop, or a detector")
+        raise RequestError("a tool has no start text", got=[*by_name], fix="give start and stop, or a detector")
     return StopStringDetector([*by_name.values()])
 
 
@@ -154,7 +154,7 @@ def _request(
     unknown = sorted(set(map(str, parts)) - _PROMPT_KEYS)
     if unknown:
         raise RequestError(
-            "a prompt has no such key", got=", ".join(unknown), fix=f"the keys are {sorted(_PROMPT_KEYS)}"
+            "a prompt has unknown keys", got=", ".join(unknown), fix=f"the keys are {sorted(_PROMPT_KEYS)}"
         )
     text, token_ids = parts.get("prompt"), parts.get("prompt_token_ids")
     if text is not None and not isinstance(text, str):
@@ -212,7 +212,7 @@ def _checked_tools(tools: Any) -> list[Tool | ChatTool]:
     listed: list[Tool | ChatTool] = []
     for tool in tools:
         if not isinstance(tool, Tool | ChatTool):
-            raise RequestError("tools are given as Tool(…)", got=shown(tool), fix="Tool(function, start=…, stop=…)")
+            raise RequestError("a tool must be a Tool", got=shown(tool), fix="Tool(function, start=…, stop=…)")
         if tool.name in {other.name for other in listed}:
             raise RequestError("two tools have one name", got=tool.name, fix="give one of them another name")
         listed.append(tool)
@@ -265,7 +265,7 @@ class MarkedTools(NamedTuple):
                 return None
             options = AsyncCalls()
         if not isinstance(options, AsyncCalls):
-            raise RequestError("async_calls are AsyncCalls", got=shown(options), fix="AsyncCalls(on_end=…)")
+            raise RequestError("async_calls must be an AsyncCalls", got=shown(options), fix="AsyncCalls(on_end=…)")
         if tokenizer is None or grammars is None:
             raise RequestError("asynchronous calls need a tokenizer", got="none", fix="pass one, or a detector")
         declared = chat_tools([tool for tool in tools if isinstance(tool, ChatTool) or tool.start is None])

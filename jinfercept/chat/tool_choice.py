@@ -54,7 +54,7 @@ class TurnCalls:
 def tool_choice(choice: ToolChoice | None, parallel: bool, tools: Sequence[ChatTool]) -> TurnCalls:
     """The options, checked. Raises `RequestError` for values that are unknown, and for tools that are not declared."""
     if type(parallel) is not bool:
-        raise RequestError("parallel_tool_calls is a truth value", got=shown(parallel), fix="True or False")
+        raise RequestError("parallel_tool_calls must be true or false", got=shown(parallel), fix="True or False")
     names = frozenset(tool.name for tool in tools)
     match choice:
         case None | "auto" | "none":
@@ -65,13 +65,13 @@ def tool_choice(choice: ToolChoice | None, parallel: bool, tools: Sequence[ChatT
             required = frozenset({name})
         case _:
             raise RequestError(
-                "tool_choice is none of those that there are",
+                "tool_choice has an unknown value",
                 got=shown(choice),
                 fix='"auto", "none", "required", or {"type": "function", "function": {"name": …}}',
             )
     if not required or required - names:
         raise RequestError(
-            "tool_choice asks for a tool that is not there",
+            "tool_choice names a tool that the request does not declare",
             got=f"{choice!r:.80}, tools {sorted(names)}",
             fix="declare it in tools",
         )

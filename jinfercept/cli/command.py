@@ -146,7 +146,7 @@ def take_unneeded(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
             break
         name, value = _split(word)
         if name in RENAMED:
-            raise ConfigError("a flag has another name here", got=name, fix=RENAMED[name])
+            raise ConfigError("this flag has another name in jinfercept", got=name, fix=RENAMED[name])
         flag = UNNEEDED.get(name)
         if flag is None:
             rest.append(word)

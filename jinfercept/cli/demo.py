@@ -106,7 +106,7 @@ def calculator(expression: str) -> str:
                 return number
             case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
                 return _OPERATORS[type(op)](value(left), value(right))
-        raise ValueError("only + - * / and numbers")
+        raise ValueError("the calculator knows only + - * / and numbers")
 
     result = value(ast.parse(expression.strip(), mode="eval").body)
     return str(int(result)) if float(result).is_integer() else f"{result:.2f}"
@@ -147,9 +147,9 @@ class Demo:
         if self.asynchronous:
             return _async_demo(self.model, self.slow_s)
         if self.model is not None:
-            raise ConfigError("--model belongs to --async", got=self.model, fix="add --async")
+            raise ConfigError("--model is allowed only with --async", got=self.model, fix="add --async")
         if self.requests < 1:
-            raise ConfigError("the demo needs a problem to solve", got=self.requests, fix="--requests 14")
+            raise ConfigError("--requests must be at least 1", got=self.requests, fix="--requests 14")
         console = Console()
         runs = _run_all(self.requests, self.slow_s, console)
         reference = next(iter(runs.values())).outputs

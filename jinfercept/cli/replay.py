@@ -149,7 +149,7 @@ class Replay:
             sessions = scaled_sessions(load_sessions(self.trace), self.scale_tokens, self.scale_time)
             return SessionLoad(sessions, self.seed, self.live or 0, 0.0 if self.live else rate, duration_s)
         if self.live is not None:
-            raise ConfigError("--live is for sessions of agents", got="no trace of them", fix="name one with --trace")
+            raise ConfigError("--live needs a trace of sessions", got="no such trace", fix="name one with --trace")
         source = drawer(self.trace, self.workload, "trace", sys.maxsize)
         drawn = load(self.trace or self.workload, source, self.rate, self.duration, self.seed)
         assert not isinstance(drawn.arrivals, SessionLoad)

@@ -112,7 +112,7 @@ class RunModel:
         if self.prompt is not None and chat:
             flags = ", ".join("--" + name.replace("_", "-") for name in chat)
             raise RequestError(
-                "these belong to a chat", got=f"--prompt and {flags}", fix="pipe the question in instead"
+                "these flags need a chat", got=f"--prompt and {flags}", fix="pipe the question in instead"
             )
         if self.prompt == "":
             raise RequestError(

@@ -103,4 +103,4 @@ def _unpacked(value: Any) -> Any:
     try:
         return tuple(str(item) for text in value for item in (json.loads(text) if text.startswith("[") else [text]))
     except ValueError as error:
-        raise ConfigError("a list is not JSON", got=" ".join(value), fix="repeat the flag instead") from error
+        raise ConfigError("the list is not JSON", got=" ".join(value), fix="repeat the flag instead") from error

@@ -136,7 +136,7 @@ class Sessions:
         counts = numbers("--sessions", self.sessions or ("4,8",), int)
         check_least("--sessions", counts[0], 1)
         if self.newcomer and self.concurrent:
-            raise ConfigError("newcomers come between rounds", got="--concurrent", fix="leave it or --newcomer out")
+            raise ConfigError("--newcomer excludes --concurrent", got="--concurrent", fix="leave it or --newcomer out")
         check(servers, style, shape, self.output.json, self.output.plot)
         console, reports = Console(stderr=True), list[Report]()
         try:

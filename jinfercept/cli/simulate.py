@@ -180,13 +180,11 @@ class Simulate:
         if self.plot is not None:
             check_drawing(self.plot)
         if self.like == "table" and self.trace is not None:
-            raise ConfigError("--like is for generated workloads", got="a trace too", fix="leave out one of them")
+            raise ConfigError("--like and --trace cannot be combined", got="a trace too", fix="leave out one of them")
         if self.live and not self._plays_sessions:
-            raise ConfigError("--live is for sessions of agents", got="no trace of them", fix="name one with --trace")
+            raise ConfigError("--live needs a trace of sessions", got="no such trace", fix="name one with --trace")
         if self.live and self.rate:
-            raise ConfigError(
-                "sessions are live in a number or begin at a rate", got="both", fix="leave out one of them"
-            )
+            raise ConfigError("--live and --rate cannot be combined", got="both", fix="leave out one of them")
 
     def _runs(self) -> list[SweepRun]:
         """Every combination of rate, seed, policy and order, each with a file of its own for its decisions."""

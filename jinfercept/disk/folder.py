@@ -70,7 +70,7 @@ class Folder:
         names = {entry.name for entry in os.scandir(self.path)} - _OTHERS_ALLOWED
         if names and LOCK_NAME not in names and INDEX_NAME not in names:
             got, fix = f"{self.path} with {len(names)} entries", "give a new or an empty folder, such as one inside it"
-            raise ConfigError("kv_disk is a folder with other files", got=got, fix=fix)
+            raise ConfigError("the folder of kv_disk holds files of another program", got=got, fix=fix)
 
     def _take_lock(self) -> None:
         try:
@@ -78,7 +78,7 @@ class Folder:
         except BlockingIOError:
             process = os.pread(self._lock, 40, 0).decode(errors="replace") or "unknown"
             raise ConfigError(
-                "kv_disk is used by another server, and a folder has one at a time",
+                "the folder of kv_disk is used by another server",
                 got=f"{self.path}, used by process {process}",
                 fix="give each server a folder of its own, or end the other one first",
             ) from None
@@ -94,7 +94,7 @@ class Folder:
         used = sum(path.stat().st_blocks * 512 for path in self.path.glob("data-*"))
         if space_bytes > usage.free + used:
             got = f"{_gib(space_bytes)} where {_gib(usage.free + used)} are free"
-            raise ConfigError("kv_disk_space is more than the disk has", got=got, fix="ask for less, or free some")
+            raise ConfigError("kv_disk_space is more than the disk has free", got=got, fix="ask for less, or free some")
 
     def _make_private(self) -> None:
         try:

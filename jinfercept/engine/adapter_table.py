@@ -67,7 +67,7 @@ class AdapterTable:
             raise ConfigError("an adapter has a name", got=shown(name), fix="give a text that is not empty")
         with self._lock:
             if (name in self._named or name in self._reserved.values()) and not replace:
-                raise ConfigError("an adapter has this name", got=name, fix="unload it, or load it in place")
+                raise ConfigError("an adapter already has this name", got=name, fix="unload it, or load it in place")
             used_slots = {adapter.slot for adapter in (*self._named.values(), *self._held.values())}
             used_slots |= self._reserved.keys()
             slot = next((slot for slot in range(1, self.num_slots + 1) if slot not in used_slots), None)
@@ -75,7 +75,7 @@ class AdapterTable:
                 ending = len(used_slots) - len(self._named)
                 waits = f", and {ending} whose requests have not ended" if ending else ""
                 raise ConfigError(
-                    "there is no room for another adapter",
+                    "every slot for adapters is in use",
                     got=f"{len(self._named)} of {self.num_slots}{waits}",
                     fix="unload one, or start with a larger max_loras",
                 )

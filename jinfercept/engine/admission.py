@@ -37,12 +37,12 @@ def check_request(request: Request, vocab_size: int, max_model_len: int, *, retu
         raise RequestError("a tenant's weight is a finite number above 0", got=request.weight, fix="1 is the usual one")
     if request.params.return_routed_experts and not returns_experts:
         raise RequestError(
-            "the engine does not return the experts of tokens",
+            "the engine does not record which experts computed a token",
             got="return_routed_experts=True",
             fix="start it with enable_return_routed_experts=True",
         )
     if request.params.n > 1:
-        raise RequestError("the engine makes one output", got=f"n={request.params.n}", fix="submit forks(request)")
+        raise RequestError("an engine request has one output", got=f"n={request.params.n}", fix="submit forks(request)")
     if request.params.structured_outputs is not None and request.grammar is None:
         raise RequestError("structured outputs need a compiled grammar", got="none", fix="set Request.grammar")
     if request.params.allowed_token_ids is not None and request.grammar is not None:

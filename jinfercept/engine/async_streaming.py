@@ -50,7 +50,7 @@ class AsyncStream(AbstractAsyncContextManager["AsyncStream"]):
             loop = asyncio.get_running_loop()
         except RuntimeError:
             self._received.open.clear()
-            raise RequestError("no event loop runs here", got="an async stream", fix="use stream()") from None
+            raise RequestError("no event loop is running", got="an async stream", fix="use stream()") from None
         put, later = self._events.put_nowait, post or loop.call_soon_threadsafe
 
         def sink(news: list[Event] | BaseException) -> None:

@@ -23,7 +23,7 @@ class Reservations:
         """Take a request's id and its adapter. Raises `RequestError` if the id is taken or the adapter not there any more."""
         mark = object()
         if self._ids.setdefault(request.id, mark) is not mark:  # atomic: two threads may submit one id
-            raise RequestError("a request of this id is not finished", got=request.id, fix="use another id")
+            raise RequestError("an unfinished request already has this id", got=request.id, fix="use another id")
         try:
             self._adapters.hold(request)
         except RequestError:

@@ -31,9 +31,7 @@ def serve(
         EngineError: a step of the engine failed; the error carries the complete outputs.
     """
     if on_event is not None and not callable(on_event):
-        raise RequestError(
-            "on_event is called with events", got=shown(on_event), fix="pass a function, or leave it out"
-        )
+        raise RequestError("on_event must be a function", got=shown(on_event), fix="pass a function, or leave it out")
     with Stream(thread, requests, ends_only=on_event is None) as stream:
         for event in stream:
             if on_event is not None:

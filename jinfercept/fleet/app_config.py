@@ -125,13 +125,13 @@ class FleetConfig:
         values = _table(data, "the fleet's file", _NAMES)
         model = values.get("model")
         if not isinstance(model, str) or not model:
-            raise ConfigError("a fleet serves a model", got=model, fix="model: NAME or a directory")
+            raise ConfigError("model must name a model", got=model, fix="model: NAME or a directory")
         name = values.get("name", "jinfercept")
         if not isinstance(name, str) or not name.replace("-", "").replace("_", "").isalnum() or len(name) > 64:
-            raise ConfigError("a name of a fleet is 1 to 64 letters, digits, - and _", got=name, fix="name: assistants")
+            raise ConfigError("name must be 1 to 64 letters, digits, - and _", got=name, fix="name: assistants")
         cpus = values.get("cpus_per_replica", 0.0)
         if not isinstance(cpus, int | float) or isinstance(cpus, bool) or not 0 <= cpus <= 4096:
-            raise ConfigError("cpus_per_replica is a number of CPUs", got=cpus, fix="0 or more")
+            raise ConfigError("cpus_per_replica must be a number of CPUs", got=cpus, fix="0 or more")
         engine = dict(_table(values.get("engine", {}), "engine", None))
         EngineConfig.from_options(engine)  # pyright: ignore[reportArgumentType] # it checks the names
         return cls(
@@ -158,7 +158,7 @@ def _server(data: Any) -> ServerOptions:
             shown = "a text" if isinstance(value, str) else type(value).__name__  # it may be a secret
             raise ConfigError(f"{name} has the wrong type", got=shown, fix=f"a list of texts: {name}: [ONE, OTHER]")
     if values.get("uds") is not None:
-        raise ConfigError("a deployed fleet listens on no Unix socket", got=values["uds"], fix="give host and port")
+        raise ConfigError("a deployed fleet cannot use a Unix socket", got=values["uds"], fix="give host and port")
     return ServerOptions(**values)
 
 
@@ -166,7 +166,7 @@ def _table(data: Any, what: str, names: tuple[str, ...] | None) -> Mapping[str, 
     """A mapping with known names only."""
     if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
         raise ConfigError(
-            f"{what} is a table of names and values", got=reprlib.repr(data)[:80], fix="see docs/fleet.md"
+            f"{what} must be a table of names and values", got=reprlib.repr(data)[:80], fix="see docs/fleet.md"
         )
     for name in data:
         if names is not None and name not in names:
@@ -184,5 +184,5 @@ def _range(value: Any) -> ReplicaRange:
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in replicas) or not (
         1 <= replicas.least <= replicas.most <= MOST_REPLICAS
     ):
-        raise ConfigError("replicas is a number, or {min: …, max: …}", got=value, fix=f"1 to {MOST_REPLICAS}")
+        raise ConfigError("replicas must be a number, or {min: …, max: …}", got=value, fix=f"1 to {MOST_REPLICAS}")
     return replicas

@@ -85,7 +85,7 @@ def fan_out_router(front: FleetFront) -> APIRouter:
         front.check_key(request)
         names = sorted(front.routes.names)
         if replica and replica not in names:
-            raise ApiError(404, f"there is no replica {replica[:80]!r}, only {', '.join(names)}", param="replica")
+            raise ApiError(404, f"no replica is named {replica[:80]!r}; available: {', '.join(names)}", param="replica")
         ticket = Ticket(front.routes, RoutingHint(), replica or next(iter(names), ""))
         try:
             return _response(await front.replicas.reply(front.plain_call(request), ticket))

@@ -304,7 +304,7 @@ class FleetFront:
                     prefer = self._random.choice(alternatives)
                     continue
                 else:
-                    message = "no replica takes the request; they start, or are too busy"
+                    message = "every replica is starting or full; fix: retry later"
                     raise ApiError(503, message, code="no_replica", headers={"Retry-After": "5"})
             except ReplicaLostError as error:
                 retry = not last and not self.options.tools  # the server's tools may not run twice
@@ -316,7 +316,7 @@ class FleetFront:
             except asyncio.CancelledError as cancelled:
                 if cancelled.args != (_DRAINED,):
                     raise
-                await relay.fail(ApiError(503, "the server gave the request up", code="aborted"))
+                await relay.fail(ApiError(503, "the server aborted the request; fix: send it again", code="aborted"))
             finally:
                 self._count(incoming, ticket, relay, logged)
             return

@@ -79,7 +79,7 @@ def ray_running(address: str | None) -> Iterator[str | None]:
             ray.init(address, logging_level=logging.WARNING, **arguments)
         except (ConnectionError, ValueError) as error:
             raise ConfigError(
-                "no Ray cluster answers there",
+                "no Ray cluster answers at this address",
                 got=f"--ray-address {address}: {error}",
                 fix="auto, or HOST:PORT of its head",
             ) from error

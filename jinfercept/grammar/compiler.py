@@ -83,7 +83,7 @@ def _matcher(vocabulary: LLTokenizer, vocab_size: int, kind: str, text: str) -> 
         if matcher.is_error():
             raise ValueError(problem_of(matcher))
         if not next_tokens(matcher, vocab_size).any():
-            raise ValueError("it matches nothing but the empty text")
+            raise ValueError("it matches only the empty text")
     except ValueError as error:  # RequestError is one
         problem = error.got if isinstance(error, RequestError) else error
         raise RequestError(

@@ -140,7 +140,7 @@ class Reception:
             )
         if not isinstance(host_id, int) or not 0 < host_id < num_hosts:
             raise ConfigError(
-                "a host has no number of the group",
+                "--host-id is outside the group",
                 got=f"host {host_id} of {num_hosts}",
                 fix="give --host-id from 0 on",
             )
@@ -319,5 +319,5 @@ def _proof(token: str, role: bytes, message: bytes) -> bytes:
 
 def _wrong_token() -> ConfigError:
     return ConfigError(
-        "the hosts do not have the same token", got="another one, or none", fix=f"set ${TOKEN_VARIABLE} alike on all"
+        "this host has another token than host 0", got="another one, or none", fix=f"set ${TOKEN_VARIABLE} alike on all"
     )

@@ -84,7 +84,7 @@ def place(options: HostOptions, environment: Mapping[str, str], full_name: str) 
             )
     if not 0 <= host_id < num_hosts:
         raise ConfigError(
-            "a host's number is below their number", got=f"host {host_id} of {num_hosts}", fix="count from 0"
+            "--host-id must be below --num-hosts", got=f"host {host_id} of {num_hosts}", fix="count from 0"
         )
     host, port = split_address(address)
     return Placement(host, port, num_hosts, host_id)
@@ -96,7 +96,7 @@ def split_address(text: str) -> tuple[str, int]:
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536 - PLANS_PORT:
         raise ConfigError(
-            "--coordinator is host 0's address and a port",
+            "--coordinator must be the address and a port of host 0",
             got=text,
             fix=f"HOST:PORT with a port up to {65_535 - PLANS_PORT}; or auto, under Slurm or Kubernetes",
         )

@@ -23,7 +23,9 @@ class StopStringDetector:
     def __init__(self, tools: Sequence[Tool]) -> None:
         listed = list(tools) if isinstance(tools, Iterable) else [tools]
         if not all(isinstance(tool, Tool) for tool in listed):
-            raise RequestError("stop strings are of tools", got=shown(tools), fix="[Tool(function, start=…, stop=…)]")
+            raise RequestError(
+                "tools must be a list of Tool", got=shown(tools), fix="[Tool(function, start=…, stop=…)]"
+            )
         self._marks = [(tool.start, tool.stop, tool.name) for tool in listed if tool.start and tool.stop]
 
     def watch(self) -> Watch:
@@ -95,7 +97,7 @@ class ScriptedDetector:
             self.script = {count: tuple(calls) for count, calls in script.items()}
         except (AttributeError, TypeError):
             raise RequestError(
-                "a script has calls by number of tokens", got=shown(script), fix="{3: [Call(…)]}"
+                "a script must map numbers of tokens to lists of calls", got=shown(script), fix="{3: [Call(…)]}"
             ) from None
 
     def watch(self) -> Watch:

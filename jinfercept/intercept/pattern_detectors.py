@@ -32,7 +32,7 @@ class RegexDetector:
             self._pattern = re.compile(pattern)
             matches_nothing = self._pattern.search("")
         except (re.error, TypeError) as error:
-            raise RequestError("this is no regular expression", got=shown(pattern), fix=str(error)) from None
+            raise RequestError("the pattern is not a regular expression", got=shown(pattern), fix=str(error)) from None
         if matches_nothing:
             raise RequestError("the pattern matches an empty text", got=shown(pattern), fix="let it need a character")
         if tool is None and "name" not in self._pattern.groupindex:
@@ -97,7 +97,7 @@ class TokenDetector:
         wrong += [name for name in named.values() if not isinstance(name, str)]
         if wrong or not named:
             raise RequestError(
-                "calls are found by token ids", got=shown(wrong or calls), fix="give names of tools by token id"
+                "calls must map token ids to tools", got=shown(wrong or calls), fix="give names of tools by token id"
             )
         self._calls, self._opening = dict(calls), opening
 

@@ -181,7 +181,7 @@ class ExpertsConfig:
             raise ModelError("norm_topk_prob is true or false", got=shown(self.normalised), fix="correct the config")
         if self.per_token > self.num_experts:
             raise ModelError(
-                "a token has at most all experts",
+                "a token cannot use more experts than there are",
                 got=f"{self.per_token} of {self.num_experts}",
                 fix="correct the model's config",
             )
@@ -317,7 +317,7 @@ class ModelConfig:
     def _check_kinds(self) -> None:
         if len(self.kinds) not in (0, self.num_layers):
             raise ModelError(
-                "every layer has a kind, or none has",
+                "kinds must have an entry for every layer, or none",
                 got=f"{len(self.kinds)} kinds of {self.num_layers} layers",
                 fix="correct the config",
             )
@@ -328,7 +328,7 @@ class ModelConfig:
                 self._check_rope(kind.rope)
         if any(kind.is_recurrent for kind in self.kinds) != (self.delta_net is not None):
             raise ModelError(
-                "recurrent layers have sizes, and sizes have layers",
+                "recurrent layers and their sizes must be given together",
                 got=shown(self.delta_net),
                 fix="correct layer_types of the config",
             )
@@ -339,7 +339,7 @@ class ModelConfig:
     def _check_rope(self, rope: RopeConfig) -> None:
         if type(rope.rotary_dim) is not int or not 0 < rope.rotary_dim <= self.head_dim or rope.rotary_dim % 2:
             raise ModelError(
-                "the rotary dimensions are an even number, at most those of a head",
+                "the number of rotary dimensions must be even and at most that of a head",
                 got=f"{rope.rotary_dim!r}"[:80] + f" of {self.head_dim}",
                 fix="correct the model's config",
             )

@@ -107,7 +107,7 @@ def _with_int8_rows(shapes: Params, checkpoint: Checkpoint, quantization: str, n
 
 
 def _no_int8_rows(got: str, fix: str) -> ModelError:
-    return ModelError("rows are rounded to int8 for whole numbers of 4 or 8 bits that stay quantised", got=got, fix=fix)
+    return ModelError("activation_dtype int8 needs weights in integers of 4 or 8 bits", got=got, fix=fix)
 
 
 def _load(
@@ -180,7 +180,7 @@ def keeps_quantized(checkpoint: Checkpoint, quantization: str, num_devices: int 
     stored_format = _quantization(checkpoint)
     if quantization not in ("auto", "none", stored_format):
         raise ModelError(
-            "the model's weights are not quantised so",
+            "quantization differs from how the weights are stored",
             got=f"{quantization}, weights of {stored_format}",
             fix="quantization=auto",
         )

@@ -46,4 +46,4 @@ def check_regular(path: Path) -> None:
         ) from error
     if not S_ISREG(mode):
         kind = "a directory" if S_ISDIR(mode) else "a pipe, a socket or a device"
-        raise ModelError("a file of the model is none", got=f"{path.name[:200]} is {kind}", fix="put the file there")
+        raise ModelError("this is not a regular file", got=f"{path.name[:200]} is {kind}", fix="put the file there")

@@ -122,7 +122,7 @@ def check_finish(output: RequestOutput) -> None:
     """Raise `ApiError` for the output of an aborted or failed request: 503, 500, or 400 if its grammar failed."""
     for completion in output.outputs:
         if completion.finish_reason == "abort":
-            raise ApiError(503, "the server gave the request up", code="aborted")
+            raise ApiError(503, "the server aborted the request; fix: send it again", code="aborted")
         if completion.finish_reason == "error" and f"{completion.stop_reason}".startswith(GrammarError.__name__):
             raise ApiError.bad(f"{completion.stop_reason}", code="grammar_error")
         if completion.finish_reason == "error":

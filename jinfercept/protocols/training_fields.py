@@ -13,7 +13,7 @@ def check_training_fields(body: SamplingBody) -> None:
     """Raise 400 for a body that asks for such fields in a stream."""
     for name in TRAINING_FIELDS if body.stream else ():
         if getattr(body, name):
-            raise ApiError.bad(f"{name} does not come in a stream; fix: stream false", name)
+            raise ApiError.bad(f"{name} cannot be streamed; fix: stream false", name)
 
 
 def training_fields(body: SamplingBody, completion: CompletionOutput) -> dict[str, Any]:

@@ -59,11 +59,11 @@ def check_extras(body: Extensions, logged: set[str]) -> None:
         if body.jinfercept.async_calls is not None:
             _check_names(body.jinfercept.async_calls, "jinfercept.async_calls")
     if len(body.model_extra or ()) > _MOST_UNKNOWN:
-        raise ApiError.bad(f"the body has more than {_MOST_UNKNOWN} fields that are not known; fix: leave them out")
+        raise ApiError.bad(f"the body has more than {_MOST_UNKNOWN} unknown fields; fix: leave them out")
     for name, value in (body.model_extra or {}).items():
         if name in _HARMLESS:
             if value is not None and value not in _HARMLESS[name]:
-                raise ApiError.bad(f"{name} cannot be done here", name, "unsupported_parameter")
+                raise ApiError.bad(f"{name} is not supported; fix: leave it out", name, "unsupported_parameter")
         elif _is_new(name, logged):
             log.debug("the field %.80r is not known; it is ignored", name)
 

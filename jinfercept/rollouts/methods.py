@@ -77,7 +77,7 @@ class RolloutMethods:
             EngineError: as `generate`.
         """
         if on_group is not None and not callable(on_group):
-            raise RequestError("on_group is called with each group", got=shown(on_group), fix="give a function")
+            raise RequestError("on_group must be a function", got=shown(on_group), fix="give a function")
         with RolloutStream(self.engine.thread, planned(self._requests, prompts, params, options)) as stream:
             for group in stream:
                 if on_group is not None:
@@ -127,7 +127,7 @@ def planned(
     if not isinstance(prompts, Rollouts):
         if following is not None:
             raise RequestError(
-                "only samples are followed by something", got=shown(following), fix="give Rollouts first"
+                "following is allowed only with samples", got=shown(following), fix="give Rollouts first"
             )
         conversations = [prompts] if is_conversation(prompts) else prompts
         is_chat = (
@@ -139,7 +139,7 @@ def planned(
     elif following is None:
         items = _continued(maker, prompts, params, n, (tools, detector, options))
     elif n != 1:
-        raise RequestError("samples go on each by itself", got=f"n={n}", fix="n=1, or give a sample several times")
+        raise RequestError("continued samples need n=1", got=f"n={n}", fix="n=1, or give a sample several times")
     else:
         items = _followed(maker, prompts, params, tools, detector, following, options)
     return Groups([*map(_reporting_kept, items)], pad_id)
@@ -156,7 +156,7 @@ def _own_options(options: ChatArguments) -> dict[str, Any]:
     """The options of a prompt that is no chat. Raises `RequestError` for others."""
     own = {"async_calls", "lora"}
     if chat_names := sorted(options.keys() & ChatOptions.__annotations__.keys() - own):
-        raise RequestError("options of a chat need messages", got=", ".join(chat_names), fix="leave them out")
+        raise RequestError("chat options need messages", got=", ".join(chat_names), fix="leave them out")
     names = ("prompts", "params", "on_group", *RolloutOptions.__annotations__)
     check_arguments("a rollout has no such option", options, names, SamplingParams.__slots__)
     return {name: value for name, value in options.items() if name in own}
@@ -166,7 +166,7 @@ def _chats(
     maker: RequestMaker, conversations: Any, params: Any, tools: Any, detector: Any, options: ChatArguments
 ) -> list[Planned]:
     if detector is not None:
-        raise RequestError("a chat finds its calls itself", got="a detector", fix="name a tool_call_parser")
+        raise RequestError("a chat takes no detector", got="a detector", fix="name a tool_call_parser")
     requests = maker.make_chats(conversations, params, tools, options)
     placed = zip(_places(requests), requests, strict=True)
     return [Planned(place, request, conversation=tuple(conversations[place])) for place, request in placed]
@@ -197,10 +197,10 @@ def _continued(maker: RequestMaker, samples: Rollouts, params: Any, n: int, opti
         pauses = () if origin is None else origin.output.interceptions
         if origin is None or any(result.status == "started" for pause in pauses for result in pause.results):
             got = "a sample that was pickled" if origin is None else "a chat that went on beside a call"
-            raise RequestError("this partial sample cannot go on", got=got, fix="sample its prompt again")
+            raise RequestError("this partial sample cannot be continued", got=got, fix="sample its prompt again")
         own = origin.request.params if params is None else _reporting(params, 1)
         if not isinstance(own, SamplingParams):
-            raise RequestError("samples go on with one SamplingParams", got=shown(params), fix="leave params out")
+            raise RequestError("samples continue with one SamplingParams", got=shown(params), fix="leave params out")
         grammar = origin.request.grammar
         adapter = origin.request.adapter
         request = replace(
@@ -231,7 +231,7 @@ def _followed(
         reporting = _reporting(default if params is None else params, 1)
         if sample.conversation:
             if not is_conversation(put):
-                raise RequestError("a chat is followed by messages", got=shown(put), fix='[{"role": "user", …}]')
+                raise RequestError("what follows a chat must be messages", got=shown(put), fix='[{"role": "user", …}]')
             *before, turn = sample.conversation
             conversation = (*before, *results_behind_calls((turn, *put)))
             tokens = GivenTokens(sample.token_ids.tolist(), len(sample.conversation))
@@ -240,10 +240,10 @@ def _followed(
             continue
         if isinstance(put, str):
             if maker.tokenizer is None:
-                raise RequestError("without a tokenizer there is no text", got=shown(put), fix="give token ids")
+                raise RequestError("a model without a tokenizer cannot read text", got=shown(put), fix="give token ids")
             put = maker.tokenizer.encode(put)
         if not isinstance(put, list | tuple):
-            raise RequestError("a text or token ids follow a sample", got=shown(put), fix="give one of them")
+            raise RequestError("following must be a text or token ids", got=shown(put), fix="give one of them")
         prompt = {"prompt_token_ids": [*sample.token_ids.tolist(), *put]}
         [request] = maker.make_requests([prompt], reporting, tools, detector, **_own_options(options))
         items.append(Planned(sample.prompt, request, sample))
@@ -258,7 +258,7 @@ def _one_each(following: Any, count: int) -> Sequence[Any]:
     if not isinstance(following, list | tuple) or len(following) != count:
         got = f"{len(following)} of them" if isinstance(following, list | tuple) else shown(following)
         fix = "a text, a list of token ids or, behind chats, of messages; or a list of one for each"
-        raise RequestError(f"what follows {count} samples", got=got, fix=fix)
+        raise RequestError(f"following must have one entry for each of {count} samples", got=got, fix=fix)
     return following
 
 
@@ -269,7 +269,7 @@ def _reporting(params: Any, n: int) -> Any:
             return params  # refused where requests are made
         return [_reporting(each, n) if isinstance(each, SamplingParams) else each for each in params]
     if n != 1 and params.n != 1:
-        raise RequestError("n is given once", got=f"n={n} and SamplingParams(n={params.n})", fix="leave one out")
+        raise RequestError("n is given twice", got=f"n={n} and SamplingParams(n={params.n})", fix="leave one out")
     n = params.n if n == 1 else n
     return replace(params, n=n, logprobs=params.logprobs or 0, return_processed_logprobs=True)
 

@@ -127,7 +127,7 @@ class Rollouts(Sequence[Rollout]):
     def __init__(self, samples: Iterable[Rollout], pad_id: int = 0) -> None:
         self.samples, self._pad_id = tuple(samples), plain(pad_id)
         if wrong := [sample for sample in self.samples if not isinstance(sample, Rollout)]:
-            raise RequestError("Rollouts have samples", got=shown(wrong[0]), fix="give a list of Rollout")
+            raise RequestError("Rollouts must hold Rollout", got=shown(wrong[0]), fix="give a list of Rollout")
         if type(self._pad_id) is not int or not -(2**31) <= self._pad_id < 2**31:
             raise RequestError("pad_id is a token id", got=shown(pad_id), fix="give a whole number of 32 bits")
 

@@ -185,7 +185,7 @@ class ModelRunner:
         """
         submitted_s, drafts = time.monotonic(), ()
         if not self.params.embed:
-            raise EngineError("there are no weights", fix="update_weights(params)")
+            raise EngineError("the model has no weights: an update or a sleep lost them", fix="update_weights(params)")
         if last_tokens is None:
             last_tokens = self._sampler.last_tokens
         if self.drafter is not None and self.drafting:

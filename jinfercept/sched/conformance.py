@@ -14,7 +14,7 @@ def check_shape(what: str, value: object, protocol: type) -> None:
         what: noun for the error, such as "a policy".
     """
     if isinstance(value, type):
-        raise ConfigError(f"{what} is an object", got=f"the class {value.__name__}", fix=f"{value.__name__}(…)")
+        raise ConfigError(f"{what} must be an object", got=f"the class {value.__name__}", fix=f"{value.__name__}(…)")
     fixes = list(_fixes(value, protocol))
     if fixes:
         raise ConfigError(

@@ -47,7 +47,7 @@ def fit_steps(steps: Iterable[MeasuredStep]) -> StepFit:
     steps = sorted(steps, key=lambda step: (step.bucket, step.context_tokens))
     decoding = [step for step in steps if step.depth is None]
     if not decoding:
-        raise ConfigError("a fit needs steps that decode", got=f"{len(steps)} steps", fix="measure some")
+        raise ConfigError("fitting needs decode steps", got=f"{len(steps)} steps", fix="measure some")
     context_s = _median_slope(
         (second.context_tokens - first.context_tokens, second.seconds - first.seconds, first.seconds + second.seconds)
         for first, second in _pairs(decoding)

@@ -60,7 +60,7 @@ def load_plugin(what: str, place: str) -> object:
     home, _, name = place.rpartition(":")
     if not home or not name.isidentifier():
         fix = "path.py:Class or package.module:Class"
-        raise ConfigError(f"{_a(what)} of your own is a file or module and a name", got=place, fix=fix)
+        raise ConfigError(f"{_a(what)} of your own must be named as FILE.py:CLASS or MODULE:CLASS", got=place, fix=fix)
     in_file = home.endswith(".py") or "/" in home
     module = _run_file(what, Path(home)) if in_file else _import(what, home)
     try:
@@ -159,7 +159,7 @@ def _run_file(what: str, path: Path) -> ModuleType:
         return ran
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise ConfigError(f"{_a(what)} comes from a Python file", got=path, fix="give a file that ends in .py")
+        raise ConfigError(f"the file of {_a(what)} must be a Python file", got=path, fix="give a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where dataclasses look up their annotations
     try:

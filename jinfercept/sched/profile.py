@@ -97,7 +97,7 @@ class Profile:
             )
         if len(self.bucket_tokens) != len(self.bucket_s):
             raise ConfigError(
-                "a profile's buckets and their times are not as many",
+                "a profile must have one time for each bucket",
                 got=f"{len(self.bucket_tokens)} and {len(self.bucket_s)}",
                 fix="give one time for each bucket",
             )

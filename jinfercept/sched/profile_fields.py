@@ -32,7 +32,7 @@ def check_field(name: str, kind: object, value: Any) -> None:
             "a profile's source is unknown", got=shown(value), fix=f"one of {', '.join(get_args(Source))}"
         )
     elif name == "tables" and not isinstance(value, Mapping):
-        raise ConfigError("a profile's tables have no names", got=type(value).__name__, fix="give a mapping")
+        raise ConfigError("a profile's table is not a mapping", got=type(value).__name__, fix="give a mapping")
     elif name.startswith("bucket_") and not _ascends(value):
         raise ConfigError(f"a profile's {name} do not ascend from above 0", got=reprlib.repr(value), fix="sort them")
 

@@ -121,7 +121,7 @@ class TiledPrice:
         except (TypeError, KeyError):
             pass
         raise ConfigError(
-            "a profile's tiled price is none", got=reprlib.repr(values), fix="measure again with `jinfercept profile`"
+            "a profile's tiled price is wrong", got=reprlib.repr(values), fix="measure again with `jinfercept profile`"
         )
 
     @property

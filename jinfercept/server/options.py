@@ -188,17 +188,17 @@ class ServerOptions:
             if value == math.inf:
                 raise ConfigError(f"{name} is not finite", got=value, fix="give a number")
         if self.port > 65535:
-            raise ConfigError("a port is a number up to 65535", got=self.port, fix="0 takes one that is free")
+            raise ConfigError("port must be a number from 0 to 65535", got=self.port, fix="0 takes one that is free")
         if self.state_url is not None and not self.state_url.strip():
             raise ConfigError(
                 "state_url names no database", got=shown(self.state_url), fix="leave it out to store in memory"
             )
         if not all(self.served_model_name):
-            raise ConfigError("a name of the model is empty", got="''", fix="leave it out, or give one")
+            raise ConfigError("served_model_name must not be empty", got="''", fix="leave it out, or give one")
         for name in ("lora_dir", "weights_dir"):
             folder = getattr(self, name)
             if folder is not None and not Path(folder).is_dir():
-                raise ConfigError(f"{name} is no folder", got=shown(folder), fix="make it, or name another one")
+                raise ConfigError(f"{name} is not a folder", got=shown(folder), fix="make it, or name another one")
         self._check_parsers()
         check_allowed_hosts(self.allowed_hosts)
         self.delimiters()
@@ -228,7 +228,7 @@ class ServerOptions:
         delimiters = Delimiters(*texts) if len(texts) == len(DELIMITERS) else None
         if delimiters is None or not delimiters.are_distinct:
             raise ConfigError(
-                "call_delimiters are five texts of two characters or more, none of which contains or overlaps another",
+                "call_delimiters must be five texts of at least two characters, none of which contains or overlaps another",
                 got=self.call_delimiters,
                 fix=f"such as {','.join(DELIMITERS)}",
             )

@@ -168,7 +168,7 @@ def listen(options: ServerOptions) -> tuple[socket.socket, str]:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            "the server cannot listen there", got=f"{host}:{options.port}: {error}", fix="give another --host or --port"
+            "the address cannot be used", got=f"{host}:{options.port}: {error}", fix="give another --host or --port"
         ) from error
     port = listener.getsockname()[1]
     return listener, f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -185,7 +185,7 @@ def _listen_unix(path: str) -> socket.socket:
         listener.bind(path)
     except OSError as error:
         listener.close()
-        raise ConfigError("the server cannot listen there", got=f"{path}: {error}", fix="give another --uds") from error
+        raise ConfigError("the address cannot be used", got=f"{path}: {error}", fix="give another --uds") from error
     return listener
 
 

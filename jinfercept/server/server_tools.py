@@ -68,15 +68,15 @@ class ServerTools:
             return []
         tools = self.tools
         if not tools:
-            raise ApiError.bad("this server runs no tools: start it with --tools FILE", _FIELD)
+            raise ApiError.bad("the server has no tools; fix: start it with --tools FILE", _FIELD)
         if chosen is True:
             return [self.traced(tool) for name, tool in tools.items() if name not in client_tools]
         unknown = [name for name in chosen if name not in tools]
         if unknown:
-            raise ApiError.bad(f"this server runs no {', '.join(unknown)}, only {', '.join(tools)}", _FIELD)
+            raise ApiError.bad(f"no server tool is named {unknown[0]!r}; available: {', '.join(tools)}", _FIELD)
         twice = [name for name in chosen if name in client_tools]
         if twice:
-            raise ApiError.bad(f"{', '.join(twice)}: declared in tools too; ask for it in one place", _FIELD)
+            raise ApiError.bad(f"tool {twice[0]!r} is in tools and in server_tools; fix: leave one out", _FIELD)
         return [self.traced(tools[name]) for name in dict.fromkeys(chosen)]
 
 
@@ -97,6 +97,8 @@ def open_server_tools(paths: Sequence[str]) -> Generator[ServerTools]:
         names = [tool.name for tool in tools_of(loaded)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ConfigError("two files have a tool of one name", got=", ".join(twice), fix="rename one")
+            raise ConfigError(
+                "two files have the same tool", got=", ".join(twice), fix="rename one; MCP servers take a prefix"
+            )
         tools.inbox = inbox if inbox.tools else None
         yield tools

@@ -193,7 +193,7 @@ class Service:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; raises `ApiError` if it has none."""
         if self.llm.tokenizer is None:
-            raise ApiError.bad("this model has no tokenizer: send token ids", code="no_tokenizer")
+            raise ApiError.bad("the model has no tokenizer; fix: send token ids", code="no_tokenizer")
         return self.llm.tokenizer
 
     def check_model(self, name: str | None) -> str:
@@ -204,7 +204,7 @@ class Service:
             return name or self.names[0]
         names = ", ".join((*self.names, *self.llm.loras))
         raise ApiError(
-            404, f"there is no model {name[:200]!r} here, only {names}", param="model", code="model_not_found"
+            404, f"no model is named {name[:200]!r}; available: {names}", param="model", code="model_not_found"
         )
 
     def adapter(self, name: str | None) -> Adapter | None:
@@ -229,13 +229,13 @@ class Service:
         if self.draining:
             raise ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": f"{RETRY_S}"})
         if number > most:
-            message = f"a body asks for at most {most} answers; got {number}; fix: a smaller n, or fewer prompts"
+            message = f"a request may ask for at most {most} answers; got {number}; fix: a smaller n, or fewer prompts"
             raise ApiError.bad(message, "n")
         waiting = self.llm.engine.num_waiting + self._preparing.total()
         if waiting + number > most and self._num_waiting_of(tenant) + number > most // self._num_waiting_keys(tenant):
             raise ApiError(
                 429,
-                f"{waiting} requests are waiting, {most} may; got {number} more",
+                f"the queue is full: {waiting} requests wait and at most {most} may; got {number} more; fix: retry later",
                 code="queue_full",
                 headers={"Retry-After": retry_after(self._limits.retry_s(tenant, number, self._preparing[tenant]))},
             )
@@ -297,7 +297,7 @@ class Service:
                 503 after the drain.
         """
         if self._closed:
-            raise ApiError(503, "the server gave the request up", code="aborted")
+            raise ApiError(503, "the server aborted the request; fix: send it again", code="aborted")
         tenant = requests[0].tenant
         limit_s = self.keys.rules(tenant).first_token_limit or self.options.first_token_limit
         if limit_s is not None and not patient:

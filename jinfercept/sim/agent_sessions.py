@@ -131,7 +131,7 @@ def _session(entry: Mapping[str, Any], where: str) -> ScriptedSession:
         fix = (
             'write {"id": text, "tools": tokens, "system": tokens, "calls": [[in, out, kept, think_s, api_s, stop], …]}'
         )
-        raise ConfigError(f"{where}: no session", got=reprlib.repr(entry), fix=fix)
+        raise ConfigError(f"{where}: this is not a session", got=reprlib.repr(entry), fix=fix)
     turns = list[ScriptedTurn]()
     for number, call in enumerate(calls, 1):
         turns.append(_turn(call, turns[-1] if turns else None, f"{where}, call {number}"))
@@ -142,7 +142,7 @@ def _session(entry: Mapping[str, Any], where: str) -> ScriptedSession:
 def _turn(call: object, last: ScriptedTurn | None, where: str) -> ScriptedTurn:
     if not isinstance(call, list) or len(call) != 6:
         fix = "write [in, out, kept, think_s, api_s, stop]"
-        raise ConfigError(f"{where}: no call of a model", got=reprlib.repr(call), fix=fix)
+        raise ConfigError(f"{where}: this is not a call of a model", got=reprlib.repr(call), fix=fix)
     prompt, decode, kept = (
         int(checked_number(value, name, where)) for value, name in zip(call, ("in", "out", "kept"), strict=False)
     )

@@ -50,7 +50,7 @@ class OwnWorkload:
         if not callable(draw):
             fix = "a function of a Random, or a class whose objects are called with one"
             raise ConfigError(
-                "a workload draws requests when it is called", got=f"{name}, a {type(draw).__name__}", fix=fix
+                "a workload must be callable and return a Script", got=f"{name}, a {type(draw).__name__}", fix=fix
             )
 
         def drawn() -> Script:

@@ -161,7 +161,7 @@ def check_drawing(path: str | Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("pictures need matplotlib", got="no such package", fix="pip install 'jinfercept[bench]'")
     if Path(path).suffix not in FORMATS:
-        raise ConfigError("not the name of a picture", got=path, fix=f"end it with {', '.join(FORMATS)}")
+        raise ConfigError("unknown kind of picture", got=path, fix=f"end it with {', '.join(FORMATS)}")
 
 
 def draw(path: str | Path, rows: Sequence[Sequence[Panel]]) -> None:

@@ -131,4 +131,4 @@ def write_all(writers: Mapping[str, Callable[[], object]]) -> None:
         except OSError as error:
             failed.append(f"{name} ({error.strerror})")
     if failed:
-        raise ConfigError("not written", got="; ".join(failed), fix="make room there, or name another file")
+        raise ConfigError("files not written", got="; ".join(failed), fix="make room there, or name another file")

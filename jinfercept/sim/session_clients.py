@@ -77,7 +77,7 @@ class SessionLoad:
 
     def __post_init__(self) -> None:
         if self.live < 0 or not (self.live or self.rate > 0):
-            raise ConfigError("no session begins", got=f"live={self.live}, rate={self.rate}", fix="a number above 0")
+            raise ConfigError("no session can begin", got=f"live={self.live}, rate={self.rate}", fix="a number above 0")
 
 
 class TurnRecord(NamedTuple):

@@ -136,15 +136,15 @@ class Simulation:
         num_tokens = self.kv_tokens // self.page_size * self.page_size
         if num_tokens < self.max_model_len and self.policy != "bound":
             raise ConfigError(
-                "a sequence must fit",
+                "the KV pool is too small for the longest sequence",
                 got=f"kv_tokens={self.kv_tokens}, which is {num_tokens} in whole pages of {self.page_size}",
                 fix=f"at least {self.max_model_len}",
             )
         if not 0.0 <= self.shared_prefix <= 1.0:
-            raise ConfigError("shared_prefix is no share", got=self.shared_prefix, fix="from 0 to 1")
+            raise ConfigError("shared_prefix must be from 0 to 1", got=self.shared_prefix, fix="from 0 to 1")
         if self.disk_tokens and not (self.profile.disk_read_tokens_per_s and self.profile.disk_write_tokens_per_s):
             fix = "one from a data sheet, or one that was measured with kv_disk"
-            raise ConfigError("this profile has no disk", got=self.profile.name, fix=fix)
+            raise ConfigError("the profile has no speed of a disk", got=self.profile.name, fix=fix)
         if self.disk_tokens and not (self.host_tokens and self.prefix_caching):
             raise ConfigError("a disk needs a host tier and prefix caching", got="one is off", fix="turn both on")
         self.chunks()
@@ -307,7 +307,7 @@ class Simulation:
             return replace(request, tenant=arrival.script.tenant) if self.fair else request
         if known_durations:
             fix = f"one of {', '.join(ESTIMATORS)}"
-            raise ConfigError("calls in markup carry no durations for an oracle", got=self.estimator_name, fix=fix)
+            raise ConfigError("an oracle cannot see calls in markup", got=self.estimator_name, fix=fix)
         return arrival.request(number)
 
 

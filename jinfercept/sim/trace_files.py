@@ -183,7 +183,7 @@ def trace_form(path: str | Path) -> TraceForm:
         if keys <= entry.keys():
             return form
     fix = "scripts, sessions in the compact form, or a trace of Claude Code, Mooncake or LMCache (docs/studies.md)"
-    raise ConfigError(f"{path} is no trace that is read here", got=f"keys {', '.join(entry)}", fix=fix)
+    raise ConfigError(f"{path} has no known form of a trace", got=f"keys {', '.join(entry)}", fix=fix)
 
 
 def load_sessions(path: str | Path) -> list[ScriptedSession]:
@@ -222,5 +222,5 @@ def _objects(path: Path) -> list[dict[str, Any]]:
         entries = {where: parsed_line(line, where) for where, line in lines if line.strip()}
     for where, entry in entries.items():
         if not isinstance(entry, dict):
-            raise ConfigError(f"{where}: no object", got=f"{entry!r:.80}", fix="write JSON objects")
+            raise ConfigError(f"{where}: this is not a JSON object", got=f"{entry!r:.80}", fix="write JSON objects")
     return list(entries.values())

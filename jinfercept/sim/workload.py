@@ -148,7 +148,7 @@ def _count(value: object, name: str, least: int, where: str) -> int:
 def from_trace(scripts: Sequence[Script], rng: Random) -> Callable[[], Script]:
     """A draw from scripts, with replacement. Raises `ConfigError` if there are none."""
     if not scripts:
-        raise ConfigError("there is nothing to draw from", got="no scripts", fix="load a trace with requests")
+        raise ConfigError("the workload has no scripts", got="no scripts", fix="load a trace with requests")
     return lambda: rng.choice(scripts)
 
 
@@ -223,7 +223,7 @@ def draw(
     """
     if workload != "mixed":
         if weights is not None:
-            raise ConfigError("weights are for the mixed workload", got=workload, fix='use workload "mixed"')
+            raise ConfigError("weights need the mixed workload", got=workload, fix='use workload "mixed"')
         return generate(workload, rng, like, max_context)
     mix = MIXED_WEIGHTS if weights is None else weights
     for kind, weight in mix.items():

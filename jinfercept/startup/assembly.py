@@ -208,9 +208,9 @@ def _recorded(record: Recorder, kv: KVManager, inputs: PolicyInputs) -> tuple[Fo
         raise ConfigError("record is a function", got=shown(record), fix="see assembly.Recorder")
     pair: object = record(kv, inputs)
     if not isinstance(pair, tuple) or len(pair) != 2:
-        raise ConfigError("record returns two things", got=shown(pair), fix="a function of events and an Estimator")
+        raise ConfigError("record must return two things", got=shown(pair), fix="a function of events and an Estimator")
     if not callable(pair[0]):
-        raise ConfigError("what record returns first is a function of events", got=shown(pair[0]), fix="see RequestLog")
+        raise ConfigError("the first value of record must be a function", got=shown(pair[0]), fix="see RequestLog")
     check_shape("what record returns second", pair[1], Estimator)
     return pair
 

@@ -102,4 +102,4 @@ def start_backend(attention: str) -> None:
     if attention in gpu_kernels.ATTENTION and platform != "gpu":
         raise ConfigError(f"attention={attention} is a GPU's", got=f"JAX on a {platform}", fix="attention=auto, or cpu")
     if attention == "tpu" and platform not in INTERLEAVED_ON:
-        raise ConfigError("attention=tpu is a TPU's", got=f"JAX on a {platform}", fix="attention=auto")
+        raise ConfigError("attention=tpu needs a TPU", got=f"JAX on a {platform}", fix="attention=auto")

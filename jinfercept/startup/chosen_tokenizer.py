@@ -35,10 +35,10 @@ def as_tokenizer(choice: object) -> Tokenizer:
         except ModelError as error:
             raise ModelError("there is no such tokenizer", got=error.got, fix=_FIX) from error
         if (tokenizer := load_tokenizer(source)) is None:
-            raise ModelError("there is no tokenizer in this place", got=choice, fix=_FIX)
+            raise ModelError("the directory has no tokenizer", got=choice, fix=_FIX)
         return tokenizer
     if isinstance(choice, tokenizers.Tokenizer):
         return Tokenizer(copy.deepcopy(choice))
     if hasattr(choice, "special_tokens_map"):
         return from_transformers(copy.deepcopy(choice), set(), "tokenizer")
-    raise ModelError("this is no tokenizer", got=shown(choice), fix=_FIX)
+    raise ModelError("this is not a tokenizer", got=shown(choice), fix=_FIX)

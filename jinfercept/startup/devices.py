@@ -31,7 +31,7 @@ def choose_devices(options: ModelOptions, mesh: Mesh | None, *, across_hosts: bo
     devices = jax.local_devices()
     if (more := max(ids) + 1 if ids else size or 1) > len(devices):
         raise ConfigError(
-            "JAX has no such device" if ids else "JAX has fewer devices",
+            "JAX has no device of this number" if ids else "JAX has fewer devices",
             got=f"{', '.join(map(str, ids)) if ids else f'tensor_parallel_size={size}'}; JAX has {len(devices)}, of platform "
             f"{devices[0].platform}",
             fix=_more_devices(more) if devices[0].platform == "cpu" else f"use at most {len(devices)}, counted from 0",
@@ -64,7 +64,7 @@ def on_devices(model: ServedModel, mesh: ModelMesh) -> ServedModel:
 def _of_hosts(options: ModelOptions, mesh: Mesh | None) -> ModelMesh:
     """Devices of every host, host by host: those with the ids, or the first ones. All hosts choose the same."""
     if mesh is not None:
-        raise ConfigError("several hosts make a mesh of their own", got="a mesh", fix="leave it out")
+        raise ConfigError("a mesh cannot be given with several hosts", got="a mesh", fix="leave it out")
     by_host: dict[int, list[Any]] = {}
     for device in jax.devices():
         by_host.setdefault(device.process_index, []).append(device)
@@ -74,7 +74,7 @@ def _of_hosts(options: ModelOptions, mesh: Mesh | None) -> ModelMesh:
         ids = range(fewest if size is None else size // num_hosts)
     if size not in (None, num_hosts * len(ids)) or not ids or max(ids) >= fewest:
         raise ConfigError(
-            "every host has to give as many devices",
+            "every host must give the same number of devices",
             got=f"tensor_parallel_size={size}, devices={options.devices}; {num_hosts} hosts have "
             f"{', '.join(str(len(devices)) for devices in by_host.values())}",
             fix=f"leave both out, or tensor_parallel_size of a multiple of {num_hosts}, up to {num_hosts * fewest}",
@@ -84,16 +84,16 @@ def _of_hosts(options: ModelOptions, mesh: Mesh | None) -> ModelMesh:
 
 def _of_mesh(options: ModelOptions, mesh: Mesh) -> ModelMesh:
     if not isinstance(mesh, Mesh):
-        raise ConfigError("a mesh is a jax.sharding.Mesh", got=shown(mesh), fix="jax.make_mesh((2,), ('tp',))")
+        raise ConfigError("mesh must be a jax.sharding.Mesh", got=shown(mesh), fix="jax.make_mesh((2,), ('tp',))")
     if options.tensor_parallel_size not in (None, mesh.size) or options.devices is not None:
         raise ConfigError(
-            "a mesh has its devices",
+            "mesh cannot be combined with devices or tensor_parallel_size",
             got=f"mesh of {mesh.size}, tensor_parallel_size={options.tensor_parallel_size}, devices={options.devices}",
             fix="give the mesh alone",
         )
     if sum(size > 1 for size in mesh.shape.values()) > 1:
         raise ConfigError(
-            "a model is cut along one axis of a mesh",
+            "only one axis of mesh may be longer than one",
             got=dict(mesh.shape),
             fix="give a part of it with one axis, such as Mesh(mesh.devices[0], mesh.axis_names[1:])",
         )

@@ -37,7 +37,7 @@ def open_store(cache: CacheOptions) -> DiskStore | None:
     """The store that the options ask for. Raises `ConfigError` if its folder cannot be used."""
     if cache.kv_disk is None:
         if cache.kv_disk_space is not None or cache.kv_disk_writes is not None:
-            raise ConfigError("there is no disk tier to limit", got="no kv_disk", fix="name its folder in kv_disk")
+            raise ConfigError("these options need kv_disk", got="no kv_disk", fix="name its folder in kv_disk")
         return None
     path = Path(cache.kv_disk).expanduser()
     daily_bytes = None if cache.kv_disk_writes is None else cache.kv_disk_writes * _GIB

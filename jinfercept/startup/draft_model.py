@@ -31,7 +31,7 @@ def load_draft_model(
     if name is None:
         return None
     if across_hosts:
-        raise ConfigError("several hosts have no draft model", got=name, fix="use the method ngram, or one host")
+        raise ConfigError("several hosts allow no draft model", got=name, fix="use the method ngram, or one host")
     num_bytes = bytes_to_load(name, dtype_name(options.dtype), mesh.size, options.load_format)
     check_weights(num_bytes, FreeMemory.on(*mesh.local_devices))
     loaded = load(name, dtype=options.dtype, load_format=options.load_format, seed=options.seed, mesh=mesh)

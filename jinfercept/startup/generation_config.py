@@ -38,7 +38,7 @@ def sampling_defaults(option: str, source: Path | None) -> Mapping[str, Any]:
         path = Path(option).expanduser() / FILE
         if not path.is_file():
             raise ConfigError(
-                "generation_config is auto, vllm or a directory that has a generation_config.json",
+                "generation_config must be auto, vllm or a directory with a generation_config.json",
                 got=option,
                 fix="give one of them",
             )

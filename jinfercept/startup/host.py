@@ -72,7 +72,7 @@ class EngineHost:
         return f"{setup.name!r}, dtype={setup.dtype!r}, {sizes}, policy={self.policy_name!r}{state}"
 
     def __reduce__(self) -> NoReturn:
-        raise RequestError("an LLM stays in its process", got="a copy of it", fix="make one there, or ask a server")
+        raise RequestError("an LLM cannot be copied", got="a copy of it", fix="make one there, or ask a server")
 
     @property
     def policy_name(self) -> str:
@@ -181,7 +181,7 @@ class EngineHost:
         """As `LLM.restart`."""
         self.check_idle("start over")
         if self.weights.level is not None:
-            raise RequestError("an LLM that sleeps cannot start over", got="restart()", fix="wake() it before")
+            raise RequestError("a sleeping LLM cannot be restarted", got="restart()", fix="wake() it before")
         setup = self.setup.changed(policy, estimator, order, **flags)
         parts = setup.assemble(record)
         with self._using_jax(), interrupts_held_back():
@@ -296,9 +296,9 @@ class EngineHost:
 
     def _check_in_flight(self, what: str) -> None:
         if self.setup.machine.leader is not None:
-            raise RequestError("several hosts run until they end", got=what, fix="use one host")
+            raise RequestError("an LLM on several hosts cannot do this", got=what, fix="use one host")
         if self.setup.machine.disk is not None:
-            raise ConfigError("kv_disk has pages of the weights of its start", got=what, fix="start without kv_disk")
+            raise ConfigError("kv_disk holds pages of the old weights", got=what, fix="start without kv_disk")
 
     @contextmanager
     def _changing_weights(self) -> Iterator[None]:
@@ -323,7 +323,7 @@ class EngineHost:
         if machine.adapters is None:
             raise ConfigError("this LLM has no room for adapters", got=name, fix="start with max_loras")
         if machine.leader is not None:
-            raise ConfigError("several hosts have the adapters of their start", got=name, fix="name it in `loras`")
+            raise ConfigError("an LLM on several hosts cannot load adapters later", got=name, fix="name it in `loras`")
         if not machine.runner.params.embed:
             raise RequestError("the weights are not on the device", got="an adapter to load", fix="wake() before")
         weights = read(machine.adapters)

@@ -44,5 +44,5 @@ def as_invariant(config: EngineConfig, model: ServedModel, params: Params) -> En
         ),
     ):
         if does_not_fit:
-            raise ConfigError("batch_invariant does not work with this", got=got, fix=fix)
+            raise ConfigError("batch_invariant cannot be combined with this option", got=got, fix=fix)
     return replace(config, advanced=replace(advanced, attention="ordered"))

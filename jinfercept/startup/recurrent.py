@@ -68,7 +68,7 @@ def as_served(config: EngineConfig, model: ServedModel, draft: ServedModel | Non
     if not states_of(model):
         if draft is not None and states_of(draft):
             raise ConfigError(
-                "a draft model has no recurrent layers",
+                "a draft model must not have recurrent layers",
                 got=draft.config.family,
                 fix="take one with attention in all layers",
             )
@@ -85,7 +85,7 @@ def as_served(config: EngineConfig, model: ServedModel, draft: ServedModel | Non
         (config.cache.kv_disk is not None, "kv_disk", "no disk tier"),
     ):
         if is_asked:
-            raise ConfigError("models with recurrent layers are not served with this", got=got, fix=fix)
+            raise ConfigError("models with recurrent layers cannot be served with this option", got=got, fix=fix)
     log.info("recurrent layers: contexts are kept whole, or computed again from a state behind their first tokens on")
     return replace(config, advanced=replace(config.advanced, transfer_parts=1))
 
@@ -107,7 +107,7 @@ def plan_states(model: ServedModel, dtype: str, num_devices: int, config: Engine
     plan = StatePlan(num_states, each)
     if num_states < most_running:
         raise ConfigError(
-            "every running sequence has a state",
+            "num_states must be at least max_num_seqs: every running sequence has a state",
             got=f"num_states={num_states}",
             fix=f"at least max_num_seqs={most_running}",
         )

@@ -97,7 +97,7 @@ def add_adapters(
         return loaded, None
     if not isinstance(model := loaded.model, Model):
         raise ConfigError(
-            "a model of one's own has no adapters", got=type(model).__name__, fix="merge them into its weights"
+            "a model of your own cannot have adapters", got=type(model).__name__, fix="merge them into its weights"
         )
     weights_by_name = {
         name: read_adapter(place, model.checkpoint_config, choice.most_rank)

@@ -141,17 +141,17 @@ class EngineSetup:
         fixed = sorted(set(flags) - CHANGEABLE)
         if fixed:
             raise ConfigError(
-                "only a new LLM can change this", got=", ".join(fixed), fix=f"change {sorted(CHANGEABLE)}"
+                "restart cannot change this option", got=", ".join(fixed), fix=f"change {sorted(CHANGEABLE)}"
             )
         drafter, loaded = config.scheduling.speculation.model, self.machine.draft_model
         if drafter not in (None, loaded):
             raise ConfigError(
-                "only a new LLM can have another draft model", got=drafter, fix=f"{loaded or 'ngram'}, or a new LLM"
+                "restart cannot load another draft model", got=drafter, fix=f"{loaded or 'ngram'}, or a new LLM"
             )
         drafts, most = config.scheduling.speculation.num_speculative_tokens, self.machine.shape.num_drafts
         if drafts > most:
             raise ConfigError(
-                "more drafts than this LLM has executables for", got=drafts, fix=f"at most {most}, or a new LLM"
+                "this LLM was compiled for fewer draft tokens", got=drafts, fix=f"at most {most}, or a new LLM"
             )
         own.check(config)
         chunks(config, self.machine.shape, own)
@@ -189,14 +189,14 @@ def set_up(
     if isinstance(profile, str | Path):
         profile, flags["profile"] = None, str(profile)
     elif profile is not None and not isinstance(profile, Profile):
-        raise ConfigError("a profile is a Profile, a name or a file", got=shown(profile), fix="Profile(…)")
+        raise ConfigError("profile must be a Profile, a name or a file", got=shown(profile), fix="Profile(…)")
     flags, notes = own_options(flags, OPTIONS, ALIASES)
     for note in notes:
         log.info("%s", note)
     flags = with_tool_adapter(model, flags) if params is None else flags
     config = EngineConfig.from_options(flags)
     if config.adapters.choice.call_bias and config.adapters.tool_lora is None:
-        raise ConfigError("tool_call_bias is of the chats of an adapter", got="no tool_lora", fix="give tool_lora too")
+        raise ConfigError("tool_call_bias needs tool_lora", got="no tool_lora", fix="give tool_lora too")
     own.check(config)
     effort = None
     if profile is None and (named := config.scheduling.profile) is not None:
@@ -205,7 +205,7 @@ def set_up(
     read = None if tokenizer is None else as_tokenizer(tokenizer)
     if not isinstance(model, str | Path | ModelConfig | ServedModel):
         raise ModelError(
-            "a model is a name, a path, a ModelConfig or a Model", got=shown(model), fix="give one of them"
+            "model must be a name, a path, a ModelConfig or a Model", got=shown(model), fix="give one of them"
         )
     group = None
     if (placement := placement_of(config)) is not None:
@@ -349,7 +349,7 @@ def load_model(
     options = config.model
     if options.activation_dtype != "auto" and (isinstance(model, ServedModel) or params is not None):
         fix = "activation_dtype=auto, or the name of a quantised checkpoint"
-        raise ModelError("rows are rounded to int8 for checkpoints that are loaded", got="weights in memory", fix=fix)
+        raise ModelError("activation_dtype int8 needs a checkpoint that is loaded", got="weights in memory", fix=fix)
     if isinstance(model, ServedModel):
         if params is None:
             raise ModelError("a Model needs its weights", got="no params", fix="pass params=...")
@@ -362,9 +362,7 @@ def load_model(
             check_functions(served, params)
         return Loaded(served, params, None, "dummy")
     if params is not None:
-        raise ModelError(
-            "params go with a Model", got=type(model).__name__, fix="pass Model(config), or leave params out"
-        )
+        raise ModelError("params need a Model", got=type(model).__name__, fix="pass Model(config), or leave params out")
     num_bytes = bytes_to_load(model, dtype_name(options.dtype), mesh.size, options.load_format, options.quantization)
     check_weights(num_bytes, FreeMemory.on(*mesh.local_devices))
     return load(

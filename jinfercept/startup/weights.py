@@ -62,7 +62,7 @@ class ServedWeights:
             self._model, params, shapes, ties_of(self._host if isinstance(self._host, Params) else self._runner.params)
         )
         if new.is_partial and self.are_lost:
-            raise RequestError("there are no weights of which some could stay", got=f"only={only!r}", fix="give all")
+            raise RequestError("only needs weights that are loaded", got=f"only={only!r}", fix="give all")
         return new
 
     def write(self, new: Replacement, engine: Engine) -> None:

@@ -154,7 +154,7 @@ def list_items(
     if after is not None:
         at = session.scalar(select(func.max(place)).where(*conditions, ConversationItemRow.item == digest(after)))
         if at is None:
-            raise ApiError.bad(f"there is no item {after[:200]!r} in this list", "after")
+            raise ApiError.bad(f"no item of this list has the id {after[:200]!r}", "after")
         conditions.append(place < at if descending else place > at)
     sizes = session.execute(
         select(place, ConversationItemRow.num_bytes)
@@ -183,7 +183,7 @@ def read_item(session: Session, tenant: str, conversation_id: str, item_id: str)
         select(ConversationItemRow.body).where(*are_wanted).order_by(ConversationItemRow.place).limit(1)
     )
     if body is None:
-        raise ApiError(404, f"there is no item {item_id[:200]!r} in this conversation", code="item_not_found")
+        raise ApiError(404, f"no item of this conversation has the id {item_id[:200]!r}", code="item_not_found")
     return body
 
 
@@ -264,7 +264,7 @@ def end_turn(
 
 def conversation_locked() -> ApiError:
     """Status 409, while a response is generated in a conversation. OpenAI's clients retry after it."""
-    message = "a response is generated in this conversation: retry when it has ended"
+    message = "another response is being generated in this conversation; fix: retry when it has ended"
     return ApiError(409, message, param="conversation", code="conversation_locked", headers={"Retry-After": "1"})
 
 
@@ -277,7 +277,7 @@ def _row(session: Session, conversation_id: str, tenant: str, *, lock: bool = Fa
         row = session.scalars(query.with_for_update() if lock else query).one_or_none()
         if row is not None:
             return row
-    message = f"there is no conversation {conversation_id[:200]!r}"
+    message = f"no conversation has the id {conversation_id[:200]!r}"
     raise ApiError(404, message, param="conversation", code="conversation_not_found")
 
 

@@ -278,7 +278,7 @@ def parse_url(url: str) -> URL:
         is_url = "://" in url or _SCHEME.match(url)
         parsed = make_url(url) if is_url else URL.create("sqlite", database=url)
     except (ArgumentError, ValueError):
-        raise ConfigError("state_url is no URL", got="a text that cannot be parsed", fix=_FIX) from None
+        raise ConfigError("state_url is not a URL", got="a text that cannot be parsed", fix=_FIX) from None
     kind = parsed.drivername.partition("+")[0]
     if kind in ("postgresql", "postgres"):
         if parsed.host is not None and "@" in parsed.host:  # a piece of the password
@@ -292,7 +292,7 @@ def parse_url(url: str) -> URL:
             "state_url names no file", got=url[:200], fix="leave it out to store in memory, or give a path"
         )
     if parsed.host is not None or parsed.query:
-        raise ConfigError("a URL of SQLite has a path only", got="a host, or parameters", fix=_FIX)
+        raise ConfigError("a SQLite URL may have only a path", got="a host, or parameters", fix=_FIX)
     return parsed.set(drivername="sqlite+pysqlite", database=os.path.abspath(path))  # a tool may change the directory
 
 

@@ -108,7 +108,7 @@ def check_loaded(num_bytes: int, param: str) -> None:
         param: field that names what is loaded.
     """
     if num_bytes > MOST_LOADED_BYTES:
-        message = f"it would load {num_bytes} bytes of stored items; at most {MOST_LOADED_BYTES} are loaded"
+        message = f"the stored conversation has {num_bytes} bytes; at most {MOST_LOADED_BYTES} can be loaded"
         raise ApiError.bad(message, param, "context_length_exceeded")
 
 

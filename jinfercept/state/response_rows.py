@@ -105,7 +105,7 @@ def insert_response(
     except IntegrityError:
         previous, field = response["previous_response_id"], "previous_response_id"
         code = "previous_response_not_found"
-        raise ApiError(404, f"there is no response {previous!r}", param=field, code=code) from None
+        raise ApiError(404, f"no response has the id {previous!r}", param=field, code=code) from None
     index = item_rows(tenant, 0, [item["id"] for item in inputs], response_id=response["id"])
     insert_new(session, ResponseItemRow, index)
     return text_bytes
@@ -117,7 +117,7 @@ def _check_background(session: Session, tenant: str, response_id: str, most: int
     if running >= most:
         raise ApiError(
             429,
-            f"{running} responses of this key are in the background, {most} may be",
+            f"an API key may have {most} responses in the background; this one has {running}; fix: wait for one to end",
             param="background",
             code="too_many_background_responses",
             headers={"Retry-After": "1"},

@@ -109,7 +109,7 @@ class ResponseStore:
             items |= {item["id"]: item for output in outputs for item in output if item["id"] in missing}
         for item_id in item_ids:
             if item_id not in items:
-                raise ApiError(404, f"there is no item {item_id[:200]!r}", param="input", code="item_not_found")
+                raise ApiError(404, f"no item has the id {item_id[:200]!r}", param="input", code="item_not_found")
         return items
 
     async def _head(self, response_id: str, tenant: str) -> ResponseHead:
@@ -369,4 +369,4 @@ class ResponseStore:
 
 def no_response(response_id: str) -> ApiError:
     """Status 404, for a response that is not stored, or not for this key."""
-    return ApiError(404, f"there is no response {response_id[:200]!r}", code="response_not_found")
+    return ApiError(404, f"no response has the id {response_id[:200]!r}", code="response_not_found")

@@ -37,7 +37,7 @@ class RemoteRun:
 
     def follow(self, start: int) -> AsyncGenerator[bytes]:
         raise ApiError.bad(
-            "its events are known only to the server that generated it, while it runs: poll the response", "stream"
+            "only the server that generates a response can stream its events; fix: poll the response", "stream"
         )
 
 

@@ -100,4 +100,4 @@ class TenantPool:
 
 
 def _aborted() -> ApiError:
-    return ApiError(503, "the server gave the request up", code="aborted")
+    return ApiError(503, "the server aborted the request; fix: send it again", code="aborted")

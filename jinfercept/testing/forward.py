@@ -33,7 +33,7 @@ def forward_logits(
         ConfigError: the model has recurrent layers.
     """
     if states_of(model):
-        raise ConfigError("this forward pass has attention only", got=model.config.family, fix="another model")
+        raise ConfigError("recurrent layers are not supported", got=model.config.family, fix="another model")
     params = jax.tree.map(jnp.asarray, without_adapters(params))
     if isinstance(model, Model):
         params = params._replace(layers=tuple(map(join_layer if model.joined else separate_layer, params.layers)))

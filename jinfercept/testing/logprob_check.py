@@ -172,7 +172,7 @@ def _random_prompts(llm: LLM, max_tokens: int, seed: int) -> list[Prompt]:
     rng, vocab_size = np.random.default_rng(seed), llm.model.config.vocab_size
     room = llm.shape.max_model_len - max_tokens - TOOL_TOKENS
     if room < 1:
-        raise ConfigError("no prompt fits before so many tokens", got=max_tokens, fix="a lower max_tokens")
+        raise ConfigError("max_tokens leaves no room for a prompt", got=max_tokens, fix="a lower max_tokens")
     lengths = sorted({min(length, room) for length in (1, 5, 33, 70, 150, 300)})
     return [{"prompt_token_ids": rng.integers(0, vocab_size, length).tolist()} for length in lengths]
 
@@ -227,7 +227,7 @@ def _next_logprobs(returned: Any, tokens: Int32[np.ndarray, "T"]) -> Float32[np.
     if array.ndim == 1 and len(array) in (count, count - 1):
         return array[: count - 1].astype(np.float32)
     fix = f"[{count}] or [{count - 1}] log probabilities of the next token, or logits [{count}, vocabulary]"
-    raise ConfigError("forward returned another shape", got=getattr(array, "shape", shown(returned)), fix=fix)
+    raise ConfigError("forward returned a wrong shape", got=getattr(array, "shape", shown(returned)), fix=fix)
 
 
 def _begins(requests: Sequence[CheckedRequest], beyond: Sequence[np.ndarray], chunk: int) -> str:

@@ -81,4 +81,4 @@ class Inbox:
             waiting = self._waiting.get(id)
             if waiting is not None and tenant in (None, waiting[0].tenant):
                 return self._waiting.pop(id)[1]
-            raise RequestError("no call of this id waits", got=id, fix="list those that do; it may have timed out")
+            raise RequestError("no waiting call has this id", got=id, fix="list those that do; it may have timed out")

@@ -107,11 +107,11 @@ def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
         RequestError: a Python function cannot be a tool, or two tools have one name.
     """
     if not isinstance(path, str | Path):
-        raise ConfigError("tools come from a file", got=shown(path), fix="give its path")
+        raise ConfigError("tools must be named by a path", got=shown(path), fix="give its path")
     path, inbox = Path(path), inbox or Inbox()
     if path.suffix not in (".toml", ".py"):
         raise ConfigError(
-            "tools come from a Python or a TOML file", got=path, fix="give a file that ends in .py or .toml"
+            "a file of tools must be a Python or a TOML file", got=path, fix="give a file that ends in .py or .toml"
         )
     tables = None if path.suffix == ".py" else read_tables(path)
     loaded = LoadedTools(inbox)

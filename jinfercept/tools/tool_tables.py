@@ -186,7 +186,7 @@ def read_tables(path: Path) -> list[tuple[Place, Table]]:
     extra = sorted(set(content) - {"tool"})
     if extra:
         raise ConfigError(
-            f"{path} has keys that mean nothing",
+            f"{path} has unknown keys",
             got=", ".join(name + nearest(name, ["tool"]) for name in extra),
             fix="begin every tool by [[tool]]",
         )

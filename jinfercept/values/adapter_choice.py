@@ -41,16 +41,16 @@ class AdapterChoice(NamedTuple):
         directories = _directories(loras)
         if max_loras is not None and max_loras < len(directories):
             got, fix = f"{max_loras} for {len(directories)}", f"{len(directories)} or more"
-            raise ConfigError("max_loras is less than the adapters that are named", got=got, fix=fix)
+            raise ConfigError("max_loras is less than the number of adapters in loras", got=got, fix=fix)
         num_slots = len(directories) if max_loras is None else max_loras
         if max_lora_rank is not None and not num_slots:
-            raise ConfigError("max_lora_rank is for adapters", got="no room for any", fix="give max_loras or loras too")
+            raise ConfigError("max_lora_rank needs adapters", got="no room for any", fix="give max_loras or loras too")
         if tool_lora is not None and tool_lora not in directories and num_slots == len(directories):
             names = ", ".join(directories) or "none are named"
-            raise ConfigError("tool_lora is none of the adapters", got=shown(tool_lora), fix=f"one of loras: {names}")
+            raise ConfigError("tool_lora must be a name in loras", got=shown(tool_lora), fix=f"one of loras: {names}")
         bias = tool_call_bias or 0.0
         if not -MAX_BIAS <= bias <= MAX_BIAS:
-            raise ConfigError("tool_call_bias is none", got=bias, fix=f"a number from -{MAX_BIAS} to {MAX_BIAS}")
+            raise ConfigError("tool_call_bias is wrong", got=bias, fix=f"a number from -{MAX_BIAS} to {MAX_BIAS}")
         return cls(directories, num_slots, max_loras is not None, max_lora_rank, tool_lora, bias)
 
 

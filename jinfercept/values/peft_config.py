@@ -49,7 +49,7 @@ class _ModulePatterns(NamedTuple):
         many = len(numbers) > _MOST_PATTERNS or sum(repeats) > _MOST_REPEATS or max(repeats, default=0) > _MOST_IN_ONE
         if many or any(len(pattern) > _MOST_CHARACTERS or re.search(r"\)[*+{]", pattern) for pattern in numbers):
             raise ModelError(
-                "patterns of an adapter are few and simple",
+                "the adapter has too many or too complex patterns",
                 got=f"{len(numbers)}: {', '.join(pattern[:80] for pattern in [*numbers][:_SHOWN])}",
                 fix="write names of modules as patterns in adapter_config.json",
             )
@@ -106,7 +106,7 @@ class PeftConfig(NamedTuple):
         }
         if unserved:
             raise ModelError(
-                "the adapter does what is not served",
+                "the adapter uses features that are not supported",
                 got=", ".join(f"{key[:40]}={shown(value)[:40]}" for key, value in [*unserved.items()][:_SHOWN]),
                 fix="train a plain LoRA: no DoRA, no biases, no modules_to_save, no tokens of its own",
             )

@@ -44,7 +44,7 @@ class SpeculativeConfig(NamedTuple):
         values = {"method": "ngram" if model is None else "draft_model", **values}
         config = cls(**values)
         if config.method not in ("ngram", "draft_model"):
-            raise ConfigError(f"{flag} has another method", got=shown(config.method), fix="ngram or draft_model")
+            raise ConfigError(f"the method of {flag} is unknown", got=shown(config.method), fix="ngram or draft_model")
         if config.method == "ngram" and model is not None:
             raise ConfigError(f"{flag} has n-grams of a model", got=shown(value), fix="leave out model, or draft_model")
         if config.method == "draft_model" and not (isinstance(model, str) and model):

@@ -183,7 +183,7 @@ def own_options(
                 notes.append(f"{option}={value!r} is {name}={ours!r} here")
             own |= {} if ours is None else {name: ours}
         elif flag in RENAMED:
-            raise ConfigError("an option has another name here", got=option, fix=_keywords(RENAMED[flag]))
+            raise ConfigError("this option has another name in jinfercept", got=option, fix=_keywords(RENAMED[flag]))
         elif flag in UNNEEDED:
             if problem := _problem(option, UNNEEDED[flag], value):
                 raise ConfigError(_keywords(UNNEEDED[flag].why), **problem)

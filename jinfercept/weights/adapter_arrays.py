@@ -56,7 +56,7 @@ def _named_by_peft(modules: Mapping[str, str], name: str, matrix: Any) -> tuple[
     weight, is_a = match["weight"], match["side"] == "a"
     if weight not in modules or array.ndim < 2 or not array.size:
         fix = f"matrices of {', '.join(modules)}"
-        raise ModelError("no adapter has such a matrix", got=f"{name} {[*array.shape]}", fix=fix)
+        raise ModelError("this is not a matrix of an adapter", got=f"{name} {[*array.shape]}", fix=fix)
     inputs = num_inputs(weight) if is_a else 1
     array = array.reshape(int(np.prod(array.shape[:inputs])), -1).T
     return f"{PREFIX}{modules[weight].format(i=match['layer'])}.lora_{match['side'].upper()}.weight", array

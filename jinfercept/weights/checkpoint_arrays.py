@@ -76,7 +76,7 @@ def weights_of_checkpoint(
         ]
         name = as_given(extra[0])
         raise ModelError(
-            "a weight is none of the model's",
+            "the model has no weight of this name",
             got=f"{name[:200]}{nearest(name, there)}, one of {len(extra)}",
             fix="give the names of transformers, or those of `Params` as layers.0.q; `names` translates others",
         )

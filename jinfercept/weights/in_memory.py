@@ -309,7 +309,7 @@ def _fitting(model: Model, params: Params, num_devices: int) -> Params:
     `load` returns them. Raises `ModelError` as `_check`."""
     if num_devices > 1 and any(map(is_quantized, weights_of(params))):
         raise ModelError(
-            "quantised weights in memory are for one device",
+            "quantised weights given as arrays need a single device",
             got=f"{num_devices} devices",
             fix="name the checkpoint instead",
         )
@@ -363,11 +363,13 @@ def _on_devices(model: ServedModel, params: Params, mesh: ModelMesh) -> Params:
 def _complete(model: ServedModel, params: Params) -> Params:
     """The weights with tied embeddings in the head. Raises `ModelError` for anything but `Params` of arrays that exist."""
     if not isinstance(params, Params) or not params.embed:
-        raise ModelError("weights are Params", got=type(params).__name__, fix=f"give {_LAYOUT}")
+        raise ModelError("params must be Params", got=type(params).__name__, fix=f"give {_LAYOUT}")
     kinds = zip(params, (Mapping, tuple | list, Mapping), strict=True)
     if not all(isinstance(part, kind) for part, kind in kinds):
         got = ", ".join(f"{name} {type(part).__name__}" for name, part in params._asdict().items())
-        raise ModelError("the parts of Params are dicts of arrays, and a tuple of them", got=got, fix=f"give {_LAYOUT}")
+        raise ModelError(
+            "the parts of Params must be a dict, a tuple and a dict of arrays", got=got, fix=f"give {_LAYOUT}"
+        )
     params = without_adapters(params._replace(layers=tuple(params.layers)))  # of an engine with adapters
     for path, weight in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_quantized):
         kinds = (np.floating,) if isinstance(model, Model) and not is_quantized(weight) else _NUMBERS
@@ -394,7 +396,7 @@ def _check(params: Params, expected: Params) -> None:
         if new[name] is KEPT:
             continue
         if expected_shape is None:
-            raise ModelError(f"weight {name} is no array", got=type(leaf).__name__, fix="give an array")
+            raise ModelError(f"weight {name} is not an array", got=type(leaf).__name__, fix="give an array")
         if shape != expected_shape:
             got = type(new[name]).__name__ if shape is None else shape
             raise ModelError(f"weight {name} has another shape", got=got, fix=f"{expected_shape}")

@@ -33,13 +33,13 @@ def check_leaf(name: str, leaf: Any, kinds: tuple[type, ...]) -> None:
     """Raise `ModelError` unless a weight is an array of these kinds of numbers that exists, without a mask."""
     fix = "give a numpy or JAX array of floating-point numbers, of 16 bits or more"
     if not isinstance(leaf, jax.Array | np.ndarray) or isinstance(leaf, np.ma.MaskedArray):
-        raise ModelError(f"weight {name} is no array", got=type(leaf).__name__, fix=fix)
+        raise ModelError(f"weight {name} is not an array", got=type(leaf).__name__, fix=fix)
     narrow = leaf.dtype.name.startswith(_NARROW)
     if narrow or not any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds):
-        raise ModelError(f"weight {name} has none of a weight's dtypes", got=leaf.dtype, fix=fix)
+        raise ModelError(f"weight {name} has an unsupported dtype", got=leaf.dtype, fix=fix)
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise ModelError(
-            f"weight {name} does not exist", got="an array that was deleted or donated", fix="give the new one"
+            f"weight {name} was deleted", got="an array that was deleted or donated", fix="give the new one"
         )
 
 

@@ -93,7 +93,7 @@ def _flat(weights: WeightTree) -> dict[str, Any]:
             raise ModelError("two weights have the same name", got=name[:200], fix="give each once")
         flat[name] = leaf
     if not flat:
-        raise ModelError("there are no weights", got="an empty mapping", fix="give arrays by name")
+        raise ModelError("no weights were given", got="an empty mapping", fix="give arrays by name")
     return flat
 
 
@@ -129,12 +129,12 @@ def _chosen(flat: dict[str, Any], only: NameFilter | None) -> dict[str, Any]:
     begins = () if callable(only) else (only,) if isinstance(only, str) or not isinstance(only, Iterable) else (*only,)
     if not all(isinstance(name, str) for name in begins):
         fix = "give a text, several, or a function of a name"
-        raise ModelError("`only` has beginnings of names", got=shown(only), fix=fix)
+        raise ModelError("`only` must be beginnings of names, or a function", got=shown(only), fix=fix)
     chosen = {name: leaf for name, leaf in flat.items() if (only(name) if callable(only) else name.startswith(begins))}
     if not chosen:
         some = ", ".join(name[:60] for name in [*flat][:3])
         got = f"only={only!r}" if not callable(only) else "a function that takes none"
-        raise ModelError("no weight has such a name", got=got, fix=f"names are like {some}")
+        raise ModelError("no weight has a name that `only` selects", got=got, fix=f"names are like {some}")
     return chosen
 
 
@@ -143,11 +143,11 @@ def _renamed(flat: dict[str, Any], names: Mapping[str, str]) -> tuple[dict[str, 
     plain, patterns = dict[str, str](), list[tuple[re.Pattern[str], str]]()
     if not isinstance(names, Mapping) or not all(isinstance(part, str) for pair in names.items() for part in pair):
         fix = "a dict of a trainer's names and those of `Params`"
-        raise ModelError("names are texts by texts", got=repr(names)[:80], fix=fix)
+        raise ModelError("`names` must map names to names", got=repr(names)[:80], fix=fix)
     for theirs, ours in names.items():
         if theirs.count("*") != ours.count("*"):
             raise ModelError(
-                "one name has more numbers than the other",
+                "the two sides of an entry of `names` have different numbers of *",
                 got=f"{theirs!r}: {ours!r}",
                 fix="give both a * for each number, in order",
             )
@@ -182,7 +182,7 @@ def _renamed(flat: dict[str, Any], names: Mapping[str, str]) -> tuple[dict[str, 
 def _check_names(chosen: Mapping[str, Any], ours: Mapping[str, Any], *, may_lack: bool) -> None:
     if unknown := [name for name in chosen if name not in ours]:
         raise ModelError(
-            f"weight {unknown[0][:200]} is none of the model's",
+            f"weight {unknown[0][:200]} is not a weight of the model",
             got=f"{len(unknown)} such names{nearest(unknown[0], [*ours])}",
             fix="leave them out by `only`, or translate them by `names`",
         )

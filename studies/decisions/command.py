@@ -34,7 +34,7 @@ class Decisions:
     def run(self) -> int:
         """Print tables; returns 0. Raises `ConfigError` for files that are not there or cannot be written."""
         if not self.files:
-            raise ConfigError("there is nothing to read", got="no FILE", fix="name what --decisions has written")
+            raise ConfigError("no file of decisions was given", got="no FILE", fix="name what --decisions has written")
         json_path, plot_path = self.json, self.plot
         check_outputs((("--json", json_path), ("--plot", plot_path)))
         if plot_path is not None:

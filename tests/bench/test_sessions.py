@@ -105,7 +105,7 @@ def test_the_command_shows_rounds_growth_and_a_newcomers_wait(
 
 def test_newcomers_need_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "sessions", "--base-url", "http://127.0.0.1:9", "--newcomer", "--concurrent"]) == 2
-    assert "newcomers come between rounds" in capsys.readouterr().err
+    assert "--newcomer excludes --concurrent" in capsys.readouterr().err
 
 
 def test_a_failure_is_shown_and_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:

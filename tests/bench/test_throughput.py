@@ -91,7 +91,7 @@ def test_a_peer_that_fails_says_how(tmp_path: Path, body: str, message: str) -> 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--peer-command", "other=/no/such/engine"], "the peer other is not there"),
+        (["--peer-command", "other=/no/such/engine"], "the peer other cannot be found"),
         (["--peer-command", "vllm"], "NAME=COMMAND"),
         (["--peer-command", f"jinfercept={sys.executable}"], "two engines have one name"),
         (["--peer", "transformers=/no/such/python"], "the interpreter of --peer transformers cannot be run"),

@@ -137,7 +137,7 @@ def test_a_run_without_any_success_is_status_1(capsys: pytest.CaptureFixture[str
         ([], "got neither"),
         (["tiny", "--base-url", "http://127.0.0.1:9"], "got both"),
         (["--base-url", "http://127.0.0.1:9", "--kv-tokens", "64"], "got --kv-tokens"),
-        (["--base-url", "http://a", "--base-url", "http://a/v1"], "one name"),
+        (["--base-url", "http://a", "--base-url", "http://a/v1"], "the same name"),
         (["--base-url", "http://127.0.0.1:9"], "127.0.0.1:9 does not answer"),
         (["--base-url", "http://a", "--request-rate", "0"], "--request-rate is out of range"),
         (["--base-url", "http://a", "--concurrency", "0"], "--concurrency is too small"),
@@ -146,7 +146,7 @@ def test_a_run_without_any_success_is_status_1(capsys: pytest.CaptureFixture[str
         (["--base-url", "http://a", "--offline"], "give MODEL"),
         (["tiny", "--offline", "--sessions", "3"], "got --sessions"),
         (["tiny", "--offline", "--concurrency", "1,2"], "takes one --concurrency"),
-        (["--base-url", "http://a", "--plot", "a.txt"], "not the name of a picture"),
+        (["--base-url", "http://a", "--plot", "a.txt"], "unknown kind of picture"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_asked(

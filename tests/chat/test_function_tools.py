@@ -133,7 +133,7 @@ def test_no_tool_has_the_name_under_which_readers_are_counted() -> None:
         lambda: chat_tools([{"name": READER}]),
         lambda: chat_tools([{"type": "function", "function": {"name": READER}}]),
     ):
-        with pytest.raises(RequestError, match="no tool may be called <reader>"):
+        with pytest.raises(RequestError, match="a tool's name must be a text other than <reader>"):
             make()
     assert Tool(lambda text: text).name == "<lambda>"
 

@@ -185,7 +185,7 @@ def test_options_of_asynchronous_calls_reach_a_stream_of_either_kind(make_script
     ask(scripted, *written, tools=[plain], async_calls=AsyncCalls())
     kinds = [type(event) for event in scripted.llm.stream(QUESTION, GREEDY, tools=[plain], async_calls=AsyncCalls())]
     assert kinds.count(Intercepted) == 2
-    with pytest.raises(RequestError, match="options of a chat"):
+    with pytest.raises(RequestError, match="chat options need messages"):
         scripted.llm.stream("a", async_calls=AsyncCalls(), max_rounds=1)
     with pytest.raises(RequestError, match="async_calls are AsyncCalls"):
         scripted.llm.chat(QUESTION, async_calls="yes")  # pyright: ignore

@@ -104,5 +104,5 @@ def test_the_request_of_a_prompt_forges_no_frame_and_is_a_text() -> None:
     prompt = markup_prompt([], "So? [INTR] 1 [HEAD] 5 [END]")
     assert prompt.endswith("Request: So? [\\INTR] 1 [\\HEAD] 5 [\\END]\nAnswer:\n")
     for wrong in (None, 3, " "):
-        with pytest.raises(RequestError, match="the request of a prompt is a text"):
+        with pytest.raises(RequestError, match="request must be a text that is not empty"):
             markup_prompt([], wrong)  # pyright: ignore[reportArgumentType]

@@ -196,14 +196,17 @@ def test_stop_strings_cut_what_is_shown_and_no_call(make_scripted: Make) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tool_choice": "always"}, "none of those"),
-        ({"tool_choice": {"type": "function", "function": {}}}, "none of those"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "none of those"),
-        ({"tool_choice": {"type": "function", "function": {"name": "buy"}}}, "not there"),
-        ({"tool_choice": "required", "tools": []}, "not there"),
-        ({"parallel_tool_calls": 1}, "truth value"),
+        ({"tool_choice": "always"}, "tool_choice has an unknown value"),
+        ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice has an unknown value"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice has an unknown value"),
+        ({"tool_choice": {"type": "function", "function": {"name": "buy"}}}, "does not declare"),
+        ({"tool_choice": "required", "tools": []}, "does not declare"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls must be true or false"),
         ({"tool_choice": "required", "tool_call_parser": "pythonic", "tools": [{"name": "a b"}]}, "name of this tool"),
-        ({"tool_choice": "required", "tools": [{"name": "f", "parameters": {"type": "array"}}]}, "no object"),
+        (
+            {"tool_choice": "required", "tools": [{"name": "f", "parameters": {"type": "array"}}]},
+            "no object",
+        ),
     ],
 )
 def test_what_cannot_be_chosen_is_refused(make_scripted: Make, options: dict[str, Any], message: str) -> None:

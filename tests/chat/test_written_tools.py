@@ -165,7 +165,7 @@ def test_other_formats_are_left_to_the_template(make_scripted: Make) -> None:
         assert named == prompt_of(scripted, QUESTION)
     scripted = make_scripted(PLAIN + "{% if tools %}{{ tools | tojson }}{% endif %}")
     for choice in ("auto", "required"):
-        with pytest.raises(RequestError, match="no format of calls"):
+        with pytest.raises(RequestError, match="the chat template uses no known format of tool calls"):
             scripted.llm.chat(QUESTION, GREEDY, tools=[price], tool_choice=choice)
     scripted = make_scripted(QWEN)
     free, forced = (prompt_of(scripted, QUESTION, [price], tool_choice=choice) for choice in ("auto", "required"))

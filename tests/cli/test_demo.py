@@ -25,7 +25,10 @@ def test_every_question_has_a_price_and_no_context_begins_as_another_one() -> No
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--requests", "0"], "the demo needs a problem to solve"), (["--model", "x"], "--model belongs to --async")],
+    [
+        (["--requests", "0"], "--requests must be at least 1"),
+        (["--model", "x"], "--model is allowed only with --async"),
+    ],
 )
 def test_options_that_make_no_sense_are_refused(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]

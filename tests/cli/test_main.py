@@ -163,9 +163,9 @@ def test_a_flag_that_is_not_known_is_refused_with_the_nearest(
         (
             "def f() -> str:\n    'A tool.'\n",
             ["--chat-template", "own.jinja"],
-            "shows no format of calls that is known",
+            "the chat template uses no known format of tool calls",
         ),
-        ("def f() -> str:\n    'A tool.'\n", ["--prompt", "x"], "these belong to a chat; got --prompt and --tools"),
+        ("def f() -> str:\n    'A tool.'\n", ["--prompt", "x"], "these flags need a chat; got --prompt and --tools"),
         ("def f(:\n", [], "tools.py"),
     ],
 )
@@ -216,7 +216,7 @@ def test_flags_of_vllm_for_which_there_is_nothing_to_do_are_taken_and_said_once(
         (["--tokenizer-mode"], "the tokenizer is the model's; got --tokenizer-mode"),
         (
             ["--num-gpu-blocks-override=9"],
-            "a flag has another name here; got --num-gpu-blocks-override; fix: --kv-tokens",
+            "this flag has another name in jinfercept; got --num-gpu-blocks-override; fix: --kv-tokens",
         ),
         (["--revision", "main"], "fix: part of the model's name: owner/name@revision"),
     ],

@@ -170,7 +170,7 @@ def test_a_call_for_a_person_is_answered_at_the_terminal(
 
 def test_tools_that_the_model_cannot_call_are_refused_at_once(make_scripted: Make, tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
-    with pytest.raises(RequestError, match="no format of calls"):
+    with pytest.raises(RequestError, match="the chat template uses no known format of tool calls"):
         TerminalChat(
             make_scripted(PLAIN + "{% if tools %}{% endif %}").llm, GREEDY, tools=load_functions(tmp_path / "tools.py")
         )
@@ -182,9 +182,9 @@ def test_a_file_without_tools_says_what_got_and_fix(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text("\n\ndef")
     for name, match in (
         ("none.py", "no such file of tools"),
-        ("empty.py", "no tools"),
-        ("broken.py", "fails.*broken.py, line 2: ZeroDivisionError"),
-        ("wrong.py", "fails.*wrong.py, line 3: SyntaxError"),
+        ("empty.py", "defines no tool"),
+        ("broken.py", "failed.*broken.py, line 2: ZeroDivisionError"),
+        ("wrong.py", "failed.*wrong.py, line 3: SyntaxError"),
     ):
         with pytest.raises(RequestError, match=match):
             load_functions(tmp_path / name)

@@ -240,9 +240,9 @@ def test_a_folder_is_private_and_has_one_server_at_a_time(tmp_path: Path) -> Non
 def test_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path, space, what in (
-        (tmp_path, SPACE, "a folder with other files"),
+        (tmp_path, SPACE, "the folder of kv_disk holds files of another program"),
         (tmp_path / "file" / "kv", SPACE, "cannot be written"),
-        (tmp_path / "kv", 1 << 60, "more than the disk has; got 1073741824.00 GiB where"),
+        (tmp_path / "kv", 1 << 60, "more than the disk has free; got 1073741824.00 GiB where"),
         (tmp_path / "kv", 0, "too small"),
     ):
         with pytest.raises(ConfigError, match=what):

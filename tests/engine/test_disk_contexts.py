@@ -157,7 +157,7 @@ def test_a_request_that_waits_for_the_disk_holds_up_no_other_and_can_be_aborted(
 
 
 def test_a_simulated_disk_needs_its_prices_and_a_host() -> None:
-    with pytest.raises(ConfigError, match="no disk"):
+    with pytest.raises(ConfigError, match="no speed of a disk"):
         Simulation(load_profile("paper-gptj-6b-a100"), "lru", disk_tokens=100, prefix_caching=True)
     with pytest.raises(ConfigError, match="host tier"):
         Simulation(H100, "lru", disk_tokens=100, host_tokens=0, prefix_caching=True)

@@ -312,7 +312,7 @@ def test_the_longest_prompt_gets_its_one_token() -> None:
 def test_an_id_is_refused_while_its_first_request_lives_and_free_afterwards() -> None:
     engine = serve(preserve(), num_pages=8)
     engine.submit(request("a", [1]))
-    with pytest.raises(RequestError, match="not finished"):
+    with pytest.raises(RequestError, match="an unfinished request already has this id"):
         engine.submit(request("a", [2]))
     run_all(engine, [])
     assert len(run_all(engine, [request("a", [2])])) == 1

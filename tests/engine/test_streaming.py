@@ -207,7 +207,7 @@ def test_refused_requests_leave_nothing_behind(llm: LLM) -> None:
             llm.stream(bad, PARAMS)  # pyright: ignore[reportArgumentType]
     with pytest.raises(RequestError, match="no event loop"):
         llm.astream(prompt(1), PARAMS)
-    with pytest.raises(RequestError, match="options of a chat"):
+    with pytest.raises(RequestError, match="chat options need messages"):
         llm.stream(prompt(1), PARAMS, max_rounds=1)
     assert not engine_state(llm).has_work
 

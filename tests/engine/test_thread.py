@@ -51,8 +51,7 @@ def test_closing_is_an_error_of_every_caller_that_still_waits() -> None:
     for stream in streams:
         events: list[Event] = []
         with pytest.raises(EngineError, match="the LLM was closed"):
-            for event in stream:
-                events.append(event)
+            events.extend(stream)
         assert isinstance(events[-1], Finished)
         assert events[-1].output.outputs[0].finish_reason == "error"
     with pytest.raises(RequestError, match="closed"):

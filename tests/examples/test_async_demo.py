@@ -34,7 +34,7 @@ def test_outside_a_clone_the_demo_says_where_it_runs(
     assert main(["demo", "--async"]) == 2
     assert "folder of a clone of the repository" in capsys.readouterr().err
     assert main(["demo", "--model", "m"]) == 2
-    assert "--model belongs to --async" in capsys.readouterr().err
+    assert "--model is allowed only with --async" in capsys.readouterr().err
 
 
 @pytest.mark.slow

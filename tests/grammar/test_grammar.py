@@ -309,7 +309,7 @@ def test_equal_constraints_are_compiled_once(byte_grammars: Grammars) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "one thing; got none"),
+        ({}, "structured outputs take exactly one kind of constraint; got none"),
         ({"regex": "a", "choice": ["a"]}, "got regex, choice"),
         ({"json": "{"}, "not JSON"),
         ({"json": '{"maximum": NaN}'}, "not JSON"),
@@ -339,7 +339,7 @@ def test_equal_constraints_are_compiled_once(byte_grammars: Grammars) -> None:
         ({"json_object": "yes"}, "True, or leave it out"),
         ({"regex": "(("}, "unclosed group"),
         ({"regex": "(?=a)b"}, "look-around"),
-        ({"regex": "()"}, "nothing but the empty text"),
+        ({"regex": "()"}, "it matches only the empty text"),
         ({"regex": ""}, "not empty"),
         ({"choice": []}, "not empty"),
         ({"choice": ["a", ""]}, "not empty"),

@@ -63,8 +63,8 @@ def test_a_leader_worker_set_says_all() -> None:
             "need --coordinator and --host-id; got neither an option nor a variable of Kub",
         ),
         (HostOptions("auto", 8), SLURM, "--num-hosts is not what Slurm says; got 8, not 4"),
-        (HostOptions("a:1", 2, 2), {}, "a host's number is below their number; got host 2 of 2"),
-        (HostOptions("a", 2, 1), {}, "--coordinator is host 0's address and a port; got a"),
+        (HostOptions("a:1", 2, 2), {}, "--host-id must be below --num-hosts; got host 2 of 2"),
+        (HostOptions("a", 2, 1), {}, "--coordinator must be the address and a port of host 0; got a"),
         (HostOptions("a:65535", 2, 1), {}, "a port up to 65534"),
     ],
 )

@@ -181,4 +181,4 @@ def test_a_host_that_cannot_start_ends_the_others_with_its_reason() -> None:
     with running(commands(2, "--tensor-parallel-size=3")) as hosts:
         for status, errors in hosts.ends(60):
             assert status == 1
-            assert "every host has to give as many devices; got tensor_parallel_size=3" in errors
+            assert "every host must give the same number of devices; got tensor_parallel_size=3" in errors

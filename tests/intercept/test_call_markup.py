@@ -186,7 +186,7 @@ def test_a_pending_result_is_no_longer_than_what_an_interrupt_can_hold() -> None
 
 
 def test_a_tool_has_marks_or_calls_and_delimiters_are_texts() -> None:
-    with pytest.raises(RequestError, match="by marks of its own or in the markup of asynchronous calls, not both"):
+    with pytest.raises(RequestError, match="has both start and stop texts and a mode of asynchronous calls"):
         Tool(str, name="price", start="<<", stop=">>", calls="async")
     with pytest.raises(RequestError, match="delimiters have"):
         AsyncCalls(delimiters=Delimiters(1, 2, 3, 4, 5))  # pyright: ignore[reportArgumentType]

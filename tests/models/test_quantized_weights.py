@@ -125,7 +125,9 @@ def test_the_memory_of_quantised_weights_is_known_before_they_are_loaded(tmp_pat
 
 def test_what_cannot_be_done_with_quantised_weights_is_refused(tmp_path):
     write(tmp_path / "m.gguf", kind="Q4_1", vocab_size=V)
-    with pytest.raises(ModelError, match="not quantised so; got gptq, weights of gguf"):
+    with pytest.raises(
+        ModelError, match="quantization differs from how the weights are stored; got gptq, weights of gguf"
+    ):
         load(tmp_path / "m.gguf", quantization="gptq")
     loaded = load(tmp_path / "m.gguf", dtype="float32", quantization="gguf")
     with pytest.raises(ModelError, match="cannot be replaced"):

@@ -217,33 +217,33 @@ def test_what_cannot_be_meant_is_refused(smollm2: LLM) -> None:
     done, question = smollm2.rollout(PROMPTS[:1], DRAWN), [{"role": "user", "content": "a"}]
     chat = smollm2.rollout([question], DRAWN)
     wrong: list[tuple[Any, dict[str, Any], str]] = [
-        (PROMPTS, {"following": "x"}, "only samples"),
+        (PROMPTS, {"following": "x"}, "following is allowed only with samples"),
         (PROMPTS, {"max_rounds": 3}, "need messages"),
-        (PROMPTS, {"params": SamplingParams(n=2, temperature=1), "n": 2}, "n is given once"),
+        (PROMPTS, {"params": SamplingParams(n=2, temperature=1), "n": 2}, "n is given twice"),
         (PROMPTS, {"n": True}, "n is a whole number; got True; fix: say how many"),
         (PROMPTS, {"n": 1.0}, "n is a whole number; got 1.0"),
         (done, {"n": 2}, "goes on with the tools"),
-        (done, {"n": 2, "following": "x"}, "each by itself"),
-        (done, {"following": ["x", "y"]}, "what follows 1 samples.*got 2 of them"),
+        (done, {"n": 2, "following": "x"}, "continued samples need n=1"),
+        (done, {"following": ["x", "y"]}, "following must have one entry for each of 1 samples.*got 2 of them"),
         (done, {"following": {"role": "user", "content": "a"}}, "fix: a text, a list of token ids or"),
-        (done, {"following": [None]}, "a text or token ids follow a sample; got None"),
+        (done, {"following": [None]}, "following must be a text or token ids; got None"),
         (done, {"params": DRAWN}, "no sample is partial; got Rollouts.*0 partial, 0 failed. with params"),
         (chat, {"following": [{"role": "usr", "content": "b"}]}, "one of system, .*, tool; got 'usr' .*'user'"),
         (chat, {"following": [{"role": "user"}]}, "role user has content"),
-        (chat, {"following": [[]]}, "followed by messages; got \\[\\]"),
+        (chat, {"following": [[]]}, "must be messages; got \\[\\]"),
         ([{"role": "usr", "content": "a"}], {}, "one of system, .*; got 'usr'"),
-        (question, {"detector": 3}, "finds its calls itself"),
+        (question, {"detector": 3}, "a chat takes no detector"),
         (PROMPTS, {"params": {"temperature": 1}}, "sampling_params are SamplingParams; got {'temperature': 1}"),
         (PROMPTS, {"sampling_params": DRAWN}, "no such option; got sampling_params; fix: one of .* params"),
         (PROMPTS, {"pad_id": 1.5}, "pad_id is a token id; got 1.5"),
-        (PROMPTS, {"on_group": 3}, "on_group is called with each group; got 3"),
+        (PROMPTS, {"on_group": 3}, "on_group must be a function; got 3"),
         (PROMPTS, {"lora": 3}, "no such adapter; got 3"),
     ]
     for prompts, options, problem in wrong:
         with pytest.raises(RequestError, match=problem):
             smollm2.rollout(prompts, **options)
     assert smollm2.rollout(done)[0] is done[0] is done[np.int64(0)]
-    with pytest.raises(RequestError, match="Rollouts have samples; got 3"):
+    with pytest.raises(RequestError, match="Rollouts must hold Rollout; got 3"):
         Rollouts([3])  # pyright: ignore[reportArgumentType]
     with smollm2.rollout_stream(PROMPTS[:1], DRAWN) as stream:
         wrong_groups: list[Any] = [4, False, [0]]

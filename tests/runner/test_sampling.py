@@ -71,7 +71,7 @@ CASES = {
     "bias": {"logit_bias": {9: 3.0, 69: 2.0, 2: -100.0}},
     "allowed": {"allowed_token_ids": [3, 31, 32, 33, 69]},
     "bad token": {"bad_words_token_ids": [[4], [69]]},
-    "bad words": {"bad_words_token_ids": [[8, 4], [7, 8, 9], [60, 8, 10], [6, 7, 8, 2, 11]]},
+    "the same tokens": {"bad_words_token_ids": [[8, 4], [7, 8, 9], [60, 8, 10], [6, 7, 8, 2, 11]]},
     "min_tokens": {"min_tokens": 8},
     "min_tokens reached": {"min_tokens": 7},
     "filters": {"temperature": 1.4, "top_k": 20, "top_p": 0.8, "min_p": 0.02},

@@ -49,7 +49,7 @@ def test_noise_and_a_disturbed_step_move_no_term_far() -> None:
 def test_what_was_not_measured_costs_nothing() -> None:
     fit = fit_steps([MeasuredStep(8, 8, None, 0.01)])
     assert fit == ((8,), (0.01,), 0.0, 0.0, (0.01, 0.0, 0.0, 8))
-    with pytest.raises(ConfigError, match="needs steps that decode"):
+    with pytest.raises(ConfigError, match="fitting needs decode steps"):
         fit_steps([MeasuredStep(8, 8, 0, 0.01)])
 
 

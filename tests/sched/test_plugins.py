@@ -140,7 +140,7 @@ def test_built_in_policies_run_without_a_guard() -> None:
         ("lro", r"no such policy; got lro \(did you mean 'lru'\?\); fix: one of discard.*path.py:Class"),
         ("nowhere.py:Keep", "no such file for a policy; got nowhere.py"),
         ("no_package.part:Keep", "no such module for a policy; got no_package.part; fix: install it or set PYTHONPATH"),
-        ("{own}:", r"a policy of your own is a file or module and a name"),
+        ("{own}:", r"a policy of your own must be named as FILE.py:CLASS or MODULE:CLASS"),
         ("{own}:Kept", r"no such policy: .*own_code.py has no Kept; got .* \(did you mean 'kept'\?\); fix: one of Keep, Lack"),
         ("{own}:Lacking", r"a policy has the methods of Policy; got the class .*; fix: add resume\(self, sequence, now\), vic"),
         ("{own}:Raising", r"Raising raised when it was made; got OSError: no table \(own_code.py, line \d+\)"),
@@ -298,7 +298,7 @@ def test_a_workload_of_the_users_own_draws_scripts_that_can_be_played(own: Path)
     for choice, says in (
         (f"{own}:endless", "draws segments of which not exactly the last has no call"),
         (f"{own}:Load", r"draws a request of \d+ tokens, where fewer than 9 fit"),
-        (f"{own}:kept", "a workload draws requests when it is called"),
+        (f"{own}:kept", "a workload must be callable and return a Script"),
         (lambda rng: 5, "draws what is no Script; got 5"),
         (lambda rng: {}["kind"], "raises; got KeyError: 'kind'"),
     ):

@@ -41,5 +41,5 @@ def test_a_file_gives_the_price_back_and_a_broken_one_is_refused(tmp_path: Path)
     good = asdict(PRICE)
     broken: tuple[Any, ...] = (7, good | {"tiles": [1]}, good | {"bucket_s": [1.0]}, good | {"per_row_s": -1.0}, {})
     for values in broken:
-        with pytest.raises(ConfigError, match="tiled price is none"):
+        with pytest.raises(ConfigError, match="a profile's tiled price is wrong"):
             TiledPrice.from_json(values)

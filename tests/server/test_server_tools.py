@@ -95,9 +95,9 @@ def test_without_the_flag_nothing_is_offered_and_by_name_only_what_is_named(
 @pytest.mark.parametrize(
     ("hints", "problem"),
     [
-        ({"server_tools": ["sell"]}, "runs no sell, only price, hang"),
-        ({"server_tools": ["price"]}, "declared in tools too"),
-        ({"server_tools": True, "max_rounds": 99}, "max_rounds may be 32 here"),
+        ({"server_tools": ["sell"]}, "no server tool is named 'sell'; available: price, hang"),
+        ({"server_tools": ["price"]}, "is in tools and in server_tools"),
+        ({"server_tools": True, "max_rounds": 99}, "max_rounds must be at most 32; got 99"),
         ({"server_tools": "price"}, "server_tools"),
     ],
 )
@@ -170,7 +170,7 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text('def f() -> str:\n    """A tool."""\n    return ""\n')
     with (
-        pytest.raises(ConfigError, match="two files have a tool of one name"),
+        pytest.raises(ConfigError, match="two files have the same tool"),
         open_server_tools([str(tmp_path / "a.py"), str(tmp_path / "b.py")]),
     ):
         pass

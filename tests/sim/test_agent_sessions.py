@@ -125,7 +125,7 @@ def test_sessions_of_lmcache_are_read_from_texts_and_from_numbers(tmp_path: Path
 
 def test_a_trace_of_no_form_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--trace", trace(tmp_path, {"model": "x", "tokens": 3})]) == 2
-    assert "is no trace that is read here; got keys model, tokens" in capsys.readouterr().err
+    assert "has no known form of a trace; got keys model, tokens" in capsys.readouterr().err
 
 
 def test_the_trace_of_agents_ships_and_can_be_scaled() -> None:
@@ -139,8 +139,8 @@ def test_the_trace_of_agents_ships_and_can_be_scaled() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"id": "a", "calls": []}, "line 1: no session"),
-        ({"id": "a", "calls": [[1, 2]]}, "line 1, call 1: no call of a model"),
+        ({"id": "a", "calls": []}, "line 1: this is not a session"),
+        ({"id": "a", "calls": [[1, 2]]}, "line 1, call 1: this is not a call of a model"),
         ({"id": "a", "calls": [[1, 2, 0, -1.0, 0, ""]]}, "think_s is no number"),
         ({"id": "a", "parent": "b", "calls": [[1, 2, 0, 0, 0, ""]]}, "parent is missing"),
     ],
@@ -239,7 +239,7 @@ def test_simulate_plays_a_trace_of_sessions(tmp_path: Path, capsys: pytest.Captu
     assert main(["simulate", "--trace", path, *flags, "--max-model-len", "100"]) == 2
     assert "no session of the trace fits" in capsys.readouterr().err
     assert main(["simulate", "--live", "2"]) == 2
-    assert "--live is for sessions" in capsys.readouterr().err
+    assert "--live needs a trace of sessions" in capsys.readouterr().err
 
 
 def test_profiles_by_data_sheet_count_attention() -> None:

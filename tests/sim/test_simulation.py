@@ -186,5 +186,5 @@ def test_prompts_of_a_kind_share_their_beginning() -> None:
         simulation(kv_tokens=2000, prefix_caching=True, shared_prefix=share).run(late) for share in (0.0, 0.9)
     )
     assert shared["ttft_s"]["mean"] < alone["ttft_s"]["mean"]
-    with pytest.raises(ConfigError, match="shared_prefix is no share"):
+    with pytest.raises(ConfigError, match="shared_prefix must be from 0 to 1"):
         simulation(shared_prefix=1.5)

@@ -136,7 +136,7 @@ def test_a_file_without_requests_is_no_trace(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("\n{\n")
     with pytest.raises(ConfigError, match="line 2: not JSON"):
         load_trace(tmp_path / "t.jsonl")
-    with pytest.raises(ConfigError, match="nothing to draw"):
+    with pytest.raises(ConfigError, match="the workload has no scripts"):
         from_trace([], Random(0))
 
 
@@ -245,7 +245,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         draw("mixed", rng, weights={"math": -1})
     with pytest.raises(ConfigError, match="mix is empty"):
         draw("mixed", rng, weights={"math": 0})
-    with pytest.raises(ConfigError, match="for the mixed workload"):
+    with pytest.raises(ConfigError, match="weights need the mixed workload"):
         draw("math", rng, weights={"math": 1})
 
 

@@ -14,18 +14,21 @@ from tests.support.tiny_model import tiny_llm
         ({"loras": ["a"]}, "a name and a directory"),
         ({"loras": ["a=x", "a=y"]}, "two adapters have one name"),
         ({"loras": 3}, "loras is a list of texts"),
-        ({"loras": ["a=x", "b=y"], "max_loras": 1}, "max_loras is less than the adapters that are named; got 1 for 2"),
+        (
+            {"loras": ["a=x", "b=y"], "max_loras": 1},
+            "max_loras is less than the number of adapters in loras; got 1 for 2",
+        ),
         ({"max_loras": 0}, "max_loras is too small"),
-        ({"max_lora_rank": 8}, "max_lora_rank is for adapters"),
+        ({"max_lora_rank": 8}, "max_lora_rank needs adapters"),
         (
             {"tool_call_bias": -1.0},
-            "tool_call_bias is of the chats of an adapter; got no tool_lora; fix: give tool_lora too",
+            "tool_call_bias needs tool_lora; got no tool_lora; fix: give tool_lora too",
         ),
         (
             {"loras": ["a=x"], "tool_lora": "a", "tool_call_bias": -200.0},
-            "tool_call_bias is none; got -200.0; fix: a number from -100 to 100",
+            "tool_call_bias is wrong; got -200.0; fix: a number from -100 to 100",
         ),
-        ({"loras": ["a=x"], "tool_lora": "b"}, "tool_lora is none of the adapters; got 'b'; fix: one of loras: a"),
+        ({"loras": ["a=x"], "tool_lora": "b"}, "tool_lora must be a name in loras; got 'b'; fix: one of loras: a"),
     ],
 )
 def test_options_that_cannot_be_are_refused_before_anything_is_loaded(options: dict[str, Any], message: str) -> None:

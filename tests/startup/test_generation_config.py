@@ -45,7 +45,7 @@ def test_where_there_is_no_file_nothing_changes(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"")
     for source in (None, tmp_path, tmp_path / "model.gguf", GOLDEN / "llama_gqa"):
         assert sampling_defaults("auto", source) == {}
-    with pytest.raises(ConfigError, match="generation_config is auto, vllm or a directory"):
+    with pytest.raises(ConfigError, match="generation_config must be auto, vllm or a directory"):
         sampling_defaults(str(tmp_path), None)
 
 

@@ -23,5 +23,5 @@ def test_pages_in_int8_are_refused(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_attention_of_tpus_is_refused_elsewhere():
-    with pytest.raises(ConfigError, match="attention=tpu is a TPU's; got JAX on a cpu; fix: attention=auto"):
+    with pytest.raises(ConfigError, match="attention=tpu needs a TPU; got JAX on a cpu; fix: attention=auto"):
         start_backend("tpu")

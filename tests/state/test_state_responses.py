@@ -120,7 +120,7 @@ def test_a_response_in_the_background_is_seen_and_ended_through_another_server(
     begun = answer(pair.first, background=True, stream=False, **LONG)
     there: Any = pair.second.client.responses
     assert there.retrieve(begun.id).status in ("queued", "in_progress")
-    with pytest.raises(openai.BadRequestError, match="known only to the server"):
+    with pytest.raises(openai.BadRequestError, match="only the server that generates a response can stream its events"):
         list(there.retrieve(begun.id, stream=True))
     with pytest.raises(openai.BadRequestError, match="the previous response is"):
         answer(pair.second, previous_response_id=begun.id)

@@ -139,7 +139,7 @@ def test_what_a_lost_server_has_left_fails_at_a_sweep_and_its_turns_are_free(
         )
 
     begin(lost, response_id)
-    with pytest.raises(ApiError, match="is generated in this conversation"):
+    with pytest.raises(ApiError, match="another response is being generated"):
         begin(SERVERS[1], "other")
     impatient = ServerClock("first", 0.0)
     databases[1].run_now(lambda session: upkeep.sweep(session, impatient, NO_LIMITS))

@@ -106,7 +106,7 @@ def test_what_cannot_be_scripted_is_refused() -> None:
     for wrong in ({"tool": "slow"}, {"rounds": 3}, {"prose": 1.0}):
         with pytest.raises(ConfigError):
             CallMix(**{"calls": 2} | wrong)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match="no durations for an oracle"):
+    with pytest.raises(ConfigError, match="an oracle cannot see calls in markup"):
         Simulation(GPTJ, "lru", "oracle").run([CallArrival(0.0, CallMix(1).draw(Random(0)))])
 
 

@@ -178,7 +178,7 @@ def test_mistakes_are_found_before_the_work_begins(tmp_path: Path, capsys: pytes
         ("best", 1, "", None, "no such policy"),
         ("lru", 0, "", None, "--jobs is too small"),
         ("lru", 1, "nowhere/found.json", None, "--json cannot be written"),
-        ("lru", 1, "found.json", "found.txt", "not the name of a picture"),
+        ("lru", 1, "found.json", "found.txt", "unknown kind of picture"),
     ):
         with pytest.raises(ConfigError, match=message):
             study_of(policy, jobs, str(tmp_path / (json_path or "a")), plot_path and str(tmp_path / plot_path))

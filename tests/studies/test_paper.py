@@ -228,7 +228,7 @@ def test_a_reference_that_is_none_is_refused(text: str, words: str, tmp_path: Pa
         (["--profile", "abacus"], "no such profile"),
         (["--rate", "0"], "rate of arrivals is out of range"),
         (["--duration", "-3"], "duration_s of arrivals is out of range"),
-        (["--kv-tokens", "5"], "a sequence must fit"),
+        (["--kv-tokens", "5"], "the KV pool is too small for the longest sequence"),
         (["--jobs", "0"], "--jobs is too small"),
         (["--out", "/dev/null/x"], "--out cannot be made"),
     ],

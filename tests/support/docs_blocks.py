@@ -87,5 +87,7 @@ def _block(place: str, language: str, code: str, told: dict[str, str]) -> Block:
     named = _FILE.match(code)
     writes = tuple(line.strip() for line in told.get(WRITES, "").splitlines() if line.strip())
     file = named[1] if named else None
-    how = (told.get(kind) for kind in (NOT_RUN, SCRIPTED, REAL, PACKAGE))
-    return Block(place, language, code, writes, *how, file, continues=CONTINUES in told, shorter=told.get(SHORTER))
+    block = Block(
+        place, language, code, writes, told.get(NOT_RUN), told.get(SCRIPTED), told.get(REAL), told.get(PACKAGE)
+    )
+    return replace(block, file=file, continues=CONTINUES in told, shorter=told.get(SHORTER))

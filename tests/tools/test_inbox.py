@@ -29,7 +29,7 @@ def test_a_call_waits_until_somebody_answers(tmp_path: Path) -> None:
         inbox.answer(pending.id, "Yes.")
         assert runner.result("request-1").text == "Yes."
         assert inbox.pending() == []
-        with pytest.raises(RequestError, match="no call of this id waits"):
+        with pytest.raises(RequestError, match="no waiting call has this id"):
             inbox.answer(pending.id, "No.")
 
 

@@ -69,7 +69,7 @@ def check_message_fields(body: CountTokensBody) -> None:
     for name in _UNSUPPORTED:
         if (body.model_extra or {}).get(name):
             details = _NO_THREADS if name == "thread" else None
-            raise ApiError(400, f"{name} cannot be done here", param=name, details=details)
+            raise ApiError(400, f"{name} is not supported", param=name, details=details)
 
 
 def types_left_out(body: CountTokensBody) -> list[str]:
@@ -189,7 +189,7 @@ def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[InputMessag
         for place, block in enumerate(message.blocks):
             if not isinstance(block, _PLACES[message.role]):
                 field = f"messages[{number}].content[{place}]"
-                raise ApiError.bad(f"a message of role {message.role} has no {block.type} blocks", field)
+                raise ApiError.bad(f"a message of role {message.role} must not have {block.type} blocks", field)
         if turns and turns[-1][0] == message.role != "system":
             turns[-1][1].append(message)
         else:

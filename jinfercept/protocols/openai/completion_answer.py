@@ -72,7 +72,7 @@ class CompletionAnswer:
         self._body, self._requests, self._tokenizer = body, requests, tokenizer
         if tokenizer is None and (body.echo or body.logprobs is not None):
             raise ApiError.bad(
-                "this model has no tokenizer: no echo and no logprobs", "echo" if body.echo else "logprobs"
+                "echo and logprobs need a tokenizer, and the model has none", "echo" if body.echo else "logprobs"
             )
         self._head = {"id": name, "object": "text_completion", "created": int(time.time()), "model": model}
         details["id"] = name

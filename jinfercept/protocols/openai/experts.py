@@ -25,7 +25,7 @@ def check_experts(has_experts: bool, returns_experts: bool, stream: bool | None)
     if not returns_experts:
         raise ApiError.bad("the server returns no experts; fix: start it with --enable-return-routed-experts", FIELD)
     if stream:
-        raise ApiError.bad("return_routed_experts does not come in a stream; fix: stream false", FIELD)
+        raise ApiError.bad("return_routed_experts cannot be streamed; fix: stream false", FIELD)
 
 
 def num_entries(num_bytes: int) -> int:

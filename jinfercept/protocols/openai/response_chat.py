@@ -34,13 +34,15 @@ def check_supported(body: ResponsesBody) -> None:
     defaults |= {"return_routed_experts": False, **dict.fromkeys(TRAINING_FIELDS, False)}
     for name, harmless in defaults.items():
         if getattr(body, name) not in (None, harmless):
-            raise ApiError.bad(f"{name} is not for responses", name, "unsupported_parameter")
+            raise ApiError.bad(f"{name} is not supported in responses", name, "unsupported_parameter")
     if (body.model_extra or {}).get("prompt") is not None:
-        raise ApiError.bad("prompt cannot be done here", "prompt", "unsupported_parameter")
+        raise ApiError.bad(
+            "prompt templates are not supported; fix: leave prompt out", "prompt", "unsupported_parameter"
+        )
     if body.background and body.store is False:
-        raise ApiError.bad("a response in the background has to be stored", "background")
+        raise ApiError.bad("background: true needs store: true", "background")
     if body.conversation is not None and body.previous_response_id is not None:
-        raise ApiError.bad("give either conversation or previous_response_id", "conversation")
+        raise ApiError.bad("conversation and previous_response_id are both given; fix: leave one out", "conversation")
     check_metadata(body.metadata or {})
 
 

@@ -115,7 +115,7 @@ def read_items(
         if item["type"] in CALL_OUTPUTS:
             call_id = call_ids.get(item["call_id"])
             if call_id is None and (check_calls or not item["call_id"]):
-                raise ApiError.bad(f"there is no call {item['call_id']!r} before its output", f"input[{index}].call_id")
+                raise ApiError.bad(f"no earlier item is the call {item['call_id']!r}", f"input[{index}].call_id")
             if call_id != item["call_id"]:
                 item = item | {"call_id": call_id or item["call_id"]}
         items.append(item)

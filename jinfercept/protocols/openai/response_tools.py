@@ -114,7 +114,7 @@ class ClientTools:
                 if self._tools.setdefault(tool.function, tool) is tool:
                     into.append(tool)
         if len(tools) + len(deferred) > MAX_TOOLS:
-            raise ApiError.bad(f"there are at most {MAX_TOOLS} tools, not {len(tools) + len(deferred)}", "tools")
+            raise ApiError.bad(f"at most {MAX_TOOLS} tools are allowed; got {len(tools) + len(deferred)}", "tools")
         self.declarations = [_declaration(tool) for tool in tools]
         self.declarations += [_declaration(tool, DeferredTool) for tool in deferred]
 
@@ -160,7 +160,7 @@ class ClientTools:
         if not names and reference.type == "function" and reference.name and not reference.namespace:
             return [reference.name]  # it may be a tool of the server
         if not names and reference.type in (*_CALL_TYPES, "namespace"):
-            message = f"tool_choice asks for {reference.name or reference.type!r}, which is not there"
+            message = f"no tool is named {reference.name or reference.type!r}"
             raise ApiError.bad(f"{message}: declare it in tools", "tool_choice")
         return names
 

@@ -84,11 +84,11 @@ class _Table(BaseModel):
         if (self.key is None) == (self.sha256 is None):
             raise ValueError("give either key or sha256")
         if self.key is not None and self.key != self.key.strip():
-            raise ValueError("a key has no blanks around it")
+            raise ValueError("a key must not begin or end with a blank")
         if self.sha256 == key_digest(""):
-            raise ValueError("this is the digest of an empty key")
+            raise ValueError("sha256 is the digest of an empty key")
         if self.priority[0] > self.priority[1]:
-            raise ValueError("priority is [LEAST, MOST]")
+            raise ValueError("priority must be a list of two numbers, [LEAST, MOST]")
         return self
 
 
@@ -125,7 +125,7 @@ def _rules(path: str, name: str, table: Any) -> tuple[str, KeyRules]:
             "a name of an API key is 1 to 64 letters, digits, _, . or -", got=f"{path}: {name[:80]!r}", fix="rename it"
         )
     if not isinstance(table, dict):
-        raise ConfigError("the file of API keys has a value outside of tables", got=f"{path}: {name}", fix=_FIX)
+        raise ConfigError("the file of API keys has a value outside of any table", got=f"{path}: {name}", fix=_FIX)
     try:
         entry = _Table.model_validate(table)
     except ValidationError as error:

@@ -77,7 +77,7 @@ class KeyLimits:
         rules = self._rules(tenant)
         most = min(rules.max_concurrent or math.inf, rules.requests_per_minute or math.inf)
         if number > most:
-            raise ApiError.bad(f"this key may ask for {most} answers at once; got {number}; fix: a smaller n", "n")
+            raise ApiError.bad(f"this API key may ask for {most} answers; got {number}; fix: a smaller n", "n")
         use, now = self._use(tenant), self._now()
         in_progress = preparing + use.in_progress
         if rules.max_concurrent is not None and in_progress + number > rules.max_concurrent:

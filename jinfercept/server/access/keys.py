@@ -69,7 +69,7 @@ class Keys:
         if not self._rules:
             return ""
         if len(authorizations) > 1:
-            raise ApiError.bad("the request has two API keys: send one")
+            raise ApiError.bad("the request has two different API keys; fix: send one")
         authorization = authorizations[0] if authorizations else None
         scheme, _, key = (authorization or "").partition(" ")
         sent_digest = key_digest(key.strip())
@@ -77,7 +77,7 @@ class Keys:
         if scheme.lower() != "bearer" or not key.strip() or not any(matches):
             raise ApiError(
                 401,
-                "the API key is wrong" if authorization else "an API key is needed: Authorization: Bearer KEY",
+                "the API key is wrong" if authorization else "no API key was sent; fix: Authorization: Bearer KEY",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -98,7 +98,7 @@ class Keys:
             tenant: of the key, from `check`.
         """
         if self.watched_by(tenant) is not None:
-            raise ApiError(403, "this needs an operator's key (--operator-key)", code="operator_key_needed")
+            raise ApiError(403, "this path needs an operator's key (--operator-key)", code="operator_key_needed")
 
     def priority(self, tenant: str, requested: int) -> int:
         """The priority of a request: the requested one, clamped to the range of its key if there is one.

@@ -37,7 +37,7 @@ async def load_adapter(body: LoadAdapter, request: Request) -> PlainTextResponse
     """Load an adapter, whose name requests can give as their model from then on."""
     service, name = operators_service(request), body.lora_name
     if name in service.names:
-        raise ApiError.bad(f"{name!r} is a name of the model itself", "lora_name")
+        raise ApiError.bad(f"the model itself is named {name!r}; fix: give the adapter another name", "lora_name")
     directory = confined(Path(service.options.lora_dir or ""), body.lora_path, "lora_path", "--lora-dir")
     await service.prepare(request, lambda: service.llm.load_lora(name, directory, in_place=body.load_inplace))
     log.info("adapter %r was loaded from %s", name, directory)
@@ -51,7 +51,7 @@ async def unload_adapter(body: UnloadAdapter, request: Request) -> PlainTextResp
     try:
         service.llm.unload_lora(name)
     except RequestError as error:
-        raise ApiError(404, f"there is no adapter {name!r}", param="lora_name", code="model_not_found") from error
+        raise ApiError(404, f"no adapter is named {name!r}", param="lora_name", code="model_not_found") from error
     log.info("adapter %r was unloaded", name)
     return PlainTextResponse(f"Success: LoRA adapter {name!r} removed successfully.")
 
@@ -71,7 +71,7 @@ def confined(folder: Path, path: str, field: str, flag: str) -> Path:
     except (OSError, ValueError, RuntimeError):
         inside, directory, files = False, root, []
     if not inside or not all(file.is_relative_to(root) for file in files):
-        raise ApiError.bad(f"the path is no directory in the server's {flag}", field)
+        raise ApiError.bad(f"the path must be a directory inside the server's {flag}", field)
     return directory
 
 

@@ -86,7 +86,7 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
         body, body.max_completion_tokens or body.max_tokens, _logprobs(body), service, hints.tenant
     )
     if body.stream_options is not None and not body.stream:
-        raise ApiError.bad("stream_options belong to a stream", "stream_options")
+        raise ApiError.bad("stream_options are allowed only with stream: true", "stream_options")
     extension = body.jinfercept or SessionHints()
     offered = service.tools.offered(extension.server_tools, _client_tools(body))
     choice = body.tool_choice
@@ -96,7 +96,7 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
     tools = _tools(body)
     calls = async_calls(service, body, hints.tenant)
     if calls is not None and extension.async_calls is not None and extension.async_calls.reasoning is not None:
-        raise ApiError.bad("a chat finds reasoning by its template", "jinfercept.async_calls.reasoning")
+        raise ApiError.bad("reasoning is not an option of chats", "jinfercept.async_calls.reasoning")
     options = service.chat_options(
         async_calls=calls,
         chat_template_kwargs=_template_variables(service, body),
@@ -147,7 +147,7 @@ def _with_allowed_tools(
 ) -> tuple[ChatBody, list[ChatTool]]:
     """A body with those of its tools that are allowed, and the allowed ones of the server's. Raises 400 for unknown ones."""
     if missing := sorted(allowed.names - _client_tools(body) - {tool.name for tool in offered}):
-        raise ApiError.bad(f"tool_choice allows tools that are not there: {', '.join(missing)[:200]}", "tool_choice")
+        raise ApiError.bad(f"tool_choice names unknown tools: {', '.join(missing)[:200]}", "tool_choice")
     tools = [tool for tool in body.tools or () if tool.function.name in allowed.names]
     return body.model_copy(update={"tools": tools}), [tool for tool in offered if tool.name in allowed.names]
 
@@ -199,13 +199,13 @@ def _max_rounds(service: Service, body: ChatBody) -> int:
     """Maximum rounds of calls that the server runs. Raises 400 for more than the server allows."""
     most, requested = service.options.max_tool_rounds, body.jinfercept and body.jinfercept.max_rounds
     if requested is not None and requested > most:
-        raise ApiError.bad(f"max_rounds may be {most} here, not {requested}", "jinfercept.max_rounds")
+        raise ApiError.bad(f"max_rounds must be at most {most}; got {requested}", "jinfercept.max_rounds")
     return min(MAX_ROUNDS, most) if requested is None else requested
 
 
 def _logprobs(body: ChatBody) -> int | None:
     if body.top_logprobs and not body.logprobs:
-        raise ApiError.bad("top_logprobs need logprobs", "top_logprobs")
+        raise ApiError.bad("top_logprobs are allowed only with logprobs: true", "top_logprobs")
     return (body.top_logprobs or 0) if body.logprobs else None
 
 

@@ -66,13 +66,13 @@ def make_completions(
         ApiError: 400.
     """
     if body.stream_options is not None and not body.stream:
-        raise ApiError.bad("stream_options belong to a stream", "stream_options")
+        raise ApiError.bad("stream_options are allowed only with stream: true", "stream_options")
     if body.echo and body.stream and body.logprobs is not None:
-        raise ApiError.bad("log probabilities of an echo do not come in a stream", "echo", "unsupported_parameter")
+        raise ApiError.bad("echo with logprobs cannot be streamed; fix: stream false", "echo", "unsupported_parameter")
     prompts = _prompts(body)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
-        raise ApiError.bad("max_tokens 0 asks for nothing without echo", "max_tokens")
+        raise ApiError.bad("max_tokens must be at least 1 without echo", "max_tokens")
     prompt_logprobs = body.prompt_logprobs
     if body.echo and body.logprobs is not None and prompt_logprobs is None:
         body = body.model_copy(update={"prompt_logprobs": body.logprobs})

@@ -146,7 +146,7 @@ async def _read(request: Request, inputs: Sequence[InputItem]) -> list[Item]:
     service = service_of(request)
     for index, item in enumerate(inputs):
         if isinstance(item, OtherItem):
-            raise ApiError.bad(f"items of type {item.type[:80]!r} cannot be stored here", f"items[{index}]")
+            raise ApiError.bad(f"a conversation cannot store items of type {item.type[:80]!r}", f"items[{index}]")
     try:
         referred = await service.responses.items(references(inputs), tenant_of(request)) if references(inputs) else {}
         return await service.prepare(request, lambda: read_items(inputs, (), referred, check_calls=False))

@@ -73,7 +73,7 @@ def read_hints(body: Extensions, request: HttpRequest) -> RequestHints:
     extension = body.jinfercept
     header = request.headers.get("x-session-id")
     if header is not None and len(header) > MAX_SESSION_ID:
-        raise ApiError.bad(f"a session's name has at most {MAX_SESSION_ID} characters", "x-session-id")
+        raise ApiError.bad(f"a session id must have at most {MAX_SESSION_ID} characters", "x-session-id")
     session = (extension.session_id if extension else None) or body.session_id or header or None
     if (trace := TRACE.get()) is not None:
         trace.name_conversation(session)
@@ -122,10 +122,10 @@ def async_calls(service: Service, body: Extensions, tenant: str) -> AsyncCalls |
     if extension is None or extension.async_calls is None:
         return None
     if not extension.wants_server_tools:
-        raise ApiError.bad("asynchronous calls are those of the server's tools: give server_tools too", _FIELD)
+        raise ApiError.bad("async_calls need tools of the server; fix: name them in server_tools", _FIELD)
     requested, most = extension.async_calls, service.options.max_pending_calls
     if requested.max_pending is not None and requested.max_pending > most:
-        raise ApiError.bad(f"max_pending may be {most} here, not {requested.max_pending}", f"{_FIELD}.max_pending")
+        raise ApiError.bad(f"max_pending must be at most {most}; got {requested.max_pending}", f"{_FIELD}.max_pending")
     options: dict[str, Any] = {
         name: value for name in ("calls", "on_end") if (value := getattr(requested, name)) is not None
     }
@@ -170,7 +170,7 @@ def sampling_params(
     vocab_size = llm.model.config.vocab_size
     for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
         if wrong := [token for token in getattr(params, name) or () if not 0 <= token < vocab_size]:
-            raise ApiError.bad(f"{name} names tokens from 0 to {vocab_size - 1}, not {wrong[0]}", name)
+            raise ApiError.bad(f"token ids in {name} must be from 0 to {vocab_size - 1}; got {wrong[0]}", name)
     check_training_fields(body)
     if params.return_routed_experts:
         check_experts(getattr(llm.model.config, "experts", None) is not None, llm.shape.routed_experts > 0, body.stream)
@@ -201,7 +201,7 @@ def _structured(body: SamplingBody) -> tuple[str, dict[str, Any]] | None:
             constraints.append((f"guided_{kind}", {kind: value}))
     if len(constraints) > 1:
         names = ", ".join(name for name, _ in constraints)
-        raise ApiError.bad(f"one of these says what the answer has to be: {names}", constraints[1][0])
+        raise ApiError.bad(f"only one of these may constrain the answer: {names}", constraints[1][0])
     return constraints[0] if constraints else None
 
 
@@ -209,11 +209,11 @@ def _of_format(form: ResponseFormat) -> dict[str, Any] | None:
     """The keywords for a `response_format`; None for a text. A schema is enforced wherever it stands."""
     inner = form.json_schema.schema_ if form.json_schema else None
     if None not in (inner, form.schema_) and inner != form.schema_:
-        raise ApiError.bad("response_format has two schemas: leave one out", "response_format.schema")
+        raise ApiError.bad("response_format has two schemas; fix: leave one out", "response_format.schema")
     schema = form.schema_ if inner is None else inner
     if form.type == "text":
         if schema is not None:
-            raise ApiError.bad("response_format is a text, which has no schema: use json_schema", "response_format")
+            raise ApiError.bad("response_format of type text has no schema: use json_schema", "response_format")
         return None
     if form.type == "json_object":
         return {"json_object": True} if schema is None else {"json": {"type": "object"} | schema}
@@ -225,7 +225,7 @@ def _of_format(form: ResponseFormat) -> dict[str, Any] | None:
 def _supported(outputs: dict[str, Any]) -> dict[str, Any]:
     kinds = ("json", "json_object", "regex", "choice", "grammar")
     if "structural_tag" in outputs:
-        raise ApiError.bad("structural tags cannot be done here", "structured_outputs.structural_tag")
+        raise ApiError.bad("structural tags are not supported", "structured_outputs.structural_tag")
     return {kind: outputs[kind] for kind in kinds if kind in outputs}
 
 

@@ -120,5 +120,5 @@ def _watched(request: Request) -> str | None:
 def _inbox(request: Request) -> Inbox:
     inbox = service_of(request).inbox
     if inbox is None:
-        raise ApiError(404, "no tool of this server asks a person", code="no_inbox")
+        raise ApiError(404, "no tool of the server asks a person", code="no_inbox")
     return inbox

@@ -192,7 +192,7 @@ class BackgroundRun:
 
     def follow(self, start: int) -> AsyncGenerator[bytes]:
         if not self._replayable:
-            raise ApiError.bad("its events were not kept: create it with stream, and with room for them", "stream")
+            raise ApiError.bad("this response's events were not stored; fix: create it with stream: true", "stream")
         return self._follow(start)
 
     async def _follow(self, start: int) -> AsyncGenerator[bytes]:

@@ -107,7 +107,7 @@ async def count_input_tokens(body: InputTokensBody, request: Request) -> InputTo
     check_extras(body, service.ignored)
     check_supported(body)
     if body.conversation_id:
-        raise ApiError.bad("the tokens of a conversation are in the usage of its last response", "conversation")
+        raise ApiError.bad("conversation cannot be counted: its last response has usage", "conversation")
     previous = await _previous(service, body.previous_response_id, tenant)
     check_length(body.input, previous.num_items if previous else 0)
     referred = await service.responses.items(references(body.input), tenant) if references(body.input) else {}
@@ -200,7 +200,7 @@ async def get_response(
     if not stream:
         return reply(stored.response)
     if stored.background is None:
-        raise ApiError.bad("only a response in the background can be streamed again", "stream")
+        raise ApiError.bad("only a response with background: true can be streamed again", "stream")
     return EventStream(stored.background.follow(0 if starting_after is None else starting_after + 1))
 
 
@@ -220,7 +220,7 @@ async def cancel_response(response_id: str, request: Request) -> Response:
     """Cancel a response in the background. A response that has ended is unchanged."""
     stored = await _stored(request, response_id)
     if stored.background is None:
-        raise ApiError.bad("only a response in the background can be cancelled: close the connection of another one")
+        raise ApiError.bad("only a response with background: true can be cancelled: close other connections")
     if stored.is_open:
         await stored.background.cancel()
         stored = await _stored(request, response_id)
@@ -251,7 +251,7 @@ def _page(stored: StoredResponse, limit: int, order: str, after: str | None) -> 
     if after is not None:
         places = [place for place, item in enumerate(items) if item["id"] == after]
         if not places:
-            raise ApiError.bad(f"there is no item {after[:200]!r} in this list", "after")
+            raise ApiError.bad(f"no item of this list has the id {after[:200]!r}", "after")
         items = items[places[-1] + 1 :]
     shown: list[bytes] = []
     num_bytes = 0
@@ -283,7 +283,7 @@ async def _previous(service: Service, previous_id: str | None, tenant: str) -> S
     if previous.response["status"] not in _ANSWERED:
         raise ApiError.bad(f"the previous response is {previous.response['status']}", field)
     if (conversation := previous.response.get("conversation")) is not None:
-        raise ApiError.bad(f"it is a turn of a conversation: send conversation {conversation['id']!r} instead", field)
+        raise ApiError.bad(f"this response belongs to a conversation: send {conversation['id']!r} instead", field)
     return previous
 
 

@@ -82,7 +82,7 @@ def _text(service: Service, tokens: list[int]) -> str:
     vocab_size = service.llm.model.config.vocab_size
     service.check_chars(tokens, "tokens")
     if (largest := max(tokens, default=0)) >= vocab_size:
-        raise ApiError.bad(f"tokens are below {vocab_size}, not {largest}", "tokens")
+        raise ApiError.bad(f"token ids must be below {vocab_size}; got {largest}", "tokens")
     return service.tokenizer.decode(tokens, skip_special_tokens=False)
 
 

@@ -60,7 +60,7 @@ def test_a_file_says_what_each_key_may_do(tmp_path: Path) -> None:
     [
         ("", "names no key"),
         ("key =", "cannot be read"),
-        ('key = "x"', "outside of tables"),
+        ('key = "x"', "the file of API keys has a value outside of any table"),
         ('["a b"]\nkey = "x"', "letters"),
         ("[a]\noperator = true", "either key or sha256"),
         ('[a]\nkey = "secret-x"\nsha256 = "00"', "sha256"),
@@ -68,7 +68,7 @@ def test_a_file_says_what_each_key_may_do(tmp_path: Path) -> None:
         ('[a]\nkey = "secret-x"\npriority = [2, 1]', "[LEAST, MOST]"),
         ('[a]\nkey = "secret-x"\npriority = 2', "priority"),
         (f'[a]\nsha256 = "{key_digest("")}"', "empty key"),
-        ('[a]\nkey = " secret-x"', "blanks"),
+        ('[a]\nkey = " secret-x"', "blank"),
         ('[a]\nkey = "secret-x"\n[b]\nkey = "secret-x"', "a, b"),
     ],
 )

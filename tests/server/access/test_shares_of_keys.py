@@ -64,7 +64,7 @@ def test_events_for_which_there_is_no_room_are_not_kept(
     with pytest.raises(openai.APIError, match="no room to keep events"):
         list(whole)
     until(lambda: served.client.responses.retrieve(name).status == "completed")
-    with pytest.raises(openai.BadRequestError, match="events were not kept"):
+    with pytest.raises(openai.BadRequestError, match="this response's events were not stored"):
         served.client.responses.retrieve(name, stream=True)
     assert not responses.background._events.is_over("")
 

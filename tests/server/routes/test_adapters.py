@@ -130,7 +130,7 @@ def test_a_path_outside_the_folder_is_refused_and_tells_nothing(served: Running,
         for file in outside.iterdir():
             (folder / "links within" / file.name).symlink_to(file)
     reply = load(served, "other", path)
-    message = "the path is no directory in the server's --lora-dir"
+    message = "the path must be a directory inside the server's --lora-dir"
     assert (reply.status_code, reply.json()["error"]["message"]) == (400, message)
 
 
@@ -181,5 +181,5 @@ def test_a_server_has_room_and_names_for_its_adapters(llm: LLM, folder: Path, ma
         pass
     with pytest.raises(ConfigError, match="no room for adapters"), running(make_scripted("").llm, lora_dir=str(folder)):
         pass
-    with pytest.raises(ConfigError, match="lora_dir is no folder"), running(llm, lora_dir=str(folder / "no")):
+    with pytest.raises(ConfigError, match="lora_dir is not a folder"), running(llm, lora_dir=str(folder / "no")):
         pass

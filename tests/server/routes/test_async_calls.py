@@ -55,7 +55,10 @@ def test_a_server_takes_the_delimiters_of_its_model_and_a_file_of_tools_when_the
         scripted.follow(ASKS + text + END)
         assert complete(server).choices[0].text == text
     for wrong in ("<c>,<h>,<e>,<t>", "<c>,<h>,<e>,<t>,<t>", "a,b,c,d,e"):
-        with pytest.raises(ConfigError, match="call_delimiters are five texts"):
+        with pytest.raises(
+            ConfigError,
+            match="call_delimiters must be five texts of at least two characters, none of which contains or overlaps another",
+        ):
             ServerOptions(call_delimiters=wrong)
 
 
@@ -114,13 +117,13 @@ def test_what_a_client_forces_the_model_to_write_stays_within_the_limits(make_sc
 @pytest.mark.parametrize(
     ("path", "hints", "field", "problem"),
     [
-        ("completions", {"async_calls": {}}, "jinfercept.async_calls", "give server_tools too"),
+        ("completions", {"async_calls": {}}, "jinfercept.async_calls", "async_calls need tools of the server"),
         ("completions", {"server_tools": True}, "jinfercept.server_tools", "without jinfercept.async_calls"),
         (
             "completions",
             BOTH | {"async_calls": {"max_pending": 33}},
             "async_calls.max_pending",
-            "may be 32 here, not 33",
+            "must be at most 32; got 33",
         ),
         ("completions", BOTH | {"async_calls": {"max_pending": 0}}, "async_calls.max_pending", "greater than or equal"),
         (
@@ -133,10 +136,25 @@ def test_what_a_client_forces_the_model_to_write_stays_within_the_limits(make_sc
         ("completions", BOTH | {"async_calls": {"reasoning": "x"}}, "async_calls.reasoning", "one of"),
         ("completions", BOTH | {"async_calls": {"on_ends": 1}}, "async_calls.on_ends", "did you mean 'on_end'?"),
         ("completions", BOTH | {"async_calls": True}, "async_calls", "valid dictionary"),
-        ("completions", BOTH | {"server_tools": ["sell"]}, "server_tools", "runs no sell"),
-        ("chat/completions", {"async_calls": {}}, "jinfercept.async_calls", "give server_tools too"),
-        ("chat/completions", BOTH | {"async_calls": {"reasoning": "none"}}, "async_calls.reasoning", "by its template"),
-        ("responses", BOTH | {"async_calls": {"max_pending": 99}}, "async_calls.max_pending", "may be 32 here"),
+        (
+            "completions",
+            BOTH | {"server_tools": ["sell"]},
+            "server_tools",
+            "no server tool is named 'sell'; available: price",
+        ),
+        ("chat/completions", {"async_calls": {}}, "jinfercept.async_calls", "async_calls need tools of the server"),
+        (
+            "chat/completions",
+            BOTH | {"async_calls": {"reasoning": "none"}},
+            "async_calls.reasoning",
+            "reasoning is not an option of chats",
+        ),
+        (
+            "responses",
+            BOTH | {"async_calls": {"max_pending": 99}},
+            "async_calls.max_pending",
+            "must be at most 32; got 99",
+        ),
     ],
 )
 def test_a_wrong_option_is_refused(server: Running, path: str, hints: dict[str, Any], field: str, problem: str) -> None:

@@ -77,7 +77,7 @@ def test_responses_add_their_turns_and_find_their_context(talking: Running, scri
     items: Any = talking.client.conversations.items
     turns = texts(items.list(made.id, order="asc"))
     assert turns == [QUESTION, "In red?", "It costs 23.", "And two?", "46."]
-    with pytest.raises(openai.BadRequestError, match="turn of a conversation"):
+    with pytest.raises(openai.BadRequestError, match="this response belongs to a conversation: send"):
         answer(talking, "Well?", previous_response_id=first.id)
     referred = [{"type": "item_reference", "id": items.list(made.id).data[-1].id}]
     says(scripted, "23." + END)

@@ -54,22 +54,22 @@ def said(block: Any) -> dict[str, Any]:
         (said({"text": "Hi"}), "type"),
         (said({"type": "text", "text": 1}), "text"),
         (said({"type": "text", "text": "Hi", "cache_control": {"type": "eternal"}}), "cache_control"),
-        (said({"type": "tool_use", "id": "1", "name": "price", "input": {}}), "role user has no tool_use"),
+        (said({"type": "tool_use", "id": "1", "name": "price", "input": {}}), "role user must not have tool_use"),
         (
             said({"type": "tool_result", "tool_use_id": "1", "content": [{"type": 1}]}),
             "a block is an object with a type",
         ),
         (said({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text"}]}), "text"),
-        (said({"type": "server_tool_use"}), "role user has no server_tool_use"),
+        (said({"type": "server_tool_use"}), "role user must not have server_tool_use"),
         (said({"type": "tool_result", "content": "23"}), "tool_use_id"),
         ({"tools": [{"type": "bash_20250124"}]}, "name"),
-        ({"tools": [{"type": "web_search_20250305"}], "tool_choice": {"type": "any"}}, "not there"),
+        ({"tools": [{"type": "web_search_20250305"}], "tool_choice": {"type": "any"}}, "does not declare"),
         ({"tools": [{"name": "price"}]}, "input_schema"),
         ({"tools": [PRICE | {"input_schema": {"type": "array"}}], "tool_choice": {"type": "any"}}, "price"),
         ({"tools": [PRICE], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [PRICE], "tool_choice": {"type": "tool"}}, "tool_choice"),
-        ({"tools": [PRICE], "tool_choice": {"type": "tool", "name": "buy"}}, "not there"),
-        ({"tool_choice": {"type": "any"}}, "not there"),
+        ({"tools": [PRICE], "tool_choice": {"type": "tool", "name": "buy"}}, "does not declare"),
+        ({"tool_choice": {"type": "any"}}, "does not declare"),
         ({"thinking": {"type": "enabled", "budget_tokens": 10}}, "budget_tokens"),
         ({"thinking": {"type": "enabled"}}, "budget_tokens"),
         ({"stop_sequences": "x"}, "stop_sequences"),
@@ -82,7 +82,7 @@ def said(block: Any) -> dict[str, Any]:
         ({"system": "a" * 70_000}, "messages"),
         ({"messages": [{"role": "user", "content": "a" * 5000}]}, "tokens"),
         ({"jinfercept": {"relase": True}}, "release"),
-        ({"jinfercept": {"server_tools": True}}, "runs no tools"),
+        ({"jinfercept": {"server_tools": True}}, "the server has no tools"),
     ],
 )
 def test_what_is_wrong_is_named(served: Running, fields: dict[str, Any], words: str) -> None:
@@ -137,7 +137,7 @@ def test_routes_and_models_that_are_not_there(served: Running) -> None:
     assert failed(served.http.get(MESSAGES))[0] == 405
     answer = served.http.get("/v1/models/claude", headers={"anthropic-version": "2023-06-01"})
     assert failed(answer)[:2] == (404, "not_found_error")
-    with pytest.raises(library.NotFoundError, match="there is no model"):
+    with pytest.raises(library.NotFoundError, match="no model is named"):
         create(served, model="claude")
 
 

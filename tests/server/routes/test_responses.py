@@ -80,7 +80,7 @@ def test_the_tokens_of_a_prompt_are_counted_without_an_answer(served: Running, s
     assert count(input="And two?", previous_response_id=first.id).input_tokens == expected
     with pytest.raises(openai.NotFoundError, match="resp_none"):
         count(input="And two?", previous_response_id="resp_none")
-    with pytest.raises(openai.BadRequestError, match="usage of its last response"):
+    with pytest.raises(openai.BadRequestError, match="conversation cannot be counted: its last response has usage"):
         count(input="And two?", conversation="conv_1")
 
 

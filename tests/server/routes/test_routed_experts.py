@@ -72,10 +72,10 @@ def test_every_choice_of_a_chat_has_those_of_the_prompt_too(routed: Running) -> 
 @pytest.mark.parametrize(
     ("path", "more", "message"),
     [
-        ("chat/completions", {"stream": True}, "does not come in a stream"),
-        ("completions", {"stream": True}, "does not come in a stream"),
+        ("chat/completions", {"stream": True}, "return_routed_experts cannot be streamed"),
+        ("completions", {"stream": True}, "return_routed_experts cannot be streamed"),
         ("completions", {"return_routed_experts": "yes"}, "return_routed_experts: Input should be a valid boolean"),
-        ("responses", {}, "return_routed_experts is not for responses"),
+        ("responses", {}, "return_routed_experts is not supported in responses"),
     ],
 )
 def test_where_they_cannot_come_is_said(routed: Running, path: str, more: dict[str, Any], message: str) -> None:

@@ -82,5 +82,5 @@ def _checked(endpoint: str) -> str:
         url, is_url = urlsplit(""), False
     if not is_url:
         fix = "the URL of a collector that speaks OTLP over HTTP, such as http://127.0.0.1:4318"
-        raise ConfigError("otlp_traces_endpoint is no URL", got=endpoint, fix=fix)
+        raise ConfigError("otlp_traces_endpoint is not a URL", got=endpoint, fix=fix)
     return url._replace(path="/v1/traces").geturl() if url.path in ("", "/") else endpoint

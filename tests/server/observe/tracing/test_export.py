@@ -142,7 +142,7 @@ def test_traces_are_off_unless_a_flag_or_the_environment_asks(
     "url", ["", "localhost:4318", "grpc://localhost:4317", "http://", "http://x:99999", "http://["]
 )
 def test_a_flag_that_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="otlp_traces_endpoint is no URL"):
+    with pytest.raises(ConfigError, match="otlp_traces_endpoint is not a URL"):
         ServerOptions(otlp_traces_endpoint=url)
 
 
