@@ -183,8 +183,8 @@ class Sampler:
     def _kind(self, num_rows: int, packed: Int32[np.ndarray, "fields R"]) -> Kind:
         """The simplest kind of draw that computes all that the rows ask for, among those that are compiled if any is."""
         kind = draw_kind(packed)
-        kinds: tuple[Kind, ...] = KINDS[KINDS.index(kind) :]
-        return next((other for other in kinds if ("sample", num_rows, other) in self._run), kind)
+        ready: list[Kind] = [other for other in KINDS[KINDS.index(kind) :] if ("sample", num_rows, other) in self._run]
+        return ready[0] if ready else kind
 
     def _num_scored(self, bucket: int) -> int:
         return max(rows for rows in self._row_counts if rows <= bucket)

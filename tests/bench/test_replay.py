@@ -160,4 +160,4 @@ def test_mistakes_are_told_before_anything_is_loaded(
 
 def test_whole_prompts_are_refused_where_no_step_holds_them() -> None:
     with pytest.raises(ConfigError, match="chunked_prefill"):
-        tiny_setup(kv_tokens=160, chunked_prefill=False)
+        tiny_setup(kv_tokens=160, chunked_prefill=False, max_model_len=120, max_num_batched_tokens=64)

@@ -62,10 +62,9 @@ def test_no_first_request_waits_for_an_executable(
 
     def kinds_of_tokens(llm: LLM) -> list[object]:
         """Of one request alone, of as many as run at once, and of more than the pool holds."""
-        outputs = [llm.generate([prompt], params)[0] for prompt in (LONG, SHORT[0]) for params in KINDS]
+        outputs = [llm.generate([LONG], params)[0] for params in KINDS]
         outputs += llm.generate([SHORT[0]] * 9, replace(PARAMS, temperature=1.0, seed=1))
         outputs += llm.generate([{"prompt_token_ids": list(range(first, first + 90))} for first in range(9)], PARAMS)
-        outputs += llm.generate(SHORT + PROMPTS, KINDS[: len(SHORT + PROMPTS)])
         return [output.outputs[0].token_ids for output in outputs]
 
     with LLM(GOLDEN / "llama_gqa", lazy=False, profile=PROFILES["paper-gptj-6b-a100"], **flags) as llm:
