@@ -104,7 +104,10 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay() -> None:
         odd += tuple(
             np.ones(8, kind) for kind in (np.int32, jnp.float8_e4m3fn, jnp.int4)
         )  # quantised, their scales are missing
-        cases += [(good._replace(head={**good.head, "kernel": leaf}), r"head\.kernel (is no|has an unsupported)") for leaf in odd]
+        cases += [
+            (good._replace(head={**good.head, "kernel": leaf}), r"head\.kernel (is no|has an unsupported)")
+            for leaf in odd
+        ]
         for wrong, words in cases:
             with pytest.raises(ModelError, match=words):
                 llm.update_weights(wrong)
