@@ -137,8 +137,8 @@ def read_config(directory: Path) -> ModelConfig:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(
             f"{_CONFIG} is damaged or of a newer version",
-            got=f"{directory}: {error!r}"[:500],
-            fix="convert the model again, or upgrade jinfercept",
+            got=f"{directory}: {error}"[:500],
+            fix="convert the model again",
         ) from error
 
 

@@ -22,10 +22,9 @@ class MissingWork(Order):
     computing what is at neither place, at its positions, and of fetching what is on the host.
 
     So of two requests with equal work the first goes first, and no request is overtaken by one that comes later than `LONGER`
-    times its missing work. For long contexts that is no bound that a client would wait for: computing 105,000 tokens of an 8B
-    model takes 7 s of an H100, which makes 13 minutes, and 236,000 tokens of a 32B model take 2.5 hours. The time counts from a
-    request's arrival, or from that of an aborted request with the same prompt. What is evicted while a request waits is missing
-    work, too.
+    times its missing work: 13 minutes for 105,000 tokens of an 8B model on an H100, 2.5 hours for 236,000 of a 32B model. The
+    time counts from a request's arrival, or from that of an aborted request with the same prompt. What is evicted while a
+    request waits is missing work, too.
 
     Args:
         inputs: prices, and the tokens of a full step.

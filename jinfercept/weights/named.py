@@ -86,7 +86,7 @@ def _flat(weights: WeightTree) -> dict[str, Any]:
         weights = weights._replace(layers=tuple(map(_apart, weights.layers)))._asdict()
     if not isinstance(weights, Mapping):
         got, fix = type(weights).__name__, "give Params, an nnx.State, an nnx.Module, or a dict of arrays by name"
-        raise ModelError("weights are Params, or arrays by name", got=got, fix=fix)
+        raise ModelError("params must be Params, or arrays by name", got=got, fix=fix)
     flat = dict[str, Any]()
     for name, leaf in _leaves(weights, ()):
         if name in flat:

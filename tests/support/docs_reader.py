@@ -98,6 +98,7 @@ class Reader:
             self._port = free.getsockname()[1]
         self._voice = None if scripted is None else Voice(scripted)
         self._names: dict[str, Any] = {}
+        self._policy = llm.policy_name
         self._server = ExitStack()
         self.served: Running | None = None
 
@@ -106,6 +107,8 @@ class Reader:
 
     def __exit__(self, *error: object) -> None:
         self._server.close()
+        if self._llm.policy_name != self._policy:  # a program chose another one
+            self._llm.restart(policy=self._policy)
 
     def read(self, block: Block) -> None:
         """Do what it says. Raises whatever goes wrong, `AssertionError` if something else is printed."""

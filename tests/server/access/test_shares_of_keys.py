@@ -41,7 +41,7 @@ def test_a_key_has_so_many_responses_in_the_background(shared: Running, polite: 
     scripted.follow()
     endless = {"max_output_tokens": 1900, "extra_body": {"ignore_eos": True}}
     names = [answer(shared, background=True, **endless).id for _ in range(2)]
-    with pytest.raises(openai.RateLimitError, match="2 responses of this key") as refused:
+    with pytest.raises(openai.RateLimitError, match="have 2 responses in the background") as refused:
         answer(shared, background=True)
     assert refused.value.response.headers["Retry-After"] == "1"
     polite.responses.create(model=MODEL, input=QUESTION, background=True, max_output_tokens=1)
