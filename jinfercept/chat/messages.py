@@ -12,7 +12,6 @@ from typing import Any
 
 from jinfercept.calls import Call
 from jinfercept.errors import RequestError, nearest, shown
-from jinfercept.values.known import KnownObject, derived
 
 Message = Mapping[str, Any]
 """OpenAI-style: `role`, `content`, and `tool_calls` or `tool_call_id`.
@@ -48,10 +47,6 @@ def checked_message(message: object) -> dict[str, Any]:
     Raises:
         RequestError: it is no message.
     """
-    return derived(message, "checked", _checked_message)
-
-
-def _checked_message(message: object) -> dict[str, Any]:
     if not isinstance(message, dict | Mapping) or not isinstance(message.get("role"), str):
         raise RequestError("a message has a role", got=shown(message), fix='{"role": "user", "content": "…"}')
     role, content = message["role"], message.get("content")
@@ -75,7 +70,7 @@ def _checked_message(message: object) -> dict[str, Any]:
             fix = "leave them out, or give calls"
             raise RequestError("tool_calls of a message must be a list", got=shown(calls), fix=fix)
         checked["tool_calls"] = [_checked_call(call) for call in calls]
-    return KnownObject(checked) if type(message) is KnownObject else checked
+    return checked
 
 
 def results_behind_calls[M](messages: Iterable[M], read: Callable[[M], Message] = checked_message) -> list[M]:
@@ -147,12 +142,12 @@ def _id(fields: Mapping[str, Any], name: str) -> str:
 
 def with_arguments(messages: list[dict[str, Any]], form: ArgumentForm) -> list[dict[str, Any]]:
     """The messages with the arguments of their calls in a form."""
-
-    def in_form(message: dict[str, Any]) -> dict[str, Any]:
-        written = {**message, "tool_calls": [_call_in_form(call, form) for call in message["tool_calls"]]}
-        return KnownObject(written) if type(message) is KnownObject else written
-
-    return [derived(message, form, in_form) if message.get("tool_calls") else message for message in messages]
+    return [
+        {**message, "tool_calls": [_call_in_form(call, form) for call in calls]}
+        if (calls := message.get("tool_calls"))
+        else message
+        for message in messages
+    ]
 
 
 def _checked_call(call: object) -> dict[str, Any]:
@@ -218,7 +213,7 @@ def digests(first: Any, messages: Sequence[Message]) -> list[bytes]:
     digest = first if isinstance(first, bytes) else hashlib.sha256(_encoded(first)).digest()
     until = list[bytes]()
     for message in messages:
-        until.append(digest := hashlib.sha256(digest + derived(message, "digest", _digest)).digest())
+        until.append(digest := hashlib.sha256(digest + _digest(message)).digest())
     return until
 
 

@@ -92,7 +92,7 @@ class RequestLifecycle:
         self.num_finished = self.weights_version = 0
         self.first_tokens = deque[tuple[str, float | None]](maxlen=MOST_FIRST_TOKENS)
         self._reserved = Reservations(adapters)
-        self._aborted = ExpiringEntries[FirstWait](Quota(_MOST_ABORTED), _ABORTED_S, clock.now)
+        self._aborted: ExpiringEntries[FirstWait] | None = None
         self._sessions: dict[str, Session] = {}
         self.constraints = Constraints()
 
@@ -153,6 +153,8 @@ class RequestLifecycle:
             place, tenant = session.sequence.place, session.request.tenant
             since_s = session.sequence.arrival_s if place.repeats is None else place.repeats.since_s
             if session.request.leader is None:
+                if self._aborted is None:
+                    self._aborted = ExpiringEntries(Quota(_MOST_ABORTED), _ABORTED_S, self._clock.now)
                 self._aborted.put(tenant, _prompt_name(session), FirstWait(place.order, since_s), 1)
             self._finish(session, "abort", None, events)
 

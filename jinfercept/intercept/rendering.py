@@ -43,7 +43,7 @@ def render(
         At most `room` tokens and as many as the tool allows; a cut one has a note and its closing text, if there is room.
     """
     limit = min(room, tool.max_result_tokens if tool else room)
-    if encode is not None:
+    if encode is not None and result.token_ids is not None:
         result = with_known_ids(result, vocab_size)
     if result.token_ids is not None:
         return _token_ids(result, result.token_ids, limit, vocab_size)

@@ -194,7 +194,13 @@ class ModelRunner:
         if self._second is not None:
             offload, fetch, drop = plan.window or WindowCopies()
             transfers += self._second.begin(fetch, drop, offload, first_transfer=len(transfers))
-        buckets = self._buckets_of(plan)
+        decodes = not [chunk for chunk in plan.chunks if len(chunk.tokens) != 1]
+        buckets = {
+            plan.bucket: decodes and (plan.bucket, True) in self._buckets
+        }  # whether as a step of decode rows only
+        if missing := self.executables.missing:  # larger ones can compute it, too
+            fits = [step for step in sorted(self._step_keys) if step[0] >= plan.bucket and step[1] <= decodes]
+            buckets = dict([step for step in fits if missing.isdisjoint(self._step_keys[step])]) or buckets
         samples = self._sampler.pack(plan.chunks, tuple(buckets))
         groups = [*batched(transfers, MOST_TRANSFERS)] or [()]  # of more transfers than an upload holds
         commons = [self.kv.common_shape.pack(samples.packed, group) for group in groups]
@@ -403,18 +409,6 @@ class ModelRunner:
             for kv in self._pools:
                 kv.scatter(part)
         return self._sampler.head(x, plan.chunks, samples, common, self.params.head), tuple(experts)
-
-    def _buckets_of(self, plan: StepPlan) -> dict[int, bool]:
-        """The buckets that can compute a plan now, ascending, and whether as one of decode rows only: its own, and as long as
-        not all executables are compiled, larger ones; its own if none can."""
-        if not plan.chunks:
-            return {}
-        decodes, lacks = all(len(chunk.tokens) == 1 for chunk in plan.chunks), self.executables.lacks
-        own = {plan.bucket: decodes and (plan.bucket, True) in self._buckets}
-        if self.executables.is_complete:
-            return own
-        larger = {step for step in self._buckets if step[0] >= plan.bucket and decodes >= step[1]}
-        return dict(sorted(step for step in larger if not any(map(lacks, self._step_keys[step])))) or own
 
     def _kept(self) -> list[Any]:
         if self.layer_states is not None:

@@ -8,7 +8,7 @@ host wait for the predicate.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, final
@@ -47,13 +47,15 @@ class Samples(NamedTuple):
         packed: their parameters, see `pack_samples`, in as many columns as the executables have rows.
         reported: by row, the parameters that say what is reported of the draw; None: nothing is.
         forced: by row, masks that leave one token.
-        bucket: of the step; 0 if it computes nothing.
+        bucket: of the step.
+        kind: of the draws, at least the simplest that computes all that the rows ask for.
     """
 
     packed: Int32[np.ndarray, "fields R"]
     reported: tuple[SamplingParams | None, ...]
     forced: Masks
     bucket: int
+    kind: Kind
 
 
 class Hidden(NamedTuple):
@@ -145,12 +147,7 @@ class Sampler:
         """
         samples = sampled_rows(chunks)
         counts = self._row_counts[bisect_left(self._row_counts, len(samples)) :] if samples else (0,)
-        packed, bucket = pack_samples(samples, counts[0], self._num_slots), buckets[0] if buckets else 0
-        if not self._run.is_complete:
-            fits = [(size, count) for size in buckets for count in counts if count <= size]
-            ready = (fit for fit in fits if not any(map(self._run.lacks, self._keys(*fit, chunks, packed))))
-            bucket, num_rows = next(ready, (bucket, counts[0]))
-            packed = pack_samples(samples, num_rows, self._num_slots)
+        packed = pack_samples(samples, counts[0], self._num_slots)
         reported: list[SamplingParams | None] = []
         forced: dict[int, np.ndarray] = {}
         for row, (_, slot, entry) in enumerate(samples):
@@ -162,29 +159,43 @@ class Sampler:
                 self._slots = self._run["enter"](self._slots, *place((np.array(slot, np.int32), vector), self._home))
             params = None if entry.options is None else entry.options.params
             reported.append(params if params is not None and params.reports_draws else None)
-        return Samples(packed, tuple(reported), forced, bucket)
+        bucket, kind = buckets[0], draw_kind(packed)
+        if self._run.missing:
+            bucket, num_rows, kind = self._ready(buckets, counts, chunks, packed, reports=any(reported))
+            packed = pack_samples(samples, num_rows, self._num_slots)
+        return Samples(packed, tuple(reported), forced, bucket, kind)
 
-    def _keys(
-        self, bucket: int, num_rows: int, chunks: tuple[Chunk, ...], packed: Int32[np.ndarray, "fields R"]
-    ) -> Iterator[Hashable]:
-        """The executables that a step of this bucket and so many sampled rows may call."""
-        if num_rows:
-            yield from (("head", bucket, num_rows), ("shape", num_rows))  # masks are made while the step computes
-            yield "sample", num_rows, self._kind(num_rows, packed)
-            if any_remembered(packed):
-                yield "remember", num_rows
-            samples = [chunk.sample for chunk in chunks if chunk.sample is not None]
-            if any(sample.options is not None and sample.options.params.reports_draws for sample in samples):
-                yield "logprobs", num_rows
-        if any(chunk.score is not None for chunk in chunks):
-            num_scored = self._num_scored(bucket)
-            yield from (("head", bucket, num_scored), ("logprobs", num_scored))
-
-    def _kind(self, num_rows: int, packed: Int32[np.ndarray, "fields R"]) -> Kind:
-        """The simplest kind of draw that computes all that the rows ask for, among those that are compiled if any is."""
-        kind = draw_kind(packed)
-        ready: list[Kind] = [other for other in KINDS[KINDS.index(kind) :] if ("sample", num_rows, other) in self._run]
-        return ready[0] if ready else kind
+    def _ready(
+        self,
+        buckets: Sequence[int],
+        counts: Sequence[int],
+        chunks: tuple[Chunk, ...],
+        packed: Int32[np.ndarray, "fields R"],
+        *,
+        reports: bool,
+    ) -> tuple[int, int, Kind]:
+        """The first bucket and number of rows with all executables compiled that the step may call, and the simplest kind of
+        draw that is; the first of all if it has to wait."""
+        scores, first = [chunk for chunk in chunks if chunk.score is not None], None
+        kinds, remembers = KINDS[KINDS.index(draw_kind(packed)) :], any_remembered(packed)
+        for bucket in buckets:
+            for count in counts:
+                if count > bucket:
+                    break
+                needed, kind = set[Hashable](), kinds[0]
+                if count:
+                    kind = ([kind for kind in kinds if ("sample", count, kind) in self._run.ready] or kinds)[0]
+                    needed |= {("head", bucket, count), ("sample", count, kind)}
+                    needed.add(("shape", count))  # masks are made while the step computes
+                    needed |= {("remember", count)} if remembers else set()
+                    needed |= {("logprobs", count)} if reports else set()
+                if scores:
+                    num_scored = self._num_scored(bucket)
+                    needed |= {("head", bucket, num_scored), ("logprobs", num_scored)}
+                if self._run.missing.isdisjoint(needed):
+                    return bucket, count, kind
+                first = first or (bucket, count, kind)
+        return first or (buckets[0], counts[0], kinds[0])
 
     def _num_scored(self, bucket: int) -> int:
         return max(rows for rows in self._row_counts if rows <= bucket)
@@ -240,14 +251,14 @@ class Sampler:
         Compiled for an H100, 64 rows take 3 kernels (greedy), 4 (drawn) or 79 (filtered, see `filters`), and 12 for `shape`,
         3 for `remember`, 15 for `logprobs`.
         """
-        packed, reported, forced, _ = samples
+        packed, reported, forced, _, kind = samples
         masks = {**masks, **forced} if forced else masks
         num_rows, shaped = len(logits), logits
         remembered = any_remembered(packed)
         if masks or remembered:
             mask = self._masked(num_rows, masks) if masks else self._no_masks[num_rows]
             shaped = self._run["shape", num_rows](logits, mask, self._slots, common)
-        draw = self._run["sample", num_rows, self._kind(num_rows, packed)]
+        draw = self._run["sample", num_rows, kind]
         tokens, self._last_tokens, *bounds = draw(shaped, self._last_tokens, common)
         tokens.copy_to_host_async()
         if remembered:
