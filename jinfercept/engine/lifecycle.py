@@ -122,9 +122,9 @@ class RequestLifecycle:
             return None
         sequence = session.sequence
         self._sessions[request.id] = session
-        if self._aborted and request.leader is None and (wait := self._aborted.use(_prompt_name(session))) is not None:
-            self._aborted.remove(_prompt_name(session))
-            sequence.place.repeats = wait
+        if self._aborted is not None and request.leader is None:
+            sequence.place.repeats = self._aborted.use(name := _prompt_name(session))
+            self._aborted.remove(name)
         self._retained.drop(request.id, self._clock.now())  # one of the same name
         if not self._retained.extend(request, sequence, self._clock.now()):
             self._scheduler.add(sequence)
