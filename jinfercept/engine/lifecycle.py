@@ -26,7 +26,7 @@ from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
 from jinfercept.hooks import Text
 from jinfercept.intercept.dispatcher import lasted_s
 from jinfercept.intercept.rendering import render_each
-from jinfercept.outputs import FinishReason, Interception
+from jinfercept.outputs import CompletionOutput, FinishReason, Interception
 from jinfercept.request import Request
 from jinfercept.sched.plan import Masks, StepResult, TokenLogprobs
 from jinfercept.sched.plan_builder import PlannedStep
@@ -116,10 +116,7 @@ class RequestLifecycle:
             self._reserved.release(request.id)
             if is_users_interrupt(error):
                 raise
-            self._note_end(request.id, None)
-            lost = lost_output(request, describe_failure(error), self._clock.now())
-            events.append(Finished(request.id, lost, ""))
-            return None
+            return self._lose(request, error, events)
         sequence = session.sequence
         self._sessions[request.id] = session
         if self._aborted is not None and request.leader is None:
@@ -132,15 +129,23 @@ class RequestLifecycle:
             session.open_readers(self._open_text)
             self.constraints.begin_turn(session)
             if request.continues is not None:
-                calls, unread = read_again(session, request.continues, self.constraints)
-                if unread:
-                    self._async.begin_again(session, unread, {call.id for call in calls}, self._clock.now(), events)
-                elif calls:
-                    self._intercept(session, calls, self._clock.now(), events)
+                self._read_again(session, request.continues, events)
         except BaseException as error:
             self._fail_by_own_code(session, error, events)
             return None
         return sequence
+
+    def _lose(self, request: Request, error: BaseException, events: list[Event]) -> None:
+        self._note_end(request.id, None)
+        lost = lost_output(request, describe_failure(error), self._clock.now())
+        events.append(Finished(request.id, lost, ""))
+
+    def _read_again(self, session: Session, continues: CompletionOutput, events: list[Event]) -> None:
+        calls, unread = read_again(session, continues, self.constraints)
+        if unread:
+            self._async.begin_again(session, unread, {call.id for call in calls}, self._clock.now(), events)
+        elif calls:
+            self._intercept(session, calls, self._clock.now(), events)
 
     def abort(self, request_id: str, events: list[Event]) -> None:
         """End a request in whatever state it is; an id that is not open is ignored.

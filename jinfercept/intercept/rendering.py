@@ -54,6 +54,12 @@ def render(
         tokens = encode(before + result.text + after)
         if len(tokens) <= limit:
             return tokens, result
+    return _cut(result, before, after, limit, encode)
+
+
+def _cut(
+    result: Result, before: str, after: str, limit: int, encode: Callable[[str], list[int]]
+) -> tuple[list[int], Result]:
     head, note, tail = encode(before), encode(f" ... (cut: longer than {limit} tokens)"), encode(after)
     room_within = max(0, limit - len(head) - len(tail))
     body = encode(result.text[: CHARS_PER_TOKEN * limit])[: max(0, room_within - len(note))]

@@ -8,9 +8,9 @@ host wait for the predicate.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Any, NamedTuple, final
 
 import jax
@@ -39,6 +39,11 @@ from jinfercept.runner.step_upload import CommonShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Chunk, Masks, TokenLogprobs
 
+Step = tuple[int, bool]
+"""The bucket of a step, and whether its executables are those for decode rows only."""
+Steps = Sequence[tuple[Step, Set[Hashable]]]
+"""Steps, with the keys of their executables before the head."""
+
 
 class Samples(NamedTuple):
     """A plan's sampled rows.
@@ -47,14 +52,14 @@ class Samples(NamedTuple):
         packed: their parameters, see `pack_samples`, in as many columns as the executables have rows.
         reported: by row, the parameters that say what is reported of the draw; None: nothing is.
         forced: by row, masks that leave one token.
-        bucket: of the step.
+        step: that computes the plan.
         kind: of the draws, at least the simplest that computes all that the rows ask for.
     """
 
     packed: Int32[np.ndarray, "fields R"]
     reported: tuple[SamplingParams | None, ...]
     forced: Masks
-    bucket: int
+    step: Step
     kind: Kind
 
 
@@ -139,11 +144,11 @@ class Sampler:
         for array in (*self._slots, self._last_tokens):
             array.delete()
 
-    def pack(self, chunks: tuple[Chunk, ...], buckets: Sequence[int]) -> Samples:
+    def pack(self, chunks: tuple[Chunk, ...], steps: Steps) -> Samples:
         """A plan's sampled rows for the step's upload. Dispatches the history of new slots, in uploads of their own.
 
         Args:
-            buckets: that can compute the plan, ascending. The step's is the first with all that samples its rows compiled.
+            steps: that can compute the plan, ascending. The first with all executables compiled does.
         """
         samples = sampled_rows(chunks)
         counts = self._row_counts[bisect_left(self._row_counts, len(samples)) :] if samples else (0,)
@@ -159,43 +164,30 @@ class Sampler:
                 self._slots = self._run["enter"](self._slots, *place((np.array(slot, np.int32), vector), self._home))
             params = None if entry.options is None else entry.options.params
             reported.append(params if params is not None and params.reports_draws else None)
-        bucket, kind = buckets[0], draw_kind(packed)
+        step, kind = steps[0][0], draw_kind(packed)
         if self._run.missing:
-            bucket, num_rows, kind = self._ready(buckets, counts, chunks, packed, reports=any(reported))
+            optional = ("remember", any_remembered(packed)), ("logprobs", any(reported))
+            names = ["shape", *[name for name, called in optional if called]]  # masks are made while the step computes
+            scores = bool([chunk for chunk in chunks if chunk.score is not None])
+            step, num_rows, kind = self._ready(steps, counts, names, kind, scores=scores)
             packed = pack_samples(samples, num_rows, self._num_slots)
-        return Samples(packed, tuple(reported), forced, bucket, kind)
+        return Samples(packed, tuple(reported), forced, step, kind)
 
     def _ready(
-        self,
-        buckets: Sequence[int],
-        counts: Sequence[int],
-        chunks: tuple[Chunk, ...],
-        packed: Int32[np.ndarray, "fields R"],
-        *,
-        reports: bool,
-    ) -> tuple[int, int, Kind]:
-        """The first bucket and number of rows with all executables compiled that the step may call, and the simplest kind of
-        draw that is; the first of all if it has to wait."""
-        scores, first = [chunk for chunk in chunks if chunk.score is not None], None
-        kinds, remembers = KINDS[KINDS.index(draw_kind(packed)) :], any_remembered(packed)
-        for bucket in buckets:
-            for count in counts:
-                if count > bucket:
-                    break
-                needed, kind = set[Hashable](), kinds[0]
-                if count:
-                    kind = ([kind for kind in kinds if ("sample", count, kind) in self._run.ready] or kinds)[0]
-                    needed |= {("head", bucket, count), ("sample", count, kind)}
-                    needed.add(("shape", count))  # masks are made while the step computes
-                    needed |= {("remember", count)} if remembers else set()
-                    needed |= {("logprobs", count)} if reports else set()
-                if scores:
-                    num_scored = self._num_scored(bucket)
-                    needed |= {("head", bucket, num_scored), ("logprobs", num_scored)}
-                if self._run.missing.isdisjoint(needed):
-                    return bucket, count, kind
-                first = first or (bucket, count, kind)
-        return first or (buckets[0], counts[0], kinds[0])
+        self, steps: Steps, counts: Sequence[int], names: Sequence[str], least: Kind, *, scores: bool
+    ) -> tuple[Step, int, Kind]:
+        """The first step, number of rows and kind of draw whose executables are all compiled; the first of all if it waits."""
+        kinds, run = KINDS[KINDS.index(least) :], self._run
+        for (step, keys), count, kind in product(steps, counts, kinds):
+            needed, draw = {*keys}, ("sample", count, kind)
+            if count:
+                needed |= {draw, ("head", step[0], count), *[(name, count) for name in names]}
+            if scores:
+                num_scored = self._num_scored(step[0])
+                needed |= {("head", step[0], num_scored), ("logprobs", num_scored)}
+            if count <= step[0] and (not count or draw in run.ready) and run.missing.isdisjoint(needed):
+                return step, count, kind
+        return steps[0][0], counts[0], least
 
     def _num_scored(self, bucket: int) -> int:
         return max(rows for rows in self._row_counts if rows <= bucket)
