@@ -16,7 +16,7 @@ def executable(factor: int = 1) -> jax.stages.Compiled:
     run = Executables()
     run.add("product", lambda x: by_bits(factor, x), jnp.ones(4))
     run.compile()
-    return run._compiled["product"]
+    return run.ready["product"]
 
 
 def test_the_same_function_of_the_same_shapes_is_compiled_once() -> None:

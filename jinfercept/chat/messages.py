@@ -12,7 +12,6 @@ from typing import Any
 
 from jinfercept.calls import Call
 from jinfercept.errors import RequestError, nearest, shown
-from jinfercept.values.known import KnownObject, derived
 
 Message = Mapping[str, Any]
 """OpenAI-style: `role`, `content`, and `tool_calls` or `tool_call_id`.
@@ -48,10 +47,6 @@ def checked_message(message: object) -> dict[str, Any]:
     Raises:
         RequestError: it is no message.
     """
-    return derived(message, "checked", _checked_message)
-
-
-def _checked_message(message: object) -> dict[str, Any]:
     if not isinstance(message, dict | Mapping) or not isinstance(message.get("role"), str):
         raise RequestError("a message has a role", got=shown(message), fix='{"role": "user", "content": "…"}')
     role, content = message["role"], message.get("content")
@@ -61,8 +56,7 @@ def _checked_message(message: object) -> dict[str, Any]:
     if content is None and role not in ("assistant", "tool"):
         raise RequestError(f"a message of the role {role} has content", got=shown(message), fix="give a text")
     if not isinstance(content, str) and isinstance(content, Sequence):
-        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        content = "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else parts
+        content = _joined(content)
     if not isinstance(content, str | None):
         raise RequestError("a message's content is text", got=shown(message), fix="give a string, or text parts")
     checked = {**message, "content": content or ""}
@@ -71,11 +65,13 @@ def _checked_message(message: object) -> dict[str, Any]:
         checked |= {"reasoning_content": thought, "reasoning": thought}  # templates read the one, some the other
     calls = checked.pop("tool_calls", None) or ()
     if calls:
-        if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
-            fix = "leave them out, or give calls"
-            raise RequestError("tool_calls of a message must be a list", got=shown(calls), fix=fix)
-        checked["tool_calls"] = [_checked_call(call) for call in calls]
-    return KnownObject(checked) if type(message) is KnownObject else checked
+        checked["tool_calls"] = _checked_calls(calls)
+    return checked
+
+
+def _joined(parts: Sequence[Any]) -> object:
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else texts
 
 
 def results_behind_calls[M](messages: Iterable[M], read: Callable[[M], Message] = checked_message) -> list[M]:
@@ -89,13 +85,16 @@ def results_behind_calls[M](messages: Iterable[M], read: Callable[[M], Message] 
     Raises:
         RequestError: one of these is no message.
     """
-    return [each for message, results in _with_results(messages, read) for each in (message, *chain(*results))]
+    rows = [(message, read(message)) for message in messages]
+    if not [fields for _, fields in rows if fields["role"] == "tool"]:
+        return [message for message, _ in rows]
+    return [each for message, results in _with_results(rows) for each in (message, *chain(*results))]
 
 
 def one_call_a_turn(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with every call in an assistant's message of its own, before its result."""
     split: list[dict[str, Any]] = []
-    for message, results in _with_results(messages, lambda message: message):
+    for message, results in _with_results((message, message) for message in messages):
         if len(results) < 2:
             split += (message, *chain(*results))
             continue
@@ -104,8 +103,8 @@ def one_call_a_turn(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return split
 
 
-def _with_results[M](messages: Iterable[M], read: Callable[[M], Message]) -> list[tuple[M, list[list[M]]]]:
-    """The messages, each with the results of its calls. A result without a call is a message of its own.
+def _with_results[M](messages: Iterable[tuple[M, Message]]) -> list[tuple[M, list[list[M]]]]:
+    """The messages, given with their fields; each with the results of its calls. A result without a call is one of its own.
 
     Clients number calls anew in each turn, and leave ids out: a result belongs to the last turn that has a call of its id, or
     without an id a call of its name or any call, and there to the first one that has no result. A further result of a call
@@ -117,8 +116,7 @@ def _with_results[M](messages: Iterable[M], read: Callable[[M], Message]) -> lis
         Any, tuple[int, deque[list[M]]]
     ] = {}  # number of the turn and results, by id, by (name,), and "" for any
     turn, before = 0, ""
-    for message in messages:
-        fields = read(message)
+    for message, fields in messages:
         role = fields["role"]
         turn += role == "assistant" != before
         before = role
@@ -147,18 +145,23 @@ def _id(fields: Mapping[str, Any], name: str) -> str:
 
 def with_arguments(messages: list[dict[str, Any]], form: ArgumentForm) -> list[dict[str, Any]]:
     """The messages with the arguments of their calls in a form."""
+    return [
+        {**message, "tool_calls": [_call_in_form(call, form) for call in calls]}
+        if (calls := message.get("tool_calls"))
+        else message
+        for message in messages
+    ]
 
-    def in_form(message: dict[str, Any]) -> dict[str, Any]:
-        written = {**message, "tool_calls": [_call_in_form(call, form) for call in message["tool_calls"]]}
-        return KnownObject(written) if type(message) is KnownObject else written
 
-    return [derived(message, form, in_form) if message.get("tool_calls") else message for message in messages]
-
-
-def _checked_call(call: object) -> dict[str, Any]:
-    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
-        raise RequestError("an entry of tool_calls is not a tool call", got=shown(call), fix="give them as OpenAI does")
-    return dict(call)
+def _checked_calls(calls: Any) -> list[dict[str, Any]]:
+    if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
+        fix = "leave them out, or give calls"
+        raise RequestError("tool_calls of a message must be a list", got=shown(calls), fix=fix)
+    for call in calls:
+        if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+            fix = "give them as OpenAI does"
+            raise RequestError("an entry of tool_calls is not a tool call", got=shown(call), fix=fix)
+    return [dict(call) for call in calls]
 
 
 def _call_in_form(call: Mapping[str, Any], form: ArgumentForm) -> dict[str, Any]:
@@ -218,7 +221,7 @@ def digests(first: Any, messages: Sequence[Message]) -> list[bytes]:
     digest = first if isinstance(first, bytes) else hashlib.sha256(_encoded(first)).digest()
     until = list[bytes]()
     for message in messages:
-        until.append(digest := hashlib.sha256(digest + derived(message, "digest", _digest)).digest())
+        until.append(digest := hashlib.sha256(digest + _digest(message)).digest())
     return until
 
 

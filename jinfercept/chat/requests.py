@@ -1,6 +1,5 @@
 """Makes requests of the arguments of `LLM.generate`, all of them checked before any request starts."""
 
-import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,6 @@ from jinfercept.intercept.detector import StopStringDetector
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
-from jinfercept.values.known import KnownObject, derived
 from jinfercept.values.plain import plain
 
 
@@ -86,22 +84,9 @@ def check_chars(content: Any, most: int) -> None:
     Args:
         content: a text, or lists and dicts of texts and other values; any other value counts as one character.
     """
-    if _num_chars(content, most) > most:
-        raise PromptLengthError(
-            "the prompt is too long for the context of the model",
-            got=f"more than {most} characters",
-            fix="send less text, or start the server with a larger --max-prompt-chars",
-        )
-
-
-def _num_chars(content: Any, most: float = math.inf) -> int:
-    """As `check_chars` counts them; counting ends beyond `most`."""
     count, stack = 0, [content]
     while stack and count <= most:
         value = stack.pop()
-        if type(value) is KnownObject:
-            count += derived(value, "chars", lambda fields: _num_chars(dict(fields)))
-            continue
         count += len(value) or 1 if isinstance(value, str) else 1
         if type(value) is str:  # almost always
             continue
@@ -110,7 +95,12 @@ def _num_chars(content: Any, most: float = math.inf) -> int:
             stack += value.values()
         elif isinstance(value, list | tuple):
             stack += value
-    return count
+    if count > most:
+        raise PromptLengthError(
+            "the prompt is too long for the context of the model",
+            got=f"more than {most} characters",
+            fix="send less text, or start the server with a larger --max-prompt-chars",
+        )
 
 
 def _prompts(prompts: Any) -> list[Any]:

@@ -174,14 +174,11 @@ class _TurnMessage:
         """Reasoning, texts and calls in their order, each text in one piece."""
         pieces: list[Content | Reasoning | CallEnded] = []
         for kind, group in groupby(self._texts_and_calls, type):
-            own = [*group]
-            pieces += own if kind is CallEnded else [kind(self._text(kind, own))]
+            own: list[Any] = [*group]
+            pieces += own if kind is CallEnded else [kind("".join([piece.text for piece in own]))]
         if self._begun is not None:
             pieces.append(CallEnded(len(self.calls), self.all_calls[-1]))
         return tuple(pieces)
-
-    def _text(self, kind: type, pieces: Sequence[Any]) -> str:
-        return "".join([piece.text for piece in pieces if isinstance(piece, kind)])  # no frame for each piece
 
     @property
     def all_calls(self) -> list[Call]:
@@ -192,8 +189,9 @@ class _TurnMessage:
 
     def closed(self, calls: Sequence[Call]) -> Message:
         """The message with these calls; reasoning is `reasoning_content`, which chat templates read."""
-        message: dict[str, Any] = {"role": "assistant", "content": self._text(Content, self._texts_and_calls)}
-        if thought := self._text(Reasoning, self._texts_and_calls):
+        content = "".join([piece.text for piece in self._texts_and_calls if isinstance(piece, Content)])
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if thought := "".join([piece.text for piece in self._texts_and_calls if isinstance(piece, Reasoning)]):
             message["reasoning_content"] = thought
         if calls:
             message["tool_calls"] = [call_message(call) for call in calls]

@@ -18,7 +18,6 @@ from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.tenants.expiring import ExpiringEntries
 from jinfercept.tenants.quota import Quota
 from jinfercept.tokenizer.segments import SegmentTokens
-from jinfercept.values.known import derived
 
 MOST, MOST_BYTES, MAX_AGE_S = 4096, 2**28, 3600.0
 _CLOSINGS = tuple({form.closing for form in REASONING_FORMATS.values()})
@@ -157,20 +156,21 @@ class TurnTokens:
 
 def _thoughts(messages: Sequence[Message]) -> tuple[bytes, ...]:
     """Digests of the reasoning beside each turn of the assistant, b"" for none: what clients leave out counts as unchanged."""
-    return tuple(derived(message, "thought", _thought) for message in messages if message["role"] == "assistant")
-
-
-def _thought(message: Message) -> bytes:
-    apart = message.get("reasoning_content") or message.get("reasoning")
-    thought = apart.strip() if isinstance(apart, str) else ""
-    return hashlib.sha256(thought.encode(errors="surrogatepass")).digest()[:16] if thought else b""
+    thoughts = list[bytes]()
+    for message in messages:
+        if message["role"] == "assistant":
+            apart = message.get("reasoning_content") or message.get("reasoning")
+            thought = apart.strip() if isinstance(apart, str) else ""
+            digest = hashlib.sha256(thought.encode(errors="surrogatepass")).digest()[:16]
+            thoughts.append(digest if thought else b"")
+    return tuple(thoughts)
 
 
 def _has_reasoning(messages: Sequence[Message]) -> bool:
     """Whether there is reasoning in turns of the assistant, told from their content or not."""
-    return any(derived(message, "reasons", _reasons) for message in messages if message["role"] == "assistant")
-
-
-def _reasons(message: Message) -> bool:
-    content, apart = message.get("content"), message.get("reasoning_content") or message.get("reasoning")
-    return bool(apart and apart.strip()) or (isinstance(content, str) and any(tag in content for tag in _CLOSINGS))
+    for message in messages:
+        if message["role"] == "assistant":
+            content, apart = message.get("content"), message.get("reasoning_content") or message.get("reasoning")
+            if (apart and apart.strip()) or (isinstance(content, str) and any(tag in content for tag in _CLOSINGS)):
+                return True
+    return False

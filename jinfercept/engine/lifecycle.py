@@ -26,7 +26,7 @@ from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
 from jinfercept.hooks import Text
 from jinfercept.intercept.dispatcher import lasted_s
 from jinfercept.intercept.rendering import render_each
-from jinfercept.outputs import FinishReason, Interception
+from jinfercept.outputs import CompletionOutput, FinishReason, Interception
 from jinfercept.request import Request
 from jinfercept.sched.plan import Masks, StepResult, TokenLogprobs
 from jinfercept.sched.plan_builder import PlannedStep
@@ -92,7 +92,7 @@ class RequestLifecycle:
         self.num_finished = self.weights_version = 0
         self.first_tokens = deque[tuple[str, float | None]](maxlen=MOST_FIRST_TOKENS)
         self._reserved = Reservations(adapters)
-        self._aborted = ExpiringEntries[FirstWait](Quota(_MOST_ABORTED), _ABORTED_S, clock.now)
+        self._aborted: ExpiringEntries[FirstWait] | None = None
         self._sessions: dict[str, Session] = {}
         self.constraints = Constraints()
 
@@ -116,15 +116,12 @@ class RequestLifecycle:
             self._reserved.release(request.id)
             if is_users_interrupt(error):
                 raise
-            self._note_end(request.id, None)
-            lost = lost_output(request, describe_failure(error), self._clock.now())
-            events.append(Finished(request.id, lost, ""))
-            return None
+            return self._lose(request, error, events)
         sequence = session.sequence
         self._sessions[request.id] = session
-        if self._aborted and request.leader is None and (wait := self._aborted.use(_prompt_name(session))) is not None:
-            self._aborted.remove(_prompt_name(session))
-            sequence.place.repeats = wait
+        if self._aborted is not None and request.leader is None:
+            sequence.place.repeats = self._aborted.use(name := _prompt_name(session))
+            self._aborted.remove(name)
         self._retained.drop(request.id, self._clock.now())  # one of the same name
         if not self._retained.extend(request, sequence, self._clock.now()):
             self._scheduler.add(sequence)
@@ -132,15 +129,23 @@ class RequestLifecycle:
             session.open_readers(self._open_text)
             self.constraints.begin_turn(session)
             if request.continues is not None:
-                calls, unread = read_again(session, request.continues, self.constraints)
-                if unread:
-                    self._async.begin_again(session, unread, {call.id for call in calls}, self._clock.now(), events)
-                elif calls:
-                    self._intercept(session, calls, self._clock.now(), events)
+                self._read_again(session, request.continues, events)
         except BaseException as error:
             self._fail_by_own_code(session, error, events)
             return None
         return sequence
+
+    def _lose(self, request: Request, error: BaseException, events: list[Event]) -> None:
+        self._note_end(request.id, None)
+        lost = lost_output(request, describe_failure(error), self._clock.now())
+        events.append(Finished(request.id, lost, ""))
+
+    def _read_again(self, session: Session, continues: CompletionOutput, events: list[Event]) -> None:
+        calls, unread = read_again(session, continues, self.constraints)
+        if unread:
+            self._async.begin_again(session, unread, {call.id for call in calls}, self._clock.now(), events)
+        elif calls:
+            self._intercept(session, calls, self._clock.now(), events)
 
     def abort(self, request_id: str, events: list[Event]) -> None:
         """End a request in whatever state it is; an id that is not open is ignored.
@@ -153,6 +158,8 @@ class RequestLifecycle:
             place, tenant = session.sequence.place, session.request.tenant
             since_s = session.sequence.arrival_s if place.repeats is None else place.repeats.since_s
             if session.request.leader is None:
+                if self._aborted is None:
+                    self._aborted = ExpiringEntries(Quota(_MOST_ABORTED), _ABORTED_S, self._clock.now)
                 self._aborted.put(tenant, _prompt_name(session), FirstWait(place.order, since_s), 1)
             self._finish(session, "abort", None, events)
 

@@ -85,14 +85,16 @@ class Received:
     def check(self) -> None:
         """Raise `EngineError` if the engine lost requests. For the end of the iteration."""
         if self._failure is not None:
-            outputs = {name: output for name, output in self.outputs.items() if name not in self._lost}
-            failure, fix = (
-                describe_failure(self._failure),
-                "send the lost requests again; `restart()` begins with a new engine",
-            )
-            if isinstance(self._failure, EngineError):
-                failure, fix = self._failure.failure, self._failure.fix
-            raise EngineError(failure, complete(self._requests, outputs), fix=fix) from self._failure
+            raise self._error(self._failure)
+
+    def _error(self, cause: BaseException) -> EngineError:
+        outputs = {name: output for name, output in self.outputs.items() if name not in self._lost}
+        failure, fix = describe_failure(cause), "send the lost requests again; `restart()` begins with a new engine"
+        if isinstance(cause, EngineError):
+            failure, fix = cause.failure, cause.fix
+        error = EngineError(failure, complete(self._requests, outputs), fix=fix)
+        error.__cause__ = cause
+        return error
 
 
 @final

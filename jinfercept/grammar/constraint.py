@@ -7,7 +7,7 @@ from jaxtyping import UInt32
 from llguidance import LLMatcher
 
 from jinfercept.errors import GrammarError, RequestError
-from jinfercept.grammar.json_text import JsonText
+from jinfercept.grammar.json_text import JsonText, JsonTokens
 
 
 @final
@@ -17,11 +17,12 @@ class TokenGrammar:
     Args:
         matcher: its state at the beginning of a text.
         vocab_size: see `Grammars`.
-        json: an empty text, where the grammar's have JSON in them.
+        tokens: of the JSON in a text; None if it has none.
+        is_json: all of a text is JSON.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, json: JsonText | None) -> None:
-        self._matcher, self._vocab_size, self._json = matcher, vocab_size, json
+    def __init__(self, matcher: LLMatcher, vocab_size: int, tokens: JsonTokens | None, *, is_json: bool) -> None:
+        self._matcher, self._vocab_size, self._tokens, self._is_json = matcher, vocab_size, tokens, is_json
 
     def constrain(self, end_token_ids: frozenset[int]) -> "TokenConstraint":
         """The constraint of an empty text.
@@ -30,7 +31,7 @@ class TokenGrammar:
             end_token_ids: tokens that end it where the grammar lets it end; empty for a text that ends only where nothing
                 can follow.
         """
-        json = self._json.copy() if self._json is not None else None
+        json = JsonText(self._tokens, whole=self._is_json) if self._tokens is not None else None
         return TokenConstraint(self._matcher.deep_copy(), self._vocab_size, end_token_ids, json)
 
 
@@ -71,7 +72,7 @@ class TokenConstraint:
         words = next_tokens(self._matcher, self._vocab_size)
         self.ended = not words.any()
         accepting = self._matcher.is_accepting()
-        if self._json is not None:
+        if self._json is not None and self._json.has_limits:
             words = self._json.limited(words, may_end=accepting and bool(self._end.any()))
         self._allowed = words | self._end if accepting else words
         return self._allowed

@@ -13,7 +13,7 @@ from typing import Protocol, final
 from jinfercept.grammar.compiler import compile_matcher, make_vocabulary
 from jinfercept.grammar.constraint import TokenGrammar
 from jinfercept.grammar.forbidden_text import ForbiddenText
-from jinfercept.grammar.json_text import JsonText, JsonTokens
+from jinfercept.grammar.json_text import JsonTokens
 from jinfercept.grammar.limits import check_limits, num_compiled_bytes
 from jinfercept.tenants.quota import Quota
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -79,10 +79,10 @@ class Grammars:
         name = sha256(json.dumps([self._tenant, kind, text]).encode()).hexdigest()
         with self._lock:
             vocabulary, earlier = self._vocabulary(), self._compiled.get(name)
-        json_text = JsonText(self._tokens, whole=kind == "json") if kind in ("json", "lark") else None
-        compiled = earlier or TokenGrammar(
-            compile_matcher(vocabulary, self._vocab_size, kind, text), self._vocab_size, json_text
-        )
+        if (compiled := earlier) is None:
+            matcher = compile_matcher(vocabulary, self._vocab_size, kind, text)
+            tokens = self._tokens if kind in ("json", "lark") else None
+            compiled = TokenGrammar(matcher, self._vocab_size, tokens, is_json=kind == "json")
         with self._lock:
             self._keep(name, compiled, num_compiled_bytes(text))
         return compiled

@@ -72,6 +72,9 @@ class JsonText:
 
     Args:
         whole: all of it is JSON.
+
+    Attributes:
+        has_limits: `limited` may leave tokens out.
     """
 
     def __init__(self, tokens: JsonTokens, *, whole: bool) -> None:
@@ -79,7 +82,7 @@ class JsonText:
         self._tail = b""  # more bytes than a number has
         self._open: list[set[bytes] | None] = []  # names of each open object; None for a list
         self._string: bytes | None = None  # of the open string
-        self._escaped = self._is_name = False  # the next character; the open or next string
+        self._escaped = self._is_name = self.has_limits = False  # the next character; the open or next string
 
     def copy(self) -> "JsonText":
         copied = copy(self)
@@ -92,6 +95,7 @@ class JsonText:
         self._tail = (self._tail + written)[-_TAIL_BYTES:]
         for at in range(len(written) if self._whole else 0):
             self._add_byte(written[at : at + 1])
+        self.has_limits = self._tail[-1:].isdigit() or bool(self._is_name and self._open and self._open[-1])
 
     def _add_byte(self, char: bytes) -> None:
         if self._string is not None:

@@ -43,7 +43,7 @@ def render(
         At most `room` tokens and as many as the tool allows; a cut one has a note and its closing text, if there is room.
     """
     limit = min(room, tool.max_result_tokens if tool else room)
-    if encode is not None:
+    if encode is not None and result.token_ids is not None:
         result = with_known_ids(result, vocab_size)
     if result.token_ids is not None:
         return _token_ids(result, result.token_ids, limit, vocab_size)
@@ -54,6 +54,12 @@ def render(
         tokens = encode(before + result.text + after)
         if len(tokens) <= limit:
             return tokens, result
+    return _cut(result, before, after, limit, encode)
+
+
+def _cut(
+    result: Result, before: str, after: str, limit: int, encode: Callable[[str], list[int]]
+) -> tuple[list[int], Result]:
     head, note, tail = encode(before), encode(f" ... (cut: longer than {limit} tokens)"), encode(after)
     room_within = max(0, limit - len(head) - len(tail))
     body = encode(result.text[: CHARS_PER_TOKEN * limit])[: max(0, room_within - len(note))]

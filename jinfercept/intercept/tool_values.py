@@ -35,22 +35,21 @@ class ToolTimeout(ToolFailed, TimeoutError):
 def plain_value(value: object) -> ToolValue:
     """A return value as a text or token ids. Raises whatever the value's own methods raise, and `ToolFailed` for an array of
     numbers that are no token ids."""
-    given, value = value, plain([*value[:MOST_CHARS]] if isinstance(value, range | array) else value)
+    if isinstance(value, str):
+        return value if isinstance(value, Placeholder) else _plain_text(str(value))
+    return _plain_other(value)
+
+
+def _plain_other(given: object) -> ToolValue:
+    value = plain([*given[:MOST_CHARS]] if isinstance(given, range | array) else given)
     if isinstance(value, list | tuple) and all(type(token) is int for token in value):
         return cast(tuple[int, ...], tuple(value))
-    if (
-        isinstance(value, list)
-        and not isinstance(given, list)
-        and all(isinstance(row, int | float | list) for row in value)
-    ):
+    is_array = isinstance(value, list) and not isinstance(given, list)
+    if is_array and all(isinstance(row, int | float | list) for row in value):
         raise ToolFailed(f"token ids are whole numbers in one dimension; got {shown(given)}; return those, or a text")
-    if isinstance(value, Placeholder):
-        return value
-    if value is None:
-        return ""
     if isinstance(value, bytes | bytearray):
         value = value[:MOST_CHARS]
-    return _plain_text(str(value))
+    return "" if value is None else _plain_text(str(value))
 
 
 def plain_failure(error: BaseException) -> ToolFailed:

@@ -47,14 +47,18 @@ class Executables:
 
     Attributes:
         compile_s: seconds of tracing and compiling, by key; several ran in parallel.
+        ready: this part's executables that are compiled.
+        missing: keys of this part's executables that are not compiled yet.
     """
 
     def __init__(self) -> None:
         self.compile_s: dict[Hashable, float] = {}
+        self.ready: dict[Hashable, jax.stages.Compiled] = {}
+        self.missing: set[Hashable] = set()
         self._lock = threading.Lock()
         self._pending: dict[Hashable, Callable[[], jax.stages.Lowered]] = {}
         self._begun: dict[Hashable, Future[jax.stages.Compiled]] = {}
-        self._compiled: dict[Hashable, jax.stages.Compiled] = {}
+        self._owners: dict[Hashable, tuple[Executables, Hashable]] = {}  # the part, and the key in it
         self._prefix: tuple[Hashable, ...] = ()
         self._rest: threading.Thread | None = None
         self._stopped, self._behind = threading.Event(), threading.Event()
@@ -63,7 +67,7 @@ class Executables:
     def under(self, name: str) -> Self:
         """The same set with the keys of a part of it, whose executables are compiled with the others."""
         part = copy(self)
-        part._prefix = (*self._prefix, name)
+        part._prefix, part.ready, part.missing = (*self._prefix, name), {}, set()
         return part
 
     def add(self, key: Hashable, function: Callable[..., Any], *arguments: Any, donate: Sequence[int] = ()) -> None:
@@ -76,7 +80,9 @@ class Executables:
             donate: indices of the arguments whose memory it may reuse.
         """
         shapes = jax.tree.map(_shape, arguments)
-        self._pending[self.whole(key)] = lambda: jax.jit(function, donate_argnums=tuple(donate)).lower(*shapes)
+        self.missing.add(key)
+        self._owners[whole := self.whole(key)] = self, key
+        self._pending[whole] = lambda: jax.jit(function, donate_argnums=tuple(donate)).lower(*shapes)
 
     def compile(
         self, progress: Progress = silent, most_at_once: int | None = None, only: Iterable[Hashable] | None = None
@@ -139,20 +145,6 @@ class Executables:
         return tuple(key[0] if len(key) == 1 else key for key in own)
 
     @property
-    def is_complete(self) -> bool:
-        """Whether all are compiled."""
-        return not self._pending and len(self._compiled) == len(self._begun)
-
-    def __contains__(self, key: Hashable) -> bool:
-        """Whether there is such an executable, and it is compiled."""
-        return self.whole(key) in self._compiled
-
-    def lacks(self, key: Hashable) -> bool:
-        """Whether there is such an executable, and it is not compiled yet."""
-        key = self.whole(key)
-        return key not in self._compiled and (key in self._begun or key in self._pending)
-
-    @property
     def num_pending(self) -> int:
         """Executables whose compilation has not begun."""
         return len(self._pending)
@@ -160,7 +152,7 @@ class Executables:
     @property
     def extra_bytes(self) -> int:
         """Device memory, in bytes, of all executables together beside their arguments: temporaries and new results."""
-        analyses = [compiled.memory_analysis() for compiled in self._compiled.values()]
+        analyses = [part.ready[key].memory_analysis() for part, key in self._owners.values() if key in part.ready]
         return sum(
             analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
             for analysis in analyses
@@ -169,9 +161,8 @@ class Executables:
 
     def __getitem__(self, key: Hashable) -> Callable[..., Any]:
         """The executable; compiled now, or waited for, if there is none yet. Raises `KeyError` if it was not added."""
-        key = (*self._prefix, key) if self._prefix else key  # not by `whole`: several times per step
         self._called_s[0] = time.monotonic()
-        return self._compiled.get(key) or self._obtain_for_call(key)
+        return self.ready.get(key) or self._obtain_for_call(self.whole(key))
 
     def whole(self, key: Hashable) -> Hashable:
         """The key in the whole set."""
@@ -206,7 +197,10 @@ class Executables:
                 del self._begun[key]
             future.set_exception(error)
             raise
-        self._compiled[key], self.compile_s[key] = compiled, time.monotonic() - began_s
+        self.compile_s[key] = time.monotonic() - began_s
+        part, own_key = self._owners[key]
+        part.ready[own_key] = compiled
+        part.missing.discard(own_key)
         future.set_result(compiled)
         return compiled
 

@@ -276,15 +276,15 @@ class KVArrays:
         full = [array for size, array in arrays if size == self.staging_pages]
         joined = [(size, [array]) for size, array in arrays if size < self.staging_pages]
         sizes, least = self._sizes, self.staging_pages
-        if self._is_compiled(least):
+        if self._run.missing and self._is_compiled(least):
             sizes = [size for size in sizes if size <= least or self._is_compiled(size)]
         for start, size in _cover(len(full) * self.staging_pages, sizes, self.staging_pages):
             joined.append((size, full[start // self.staging_pages : (start + size) // self.staging_pages]))
         return joined
 
     def _is_compiled(self, size: int) -> bool:
-        counts = {end - first for first, end in self.parts}
-        return not any(self._run.lacks((way, size, count)) for way in ("gather", "scatter") for count in counts)
+        keys = {(way, size, end - first) for way in ("gather", "scatter") for first, end in self.parts}
+        return self._run.missing.isdisjoint(keys)
 
 
 def _numbered(by_array: Sequence[Mapping[int, int]], pages: int) -> dict[int, int]:

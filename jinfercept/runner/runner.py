@@ -148,13 +148,18 @@ class ModelRunner:
         self.drafter: ModelDrafter | None = None
         self.drafting = True
         self._buckets = step_shapes(model, shape, attention, leaf)
-        self._step_keys = {  # of what comes before the head
-            (size, decode_only): {
-                (embed, size),
-                *(layers_key(name, size, group, self._kinds) for group in chain(*self._parts)),
-            }
-            for size, decode_only in self._buckets
-            for embed, name in [step_names(decode_only)]
+        steps = [
+            (
+                (size, alone),
+                {(embed, size), *[layers_key(name, size, group, self._kinds) for group in chain(*self._parts)]},
+            )
+            for size, alone in sorted(self._buckets, key=lambda step: (step[0], not step[1]))
+            for embed, name in [step_names(alone)]
+        ]
+        self._steps = {  # that can compute a plan, by its bucket and whether it has decode rows only; its own first
+            (bucket, decodes): [(step, keys) for step, keys in steps if step[0] >= bucket and step[1] <= decodes]
+            for bucket in (0, *shape.buckets)
+            for decodes in (False, True)
         }
         self._home = beside(leaf)
         self._sampler = Sampler(
@@ -194,13 +199,13 @@ class ModelRunner:
         if self._second is not None:
             offload, fetch, drop = plan.window or WindowCopies()
             transfers += self._second.begin(fetch, drop, offload, first_transfer=len(transfers))
-        buckets = self._buckets_of(plan)
-        samples = self._sampler.pack(plan.chunks, tuple(buckets))
+        decodes = not [chunk for chunk in plan.chunks if len(chunk.tokens) != 1]
+        samples = self._sampler.pack(plan.chunks, self._steps[plan.bucket, decodes])
         groups = [*batched(transfers, MOST_TRANSFERS)] or [()]  # of more transfers than an upload holds
         commons = [self.kv.common_shape.pack(samples.packed, group) for group in groups]
         if plan.chunks:
             enter(plan.chunks, self._tables, self._state_slots, self._window_tables)
-            hidden, experts = self._forward(plan, last_tokens, samples, commons, decode_only=buckets[samples.bucket])
+            hidden, experts = self._forward(plan, last_tokens, samples, commons)
             return ForwardTicket(hidden, submitted_s, drafts, experts)
         uploaded = place(commons, self._home)
         for kv in self._pools:
@@ -360,18 +365,12 @@ class ModelRunner:
         ]
 
     def _forward(
-        self,
-        plan: StepPlan,
-        last_tokens: Int[Array, "slots"],
-        samples: Samples,
-        commons: list[np.ndarray],
-        *,
-        decode_only: bool,
+        self, plan: StepPlan, last_tokens: Int[Array, "slots"], samples: Samples, commons: list[np.ndarray]
     ) -> tuple[Hidden, tuple[Array, ...]]:
         """Upload what the step reads, in one array, then dispatch it. No other executable waits for the host. Returns the
         experts of the groups of layers, too."""
-        size = samples.bucket
-        shape = self._buckets[size, decode_only]
+        size, decode_only = samples.step
+        shape = self._buckets[samples.step]
         tables = self._state_slots, self._window_tables
         packed = pack(plan.chunks, self._tables, self._shape.page_size, shape, *tables)
         upload, *further = place([np.concatenate((packed, commons[0])), *commons[1:]], self._home)
@@ -403,18 +402,6 @@ class ModelRunner:
             for kv in self._pools:
                 kv.scatter(part)
         return self._sampler.head(x, plan.chunks, samples, common, self.params.head), tuple(experts)
-
-    def _buckets_of(self, plan: StepPlan) -> dict[int, bool]:
-        """The buckets that can compute a plan now, ascending, and whether as one of decode rows only: its own, and as long as
-        not all executables are compiled, larger ones; its own if none can."""
-        if not plan.chunks:
-            return {}
-        decodes, lacks = all(len(chunk.tokens) == 1 for chunk in plan.chunks), self.executables.lacks
-        own = {plan.bucket: decodes and (plan.bucket, True) in self._buckets}
-        if self.executables.is_complete:
-            return own
-        larger = {step for step in self._buckets if step[0] >= plan.bucket and decodes >= step[1]}
-        return dict(sorted(step for step in larger if not any(map(lacks, self._step_keys[step])))) or own
 
     def _kept(self) -> list[Any]:
         if self.layer_states is not None:

@@ -8,9 +8,9 @@ host wait for the predicate.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Any, NamedTuple, final
 
 import jax
@@ -39,6 +39,11 @@ from jinfercept.runner.step_upload import CommonShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Chunk, Masks, TokenLogprobs
 
+Step = tuple[int, bool]
+"""The bucket of a step, and whether its executables are those for decode rows only."""
+Steps = Sequence[tuple[Step, Set[Hashable]]]
+"""Steps, with the keys of their executables before the head."""
+
 
 class Samples(NamedTuple):
     """A plan's sampled rows.
@@ -47,13 +52,15 @@ class Samples(NamedTuple):
         packed: their parameters, see `pack_samples`, in as many columns as the executables have rows.
         reported: by row, the parameters that say what is reported of the draw; None: nothing is.
         forced: by row, masks that leave one token.
-        bucket: of the step; 0 if it computes nothing.
+        step: that computes the plan.
+        kind: of the draws, at least the simplest that computes all that the rows ask for.
     """
 
     packed: Int32[np.ndarray, "fields R"]
     reported: tuple[SamplingParams | None, ...]
     forced: Masks
-    bucket: int
+    step: Step
+    kind: Kind
 
 
 class Hidden(NamedTuple):
@@ -137,20 +144,15 @@ class Sampler:
         for array in (*self._slots, self._last_tokens):
             array.delete()
 
-    def pack(self, chunks: tuple[Chunk, ...], buckets: Sequence[int]) -> Samples:
+    def pack(self, chunks: tuple[Chunk, ...], steps: Steps) -> Samples:
         """A plan's sampled rows for the step's upload. Dispatches the history of new slots, in uploads of their own.
 
         Args:
-            buckets: that can compute the plan, ascending. The step's is the first with all that samples its rows compiled.
+            steps: that can compute the plan, ascending. The first with all executables compiled does.
         """
         samples = sampled_rows(chunks)
         counts = self._row_counts[bisect_left(self._row_counts, len(samples)) :] if samples else (0,)
-        packed, bucket = pack_samples(samples, counts[0], self._num_slots), buckets[0] if buckets else 0
-        if not self._run.is_complete:
-            fits = [(size, count) for size in buckets for count in counts if count <= size]
-            ready = (fit for fit in fits if not any(map(self._run.lacks, self._keys(*fit, chunks, packed))))
-            bucket, num_rows = next(ready, (bucket, counts[0]))
-            packed = pack_samples(samples, num_rows, self._num_slots)
+        packed = pack_samples(samples, counts[0], self._num_slots)
         reported: list[SamplingParams | None] = []
         forced: dict[int, np.ndarray] = {}
         for row, (_, slot, entry) in enumerate(samples):
@@ -162,29 +164,30 @@ class Sampler:
                 self._slots = self._run["enter"](self._slots, *place((np.array(slot, np.int32), vector), self._home))
             params = None if entry.options is None else entry.options.params
             reported.append(params if params is not None and params.reports_draws else None)
-        return Samples(packed, tuple(reported), forced, bucket)
+        step, kind = steps[0][0], draw_kind(packed)
+        if self._run.missing:
+            optional = ("remember", any_remembered(packed)), ("logprobs", any(reported))
+            names = ["shape", *[name for name, called in optional if called]]  # masks are made while the step computes
+            scores = bool([chunk for chunk in chunks if chunk.score is not None])
+            step, num_rows, kind = self._ready(steps, counts, names, kind, scores=scores)
+            packed = pack_samples(samples, num_rows, self._num_slots)
+        return Samples(packed, tuple(reported), forced, step, kind)
 
-    def _keys(
-        self, bucket: int, num_rows: int, chunks: tuple[Chunk, ...], packed: Int32[np.ndarray, "fields R"]
-    ) -> Iterator[Hashable]:
-        """The executables that a step of this bucket and so many sampled rows may call."""
-        if num_rows:
-            yield from (("head", bucket, num_rows), ("shape", num_rows))  # masks are made while the step computes
-            yield "sample", num_rows, self._kind(num_rows, packed)
-            if any_remembered(packed):
-                yield "remember", num_rows
-            samples = [chunk.sample for chunk in chunks if chunk.sample is not None]
-            if any(sample.options is not None and sample.options.params.reports_draws for sample in samples):
-                yield "logprobs", num_rows
-        if any(chunk.score is not None for chunk in chunks):
-            num_scored = self._num_scored(bucket)
-            yield from (("head", bucket, num_scored), ("logprobs", num_scored))
-
-    def _kind(self, num_rows: int, packed: Int32[np.ndarray, "fields R"]) -> Kind:
-        """The simplest kind of draw that computes all that the rows ask for, among those that are compiled if any is."""
-        kind = draw_kind(packed)
-        ready: list[Kind] = [other for other in KINDS[KINDS.index(kind) :] if ("sample", num_rows, other) in self._run]
-        return ready[0] if ready else kind
+    def _ready(
+        self, steps: Steps, counts: Sequence[int], names: Sequence[str], least: Kind, *, scores: bool
+    ) -> tuple[Step, int, Kind]:
+        """The first step, number of rows and kind of draw whose executables are all compiled; the first of all if it waits."""
+        kinds, run = KINDS[KINDS.index(least) :], self._run
+        for (step, keys), count, kind in product(steps, counts, kinds):
+            needed, draw = {*keys}, ("sample", count, kind)
+            if count:
+                needed |= {draw, ("head", step[0], count), *[(name, count) for name in names]}
+            if scores:
+                num_scored = self._num_scored(step[0])
+                needed |= {("head", step[0], num_scored), ("logprobs", num_scored)}
+            if count <= step[0] and (not count or draw in run.ready) and run.missing.isdisjoint(needed):
+                return step, count, kind
+        return steps[0][0], counts[0], least
 
     def _num_scored(self, bucket: int) -> int:
         return max(rows for rows in self._row_counts if rows <= bucket)
@@ -240,14 +243,14 @@ class Sampler:
         Compiled for an H100, 64 rows take 3 kernels (greedy), 4 (drawn) or 79 (filtered, see `filters`), and 12 for `shape`,
         3 for `remember`, 15 for `logprobs`.
         """
-        packed, reported, forced, _ = samples
+        packed, reported, forced, _, kind = samples
         masks = {**masks, **forced} if forced else masks
         num_rows, shaped = len(logits), logits
         remembered = any_remembered(packed)
         if masks or remembered:
             mask = self._masked(num_rows, masks) if masks else self._no_masks[num_rows]
             shaped = self._run["shape", num_rows](logits, mask, self._slots, common)
-        draw = self._run["sample", num_rows, self._kind(num_rows, packed)]
+        draw = self._run["sample", num_rows, kind]
         tokens, self._last_tokens, *bounds = draw(shaped, self._last_tokens, common)
         tokens.copy_to_host_async()
         if remembered:

@@ -39,10 +39,8 @@ class MissingWork(Order):
 
     def key(self, sequence: Sequence, now: float) -> float:
         """Seconds; see the class."""
-        since_s = self._since_s.get(sequence.id)
-        if since_s is None:
-            repeats = sequence.place.repeats
-            since_s = self._since_s[sequence.id] = now if repeats is None else repeats.since_s
+        repeats = sequence.place.repeats
+        since_s = self._since_s.setdefault(sequence.id, now if repeats is None else repeats.since_s)
         return since_s + LONGER * self.missing_s(sequence)
 
     def intercepted(self, sequence: Sequence) -> None:

@@ -20,8 +20,6 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from jinfercept.values.known import KnownObject, derived
-
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Fields under which a message has its reasoning: templates read the first, those of gpt-oss the second."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -45,14 +43,13 @@ def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mappin
     values = _copied(dict(variables))
     if not any(name in source for name in _LIST_CHANGES):
         with suppress(SecurityError):  # raised to a template that makes up the name of such a method
-            shared = [derived(message, "plain", _plain) for message in messages]
-            return _compiled(source, changes_lists=False).render(values | {"messages": shared})
+            return _compiled(source, changes_lists=False).render(values | {"messages": [*map(_plain, messages)]})
     return _compiled(source).render(values | {"messages": [*map(_plain, messages)]})
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a message as templates read it."""
-    return _with_reasoning(_copied(dict(message) if isinstance(message, KnownObject) else message))
+    return _with_reasoning(_copied(message))
 
 
 class _GenerationBlocks(ext.Extension):

@@ -13,8 +13,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
-from jinfercept.values.known import KnownObject, derived
-
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id", "id", "type", "function", "name", "arguments")
 """Fields of messages."""
 
@@ -64,9 +62,6 @@ class SpecialTokenNames:
         """
         if isinstance(value, str):
             return self._marked_text(value, mark) if self._looked_at(value) else value
-        if type(value) is KnownObject:
-            needs_none = derived(value, self, lambda fields: self.marked(fields := dict(value), mark) is fields)
-            return value if needs_none else self.marked(dict(value), mark)
         if isinstance(value, dict) or isinstance(value, Mapping):  # noqa: SIM101 # the first is quick
             keys = None if self._harmless.issuperset(value) else self._marked_all(value, mark)
             values = self._marked_all(value.values(), mark)

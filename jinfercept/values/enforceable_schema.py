@@ -101,7 +101,8 @@ class SchemaReduction:
         """
         if not isinstance(schema, Mapping):
             return schema
-        schema = _with_listed_names(schema)
+        if "patternProperties" in schema:
+            schema = _with_listed_names(schema)
         reduced: dict[str, Any] = {}
         for key, value in schema.items():
             if key in _ANNOTATIONS or _constrains_nothing(key, value, schema):
@@ -130,9 +131,7 @@ class SchemaReduction:
                 return {key: [json_type(name) for name in value]}
             return {key: json_type(value) if isinstance(value, str) else value}
         if key == "format" and value in _MOST_CHARS and "pattern" not in schema:  # llguidance cannot join all three
-            numbers = _SHORT_NUMBERS if value in ("date-time", "duration", "time") else {}
-            bounds = {"maxLength": _MOST_CHARS[value], **numbers}
-            return {key: value} | {name: bound for name, bound in bounds.items() if name not in schema}
+            return _bounded_format(value, schema)
         if key in _COUNTS and isinstance(value, float) and value.is_integer():
             return {key: int(value)}
         if key in _LOWER + _UPPER and _is_huge(value, schema):
@@ -144,13 +143,19 @@ class SchemaReduction:
         return {key: self.reduce(value, at) if key in _SCHEMAS else value}
 
 
+def _bounded_format(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    numbers = _SHORT_NUMBERS if name in ("date-time", "duration", "time") else {}
+    bounds = {"maxLength": _MOST_CHARS[name], **numbers}
+    return {"format": name} | {key: bound for key, bound in bounds.items() if key not in schema}
+
+
 def _unenforceable(at: str, why: str) -> RequestError:
     return RequestError("a constraint of the JSON schema cannot be enforced", got=f"{at}: {why}", fix="leave it out")
 
 
 def _with_listed_names(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """The same schema with properties in place of patterns that list all names of an object: a grammar writes each once."""
-    patterns, properties = schema.get("patternProperties"), schema.get("properties", {})
+    patterns, properties = schema["patternProperties"], schema.get("properties", {})
     if not isinstance(patterns, Mapping) or not patterns or schema.get("additionalProperties") is not False:
         return schema
     matches = {pattern: _LISTED_NAMES.fullmatch(pattern) for pattern in patterns}
@@ -200,6 +205,15 @@ def _constrains_nothing(key: str, value: Any, schema: Mapping[str, Any]) -> bool
             return False
 
 
+def _counts_names(schema: Mapping[str, Any]) -> bool:
+    properties, required = schema.get("properties"), schema.get("required", ())
+    closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    counts = [schema[bound] for bound in ("minProperties", "maxProperties") if bound in schema]
+    if closed and not required and max(counts) == 1:  # llguidance knows at least, at most and exactly one
+        return False
+    return isinstance(properties, Mapping) and isinstance(required, list | tuple) and bool({*properties} - {*required})
+
+
 def _is_beyond_grammars(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
     """Whether only a validator can check a keyword that constrains something."""
     if key == "format":
@@ -207,14 +221,7 @@ def _is_beyond_grammars(key: str, value: Any, schema: Mapping[str, Any]) -> bool
     if key == "pattern":
         return isinstance(value, str) and bool(_BEYOND_REGEX.search(value))
     if key in ("minProperties", "maxProperties"):
-        properties, required = schema.get("properties"), schema.get("required", ())
-        closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
-        counts = [schema[bound] for bound in ("minProperties", "maxProperties") if bound in schema]
-        if closed and not required and max(counts) == 1:  # llguidance knows at least, at most and exactly one
-            return False
-        return (
-            isinstance(properties, Mapping) and isinstance(required, list | tuple) and bool({*properties} - {*required})
-        )
+        return _counts_names(schema)
     if key in _LOWER + _UPPER and _is_huge(value, schema):
         return (value > 0) == (key in _LOWER)
     return key in _CHECKABLE

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from jinfercept.chat.messages import digests
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.chat.turn_tokens import TurnTokens
 from jinfercept.tokenizer.tokenizer import Tokenizer
-from jinfercept.values.known import KnownObject
 from tests.support.chat_templates import MISTRAL, QWEN, QWEN3
 from tests.support.price_chat import PRICE, QUESTION
 from tests.support.scripted_model import byte_tokenizer
@@ -198,19 +196,3 @@ def test_a_turn_that_a_template_writes_by_its_place_is_found_in_the_whole_conver
     text = turns.prompt(template, again, template.render(again), TENANT, SALT)
     assert text.before
     assert text.text.endswith("<|im_end|>\n<|im_start|>user\n5: Why?<|im_end|>\n<|im_start|>assistant\n")
-
-
-def test_known_messages_have_the_digests_and_the_text_of_plain_ones() -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"<|im_start|>": 1}'}}
-    messages = [
-        {"role": "user", "content": "Say <|im_end|>"},
-        {"role": "assistant", "content": " Fine. ", "tool_calls": [call], "reasoning": "Hm"},
-        {"role": "tool", "content": "ok", "tool_call_id": "1"},
-    ]
-    remembered = [*map(KnownObject, messages)]
-    for _ in range(2):
-        assert digests(["salt"], remembered) == digests(["salt"], messages)
-        template = ChatTemplate(TOKENIZER, [PRICE], QWEN, {}, [END])
-        rendered = [template.render(turns) for turns in (remembered, messages)]
-        assert rendered[0] == rendered[1]
-        assert rendered[0].breaks == rendered[1].breaks

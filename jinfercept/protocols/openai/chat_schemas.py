@@ -7,7 +7,6 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from jinfercept.protocols.openai.custom_tools import called, chosen, declared
 from jinfercept.protocols.schemas import FIRST_ERROR, Body, OutputPart, SamplingBody, Text, TokenId, Usage
-from jinfercept.values.known import KnownObject
 
 MAX_MESSAGES = 16384
 MAX_TOOLS = 512
@@ -76,14 +75,14 @@ class Message(Body):
         return {**message, "content": [*map(_note, parts)]} if isinstance(parts, list) else message
 
     @cached_property
-    def as_read(self) -> KnownObject:
+    def as_read(self) -> dict[str, Any]:
         """The message for a chat template: `developer` becomes `system`, missing fields are left out."""
         message = self.model_dump(exclude_none=True)
         if isinstance(self.content, list):
             message["content"] = [{"type": "text", "text": text} for text in self.texts]
             if thoughts := "".join(part.thought for part in self.content if isinstance(part, ThinkingPart)):
                 message.setdefault("reasoning_content", thoughts)
-        return KnownObject(message | {"role": "system"} if self.role == "developer" else message)
+        return message | {"role": "system"} if self.role == "developer" else message
 
     @property
     def texts(self) -> list[str]:

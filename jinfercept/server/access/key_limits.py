@@ -79,11 +79,9 @@ class KeyLimits:
         if number > most:
             raise ApiError.bad(f"this API key may ask for {most} answers; got {number}; fix: a smaller n", "n")
         use, now = self._use(tenant), self._now()
-        in_progress = preparing + use.in_progress
-        if rules.max_concurrent is not None and in_progress + number > rules.max_concurrent:
-            message = (
-                f"{in_progress} requests of this key are in progress, {rules.max_concurrent} may; got {number} more"
-            )
+        if rules.max_concurrent is not None and preparing + use.in_progress + number > rules.max_concurrent:
+            ahead = f"{preparing + use.in_progress} requests of this key are in progress"
+            message = f"{ahead}, {rules.max_concurrent} may; got {number} more"
             raise _limited(message, "concurrency_limit_exceeded", self.retry_s(tenant, number, preparing))
         for limited, bucket, least, limit in (
             ("requests", use.requests, number, rules.requests_per_minute),

@@ -88,15 +88,18 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
     if body.stream_options is not None and not body.stream:
         raise ApiError.bad("stream_options are allowed only with stream: true", "stream_options")
     extension = body.jinfercept or SessionHints()
-    offered = service.tools.offered(extension.server_tools, _client_tools(body))
+    chosen = extension.server_tools
+    offered = service.tools.offered(chosen, _client_tools(body)) if chosen else []
     choice = body.tool_choice
     if isinstance(choice, AllowedTools):
         body, offered = _with_allowed_tools(body, choice.allowed_tools, offered)
         choice = choice.allowed_tools.mode
     tools = _tools(body)
-    calls = async_calls(service, body, hints.tenant)
-    if calls is not None and extension.async_calls is not None and extension.async_calls.reasoning is not None:
-        raise ApiError.bad("reasoning is not an option of chats", "jinfercept.async_calls.reasoning")
+    calls = None
+    if extension.async_calls is not None:
+        calls = async_calls(service, body, hints.tenant)
+        if extension.async_calls.reasoning is not None:
+            raise ApiError.bad("reasoning is not an option of chats", "jinfercept.async_calls.reasoning")
     options = service.chat_options(
         async_calls=calls,
         chat_template_kwargs=_template_variables(service, body),
