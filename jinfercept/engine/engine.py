@@ -13,7 +13,7 @@ tokens that the host knows.
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.admission import check_request
@@ -27,7 +27,6 @@ from jinfercept.hooks import Text
 from jinfercept.meter.request_log import RequestLog
 from jinfercept.outputs import FinishReason
 from jinfercept.request import Request
-from jinfercept.sched.load import EngineLoad, QueuedWork, read_load
 from jinfercept.sched.plan import Masks
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.scheduler import Scheduler
@@ -144,33 +143,6 @@ class Engine:
         """Waiting requests of each of these tenants; 0 for a tenant that has none."""
         waiting = Counter(item.tenant for item in tuple(self._arrivals) if isinstance(item, Request))
         return {tenant: waiting[tenant] + self.scheduler.num_waiting_of(tenant) for tenant in tenants}
-
-    def work_of(self, request: Request) -> QueuedWork:
-        """The work of a request before its first token: of a retained context that it names, only the rest is computed."""
-        num_tokens = len(request.prompt_token_ids)
-        num_retained = min(num_tokens - 1, self._retained.held_tokens(request))
-        return QueuedWork(request.tenant, request.weight, request.priority, num_tokens, num_tokens - num_retained)
-
-    def take_first_tokens(self) -> Iterator[tuple[str, float | None]]:
-        """Ids of requests that got their first token since the last call, and the seconds from arrival; None: they ended
-        without one. For one caller; what it does not take for long is forgotten."""
-        first_tokens = self._requests.first_tokens
-        while first_tokens:
-            yield first_tokens.popleft()
-
-    def load(self) -> EngineLoad:
-        """The load that a new request waits behind, submitted ones included."""
-        arriving = [self.work_of(item) for item in tuple(self._arrivals) if isinstance(item, Request)]
-        scheduler = self.scheduler
-        return read_load(
-            scheduler.kv,
-            tuple(scheduler.running),
-            tuple(scheduler.waiting),
-            arriving,
-            scheduler.max_num_seqs,
-            scheduler.means.mean_run,
-            protects_paused=scheduler.protects_paused,
-        )
 
     # -- from the engine's thread ----------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ list that the caller passes.
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from typing import Any, final
 
@@ -38,8 +37,6 @@ from jinfercept.tenants.quota import Quota
 
 log = logging.getLogger(__name__)
 
-MOST_FIRST_TOKENS = 4096
-"""Maximum first tokens that are kept."""
 _MOST_ABORTED, _ABORTED_S = 4096, 60.0
 """Maximum aborted prompts whose waits are kept, and the seconds for which they are."""
 
@@ -62,7 +59,6 @@ class RequestLifecycle:
     Attributes:
         num_finished: requests that have finished, since the engine was made.
         weights_version: of the weights that generate tokens now; changed where no plan is in flight.
-        first_tokens: seconds from the arrival of a request to its first token, None if it ended without one, by id: the latest.
     """
 
     def __init__(
@@ -90,7 +86,6 @@ class RequestLifecycle:
         self._encode = encode
         self._random_keys = RandomKeys(seed)
         self.num_finished = self.weights_version = 0
-        self.first_tokens = deque[tuple[str, float | None]](maxlen=MOST_FIRST_TOKENS)
         self._reserved = Reservations(adapters)
         self._aborted: ExpiringEntries[FirstWait] | None = None
         self._sessions: dict[str, Session] = {}
@@ -136,7 +131,7 @@ class RequestLifecycle:
         return sequence
 
     def _lose(self, request: Request, error: BaseException, events: list[Event]) -> None:
-        self._note_end(request.id, None)
+        self.num_finished += 1
         lost = lost_output(request, describe_failure(error), self._clock.now())
         events.append(Finished(request.id, lost, ""))
 
@@ -275,7 +270,6 @@ class RequestLifecycle:
         self._scheduler.accept(sequence, token, computed=computed)
         if session.first_token_s is None:
             session.first_token_s = now
-            self.first_tokens.append((sequence.id, now - sequence.arrival_s))
         if session.resumed_s is not None:
             session.note_context(now)
         if session.version != (version := self.weights_version + (0 if adapter is None else adapter.version)):
@@ -402,7 +396,7 @@ class RequestLifecycle:
         self._async.cancel(session, now)
         if reason not in ("stop", "length") or not self._retained.keep(session, now):
             self._scheduler.finish(sequence, now)
-        self._note_end(request.id, session.first_token_s)
+        self.num_finished += 1
         del self._sessions[request.id]
         self.constraints.forget(request.id)
         self._reserved.release(request.id)
@@ -410,11 +404,6 @@ class RequestLifecycle:
         output = session.output(reason, stop, now, paused_s)
         output = session.with_messages(output, rest, events)
         events.append(Finished(request.id, output, rest, failure))
-
-    def _note_end(self, request_id: str, first_token_s: float | None) -> None:
-        self.num_finished += 1
-        if first_token_s is None:
-            self.first_tokens.append((request_id, None))
 
 
 def _prompt_name(session: Session) -> str:

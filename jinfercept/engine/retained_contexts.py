@@ -133,21 +133,6 @@ class RetainedContexts:
         self._scheduler.extend(retained.sequence, sequence, num_tokens, now, in_place=retained.ends_in_calls)
         return True
 
-    def held_tokens(self, request: Request) -> int:
-        """Tokens of the retained context that a request names, by the finished request or by the session; 0 if there is none.
-
-        From any thread. Not all of them need be on the device, nor in the request's prompt.
-        """
-        names = [] if request.follows is None else [request.follows]
-        if request.follow_up is not None and request.follow_up.session:
-            root = self._scheduler.kv.open(request.kv_salt).root
-            names.append(self._by_session.get((request.tenant, root, request.follow_up.session), ""))
-        for name in names:
-            retained = self._contexts.get(name)
-            if retained is not None and retained.sequence.tenant == request.tenant:
-                return retained.sequence.max_computed
-        return 0
-
     def drop(self, request_id: str | None, now: float) -> bool:
         """Drop a request's retained context: its private pages are free, its shareable ones cached. False if it has none."""
         retained = self._contexts.get(request_id) if request_id is not None else None

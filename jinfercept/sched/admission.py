@@ -4,7 +4,6 @@ from functools import partial
 from typing import final
 
 from jinfercept.kv.manager import KVManager
-from jinfercept.sched.load import RunMeans
 from jinfercept.sched.plan_builder import PlanBuilder
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.position_price import PositionPrice
@@ -25,7 +24,6 @@ class Admission:
         kv: the pages.
         policy: says which pages of paused contexts a request that starts may not take.
         budget: prices steps, and says what the link moves.
-        means: counts what starts.
         recomputes_late: see `Policy`.
     """
 
@@ -35,11 +33,10 @@ class Admission:
         queues: Queues,
         policy: Policy,
         budget: StepBudget,
-        means: RunMeans,
         *,
         recomputes_late: bool,
     ) -> None:
-        self._kv, self._queues, self._policy, self._means = kv, queues, policy, means
+        self._kv, self._queues, self._policy = kv, queues, policy
         self._held_back: tuple[Sequence, float] | None = None  # a new sequence, and since when
         self._recomputes_late = recomputes_late
         self._cost, self._largest, self._page_size = budget.cost, budget.buckets[-1], kv.page_size
@@ -71,7 +68,6 @@ class Admission:
         sequence.usage.start(context.residency(sequence.max_computed))
         if ran_before and sequence.usage.residency.host and self._recomputes_late:
             self._drop_late(builder, sequence)
-        self._means.start(sequence)
         self._policy.resume(sequence, builder.now)
         return True
 

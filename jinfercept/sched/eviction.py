@@ -60,7 +60,7 @@ class Eviction:
         if self._kv.free_slot(context, position) or (may_evict and self._evict(builder, most, context, position)):
             return True
         while running:
-            last = self._fair.last_served() if builder.tenants_compete else running[-1]
+            last = self._fair.service_order()[-1] if builder.tenants_compete else running[-1]
             if last is sequence or last.planned:
                 break
             self.preempt(builder, last)

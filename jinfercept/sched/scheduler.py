@@ -15,7 +15,6 @@ from jinfercept.sched.cost import CostModel
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.eviction import Eviction
 from jinfercept.sched.fairness import FairShare
-from jinfercept.sched.load import RunMeans
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.order import Order
 from jinfercept.sched.plan_builder import MoveOrder, PlanBuilder, PlannedStep, SchedulerCounters
@@ -69,20 +68,19 @@ class Scheduler:
         speculation: SpeculationLimits = NO_DRAFTS,
     ) -> None:
         self.kv = kv
-        self.counters, self.means = SchedulerCounters(), RunMeans()
+        self.counters = SchedulerCounters()
         self.max_model_len, self.max_num_seqs = max_model_len, max_num_seqs
         self._queues = queues = Queues(max_num_seqs, observer, order)
         self.running, self.waiting, self.intercepted = queues.running, queues.waiting, queues.intercepted
         self._policy, self._estimator = policy, estimator
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
-        beyond_short = 0 if whole_prompts else buckets[-1] - self._budget.short_bucket(max_num_seqs)
-        self._fair = FairShare(queues, self._budget, beyond_short)
+        self._fair = FairShare(queues)
         self._transfers = transfers = Transfers(kv, policy, self.counters, observer)
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=kv.has_host)
         self._eviction = Eviction(kv, self._queues, self._fair, policy, transfers, self.counters, preempted)
         recomputes_late = policy.recomputes_late and preemption == "policy"  # a forced way is not to be mended
         self.upheaval = Upheaval(kv, queues, self._eviction, self.counters)
-        self._admission = Admission(kv, queues, policy, self._budget, self.means, recomputes_late=recomputes_late)
+        self._admission = Admission(kv, queues, policy, self._budget, recomputes_late=recomputes_late)
         self.speculation = Speculation(speculation, kv, self._budget, max_model_len, self.counters)
         self._chunks = ChunkPlanner(
             kv, queues, self._eviction, transfers, self.counters, max_model_len=max_model_len, chunk_tokens=chunk_tokens
@@ -123,7 +121,6 @@ class Scheduler:
         was_running = sequence.state is State.RUNNING
         sequence.pause = Pause(now, calls, calls)
         sequence.void_pending()
-        self.means.end(sequence)
         if was_running:
             self.kv.release(sequence.context)
         for call in () if begun else calls:
@@ -217,7 +214,6 @@ class Scheduler:
                     self._estimator.observe(call, now - sequence.paused_s + call.head_start_s, clean=False)
             self._policy.resume(sequence, now)
         finally:  # an estimator, a policy or an order that raises keeps no page
-            self.means.end(sequence)
             sequence.void_pending()
             try:
                 self._queues.finish(sequence)
@@ -250,8 +246,8 @@ class Scheduler:
 
     @property
     def waits(self) -> bool:
-        """Whether the next plan should wait for the tokens of the steps in flight: for drafts, or to be short for arrivals."""
-        return bool(self._fair.ahead) or self.speculation.waits(self.running)
+        """Whether the next plan should wait for the tokens of the steps in flight: for drafts."""
+        return self.speculation.waits(self.running)
 
     def plan(self, now: float) -> PlannedStep:
         """The next iteration; its plan is empty (false) if nothing can be done before a plan or a call returns."""
@@ -259,20 +255,23 @@ class Scheduler:
         self._queues.rank(now)
         context_tokens = sum([len(sequence.tokens) + sequence.pending for sequence in self.running])
         hidden = self._budget.link_tokens(len(self.running), context_tokens)
-        builder = PlanBuilder(now, hidden, self._largest, context_tokens, self._fair.charge(now), self._largest)
+        builder = PlanBuilder(now, hidden, self._largest, context_tokens, self._fair.compete(), self._largest)
         for sequence in self.running:
             sequence.planned = False
         if self._whole_prompts:
             self._admit_all(builder)
         elif builder.tenants_compete:
             self._admit_entitled(builder)
-        if self._queues.is_ranked and not self._whole_prompts and not builder.tenants_compete:
+        if (self._queues.is_ranked or builder.tenants_compete) and not self._whole_prompts:
             self._run_ranked(builder)
         elif not self._whole_prompts or not builder.chunks:
             self._run_all(builder)
         if self.waiting and not self._whole_prompts:
             self._admit_all(builder)
         self.speculation.extend(builder)
+        if builder.tenants_compete:
+            for sequence, chunk in builder.chunks:
+                self._fair.charge(sequence, len(chunk.tokens))
         builder.link_tokens += self._budget.link_tokens(self._largest - builder.query_tokens, context_tokens) - hidden
         self._chunks.fetch_more(builder)
         self._eviction.move_paused(builder)
@@ -292,9 +291,6 @@ class Scheduler:
 
     def _run_all(self, builder: PlanBuilder) -> None:
         """Plan every running sequence's next token or chunk, oldest first, leaving one token for each that follows."""
-        if builder.tenants_compete:
-            self._run_fairly(builder)
-            return
         index = 0
         while index < len(self.running):  # preemption shortens the list from its young end
             sequence = self.running[index]
@@ -303,44 +299,25 @@ class Scheduler:
                 self._chunks.run(builder, sequence, builder.query_tokens - (len(self.running) - index))
 
     def _run_ranked(self, builder: PlanBuilder) -> None:
-        """Plan running sequences' next tokens; then, by rank, chunks of those that lack more, and starts of waiting ones."""
-        lacking = list[tuple[Rank, Sequence]]()
-        for sequence in list(self.running):
-            if sequence.state is not State.RUNNING or self._chunks.decode(builder, sequence):
+        """Plan running sequences' next tokens; then, by rank, chunks of those that lack more, and starts of waiting ones.
+
+        While tenants compete, the ranks are those of `FairShare`, and waiting sequences start afterwards.
+        """
+        lacking, is_shared = list[tuple[Rank, Sequence]](), builder.tenants_compete
+        for sequence in self._fair.service_order() if is_shared else self.running.copy():
+            if sequence.state is not State.RUNNING or sequence.planned or self._chunks.decode(builder, sequence):
                 continue  # another one has preempted it, or it is planned
             if sequence.context.ready < sequence.length - 1:
-                lacking.append((self._queues.rank_of(sequence, builder.now), sequence))
+                rank = self._fair.rank(sequence) if is_shared else self._queues.rank_of(sequence, builder.now)
+                lacking.append((rank, sequence))
             else:
                 self._chunks.run(builder, sequence, builder.query_tokens)
         lacking.sort()
         for rank, sequence in lacking:
-            self._admit_all(builder, rank)
+            if not is_shared:
+                self._admit_all(builder, rank)
             if sequence.state is State.RUNNING and builder.query_tokens > 0:
                 self._chunks.run(builder, sequence, builder.query_tokens)
-
-    def _run_fairly(self, builder: PlanBuilder) -> None:
-        """As `_run_all`, for several tenants: in the order of service, with prompts by their tenant's use.
-
-        A step that runs sequences of a tenant has only so many tokens of tenants that are ahead of it as it has to spare.
-        """
-        order = [sequence for sequence in self._fair.service_order() if not sequence.planned]
-        left_out = self._fair.leaves_out(order, [sequence for sequence, _ in builder.chunks])
-        self._run_shares(builder, [sequence for sequence in order if sequence.tenant not in left_out], 0)
-        if left_out:
-            used = self._largest - builder.query_tokens
-            spared = self._fair.spare(left_out, used, builder.context_tokens)
-            self._run_shares(builder, [sequence for sequence in order if sequence.tenant in left_out], spared)
-
-    def _run_shares(self, builder: PlanBuilder, order: list[Sequence], spared: int) -> None:
-        """Plan the next token or chunk of running sequences, which leave so many query tokens."""
-        shares = self._fair.query_tokens(order, builder.query_tokens, spared, self.kv.computable)
-        for sequence in order:
-            if sequence.state is not State.RUNNING:  # another one has preempted it
-                continue
-            if builder.query_tokens <= spared:
-                return
-            if not self._chunks.decode(builder, sequence):
-                self._chunks.run(builder, sequence, min(shares[sequence.id], builder.query_tokens - spared))
 
     def _admit_all(self, builder: PlanBuilder, before: Rank | None = None) -> None:
         """Start waiting sequences in order while query tokens are left; the first that has no room holds back the rest.
@@ -355,10 +332,9 @@ class Scheduler:
             lacks = sequence.context.residency(sequence.length).missing if self._whole_prompts and builder.chunks else 0
             if lacks > builder.query_tokens:
                 return
-            most = builder.query_tokens - self._fair.left_by(sequence.tenant)
-            if most <= 0 or sequence.pending or not self._admission.admit(builder, sequence):
+            if sequence.pending or not self._admission.admit(builder, sequence):
                 return
-            self._chunks.run(builder, sequence, most)
+            self._chunks.run(builder, sequence, builder.query_tokens)
 
     def _next_waiting(self, now: float) -> Sequence | None:
         """The first waiting sequence that may start and that the policy lets start."""
@@ -372,22 +348,20 @@ class Scheduler:
         return first if now - self._turned_away_s >= MOST_TURNED_AWAY_S else None
 
     def _admit_entitled(self, builder: PlanBuilder) -> None:
-        """Start waiting sequences of tenants below their share before other sequences are planned; those may be preempted."""
-        refused = set[str]()
-        while not builder.stalled and (sequence := self._fair.entitled(refused)) is not None:
-            most = builder.query_tokens - self._fair.num_unplanned()
+        """Start a waiting sequence of each tenant without a running one, before other sequences are planned."""
+        left_out = {tenant for tenant, queue in self._queues.by_tenant.items() if queue.running}
+        while not builder.stalled and (sequence := self._fair.next_waiting(left_out)) is not None:
+            most = builder.query_tokens - sum([not running.planned for running in self.running])
             if most <= 0:
                 return
-            most -= self._fair.left_by(sequence.tenant)
-            if most <= 0 or sequence.pending or not self._place(builder, sequence):
-                refused.add(sequence.tenant)
-            else:
+            if not sequence.pending and self._place(builder, sequence):
                 self._chunks.run(builder, sequence, most)
+            left_out.add(sequence.tenant)
 
     def _place(self, builder: PlanBuilder, sequence: Sequence) -> bool:
-        """Admit a sequence by its tenant's right to a slot and to pages, preempting sequences of tenants above their share."""
+        """Admit a sequence by its tenant's right to a slot and to pages, preempting sequences of tenants that run several."""
         while not (self._queues.has_slot and self._admission.admit(builder, sequence, entitled=True)):
-            victim = self._fair.victim(sequence, pages=self._queues.has_slot)
+            victim = self._fair.victim(sequence)
             if victim is None:
                 return False
             self._eviction.preempt(builder, victim)

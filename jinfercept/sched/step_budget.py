@@ -8,9 +8,6 @@ from jinfercept.sched.cost import CostModel
 IDLE_STEP_S = 0.010
 """Length of a step that only transfers: short, so that an arrival interrupts it."""
 
-SHORT_STEP = 3.0
-"""Times the length of a step that only decodes."""
-
 _UNLIMITED = 1 << 60
 
 
@@ -31,21 +28,6 @@ class StepBudget(NamedTuple):
     def bucket(self, query_tokens: int) -> int:
         """Query tokens of the smallest executable that runs so many; 0 for none."""
         return self.buckets[bisect_left(self.buckets, query_tokens)] if query_tokens else 0
-
-    def short_bucket(self, num_decodes: int) -> int:
-        """The largest bucket whose step lasts at most `SHORT_STEP` times as long as one that decodes so many sequences.
-
-        It is larger than that step's, if there is a larger one, so that it has room for a prompt.
-        """
-        decodes = self.bucket(min(num_decodes, self.buckets[-1]))
-        larger = [bucket for bucket in self.buckets if bucket > decodes] or [decodes]
-        return max(larger[0], self.bucket_within(SHORT_STEP, decodes, 0))
-
-    def bucket_within(self, times: float, query_tokens: int, context_tokens: int) -> int:
-        """The largest bucket whose step lasts at most so many times as long as the one that runs so many query tokens."""
-        bucket, step_s = self.bucket(query_tokens), self.cost.step_s
-        most_s = times * step_s(bucket, context_tokens)
-        return max([size for size in self.buckets if size <= bucket or step_s(size, context_tokens) <= most_s])
 
     def link_tokens(self, query_tokens: int, context_tokens: int) -> int:
         """Tokens that the link moves while so many query tokens compute (InferCept §4.1), or in `IDLE_STEP_S` if none do."""

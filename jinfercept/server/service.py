@@ -26,7 +26,6 @@ from jinfercept.server.access.fair_thread_pool import FairThreadPool
 from jinfercept.server.access.key_file import KeyRules
 from jinfercept.server.access.key_limits import KeyLimits, PendingCalls, retry_after
 from jinfercept.server.access.keys import Keys
-from jinfercept.server.access.overload import Overload
 from jinfercept.server.event_bridge import EventBridge
 from jinfercept.server.heap import trim_heap
 from jinfercept.server.http.disconnection import unless_disconnected
@@ -140,7 +139,6 @@ class Service:
         self.refused = Counter[str]()
         self.waking: asyncio.TimerHandle | None = None
         self._limits = KeyLimits(self.keys.rules, time.monotonic)
-        self._overload = Overload(llm)
         self._threads = FairThreadPool(options.max_queue_len)
         self._closed = False
         self._event_bridge: EventBridge | None = None
@@ -301,7 +299,8 @@ class Service:
         tenant = requests[0].tenant
         limit_s = self.keys.rules(tenant).first_token_limit or self.options.first_token_limit
         if limit_s is not None and not patient:
-            self._overload.check(requests, limit_s)
+            waiting = self.llm.engine.num_waiting_by_tenant((tenant,))[tenant]
+            self._limits.check_turn(tenant, len(requests), waiting, limit_s)
         self._event_bridge = self._event_bridge or EventBridge()
         trace = TRACE.get()
         timelines = None if trace is None else trace.attach(requests)

@@ -77,7 +77,7 @@ class RunStats:
     ) -> Report:
         """The run's report. Every request is in the means: an aborted one with its time so far over all tokens that it was to
         get, which is less than its latency would have been. Left out are those of clients that never come back (`abandoned`),
-        which can neither finish nor be unfinished, and refused ones. `useful_tokens` are those of requests that finished.
+        which can neither finish nor be unfinished. `useful_tokens` are those of requests that finished.
 
         Args:
             requests: its requests, with the second at which each arrives.
@@ -122,8 +122,7 @@ class RunStats:
             "completed_per_s": len(played.outputs) / seconds if seconds else 0.0,
             "goodput_per_s": num_good / seconds if seconds else 0.0,
             "limits": self._limits._asdict(),
-            "refused": len(played.refused),
-            "unfinished": len(requests) - len(abandoned | played.refused) - len(played.outputs),
+            "unfinished": len(requests) - len(abandoned) - len(played.outputs),
             "abandoned": len(abandoned),
             "useful_tokens": sum(output.outputs[0].num_generated for output in played.outputs),
             **self._machine(counters, kv_tokens, alive_s, played.lasted),
@@ -173,7 +172,6 @@ class RunStats:
             "completed_per_s": len(served) / seconds if seconds else 0.0,
             "goodput_per_s": num_good / seconds if seconds else 0.0,
             "limits": self._limits._asdict(),
-            "refused": 0,
             "unfinished": len(records) - len(served),
             "abandoned": 0,
             "useful_tokens": sum(record.generated for record in served),

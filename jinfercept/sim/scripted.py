@@ -25,7 +25,6 @@ from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.first_token_gate import FirstTokenGate
 from jinfercept.sim.session_clients import Writer
 from jinfercept.sim.workload import Script, Segment
 
@@ -223,12 +222,10 @@ class PlayedRun(NamedTuple):
     Attributes:
         outputs: requests that were served to their end, in the order of their ends.
         aborted: requests that failed or were unfinished at the run's end, with the tokens that they had.
-        refused: ids of requests that were not taken.
     """
 
     outputs: list[RequestOutput]
     aborted: list[RequestOutput]
-    refused: frozenset[str]
     lasted: RunSeconds
 
 
@@ -257,28 +254,25 @@ def play(
     most_s: float,
     progress: Progress,
     host_s: float = 0.0,
-    gate: FirstTokenGate | None = None,
 ) -> PlayedRun:
     """Play requests that arrive at their times (`drive`).
 
     Args:
         requests: with the second at which each arrives, in order.
-        gate: refuses requests whose first token would come too late; None: all are taken.
     """
-    listed = _ListedRequests(requests, gate)
+    listed = _ListedRequests(requests)
     lasted = drive(engine, dispatcher, clock, listed, most_s, progress, host_s)
     served = [output for output in listed.outputs if output.outputs[0].finish_reason in ("stop", "length")]
     failed = [output for output in listed.outputs if output.outputs[0].finish_reason not in ("stop", "length")]
-    refused = frozenset(() if gate is None else gate.refused)
-    return PlayedRun(served, failed, refused, lasted)
+    return PlayedRun(served, failed, lasted)
 
 
 @final
 class _ListedRequests:
     """`Clients` of requests at given times, of which a gate may refuse some."""
 
-    def __init__(self, requests: Sequence[tuple[float, Request]], gate: FirstTokenGate | None) -> None:
-        self._coming, self._gate = iter(requests), gate
+    def __init__(self, requests: Sequence[tuple[float, Request]]) -> None:
+        self._coming = iter(requests)
         self._next = next(self._coming, None)
         self.outputs: list[RequestOutput] = []
 
@@ -290,8 +284,7 @@ class _ListedRequests:
         while self._next is not None and self._next[0] <= now:
             request = self._next[1]
             self._next = next(self._coming, None)
-            if self._gate is None or self._gate.takes(request):
-                yield request
+            yield request
 
     def ended(self, output: RequestOutput) -> None:
         self.outputs.append(output)

@@ -28,7 +28,6 @@ from jinfercept.sched.speculation import SpeculationLimits
 from jinfercept.sim.arrivals import Arrival, RequestArrival
 from jinfercept.sim.decision_records import DecisionLog
 from jinfercept.sim.disk import SimulatedDisk
-from jinfercept.sim.first_token_gate import FirstTokenGate
 from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, WRONG_TOOLS
 from jinfercept.sim.scripted import (
@@ -91,7 +90,6 @@ class Simulation:
         believed: the profile that the scheduler plans with: S, the link budget and the estimates of its policy; None: the
             true one. Executables that `profile` was measured with stay what they are.
         warm_up_s: requests, turns of sessions too, that arrive in these first seconds are in no latency and in no goodput.
-        first_token_limit_s: requests whose first token is likely to come later are refused; None: none is.
         fair: tenants share memory·time by their weights; else all requests are one tenant's.
         shared_prefix: share of every prompt, from its start, that it has in common with the other prompts of its kind, as far
             as both are long enough; with `prefix_caching` also after the other request has finished.
@@ -123,7 +121,6 @@ class Simulation:
     limits: LatencyLimits = LIMITS
     believed: Profile | None = None
     warm_up_s: float = 0.0
-    first_token_limit_s: float | None = None
     fair: bool = True
     shared_prefix: float = 0.0
     num_drafts: int = 0
@@ -212,18 +209,11 @@ class Simulation:
         opened = self.open_engine(clock, dispatcher, open_markup_text if reads_calls else None, decisions)
         engine, accounts = opened.engine, opened.accounts
         requests = [(arrival.at_s, self._request(number, arrival)) for number, arrival in enumerate(arrivals)]
-        gate = None
-        if self.first_token_limit_s is not None:
-            believed = self.believed or self.profile
-            gate = FirstTokenGate(engine, believed, opened.buckets[-1], self.first_token_limit_s)
         with closing(opened):
-            played = play(engine, dispatcher, clock, requests, self.most_s, progress, self.host_s, gate)
+            played = play(engine, dispatcher, clock, requests, self.most_s, progress, self.host_s)
         scripted = ((str(number), each) for number, each in enumerate(arrivals))
         tenant_of = {name: each.script.tenant for name, each in scripted if isinstance(each, Arrival)}
         report = accounts.report(played, requests, engine.scheduler.counters, self.kv_tokens, tenant_of, self.warm_up_s)
-        if gate is not None:
-            report["refused_retry_s"] = list(gate.refused.values())
-            report["first_token_checks_s"] = [list(check) for check in gate.checks]
         return self._named | report
 
     def _run_sessions(self, load: SessionLoad, progress: Progress, decisions: str | None) -> Report:

@@ -26,7 +26,6 @@ from jinfercept.models.protocol import Params
 from jinfercept.outputs import FinishReason
 from jinfercept.request import Adapter, Request
 from jinfercept.sched.estimators import EstimatorChoice
-from jinfercept.sched.load import EngineLoad, QueuedWork
 from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.plugins import label
@@ -150,18 +149,6 @@ class EngineHost:
     def num_waiting_by_tenant(self, tenants: Iterable[str]) -> dict[str, int]:
         """Requests of each of these tenants that wait for their turn now."""
         return self._engine.num_waiting_by_tenant(tenants)
-
-    def work_of(self, request: Request) -> QueuedWork:
-        """The work of a request before its first token."""
-        return self._engine.work_of(request)
-
-    def load(self) -> EngineLoad:
-        """The load that a new request waits behind now."""
-        return self._engine.load()
-
-    def take_first_tokens(self) -> Iterator[tuple[str, float | None]]:
-        """As `Engine.take_first_tokens`; for one caller."""
-        return self._engine.take_first_tokens()
 
     @property
     def counters(self) -> SchedulerCounters:

@@ -1,4 +1,4 @@
-"""More load than the machine carries: goodput with early refusals and without, and a greedy key beside modest ones.
+"""More load than the machine carries: goodput, and a greedy key beside modest ones.
 
 Requests are InferCept's mix, and its kinds with short calls alone, on its constants for GPT-J-6B on an A100. What arrives while
 the machine fills up is not counted.
@@ -41,17 +41,13 @@ AIM = 1.3
 _SAMPLES = 4000
 
 OURS = Simulation(load_profile(MACHINE), "copy_ahead", "history", kv_tokens=KV_TOKENS)
-REFUSING = "refuses early"
 WAYS: Mapping[str, Simulation] = {
     "as vLLM queues": replace(OURS, policy="lru", preemption="recompute", max_num_seqs=256, prefix_caching=True),
     "takes all": OURS,
-    REFUSING: replace(OURS, first_token_limit_s=LIMITS.first_token_s),
 }
-"""First come first served with pages of paused contexts in a prefix cache; this engine; and this engine with a limit."""
+"""First come first served with pages of paused contexts in a prefix cache; and this engine."""
 SHARING: Mapping[str, Simulation] = {
-    "fair, refuses early": WAYS[REFUSING],
     "fair": OURS,
-    "one queue, refuses early": replace(WAYS[REFUSING], fair=False),
     "one queue": replace(OURS, fair=False),
 }
 """How keys share the engine beside a greedy one."""
@@ -115,7 +111,7 @@ def answer(overload_runs: OverloadRuns) -> StudyAnswer:
     reports = [*overload_runs.by_load.values(), *chain(*overload_runs.by_sharing.values())]
     return StudyAnswer(
         "What happens beyond saturation, and what does one greedy key cost the others?",
-        [_load_table(overload_runs), _forecast_table(overload_runs), _sharing_table(overload_runs)],
+        [_load_table(overload_runs), _sharing_table(overload_runs)],
         list(_findings(overload_runs)),
         [_panels(overload_runs)],
         [_row(report) for report in reports],
@@ -160,7 +156,7 @@ def _row(report: Report) -> Report:
 
 
 def _modest_s(reports: Sequence[Report]) -> list[float]:
-    """Seconds to the first token of all requests of the modest keys that were taken."""
+    """Seconds to the first token of all requests of the modest keys."""
     return [seconds for report in reports for key in MODEST for seconds in report["tenant_ttft_s"].get(key, ())]
 
 
@@ -177,41 +173,11 @@ def _load_table(overload_runs: OverloadRuns) -> TextTable:
     for (way, kinds, load), report in overload_runs.by_load.items():
         first = [number_text(report["ttft_s"][part] or 0.0) for part in ("mean", "p50", "p99")]
         goodput = num_good(report) / overload_runs.counted_s
-        rows.append(
-            [kinds, way, f"{load:g}", f"{goodput:.2f}", *first, str(report["refused"]), str(report["preemptions"])]
-        )
+        rows.append([kinds, way, f"{load:g}", f"{goodput:.2f}", *first, str(report["preemptions"])])
     any_report = next(iter(overload_runs.by_load.values()))
     rates = ", ".join(f"{rate:.2f} requests/s ({kinds})" for kinds, rate in overload_runs.rates.items())
-    title = f"By load, 1 being {rates}; first token in seconds, of those taken; {limits_text(any_report)}."
-    columns = ["requests", "", "load", "goodput/s", "first token, mean", "p50", "p99", "refused", "preemptions"]
-    return TextTable(title, columns, rows)
-
-
-def _forecast_table(overload_runs: OverloadRuns) -> TextTable:
-    rows = []
-    for (way, kinds, load), report in overload_runs.by_load.items():
-        told = [
-            (forecast, came)
-            for forecast, came in report.get("first_token_checks_s", ())
-            if came > 0.25 or forecast > 0.25
-        ]
-        if way != REFUSING or not told:
-            continue
-        forecast, came = (fmean(part) for part in zip(*told, strict=True))
-        errors = fmean([abs(forecast_s - other) for forecast_s, other in told])
-        retry = report["refused_retry_s"]
-        cells = [f"{len(told)}", *(number_text(value) for value in (forecast, came, errors))]
-        rows.append([kinds, f"{load:g}", *cells, number_text(fmean(retry)) if retry else "-"])
-    title = "Forecasts of first tokens against what came, in seconds, where either is over 0.25 s."
-    columns = [
-        "requests",
-        "load",
-        "compared",
-        "predicted, mean",
-        "actual, mean",
-        "absolute error, mean",
-        "Retry-After, mean",
-    ]
+    title = f"By load, 1 being {rates}; first token in seconds; {limits_text(any_report)}."
+    columns = ["requests", "", "load", "goodput/s", "first token, mean", "p50", "p99", "preemptions"]
     return TextTable(title, columns, rows)
 
 
