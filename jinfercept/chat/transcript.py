@@ -144,6 +144,8 @@ class ChatTranscript:
         for piece in pieces:
             self._num_reasoning += self._num_unread if isinstance(piece, Reasoning) else 0
             self._num_unread = 0
+            if isinstance(piece, CallStarted):
+                self._used_ids.add(piece.id)
             self._message.add(piece)
         return [replace(piece, request_id=self._request.id) for piece in pieces]
 

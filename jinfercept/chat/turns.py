@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self, final
 
 from jinfercept.calls import Call
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.futures import Futures
-from jinfercept.parsers.distinct_ids import DistinctIds
 from jinfercept.parsers.pieces import CallParser
 from jinfercept.parsers.reasoning import Beginning, PlainParser, ReasoningFormat, ReasoningParser
 from jinfercept.parsers.tool_call_format import ToolCallFormat
@@ -53,21 +53,13 @@ class ChatTurns:
             beginning: where the turn begins.
             used_ids: ids of earlier calls; those of the turn are added.
         """
-        parser = self._turn_parser(beginning, only_calls)
-        return parser if self.form is None else DistinctIds(parser, used_ids, self.form.new_id)
-
-    def _turn_parser(self, beginning: Beginning, only_calls: bool) -> CallParser:
-        answer = self._answer_parser(only_calls)
-        if self.reasoning is None:
-            return answer
-        form = self.form
-        calls = TrailingCalls(form.tags, self._answer_parser, form.tools) if form is not None else None
-        return ReasoningParser(self.reasoning, beginning, answer, calls)
-
-    def _answer_parser(self, only_calls: bool = False) -> CallParser:
-        if self.form is None:
-            return PlainParser()
-        return self.form.parser(only_calls=only_calls, first_only=not self.parallel)
+        answer, calls, form = PlainParser(), None, self.form
+        if form is not None:
+            parser = partial(form.parser, first_only=not self.parallel)
+            answer = parser(used=used_ids, only_calls=only_calls)
+            # a copy for each: calls that are only thought of use no ids
+            calls = TrailingCalls(form.tags, lambda: parser(used={*used_ids}), form.tools)
+        return answer if self.reasoning is None else ReasoningParser(self.reasoning, beginning, answer, calls)
 
     def of_chat(self, first: Beginning, used_ids: frozenset[str]) -> Self:
         """The same for one conversation.

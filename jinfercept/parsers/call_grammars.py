@@ -17,8 +17,10 @@ from jinfercept.parsers.tool_schemas import arguments_schema
 type TokenOf = Callable[[str], int | None]
 """The id of the token that a tag is; None if it is written as text."""
 
+NAME_CHAR, NAME = re.compile(r"[\w.:/-]"), re.compile(r"[\w.:/-]+")
+"""The names of tools that can stand beside tags."""
 JSON_NAME = re.compile(r'[^<\[\n"\\\x00-\x1F]+')
-"""The names of tools that can stand in a call that is a JSON object."""
+"""Those that can stand in a call that is a JSON object."""
 
 
 @final
@@ -72,17 +74,12 @@ class CallGrammar:
         """The arguments of a tool as one JSON object."""
         return self.rules.json(arguments_schema(name, schema))
 
-    def objects(self, key: str, name_key: str = "name", before: str = "") -> str:
-        """A call as a JSON object.
-
-        Args:
-            name_key: that of the tool's name.
-            before: an expression for members that stand before.
-        """
+    def objects(self, key: str) -> str:
+        """A call as a JSON object, whose arguments stand under this key."""
 
         def write(name: str, schema: Mapping[str, Any]) -> str:
-            head = f'"{name_key}": {json.dumps(name, ensure_ascii=False)}, "{key}": '
-            return f"{quoted('{')} {before} {quoted(head)} {self.arguments(name, schema)} {quoted('}')}"
+            head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": '
+            return f"{quoted(head)} {self.arguments(name, schema)} {quoted('}')}"
 
         return self.each(write, JSON_NAME)
 

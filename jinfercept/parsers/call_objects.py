@@ -15,7 +15,6 @@ from jinfercept.parsers.source import Source, Steps
 
 _SPACE = " \t\r\n"
 _ARGUMENT_KEYS = {"arguments", "parameters"}
-_TAGGED_NAME = "tool_name"  # Command R
 _OTHER_KEYS = {"type", "id"}
 _KEYS = {"name"} | _ARGUMENT_KEYS | _OTHER_KEYS
 BARE_OBJECTS = {"{": "", "```": "```"}
@@ -136,7 +135,7 @@ class _CallObject:
 
     def _member(self, key: str) -> Steps[None]:
         source = self._source
-        if (key == "name" or (key == _TAGGED_NAME and self._tagged)) and self._name is None:
+        if key == "name" and self._name is None:
             self._name = yield from read_short_string(source, self._names)
             if not self._name:
                 raise Broken

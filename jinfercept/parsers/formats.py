@@ -3,30 +3,16 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from jinfercept.parsers.apertus import APERTUS
-from jinfercept.parsers.call_lists import APRIEL, COHERE, COMMAND_R, FIREFUNCTION, GIGACHAT, GRANITE, MINIMAX, NEMOTRON
-from jinfercept.parsers.functionary import FUNCTIONARY_V32
+from jinfercept.parsers.call_lists import APRIEL, FIREFUNCTION, GRANITE, MINIMAX, NEMOTRON
 from jinfercept.parsers.gemma import GEMMA4
 from jinfercept.parsers.harmony import OPENAI
 from jinfercept.parsers.hermes import HERMES
 from jinfercept.parsers.llama import LLAMA3_JSON, LLAMA4_JSON
 from jinfercept.parsers.minimax_m3 import MINIMAX_M3
 from jinfercept.parsers.mistral import MISTRAL
-from jinfercept.parsers.named_families import DEEPSEEK_V3, DEEPSEEK_V31, FUNCTIONARY_V31, KIMI_K2, SOLAR
-from jinfercept.parsers.pythonic import LFM2, LLAMA4_PYTHONIC, PYTHONIC
+from jinfercept.parsers.pythonic import LLAMA4_PYTHONIC, PYTHONIC
 from jinfercept.parsers.tool_call_format import ToolCallFormat
-from jinfercept.parsers.xml_families import (
-    DEEPSEEK_V4,
-    DEEPSEEK_V32,
-    GLM45,
-    HY_V3,
-    KIMI_K3,
-    MINICPM5,
-    MINIMAX_M2,
-    MUSE,
-    QWEN3_CODER,
-    SEED_OSS,
-)
+from jinfercept.parsers.xml_families import GLM45, MINIMAX_M2, QWEN3_CODER, SEED_OSS
 
 FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
     {
@@ -39,39 +25,20 @@ FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
         "minimax_m2": MINIMAX_M2,
         "minimax_m3": MINIMAX_M3,
         "seed_oss": SEED_OSS,
-        "deepseek_v32": DEEPSEEK_V32,
-        "deepseek_v4": DEEPSEEK_V4,
-        "hy_v3": HY_V3,
-        "minicpm5": MINICPM5,
-        "muse": MUSE,  # Muse Glimmer
         "llama4_pythonic": LLAMA4_PYTHONIC,
         "llama4_json": LLAMA4_JSON,
         "pythonic": PYTHONIC,  # Llama 3.2 when asked for a list of calls, ToolACE
         "llama3_json": LLAMA3_JSON,  # Llama 3.1, 3.2, 3.3
         "openai": OPENAI,  # gpt-oss
-        "kimi_k2": KIMI_K2,
-        "kimi_k3": KIMI_K3,
-        "deepseek_v3": DEEPSEEK_V3,  # and R1
-        "deepseek_v31": DEEPSEEK_V31,
         "gemma4": GEMMA4,
-        "lfm2": LFM2,  # and LFM2.5
-        "apertus": APERTUS,
-        "solar_open": SOLAR,
-        "functionary_v31": FUNCTIONARY_V31,
-        "functionary_v32": FUNCTIONARY_V32,
         "granite": GRANITE,  # 3.0 to 3.3
         "nemotron_json": NEMOTRON,  # Nemotron Nano v2
-        "cohere_command4": COHERE,  # and Command R7B, Command A
-        "command_r": COMMAND_R,  # and Command R+
-        "gigachat3": GIGACHAT,
         "firefunction": FIREFUNCTION,
     }
 )
 """All formats by name. `detect_format` tries them in this order."""
 
-ALIASES: Mapping[str, str] = MappingProxyType(
-    {"qwen3_xml": "qwen3_coder", "glm47": "glm45", "cohere_command3": "cohere_command4"}
-)
+ALIASES: Mapping[str, str] = MappingProxyType({"qwen3_xml": "qwen3_coder", "glm47": "glm45"})
 """Other names that vLLM has for them."""
 
 

@@ -9,9 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, final
 
-from jinfercept.parsers.call_grammars import CallGrammar, check_name
+from jinfercept.parsers.call_grammars import NAME, NAME_CHAR, CallGrammar, check_name
 from jinfercept.parsers.lark import one_of, pattern, quoted
-from jinfercept.parsers.named_calls import NAME, NAME_CHAR
 from jinfercept.parsers.python_literals import to_json
 from jinfercept.parsers.schema_values import item_schema, member_schema, types_of, value_of
 from jinfercept.parsers.source import Source, Steps, skip_brackets

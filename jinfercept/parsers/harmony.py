@@ -8,10 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jinfercept.parsers.call_grammars import CallGrammar
+from jinfercept.parsers.call_grammars import NAME, CallGrammar
 from jinfercept.parsers.json_values import stream_call
 from jinfercept.parsers.lark import quoted
-from jinfercept.parsers.named_calls import NAME
 from jinfercept.parsers.source import Marks, Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 

@@ -1,8 +1,8 @@
-"""Llama 3.2 and 4, ToolACE, LFM2: a list of Python calls, `[f(a=1), g(b="x")]`, where the turn begins."""
+"""Llama 3.2 and 4, ToolACE: a list of Python calls, `[f(a=1), g(b="x")]`, where the turn begins."""
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from jinfercept.parsers.call_grammars import CallGrammar, check_name
@@ -23,7 +23,6 @@ from jinfercept.parsers.tool_schemas import Argument, constraints, inner, named_
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _ARGUMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
-_LFM2_START, _LFM2_END = "<|tool_call_start|>", "<|tool_call_end|>"
 _BARE_LISTS = ("[", "```")
 """Texts that a list of calls without a tag may begin with."""
 _STRING = r""""(\\["'\\nrt]|[^"\\\x00-\x1F\x7F])*"|'(\\["'\\nrt]|[^'\\\x00-\x1F\x7F])*'"""
@@ -41,10 +40,8 @@ def _read(source: Source) -> Steps[None]:
     whole = True  # no list was cut off
     yield from _read_list(source, tagged=False)
     while mark := (yield from source.read_content()):
-        if mark in (PYTHON_START, PYTHON_TAG, _LFM2_START):
+        if mark in (PYTHON_START, PYTHON_TAG):
             yield from _read_tagged(source)
-        elif mark == _LFM2_END:
-            yield from _skip_echo(source)
         elif mark in _BARE_LISTS and whole:
             whole = yield from _read_bare_list(source, mark)
         elif mark in _BARE_LISTS:
@@ -81,14 +78,6 @@ def _read_tagged(source: Source) -> Steps[None]:
         yield from read_calls(source, tagged=True)
     else:
         yield from _read_list(source, tagged=True)
-
-
-def _skip_echo(source: Source) -> Steps[None]:
-    """Pass over a list that LFM2 writes once more, with the closing tag alone: it would be called twice."""
-    start = source.at
-    if (yield from source.skip()) == "[" and (yield from _read_calls(source)) and (yield from source.take(_LFM2_END)):
-        return
-    source.at = start
 
 
 def _read_list(source: Source, tagged: bool) -> Steps[None]:
@@ -143,14 +132,6 @@ def _list_grammar(calls: CallGrammar) -> str:
         return f"{quoted(f'{argument.name}=')} {_value_rule(calls.rules, argument.schema)}", argument.needed
 
     return f'"[" {calls.several(calls.each(write, _TOOL_NAME), quoted(", "))} "]"'
-
-
-def _write_lfm2(calls: Sequence[tuple[str, Any]]) -> str:
-    written: list[str] = []
-    for name, values in calls:
-        members = values.items() if isinstance(values, Mapping) else [("arguments", values)]
-        written.append(f"{name}({', '.join(f'{key}={value!r}' for key, value in members)})")
-    return f"{_LFM2_START}[{', '.join(written)}]{_LFM2_END}"
 
 
 def _value_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
@@ -244,14 +225,5 @@ LLAMA4_PYTHONIC = ToolCallFormat(
     detect=lambda template: LLAMA4_ROLE in template and "[func_name1(" in template,
     tags=(PYTHON_START, PYTHON_END),
     turn_ends=LLAMA4_TURN_ENDS,
-    openings=_BARE_LISTS,
-)
-LFM2 = ToolCallFormat(
-    read=_read,
-    grammar=lambda calls: f"{calls.tag(_LFM2_START)} {_list_grammar(calls)} {calls.tag(_LFM2_END)}",
-    write=_write_lfm2,
-    detect=lambda template: any(text in template for text in (_LFM2_START, "List of tools: [", "<|tool_list_start|>")),
-    tags=(_LFM2_START, _LFM2_END),
-    turn_ends=("<|im_end|>",),
     openings=_BARE_LISTS,
 )

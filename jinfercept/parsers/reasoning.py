@@ -50,40 +50,25 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
         "deepseek_r1": _CLOSES,  # and QwQ
         "mistral": ReasoningFormat("[THINK]", "[/THINK]"),  # Magistral
         "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
-        "hy_v3": ReasoningFormat("<think:opensource>", "</think:opensource>"),
         "minimax_m3": ReasoningFormat("<mm:think>", "</mm:think>"),
         "openai_gptoss": ReasoningFormat("<|channel|>analysis<|message|>", "<|end|>"),
-        "cohere_command4": ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>"),  # and Command R7B, Command A
-        "apertus": ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>"),
-        "solar_open": ReasoningFormat("<|think|>", "<|end|>"),
         "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
-        "kimi_k3": ReasoningFormat("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
-        "muse": ReasoningFormat("to=self<|message|>", "<|eom|>"),
         "apriel": ReasoningFormat("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     }
-    | dict.fromkeys(
-        ("deepseek_v3", "deepseek_v4", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "nemotron_v3", "poolside_v1"),
-        _BOTH,
-    )
-    | dict.fromkeys(("minimax_m2", "olmo3", "step3", "step3p5"), _CLOSES)
+    | dict.fromkeys(("glm45", "glm47", "holo2"), _BOTH)
+    | dict.fromkeys(("minimax_m2", "olmo3"), _CLOSES)
 )
 """All reasoning formats by name, some under several."""
 
 _MARKS = {
     "mistral": "[THINK]",
     "seed_oss": "<seed:think>",
-    "hy_v3": "<think{}>",
     "minimax_m3": "<mm:think>",
     "openai_gptoss": "<|channel|>analysis<|message|>",
-    "cohere_command4": "<|END_THINKING|>",
-    "apertus": "<|inner_suffix|>",
-    "solar_open": "assistant<|think|>",
     "gemma4": "<channel|>",
-    "kimi_k3": "open_tag('think')",
-    "muse": "to=self<|message|>",
     "apriel": "[BEGIN FINAL RESPONSE]",
 }
-"""What templates of some formats have and others have not; Hy3's writes the suffix of its marks in place of braces."""
+"""What templates of some formats have and others have not."""
 
 
 def detect_reasoning_format(chat_template: str) -> str | None:
@@ -97,8 +82,7 @@ def detect_reasoning_format(chat_template: str) -> str | None:
             return name
     if "</think>" not in chat_template:
         return None
-    opens = "<think>" in chat_template or "List of tools: [" in chat_template  # LFM2.5 writes both marks, or neither
-    return "qwen3" if opens else "deepseek_r1"
+    return "qwen3" if "<think>" in chat_template else "deepseek_r1"
 
 
 @final

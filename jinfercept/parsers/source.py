@@ -54,6 +54,7 @@ class Source:
         new_id: makes ids for calls.
         ids: regular expression of the ids that may be taken from the model.
         tools: the parameters' JSON schemas of the tools that are offered, by name; None if unknown.
+        used: ids of earlier calls, which models write again; those of the turn are added.
 
     Attributes:
         tags: texts that are never content.
@@ -64,10 +65,11 @@ class Source:
     """
 
     def __init__(
-        self, marks: Marks, new_id: Callable[[], str], ids: str = ".+", tools: ToolSchemas | None = None
+        self, marks: Marks, new_id: Callable[[], str], ids: str, tools: ToolSchemas | None, used: set[str] | None
     ) -> None:
         self._marks, self._new_id, self._ids = marks, new_id, re.compile(ids)
         self.tools, self.tags = tools, marks.tags
+        self._used: set[str] = set() if used is None else used
         self._space, self._after_call, self._said = "", False, False
         self._in_markup = False
         self._num_calls = 0
@@ -170,8 +172,9 @@ class Source:
     def begin_call(self, name: str, start: int, call_id: str = "") -> None:
         """Begin a call, whose first character is at `start`."""
         assert self._open is None, "a call within a call"
-        if not self._ids.fullmatch(call_id):
+        if not self._ids.fullmatch(call_id) or call_id in self._used:
             call_id = self._new_id()
+        self._used.add(call_id)
         self._open = (name, call_id, self._cut_chars + start, [])
         self._space, self._after_call = "", True
         self.pieces.append(CallStarted(self._num_calls, name, call_id))

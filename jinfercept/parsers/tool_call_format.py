@@ -44,17 +44,24 @@ class ToolCallFormat:
     write: Callable[[Sequence[tuple[str, Any]]], str] | None = None
 
     def parser(
-        self, new_id: Callable[[], str] | None = None, *, only_calls: bool = False, first_only: bool = False
+        self,
+        new_id: Callable[[], str] | None = None,
+        *,
+        used: set[str] | None = None,
+        only_calls: bool = False,
+        first_only: bool = False,
     ) -> CallParser:
         """A parser for one turn.
 
         Args:
-            new_id: makes ids for calls that the model gave none; the format's own by default.
+            new_id: makes ids for calls that the model gave none, or one that an earlier call has; the format's own by
+                default.
+            used: ids of earlier calls; those of the turn are added.
             only_calls: the turn is calls and nothing else.
             first_only: calls after the first are read and dropped.
         """
         marks = Marks(self.tags + self.turn_ends, self.openings if self.tools else ())
-        source = Source(marks, new_id or self.new_id, self.ids, self.tools)
+        source = Source(marks, new_id or self.new_id, self.ids, self.tools, used)
         return TurnParser(self.read, source, only_calls=only_calls, first_only=first_only)
 
     def calls_grammar(self, token_of: TokenOf, template: str, parallel: bool) -> str:

@@ -4,21 +4,19 @@ The families differ in their tags only.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
+from jinfercept.parsers.call_grammars import NAME_CHAR
 from jinfercept.parsers.json_values import stream_arguments
 from jinfercept.parsers.python_literals import to_json
 from jinfercept.parsers.schema_values import is_property, may_have, property_types, value_of
 from jinfercept.parsers.source import Marks, Source, Steps
 
 _NAME = re.compile(r'[^<>\n"]')
-_BARE_NAME = re.compile(r"[\w.:/-]")
-_NO_TEXTS = ("integer", "number", "boolean", "array", "object", "null")
 _WRAPPERS = ("arguments", "parameters", "properties", "input")
 """Keys under which models write all arguments at once."""
-_CDATA, _CDATA_END = "<![CDATA[", "]]>"
 
 
 @final
@@ -28,44 +26,34 @@ class XmlTags:
 
     Attributes:
         function, name_end: the texts around a function's name. Without an end the next tag, or white space before it, ends it.
-        head_end: an expression for the rest of a function's tag, which readers pass over.
-        parameter, key_ends: the texts around an argument's key; each end says the type of the value, as JSON schemas do, or
-            "other" (none of the strings), or "" if it says none. The first of each type is the one that grammars write.
+        parameter, key_end: the texts around an argument's key.
         value_start: a tag behind the end of the key, which white space may precede.
         padded: a line break on each side of a value is no part of it.
-        outer: the tags around calls, none if empty; behind the first two others that are read.
+        outer: the tags around calls, none if empty.
         one_block: the outer tags stand around all calls, not around each.
-        tokens: special tokens in tags, besides text.
-        cdata: values may stand in a CDATA section.
-        json: a tag before all arguments as one JSON object, which some models write in place of parameters.
     """
 
     function: str
     name_end: str
     function_end: str
     parameter: str
-    key_ends: Mapping[str, str]
+    key_end: str
     parameter_end: str
     value_start: str = ""
     padded: bool = False
     outer: tuple[str, ...] = ()
     one_block: bool = False
-    tokens: tuple[str, ...] = ()
-    cdata: bool = False
-    head_end: str = ""
-    json: str = ""
 
     @property
     def tags(self) -> tuple[str, ...]:
         """All of them that are never content."""
-        inner = [self.value_start, *self.key_ends] if self.value_start else []
-        json = [self.json] if self.json else []
-        return (*self.outer, self.function, self.function_end, self.parameter, *inner, self.parameter_end, *json)
+        inner = [self.value_start, self.key_end] if self.value_start else []
+        return (*self.outer, self.function, self.function_end, self.parameter, *inner, self.parameter_end)
 
     @property
     def inner(self) -> tuple[str, ...]:
         """The tags that stand within an argument, behind its beginning."""
-        return (self.parameter_end, self.value_start, *self.key_ends)
+        return (self.parameter_end, self.value_start, self.key_end)
 
 
 def read_xml_calls(source: Source, tags: XmlTags) -> Steps[None]:
@@ -79,10 +67,10 @@ def read_xml_calls(source: Source, tags: XmlTags) -> Steps[None]:
     """
     while mark := (yield from source.read_content()):
         if mark == tags.function:
-            yield from read_xml_call(source, tags)
+            yield from _read_call(source, tags)
 
 
-def read_xml_call(source: Source, tags: XmlTags) -> Steps[None]:
+def _read_call(source: Source, tags: XmlTags) -> Steps[None]:
     """Read a call behind its function's tag, or leave it as content."""
     start = source.at
     name = yield from _read_name(source, tags)
@@ -93,11 +81,7 @@ def read_xml_call(source: Source, tags: XmlTags) -> Steps[None]:
     marks = Marks(tuple(tag for tag in source.tags if tag not in tags.inner))
     if (char := (yield from source.skip())) != "{":
         mark = yield from source.skip_until(marks)
-        if (
-            mark not in (tags.parameter, tags.function_end, tags.json or None)
-            and char
-            and source.text[behind : source.at].strip()
-        ):
+        if mark not in (tags.parameter, tags.function_end) and char and source.text[behind : source.at].strip():
             source.at = start
             return
     source.begin_call(name, start)
@@ -124,15 +108,9 @@ def _read_parameters(source: Source, tags: XmlTags, name: str, marks: Marks) -> 
     def is_next(key: str) -> bool:
         return key not in keys and (not keys or may_have(schema, key, schema))
 
-    while (mark := (yield from source.skip_until(marks))) and mark in (tags.parameter, tags.json):
+    while (mark := (yield from source.skip_until(marks))) == tags.parameter:
         source.at += len(mark)
-        if mark == tags.json:
-            if not keys and (yield from source.skip()) == "{":
-                if (yield from stream_arguments(source)):
-                    source.end_call()
-                return
-            continue
-        key, kind = yield from _read_key(source, tags)
+        key = yield from _read_key(source, tags)
         if key is None or not is_next(key):
             continue
         separator = ", " if keys else "{"
@@ -141,7 +119,7 @@ def _read_parameters(source: Source, tags: XmlTags, name: str, marks: Marks) -> 
         text = yield from _read_value(source, tags, is_next)
         if text is None:
             return
-        value = _json(text, _types(property_types(schema, key), kind))
+        value = _json(text, property_types(schema, key))
         members = _wrapped(text, schema) if wraps else None
         keys |= {*(members or ())}
         written = to_json(members)[1:-1] if members else f"{to_json(key)}: {value}"
@@ -169,7 +147,7 @@ def _read_name(source: Source, tags: XmlTags) -> Steps[str]:
         name = (yield from source.match(_NAME)).strip()
         return name if (yield from source.take(tags.name_end)) else ""
     yield from source.skip()
-    name = yield from source.match(_BARE_NAME)
+    name = yield from source.match(NAME_CHAR)
     yield from source.skip()
     end = source.at
     if not (yield from source.take(tags.parameter, tags.function_end, "{")):
@@ -178,21 +156,14 @@ def _read_name(source: Source, tags: XmlTags) -> Steps[str]:
     return name
 
 
-def _read_key(source: Source, tags: XmlTags) -> Steps[tuple[str | None, str]]:
-    """The key of an argument, None if this is no tag, and the type that its tag says; passes over what ends them."""
+def _read_key(source: Source, tags: XmlTags) -> Steps[str | None]:
+    """The key of an argument; passes over what ends it. None if this is no tag."""
     key = (yield from source.match(_NAME)).strip()
-    end = yield from source.take(*tags.key_ends)
+    end = yield from source.take(tags.key_end)
     if end and tags.value_start:
         yield from source.skip()
-        end = (yield from source.take(tags.value_start)) and end
-    return (key, tags.key_ends[end]) if end else (None, "")
-
-
-def _types(types: Sequence[str], kind: str) -> Sequence[str]:
-    """The types that a value may have, from those of the schema and what its tag says of it."""
-    if kind == "string":
-        return [name for name in types if name in ("string", "null")] if "string" in types else types or ["string"]
-    return [name for name in types if name != "string"] or types or _NO_TEXTS if kind else types
+        end = yield from source.take(tags.value_start)
+    return key if end else None
 
 
 def _read_value(source: Source, tags: XmlTags, is_next: Callable[[str], bool]) -> Steps[str | None]:
@@ -217,7 +188,7 @@ def _read_value(source: Source, tags: XmlTags, is_next: Callable[[str], bool]) -
         source.at = after
         if mark in (tags.parameter, tags.function):
             is_key = mark == tags.parameter
-            key = (yield from _read_key(source, tags))[0] if is_key else (yield from _read_name(source, tags)) or None
+            key = (yield from _read_key(source, tags)) if is_key else (yield from _read_name(source, tags)) or None
             source.at = after
             if key is None:
                 continue
@@ -250,13 +221,10 @@ def _plain(text: str, tags: XmlTags, closed: bool) -> str:
     """A value without what surrounds it; a line break before a tag that is missing is no part of it."""
     if tags.padded:
         return text.removeprefix("\n").removesuffix("\n")
-    text = text if closed else text.removesuffix("\n")
-    if tags.cdata and text.strip().startswith(_CDATA) and text.rstrip().endswith(_CDATA_END):
-        return text.strip()[len(_CDATA) : -len(_CDATA_END)]
-    return text
+    return text if closed else text.removesuffix("\n")
 
 
-def _json(text: str, types: Sequence[str]) -> str:
+def _json(text: str, types: list[str]) -> str:
     """A value as JSON, of one of these types; as a string if JSON cannot express it."""
     try:
         return to_json(value_of(text, types))
@@ -271,5 +239,5 @@ def _may_follow(source: Source, tags: XmlTags, is_next: Callable[[str], bool]) -
     mark = yield from source.take(*(tag for tag in source.tags if tag not in tags.inner))
     if mark != tags.parameter:
         return bool(mark)
-    key, _ = yield from _read_key(source, tags)
+    key = yield from _read_key(source, tags)
     return not (yield from source.peek()) or (key is not None and is_next(key))

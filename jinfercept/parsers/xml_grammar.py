@@ -6,58 +6,54 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinfercept.errors import RequestError
-from jinfercept.parsers.call_grammars import CallGrammar, check_name
+from jinfercept.parsers.call_grammars import NAME, CallGrammar, check_name
 from jinfercept.parsers.lark import one_of, pattern, quoted
 from jinfercept.parsers.schema_values import property_types, types_of
 from jinfercept.parsers.tool_schemas import Argument, constraints, inner, named_arguments, resolved
 from jinfercept.parsers.xml_calls import XmlTags
 
 XML_NAME = re.compile(r'[^<>\s"]([^<>\n"]*[^<>\s"])?')
-_BARE_NAME = re.compile(r"[\w.:/-]+")
 _LINE = r'"\n"?'
 
 
 def xml_grammar(calls: CallGrammar, tags: XmlTags) -> str:
+    """The grammar of a turn that has to call."""
 
-    names = XML_NAME if tags.name_end else _BARE_NAME
-    call = f"{calls.tag(tags.function, tags.tokens)} {calls.each(lambda *tool: named_call(calls, tags, *tool), names)}"
+    def write(name: str, schema: Mapping[str, Any]) -> str:
+        options = (
+            [_argument(calls, tags, argument, schema) for argument in option]
+            for option in named_arguments(name, schema)
+        )
+        arguments = one_of(" ".join(option) or '""' for option in options)
+        return f"{quoted(name)} {calls.tag(tags.name_end)} {_LINE} {arguments} {calls.tag(tags.function_end)}"
+
+    call = f"{calls.tag(tags.function)} {calls.each(write, XML_NAME if tags.name_end else NAME)}"
     if not tags.outer:
         return f"{calls.several(call, _LINE)} {_LINE}"
-    opening, closing = (calls.tag(tag, tags.tokens) for tag in tags.outer[:2])
+    opening, closing = map(calls.tag, tags.outer)
     if tags.one_block:
         return f"{opening} {_LINE} {calls.several(call, _LINE)} {_LINE} {closing} {_LINE}"
     return f"{calls.several(f'{opening} {_LINE} {call} {_LINE} {closing}', _LINE)} {_LINE}"
 
 
-def named_call(calls: CallGrammar, tags: XmlTags, name: str, schema: Mapping[str, Any]) -> str:
-    """A call of a tool, from its name up to the tag that ends it."""
-
-    def write(argument: Argument) -> str:
-        check_name(XML_NAME, argument.name, "argument")
-        return f"({_argument(calls, tags, argument, schema)} {_LINE})" + ("" if argument.needed else "?")
-
-    head = f"{quoted(name)} {calls.tag(tags.name_end, tags.tokens)} {tags.head_end} {_LINE}"
-    arguments = one_of(" ".join(map(write, option)) or '""' for option in named_arguments(name, schema))
-    return f"{head} {arguments} {calls.tag(tags.function_end, tags.tokens)}"
-
-
 def _argument(calls: CallGrammar, tags: XmlTags, argument: Argument, whole: Mapping[str, Any]) -> str:
-    """An argument: a text as it is, anything else as JSON. Raises `RequestError` as `plain_types` does."""
+    """An argument: a text as it is, anything else as JSON. Raises `RequestError` as `plain_types` and `check_name` do."""
     key, schema = argument.name, resolved(argument.schema)
+    check_name(XML_NAME, key, "argument")
     types = plain_types(key, schema, whole)
     is_text = "string" in types or not types
-    key_end = one_of(calls.tag(end, tags.tokens) for end in _key_ends(tags, {"string"} if is_text else types))
-    start = f"{_LINE} {calls.tag(tags.value_start, tags.tokens)}" if tags.value_start else ""
+    start = f"{_LINE} {calls.tag(tags.value_start)}" if tags.value_start else ""
     line = "\n" if tags.padded else ""
-    before, closing = calls.divided(tags.parameter_end, tags.tokens)
+    before, closing = calls.divided(tags.parameter_end)
     if is_text:
         ends = (tags.parameter_end, tags.function_end, "\n" + tags.parameter)
         texts = one_of(text_options(key, schema, ends))
         value = calls.rules.terminal(f"{texts} {quoted(line + before) if line + before else ''}")
     else:  # its closing is a part of the rule, since a lexer could not tell it from the value
         value = calls.rules.rule(f"{calls.rules.json(schema)} {quoted(line + before)}")
-    opening = f"{calls.tag(tags.parameter, tags.tokens)} {quoted(key)} {key_end}"
-    return f"{opening} {start} {quoted(line) if line else ''} {value} {closing}"
+    opening = f"{calls.tag(tags.parameter)} {quoted(key)} {calls.tag(tags.key_end)}"
+    written = f"({opening} {start} {quoted(line) if line else ''} {value} {closing} {_LINE})"
+    return written if argument.needed else f"{written}?"
 
 
 def plain_types(name: str, schema: Mapping[str, Any], whole: Mapping[str, Any]) -> set[str]:
@@ -74,14 +70,6 @@ def plain_types(name: str, schema: Mapping[str, Any], whole: Mapping[str, Any]) 
     if "string" in read and (not read <= {"string", "null"} or (types and "null" in read - types)):
         raise inexact(name, f"{sorted(read)}")
     return types
-
-
-def _key_ends(tags: XmlTags, types: set[str]) -> list[str]:
-    """The ends of an argument's key that say one of these types; that which says none, where none does."""
-    first = {kind: end for end, kind in reversed([*tags.key_ends.items()])}
-    kinds = sorted({"number" if kind == "integer" else kind for kind in types})
-    typed_ends = [first[kind] for kind in kinds if kind in first]
-    return typed_ends or [first["other" if "other" in first else ""]]
 
 
 def text_options(name: str, schema: Mapping[str, Any], ends: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from jinfercept.outputs import CompletionOutput
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.structured_outputs import StructuredOutputsParams
-from tests.support.chat_templates import DSML, MISTRAL_SMALL, MISTRAL_V3, PLAIN, QWEN, QWEN3_CODER
+from tests.support.chat_templates import MISTRAL_SMALL, MISTRAL_V3, PLAIN, QWEN, QWEN3_CODER
 from tests.support.scripted_model import Make, Scripted
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=500)
@@ -56,21 +56,6 @@ def test_qwen3_coder_calls_in_xml_with_values_as_the_function_declares_them(make
     assert (returned["content"], answer["content"]) == ("46 for 12", "46.")
     again = prompt_of(scripted, [*QUESTION, *completion.messages, *QUESTION])
     assert "<parameter=item>\n12\n</parameter>\n<parameter=number>\n2\n</parameter>\n" in again
-
-
-def test_deepseek_calls_with_tags_that_have_a_special_token_within(make_scripted: Make) -> None:
-    scripted = make_scripted(DSML)
-    call = (
-        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="price">\n<｜DSML｜parameter name="item" string="true">12'
-        '</｜DSML｜parameter>\n<｜DSML｜parameter name="number" string="false">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
-        "</｜DSML｜function_calls>"
-    )
-    read = f"<|im_end|>\n<|im_start|>tool\n46 for 12{NEXT}"
-    [completion] = answered(scripted, "I will look.\n\n" + call, read, "46.", "<|im_end|>")
-    called, returned, answer = completion.messages
-    assert json.loads(called["tool_calls"][0]["function"]["arguments"]) == {"item": "12", "number": 2}
-    assert (called["content"], returned["content"], answer["content"]) == ("I will look.", "46 for 12", "46.")
-    assert call in prompt_of(scripted, [*QUESTION, *completion.messages, *QUESTION])
 
 
 def test_a_coder_that_leaves_the_tags_out_calls_all_the_same(make_scripted: Make) -> None:

@@ -1,9 +1,8 @@
 """A follow-up continues from the model's own tokens with the chat templates of published models, whatever they write of a turn.
 
-The templates are those in the source package of llama-cpp-python.
+The templates are those in the source package of llama-cpp-python whose formats of calls are known.
 """
 
-import tarfile
 from typing import Any
 
 import pytest
@@ -15,38 +14,12 @@ from jinfercept.chat.template import ChatTemplate
 from jinfercept.errors import RequestError
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.price_chat import QUESTION
-from tests.support.source_packages import published_package
+from tests.support.template_table import published_templates
 
-FOLDER = "vendor/llama.cpp/models/templates/"
 ENDS = (
-    *("<|im_end|>", "</s>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|call|>", "<|calls|>", "<end_of_turn>", "<turn|>"),
-    *(
-        "<|tool_response>",
-        "<｜end▁of▁sentence｜>",
-        "<|endoftext|>",
-        "<|END_OF_TURN_TOKEN|>",
-        "[EOS]",
-        "<|eot|>",
-        "<|user|>",
-    ),
-    *(
-        "<|observation|>",
-        "[e~[",
-        "<|end_of_text|>",
-        "<seed:eos>",
-        "<|assistant_end|>",
-        "<|tools_suffix|>",
-        "<|message_sep|>",
-    ),
-    *(
-        "<|role_end|>",
-        "<sep>",
-        "</assistant>",
-        "<SPECIAL_12>",
-        "<｜hy_eos:opensource｜>",
-        "<end_of_sentence>",
-        "<|end_of_msg|>",
-    ),
+    *("<|im_end|>", "</s>", "<|eot_id|>", "<|end|>", "<|call|>", "<end_of_turn>", "<turn|>", "<|tool_response>"),
+    *("<｜end▁of▁sentence｜>", "<|endoftext|>", "[EOS]", "<|user|>", "<|observation|>", "[e~[", "<|end_of_text|>"),
+    *("<seed:eos>", "<|role_end|>", "<sep>", "</assistant>", "<SPECIAL_12>", "<end_of_sentence>", "<|eom_id|>"),
 )
 PRICE = {
     "type": "function",
@@ -71,7 +44,6 @@ RESULT = {"role": "tool", "tool_call_id": "call12345", "content": "Misty and mil
 ROUND = [*QUESTION, CALLING, RESULT]
 ASKS_AGAIN = [*QUESTION, {"role": "assistant", "content": " Fine. \n"}, {"role": "user", "content": "And two?"}]
 WITHOUT_ROUNDS = {  # they show no results, or refuse them
-    "CohereForAI-c4ai-command-r-plus-tool_use",
     "google-gemma-2-2b-it",
     "llama-cpp-rwkv-world",
     "microsoft-Phi-3.5-mini-instruct",
@@ -94,15 +66,11 @@ def templates() -> dict[str, ChatTemplate]:
     backend.add_special_tokens(list(ENDS))
     tokenizer = Tokenizer(backend, special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
     ends = [id_ for end in ENDS if (id_ := backend.token_to_id(end)) is not None]
-    made: dict[str, ChatTemplate] = {}
-    with tarfile.open(published_package()) as package:
-        for member in package:
-            if FOLDER in member.name and member.name.endswith(".jinja"):
-                source = package.extractfile(member).read().decode()  # pyright: ignore[reportOptionalMemberAccess]
-                name = member.name.rpartition("/")[2].removesuffix(".jinja")
-                if "firefunction" not in name:
-                    made[name] = ChatTemplate(tokenizer, [PRICE], source, {}, ends)
-    return made
+    return {
+        name: ChatTemplate(tokenizer, [PRICE], source, {}, ends)
+        for name, source in published_templates().items()
+        if "firefunction" not in name
+    }
 
 
 def behind(template: ChatTemplate, messages: Any) -> str | None:

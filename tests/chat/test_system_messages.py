@@ -150,14 +150,8 @@ def test_each_call_has_a_turn_of_its_own_where_the_template_writes_only_the_firs
     assert rendered(ANYWHERE.replace(_SAYS, names), given) == f"user: a\n{written}"
 
 
-@pytest.mark.parametrize(
-    ("shown", "written"),
-    [
-        ("<|tool_call|><|start_of_role|>", '<|tool_call|>[{"name": "price", "arguments": {"of": "</s>é"}}]'),
-        ("List of tools: [", "<|tool_call_start|>[price(of='</s>é')]<|tool_call_end|>"),
-    ],
-)
-def test_calls_that_a_template_leaves_out_stand_in_the_text_of_their_turn(shown: str, written: str) -> None:
+def test_calls_that_a_template_leaves_out_stand_in_the_text_of_their_turn() -> None:
+    shown, written = "<|tool_call|><|start_of_role|>", '<|tool_call|>[{"name": "price", "arguments": {"of": "</s>é"}}]'
     calls = [{"id": "1", "function": {"name": "price", "arguments": '{"of": "</s>é"}'}}]
     given = [*turns("user: a; assistant: b", assistant={"tool_calls": calls}), RESULTS[0]]
     template = ChatTemplate(byte_tokenizer(None), [], f"{{# {shown} #}}{ANYWHERE}", {}, ())

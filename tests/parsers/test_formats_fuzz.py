@@ -2,7 +2,6 @@
 
 import json
 import keyword
-import re
 from itertools import pairwise
 from typing import Any
 
@@ -84,7 +83,7 @@ def check(name: str, text: str, cuts: list[int], tools: ToolSchemas | None = Non
     marks = (*FORMATS[name].tags, *FORMATS[name].turn_ends)
     assert not any(mark in run for mark in marks for run in shown)
     if all(piece[0] == "content" for piece in whole) and not any(mark in text for mark in marks):
-        assert "".join(shown) == (re.sub(r"^\s*(>>>)?all\n|>>>all\n", "", text) if name == "functionary_v32" else text)
+        assert "".join(shown) == text
 
 
 JSON = st.recursive(

@@ -102,13 +102,12 @@ def test_reasoning_behind_a_call_is_reasoning(beginning: Beginning) -> None:
     assert joined(read(f"a</think>{quoted}", "thinking", "hermes"))[1:] == [("call", "f", '{"a": "<think>b</think>"}')]
 
 
-@pytest.mark.parametrize("name", ["gemma4", "kimi_k3", "mistral", "cohere_command4", "minimax_m3", "apriel"])
+@pytest.mark.parametrize("name", ["gemma4", "mistral", "minimax_m3", "apriel"])
 def test_every_family_may_think_again_behind_a_text(name: str) -> None:
-    form, answer = REASONING_FORMATS[name], "kimi_k3" if name == "kimi_k3" else None
-    begins, ends = ("<|open|>response<|sep|>", "<|close|>response<|sep|>") if answer else ("", "")
-    text = "".join(f"{form.opening}{a}{form.closing}{begins}{b}{ends}" for a, b in ("ab", "cd"))
+    form = REASONING_FORMATS[name]
+    text = "".join(f"{form.opening}{a}{form.closing}{b}" for a, b in ("ab", "cd"))
     expected = [("reasoning", "a"), ("content", "b"), ("reasoning", "\n\nc"), ("content", "\n\nd")]
-    assert joined(read(text, "undecided", answer, name)) == expected
+    assert joined(read(text, "undecided", name=name)) == expected
 
 
 def test_a_call_that_is_only_thought_of_is_none() -> None:
@@ -200,18 +199,6 @@ def test_mistral_has_marks_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "beginning", "text"),
-    [
-        ("kimi_k3", "thinking", "Hm.<|close|>think<|sep|><|open|>response<|sep|>It is 23.<|close|>response<|sep|>"),
-        ("muse", "undecided", " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>It is 23.<|eot|>"),
-        ("muse", "undecided", " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>It is 23."),
-    ],
-)
-def test_reasoning_and_answer_each_stand_in_markup(name: str, beginning: Beginning, text: str) -> None:
-    assert joined(read(text, beginning, name, name)) == [("reasoning", "Hm."), ("content", "It is 23.")]
-
-
-@pytest.mark.parametrize(
     ("name", "prompt", "beginning"),
     [
         ("qwen3", "<|im_start|>assistant\n", "undecided"),
@@ -233,20 +220,10 @@ def test_the_prompt_says_whether_reasoning_has_begun(name: str, prompt: str, beg
         ("{%- if '</think>' in content %}{{- '<think>\\n' + reasoning_content }}", "qwen3"),
         ("{% set content = content.split('</think>')[-1] %}{{ '<｜Assistant｜>' }}", "deepseek_r1"),
         ("{% set content = content.split('</think>')[-1] %}{{ '<｜Assistant｜><think>\\n' }}", "qwen3"),
-        ("{{ 'List of tools: [' }}{% set content = content.split('</think>')[-1] %}", "qwen3"),
         ("{{ '[THINK]' + thinking + '[/THINK]' }}", "mistral"),
         ("{%- set think_end_token = '</seed:think>' %}{{ '<seed:think>' }}", "seed_oss"),
-        ("{%- set marks = '<think{}>'.format(':opensource') %}", "hy_v3"),
         ("{%- set think_begin_token = '<mm:think>' %}", "minimax_m3"),
-        ("{{ '<|START_THINKING|>' + thinking + '<|END_THINKING|>' }}", "cohere_command4"),
-        ("{{ '<|inner_prefix|>' + thinking + '<|inner_suffix|>' }}", "apertus"),
-        ("{{ '<|begin|>assistant<|think|>' + thinking + '<|end|>' }}", "solar_open"),
         ("{{ '<|channel>thought\\n' + thinking + '\\n<channel|>' }}", "gemma4"),
-        (
-            "{{- open_tag('think' if thinking else 'response') -}}{{ '<|open|>' + tag }}{{ open_tag('think') }}",
-            "kimi_k3",
-        ),
-        ("{{- '<|start|>assistant to=self<|message|>' + message['reasoning_content'] + '<|eom|>' -}}", "muse"),
         ("{{ 'Here are my reasoning steps:\n' }}{{ text.split('[BEGIN FINAL RESPONSE]')[-1] }}", "apriel"),
         ("{{ message.content }}", None),
     ],

@@ -137,26 +137,6 @@ QWEN3_CODER = r"""
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 """Calls as XML."""
 
-DSML = r"""
-{%- set dsml = '｜DSML｜' %}
-{%- if tools %}{{ '<|im_start|>system\nWrite <' + dsml + 'function_calls>\n' }}
-{%- for tool in tools %}{{ tool | tojson }}{% endfor %}{{ '<|im_end|>\n' }}
-{%- endif %}
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\n' + message.content }}
-{%- if message.tool_calls %}{{ '\n\n<' + dsml + 'function_calls>\n' }}
-{%- for call in message.tool_calls %}
-{{- '<' + dsml + 'invoke name="' + call.function.name + '">\n' }}
-{%- for key, value in call.function.arguments | items %}
-{{- '<' + dsml + 'parameter name="' + key + '" string="' + ('true' if value is string else 'false') + '">' }}
-{{- (value if value is string else value | tojson) + '</' + dsml + 'parameter>\n' }}
-{%- endfor %}{{ '</' + dsml + 'invoke>\n' }}
-{%- endfor %}{{ '</' + dsml + 'function_calls>' }}
-{%- endif %}{{ '<|im_end|>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-"""DeepSeek V3.2: all tags have a special token within."""
-
 MISTRAL_V3 = r"""
 {%- if messages[0].role == 'system' %}{% set said = messages[0].content %}{% set messages = messages[1:] %}{% endif %}
 {%- set asked = messages | selectattr('role', 'equalto', 'user') | list %}

@@ -29,7 +29,6 @@ SPECIAL = (
         "<|eot_id|>",
         "<|python_tag|>",
         "<|begin_of_text|>",
-        "｜DSML｜",
     ),
 )
 ENDS = ("<|im_end|>", "</s>", "<|eot_id|>")

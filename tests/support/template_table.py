@@ -87,7 +87,7 @@ class Row(NamedTuple):
 
 
 def published_templates() -> dict[str, str]:
-    """The sources by name; see `published_package`."""
+    """The sources by name of those that know no tools, or whose format of calls is known; see `published_package`."""
     sources: dict[str, str] = {}
     with tarfile.open(published_package()) as package:
         for member in package:
@@ -95,13 +95,18 @@ def published_templates() -> dict[str, str]:
                 content = package.extractfile(member)
                 assert content is not None
                 sources[Path(member.name).stem] = content.read().decode()
-    return sources
+    return {name: source for name, source in sources.items() if _are_written(source) or detect_format(source)}
+
+
+def _are_written(source: str) -> bool:
+    return are_written(tool_choice("auto", True, chat_tools([TOOL])), None, source)
 
 
 def row_of(name: str, source: str) -> Row:
     """The line of one template, with the tools that a chat would declare to it."""
-    written = are_written(tool_choice("auto", True, chat_tools([TOOL])), None, source)
-    form = FORMAT if written else detect_format(source) or "none"
+    written = _are_written(source)
+    form = FORMAT if written else detect_format(source)
+    assert form is not None, name
     template = ChatTemplate(
         byte_tokenizer(None), [] if written else [TOOL], source, {}, (), written_tools=[TOOL] if written else []
     )
