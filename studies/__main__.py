@@ -19,9 +19,6 @@ COMMANDS: Mapping[str, Entry] = {
         "studies.calls.command:StudyCalls",
         "asynchronous calls beside synchronous and parallel ones: latency, memory, and the formulas",
     ),
-    "decisions": Entry(
-        "studies.decisions.command:Decisions", "predicted waste and durations against actual, from decision records"
-    ),
     "agents": Entry(
         "studies.agents.command:StudyAgents",
         "turns of coding agents under policies and published rivals, over pools, models and seeds",
