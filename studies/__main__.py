@@ -12,9 +12,6 @@ NEEDED = ("matplotlib", "pandas", "tabulate")
 """Packages of the extra `studies`."""
 COMMANDS: Mapping[str, Entry] = {
     "paper": Entry("studies.paper.command:Paper", "InferCept's latency by load, its waste and its ablation, simulated"),
-    "estimators": Entry(
-        "studies.estimators.command:Estimators", "what good and bad predictions of call durations are worth"
-    ),
     "calls": Entry(
         "studies.calls.command:StudyCalls",
         "asynchronous calls beside synchronous and parallel ones: latency, memory, and the formulas",
