@@ -338,10 +338,6 @@ class GpuReport:
 
     files: Files
     """what tools/gpu_suite and tools/tpu_suite have written"""
-    out: Maybe[str] = None
-    """write the table and all details to this Markdown file"""
-    plot: Maybe[str] = None
-    """draw link, transfers, kernels and steps into this file"""
 
     def run(self) -> int:
         """Print the tables; returns 0."""
@@ -353,7 +349,7 @@ class GpuReport:
                 got="no FILE",
                 fix="name what tools/gpu_suite or tools/tpu_suite has written",
             )
-        return gpu_report(self.files, out=self.out, plot=self.plot)
+        return gpu_report(self.files)
 
 
 def _single(flag: str, texts: Sequence[str]) -> int:

@@ -34,25 +34,16 @@ TOOLS = ("calculator", "search", "person", "image")
 class Desk:
     """A scheduler whose plans are executed by nobody: every sampled token is a 0."""
 
-    def __init__(
-        self,
-        policy: str,
-        running: int,
-        intercepted: int,
-        share: float,
-        *,
-        context_tokens: int = CONTEXT_TOKENS,
-        page_size: int = PAGE_SIZE,
-    ) -> None:
+    def __init__(self, policy: str, running: int, intercepted: int, share: float) -> None:
         self.rng = random.Random(0)
         self.now = 0.0
         profile, estimator = PROFILES["paper-gptj-6b-a100"], HistoryEstimator()
-        made = PolicyInputs(profile, profile.saturation, page_size, estimator).make(policy)
-        total = (running + intercepted) * context_tokens
+        made = PolicyInputs(profile, profile.saturation, PAGE_SIZE, estimator).make(policy)
+        total = (running + intercepted) * CONTEXT_TOKENS
         if made.protects_paused:  # no sequence would run in a pool that paused contexts fill
             share = 1.0
-        device = int((running * 1.2 + intercepted * share) * context_tokens)
-        self.kv = KVManager(device // page_size, 2 * total // page_size, page_size)
+        device = int((running * 1.2 + intercepted * share) * CONTEXT_TOKENS)
+        self.kv = KVManager(device // PAGE_SIZE, 2 * total // PAGE_SIZE, PAGE_SIZE)
         self.scheduler = Scheduler(
             self.kv,
             made,
@@ -60,11 +51,11 @@ class Desk:
             estimator,
             buckets=(1, 8, 32, 128, 512, 2048),
             max_num_seqs=running + 8,
-            max_model_len=context_tokens + MAX_MODEL_LEN,
+            max_model_len=CONTEXT_TOKENS + MAX_MODEL_LEN,
             chunk_tokens=2048,
         )
         for number in range(running + intercepted):
-            tokens = [number] * context_tokens
+            tokens = [number] * CONTEXT_TOKENS
             sequence = Sequence(str(number), tokens, self.kv.open(), max_tokens=1 << 30)
             self.scheduler.add(sequence)
             while not sequence.generated:

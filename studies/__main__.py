@@ -12,15 +12,9 @@ NEEDED = ("matplotlib", "pandas", "tabulate")
 """Packages of the extra `studies`."""
 COMMANDS: Mapping[str, Entry] = {
     "paper": Entry("studies.paper.command:Paper", "InferCept's latency by load, its waste and its ablation, simulated"),
-    "estimators": Entry(
-        "studies.estimators.command:Estimators", "what good and bad predictions of call durations are worth"
-    ),
     "calls": Entry(
         "studies.calls.command:StudyCalls",
         "asynchronous calls beside synchronous and parallel ones: latency, memory, and the formulas",
-    ),
-    "decisions": Entry(
-        "studies.decisions.command:Decisions", "predicted waste and durations against actual, from decision records"
     ),
     "agents": Entry(
         "studies.agents.command:StudyAgents",

@@ -2,8 +2,6 @@
 
 import json
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from benchmarks.ahead_of_time.child_lines import child_lines
 from benchmarks.ahead_of_time.plugin import PROJECT, environment, tool
 from benchmarks.gpu_bill.assumptions import assumed, listed
 from benchmarks.gpu_bill.budgets import PATH as BUDGETS
@@ -158,20 +157,7 @@ def _readings(cases: Sequence[Case]) -> Iterator[Reading]:
 
 
 def _lines(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The lines of the program that compiles, as they come. Raises `RuntimeError` if it fails."""
-    command = [sys.executable, "-m", "benchmarks.gpu_bill.child"]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen(command, env=environment(GENERATION), text=True, stderr=errors, **pipes)
-        assert child.stdout is not None
-        assert child.stdin is not None
-        with child:
-            child.stdin.write(json.dumps(order))
-            child.stdin.close()
-            yield from map(json.loads, child.stdout)
-        if child.returncode != 0:
-            errors.seek(0)
-            raise RuntimeError(f"the program that compiles failed: {errors.read()[-4000:]}")
+    return child_lines("benchmarks.gpu_bill.child", environment(GENERATION), order)
 
 
 def _guesses(devices: Devices, case: Case) -> Guesses:

@@ -32,8 +32,3 @@ class Part(NamedTuple):
     environment: Mapping[str, str] = {}
     xla_flags: tuple[str, ...] = ()
     checked: bool = False
-
-    @property
-    def subject(self) -> str:
-        """What its rows are about: parts of the same subject have the same columns."""
-        return self.module.rpartition(".")[2]

@@ -7,9 +7,6 @@ uses, which knows nothing of what was compiled.
 """
 
 import json
-import subprocess
-import sys
-import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from benchmarks.ahead_of_time.child_lines import child_lines
 from benchmarks.ahead_of_time.plugin import tpu_environment
 from benchmarks.gpu_bill.budgets import broken, print_broken, rewritten
 from benchmarks.gpu_bill.tables import Columns, plain, terminal
@@ -236,17 +234,4 @@ def _readings(cases: Sequence[Case]) -> Iterator[Reading]:
 
 
 def _lines(order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The lines of the program that compiles, as they come. Raises `RuntimeError` if it fails."""
-    command = [sys.executable, "-m", "benchmarks.tpu_bill.child"]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen(command, env=tpu_environment(), text=True, stderr=errors, **pipes)
-        assert child.stdout is not None
-        assert child.stdin is not None
-        with child:
-            child.stdin.write(json.dumps(order))
-            child.stdin.close()
-            yield from map(json.loads, child.stdout)
-        if child.returncode != 0:
-            errors.seek(0)
-            raise RuntimeError(f"the program that compiles failed: {errors.read()[-4000:]}")
+    return child_lines("benchmarks.tpu_bill.child", tpu_environment(), order)

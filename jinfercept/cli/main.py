@@ -36,8 +36,6 @@ COMMANDS: Mapping[str, Entry] = {
 STUDIES: Mapping[tuple[str, ...], Sequence[str]] = {
     ("study",): (),
     ("bench", "paper"): ("paper",),
-    ("bench", "estimators"): ("estimators",),
-    ("bench", "decisions"): ("decisions",),
 }
 """Commands that `python -m studies` runs from a clone, by the words that named them here."""
 

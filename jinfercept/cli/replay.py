@@ -93,7 +93,7 @@ class Replay:
     json: Maybe[str] = None
     """write the reports to this file"""
     decisions: Maybe[str] = None
-    """write every decision to this file (see `python -m studies decisions`)"""
+    """write every decision to this file"""
     engine: Annotated[EngineOptions, engine_flags("policy", "seed", *HOSTS)]
 
     def run(self) -> int:

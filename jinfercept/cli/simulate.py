@@ -114,7 +114,7 @@ class Simulate:
     plot: Maybe[str] = None
     """draw latency against rate into this file"""
     decisions: Maybe[str] = None
-    """write every decision to this file (see `python -m studies decisions`)"""
+    """write every decision to this file"""
     options: Annotated[EngineOptions, option_flags("page_size", "chunked_prefill", "preemption")]
 
     def run(self) -> int:

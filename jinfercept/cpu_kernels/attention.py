@@ -6,9 +6,8 @@ longest context that the tile sees. A tile is a rectangle: a decode tile has one
 Long chunks and long contexts take wide tiles, their remainders narrow ones.
 
 A tile of pages is gathered as it lies, all heads of a token in one row, and each KV head does its own two products on a
-slice of it; `benchmarks/kv_layout.py` compares that with other orders and formulations. A chunk multiplies in the type of its
-queries (in bfloat16 twice as fast as in float32), a decode row in float32: products of so few rows gain nothing, and lose time
-in bfloat16.
+slice of it. A chunk multiplies in the type of its queries (in bfloat16 twice as fast as in float32), a decode row in float32:
+products of so few rows gain nothing, and lose time in bfloat16.
 """
 
 from typing import NamedTuple

@@ -9,7 +9,7 @@ one contiguous row, so that writing a token is one row and a page is one contigu
 size, with W = D / 4 + 1 words; `kv_rows.py` says how these lie in a page's block. Page 0 belongs to no sequence and stays
 zeros: unused entries of page tables point to it, so that attention may read them. Padding writes nowhere: its
 indices are distinct and out of range.
-`benchmarks/kv_layout.py` is the measurement behind the order. On a TPU pages lie in another one, `interleaved.py`.
+The order was chosen by measurements on a CPU. On a TPU pages lie in another one, `interleaved.py`.
 
 On a GPU, pages are read and written as 32-bit words (`to_words`): XLA emits 2-byte accesses for bfloat16, and a scatter whose
 indices may repeat is a compare-and-swap loop for every number there. A CPU would copy the whole pool for such a view.

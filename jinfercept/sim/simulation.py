@@ -44,7 +44,7 @@ from jinfercept.sim.session_clients import SessionClients, SessionLoad, session_
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 
 STUDIED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | SCALED_ESTIMATORS
-"""Those that `python -m studies estimators` compares."""
+"""Those that the help of `jinfercept simulate` names."""
 SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = STUDIED_ESTIMATORS | WRONG_TOOLS
 BOUNDS = {"bound": "lru", "free_pause": "swap"}
 """Bounds to compare policies with, and the policies that they run under: infinite memory (`bound`); contexts that are offloaded

@@ -78,7 +78,7 @@ class StudyCalls:
     plot: Maybe[str] = None
     """draw speed-ups, latency and memory into this file"""
     decisions: Maybe[str] = None
-    """write every decision to this file (see `python -m studies decisions`)"""
+    """write every decision to this file"""
 
     def run(self) -> int:
         """Run the study, and print tables.

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from jinfercept.sched.policy import Action
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.waste import discard_waste
-from studies.decisions.summary import distribution
 
 Line = Mapping[str, Any]
 """A decision or an outcome, as `sim.record_lines` writes them."""
@@ -102,4 +102,8 @@ def ratio_of_sums(checks: Sequence[EquationCheck]) -> float | None:
 
 def ratios(checks: Sequence[EquationCheck]) -> Mapping[str, float | None]:
     """Deciles, median and mean of actual over predicted waste, where something was predicted."""
-    return distribution(check.actual / check.predicted for check in checks if check.predicted > 0)
+    ordered = sorted(check.actual / check.predicted for check in checks if check.predicted > 0)
+    if not ordered:
+        return dict.fromkeys(("p10", "p50", "p90", "mean"))
+    last = len(ordered) - 1
+    return {f"p{part}": ordered[round(last * part / 100)] for part in (10, 50, 90)} | {"mean": fmean(ordered)}

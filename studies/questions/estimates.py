@@ -1,7 +1,7 @@
 """Estimates against the truth: predicted and actual waste and durations, and what wrong durations cost.
 
-Predictions and what came of them are those of decision records (`sim.decision_records`), which `python -m studies decisions`
-summarises for other runs. Errors are injected into an oracle (`sim.scaled_estimator`), so that nothing else is wrong.
+Predictions and what came of them are those of decision records (`sim.decision_records`). Errors are injected into an oracle
+(`sim.scaled_estimator`), so that nothing else is wrong.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from jinfercept.sim.sweep import SimulatedLoad, SweepRun
 from jinfercept.sim.tables import TextTable
 from jinfercept.sim.workload import MIXED_WEIGHTS, draw
 from studies.answer import StudyAnswer, StudyEffort
-from studies.decisions.summary import ALL, load_records, summary
+from studies.questions.duration_checks import ALL, check_durations
 from studies.questions.equation_checks import EQUATIONS, Equation, EquationCheck, check_equation, ratio_of_sums, ratios
 from studies.questions.latency_columns import (
     LATENCY_COLUMNS,
@@ -77,8 +77,8 @@ class ErrorCase(NamedTuple):
 
 Checks = Mapping[tuple[Equation, str], list[EquationCheck]]
 """By equation and estimator."""
-Forecasts = Mapping[str, Mapping[str, Any]]
-"""Summaries of decision records by estimator."""
+Forecasts = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
+"""By estimator and tool, rows of `check_durations`."""
 Errors = Mapping[ErrorCase, Mapping[str, Report]]
 """Reports by estimator."""
 
@@ -124,7 +124,7 @@ def _recorded(effort: StudyEffort, folder: Path) -> tuple[Checks, Forecasts, lis
     reports = effort.play(runs)
     checks = {case: check_equation(case[0], path, machine) for case, path in zip(cases, paths, strict=True)}
     forecasts = {
-        estimator: summary(load_records(path))
+        estimator: check_durations(path)
         for (equation, estimator), path in zip(cases, paths, strict=True)
         if equation.number == 2
     }
@@ -146,15 +146,14 @@ def _equation_table(checks: Checks) -> TextTable:
 
 
 def _duration_table(forecasts: Forecasts) -> TextTable:
-    quantiles = next(iter(forecasts.values()))["run"]["quantiles"]
     rows = [
         [estimator, f"{row['age_s']:g}", f"{row['calls']:,}", *_duration_cells(row)]
         for estimator, forecast in forecasts.items()
-        for row in forecast["durations"][ALL]
+        for row in forecast[ALL]
     ]
     columns = ["estimator", "age, s", "calls", "predicted", "actual", "error", "pinball"]
     title = "Seconds still to come of a call, by its age; share that had returned by each predicted quantile."
-    return TextTable(title, [*columns, *(f"by q{quantile:g}" for quantile in quantiles)], rows)
+    return TextTable(title, [*columns, *(f"by q{quantile:g}" for quantile in QUANTILES)], rows)
 
 
 def _duration_cells(row: Mapping[str, Any]) -> list[str]:
@@ -166,13 +165,9 @@ def _kind_table(forecasts: Forecasts) -> TextTable:
     rows = [
         [
             kind,
-            *(
-                number_or_dash(forecast["durations"][kind][0][part])
-                for forecast in forecasts.values()
-                for part in _KIND_PARTS
-            ),
+            *(number_or_dash(forecast[kind][0][part]) for forecast in forecasts.values() for part in _KIND_PARTS),
         ]
-        for kind in forecasts[ESTIMATORS[0]]["durations"]
+        for kind in forecasts[ESTIMATORS[0]]
         if kind != ALL
     ]
     columns = [f"{estimator}: {part[:-2]}" for estimator in forecasts for part in _KIND_PARTS]
@@ -236,14 +231,12 @@ def _check_sentences(checks: Checks) -> Iterator[str]:
 
 def _duration_sentences(forecasts: Forecasts) -> Iterator[str]:
     def loss(estimator: str) -> float:
-        return forecasts[estimator]["durations"][ALL][0]["pinball_s"]
+        return forecasts[estimator][ALL][0]["pinball_s"]
 
     texts = [f"{estimator} {loss(estimator):.2f} s" for estimator in forecasts]
     yield f"Pinball loss of the forecasts when a call begins: {', '.join(texts)}."
     off = {
-        estimator: max(
-            abs(share - float(quantile)) for quantile, share in forecast["durations"][ALL][0]["returned"].items()
-        )
+        estimator: max(abs(share - float(quantile)) for quantile, share in forecast[ALL][0]["returned"].items())
         for estimator, forecast in forecasts.items()
         if estimator in LEARNED
     }
@@ -298,8 +291,8 @@ def _panels(checks: Checks, forecasts: Forecasts, errors: Errors) -> list[list[P
     ]
 
 
-def _calibration(forecast: Mapping[str, Any]) -> Sequence[tuple[float, Range]]:
-    returned = forecast["durations"][ALL][0]["returned"]
+def _calibration(forecast: Mapping[str, Sequence[Mapping[str, Any]]]) -> Sequence[tuple[float, Range]]:
+    returned = forecast[ALL][0]["returned"]
     return [(float(quantile), point(max(5.0, 100 * share))) for quantile, share in returned.items()]
 
 

@@ -88,7 +88,6 @@ def test_a_wrong_command_line_is_one_line_and_status_2(
             "python -m studies questions variety --out 'my answers'",
         ),
         (["bench", "paper", "--out", "paper"], "python -m studies paper --out paper"),
-        (["bench", "estimators"], "python -m studies estimators"),
     ],
 )
 def test_a_study_says_by_what_command_it_runs_from_a_clone(

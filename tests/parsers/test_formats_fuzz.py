@@ -19,8 +19,6 @@ from tests.support.xml_writing import XML, xml_call
 UNTAGGED_AT_START = ("llama3_json", "llama4_json", "pythonic", "llama4_pythonic")
 """Formats in which a call without a tag counts only where the turn begins."""
 EVERY_FORMAT = pytest.mark.parametrize("name", sorted(FORMATS))
-QUICK = settings(max_examples=15)
-LONG = settings(max_examples=3_000)
 TURNS = corpus()
 MARKS = sorted(
     {mark for format in FORMATS.values() for mark in (*format.tags, *format.turn_ends, *format.openings)} - {"{"}
@@ -145,7 +143,23 @@ def declared(calls: list[tuple[str, dict[str, Any]]]) -> ToolSchemas:
     }
 
 
-def check_good_calls(
+@EVERY_FORMAT
+@given(text=WILD, cuts=CUTS, tools=st.sampled_from([TOOLS, None]))
+def test_any_text_gives_the_same_pieces_however_it_is_divided(
+    name: str, text: str, cuts: list[int], tools: ToolSchemas | None
+) -> None:
+    check(name, text, cuts, tools)
+
+
+@settings(max_examples=max(80, settings().max_examples))
+@given(turn=mutated(), cuts=CUTS)
+def test_broken_turns_raise_nothing(turn: Turn, cuts: list[int]) -> None:
+    check(turn.format, turn.text, cuts, turn.tools)
+
+
+@EVERY_FORMAT
+@given(form=st.integers(0, 11), prose=PROSE, calls=CALLS, cuts=CUTS)
+def test_calls_that_are_written_well_are_found(
     name: str, form: int, prose: str, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
 ) -> None:
     """Calls behind some prose are found, with exactly their arguments, and the prose is all that is shown."""
@@ -156,57 +170,3 @@ def check_good_calls(
     content = [("content", prose)] if prose else []
     assert [piece[:2] for piece in pieces] == content + [("call", called) for called, _ in calls]
     assert [json.loads(piece[2]) for piece in pieces if piece[0] == "call"] == [values for _, values in calls]
-
-
-@EVERY_FORMAT
-@QUICK
-@given(text=WILD, cuts=CUTS, tools=st.sampled_from([TOOLS, None]))
-def test_any_text_gives_the_same_pieces_however_it_is_divided(
-    name: str, text: str, cuts: list[int], tools: ToolSchemas | None
-) -> None:
-    check(name, text, cuts, tools)
-
-
-@settings(max_examples=80)
-@given(turn=mutated(), cuts=CUTS)
-def test_broken_turns_raise_nothing(turn: Turn, cuts: list[int]) -> None:
-    check(turn.format, turn.text, cuts, turn.tools)
-
-
-@EVERY_FORMAT
-@QUICK
-@given(form=st.integers(0, 11), prose=PROSE, calls=CALLS, cuts=CUTS)
-def test_calls_that_are_written_well_are_found(
-    name: str, form: int, prose: str, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
-) -> None:
-    check_good_calls(name, form, prose, calls, cuts)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(0)
-@EVERY_FORMAT
-@LONG
-@given(text=WILD, cuts=CUTS, tools=st.sampled_from([TOOLS, None]))
-def test_any_text_gives_the_same_pieces_in_many_more_cases(
-    name: str, text: str, cuts: list[int], tools: ToolSchemas | None
-) -> None:
-    check(name, text, cuts, tools)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(0)
-@settings(max_examples=20_000)
-@given(turn=mutated(), cuts=CUTS)
-def test_many_more_broken_turns_raise_nothing(turn: Turn, cuts: list[int]) -> None:
-    check(turn.format, turn.text, cuts, turn.tools)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(0)
-@EVERY_FORMAT
-@LONG
-@given(form=st.integers(0, 11), prose=PROSE, calls=CALLS, cuts=CUTS)
-def test_many_more_calls_that_are_written_well_are_found(
-    name: str, form: int, prose: str, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
-) -> None:
-    check_good_calls(name, form, prose, calls, cuts)

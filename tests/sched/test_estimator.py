@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jinfercept.sched.durations import MOST_IN_FLIGHT, SHARE
 from jinfercept.sched.estimator import MOST_TENANTS, TRUST, ElapsedEstimator, HistoryEstimator, OracleEstimator
 from jinfercept.sched.sequence import CallKind, PendingCall
-from studies.estimators.single_request import held_cost
+from tests.support.single_request import held_cost
 
 seconds = st.floats(0, 1000)
 

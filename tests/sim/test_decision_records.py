@@ -2,11 +2,14 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.forecast import QUANTILES, EstimatorTee, forecast
@@ -17,8 +20,10 @@ from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import CallDuration, Pause, PendingCall, Sequence, State
+from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.decision_records import DecisionLog
 from jinfercept.sim.simulation import Simulation
+from jinfercept.sim.workload import draw
 from studies.calls.formulas import priced
 from studies.calls.markup import CallArrival
 from studies.calls.scripts import CallScript, ScriptedCall
@@ -312,3 +317,57 @@ def test_a_trap_of_several_calls_is_forecast_from_the_age_of_each(tmp_path: Path
         assert math.prod(returned) == pytest.approx(quantile, abs=0.01)
     assert outcome["predicted_token_s"] == pytest.approx(first["remaining_s"] * outcome["context"], rel=1e-4)
     assert outcome["actual"]["held"] == pytest.approx(outcome["duration_s"] * outcome["context"], rel=1e-4)
+
+
+# -- a run of a crowd ----------------------------------------------------------------------------------------------------
+
+
+SIMULATION = Simulation(
+    PROFILES["paper-gptj-6b-a100"],
+    "min_waste",
+    "history",
+    duration_s=15.0,
+    kv_tokens=6144,
+    host_tokens=4096,
+    max_model_len=2100,
+)
+
+
+def crowd() -> list[Arrival]:
+    rng = Random(1)
+    return arrivals(lambda: draw("mixed", rng), 1.5, SIMULATION.duration_s, rng)
+
+
+SLOW = [pytest.param(policy, depth, marks=pytest.mark.slow) for policy, depth in (("swap", 0), ("lru_host", 1))]
+
+
+@pytest.mark.parametrize(("policy", "depth"), [("copy_ahead", 0), ("min_waste", 1), *SLOW])
+def test_recording_changes_nothing_and_accounts_for_what_the_run_reports(
+    policy: str, depth: int, tmp_path: Path
+) -> None:
+    simulation, path = replace(SIMULATION, policy=policy, depth=depth), tmp_path / "log"
+    plain = simulation.run(crowd())
+    recorded = simulation.run(crowd(), decisions=str(path))
+    assert plain | {"sim_wall_s": 0} == recorded | {"sim_wall_s": 0}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    choices = [line for line in lines if line["type"] == "decision"]
+    assert sum(line["copied_tokens"] for line in choices if "copied_tokens" in line) == plain["copied_out_tokens"]
+    parts = [line["actual"] for line in lines if line["type"] == "outcome"]
+    waste = plain["waste_token_s"]
+    stall = sum(part["stall"] for part in parts)
+    assert stall <= 1.05 * waste["stall"]
+    assert depth or stall >= 0.95 * waste["stall"] - 1.0
+    held_token_s = sum(part["held"] + part["queued"] for part in parts)
+    assert 0.95 * waste["preserve"] <= held_token_s <= 1.05 * waste["preserve"]
+
+
+def test_files_under_other_names_than_asked_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ["--workload", "math", "--duration", "2", "--policy", "lru,swap", "--jobs", "1"]
+    assert main(["simulate", *flags, "--decisions", "d.jsonl"]) == 0
+    shown = capsys.readouterr().err.splitlines()
+    names = {line.removeprefix("written: ") for line in shown if line.startswith("written: ")}
+    assert names == {path.name for path in tmp_path.iterdir()}
+    assert len(names) == 2

@@ -1,1 +1,0 @@
-"""Decision records that runs have written: predicted waste and durations beside actual ones."""

@@ -1,1 +1,0 @@
-"""What good and bad predictions of call durations are worth."""
