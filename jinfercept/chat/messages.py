@@ -62,6 +62,8 @@ def checked_message(message: object) -> dict[str, Any]:
     checked = {**message, "content": content or ""}
     checked.pop(WRITTEN_CALLS, None)
     if thought := message.get("reasoning_content") or message.get("reasoning"):
+        if not isinstance(thought, str):
+            raise RequestError("a message's reasoning is text", got=shown(thought), fix="give a string")
         checked |= {"reasoning_content": thought, "reasoning": thought}  # templates read the one, some the other
     calls = checked.pop("tool_calls", None) or ()
     if calls:

@@ -65,6 +65,12 @@ class FairShare:
         heads = (next((sequence for sequence in waiting if sequence.may_start), None) for waiting in queues)
         return min((head for head in heads if head is not None), key=self.rank, default=None)
 
+    def without_right(self) -> set[str]:
+        """Tenants that have a running sequence, or a larger counter than all that have."""
+        queues, served = self._queues.by_tenant, self.served
+        most = max([served[tenant] for tenant, queue in queues.items() if queue.running], default=-1.0)
+        return {tenant for tenant, queue in queues.items() if queue.running or served[tenant] > most}
+
     def victim(self, head: Sequence) -> Sequence | None:
         """The running sequence that is preempted now for a tenant's right to run its waiting `head`; None: there is none.
 

@@ -348,8 +348,8 @@ class Scheduler:
         return first if now - self._turned_away_s >= MOST_TURNED_AWAY_S else None
 
     def _admit_entitled(self, builder: PlanBuilder) -> None:
-        """Start a waiting sequence of each tenant without a running one, before other sequences are planned."""
-        left_out = {tenant for tenant, queue in self._queues.by_tenant.items() if queue.running}
+        """Start a waiting sequence of each tenant that has a right to one, before other sequences are planned."""
+        left_out = self._fair.without_right()
         while not builder.stalled and (sequence := self._fair.next_waiting(left_out)) is not None:
             most = builder.query_tokens - sum([not running.planned for running in self.running])
             if most <= 0:

@@ -39,7 +39,7 @@ QUESTIONS: Mapping[str, Question] = {
         "architectures", "which policy, step and swap budget on which machine, and a wrong profile's price"
     ),
     "overload": Question(
-        "overload", "goodput past saturation, with early refusals and without; a greedy key beside others"
+        "overload", "goodput past saturation; a greedy key beside others"
     ),
     "optimisations": Question("optimisations", "what is left to win beside prefix sharing, GQA and quantised KV"),
 }
