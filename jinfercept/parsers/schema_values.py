@@ -64,13 +64,6 @@ def item_schema(schema: Any, index: int, root: Mapping[str, Any]) -> Mapping[str
     return _part_schema(schema, root, items)
 
 
-def is_property(schema: Any, name: str) -> bool:
-    """Whether an object's schema, or one that it combines, declares a property."""
-    return _combined(
-        *(schema, schema, lambda part: name in _mapping(part.get("properties"))), lambda _, results: any(results), any
-    )
-
-
 def may_have(schema: Any, name: str, root: Mapping[str, Any]) -> bool:
     """Whether an object may have a property: one whose schema declares none, or says more of them, may have any.
 

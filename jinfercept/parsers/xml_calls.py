@@ -4,19 +4,17 @@ The families differ in their tags only.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from jinfercept.parsers.call_grammars import NAME_CHAR
 from jinfercept.parsers.json_values import stream_arguments
 from jinfercept.parsers.python_literals import to_json
-from jinfercept.parsers.schema_values import is_property, may_have, property_types, value_of
+from jinfercept.parsers.schema_values import may_have, property_types, value_of
 from jinfercept.parsers.source import Marks, Source, Steps
 
 _NAME = re.compile(r'[^<>\n"]')
-_WRAPPERS = ("arguments", "parameters", "properties", "input")
-"""Keys under which models write all arguments at once."""
 
 
 @final
@@ -62,8 +60,8 @@ def read_xml_calls(source: Source, tags: XmlTags) -> Steps[None]:
     Tags are never content. A call begins with its function's tag, the outer tag may be missing; without a parameter or its
     closing tag behind the name it is none. Text beside parameters is dropped. `_read_value` says where a value ends. Each value
     becomes one piece of JSON, of the type in the tool's schema (`schema_values`). All arguments may be one JSON object, in the
-    place of parameters or as the value of the first (`_wrapped`). Closing tags may be missing where the turn ends after a
-    value; a call that ends within one, or before any, is cut off.
+    place of parameters. Closing tags may be missing where the turn ends after a value; a call that ends within one, or before
+    any, is cut off.
     """
     while mark := (yield from source.read_content()):
         if mark == tags.function:
@@ -114,16 +112,11 @@ def _read_parameters(source: Source, tags: XmlTags, name: str, marks: Marks) -> 
         if key is None or not is_next(key):
             continue
         separator = ", " if keys else "{"
-        wraps = not keys and key in _WRAPPERS and not is_property(schema, key)
         keys.add(key)
         text = yield from _read_value(source, tags, is_next)
         if text is None:
             return
-        value = _json(text, property_types(schema, key))
-        members = _wrapped(text, schema) if wraps else None
-        keys |= {*(members or ())}
-        written = to_json(members)[1:-1] if members else f"{to_json(key)}: {value}"
-        source.add_arguments(f"{separator}{written}")
+        source.add_arguments(f"{separator}{to_json(key)}: {_json(text, property_types(schema, key))}")
         rest = source.at
     if not mark and (not keys or source.text[rest:].strip()):
         return
@@ -131,14 +124,6 @@ def _read_parameters(source: Source, tags: XmlTags, name: str, marks: Marks) -> 
         source.at += len(mark)
     source.add_arguments("}" if keys else "{}")
     source.end_call()
-
-
-def _wrapped(text: str, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """All arguments, where a model wrote them as the value of one; None if it did not."""
-    value = value_of(text, ["object"])
-    if isinstance(value, dict) and value and all(is_property(schema, key) for key in value):
-        return value
-    return None
 
 
 def _read_name(source: Source, tags: XmlTags) -> Steps[str]:

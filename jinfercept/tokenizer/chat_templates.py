@@ -92,7 +92,7 @@ def _refuse_private(name: object) -> None:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Lets templates change lists, as those of Kimi K2 do: all lists that they see are copies then."""
+    """Lets templates change lists, as some do: all lists that they see are copies then."""
 
     changes_lists = True
 

@@ -126,7 +126,7 @@ def test_a_template_stays_in_its_sandbox(source: str) -> None:
 
 
 def test_a_template_changes_lists_of_its_own() -> None:
-    """Those of Kimi K2 do: they queue the ids of calls for the results."""
+    """Some queue the ids of calls for the results."""
     source = "{% set ids = [] %}{% set _ = ids.append('a') %}{% set _ = ids.extend(['b']) %}{{ ids.pop(0) }}{{ ids }}"
     messages = [{"role": "user", "content": "Hi"}]
     for _ in range(2):
