@@ -142,7 +142,7 @@ def _check_tools(model: str, params: "SamplingParams", chat: Mapping[str, Any]) 
 
     tokenizer = load_tokenizer(locate(model))
     options = ChatOptions(**{name: value for name, value in chat.items() if name in ChatOptions.__annotations__})
-    make_chats((), [], params, chat["tools"], options, tokenizer, None, (), lambda: None)
+    make_chats((), (), params, chat["tools"], options, tokenizer, None, (), lambda: None)
     return tokenizer
 
 

@@ -72,7 +72,7 @@ class TerminalChat:
         self._column = 0  # whether the answer's last line is open
         self._thinks = False  # whether a line of reasoning is open
         self.messages: list[Any] = list(self._system)
-        llm.chat([], params, tools=tools, **options)  # says now what cannot work
+        llm.chat((), params, tools=tools, **options)  # says now what cannot work
 
     def run(self, ask: Callable[[], str | None]) -> None:
         """Take lines until there are no more, or `/quit`."""

@@ -160,7 +160,7 @@ class ClientTools:
         if not names and reference.type == "function" and reference.name and not reference.namespace:
             return [reference.name]  # it may be a tool of the server
         if not names and reference.type in (*_CALL_TYPES, "namespace"):
-            message = f"no tool is named {reference.name or reference.type!r}"
+            message = f"tool_choice: no tool is named {reference.name or reference.type!r}"
             raise ApiError.bad(f"{message}: declare it in tools", "tool_choice")
         return names
 
