@@ -165,29 +165,24 @@ class Sampler:
             params = None if entry.options is None else entry.options.params
             reported.append(params if params is not None and params.reports_draws else None)
         step, kind = steps[0][0], draw_kind(packed)
-        if self._run.missing:
-            optional = ("remember", any_remembered(packed)), ("logprobs", any(reported))
-            names = ["shape", *[name for name, called in optional if called]]  # masks are made while the step computes
-            scores = bool([chunk for chunk in chunks if chunk.score is not None])
-            step, num_rows, kind = self._ready(steps, counts, names, kind, scores=scores)
+        if missing := self._run.missing:
+            least, names = kind, ["shape"]  # masks are made while the step computes
+            names += ["remember"] if any_remembered(packed) else []
+            names += ["logprobs"] if any(reported) else []
+            scored = [chunk for chunk in chunks if chunk.score is not None]
+            for (step, keys), num_rows, kind in product(steps, counts, KINDS[KINDS.index(least) :]):
+                needed = {*keys, ("head", step[0], num_rows), *[(name, num_rows) for name in names]}
+                if scored:
+                    num_scored = self._num_scored(step[0])
+                    needed |= {("head", step[0], num_scored), ("logprobs", num_scored)}
+                draw = "sample", num_rows, kind
+                can_draw = draw in self._run.ready if kind != least else draw not in missing
+                if num_rows <= step[0] and can_draw and missing.isdisjoint(needed):
+                    break
+            else:  # it waits
+                step, num_rows, kind = steps[0][0], counts[0], least
             packed = pack_samples(samples, num_rows, self._num_slots)
         return Samples(packed, tuple(reported), forced, step, kind)
-
-    def _ready(
-        self, steps: Steps, counts: Sequence[int], names: Sequence[str], least: Kind, *, scores: bool
-    ) -> tuple[Step, int, Kind]:
-        """The first step, number of rows and kind of draw whose executables are all compiled; the first of all if it waits."""
-        kinds, run = KINDS[KINDS.index(least) :], self._run
-        for (step, keys), count, kind in product(steps, counts, kinds):
-            needed, draw = {*keys}, ("sample", count, kind)
-            if count:
-                needed |= {draw, ("head", step[0], count), *[(name, count) for name in names]}
-            if scores:
-                num_scored = self._num_scored(step[0])
-                needed |= {("head", step[0], num_scored), ("logprobs", num_scored)}
-            if count <= step[0] and (not count or draw in run.ready) and run.missing.isdisjoint(needed):
-                return step, count, kind
-        return steps[0][0], counts[0], least
 
     def _num_scored(self, bucket: int) -> int:
         return max(rows for rows in self._row_counts if rows <= bucket)
