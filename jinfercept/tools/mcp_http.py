@@ -3,12 +3,19 @@
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, final, override
 
 import httpx2
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
-from mcp_types import INTERNAL_ERROR
+from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
+from mcp.shared.message import SessionMessage
+from mcp_types import INTERNAL_ERROR, JSONRPCNotification, JSONRPCRequest
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from jinfercept.tools.calls import CallFailed
+from jinfercept.tools.http_tool import read_text
+from jinfercept.tools.mcp_answers import MAX_ANSWER_BYTES, without_half_pairs
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +24,9 @@ SESSION_ENDED, UNREACHED = "jinfercept: session ended", "jinfercept: no answer"
 
 _NO_SESSION = (404, 400, 410)
 """Statuses for an unknown session: the protocol's, and those of other servers, which have them for other faults too."""
+
+_CANCELLED = "notifications/cancelled"
+_NOTICE_S = 30.0
 
 
 @asynccontextmanager
@@ -31,10 +41,31 @@ async def http_streams(
     """
     async with (
         _McpHttp(headers=headers, timeout=httpx2.Timeout(30.0, read=None, pool=None)) as http,
-        streamable_http_client(url, http_client=http) as streams,
+        streamable_http_client(url, http_client=http, max_sse_event_size=MAX_ANSWER_BYTES) as (messages, write),
     ):
         http.server, http.session_ended = server, session_ended
-        yield streams
+        yield messages, _Requests(write)
+
+
+@final
+class _Requests(AbstractAsyncContextManager[Any]):
+    """Messages for the SDK. It closes the POST of a request only when another has its id: so a cancellation is sent as one."""
+
+    def __init__(self, write: Any) -> None:
+        self._write = write
+
+    @override
+    async def __aexit__(self, *error: object) -> None:
+        await self._write.aclose()
+
+    async def send(self, item: SessionMessage) -> None:
+        message = item.message
+        if isinstance(message, JSONRPCNotification) and message.method == _CANCELLED and message.params is not None:
+            request_id = message.params["requestId"]
+            item = SessionMessage(
+                JSONRPCRequest(jsonrpc="2.0", id=request_id, method=_CANCELLED, params=message.params)
+            )
+        await self._write.send(item)
 
 
 @final
@@ -47,10 +78,17 @@ class _McpHttp(httpx2.AsyncClient):
         """As the base class. A POST's error status or failed connection becomes a JSON-RPC error, which the SDK passes on."""
         if request.method != "POST":
             return await super().send(request, **options)
+        asked = json.loads(request.content)
+        if asked.get("method") == _CANCELLED:
+            if request.headers.get(MCP_PROTOCOL_VERSION_HEADER) not in MODERN_PROTOCOL_VERSIONS:
+                with suppress(httpx2.RequestError):
+                    await self._notify(request, {key: asked[key] for key in asked if key != "id"})
+            return httpx2.Response(202, request=request)
         try:
             response = await super().send(request, **options)
-            if response.is_error or "text/event-stream" not in response.headers.get("content-type", "").lower():
-                await response.aread()
+            if not response.is_error and _is_stream(response):
+                return response
+            response = await _whole(response)
             if not response.is_error:
                 return response
             status, error = response.status_code, _error(response)
@@ -58,6 +96,8 @@ class _McpHttp(httpx2.AsyncClient):
                 self.session_ended()
                 error["data"] = SESSION_ENDED
             error["message"] = f"the MCP server {self.server} answered {error['message']}"
+        except CallFailed as fault:
+            status, error = 502, {"code": INTERNAL_ERROR, "message": f"the MCP server {self.server}: {fault}"}
         except httpx2.RequestError as fault:
             problem = f"the MCP server {self.server} did not answer: {type(fault).__name__}: {fault}"
             status, error = 502, {"code": INTERNAL_ERROR, "message": problem, "data": UNREACHED}
@@ -69,14 +109,37 @@ class _McpHttp(httpx2.AsyncClient):
         """Whether a request was refused since its session has ended. If the status does not tell, the session is pinged."""
         if MCP_SESSION_ID not in request.headers or status not in _NO_SESSION:
             return False
-        if status == _NO_SESSION[0]:
-            return True
-        names = ("accept", "mcp-protocol-version", MCP_SESSION_ID)
-        headers = {name: request.headers[name] for name in names if name in request.headers}
         ping = {"jsonrpc": "2.0", "id": "ping", "method": "ping"}
-        response = await super().send(self.build_request("POST", request.url, json=ping, headers=headers), stream=True)
+        return status == _NO_SESSION[0] or await self._notify(request, ping) in _NO_SESSION
+
+    async def _notify(self, request: httpx2.Request, message: Mapping[str, Any]) -> int:
+        """The status of the answer to a message in the session of a request."""
+        names = ("accept", MCP_PROTOCOL_VERSION_HEADER, MCP_SESSION_ID)
+        headers = {name: request.headers[name] for name in names if name in request.headers}
+        notice = self.build_request("POST", request.url, json=message, headers=headers, timeout=_NOTICE_S)
+        response = await super().send(notice, stream=True)
         await response.aclose()
-        return response.status_code in _NO_SESSION
+        return response.status_code
+
+
+def _is_stream(response: httpx2.Response) -> bool:
+    return "text/event-stream" in response.headers.get("content-type", "").lower()
+
+
+async def _whole(response: httpx2.Response) -> httpx2.Response:
+    """A response with its body, of which the SDK can read all texts. Raises `CallFailed` for a body that is too long."""
+    try:
+        text = await read_text(response, MAX_ANSWER_BYTES, response.encoding or "utf-8")
+    finally:
+        await response.aclose()
+    names = ("content-type", "location", "retry-after", MCP_SESSION_ID)
+    headers = {name: response.headers[name] for name in names if name in response.headers}
+    body = without_half_pairs(text).encode(response.encoding or "utf-8", errors="replace")
+    whole = httpx2.Response(
+        response.status_code, headers=headers, content=body, request=response.request, extensions=response.extensions
+    )
+    whole.next_request = response.next_request
+    return whole
 
 
 def _error(response: httpx2.Response) -> dict[str, Any]:
