@@ -389,6 +389,7 @@ def test_equal_constraints_are_compiled_once(byte_grammars: Grammars) -> None:
             {"json": {"patternProperties": {"^[abc]$": {}}, "additionalProperties": False, "maxProperties": 2}},
             "#/maxProperties",
         ),
+        ({"json": {**CLOSED, "patternProperties": {"^x[0-9]$": {}}, "minProperties": 4}}, "#/minProperties"),
         ({"json_object": "yes"}, "True, or leave it out"),
         ({"regex": "(("}, "unclosed group"),
         ({"regex": "(?=a)b"}, "look-around"),
