@@ -87,7 +87,8 @@ FAULTS: dict[str, tuple[Http, str]] = {
     "accepted": (Http(202), "202"),
     "long": (Http(200, " " * (5 << 20)), "MCP server shop: the answer is longer than 4194304 bytes"),
     "long_refusal": (Http(400, " " * (5 << 20)), "MCP server shop: the answer is longer than 4194304 bytes"),
-    "long_event": (Http(200, "data: " + "x" * (5 << 20), STREAM), "4194304 bytes"),
+    "long_event": (Http(200, "data: " + "x" * (5 << 20), STREAM), "longer than 4194304 bytes"),
+    "half_a_pair": (Http(200, f"data: {refused(-1, 'not \ud800').text}\r\r", STREAM), "not \ufffd"),
     "no_result": (Http(200, '{"jsonrpc": "2.0", "id": 0, "result": {}}'), "MCP server shop sent no result of a tool"),
 }
 
