@@ -26,9 +26,10 @@ _NO_TEXT = "\ufffd"
 _ESCAPE = re.compile(r"(\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u(?![dD][89a-fA-F])|\\[^u])|\\u....", re.DOTALL)
 
 
-def without_half_pairs(text: str) -> str:
-    """JSON text without escapes of half a surrogate pair, for which the SDK refuses it."""
-    return _ESCAPE.sub(lambda match: match[1] or _NO_TEXT, text) if _HALF.search(text) else text
+def readable_json(data: bytes | bytearray) -> bytes:
+    """JSON with U+FFFD for half surrogate pairs and what is no UTF-8, for which the SDK refuses it."""
+    text = data.decode(errors="replace")
+    return (_ESCAPE.sub(lambda match: match[1] or _NO_TEXT, text) if _HALF.search(text) else text).encode()
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, JSONRPCNotification, JSONRPCRequest
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from jinfercept.tools.mcp_answers import MAX_ANSWER_BYTES, without_half_pairs
+from jinfercept.tools.mcp_answers import MAX_ANSWER_BYTES, readable_json
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +58,8 @@ class _Requests(AbstractAsyncContextManager[Any]):
 
     async def send(self, item: SessionMessage) -> None:
         message = item.message
-        if isinstance(message, JSONRPCNotification) and message.method == _CANCELLED and message.params is not None:
-            request_id = message.params["requestId"]
-            item = SessionMessage(
-                JSONRPCRequest(jsonrpc="2.0", id=request_id, method=_CANCELLED, params=message.params)
-            )
+        if isinstance(message, JSONRPCNotification) and message.method == _CANCELLED and message.params:
+            item = SessionMessage(JSONRPCRequest(id=message.params["requestId"], **message.model_dump()))
         await self._write.send(item)
 
 
@@ -80,7 +77,8 @@ class _McpHttp(httpx2.AsyncClient):
         if asked.get("method") == _CANCELLED:
             if request.headers.get(MCP_PROTOCOL_VERSION_HEADER) not in MODERN_PROTOCOL_VERSIONS:
                 with suppress(httpx2.RequestError):
-                    await self._notify(request, {key: asked[key] for key in asked if key != "id"})
+                    asked.pop("id")
+                    await self._notify(request, asked)
             return httpx2.Response(202, request=request)
         try:
             response = _readable(await super().send(request, **options))
@@ -130,8 +128,10 @@ def _readable(response: httpx2.Response) -> httpx2.Response:
     """A response of which the SDK can read all texts, and whose length is limited."""
     names = ("content-type", "location", "retry-after", MCP_SESSION_ID)
     headers = {name: response.headers[name] for name in names if name in response.headers}
-    readable = httpx2.Response(response.status_code, headers=headers, stream=_Body(response), request=response.request)
-    readable.next_request = response.next_request
+    readable = httpx2.Response(
+        response.status_code, headers=headers, stream=_Body(response), extensions=response.extensions
+    )
+    readable.request, readable.next_request = response.request, response.next_request
     return readable
 
 
@@ -142,15 +142,16 @@ class _Body(httpx2.AsyncByteStream):
 
     @override
     async def __aiter__(self) -> AsyncGenerator[bytes]:
-        rest, encoding, is_stream = bytearray(), self._response.encoding or "utf-8", _is_stream(self._response)
+        rest, is_stream = bytearray(), _is_stream(self._response)
         async for part in self._response.aiter_bytes():
             rest += part
-            if is_stream and (end := max(rest.rfind(b"\n"), rest.rfind(b"\r")) + 1):
-                yield without_half_pairs(rest[:end].decode(encoding, "replace")).encode(encoding, "replace")
+            if is_stream and (end := max(part.rfind(b"\n"), part.rfind(b"\r")) + 1):
+                end += len(rest) - len(part)
+                yield readable_json(rest[:end])
                 del rest[:end]
             if len(rest) > MAX_ANSWER_BYTES:
                 raise httpx2.SSEError(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")  # which the SDK awaits
-        yield without_half_pairs(rest.decode(encoding, "replace")).encode(encoding, "replace")
+        yield readable_json(rest)
 
     @override
     async def aclose(self) -> None:
@@ -163,7 +164,7 @@ def _error(response: httpx2.Response) -> dict[str, Any]:
         error = json.loads(response.content)["error"]
         error = {"code": int(error["code"]), "message": str(error["message"]), "data": error.get("data")}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        error = {"code": INTERNAL_ERROR, "message": " ".join(response.text.split())[:500]}
+        error = {"code": INTERNAL_ERROR, "message": " ".join(response.content.decode(errors="replace").split())[:500]}
     status = f"HTTP {response.status_code} {response.reason_phrase}".rstrip()
     retry = f", Retry-After: {response.headers['retry-after']}" if "retry-after" in response.headers else ""
     return error | {"message": f"{status}{retry}: {error['message']}".removesuffix(": ")}
