@@ -27,7 +27,7 @@ _EXIT_S = 2.0
 _PIPE_ERRORS = (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)
 
 _END_BYTES = 200
-_CUT = b"\0"  # no JSON has it
+_CUT = b"\0 cut \0"  # no JSON has it
 _ENDS = re.compile(rb"\s*\{([^][{}]*).*?([^][{}]*)\}\s*", re.DOTALL)
 _ID = re.compile(rb'"id"\s*:\s*(\d+)')
 
