@@ -19,16 +19,17 @@ _STRICTEST = "2025-11-25"
 """A protocol version whose schema of a declaration no other version exceeds."""
 
 MAX_ANSWER_BYTES = 4 << 20
+"""The longest body of a response, event of a stream, or line of a process."""
 _MAX_PARTS = 10_000
 
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _NO_TEXT = "\ufffd"
-_ESCAPE = re.compile(r"(\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u(?![dD][89a-fA-F])|\\[^u])|\\u....", re.DOTALL)
+_HALF = re.compile(r"\\(?:(\\|u[dD][89abAB]..\\u[dD][c-fC-F]..)|u[dD][89a-fA-F]..)")
+"""What is no half of a surrogate pair, although it looks like one, is in the group."""
 
 
-def without_half_pairs(text: str) -> str:
-    """JSON text without escapes of half a surrogate pair, for which the SDK refuses it."""
-    return _ESCAPE.sub(lambda match: match[1] or _NO_TEXT, text) if _HALF.search(text) else text
+def readable_json(data: bytes | bytearray) -> bytes:
+    """JSON with U+FFFD for half surrogate pairs and what is no UTF-8, for which the SDK refuses it."""
+    return _HALF.sub(lambda match: match[0] if match[1] else _NO_TEXT, data.decode(errors="replace")).encode()
 
 
 @asynccontextmanager

@@ -13,9 +13,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, JSONRPCNotification, JSONRPCRequest
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from jinfercept.tools.calls import CallFailed
-from jinfercept.tools.http_tool import read_text
-from jinfercept.tools.mcp_answers import MAX_ANSWER_BYTES, without_half_pairs
+from jinfercept.tools.mcp_answers import MAX_ANSWER_BYTES, readable_json
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +58,8 @@ class _Requests(AbstractAsyncContextManager[Any]):
 
     async def send(self, item: SessionMessage) -> None:
         message = item.message
-        if isinstance(message, JSONRPCNotification) and message.method == _CANCELLED and message.params is not None:
-            request_id = message.params["requestId"]
-            item = SessionMessage(
-                JSONRPCRequest(jsonrpc="2.0", id=request_id, method=_CANCELLED, params=message.params)
-            )
+        if isinstance(message, JSONRPCNotification) and message.method == _CANCELLED and message.params:
+            item = SessionMessage(JSONRPCRequest(id=message.params["requestId"], **message.model_dump()))
         await self._write.send(item)
 
 
@@ -82,13 +77,16 @@ class _McpHttp(httpx2.AsyncClient):
         if asked.get("method") == _CANCELLED:
             if request.headers.get(MCP_PROTOCOL_VERSION_HEADER) not in MODERN_PROTOCOL_VERSIONS:
                 with suppress(httpx2.RequestError):
-                    await self._notify(request, {key: asked[key] for key in asked if key != "id"})
+                    asked.pop("id")
+                    await self._notify(request, asked)
             return httpx2.Response(202, request=request)
         try:
-            response = await super().send(request, **options)
-            if not response.is_error and _is_stream(response):
-                return response
-            response = await _whole(response)
+            response = _readable(await super().send(request, **options))
+            if response.is_error or not _is_stream(response):
+                try:
+                    await response.aread()
+                finally:
+                    await response.aclose()
             if not response.is_error:
                 return response
             status, error = response.status_code, _error(response)
@@ -96,7 +94,7 @@ class _McpHttp(httpx2.AsyncClient):
                 self.session_ended()
                 error["data"] = SESSION_ENDED
             error["message"] = f"the MCP server {self.server} answered {error['message']}"
-        except CallFailed as fault:
+        except httpx2.SSEError as fault:
             status, error = 502, {"code": INTERNAL_ERROR, "message": f"the MCP server {self.server}: {fault}"}
         except httpx2.RequestError as fault:
             problem = f"the MCP server {self.server} did not answer: {type(fault).__name__}: {fault}"
@@ -126,20 +124,38 @@ def _is_stream(response: httpx2.Response) -> bool:
     return "text/event-stream" in response.headers.get("content-type", "").lower()
 
 
-async def _whole(response: httpx2.Response) -> httpx2.Response:
-    """A response with its body, of which the SDK can read all texts. Raises `CallFailed` for a body that is too long."""
-    try:
-        text = await read_text(response, MAX_ANSWER_BYTES, response.encoding or "utf-8")
-    finally:
-        await response.aclose()
+def _readable(response: httpx2.Response) -> httpx2.Response:
+    """A response of which the SDK can read all texts, and whose length is limited."""
     names = ("content-type", "location", "retry-after", MCP_SESSION_ID)
     headers = {name: response.headers[name] for name in names if name in response.headers}
-    body = without_half_pairs(text).encode(response.encoding or "utf-8", errors="replace")
-    whole = httpx2.Response(
-        response.status_code, headers=headers, content=body, request=response.request, extensions=response.extensions
+    readable = httpx2.Response(
+        response.status_code, headers=headers, stream=_Body(response), extensions=response.extensions
     )
-    whole.next_request = response.next_request
-    return whole
+    readable.request, readable.next_request = response.request, response.next_request
+    return readable
+
+
+@final
+class _Body(httpx2.AsyncByteStream):
+    def __init__(self, response: httpx2.Response) -> None:
+        self._response = response
+
+    @override
+    async def __aiter__(self) -> AsyncGenerator[bytes]:
+        rest, is_stream = bytearray(), _is_stream(self._response)
+        async for part in self._response.aiter_bytes():
+            rest += part
+            if is_stream and (end := max(part.rfind(b"\n"), part.rfind(b"\r")) + 1):
+                end += len(rest) - len(part)
+                yield readable_json(rest[:end])
+                del rest[:end]
+            if len(rest) > MAX_ANSWER_BYTES:
+                raise httpx2.SSEError(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")  # which the SDK awaits
+        yield readable_json(rest)
+
+    @override
+    async def aclose(self) -> None:
+        await self._response.aclose()
 
 
 def _error(response: httpx2.Response) -> dict[str, Any]:
@@ -148,7 +164,7 @@ def _error(response: httpx2.Response) -> dict[str, Any]:
         error = json.loads(response.content)["error"]
         error = {"code": int(error["code"]), "message": str(error["message"]), "data": error.get("data")}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        error = {"code": INTERNAL_ERROR, "message": " ".join(response.text.split())[:500]}
+        error = {"code": INTERNAL_ERROR, "message": " ".join(response.content.decode(errors="replace").split())[:500]}
     status = f"HTTP {response.status_code} {response.reason_phrase}".rstrip()
     retry = f", Retry-After: {response.headers['retry-after']}" if "retry-after" in response.headers else ""
     return error | {"message": f"{status}{retry}: {error['message']}".removesuffix(": ")}

@@ -18,7 +18,7 @@ from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
-from jinfercept.tools.mcp_answers import MAX_ANSWER_BYTES, without_half_pairs
+from jinfercept.tools.mcp_answers import MAX_ANSWER_BYTES, readable_json
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _EXIT_S = 2.0
 _PIPE_ERRORS = (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)
 
 _END_BYTES = 200
-_CUT = b"\0"  # no JSON has it
+_CUT = b"\0 cut \0"  # no JSON has it
 _ENDS = re.compile(rb"\s*\{([^][{}]*).*?([^][{}]*)\}\s*", re.DOTALL)
 _ID = re.compile(rb'"id"\s*:\s*(\d+)')
 
@@ -126,8 +126,7 @@ async def _write(process: Process, write: Any) -> None:
 
 def _message(line: bytes) -> SessionMessage | Exception:
     try:
-        text = without_half_pairs(line.decode(errors="replace"))
-        return SessionMessage(jsonrpc_message_adapter.validate_json(text, by_name=False))
+        return SessionMessage(jsonrpc_message_adapter.validate_json(readable_json(line), by_name=False))
     except ValueError as error:
         problem = f"the answer is no JSON-RPC: {line[:200].decode(errors='replace')}"
         if _CUT in line:

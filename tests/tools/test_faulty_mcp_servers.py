@@ -87,7 +87,8 @@ FAULTS: dict[str, tuple[Http, str]] = {
     "accepted": (Http(202), "202"),
     "long": (Http(200, " " * (5 << 20)), "MCP server shop: the answer is longer than 4194304 bytes"),
     "long_refusal": (Http(400, " " * (5 << 20)), "MCP server shop: the answer is longer than 4194304 bytes"),
-    "long_event": (Http(200, "data: " + "x" * (5 << 20), STREAM), "4194304 bytes"),
+    "long_event": (Http(200, "data: " + "x" * (5 << 20), STREAM), "longer than 4194304 bytes"),
+    "half_a_pair": (Http(200, f"data: {refused(-1, 'not \ud800').text}\r\r", STREAM), "not \ufffd"),
     "no_result": (Http(200, '{"jsonrpc": "2.0", "id": 0, "result": {}}'), "MCP server shop sent no result of a tool"),
 }
 
@@ -96,6 +97,7 @@ def test_the_fault_of_a_call_is_its_own(shop: FaultyServer, tmp_path: Path, capl
     shop.declare(hang=FINE, **{name: answer for name, (answer, _) in FAULTS.items()})
     with tool_runner(tmp_path, shop.toml()) as runner:
         runner.call("waits", "hang")
+        until(lambda: shop.ran == ["hang"])
         for name, (_, text) in FAULTS.items():
             result = runner.ask(name)
             assert (result.status, text in result.text) == ("error", True), f"{name}: {result.text}"
@@ -132,7 +134,7 @@ def test_the_requests_of_calls_that_are_cancelled_are_closed(shop: FaultyServer,
         until(lambda: len(shop.ran) == len(HELD))
         for name in HELD:
             runner.dispatcher.cancel(name)
-        until(lambda: {*shop.left} == {*HELD})
+        until(lambda: sorted(shop.left) == sorted(HELD))
         until(lambda: shop.cancelled == len(HELD))
         assert runner.ask("price").text == "fine"
     assert shop.opened == 1, "the connection stays"
