@@ -76,7 +76,7 @@ def one_trace(*, sampled: bool) -> float:
     request = Request("chatcmpl-1", (1, 2, 3), SamplingParams())
     flags = b"01" if sampled else b"00"
     headers = [(b"traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-" + flags)]
-    kinds = ("queue", "prefill", "decode", "pause", "offload", "queue", "fetch", "recompute", "prefill", "decode")
+    kinds = ("queue", "prefill", "decode", "pause", "queue", "prefill", "decode", "pause", "prefill", "decode")
 
     def trace() -> None:
         request_trace: RequestTrace = tracing.begin("chat", "/v1/chat/completions", headers, {"prompt_tokens": 3})

@@ -1,12 +1,9 @@
-"""A policy's decision about a paused context, and the waste that InferCept's equations predict for it."""
+"""The waste that InferCept's equations predict for a paused context."""
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from jinfercept.meter.pause_account import PauseAccount
 from jinfercept.sched.policies import PolicyInputs
-from jinfercept.sched.policy import Action
 from jinfercept.sched.sequence import State
 from jinfercept.sched.waste import Waste, chunk_tokens, chunked_discard_waste, least_waste, preserve_waste, swap_waste
 
@@ -31,27 +28,6 @@ class DecisionCase(NamedTuple):
     others: int
     chunk: int
     state_tokens: int = 0
-
-
-@dataclass(slots=True)
-class Decision:
-    """Moves of one context with one action and one reason, in one plan. Numbers are tokens, but for `pages`.
-
-    Attributes:
-        copied: copied to the host.
-        freed_clean: dropped from the device, with a host copy.
-        freed_dirty: dropped from the device, without one.
-    """
-
-    pause: PauseAccount
-    case: DecisionCase
-    action: Action
-    why: str
-    pages: int = 0
-    tokens: int = 0
-    copied: int = 0
-    freed_clean: int = 0
-    freed_dirty: int = 0
 
 
 @final

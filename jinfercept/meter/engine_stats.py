@@ -135,7 +135,7 @@ class EngineStats:
         self.interceptions = InterceptionStats(self.counts.tools, inputs.estimator)
         self.history: deque[PoolSample] = deque(maxlen=HISTORY_S)
         self.decisions: deque[DecisionEntry] = deque(maxlen=NUM_DECISIONS)
-        self.timelines = Timelines(inputs.cost.link_tokens(1.0))
+        self.timelines = Timelines()
         self.last_queries = 0
         self._reasons = BoundedNames(_MOST_REASONS)
         self._times: dict[str, _Times] = {}  # of the requests that ran and are not finished
@@ -184,8 +184,6 @@ class EngineStats:
             self.decisions.append(last)
         last.copied_tokens += event.copied_tokens
         last.freed_pages += event.freed
-        if self.timelines.open:
-            self.timelines.move(event)
 
     def _step(self, event: Stepped) -> None:
         counts, planned, now = self.counts, event.planned, event.at_s
@@ -209,7 +207,7 @@ class EngineStats:
         self._entered.clear()
         self._count_tokens(planned, now)
         if self.timelines.open:
-            self.timelines.step(planned, seconds, now)
+            self.timelines.step(planned, now)
 
     def _pass(self, passed: Passed) -> None:
         for event in passed.events:

@@ -1,7 +1,6 @@
 """What happens to single requests, and when: for the spans of traces. A fold behind `EngineStats`, while any are traced.
 
-A timeline has one sequence of phases (queue, prefill, decode, pause) without gaps, and beside it what was moved and computed
-again for each pause, added up.
+A timeline is one sequence of phases (queue, prefill, decode, pause) without gaps.
 """
 
 from collections.abc import Mapping
@@ -9,15 +8,14 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, final
 
 from jinfercept.meter.interceptions import OpenInterception
-from jinfercept.meter.ledger import StepSeconds
-from jinfercept.meter.request_log import Ended, Moved, Paused, Queued, Started
+from jinfercept.meter.request_log import Ended, Paused, Queued, Started
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.sequence import Sequence
 
 MOST_PHASES = 512
 """Maximum phases of one timeline; further ones are counted only."""
 
-PhaseKind = Literal["queue", "prefill", "decode", "pause", "offload", "fetch", "recompute"]
+PhaseKind = Literal["queue", "prefill", "decode", "pause"]
 
 
 @dataclass(slots=True)
@@ -26,10 +24,7 @@ class Phase:
 
     Attributes:
         number: interceptions of the request before it began, its own pause included.
-        tokens: computed in a prefill, generated in a decode, moved, or computed again.
-        pages: device pages that became free, of an offload.
-        work_s: of moves: seconds of the host link by the profile; of a recomputation: seconds by which steps were longer,
-            shared equally among the requests that were recomputed in the step.
+        tokens: computed in a prefill, or generated in a decode.
     """
 
     kind: PhaseKind
@@ -37,8 +32,6 @@ class Phase:
     end_s: float
     number: int = 0
     tokens: int = 0
-    pages: int = 0
-    work_s: float = 0.0
 
 
 class FollowedContext(NamedTuple):
@@ -71,22 +64,17 @@ class Timeline:
     num_dropped: int = 0
     follows: FollowedContext | None = None
     _now: Phase | None = None
-    _beside: dict[PhaseKind, Phase] = field(default_factory=dict)  # of the current pause
     _pauses: int = 0
     _generated: int = 0
-    _copied_in: int = 0
-    _recomputed: int = 0
 
     def enter(self, event: Queued | Started | Paused | Ended) -> None:
         """The sequence has entered a state."""
         if isinstance(event, Paused) and self._now is None:
             return  # a follow-up request takes a retained context over
         now = event.at_s
-        ended = self._close(event.sequence, now)
+        self._close(event.sequence, now)
         if isinstance(event, Paused):
             self._pauses += 1
-        if isinstance(event, Paused) or (isinstance(event, Queued) and ended in ("prefill", "decode")):
-            self._beside.clear()
         kinds: dict[type, PhaseKind] = {Queued: "queue", Started: "prefill", Paused: "pause"}
         if (kind := kinds.get(type(event))) is not None:
             self._now = self._open(kind, now)
@@ -100,44 +88,18 @@ class Timeline:
             self._now = self._open("decode", now)
             self._generated = sequence.generated
 
-    def move(self, start_s: float, tokens: int, pages: int, work_s: float) -> Phase:
-        """Pages of the sequence are offloaded or evicted; returns the phase, which ends with the step."""
-        phase = self._add("offload", start_s, start_s, tokens, work_s)
-        phase.pages += pages
-        return phase
-
-    def step(self, sequence: Sequence, start_s: float, now: float, link_s: float) -> None:
-        """A step has ended while the sequence had no token.
-
-        Args:
-            link_s: seconds of the host link per token.
-        """
-        fetched, recomputed = sequence.usage.copied_in - self._copied_in, sequence.usage.recomputed - self._recomputed
-        self._copied_in, self._recomputed = sequence.usage.copied_in, sequence.usage.recomputed
-        if fetched:
-            self._add("fetch", start_s, now, fetched, fetched * link_s)
-        if recomputed:
-            self._add("recompute", start_s, now, recomputed, 0.0)
-
-    def recompute(self, start_s: float, now: float, work_s: float) -> None:
-        """A step has ended that recomputed tokens of the sequence."""
-        self._add("recompute", start_s, now, 0, work_s)
-
     def end(self) -> None:
         """The request has finished; its context may be retained."""
         if self._now is not None and self._now.kind == "pause" and self.phases and self.phases[-1] is self._now:
             self.phases.pop()  # it is no pause of the request that its context is retained
         self._now = None
 
-    def _close(self, sequence: Sequence, now: float) -> PhaseKind | None:
-        """End the current phase; returns its kind."""
+    def _close(self, sequence: Sequence, now: float) -> None:
         phase, self._now = self._now, None
-        if phase is None:
-            return None
-        phase.end_s = now
-        if phase.kind == "decode":
-            phase.tokens = sequence.generated - self._generated
-        return phase.kind
+        if phase is not None:
+            phase.end_s = now
+            if phase.kind == "decode":
+                phase.tokens = sequence.generated - self._generated
 
     def _open(self, kind: PhaseKind, start_s: float) -> Phase:
         phase = Phase(kind, start_s, start_s, self._pauses)
@@ -147,33 +109,18 @@ class Timeline:
             self.num_dropped += 1
         return phase
 
-    def _add(self, kind: PhaseKind, start_s: float, end_s: float, tokens: int, work_s: float) -> Phase:
-        """Add to what was moved or computed again for the current pause."""
-        phase = self._beside.get(kind)
-        if phase is None:
-            phase = self._beside[kind] = self._open(kind, start_s)
-        phase.end_s = end_s
-        phase.tokens += tokens
-        phase.work_s += work_s
-        return phase
-
 
 @final
 class Timelines:
     """The timelines of one engine's unfinished requests.
 
-    Args:
-        link_tokens_per_s: bandwidth of the host link by the profile.
-
     Attributes:
         open: by request id. Other threads add to it before they submit a request; empty if nothing is traced.
     """
 
-    def __init__(self, link_tokens_per_s: float) -> None:
+    def __init__(self) -> None:
         self.open: dict[str, Timeline] = {}
-        self._link_s = 1.0 / link_tokens_per_s if link_tokens_per_s > 0 else 0.0
         self._without_token: dict[str, tuple[Sequence, Timeline]] = {}
-        self._moving: list[Phase] = []  # since the last step
 
     def add(self, timelines: Mapping[str, Timeline]) -> None:
         """Record these requests, which are submitted next."""
@@ -200,26 +147,8 @@ class Timelines:
         if isinstance(event, Ended):
             self.finish(name)
 
-    def move(self, event: Moved) -> None:
-        """A page of a sequence was offloaded or evicted."""
-        timeline, tokens = self.open.get(event.move.sequence.id), event.copied_tokens
-        if timeline is not None:
-            self._moving.append(timeline.move(event.at_s, tokens, event.freed, tokens * self._link_s))
-
-    def step(self, planned: PlannedStep, seconds: StepSeconds, now: float) -> None:
-        for phase in self._moving:
-            phase.end_s = now
-        self._moving.clear()
-        if not self._without_token:
-            return
-        start_s = now - seconds.total_s
-        for sequence, timeline in self._without_token.values():
-            timeline.step(sequence, max(start_s, timeline.phases[0].start_s), now, self._link_s)
-        for sequence in planned.recomputing:
-            if sequence.id in self._without_token:
-                self._without_token[sequence.id][1].recompute(
-                    start_s, now, seconds.recompute_s / len(planned.recomputing)
-                )
+    def step(self, planned: PlannedStep, now: float) -> None:
+        """A step has ended."""
         for sequence, epoch, *_ in planned.sampled:
             if sequence.id in self._without_token and sequence.epoch == epoch:
                 self._without_token.pop(sequence.id)[1].first_token(sequence, now)

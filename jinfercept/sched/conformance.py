@@ -26,7 +26,7 @@ def check_shape(what: str, value: object, protocol: type) -> None:
 
 def has_members(value: object, protocol: type) -> bool:
     """Whether an object has a member for every method of a Protocol, whatever its arguments."""
-    return all(hasattr(value, name) for name in _methods(protocol))
+    return all(hasattr(value, name) for name in methods_of(protocol))
 
 
 def check_no_object(what: str, choice: object, protocol: type) -> None:
@@ -44,12 +44,12 @@ def check_no_object(what: str, choice: object, protocol: type) -> None:
 def missing_members(abstract: Callable[..., Any], protocol: type) -> list[str]:
     """The methods that an abstract class still lacks, with their arguments."""
     lacking: frozenset[str] = getattr(abstract, "__abstractmethods__", frozenset())
-    return [name + _arguments(method) for name, method in _methods(protocol).items() if name in lacking]
+    return [name + _arguments(method) for name, method in methods_of(protocol).items() if name in lacking]
 
 
 def _fixes(value: object, protocol: type) -> Iterator[str]:
     missing = [name for name in get_type_hints(protocol) if not hasattr(value, name)]
-    methods = _methods(protocol)
+    methods = methods_of(protocol)
     missing += [name + _arguments(method) for name, method in methods.items() if not hasattr(value, name)]
     if missing:
         yield f"add {', '.join(missing)}"
@@ -58,7 +58,7 @@ def _fixes(value: object, protocol: type) -> Iterator[str]:
             yield f"{name} takes {_arguments(method)}"
 
 
-def _methods(protocol: type) -> dict[str, Callable[..., object]]:
+def methods_of(protocol: type) -> dict[str, Callable[..., object]]:
     return {name: member for name, member in vars(protocol).items() if isfunction(member) and name[0] != "_"}
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from jinfercept.sched.estimator import ESTIMATORS, Estimator
-from jinfercept.sched.guards import GuardedEstimator
-from jinfercept.sched.plugins import build_plugin, check_name, is_place, label
+from jinfercept.sched.guards import guarded_plugin
+from jinfercept.sched.plugins import check_name, is_place
 
 type EstimatorChoice = str | Estimator | type[Estimator] | Callable[[], Estimator]
 """A name; a place, `path.py:Class` or `package.module:Class`; a class or a function, called once for every
@@ -24,6 +24,4 @@ def make_estimator(choice: EstimatorChoice, names: Mapping[str, Callable[[], Est
     if isinstance(choice, str) and not is_place(choice):
         check_name("estimator", choice, names)
         return names[choice]()
-    estimator = build_plugin("estimator", choice, Estimator)
-    name = choice if isinstance(choice, str) else label(estimator)
-    return estimator if type(estimator) in ESTIMATORS.values() else GuardedEstimator(estimator, name)
+    return guarded_plugin("estimator", choice, Estimator, ESTIMATORS.values())

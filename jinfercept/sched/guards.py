@@ -5,16 +5,16 @@ scheduler refuses it.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, final
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast, final, get_type_hints
 
 from jinfercept.errors import ConfigError, PluginError, describe_failure, is_users_interrupt, shown
 from jinfercept.kv.context import bounds
-from jinfercept.sched.estimator import Estimator
-from jinfercept.sched.order import Order
-from jinfercept.sched.plugins import source_line
-from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
-from jinfercept.sched.sequence import PendingCall, Sequence
+from jinfercept.sched.conformance import methods_of
+from jinfercept.sched.plugins import build_plugin, label, source_line
+from jinfercept.sched.policy import Action, Move, Mover
+from jinfercept.sched.sequence import Sequence
 
 _ALLOWED = {
     "moves": frozenset(Action),
@@ -22,70 +22,108 @@ _ALLOWED = {
     "host_victims": frozenset({Action.UNCOPY, Action.LOSE}),
 }
 
+_TIME = (lambda answer: answer >= 0.0, "number from 0 to inf")  # false for NaN
+_NUMBERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "held_pages": (lambda answer: isinstance(answer, int) and answer >= 0, "number of pages"),
+    "key": (math.isfinite, "finite number"),
+    "survival": (lambda answer: 0.0 <= answer <= 1.0, "number from 0 to 1"),
+    **dict.fromkeys(("duration_s", "remaining_s", "seconds_per_return", "hold_until_s"), _TIME),
+}
+"""The methods that answer a number: which ones, and their noun."""
+
 _END: Any = object()
 
 
-@final
-class GuardedPolicy(Policy):
-    """A user's policy.
+def guarded_plugin[T](what: str, choice: object, protocol: type[T], built_in: Collection[object], *inputs: object) -> T:
+    """The object that a choice means, as `build_plugin`; behind a guard if its class is not built in."""
+    made = build_plugin(what, choice, protocol, *inputs)
+    name = label(choice if isinstance(choice, str) else made)
+    return made if type(made) in built_in else guard(what, made, protocol, name)
+
+
+def guard[T](what: str, plugin: T, protocol: type[T], name: str) -> T:
+    """A user's object behind a check; as it is if it has one.
 
     Args:
-        policy: of the right shape.
-        name: of the policy, for errors.
+        what: noun for errors, such as "policy".
+        plugin: of the right shape.
+        protocol: has the methods.
+        name: of the object, for errors.
+    """
+    return plugin if isinstance(plugin, Guard) else cast(T, Guard(f"{what} {name}", plugin, protocol))
+
+
+@final
+class Guard:
+    """The attributes and methods of a Protocol, as a user's object has them.
+
+    Args:
+        plugin: noun and name of the object, for errors.
 
     Raises:
-        PluginError: from any method: the policy raised, or answered what is no move of pages of that sequence, or the same
-            move of a page twice, in one order.
+        ConfigError: from the constructor: an attribute is no whole number from 0 on where the Protocol has a number.
+        PluginError: from any method: the object raised, or answered what is no number of the method's range, no move of pages
+            of that sequence, or the same move of a page twice, in one order.
     """
 
-    def __init__(self, policy: Policy, name: str) -> None:
-        self.requeues_at_tail = bool(policy.requeues_at_tail)
-        self.protects_paused = bool(policy.protects_paused)
-        self.synchronous = bool(policy.synchronous)
-        self.recomputes_late = bool(policy.recomputes_late)
-        self._policy = policy
-        self._call = _Calls(f"policy {name}")
+    if TYPE_CHECKING:
 
-    def pause(self, sequence: Sequence, now: float) -> None:
-        self._call("pause", self._policy.pause, sequence, now)
+        def __getattr__(self, name: str) -> Any: ...
 
-    def wait(self, sequence: Sequence) -> None:
-        self._call("wait", self._policy.wait, sequence)
+    def __init__(self, plugin: str, value: object, protocol: type) -> None:
+        self._plugin = plugin
+        for name, hint in get_type_hints(protocol).items():
+            constant = getattr(value, name)
+            if hint is int and (not isinstance(constant, int) or constant < 0):
+                raise ConfigError(
+                    f"the {plugin} has a {name} that is no number of overtakings",
+                    got=shown(constant),
+                    fix="a whole number, at least 0",
+                )
+            setattr(self, name, hint(constant))
+        for name in methods_of(protocol):
+            setattr(self, name, partial(self._ask, name, getattr(value, name)))
 
-    def resume(self, sequence: Sequence, now: float) -> None:
-        self._call("resume", self._policy.resume, sequence, now)
+    def _ask(self, name: str, method: Callable[..., object], *arguments: Any, clean: bool = True) -> object:
+        if name == "observe":
+            arguments = *arguments[:2], *(arguments[2:] or (clean,))  # the default is the Protocol's, not the object's
+        if name == "moves":
+            budget, now, mover = arguments
+            arguments = budget, now, _GuardedMover(mover, self._plugin)
+        answer: Any = self._call(name, method, *arguments)
+        if name in ("victims", "host_victims"):
+            return self._checked(name, answer)
+        if name in _NUMBERS:
+            is_right, noun = _NUMBERS[name]
+            try:
+                if is_right(answer):
+                    return answer if isinstance(answer, int) else float(answer)
+            except (TypeError, ValueError, OverflowError):
+                pass
+            raise PluginError(self._plugin, f"answers {answer!r:.80} in {name}, which is no {noun}")
+        if name == "moves" and answer is not None:
+            raise PluginError(self._plugin, f"answers {answer!r:.80} in moves, which moves pages through its mover")
+        return bool(answer) if name == "admits" else None
 
-    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
-        answer: object = self._call("moves", self._policy.moves, budget, now, _GuardedMover(mover, self._call.plugin))
-        if answer is not None:
-            raise PluginError(
-                self._call.plugin, f"answers {answer!r:.80} in moves, which moves pages through its mover"
-            )
-
-    def victims(self, now: float) -> Iterator[Move]:
-        return self._checked("victims", self._call("victims", self._policy.victims, now))
-
-    def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
-        return self._checked("host_victims", self._call("host_victims", self._policy.host_victims, sequence, now))
-
-    def held_pages(self, most: int, now: float) -> int:
-        num_pages = self._call("held_pages", self._policy.held_pages, most, now)
-        if not isinstance(num_pages, int) or num_pages < 0:  # pyright: ignore[reportUnnecessaryIsInstance] # a user's method
-            raise PluginError(
-                self._call.plugin, f"answers {num_pages!r:.80} in held_pages, which is no number of pages"
-            )
-        return num_pages
-
-    def admits(self, sequence: Sequence, now: float) -> bool:
-        return bool(self._call("admits", self._policy.admits, sequence, now))
-
-    def _checked(self, method: str, moves: Iterable[Move]) -> Iterator[Move]:
+    def _checked(self, method: str, moves: object) -> Iterator[Move]:
         check = _MoveCheck(_ALLOWED[method])
-        iterator: Iterator[Any] = self._call(method, lambda: iter(moves))
-        while (move := self._call(method, lambda: next(iterator, _END))) is not _END:
+        iterator: Iterator[Any] = self._call(method, iter, moves)
+        while (move := self._call(method, next, iterator, _END)) is not _END:
             if problem := check(move):
-                raise PluginError(self._call.plugin, f"answers {problem} in {method}")
+                raise PluginError(self._plugin, f"answers {problem} in {method}")
             yield move
+
+    def _call(self, name: str, method: Callable[..., Any], *arguments: object) -> Any:
+        """Call a method; what it raises becomes a `PluginError` with its name and the line."""
+        try:
+            return method(*arguments)
+        except PluginError:  # of another method, which this one has called through a mover
+            raise
+        except BaseException as error:
+            if is_users_interrupt(error):
+                raise
+            problem = f"raises {describe_failure(error)} in {name}{source_line(error, __file__)}"
+            raise PluginError(self._plugin, problem) from error
 
 
 @final
@@ -134,110 +172,3 @@ class _MoveCheck:
                 return f"{action} of page {max(first, offered_pages.start)} of request {sequence.id} twice in one order"
         offered.append(range(first, end))
         return ""
-
-
-@final
-class GuardedEstimator(Estimator):
-    """A user's estimator.
-
-    Args:
-        estimator: of the right shape.
-        name: of the estimator, for errors.
-
-    Raises:
-        PluginError: from any method: the estimator raised, or answered what is no number of its range.
-    """
-
-    def __init__(self, estimator: Estimator, name: str) -> None:
-        self._estimator = estimator
-        self._call = _Calls(f"estimator {name}")
-
-    def started(self, call: PendingCall, at_s: float) -> None:
-        self._call("started", self._estimator.started, call, at_s)
-
-    def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
-        self._call("observe", self._estimator.observe, call, duration_s, clean)
-
-    def duration_s(self, call: PendingCall, age_s: float) -> float:
-        return self._number("duration_s", self._estimator.duration_s, call, age_s)
-
-    def remaining_s(self, call: PendingCall, age_s: float) -> float:
-        return self._number("remaining_s", self._estimator.remaining_s, call, age_s)
-
-    def seconds_per_return(self, call: PendingCall, age_s: float) -> float:
-        return self._number("seconds_per_return", self._estimator.seconds_per_return, call, age_s)
-
-    def survival(self, call: PendingCall, age_s: float, horizon_s: float) -> float:
-        return self._number("survival", self._estimator.survival, call, age_s, horizon_s, most=1.0)
-
-    def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
-        return self._number("hold_until_s", self._estimator.hold_until_s, call, hold_cost_per_s, leave_cost)
-
-    def _number(self, name: str, method: Callable[..., float], *arguments: object, most: float = float("inf")) -> float:
-        number = self._call(name, method, *arguments)
-        try:
-            if 0.0 <= number <= most:  # false for NaN
-                return float(number)
-        except (TypeError, ValueError):
-            pass
-        raise PluginError(self._call.plugin, f"answers {number!r:.80} in {name}, which is no number from 0 to {most:g}")
-
-
-@final
-class GuardedOrder(Order):
-    """A user's order.
-
-    Args:
-        order: of the right shape.
-        name: of the order, for errors.
-
-    Raises:
-        ConfigError: from the constructor: `patience` is no whole number from 0 on.
-        PluginError: from any method: the order raised, or answered what is no finite number.
-    """
-
-    def __init__(self, order: Order, name: str) -> None:
-        patience: object = order.patience
-        if not isinstance(patience, int) or patience < 0:
-            raise ConfigError(
-                f"the order {name} has a patience that is no number of overtakings",
-                got=shown(patience),
-                fix="a whole number, at least 0",
-            )
-        self.patience, self.in_seconds = patience, bool(order.in_seconds)
-        self._order = order
-        self._call = _Calls(f"order {name}")
-
-    def key(self, sequence: Sequence, now: float) -> float:
-        key = self._call("key", self._order.key, sequence, now)
-        try:
-            if math.isfinite(key):
-                return float(key)
-        except (TypeError, ValueError, OverflowError):
-            pass
-        raise PluginError(self._call.plugin, f"answers {key!r:.80} in key, which is no finite number")
-
-    def intercepted(self, sequence: Sequence) -> None:
-        self._call("intercepted", self._order.intercepted, sequence)
-
-    def finished(self, sequence: Sequence) -> None:
-        self._call("finished", self._order.finished, sequence)
-
-
-@final
-class _Calls:
-    """Calls methods of a plugin; what they raise becomes a `PluginError` with the method and the line."""
-
-    def __init__(self, plugin: str) -> None:
-        self.plugin = plugin
-
-    def __call__[T](self, name: str, method: Callable[..., T], *arguments: object) -> T:
-        try:
-            return method(*arguments)
-        except PluginError:  # of another method, which this one has called through a mover
-            raise
-        except BaseException as error:
-            if is_users_interrupt(error):
-                raise
-            problem = f"raises {describe_failure(error)} in {name}{source_line(error, __file__)}"
-            raise PluginError(self.plugin, problem) from error

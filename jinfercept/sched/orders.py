@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 
 from jinfercept.sched.estimator import ElapsedEstimator
-from jinfercept.sched.guards import GuardedOrder
+from jinfercept.sched.guards import guarded_plugin
 from jinfercept.sched.missing_work import MissingWork
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.order import Order
-from jinfercept.sched.plugins import build_plugin, check_name, is_place, label
+from jinfercept.sched.plugins import check_name, is_place
 from jinfercept.sched.policies import PolicyInputs
 
 type OrderChoice = str | Order | type[Order] | Callable[[PolicyInputs], Order] | Callable[[], Order]
@@ -30,10 +30,7 @@ def make_order(choice: OrderChoice, inputs: PolicyInputs) -> Order | None:
     if isinstance(choice, str) and not is_place(choice):
         check_name("order", choice, ORDERS)
         return ORDERS[choice](inputs)
-    order = build_plugin("order", choice, Order, inputs)
-    if type(order) is MissingWork:
-        return order
-    return GuardedOrder(order, choice if isinstance(choice, str) else label(order))
+    return guarded_plugin("order", choice, Order, (MissingWork,), inputs)
 
 
 def check_order_choice(choice: OrderChoice) -> None:

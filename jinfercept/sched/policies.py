@@ -6,11 +6,11 @@ from typing import NamedTuple
 from jinfercept.sched.copy_ahead import CopyAhead
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator
-from jinfercept.sched.guards import GuardedPolicy
+from jinfercept.sched.guards import guarded_plugin
 from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.min_waste import Keep, MinWaste, keep_if_cheaper, keep_none, keep_short_kinds
 from jinfercept.sched.named_profiles import PROFILES
-from jinfercept.sched.plugins import build_plugin, check_name, is_place, label
+from jinfercept.sched.plugins import check_name, is_place
 from jinfercept.sched.policy import AtPause, Policy, discard, improved_discard, preserve, swap
 
 
@@ -38,10 +38,7 @@ class PolicyInputs(NamedTuple):
         if isinstance(choice, str) and not is_place(choice):
             check_name("policy", choice, SETTINGS)
             return SETTINGS[choice].make(self)
-        made = build_plugin("policy", choice, Policy, self)
-        return (
-            made if type(made) in BUILT_IN else GuardedPolicy(made, choice if isinstance(choice, str) else label(made))
-        )
+        return guarded_plugin("policy", choice, Policy, BUILT_IN, self)
 
 
 type PolicyChoice = str | Policy | type[Policy] | Callable[[PolicyInputs], Policy] | Callable[[], Policy]

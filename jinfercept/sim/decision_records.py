@@ -22,10 +22,8 @@ from typing import Any, TextIO, final
 
 from jinfercept.errors import ConfigError
 from jinfercept.kv.context_state import ContextState
-from jinfercept.meter.decisions import Decision, DecisionCase, WasteEquations
-from jinfercept.meter.forecast import QUANTILES, EstimatorTee, forecast
+from jinfercept.meter.decisions import DecisionCase, WasteEquations
 from jinfercept.meter.ledger import StepSeconds, StepTimer
-from jinfercept.meter.pause_account import PauseAccount, Prediction
 from jinfercept.meter.prices import Prices
 from jinfercept.meter.request_log import Ended, LogEvent, Moved, Passed, Paused, Queued, Started, Stepped
 from jinfercept.sched.estimator import Estimator, remaining_s
@@ -35,6 +33,8 @@ from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Action
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sched.waste import preserve_waste
+from jinfercept.sim.forecast import QUANTILES, EstimatorTee, forecast
+from jinfercept.sim.pause_account import Decision, PauseAccount, Prediction
 from jinfercept.sim.record_lines import decision_line, keep_line, outcome_line
 
 VERSION = 1

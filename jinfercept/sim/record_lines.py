@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jinfercept.meter.decisions import Decision, DecisionCase
-from jinfercept.meter.pause_account import PauseAccount
+from jinfercept.meter.decisions import DecisionCase
 from jinfercept.sched.waste import Waste
+from jinfercept.sim.pause_account import Decision, PauseAccount
 
 
 def decision_line(decision: Decision, waste: Waste, plan: int | None) -> dict[str, Any]:

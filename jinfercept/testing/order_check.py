@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple, final
 
 from jinfercept.sched.conformance import check_no_object
-from jinfercept.sched.guards import GuardedOrder
+from jinfercept.sched.guards import guard
 from jinfercept.sched.order import Order
 from jinfercept.sched.orders import OrderChoice, check_order_choice
 from jinfercept.sched.plugins import label
@@ -58,7 +58,7 @@ def check_order(order: OrderChoice) -> OrderReport:
     name, num_keys, num_overtaken, num_scenarios = label(order), 0, 0, 0
 
     def watch(made: Order) -> WatchedOrder:
-        return WatchedOrder(made if isinstance(made, GuardedOrder) else GuardedOrder(made, name), name)
+        return WatchedOrder(guard("order", made, Order, name), name)
 
     for title, scenario in scenarios():
         for depth in (0, 1):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, final
 from jinfercept.errors import PluginError, describe_failure
 from jinfercept.outputs import RequestOutput
 from jinfercept.sched.conformance import check_no_object
-from jinfercept.sched.guards import GuardedPolicy
+from jinfercept.sched.guards import guard
 from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice, check_choice
 from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
@@ -217,7 +217,7 @@ def check_policy(policy: PolicyChoice) -> PolicyReport:
     name, num_plans, num_moves, num_scenarios = label(policy), 0, 0, 0
 
     def watch(made: Policy) -> WatchedPolicy:
-        return WatchedPolicy(made if isinstance(made, GuardedPolicy) else GuardedPolicy(made, name), name)
+        return WatchedPolicy(guard("policy", made, Policy, name), name)
 
     for title, scenario in scenarios():
         for depth in (0, 1):

@@ -10,9 +10,9 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from jinfercept.meter.forecast import QUANTILES
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.arrivals import Arrival, arrivals
+from jinfercept.sim.forecast import QUANTILES
 from jinfercept.sim.plots import Bars, CurvePanel, Panel, PlottedCurve
 from jinfercept.sim.reports import Range
 from jinfercept.sim.run_stats import Report

@@ -92,9 +92,8 @@ def test_timelines_agree_with_what_requests_say(name: str, depth: int) -> None:
     metered.meter.timelines.add(timelines)
     metered.serve(*[request(f"r{i}", prompt(i, 9 + 5 * i), 10, {3: [1, 2, 3], 6: [4] * 6}) for i in range(6)])
     assert not metered.meter.timelines.open
-    moved = {"offload": 0, "fetch": 0, "recompute": 0}
     for request_id, timeline in timelines.items():
-        output, line = metered.outputs[request_id], [phase for phase in timeline.phases if phase.kind not in moved]
+        output, line = metered.outputs[request_id], timeline.phases
         metrics = output.metrics
         assert [phase.kind for phase in line[:4]] == ["queue", "prefill", "decode", "pause"]
         assert [earlier.end_s for earlier in line[:-1]] == [later.start_s for later in line[1:]]
@@ -104,20 +103,6 @@ def test_timelines_agree_with_what_requests_say(name: str, depth: int) -> None:
         assert sum(phase.tokens for phase in line if phase.kind == "decode") == output.outputs[0].num_generated
         assert [phase.number for phase in line if phase.kind == "pause"] == [1, 2]
         assert line[1].tokens == len(output.prompt_token_ids) - output.num_cached_tokens
-        beside = [phase for phase in timeline.phases if phase.kind in moved]
-        moved_tokens = {
-            "offload": metrics.copied_out_tokens,
-            "fetch": metrics.copied_in_tokens,
-            "recompute": metrics.recomputed_tokens,
-        }
-        for kind, tokens in moved_tokens.items():
-            phases = [phase for phase in beside if phase.kind == kind]
-            assert sum(phase.tokens for phase in phases) == tokens
-            assert all(line[0].start_s <= phase.start_s <= phase.end_s <= line[-1].end_s for phase in phases)
-            assert (sum(phase.work_s for phase in phases) > 0) <= (tokens > 0)
-            moved[kind] += tokens
-    if "discard" in name:
-        assert moved["recompute"] > 0
 
 
 @pytest.mark.parametrize(("name", "depth"), sampled_depths())

@@ -13,7 +13,7 @@ from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError, PluginError
 from jinfercept.kv.context import PageRun
 from jinfercept.sched.estimator import ElapsedEstimator
-from jinfercept.sched.guards import GuardedOrder
+from jinfercept.sched.guards import Guard
 from jinfercept.sched.missing_work import LONGER, MissingWork
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.order import Order
@@ -272,7 +272,7 @@ def test_an_order_that_cannot_be_made_is_refused_with_what_is_wrong(own: Path, p
 def test_built_in_orders_run_without_a_guard_and_first_come_first_served_is_none(own: Path) -> None:
     assert make_order("fcfs", KNOWN) is None
     assert type(make_order("missing_work", KNOWN)) is MissingWork
-    assert type(make_order(f"{own}:Longest", KNOWN)) is GuardedOrder
+    assert type(make_order(f"{own}:Longest", KNOWN)) is Guard
 
 
 @pytest.mark.parametrize("nonsense", [float("nan"), float("inf"), None, "1"])

@@ -15,7 +15,7 @@ from jinfercept.kv.page import Residency
 from jinfercept.sched.copy_ahead import CopyAhead
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator
 from jinfercept.sched.estimators import make_estimator
-from jinfercept.sched.guards import GuardedPolicy
+from jinfercept.sched.guards import Guard, guard
 from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyInputs, check_choice
@@ -118,7 +118,7 @@ def test_a_policy_is_a_file_a_module_a_class_a_function_or_an_object(own: Path) 
     keep: Any = importlib.import_module("own_code").Keep
     for choice in (f"{own}:Keep", "own_code:Keep", f"{own}:kept", keep, lambda inputs: keep(inputs), keep(KNOWN)):
         made = KNOWN.make(choice)
-        assert isinstance(made, GuardedPolicy)
+        assert isinstance(made, Guard)
         assert not made.protects_paused
         assert list(made.victims(0.0)) == []
     assert label(keep) == "Keep"
@@ -181,7 +181,7 @@ class Answers(Policy):
 
 def test_nonsense_is_an_error_that_names_the_policy_and_the_method() -> None:
     policy = Answers()
-    guarded = GuardedPolicy(policy, "own.py:Answers")
+    guarded = guard("policy", policy, Policy, "own.py:Answers")
     bench = SchedulerBench(guarded)
     sequence = bench.paused("a", 9)
     told = "the policy own.py:Answers answers"
@@ -232,7 +232,7 @@ class Copies(Policy):
 
 def test_a_mover_answers_whether_all_pages_are_where_they_should_be() -> None:
     policy = Copies(lambda mover: None)
-    bench = SchedulerBench(GuardedPolicy(policy, "Copies"), num_host_pages=2)
+    bench = SchedulerBench(guard("policy", policy, Policy, "Copies"), num_host_pages=2)
     sequence = bench.paused("a", 11)
     policy.answers.clear()
     for copy in (
@@ -249,7 +249,7 @@ def test_a_mover_answers_whether_all_pages_are_where_they_should_be() -> None:
 
 def test_nonsense_through_a_mover_is_an_error_that_names_the_policy_and_the_method() -> None:
     policy = Copies(lambda mover: None)
-    bench = SchedulerBench(GuardedPolicy(policy, "Copies"))
+    bench = SchedulerBench(guard("policy", policy, Policy, "Copies"))
     sequence = bench.paused("a", 9)
     nothing = cast(Any, None)
     for wrong, says in (

@@ -12,7 +12,6 @@ import pytest
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.forecast import QUANTILES, EstimatorTee, forecast
 from jinfercept.meter.request_log import RequestLog
 from jinfercept.sched.estimator import ElapsedEstimator, HistoryEstimator, OracleEstimator
 from jinfercept.sched.named_profiles import PROFILES
@@ -22,6 +21,7 @@ from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import CallDuration, Pause, PendingCall, Sequence, State
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.decision_records import DecisionLog
+from jinfercept.sim.forecast import QUANTILES, EstimatorTee, forecast
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.workload import draw
 from studies.calls.formulas import priced

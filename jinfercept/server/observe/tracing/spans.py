@@ -230,10 +230,6 @@ def _phase_attributes(phase: Phase) -> dict[str, Any]:
     values: dict[str, Any] = {"jinfercept.interception": phase.number}
     if phase.kind != "queue":
         values["jinfercept.tokens"] = phase.tokens
-    if phase.kind in ("offload", "fetch", "recompute"):
-        values["jinfercept.work_seconds"] = phase.work_s
-    if phase.kind == "offload":
-        values["jinfercept.freed_pages"] = phase.pages
     return values
 
 

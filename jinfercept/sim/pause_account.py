@@ -1,13 +1,16 @@
-"""The waste of one pause of a request, measured: memory held, recomputation, stalls.
+"""The waste of one pause of a request, measured (memory held, recomputation, stalls), and a policy's decision about it.
 
 In token·seconds of device memory, comparable with the waste equations. Only tokens that no other context shares count.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from jinfercept.kv.context import ContextResidency
-from jinfercept.meter.forecast import Forecast
+from jinfercept.meter.decisions import DecisionCase
+from jinfercept.sched.policy import Action
 from jinfercept.sched.sequence import Sequence
+from jinfercept.sim.forecast import Forecast
 
 
 class Prediction(NamedTuple):
@@ -121,3 +124,24 @@ class PauseAccount:
     def cost(self) -> PauseCost:
         """The waste so far."""
         return PauseCost(self.held, self._recompute, self._fetch, self._stall, self._queued)
+
+
+@dataclass(slots=True)
+class Decision:
+    """Moves of one context with one action and one reason, in one plan. Numbers are tokens, but for `pages`.
+
+    Attributes:
+        copied: copied to the host.
+        freed_clean: dropped from the device, with a host copy.
+        freed_dirty: dropped from the device, without one.
+    """
+
+    pause: PauseAccount
+    case: DecisionCase
+    action: Action
+    why: str
+    pages: int = 0
+    tokens: int = 0
+    copied: int = 0
+    freed_clean: int = 0
+    freed_dirty: int = 0
