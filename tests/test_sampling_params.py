@@ -78,7 +78,7 @@ def test_without_max_tokens_a_request_goes_on_until_its_sequence_is_full() -> No
 
 
 def test_several_greedy_outputs_are_refused() -> None:
-    with pytest.raises(RequestError, match="alike"):
+    with pytest.raises(RequestError, match="identical"):
         SamplingParams(n=2, temperature=0)
 
 

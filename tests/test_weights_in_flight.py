@@ -194,7 +194,7 @@ def test_weights_that_were_discarded_come_with_the_wake(caplog: pytest.LogCaptur
         llm.wake()
         assert alone(llm, PROMPT, 8) == expected
         llm.sleep()
-        with pytest.raises(RequestError, match="sleeps"):
+        with pytest.raises(RequestError, match="a sleeping LLM"):
             llm.restart()
         for no_level in (3, True, 1.0):
             with pytest.raises(ConfigError, match="no such level"):

@@ -99,8 +99,8 @@ class Simulate:
     max_num_seqs: int = 1024
     """sequences that run at once"""
     max_model_len: Maybe[int] = None
-    """tokens of the longest request, and of a step where prompts are whole (default: 2560, or what --kv-tokens holds if that is
-    less; of sessions what it holds). Sessions with longer ones are left out"""
+    """tokens of the longest request, and of a step where prompts are whole (default: 2560; of sessions what --kv-tokens holds).
+    Sessions with longer ones are left out"""
     first_token_limit: float = LIMITS.first_token_s
     """of goodput: most seconds to a request's first token"""
     per_token_limit: float = LIMITS.per_token_s
@@ -223,7 +223,7 @@ class Simulate:
             return self.max_model_len
         page_size = max(1, self._page_size)
         held_tokens = self._kv_tokens // page_size * page_size
-        return held_tokens if self._plays_sessions else min(2560, held_tokens)
+        return held_tokens if self._plays_sessions else 2560
 
     @property
     def _page_size(self) -> int:

@@ -63,7 +63,12 @@ class FairShare:
         """The waiting sequence of the least rank that may start, without those of some tenants."""
         queues = (queue.waiting for tenant, queue in self._queues.by_tenant.items() if tenant not in left_out)
         heads = (next((sequence for sequence in waiting if sequence.may_start), None) for waiting in queues)
-        return min((head for head in heads if head is not None), key=self.rank, default=None)
+        return min((head for head in heads if head is not None), key=self._start, default=None)
+
+    def _start(self, head: Sequence) -> tuple[int, float, int, int]:
+        """As `rank`; of tenants with equal counters, as they are when several begin, the one that runs less is first."""
+        num_running = len(self._queues.by_tenant[head.tenant].running)
+        return head.priority, self.served[head.tenant], num_running, head.order
 
     def without_right(self) -> set[str]:
         """Tenants that have a running sequence, or a larger counter than all that have."""

@@ -233,7 +233,7 @@ def test_a_tenant_is_shown_its_own_requests_however_many_another_has() -> None:
     for number in range(SHOWN + 5):
         metered.engine.submit(request(f"theirs{number}", prompt(number, 9), 40, {2: [1]}, tenant="two"))
     for name, calls in (("paused", {2: [1]}), ("first", {}), ("second", {})):
-        metered.engine.submit(request(name, prompt(99, 9), 100, calls, tenant="one"))
+        metered.engine.submit(request(name, prompt(99, 9), 200, calls, tenant="one"))
     while len(metered.meter.interceptions.open) < SHOWN + 6:
         metered.step()
     seen, other, all_of_them = (live_state(metered.meter, texts=True, tenant=tenant) for tenant in ("one", "two", None))

@@ -173,7 +173,7 @@ def test_a_chat_that_has_to_call_has_to_after_an_abort_too(smollm2: LLM) -> None
         partial = stream.result()
     [resumed] = smollm2.rollout(partial)
     assert resumed.token_ids.tolist() == whole.token_ids.tolist()
-    assert np.allclose(resumed.processed_logprobs, whole.processed_logprobs, atol=1e-5)
+    assert np.allclose(resumed.processed_logprobs, whole.processed_logprobs, atol=1e-4)
     assert [call[:4] for call in resumed.calls] == [call[:4] for call in whole.calls]
 
 
