@@ -149,11 +149,11 @@ def noisy(x: jax.Array) -> jax.Array:
         (with_layer(lambda layer, w, x, *others: layer(w, x * jnp.nan, *others)), r"layer\(\) returns NaN for finite"),
         (
             with_attend(lambda attend, *qkv: attend(*qkv, Scoring(window=0))),
-            r"window of a Scoring in layer\(\) is above 0 or None; got 0",
+            r"window and soft_cap of attend in layer\(\) are above 0 or None; got \(0, None\)",
         ),
         (
             with_attend(lambda attend, *qkv: attend(*qkv, Scoring(soft_cap=0.0))),
-            r"soft_cap of a Scoring in layer\(\) is above 0 or None; got 0",
+            r"window and soft_cap of attend in layer\(\) are above 0 or None; got \(None, 0.0\)",
         ),
         (with_head(lambda y: y + jnp.arange(len(y))[:, None]), r"head\(\) mixes rows"),
         (with_head(lambda y: y * jnp.nan), r"head\(\) returns NaN for finite numbers"),

@@ -22,8 +22,8 @@ from jinfercept.models.protocol import MixedModel, Params, ServedModel, Windowed
 from jinfercept.models.quantized import weights_of
 
 _FIELDS = ("family", "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "max_position")
-_PLACES = 0, 3, -1
-"""Where a call of each function has the row that all calls have; all other rows differ."""
+_COMMON = [0, 1, 2], [0, 3, -1]
+"""The calls of each function, and where each of them has the row that all have; other rows differ."""
 _ONCE, _KV = "layer() calls attend once, with the kv that it got", "layer() returns the kv that attend returned"
 
 
@@ -62,16 +62,7 @@ def check_functions(model: ServedModel, params: Params) -> None:
     width, vocab_size, mesh = config.hidden_size, config.vocab_size, mesh_of(like)
     sizes = {width, vocab_size, config.num_heads, config.num_kv_heads, config.head_dim, mesh.size}
     num_rows = next(number for number in count(5) if number not in sizes)
-    random = np.random.default_rng(0)
-
-    def calls(row: Any, others: Callable[[], np.ndarray], dtype: Any) -> list[np.ndarray]:
-        rows = [others().astype(dtype) for _ in _PLACES]
-        for place, call in zip(_PLACES, rows, strict=True):
-            call[place] = row
-        return rows
-
-    def below(end: int) -> list[np.ndarray]:
-        return calls(end - 1, lambda: random.integers(0, end, num_rows), np.int32)
+    random, shape = np.random.default_rng(0), (len(_COMMON[0]), num_rows)
 
     def run(name: str, function: Callable[..., Any], params: Any, *calls: tuple[Any, ...]) -> np.ndarray:
         whole = jax.jit(mesh.on_parts(function, specs_of((params, *calls[0])), EVERYWHERE))
@@ -80,20 +71,25 @@ def check_functions(model: ServedModel, params: Params) -> None:
     def embed(params: Any, tokens: Any, positions: Any) -> Any:
         return (_checked("embed() returns", model.embed(params, tokens, positions), (num_rows, width)),)
 
+    def strict(*arguments: Any) -> Any:
+        return jaxpr_as_fun(_strict(jax.make_jaxpr(embed)(*arguments)))(*jax.tree.leaves(arguments))
+
     def head(params: Any, x: Any) -> Any:
         return (_checked("head() returns", model.head(params, x), (num_rows, vocab_size), jnp.float32),)
 
-    tokens, positions = below(vocab_size), below(config.max_position)
-    tokens[0][1:4], positions[0][1:4] = (0, vocab_size - 1, 0), (0, 0, config.max_position - 1)
-    # devices that have parts of a table read out of bounds rightly
-    function = _strict(embed) if mesh.size == 1 else embed
+    ends = vocab_size - 1, config.max_position - 1
+    tokens, positions = (random.integers(0, end, shape, np.int32, endpoint=True) for end in ends)
+    tokens[_COMMON], positions[_COMMON] = ends
+    tokens[0, 1:4], positions[0, 1:4] = (0, ends[0], 0), (0, 0, ends[1])
+    function = strict if mesh.size == 1 else embed  # devices with parts of a table rightly read out of their bounds
     embedded = run("embed", function, params.embed, *zip(tokens, positions, strict=True))
     for at in (1, 2, 3, 0):
         problem = "embed() returns NaN: a table shorter than vocab_size or max_position, or NaN among its weights"
-        got = f"NaN for token {tokens[0][at]} at position {positions[0][at]}"
+        got = f"NaN for token {tokens[0, at]} at position {positions[0, at]}"
         _demand(not np.isnan(embedded[at]).any(), problem, got)
-    row = random.normal(size=width)
-    rows = calls(row, lambda: row + 0.5 * random.normal(size=(num_rows, width)), embedded.dtype)
+    rows = random.normal(size=width) + 0.5 * random.normal(size=(*shape, width))
+    rows[_COMMON] = rows[0, 0]
+    rows = rows.astype(embedded.dtype)
     kinds, states = model.layer_kinds if isinstance(model, MixedModel) else (), states_of(model)
     for kind, index in {kind: index for index, kind in reversed([*enumerate(kinds or (None,))])}.items():
         if not (states and states[index]):  # such a layer carries the states of its rows on itself
@@ -113,8 +109,8 @@ def _layer(model: ServedModel, kind: Hashable, num_devices: int, params: Any, x:
             _checked(f"{name} of attend in layer() is", value, (len(x), number, config.head_dim))
         if scoring.sinks is not None:
             _checked("sinks of attend in layer() are", scoring.sinks, (heads,))
-        for name, value in (("window", scoring.window), ("soft_cap", scoring.soft_cap)):
-            _demand(value is None or value > 0, f"{name} of a Scoring in layer() is above 0 or None", shown(value))
+        is_positive = all(number is None or number > 0 for number in scoring[:2])
+        _demand(is_positive, "window and soft_cap of attend in layer() are above 0 or None", shown(scoring[:2]))
         is_near = most is None or (scoring.window is not None and scoring.window <= most)
         got = f"{scoring.window} for layers of kind {kind!r}"
         _demand(is_near, f"the window of attend is at most layer_window(), {most} tokens", got)
@@ -144,33 +140,28 @@ def _common_row(name: str, calls: list[Callable[[], Any]]) -> np.ndarray:
         raise ModelError(f"{name}() of the model fails", got=failure, fix="see docs/own_model.md") from error
     first, *kv = outputs[0]
     _demand(not kv or kv[0][0] == 1, _KV, "that which layer() got")
-    row, *again = (np.asarray(rows[at], np.float64) for at, (rows, *_) in zip(_PLACES, outputs, strict=True))
-    is_number = name == "embed" or not np.isnan(row).any()
-    _demand(is_number, f"{name}() returns NaN for finite numbers: look for NaN among its weights", "NaN")
+    row, *again = np.stack([np.asarray(rows, np.float64) for rows, *_ in outputs])[_COMMON]
+    problem = f"{name}() returns NaN for finite numbers: look for NaN among its weights"
+    _demand(name == "embed" or not np.isnan(row).any(), problem, "NaN")
     rounding = (1e-3 if first.dtype.itemsize > 2 else 5e-2) * np.abs(row[np.isfinite(row)]).max(initial=0.0)
-    is_alike = all(np.allclose(row, other, rtol=0.0, atol=rounding, equal_nan=True) for other in again)
+    is_alike = np.allclose(again, row, rtol=0.0, atol=rounding, equal_nan=True)
     mixed = f"{name}() mixes rows, which belong to different sequences: attend alone sees other tokens"
     _demand(is_alike, mixed, "a row that changes with the rows beside it, or with its place among them")
     return first
 
 
-def _strict(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with NaN wherever it reads a table out of bounds: JAX would read the table's last row."""
-
-    def strict(*arguments: Any) -> Any:
-        return jaxpr_as_fun(filling(jax.make_jaxpr(function)(*arguments)))(*jax.tree.leaves(arguments))
-
-    def filling(part: Any) -> Any:
-        return part.replace(eqns=[*map(filled, part.eqns)]) if isinstance(part, Jaxpr) else part
-
-    def filled(primitive: Any) -> Any:
-        params = jax.tree.map(filling, primitive.params)
-        is_read = primitive.primitive.name == "gather" and params["mode"] != GatherScatterMode.FILL_OR_DROP
-        if is_read and jnp.issubdtype(primitive.outvars[0].aval.dtype, jnp.inexact):
+def _strict(part: Any) -> Any:
+    """A jaxpr, or a parameter in it, that reads NaN out of a table's bounds, where JAX would read the table's last row."""
+    if not isinstance(part, Jaxpr):
+        return part
+    equations = []
+    for equation in part.eqns:
+        params = jax.tree.map(_strict, equation.params)
+        has_fill = params.get("fill_value", 0) is not None  # None: a gather that reads another row
+        if not has_fill and jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.inexact):
             params |= {"mode": GatherScatterMode.FILL_OR_DROP, "fill_value": np.nan}
-        return primitive.replace(params=params)
-
-    return strict
+        equations.append(equation.replace(params=params))
+    return part.replace(eqns=equations)
 
 
 def _checked(what: str, value: Any, shape: tuple[int, ...], dtype: Any = jnp.floating) -> Any:
