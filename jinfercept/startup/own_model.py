@@ -158,7 +158,7 @@ def _strict(part: Any) -> Any:
     for equation in part.eqns:
         params = jax.tree.map(_strict, equation.params)
         has_fill = params.get("fill_value", 0) is not None  # None: a gather that reads another row
-        if not has_fill and jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.inexact):
+        if not has_fill and jnp.issubdtype(cast(Any, equation.outvars[0].aval).dtype, jnp.inexact):
             params |= {"mode": GatherScatterMode.FILL_OR_DROP, "fill_value": np.nan}
         equations.append(equation.replace(params=params))
     return part.replace(eqns=equations)
