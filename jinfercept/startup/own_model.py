@@ -71,6 +71,9 @@ def check_functions(model: ServedModel, params: Params) -> None:
     def embed(params: Any, tokens: Any, positions: Any) -> Any:
         return (_checked("embed() returns", model.embed(params, tokens, positions), (num_rows, width)),)
 
+    def strict(*arguments: Any) -> Any:
+        return jaxpr_as_fun(_strict(jax.make_jaxpr(embed)(*arguments)))(*jax.tree.leaves(arguments))
+
     def head(params: Any, x: Any) -> Any:
         return (_checked("head() returns", model.head(params, x), (num_rows, vocab_size), jnp.float32),)
 
@@ -78,8 +81,7 @@ def check_functions(model: ServedModel, params: Params) -> None:
     tokens, positions = (random.integers(0, end, shape, np.int32, endpoint=True) for end in ends)
     tokens[_COMMON], positions[_COMMON] = ends
     tokens[0, 1:4], positions[0, 1:4] = (0, ends[0], 0), (0, 0, ends[1])
-    # devices that have parts of a table read out of bounds rightly
-    function = _strict(embed) if mesh.size == 1 else embed
+    function = strict if mesh.size == 1 else embed  # devices with parts of a table rightly read out of their bounds
     embedded = run("embed", function, params.embed, *zip(tokens, positions, strict=True))
     for at in (1, 2, 3, 0):
         problem = "embed() returns NaN: a table shorter than vocab_size or max_position, or NaN among its weights"
@@ -148,23 +150,18 @@ def _common_row(name: str, calls: list[Callable[[], Any]]) -> np.ndarray:
     return first
 
 
-def _strict(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with NaN wherever it reads a table out of bounds: JAX would read the table's last row."""
-
-    def strict(*arguments: Any) -> Any:
-        return jaxpr_as_fun(filling(jax.make_jaxpr(function)(*arguments)))(*jax.tree.leaves(arguments))
-
-    def filling(part: Any) -> Any:
-        return part.replace(eqns=[*map(filled, part.eqns)]) if isinstance(part, Jaxpr) else part
-
-    def filled(primitive: Any) -> Any:
-        params = jax.tree.map(filling, primitive.params)
+def _strict(part: Any) -> Any:
+    """A jaxpr, or a parameter in it, that reads NaN out of a table's bounds, where JAX would read the table's last row."""
+    if not isinstance(part, Jaxpr):
+        return part
+    equations = []
+    for equation in part.eqns:
+        params = jax.tree.map(_strict, equation.params)
         has_fill = params.get("fill_value", 0) is not None  # None: a gather that reads another row
-        if not has_fill and jnp.issubdtype(primitive.outvars[0].aval.dtype, jnp.inexact):
+        if not has_fill and jnp.issubdtype(cast(Any, equation.outvars[0].aval).dtype, jnp.inexact):
             params |= {"mode": GatherScatterMode.FILL_OR_DROP, "fill_value": np.nan}
-        return primitive.replace(params=params)
-
-    return strict
+        equations.append(equation.replace(params=params))
+    return part.replace(eqns=equations)
 
 
 def _checked(what: str, value: Any, shape: tuple[int, ...], dtype: Any = jnp.floating) -> Any:
