@@ -127,7 +127,7 @@ class EngineStats:
 
     def __init__(self, log: RequestLog, kv: KVManager, inputs: PolicyInputs, *, synchronous: bool) -> None:
         self.now, self.kv, self.inputs = log.now, kv, inputs
-        self.equations = WasteEquations(inputs, synchronous=synchronous)
+        self.equations = WasteEquations(inputs)
         self.running, self.waiting = log.running, log.waiting
         prices = Prices(inputs.cost, kv.page_size, synchronous=synchronous)
         self._ledger = Ledger(kv, prices, self.running.values(), log.now())
