@@ -17,6 +17,7 @@ from jinfercept.errors import ModelError
 from jinfercept.layouts.scoring import Scoring
 from jinfercept.llm import LLM
 from jinfercept.models.protocol import MixedModel, Params, ServedModel, WindowedModel, windows_of
+from jinfercept.startup.own_model import check_functions
 from tests.support.dense_model import dense_attend
 from tests.support.tiny_model import GOLDEN
 
@@ -106,6 +107,14 @@ def twice(attend: Any, q: Any, k: Any, v: Any, kv: Any) -> Any:
     return attend(q, k, v, attend(q, k, v, kv)[1])
 
 
+def by_place(x: jax.Array) -> jax.Array:
+    return x * jnp.cos(jnp.arange(len(x)))[:, None]
+
+
+def noisy(x: jax.Array) -> jax.Array:
+    return x + jax.random.normal(jax.random.key(0), x.shape)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -121,8 +130,33 @@ def twice(attend: Any, q: Any, k: Any, v: Any, kv: Any) -> Any:
         (with_embed(lambda y, at: jnp.cumsum(y, 0)), r"embed\(\) mixes rows"),
         (
             with_embed(lambda y, at: y + jnp.zeros((9, 32)).at[at].get(mode="fill")),
-            r"no vector for the last token or pos",
+            r"embed\(\) returns NaN.*; got NaN for token 0 at position 255",
         ),
+        (
+            with_embed(lambda y, at: y + jnp.ones((9, 1))[at]),
+            r"a table shorter than .*; got NaN for token 0 at position 255",
+        ),
+        (
+            with_embed(lambda y, at: y + jax.jit(jax.vmap(lambda i: jnp.ones((9, 1))[i]))(at)),
+            r"a table shorter than .*; got NaN for token 0 at position 255",
+        ),
+        (with_embed(lambda y, at: y * jnp.nan), r"NaN among its weights; got NaN for token 0 at position 0"),
+        (with_embed(lambda y, at: y + jnp.arange(len(y))[:, None]), r"embed\(\) mixes rows.*, or with its place"),
+        (with_layer(lambda layer, w, x, *others: layer(w, by_place(x), *others)), r"layer\(\) mixes rows"),
+        (with_layer(lambda layer, w, x, *others: layer(w, noisy(x), *others)), r"layer\(\) mixes rows"),
+        (with_layer(lambda layer, w, x, *others: layer(w, jnp.flip(x, 0), *others)), r"layer\(\) mixes rows"),
+        (with_layer(lambda layer, w, x, *others: layer(w, x.at[-1].add(1.0), *others)), r"layer\(\) mixes rows"),
+        (with_layer(lambda layer, w, x, *others: layer(w, x * jnp.nan, *others)), r"layer\(\) returns NaN for finite"),
+        (
+            with_attend(lambda attend, *qkv: attend(*qkv, Scoring(window=0))),
+            r"window and soft_cap of attend in layer\(\) are above 0 or None; got \(0, None\)",
+        ),
+        (
+            with_attend(lambda attend, *qkv: attend(*qkv, Scoring(soft_cap=0.0))),
+            r"window and soft_cap of attend in layer\(\) are above 0 or None; got \(None, 0.0\)",
+        ),
+        (with_head(lambda y: y + jnp.arange(len(y))[:, None]), r"head\(\) mixes rows"),
+        (with_head(lambda y: y * jnp.nan), r"head\(\) returns NaN for finite numbers"),
         (with_embed(lambda y, at: y if y.sum() > 0 else -y), r"embed\(\) of the model fails; got TracerBool"),
         (with_layer(lambda layer, w, x, at, kv, attend: (x, kv)), r"calls attend once, .*; got no call"),
         (with_attend(twice), r"calls attend once, .*; got a second call"),
@@ -172,8 +206,10 @@ def test_a_function_of_a_model_that_is_wrong_is_refused_by_name(example, changes
         ({"eos_token_ids": 2}, "eos_token_ids of the config are a tuple of token ids; got 2"),
         (
             {"vocab_size": 101},
-            "embed() has no vector for the last token or position; got NaN for token 100 at position",
+            "a table shorter than vocab_size or max_position, or NaN among its weights; got NaN for token 100 at position 0",
         ),
+        ({"eos_token_ids": (100,)}, "eos_token_ids of the config are tokens below vocab_size, 100; got (100,)"),
+        ({"eos_token_ids": (-1,)}, "eos_token_ids of the config are tokens below vocab_size, 100; got (-1,)"),
         ({"vocab_size": 99}, "head() returns [5, 99] of float32; got [5, 100] of float32"),
         ({"hidden_size": 33}, "embed() returns [5, 33] of floating-point numbers; got [5, 32] of float32"),
     ],
@@ -194,6 +230,26 @@ def test_a_config_without_layers_and_weights_of_whole_numbers_are_refused(exampl
         **{name: value for name, value in vars(model.config).items() if name != "num_layers"}
     )
     assert "the config of a model lacks attributes; got no num_layers" in refusal(model, params)
+
+
+def test_what_lacks_a_part_of_a_model_is_refused_by_that_part(example) -> None:
+    model, params = example.make()
+    assert "fix: give an instance, OwnModel(…), in place of the class" in refusal(type(model), params)
+    parts = {name: getattr(model, name) for name in ("config", "embed", "layer", "head")}
+    for name in parts:
+        rest = SimpleNamespace(**{other: part for other, part in parts.items() if other != name})
+        assert f"fix: give it {name}, see docs/own_model.md" in refusal(rest, params)
+
+
+def test_tables_that_are_read_within_their_bounds_by_other_means_are_served(example) -> None:
+    def embed(self: Any, params: Any, tokens: Any, positions: Any) -> Any:
+        first, more = params["embedding"][:40], params["embedding"][40:]
+        x = jnp.where((tokens < 40)[:, None], first[tokens], jax.checkpoint(lambda at: more[at])(tokens - 40))
+        return x + jnp.ones((9, 1))[jnp.minimum(positions, 8)]
+
+    model, params = example.make()
+    model.__class__ = type("Changed", (type(model),), {"embed": embed})
+    check_functions(model, jax.tree.map(jnp.asarray, params))
 
 
 @pytest.mark.parametrize("scoring", [Scoring(window=9), Scoring()])

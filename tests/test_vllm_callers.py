@@ -275,9 +275,9 @@ def test_the_page_names_everything_that_has_another_name_here() -> None:
     [
         (lambda llm: llm.generate("a", SHORT, on_event="print"), "on_event must be a function"),
         (
-            lambda llm: llm.generate("a", SHORT, detector=ScriptedDetector(None)),
+            lambda llm: llm.generate("a", SHORT, detector=ScriptedDetector(None)),  # pyright: ignore
             "a script must map numbers of tokens to lists of calls",
-        ),  # pyright: ignore
+        ),
         (lambda llm: llm.generate("a", SHORT, detector=StopStringDetector("<<")), "tools must be a list of Tool"),  # pyright: ignore
         (lambda llm: llm.generate(["a", None], SHORT), "a prompt is a text or a list"),
         (lambda llm: llm.generate([[1], [[2]]], SHORT), "prompt_token_ids are whole numbers"),

@@ -11,6 +11,8 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Jaxpr, jaxpr_as_fun
+from jax.lax import GatherScatterMode
 
 from jinfercept.errors import ModelError, describe_failure, shown
 from jinfercept.layouts.scoring import PLAIN, Scoring
@@ -20,9 +22,17 @@ from jinfercept.models.protocol import MixedModel, Params, ServedModel, Windowed
 from jinfercept.models.quantized import weights_of
 
 _FIELDS = ("family", "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "max_position")
-_ROW = 2
-"""The row that both calls of a function have; all others differ."""
+_COMMON = [0, 1, 2], [0, 3, -1]
+"""The calls of each function, and where each of them has the row that all have; other rows differ."""
 _ONCE, _KV = "layer() calls attend once, with the kv that it got", "layer() returns the kv that attend returned"
+
+
+def to_serve(value: object) -> str:
+    """What makes a model of something that is none."""
+    if isinstance(value, type):
+        return f"give an instance, {value.__name__}(…), in place of the class"
+    lacking = [name for name in ("config", "embed", "layer", "head") if not hasattr(value, name)]
+    return f"give it {' and '.join(lacking)}, see docs/own_model.md" if len(lacking) < 4 else "give one of them"
 
 
 def check_config(model: ServedModel) -> None:
@@ -33,13 +43,15 @@ def check_config(model: ServedModel) -> None:
     ends = config.eos_token_ids
     _demand(isinstance(ends, tuple), "eos_token_ids of the config are a tuple of token ids", shown(ends))
     check_dimensions(config)
+    are_tokens = all(0 <= end < config.vocab_size for end in ends)
+    _demand(are_tokens, f"eos_token_ids of the config are tokens below vocab_size, {config.vocab_size}", shown(ends))
     kinds = model.layer_kinds if isinstance(model, MixedModel) else ()
     are_kinds = isinstance(kinds, tuple) and len(kinds) in (0, config.num_layers)
     _demand(are_kinds, f"layer_kinds are () or a tuple of {config.num_layers} kinds, one for each layer", shown(kinds))
 
 
 def check_functions(model: ServedModel, params: Params) -> None:
-    """Raise `ModelError` for a function that returns something else than it should, or whose rows depend on each other.
+    """Raise `ModelError` for a function that is wrong: its outputs, or rows that depend on others or on their place.
 
     Args:
         params: on the devices that serve them.
@@ -50,11 +62,7 @@ def check_functions(model: ServedModel, params: Params) -> None:
     width, vocab_size, mesh = config.hidden_size, config.vocab_size, mesh_of(like)
     sizes = {width, vocab_size, config.num_heads, config.num_kv_heads, config.head_dim, mesh.size}
     num_rows = next(number for number in count(5) if number not in sizes)
-    random, at = np.random.default_rng(0), np.arange(num_rows) == _ROW
-
-    def below(end: int) -> list[np.ndarray]:
-        """Numbers for both calls; those of their common row are the last ones."""
-        return [np.where(at, end - 1, random.integers(0, end, num_rows)).astype(np.int32) for _ in range(2)]
+    random, shape = np.random.default_rng(0), (len(_COMMON[0]), num_rows)
 
     def run(name: str, function: Callable[..., Any], params: Any, *calls: tuple[Any, ...]) -> np.ndarray:
         whole = jax.jit(mesh.on_parts(function, specs_of((params, *calls[0])), EVERYWHERE))
@@ -66,12 +74,20 @@ def check_functions(model: ServedModel, params: Params) -> None:
     def head(params: Any, x: Any) -> Any:
         return (_checked("head() returns", model.head(params, x), (num_rows, vocab_size), jnp.float32),)
 
-    tokens, positions = below(vocab_size), below(config.max_position)
-    embedded = run("embed", embed, params.embed, *zip(tokens, positions, strict=True))
-    last = f"NaN for token {vocab_size - 1} at position {config.max_position - 1}"
-    _demand(not np.isnan(embedded).any(), "embed() has no vector for the last token or position", last)
-    row = random.normal(size=width)
-    rows = [np.where(at[:, None], row, random.normal(size=(num_rows, width))).astype(embedded.dtype) for _ in range(2)]
+    ends = vocab_size - 1, config.max_position - 1
+    tokens, positions = (random.integers(0, end, shape, np.int32, endpoint=True) for end in ends)
+    tokens[_COMMON], positions[_COMMON] = ends
+    tokens[0, 1:4], positions[0, 1:4] = (0, ends[0], 0), (0, 0, ends[1])
+    # devices that have parts of a table read out of bounds rightly
+    function = _strict(embed) if mesh.size == 1 else embed
+    embedded = run("embed", function, params.embed, *zip(tokens, positions, strict=True))
+    for at in (1, 2, 3, 0):
+        problem = "embed() returns NaN: a table shorter than vocab_size or max_position, or NaN among its weights"
+        got = f"NaN for token {tokens[0, at]} at position {positions[0, at]}"
+        _demand(not np.isnan(embedded[at]).any(), problem, got)
+    rows = random.normal(size=width) + 0.5 * random.normal(size=(*shape, width))
+    rows[_COMMON] = rows[0, 0]
+    rows = rows.astype(embedded.dtype)
     kinds, states = model.layer_kinds if isinstance(model, MixedModel) else (), states_of(model)
     for kind, index in {kind: index for index, kind in reversed([*enumerate(kinds or (None,))])}.items():
         if not (states and states[index]):  # such a layer carries the states of its rows on itself
@@ -91,6 +107,8 @@ def _layer(model: ServedModel, kind: Hashable, num_devices: int, params: Any, x:
             _checked(f"{name} of attend in layer() is", value, (len(x), number, config.head_dim))
         if scoring.sinks is not None:
             _checked("sinks of attend in layer() are", scoring.sinks, (heads,))
+        is_positive = all(number is None or number > 0 for number in scoring[:2])
+        _demand(is_positive, "window and soft_cap of attend in layer() are above 0 or None", shown(scoring[:2]))
         is_near = most is None or (scoring.window is not None and scoring.window <= most)
         got = f"{scoring.window} for layers of kind {kind!r}"
         _demand(is_near, f"the window of attend is at most layer_window(), {most} tokens", got)
@@ -110,21 +128,43 @@ def _layer(model: ServedModel, kind: Hashable, num_devices: int, params: Any, x:
 
 
 def _common_row(name: str, calls: list[Callable[[], Any]]) -> np.ndarray:
-    """The row that both calls have. Raises `ModelError` if it is another one in the second."""
+    """The rows of the first call. Raises `ModelError` if the row that all calls have is another one in one of them."""
     try:
-        (first, *kv), (second, *_) = (map(np.asarray, call()) for call in calls)
+        outputs = [[*map(np.asarray, call())] for call in calls]
     except ModelError:
         raise
     except Exception as error:
         failure = describe_failure(error)[:500]
         raise ModelError(f"{name}() of the model fails", got=failure, fix="see docs/own_model.md") from error
+    first, *kv = outputs[0]
     _demand(not kv or kv[0][0] == 1, _KV, "that which layer() got")
-    row, again = (np.asarray(rows[_ROW], np.float64) for rows in (first, second))
+    row, *again = np.stack([np.asarray(rows, np.float64) for rows, *_ in outputs])[_COMMON]
+    problem = f"{name}() returns NaN for finite numbers: look for NaN among its weights"
+    _demand(name == "embed" or not np.isnan(row).any(), problem, "NaN")
     rounding = (1e-3 if first.dtype.itemsize > 2 else 5e-2) * np.abs(row[np.isfinite(row)]).max(initial=0.0)
-    is_alike = np.allclose(row, again, rtol=0.0, atol=rounding, equal_nan=True)
+    is_alike = np.allclose(again, row, rtol=0.0, atol=rounding, equal_nan=True)
     mixed = f"{name}() mixes rows, which belong to different sequences: attend alone sees other tokens"
-    _demand(is_alike, mixed, "a row that changes with the rows beside it")
-    return first[_ROW]
+    _demand(is_alike, mixed, "a row that changes with the rows beside it, or with its place among them")
+    return first
+
+
+def _strict(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with NaN wherever it reads a table out of bounds: JAX would read the table's last row."""
+
+    def strict(*arguments: Any) -> Any:
+        return jaxpr_as_fun(filling(jax.make_jaxpr(function)(*arguments)))(*jax.tree.leaves(arguments))
+
+    def filling(part: Any) -> Any:
+        return part.replace(eqns=[*map(filled, part.eqns)]) if isinstance(part, Jaxpr) else part
+
+    def filled(primitive: Any) -> Any:
+        params = jax.tree.map(filling, primitive.params)
+        has_fill = params.get("fill_value", 0) is not None  # None: a gather that reads another row
+        if not has_fill and jnp.issubdtype(primitive.outvars[0].aval.dtype, jnp.inexact):
+            params |= {"mode": GatherScatterMode.FILL_OR_DROP, "fill_value": np.nan}
+        return primitive.replace(params=params)
+
+    return strict
 
 
 def _checked(what: str, value: Any, shape: tuple[int, ...], dtype: Any = jnp.floating) -> Any:

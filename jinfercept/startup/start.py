@@ -43,7 +43,7 @@ from jinfercept.startup.draft_model import add_drafter, load_draft_model
 from jinfercept.startup.generation_config import sampling_defaults
 from jinfercept.startup.invariant import as_invariant
 from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights, fit_host, most_at_once
-from jinfercept.startup.own_model import check_config, check_functions
+from jinfercept.startup.own_model import check_config, check_functions, to_serve
 from jinfercept.startup.profiler import EFFORTS
 from jinfercept.startup.recurrent import as_served
 from jinfercept.startup.served_adapters import add_adapters, with_tool_adapter
@@ -205,7 +205,7 @@ def set_up(
     read = None if tokenizer is None else as_tokenizer(tokenizer)
     if not isinstance(model, str | Path | ModelConfig | ServedModel):
         raise ModelError(
-            "model must be a name, a path, a ModelConfig or a Model", got=shown(model), fix="give one of them"
+            "model must be a name, a path, a ModelConfig or a Model", got=shown(model), fix=to_serve(model)
         )
     group = None
     if (placement := placement_of(config)) is not None:

@@ -3,8 +3,9 @@
 The SDK's own client for such servers waits for fixed times when it ends one, and does not say which process it is.
 """
 
-import json
+import logging
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -13,14 +14,22 @@ from typing import Any, final
 
 import anyio
 from anyio.abc import Process
-from anyio.streams.text import TextReceiveStream
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
+from jinfercept.tools.mcp_answers import MAX_ANSWER_BYTES, readable_json
+
+log = logging.getLogger(__name__)
+
 _POLL_S = 0.01
 _EXIT_S = 2.0
 _PIPE_ERRORS = (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)
+
+_END_BYTES = 200
+_CUT = b"\0 cut \0"  # no JSON has it
+_ENDS = re.compile(rb"\s*\{([^][{}]*).*?([^][{}]*)\}\s*", re.DOTALL)
+_ID = re.compile(rb'"id"\s*:\s*(\d+)')
 
 
 @final
@@ -94,12 +103,16 @@ class McpProcess:
 
 async def _messages(process: Process, lost: Callable[[], object]) -> AsyncGenerator[SessionMessage | Exception]:
     assert process.stdout is not None
-    rest = ""
+    line = bytearray()
     with suppress(*_PIPE_ERRORS):
-        async for text in TextReceiveStream(process.stdout, errors="replace"):
-            *lines, rest = (rest + text).split("\n")
-            for line in lines:
-                yield _message(line)
+        async for data in process.stdout:
+            for number, part in enumerate(data.split(b"\n")):
+                if number:
+                    yield _message(bytes(line))
+                    line.clear()
+                line += part
+                if len(line) > MAX_ANSWER_BYTES:
+                    line[_END_BYTES:-_END_BYTES] = _CUT
     lost()  # before the calls that wait are failed
 
 
@@ -111,15 +124,20 @@ async def _write(process: Process, write: Any) -> None:
             await process.stdin.send(text.encode() + b"\n")
 
 
-def _message(line: str) -> SessionMessage | Exception:
+def _message(line: bytes) -> SessionMessage | Exception:
     try:
-        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+        return SessionMessage(jsonrpc_message_adapter.validate_json(readable_json(line), by_name=False))
     except ValueError as error:
-        problem = ErrorData(code=PARSE_ERROR, message=f"the answer is no JSON-RPC: {line[:200]}")
-        with suppress(ValueError, LookupError, TypeError):  # a call that waits for it fails
-            answer = json.loads(line)
-            if "method" not in answer:
-                return SessionMessage(JSONRPCError(jsonrpc="2.0", id=answer["id"], error=problem))
+        problem = f"the answer is no JSON-RPC: {line[:200].decode(errors='replace')}"
+        if _CUT in line:
+            problem = f"the answer is longer than {MAX_ANSWER_BYTES} bytes"
+            log.warning("a line of an MCP server is left out: %s", problem)
+        # a call that waits for it fails: its id is outside of what the line contains
+        ends = _ENDS.fullmatch(line[:_END_BYTES] + _CUT + line[-_END_BYTES:])
+        outside = b"" if ends is None else _CUT.join(ends.groups())
+        if b'"method"' not in outside and (answered := _ID.search(outside)) is not None:
+            failed = ErrorData(code=PARSE_ERROR, message=problem)
+            return SessionMessage(JSONRPCError(jsonrpc="2.0", id=int(answered[1]), error=failed))
         return error
 
 

@@ -12,6 +12,7 @@ from typing import Any, final
 from urllib.parse import unquote
 
 from jinfercept.errors import RequestError
+from jinfercept.values.pattern_names import MAX_NAMES, names_of
 
 _ANNOTATIONS = {
     *("$comment", "default", "deprecated", "description", "example", "examples", "externalDocs", "readOnly", "title"),
@@ -49,7 +50,6 @@ _PLAIN = {"unevaluatedItems": "items", "unevaluatedProperties": "additionalPrope
 _COUNTS = {f"{bound}{what}" for bound in ("min", "max") for what in ("Contains", "Items", "Length", "Properties")}
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _BEYOND_REGEX = re.compile(r"(?<!\\)(?:\\\\)*(\(\?(<?[=!])|\\[1-9])")
-_LISTED_NAMES = re.compile(r"\^(?:([\w-]+)|\((?:\?:)?([\w-]+(?:\|[\w-]+)*)\)|\[(\w+)\])\$")
 _TYPE_NAMES = {
     **dict.fromkeys(("str", "text", "varchar", "char", "enum"), "string"),
     **dict.fromkeys(("int", "long", "short", "uint", "int32", "int64", "uint32", "uint64"), "integer"),
@@ -102,7 +102,7 @@ class SchemaReduction:
         if not isinstance(schema, Mapping):
             return schema
         if "patternProperties" in schema:
-            schema = _with_listed_names(schema)
+            schema = _with_listed_names(schema, f"{place}/patternProperties", self.checked_later)
         reduced: dict[str, Any] = {}
         for key, value in schema.items():
             if key in _ANNOTATIONS or _constrains_nothing(key, value, schema):
@@ -153,28 +153,43 @@ def _unenforceable(at: str, why: str) -> RequestError:
     return RequestError("a constraint of the JSON schema cannot be enforced", got=f"{at}: {why}", fix="leave it out")
 
 
-def _with_listed_names(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same schema with properties in place of patterns that list all names of an object: a grammar writes each once."""
-    patterns, properties = schema["patternProperties"], schema.get("properties", {})
-    if not isinstance(patterns, Mapping) or not patterns or schema.get("additionalProperties") is not False:
+def _with_listed_names(schema: Mapping[str, Any], at: str, checked_later: bool) -> Mapping[str, Any]:
+    """The same schema with properties in place of patterns that match few names: a grammar writes each property once."""
+    patterns = schema["patternProperties"]
+    closed = schema.get("additionalProperties", schema.get("unevaluatedProperties")) is False
+    if not closed or not isinstance(patterns, Mapping):  # an open object has always another name
         return schema
-    matches = {pattern: _LISTED_NAMES.fullmatch(pattern) for pattern in patterns}
-    names = {
-        name: patterns[pattern]
-        for pattern, match in matches.items()
-        for name in (match[1] or match[2] or "|".join(match[3]) if match else "").split("|")
-    }
-    whole = {**schema, "properties": {**properties, **names}}
-    if not all(matches.values()) or {*names} & {*properties}:
+    properties, others = {**schema.get("properties", {})}, dict[str, Any]()
+    for pattern, inner in patterns.items():
+        try:
+            names = names_of(pattern)
+        except OverflowError:
+            if not checked_later:
+                raise RequestError(
+                    "the names that a pattern of the JSON schema matches cannot be kept distinct",
+                    got=f"{at}/{pattern:.80}, whose names have a greatest length and cannot be listed (at most {MAX_NAMES})",
+                    fix="list the names in properties, or leave the end of the pattern open",
+                ) from None
+            names = None
+        if names is None:
+            others[pattern] = inner
+        for name in names or ():
+            both = name in properties and properties[name] != inner
+            properties[name] = {"allOf": [properties[name], inner]} if both else inner
+    if others == patterns:
         return schema
-    total, least = len(whole["properties"]), schema.get("minProperties", 0)
+    whole = {**schema, "properties": properties, "patternProperties": others}
+    if others:
+        return whole
+    del whole["patternProperties"]
+    total, least = len(properties), schema.get("minProperties", 0)
     if least > total:
         return {**schema, "maxProperties": total}
     if least == total:
-        whole |= {"required": [*whole["properties"]], "minProperties": 0}
+        whole |= {"required": [*properties, *({*schema.get("required", ())} - {*properties})], "minProperties": 0}
     if schema.get("maxProperties", math.inf) >= total:
         whole.pop("maxProperties", None)
-    return {key: part for key, part in whole.items() if key != "patternProperties"}
+    return whole
 
 
 def _constrains_nothing(key: str, value: Any, schema: Mapping[str, Any]) -> bool:

@@ -305,7 +305,10 @@ def test_what_cannot_be_a_chat_says_what_got_and_fix(make_scripted: Make) -> Non
         (lambda: chat([{"role": "usr", "content": "Hi"}]), "one of system, .*got 'usr' \\(did you mean 'user'"),
         (lambda: chat([{"role": "user"}]), "role user has content"),
         (lambda: chat([{"role": "user", "content": 3}]), "content is text"),
-        (lambda: chat([{"role": "assistant", "reasoning": 5}, {"role": "user", "content": "a"}]), "reasoning is text; got 5"),
+        (
+            lambda: chat([{"role": "assistant", "reasoning": 5}, {"role": "user", "content": "a"}]),
+            "reasoning is text; got 5",
+        ),
         (
             lambda: chat(QUESTION, tools=[price], chat_template="{{ tools }}"),
             "the chat template uses no known format of tool calls",

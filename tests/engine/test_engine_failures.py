@@ -105,7 +105,7 @@ def test_a_restart_names_the_option_that_is_nearest(llm: LLM) -> None:
 def test_a_new_llm_refuses_a_policy_and_a_profile_of_the_wrong_shape_before_it_loads() -> None:
     wrongs: list[dict[str, Any]] = [{"policy": LeastRecentlyUsed}, {"policy": 5}, {"estimator": 5}, {"profile": 5}]
     for wrong in wrongs:
-        with pytest.raises(ConfigError, match=f"an? {next(iter(wrong))}"):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
             LLM("no/such/model", **wrong)
 
 

@@ -278,6 +278,43 @@ DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
         ({**CLOSED, "patternProperties": {"^(a|bc)$": DIGIT}, "minProperties": 2}, '{"a":1,"bc":1}'),
         ({**CLOSED, "patternProperties": {"^[ab]$": DIGIT, "^(?:c)$": DIGIT}}, '{"a":1,"b":1,"c":1}'),
         ({**CLOSED, "patternProperties": {"^[ab]$": DIGIT}, "maxProperties": 1}, '{"a":1}'),
+        (
+            {**CLOSED, "patternProperties": {"^a[0-9]$": DIGIT}},
+            json.dumps({f"a{i}": 1 for i in range(1, 10)}, separators=(",", ":")),
+        ),
+        ({**CLOSED, "patternProperties": {"^a[1-3]$": DIGIT}, "minProperties": 3}, '{"a1":1,"a2":1,"a3":1}'),
+        (
+            {**CLOSED, "patternProperties": {"^a[12]$": DIGIT}, "properties": {"a1": {"const": 1}}, "minProperties": 2},
+            '{"a1":1,"a2":1}',
+        ),
+        (
+            {**CLOSED, "patternProperties": {"^a1$": {"enum": [1, 2]}, "^a1?$": {"enum": [2, 3]}}, "minProperties": 2},
+            '{"a1":2,"a":2}',
+        ),
+        (
+            {
+                "patternProperties": {r"^a\d{0,1}$": DIGIT},
+                "unevaluatedProperties": False,
+                "type": "object",
+                "required": ["a"],
+            },
+            json.dumps({"a": 1} | {f"a{i}": 1 for i in range(1, 10)}, separators=(",", ":")),
+        ),
+        ({"anyOf": [{**CLOSED, "patternProperties": {"^(?:a|aa){1,2}$": DIGIT}}]}, '{"a":1,"aa":1,"aaa":1,"aaaa":1}'),
+        (
+            {
+                **CLOSED,
+                "patternProperties": {"^a1$|^aa$": DIGIT, "^,": DIGIT},
+                "required": ["a1", "aa"],
+                "maxProperties": 4,
+            },
+            '{"a1":1,"aa":1,",":1,",a":1}',
+        ),
+        ({**CLOSED, "patternProperties": {"^a1+$": DIGIT}, "maxProperties": 3}, '{"a1":1,"a11":1,"a111":1}'),
+        (
+            {"patternProperties": {"^a[0-9]$": DIGIT}, "type": "object", "maxProperties": 3, "minProperties": 3},
+            '{"":"","a":"","aa":""}',
+        ),
         ({**CLOSED, "patternProperties": {"^a|b$": DIGIT}, "maxProperties": 3}, '{"a":1,"aa":1,"aaa":1}'),
         ({**CLOSED, "patternProperties": {"^a": DIGIT}, "minProperties": 2, "maxProperties": 2}, '{"a":1,"aa":1}'),
         ({**CLOSED, "additionalProperties": DIGIT, "minProperties": 3, "maxProperties": 3}, '{"":1,"a":1,"aa":1}'),
@@ -297,6 +334,22 @@ DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 def test_an_object_has_no_name_twice(byte_grammars: Grammars, schema: dict[str, Any], text: str) -> None:
     constraint = byte_grammars.compile(StructuredOutputsParams(json=schema)).constrain(frozenset({END}))
     assert greedy(constraint.copy(), '"a1,') == text
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["^a[0-9]{3}$", "^a.$", "^[^a]$", r"^\p{L}$", "^(?i:a)$", "^a{257}$", "^([a-z]{1,8}|b)$", "^(a{0,9999}){0,9999}$"],
+)
+def test_a_pattern_of_too_many_names_of_bounded_length_is_refused_by_its_place(pattern: str) -> None:
+    object_ = {**CLOSED, "patternProperties": {"^b": DIGIT, pattern: DIGIT}}
+    for schema, place in ((object_, "#"), ({"items": object_}, "#/items")):
+        with pytest.raises(
+            RequestError, match=re.escape(f"got {place}/patternProperties/{pattern}, ") + ".*properties"
+        ):
+            _ = StructuredOutputsParams(json=schema).source
+        assert SchemaReduction(checked_later=True).reduce(schema) == schema  # in a call a name may come again
+    open_ = {**object_, "additionalProperties": True}
+    assert SchemaReduction(checked_later=False).reduce(open_) == open_
 
 
 def test_equal_constraints_are_compiled_once(byte_grammars: Grammars) -> None:
@@ -336,6 +389,7 @@ def test_equal_constraints_are_compiled_once(byte_grammars: Grammars) -> None:
             {"json": {"patternProperties": {"^[abc]$": {}}, "additionalProperties": False, "maxProperties": 2}},
             "#/maxProperties",
         ),
+        ({"json": {**CLOSED, "patternProperties": {"^x[0-9]$": {}}, "minProperties": 4}}, "#/minProperties"),
         ({"json_object": "yes"}, "True, or leave it out"),
         ({"regex": "(("}, "unclosed group"),
         ({"regex": "(?=a)b"}, "look-around"),

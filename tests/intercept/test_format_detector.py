@@ -71,6 +71,7 @@ class Speech:
         self.texts = list(texts)
         self.last_raw, self.text = "", ""
         self.stopped: str | None = None
+        self.hidden = frozenset[int]()
         self.half_character = False
 
     def add(self, token_id: int) -> str:

@@ -49,7 +49,7 @@ def test_where_there_is_no_file_nothing_changes(tmp_path: Path) -> None:
         sampling_defaults(str(tmp_path), None)
 
 
-@pytest.mark.parametrize("config", [[], {"temperature": "hot"}, {"top_p": 0}, {"top_k": 1.5}, {"max_new_tokens": 0}])
+@pytest.mark.parametrize("config", [[], {"temperature": "hot"}, {"top_p": -1}, {"top_k": 1.5}, {"max_new_tokens": 0}])
 def test_a_file_that_cannot_be_used_is_a_mistake_of_the_model(tmp_path: Path, config: object) -> None:
     write(tmp_path, config)
     with pytest.raises(ModelError, match=r"generation_config\.json"):

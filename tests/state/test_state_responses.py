@@ -140,7 +140,7 @@ def test_a_key_has_its_background_responses_at_all_servers_together(scripted: Sc
     options: Any = {"state_url": state_url, "max_background_responses": 1, "state_heartbeat": 0.1, "api_key": ("few",)}
     with running(scripted.llm, **options) as first, running(scripted.llm, **options) as second:
         begun = answer(first, background=True, **LONG)
-        with pytest.raises(openai.RateLimitError, match="1 responses of this key"):
+        with pytest.raises(openai.RateLimitError, match="this one has 1"):
             answer(second, background=True, **LONG)
         second.client.responses.cancel(begun.id)
 

@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
@@ -12,12 +12,16 @@ WELCOME = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serv
 
 
 class Http(NamedTuple):
-    """A response as it is. `length` of more than the text: the connection is closed before its end; None: without a byte."""
+    """A response as it is. `length` of more than the text: the connection is closed before its end; None: without a byte.
+
+    `held`: the client has to close it.
+    """
 
     status: int = 200
     text: str = ""
     headers: dict[str, str] = {}  # noqa: RUF012
     length: int | None = 0
+    held: bool = False
 
 
 def refused(code: int, message: str = "no", status: int = 200) -> Http:
@@ -40,6 +44,8 @@ class FaultyServer(ThreadingHTTPServer):
         sessions: those that are open.
         opened: how many sessions were opened.
         ran: names of the tools that ran.
+        left: names of those whose connection the client closed.
+        cancelled: how many calls were cancelled.
         gate: the tool `hang` answers when it is set.
     """
 
@@ -55,6 +61,8 @@ class FaultyServer(ThreadingHTTPServer):
         self.sessions: set[str] = set()
         self.opened = 0
         self.ran: list[str] = []
+        self.left: list[str] = []
+        self.cancelled = 0
         self.gate = threading.Event()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -97,8 +105,15 @@ class FaultyHandler(BaseHTTPRequestHandler):
             server.ran.append(params["name"])
             if params["name"] == "hang":
                 assert server.gate.wait(60)
-            self.reply(asked, server.answers[params["name"]])
+            answer = server.answers[params["name"]]
+            held = isinstance(answer, Http) and answer.held
+            with suppress(OSError) if held else nullcontext():
+                self.reply(asked, answer)
+                if held:
+                    self.rfile.read(1)
+            server.left += [params["name"]] * held
         else:
+            server.cancelled += method == "notifications/cancelled"
             self.reply(asked, {} if "id" in asked else Http(202))
 
     def do_GET(self) -> None:

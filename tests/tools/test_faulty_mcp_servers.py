@@ -85,6 +85,10 @@ FAULTS: dict[str, tuple[Http, str]] = {
     "no_json": (Http(200, "{"), "Failed to parse"),
     "no_type": (Http(200, "fine", {"content-type": "text/plain"}), "content type"),
     "accepted": (Http(202), "202"),
+    "long": (Http(200, " " * (5 << 20)), "MCP server shop: the answer is longer than 4194304 bytes"),
+    "long_refusal": (Http(400, " " * (5 << 20)), "MCP server shop: the answer is longer than 4194304 bytes"),
+    "long_event": (Http(200, "data: " + "x" * (5 << 20), STREAM), "longer than 4194304 bytes"),
+    "half_a_pair": (Http(200, f"data: {refused(-1, 'not \ud800').text}\r\r", STREAM), "not \ufffd"),
     "no_result": (Http(200, '{"jsonrpc": "2.0", "id": 0, "result": {}}'), "MCP server shop sent no result of a tool"),
 }
 
@@ -93,6 +97,7 @@ def test_the_fault_of_a_call_is_its_own(shop: FaultyServer, tmp_path: Path, capl
     shop.declare(hang=FINE, **{name: answer for name, (answer, _) in FAULTS.items()})
     with tool_runner(tmp_path, shop.toml()) as runner:
         runner.call("waits", "hang")
+        until(lambda: shop.ran == ["hang"])
         for name, (_, text) in FAULTS.items():
             result = runner.ask(name)
             assert (result.status, text in result.text) == ("error", True), f"{name}: {result.text}"
@@ -109,6 +114,30 @@ def test_the_fault_of_a_call_is_its_own(shop: FaultyServer, tmp_path: Path, capl
         "HTTP 502",
     ):
         assert any("MCP server shop" in line and words in line for line in caplog.messages), words
+
+
+HELD = {
+    "silent": Http(length=None, held=True),
+    "half": Http(200, "{", {}, 100, held=True),
+    "endless": Http(200, " " * (3 << 20), {}, 1 << 40, held=True),
+    "refuses": Http(400, "{", {}, 100, held=True),
+    "streams": Http(200, "data: {", STREAM, 100, held=True),
+    "notes": Http(200, "id: 1\ndata: \n\n", STREAM, 100, held=True),
+}
+
+
+def test_the_requests_of_calls_that_are_cancelled_are_closed(shop: FaultyServer, tmp_path: Path) -> None:
+    shop.declare(price=FINE, **HELD)
+    with tool_runner(tmp_path, shop.toml()) as runner:
+        for name in HELD:
+            runner.call(name, name)
+        until(lambda: len(shop.ran) == len(HELD))
+        for name in HELD:
+            runner.dispatcher.cancel(name)
+        until(lambda: sorted(shop.left) == sorted(HELD))
+        until(lambda: shop.cancelled == len(HELD))
+        assert runner.ask("price").text == "fine"
+    assert shop.opened == 1, "the connection stays"
 
 
 STDIO = r"""
@@ -134,13 +163,15 @@ for line in sys.stdin:
     elif name in ("count", "learn"):
         number += 1
         if name == "learn":
-            tools += [{"name": "mute"}, {"name": "fly", "inputSchema": {"type": "object"}}]
+            tools += [{"name": "mute"}]
+            tools += [{"name": name, "inputSchema": {"type": "object"}} for name in ("half\ud800", "fly")]
             send(method="notifications/tools/list_changed")
         for id in [*waiting, asked["id"]]:
             send(id=id, result={"content": [{"type": "text", "text": str(number)}]})
     elif name is not None:
         sys.stdout.buffer.write(b"\xff no UTF-8\n")
-        print(answers[name].replace("ID", str(asked["id"])), flush=True)
+        answer = answers[name].replace("LONG", "x" * (5 << 20)).replace("DEEP", "[" * 100000 + "]" * 100000)
+        print(answer.replace("ID", str(asked["id"])), flush=True)
     elif "id" in asked:
         send(id=asked["id"], error={"code": -32601, "message": "unknown"})
 """
@@ -149,6 +180,10 @@ WRITTEN = {
     "late": '{"jsonrpc": "2.0", "id": ID, "error": {"code": -32001, "message": "late"}}',
     "no_error": '{"jsonrpc": "2.0", "id": ID, "error": "no"}',
     "no_object": '{"jsonrpc": "2.0", "id": ID, "result": "no"}',
+    "long": '{"jsonrpc": "2.0", "id": ID, "result": {"id": "LONG"}}',
+    "long_id_last": '{"result": {"id": "LONG"}, "jsonrpc": "2.0", "id": ID}',
+    "deep": '{"jsonrpc": "2.0", "id": ID, "result": {"id": DEEP}}',
+    "after_noise": 'LONG\nDEEP\n[[[[\n{"id": 5, "method": "LONG"}\n{"jsonrpc": "2.0", "id": ID, "error": "no"}',
 }
 
 
@@ -167,8 +202,9 @@ def test_a_process_outlives_the_faults_of_its_calls_and_malformed_tools(
         assert runner.ask("learn").text == "2", "it is the same process"
         assert runner.result("waits").text == "2"
         until(lambda: "fly" in [tool.name for tool in runner.loaded.tools])
-        assert "mute" not in [tool.name for tool in runner.loaded.tools]
-    assert any("MCP server shop" in line and "'mute'" in line for line in caplog.messages)
+        assert not {"mute", "half_"} & {tool.name for tool in runner.loaded.tools}
+    for name in ("mute", "half\ufffd"):
+        assert any("MCP server shop" in line and repr(name) in line for line in caplog.messages), name
 
 
 MALFORMED = {
@@ -183,6 +219,7 @@ MALFORMED = {
     "property": {"inputSchema": {"type": "object", "properties": {"a": "string"}}},
     "required": {"inputSchema": {"type": "object", "required": "a"}},
     "described": {"inputSchema": SCHEMA, "description": 5},
+    "half\udcff": {"inputSchema": SCHEMA},
 }
 NAMELESS = [
     {"inputSchema": SCHEMA},
@@ -207,7 +244,7 @@ def test_a_malformed_declaration_leaves_out_that_tool(
     lines = [line for line in caplog.messages if "MCP server shop" in line and "is left out" in line]
     assert len(lines) == len(MALFORMED) + len(NAMELESS)
     for name, line in zip(MALFORMED, lines, strict=False):
-        assert f"tool {name!r}" in line
+        assert f"tool {name.replace('\udcff', '\ufffd')!r}" in line
         assert "correct its declaration" in line
     assert "inputSchema: Field required" in lines[0]
 
@@ -291,6 +328,8 @@ RESULTS: dict[str, tuple[dict[str, Any], str]] = {
     "missing": ({"content": [TEXT]}, "see"),
     "meta": ({"content": [TEXT | {"annotations": 5, "_meta": 5}], "_meta": 5, "isError": None}, "see"),
     "nothing": ({"content": []}, ""),
+    "half": ({"content": [TEXT | {"text": "\\ud83d \ud800\U0001f600\udc00"}]}, "\\ud83d \ufffd\U0001f600\ufffd"),
+    "many": ({"content": [TEXT] * 10_001}, "see\n" * 10_000 + "(cut: 10001 parts, 10000 allowed)"),
 }
 
 

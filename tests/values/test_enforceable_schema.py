@@ -110,6 +110,18 @@ def test_what_decides_between_schemas_is_refused_by_its_place(schema: Any, check
             {"patternProperties": {"^(a|b)$": TEXT}, "additionalProperties": False, "minProperties": 2},
             {"properties": {"a": TEXT, "b": TEXT}, "additionalProperties": False, "required": ["a", "b"]},
         ),
+        (
+            {
+                "properties": {"a": TEXT},
+                "patternProperties": {"^(a|b[0-1]?)$": True, "^c": TEXT},
+                "additionalProperties": False,
+            },
+            {
+                "properties": {"a": {"allOf": [TEXT, True]}, "b": True, "b0": True, "b1": True},
+                "patternProperties": {"^c": TEXT},
+                "additionalProperties": False,
+            },
+        ),
         ({"format": "email"}, {"format": "email", "maxLength": 320}),
     ],
     ids=str,

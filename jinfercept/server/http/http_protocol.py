@@ -14,7 +14,7 @@ import h11
 from h11._writers import ChunkedWriter
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.protocols.utils import get_remote_addr
 
 from jinfercept.protocols.encoding import encode
@@ -92,15 +92,17 @@ class HttpProtocol(H11Protocol):
         few bytes of the answer are written ahead that are the same whatever it says (`_probe`); the second of them fails then.
         """
         cycle, lingering = self.cycle, self._lingering
+        if lingering is not None and lingering.is_half_closed:
+            return True  # reading was resumed, and met the end again
         if lingering is None or lingering.is_closing() or cycle is None or cycle.more_body or cycle.response_complete:
             return False
-        cycle.keep_alive, lingering.is_half_closed = False, True
-        self._probe(0)
+        lingering.is_half_closed = True
+        self._probe(cycle, 0)
         return True
 
-    def _probe(self, number: int) -> None:
-        """Write one byte of the answer: the next one of its version, or a zero before the size of its next chunk."""
-        cycle, lingering = self.cycle, self._lingering
+    def _probe(self, cycle: RequestResponseCycle, number: int) -> None:
+        """Write one byte of an answer: the next one of its version, or a zero before the size of its next chunk."""
+        lingering = self._lingering
         if lingering is None or lingering.is_closing() or cycle.response_complete:
             return
         if not cycle.response_started:
@@ -108,7 +110,7 @@ class HttpProtocol(H11Protocol):
         elif isinstance(self.conn.writer, ChunkedWriter):
             lingering.write(b"0")
         if number < len(_PROBES_S):
-            self.loop.call_later(_PROBES_S[number], self._probe, number + 1)
+            self.loop.call_later(_PROBES_S[number], self._probe, cycle, number + 1)
 
     def handle_events(self) -> None:
         super().handle_events()
@@ -118,8 +120,13 @@ class HttpProtocol(H11Protocol):
             self._start_head_timer()
 
     def on_response_complete(self) -> None:
-        cycle = self.cycle
+        cycle, lingering = self.cycle, self._lingering
         super().on_response_complete()
+        is_half_closed = lingering is not None and lingering.is_half_closed and not lingering.is_closing()
+        if is_half_closed and self.cycle is cycle:
+            self.transport.close()  # all requests that were whole have their answers
+        elif is_half_closed:
+            self._probe(self.cycle, 0)
         if self.cycle is not cycle:
             self._num_buffered += 1
             if self._num_buffered >= _MAX_BUFFERED_REQUESTS:

@@ -191,6 +191,21 @@ def test_a_client_that_ends_its_side_after_its_request_gets_the_whole_answer(
     assert shapes[0] == shapes[1]
 
 
+def test_requests_that_are_whole_when_a_client_ends_its_side_are_all_answered(
+    served: Running, scripted: Scripted
+) -> None:
+    scripted.follow()
+    path, fields = "/v1/completions", {"prompt": "Go on.", "temperature": 0, "max_tokens": 20}
+    listing = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with connect(served) as connection:
+        connection.sendall(posting(path, fields) + listing + posting(path, fields | {"stream": True}) + listing[:9])
+        connection.shutdown(socket.SHUT_WR)
+        answers = rest_of(connection)
+    assert answers.count(b"HTTP/1.1 200 OK\r\n") == 3
+    assert b'"object":"list"' in answers
+    assert answers.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
 def test_a_client_that_does_not_read_is_cut_off(impatient: Running, scripted: Scripted) -> None:
     scripted.follow()
     path, body = CHAT

@@ -81,7 +81,7 @@ def test_the_name_of_an_adapter_is_a_model(served: Running, folder: Path) -> Non
     )
     assert response.json()["output"][0]["content"][0]["text"] == texts[1]
     assert served.chat(model="sqll").status_code == 404
-    assert "only scripted, sql" in served.chat(model="sqll").json()["error"]["message"]
+    assert "available: scripted, sql" in served.chat(model="sqll").json()["error"]["message"]
 
 
 def test_models_list_the_adapters_with_their_parent(served: Running, folder: Path) -> None:
