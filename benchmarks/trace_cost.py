@@ -19,7 +19,7 @@ from rich.table import Table
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.meter.request_log import RequestLog
-from jinfercept.meter.timelines import Phase, Timeline
+from jinfercept.meter.timelines import Phase, Timeline, Timelines
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimator import HistoryEstimator
@@ -53,6 +53,7 @@ def decode_step(num_sequences: int, num_traced: int) -> float:
     log = RequestLog(time.monotonic)
     stats = EngineStats(log, kv, inputs, synchronous=False)
     sequences = [Sequence(f"{number}", [1, 2, 3], kv.open(""), max_tokens=10) for number in range(num_sequences)]
+    stats.timelines = Timelines()
     stats.timelines.add({sequence.id: Timeline() for sequence in sequences[:num_traced]})
     for sequence in sequences:
         for state in (State.WAITING, State.RUNNING):
@@ -81,8 +82,8 @@ def one_trace(*, sampled: bool) -> float:
     def trace() -> None:
         request_trace: RequestTrace = tracing.begin("chat", "/v1/chat/completions", headers, {"prompt_tokens": 3})
         request_trace.name_model("model", "model")
-        for timeline in request_trace.attach([request]).values():
-            timeline.phases += [Phase(kind, 1.0, 2.0) for kind in kinds]
+        if (timelines := request_trace.attach([request])) is not None:
+            timelines.open[request.id].phases += [Phase(kind, 1.0, 2.0) for kind in kinds]
         request_trace.begin_call(request.id, "price", "call-1", "{}").end()
         request_trace.release(200)
         exporter.clear()

@@ -233,11 +233,6 @@ class KVManager:
         if context.side is not None and self.side_pool.has_seen(context, length):
             self.cut(context, length - 1)
 
-    def computable(self, context: Context, limit: int) -> int:
-        """Tokens of a held context from its first unreadable one on, up to `limit`, that can be computed before any fetch."""
-        self.advance(context)
-        return max(0, self.gap_end(context, limit) - context.ready) if context.ready < limit else 0
-
     def fetches(self, context: Context, position: int) -> bool:
         """Whether the plan being built fetches the page of a token: only tokens that the host has of it may be computed."""
         index = position // self.page_size

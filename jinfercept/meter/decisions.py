@@ -5,7 +5,7 @@ from typing import NamedTuple, final
 
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.sequence import State
-from jinfercept.sched.waste import Waste, chunk_tokens, chunked_discard_waste, least_waste, preserve_waste, swap_waste
+from jinfercept.sched.waste import Waste, chunk_tokens, chunked_discard_waste, preserve_waste, swap_waste
 
 
 class DecisionCase(NamedTuple):
@@ -36,11 +36,10 @@ class WasteEquations:
 
     Args:
         inputs: cost model, saturation point and page size.
-        synchronous: steps wait for transfers.
     """
 
-    def __init__(self, inputs: PolicyInputs, *, synchronous: bool) -> None:
-        self._inputs, self._synchronous = inputs, synchronous
+    def __init__(self, inputs: PolicyInputs) -> None:
+        self._inputs = inputs
 
     def chunk(self, running_queries: int) -> int:
         """Tokens that a step recomputes beside the query tokens of the running sequences."""
@@ -54,18 +53,3 @@ class WasteEquations:
             chunked_discard_waste(case.context, case.others, case.chunk, self._inputs.forward_s, case.state_tokens),
             swap_waste(case.context, case.others, self._inputs.cost.swap_s),
         )
-
-    def predicted(self, case: DecisionCase, clean: int, dirty: int) -> float:
-        """Token·seconds from now on, if `clean` tokens with a host copy and `dirty` ones without leave the device.
-
-        Equation (5) for the tokens that stay, since every iteration decides anew; (4) for the dirty ones; for the clean ones
-        (3) if transfers are synchronous, else 0.
-        """
-        staying_tokens = case.context - clean - dirty
-        rest = case._replace(context=staying_tokens, state_tokens=case.state_tokens if staying_tokens else 0)
-        token_s = least_waste(self.waste(rest))
-        if dirty:
-            token_s += self.waste(case._replace(context=dirty)).discard
-        if clean and self._synchronous:
-            token_s += swap_waste(clean, case.others, self._inputs.cost.swap_s)
-        return token_s

@@ -3,7 +3,7 @@
 A timeline is one sequence of phases (queue, prefill, decode, pause) without gaps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, final
 
@@ -112,7 +112,7 @@ class Timeline:
 
 @final
 class Timelines:
-    """The timelines of one engine's unfinished requests.
+    """The timelines of unfinished requests.
 
     Attributes:
         open: by request id. Other threads add to it before they submit a request; empty if nothing is traced.
@@ -126,9 +126,9 @@ class Timelines:
         """Record these requests, which are submitted next."""
         self.open.update(timelines)
 
-    def discard(self, timelines: Mapping[str, Timeline]) -> None:
+    def discard(self, request_ids: Iterable[str]) -> None:
         """Forget requests that were refused."""
-        for name in timelines:
+        for name in request_ids:
             self.open.pop(name, None)
 
     def enter(self, event: Queued | Started | Paused | Ended, pause: OpenInterception | None) -> None:

@@ -32,7 +32,7 @@ from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Action
 from jinfercept.sched.sequence import Sequence, State
-from jinfercept.sched.waste import preserve_waste
+from jinfercept.sched.waste import least_waste, preserve_waste, swap_waste
 from jinfercept.sim.forecast import QUANTILES, EstimatorTee, forecast
 from jinfercept.sim.pause_account import Decision, PauseAccount, Prediction
 from jinfercept.sim.record_lines import decision_line, keep_line, outcome_line
@@ -84,7 +84,7 @@ class DecisionLog:
         self._file = _open(path)
         self._now, self._own_estimator, self._page_size = now, estimator, inputs.page_size
         self.estimator = EstimatorTee(inputs.estimator, estimator, self._forecast_fresh)
-        self._equations = WasteEquations(inputs, synchronous=synchronous)
+        self._equations, self._cost, self._synchronous = WasteEquations(inputs), inputs.cost, synchronous
         self._timer = StepTimer(Prices(inputs.cost, inputs.page_size, synchronous=synchronous), now())
         self._running: dict[str, Sequence] = {}
         self._pauses: dict[str, PauseAccount] = {}
@@ -274,8 +274,23 @@ class DecisionLog:
         clean = sum(decision.freed_clean for decision in decisions)
         dirty = sum(decision.freed_dirty for decision in decisions)
         if clean + dirty and case.remaining_s is not None:
-            token_s = pause.held + self._equations.predicted(case, clean, dirty)
+            token_s = pause.held + self._predicted(case, clean, dirty)
             pause.prediction = Prediction(case.at_s - pause.began_s, token_s)
+
+    def _predicted(self, case: DecisionCase, clean: int, dirty: int) -> float:
+        """Token·seconds from now on, if `clean` tokens with a host copy and `dirty` ones without leave the device.
+
+        Equation (5) for the tokens that stay, since every iteration decides anew; (4) for the dirty ones; for the clean ones
+        (3) if transfers are synchronous, else 0.
+        """
+        staying_tokens = case.context - clean - dirty
+        rest = case._replace(context=staying_tokens, state_tokens=case.state_tokens if staying_tokens else 0)
+        token_s = least_waste(self._equations.waste(rest))
+        if dirty:
+            token_s += self._equations.waste(case._replace(context=dirty)).discard
+        if clean and self._synchronous:
+            token_s += swap_waste(clean, case.others, self._cost.swap_s)
+        return token_s
 
     # -- measured waste --------------------------------------------------------------------------------------------
 

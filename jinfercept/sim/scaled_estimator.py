@@ -4,8 +4,9 @@ from collections.abc import Callable
 from random import Random
 from typing import final
 
-from jinfercept.sched.estimator import Estimator, OracleEstimator
+from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.sequence import PendingCall
+from jinfercept.sim.oracle import OracleEstimator
 from jinfercept.sim.workload import MIXED_WEIGHTS
 
 Factor = Callable[[PendingCall], float]

@@ -17,7 +17,7 @@ from jinfercept.meter.request_log import RequestLog
 from jinfercept.meter.turns import LIMITS, LatencyLimits
 from jinfercept.request import Request
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
-from jinfercept.sched.estimator import ESTIMATORS, Estimator, OracleEstimator
+from jinfercept.sched.estimator import ESTIMATORS, Estimator
 from jinfercept.sched.estimators import EstimatorChoice, make_estimator
 from jinfercept.sched.orders import OrderChoice, check_order_choice
 from jinfercept.sched.plugins import label
@@ -28,6 +28,7 @@ from jinfercept.sched.speculation import SpeculationLimits
 from jinfercept.sim.arrivals import Arrival, RequestArrival
 from jinfercept.sim.decision_records import DecisionLog
 from jinfercept.sim.disk import SimulatedDisk
+from jinfercept.sim.oracle import OracleEstimator
 from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, WRONG_TOOLS
 from jinfercept.sim.scripted import (

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, final, get_args
 
 import jax
 
@@ -17,7 +17,6 @@ from jinfercept.engine.state import EngineState
 from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import ConfigError, EngineError, ModelError, RequestError, shown
 from jinfercept.meter.engine_stats import EngineStats
-from jinfercept.meter.timelines import Timeline
 from jinfercept.models.adapted import without_adapters
 from jinfercept.models.adapters import AdapterWeights
 from jinfercept.models.load import dtype_name, lazy_params
@@ -39,6 +38,9 @@ from jinfercept.values.option_types import check_type
 from jinfercept.weights.in_memory import Replacement
 from jinfercept.weights.leaves import made
 from jinfercept.weights.named import NameFilter, WeightTree
+
+if TYPE_CHECKING:
+    from jinfercept.meter.timelines import Timelines  # only a server that traces loads it
 
 UpdateMode = Literal["keep", "recompute", "abort"]
 """What becomes of unfinished requests when the weights change, see `LLM.update_weights`."""
@@ -96,19 +98,20 @@ class EngineHost:
         *,
         ends_only: bool = False,
         post: Callable[[Callable[[Any], None], Any], object] | None = None,
-        timelines: Mapping[str, Timeline] | None = None,
+        timelines: "Timelines | None" = None,
     ) -> AsyncStream:
         """Serve requests that were made before; other arguments and errors as those of `AsyncStream`.
 
         Args:
-            timelines: record what happens to requests, by their ids; complete when the request's `Finished` is delivered.
+            timelines: record what happens to requests; complete when the request's `Finished` is delivered.
         """
-        timelines = timelines or {}
-        self._stats.timelines.add(timelines)
+        if timelines is not None:
+            self._stats.timelines = timelines
         try:
             return AsyncStream(self.thread, requests, ends_only=ends_only, post=post)
         except BaseException:
-            self._stats.timelines.discard(timelines)
+            if timelines is not None:
+                timelines.discard([request.id for request in requests])
             raise
 
     def release(self, request_id: str) -> None:

@@ -18,7 +18,7 @@ from jinfercept.meter.histogram import Histogram
 from jinfercept.meter.interceptions import UNKNOWN
 from jinfercept.meter.live_state import SHOWN, live_state
 from jinfercept.meter.request_log import RequestLog
-from jinfercept.meter.timelines import Timeline
+from jinfercept.meter.timelines import Timeline, Timelines
 from jinfercept.meter.turns import LIMITS
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
@@ -89,6 +89,7 @@ def prompt(number: int, length: int) -> list[int]:
 def test_timelines_agree_with_what_requests_say(name: str, depth: int) -> None:
     metered = world(name, depth=depth)
     timelines = {f"r{i}": Timeline() for i in range(5)}  # one request is not traced
+    metered.meter.timelines = Timelines()
     metered.meter.timelines.add(timelines)
     metered.serve(*[request(f"r{i}", prompt(i, 9 + 5 * i), 10, {3: [1, 2, 3], 6: [4] * 6}) for i in range(6)])
     assert not metered.meter.timelines.open

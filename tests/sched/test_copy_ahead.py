@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from jinfercept.kv.page import Residency
 from jinfercept.sched.copy_ahead import CopyAhead
-from jinfercept.sched.estimator import OracleEstimator
 from jinfercept.sched.expected import LastExpectedFirst
 from jinfercept.sched.position_price import PositionPrice
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence
+from jinfercept.sim.oracle import OracleEstimator
 from tests.support.fake_engine import AffineCost
 from tests.support.scheduler_bench import SIZE, SchedulerBench, residencies
 

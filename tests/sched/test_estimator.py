@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.sched.durations import MOST_IN_FLIGHT, SHARE
-from jinfercept.sched.estimator import MOST_TENANTS, TRUST, ElapsedEstimator, HistoryEstimator, OracleEstimator
+from jinfercept.sched.estimator import MOST_TENANTS, TRUST, ElapsedEstimator, HistoryEstimator
 from jinfercept.sched.sequence import CallKind, PendingCall
+from jinfercept.sim.oracle import OracleEstimator
 from tests.support.single_request import held_cost
 
 seconds = st.floats(0, 1000)

@@ -5,8 +5,9 @@ import math
 import pytest
 
 from jinfercept.kv.manager import KVManager
-from jinfercept.sched.estimator import HistoryEstimator, OracleEstimator, remaining_s, survival
+from jinfercept.sched.estimator import HistoryEstimator, remaining_s, survival
 from jinfercept.sched.sequence import Pause, PendingCall, Sequence
+from jinfercept.sim.oracle import OracleEstimator
 
 
 def waiting(*calls: PendingCall) -> Sequence:

@@ -13,7 +13,7 @@ from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.request_log import RequestLog
-from jinfercept.sched.estimator import ElapsedEstimator, HistoryEstimator, OracleEstimator
+from jinfercept.sched.estimator import ElapsedEstimator, HistoryEstimator
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import PolicyInputs
@@ -22,6 +22,7 @@ from jinfercept.sched.sequence import CallDuration, Pause, PendingCall, Sequence
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.decision_records import DecisionLog
 from jinfercept.sim.forecast import QUANTILES, EstimatorTee, forecast
+from jinfercept.sim.oracle import OracleEstimator
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.workload import draw
 from studies.calls.formulas import priced

@@ -4,9 +4,10 @@ from random import Random
 
 import pytest
 
-from jinfercept.sched.estimator import Estimator, HistoryEstimator, OracleEstimator
+from jinfercept.sched.estimator import Estimator, HistoryEstimator
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.sequence import PendingCall
+from jinfercept.sim.oracle import OracleEstimator
 from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, WILD_TOOLS, WRONG_TOOLS, ScaledEstimator, one_tool_wrong
 from tests.support.single_request import RULES, Rule, by_estimator, cost_over_optimum, held_cost
 

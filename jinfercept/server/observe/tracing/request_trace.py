@@ -21,7 +21,7 @@ from jinfercept.chat.function_tools import ChatTool
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.intercept.current_call import CURRENT_CALL, around
 from jinfercept.intercept.tool_run import ToolRun
-from jinfercept.meter.timelines import Timeline
+from jinfercept.meter.timelines import Timeline, Timelines
 from jinfercept.request import Request
 from jinfercept.server.observe.tracing.spans import CallSpan, SpanWriter, request_attributes
 from jinfercept.version import __version__
@@ -43,12 +43,14 @@ class Tracing:
 
     Attributes:
         by_request: traces by the ids of their engine requests that are not over.
+        timelines: of these requests.
     """
 
     def __init__(self, provider: TracerProvider, close: Callable[[float], object], *, texts: bool = False) -> None:
         self.texts, self._close = texts, close
         self.tracer = provider.get_tracer("jinfercept", __version__)
         self.by_request: dict[str, RequestTrace] = {}
+        self.timelines = Timelines()
 
     def begin(
         self, operation: str, route: str, headers: Sequence[tuple[bytes, bytes]], details: Mapping[str, Any]
@@ -143,16 +145,17 @@ class RequestTrace:
         if name:
             self.root.set_attribute("gen_ai.conversation.id", name)
 
-    def attach(self, requests: Sequence[Request]) -> Mapping[str, Timeline]:
-        """Note engine requests that are submitted next; returns their timelines, none if the trace is not sampled."""
+    def attach(self, requests: Sequence[Request]) -> Timelines | None:
+        """Note engine requests that are submitted next; returns where their timelines are, None if the trace is not sampled."""
         self._requests += requests
         self._tracing.by_request.update(dict.fromkeys([request.id for request in requests], self))
         if not self._is_recording:
-            return {}
+            return None
         self.root.set_attributes(request_attributes(self._requests))
         timelines = {request.id: Timeline(self.root.get_span_context()) for request in requests}
         self._timelines |= timelines
-        return timelines
+        self._tracing.timelines.add(timelines)
+        return self._tracing.timelines
 
     def watch(self, stream: AsyncStream) -> None:
         """Note the stream of submitted requests, which has their outputs at the end."""
