@@ -3,17 +3,12 @@
 Declarations are OpenAI's. One without a function is a tool that the caller runs.
 """
 
-import importlib.util
 import inspect
 import re
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Unpack, get_origin, get_type_hints
 
 from jinfercept.calls import Tool, check_tool_name
@@ -70,54 +65,6 @@ def chat_tools(tools: Iterable[ChatToolLike] | None) -> list[ChatTool]:
     if twice:
         raise RequestError("two tools have one name", got=", ".join(twice), fix="give one of them another name")
     return listed
-
-
-def load_module(path: Path) -> ModuleType:
-    """Run a Python file of tools. Raises `RequestError` if that fails."""
-    name = f"jinfercept_tools_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if not path.is_file():
-        raise RequestError("there is no such file of tools", got=path, fix="give the path of one that is there")
-    if spec is None or spec.loader is None:
-        raise RequestError("tools need a Python file", got=path, fix="give the path of a file that ends in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where the annotations of its functions are looked up
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # the file is the user's
-        problem = f"{_place(error, path)}: {type(error).__name__}: {error}"
-        raise RequestError("running the file failed", got=problem, fix="correct it; it is run as it is") from error
-    return module
-
-
-def _place(error: BaseException, path: Path) -> str:
-    """File and line: where the file's text is wrong, or the last line of it that ran."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename or path}, line {error.lineno}"
-    lines = [
-        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path.absolute()
-    ]
-    return f"{path}, line {lines[-1]}" if lines else str(path)
-
-
-def load_functions(path: Path) -> list[Callable[..., object]]:
-    """The public functions that a Python file defines and documents, to be called by a model. The file is run.
-
-    Raises:
-        RequestError: the file cannot be run, or has no such function.
-    """
-    module = load_module(path)
-    functions = [
-        value
-        for key, value in vars(module).items()
-        if inspect.isfunction(value)
-        and value.__module__ == module.__name__
-        and not key.startswith("_")
-        and inspect.getdoc(value)
-    ]
-    if not functions:
-        raise RequestError("the file defines no tool", got=path, fix="define functions with docstrings in it")
-    return functions
 
 
 def _chat_tool(tool: object) -> ChatTool:

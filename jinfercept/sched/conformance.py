@@ -29,18 +29,6 @@ def has_members(value: object, protocol: type) -> bool:
     return all(hasattr(value, name) for name in methods_of(protocol))
 
 
-def check_no_object(what: str, choice: object, protocol: type) -> None:
-    """Raise `ConfigError` if a choice is an object with the members of a Protocol where a new one is needed for every run.
-
-    Args:
-        what: noun for the error, such as "policy".
-    """
-    if not isinstance(choice, str | type) and has_members(choice, protocol):
-        raise ConfigError(
-            f"a check needs a new {what} for each scenario", got=f"an object, {choice!r:.80}", fix="its class"
-        )
-
-
 def missing_members(abstract: Callable[..., Any], protocol: type) -> list[str]:
     """The methods that an abstract class still lacks, with their arguments."""
     lacking: frozenset[str] = getattr(abstract, "__abstractmethods__", frozenset())

@@ -6,12 +6,13 @@ is left unchanged: then the context is computed again, without the calls.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import final
+from sys import getsizeof
+from typing import Any, final
 
 from jinfercept.chat.messages import Message, digests
 from jinfercept.protocols.answer_state import merged_message
 from jinfercept.tenants.expiring import ExpiringEntries
-from jinfercept.tenants.quota import Quota, num_bytes_of
+from jinfercept.tenants.quota import Quota
 
 MOST = 16384
 MOST_BYTES = 2**27
@@ -65,3 +66,19 @@ class ToolHistory:
             turns = self._turns.use(digest.hex()) if message["role"] == "assistant" else None
             restored += turns or (message,)
         return restored
+
+
+def num_bytes_of(value: Any) -> int:
+    """Bytes that a JSON value, or a tuple of them, holds in memory: what occurs in it twice counts once."""
+    num_bytes, seen, rest = 0, set[int](), [value]
+    while rest:
+        item = rest.pop()
+        if id(item) not in seen:
+            seen.add(id(item))
+            num_bytes += getsizeof(item)
+            if isinstance(item, dict):
+                rest += item
+                rest += item.values()
+            elif isinstance(item, list | tuple):
+                rest += item
+    return num_bytes

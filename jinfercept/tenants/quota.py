@@ -5,8 +5,7 @@ limit, the tenant that holds the most drops its oldest entry; a tenant that hold
 """
 
 from collections.abc import Callable
-from sys import getsizeof
-from typing import Any, final
+from typing import final
 
 UNLIMITED = 2**63
 
@@ -108,22 +107,6 @@ class Quota:
         holding = self._holdings[tenant]
         if not holding.names and not holding.num_bytes:
             del self._holdings[tenant]
-
-
-def num_bytes_of(value: Any) -> int:
-    """Bytes that a JSON value, or a tuple of them, holds in memory: what occurs in it twice counts once."""
-    num_bytes, seen, rest = 0, set[int](), [value]
-    while rest:
-        item = rest.pop()
-        if id(item) not in seen:
-            seen.add(id(item))
-            num_bytes += getsizeof(item)
-            if isinstance(item, dict):
-                rest += item
-                rest += item.values()
-            elif isinstance(item, list | tuple):
-                rest += item
-    return num_bytes
 
 
 def _num_entries(holding: _Holding) -> int:

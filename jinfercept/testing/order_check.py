@@ -4,13 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple, final
 
-from jinfercept.sched.conformance import check_no_object
 from jinfercept.sched.guards import guard
 from jinfercept.sched.order import Order
 from jinfercept.sched.orders import OrderChoice, check_order_choice
 from jinfercept.sched.plugins import label
 from jinfercept.sched.sequence import Sequence
-from jinfercept.testing.policy_check import play, scenarios
+from jinfercept.testing.policy_check import check_no_object, play, scenarios
 
 
 class OrderCheckError(AssertionError):

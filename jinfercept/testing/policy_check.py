@@ -6,9 +6,9 @@ from itertools import product
 from random import Random
 from typing import Any, NamedTuple, Protocol, final
 
-from jinfercept.errors import PluginError, describe_failure
+from jinfercept.errors import ConfigError, PluginError, describe_failure
 from jinfercept.outputs import RequestOutput
-from jinfercept.sched.conformance import check_no_object
+from jinfercept.sched.conformance import has_members
 from jinfercept.sched.guards import guard
 from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice, check_choice
@@ -345,3 +345,15 @@ def _differences(number: int, generated: int, calls: int, output: RequestOutput)
             return
     if (len(stream) - len(returned), len(completion.interceptions)) != (generated, calls):
         yield f"ends request {number} with {len(stream) - len(returned)} tokens of its {generated}"
+
+
+def check_no_object(what: str, choice: object, protocol: type) -> None:
+    """Raise `ConfigError` if a choice is an object with the members of a Protocol where a new one is needed for every run.
+
+    Args:
+        what: noun for the error, such as "policy".
+    """
+    if not isinstance(choice, str | type) and has_members(choice, protocol):
+        raise ConfigError(
+            f"a check needs a new {what} for each scenario", got=f"an object, {choice!r:.80}", fix="its class"
+        )

@@ -1,9 +1,11 @@
 """Python functions as tools of a file: found by name, declared by their signatures, run by the executor of the file's tools."""
 
 import asyncio
-import importlib
+import importlib.util
 import inspect
 import json
+import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from jinfercept.calls import Tool
-from jinfercept.chat.function_tools import chat_tools, load_functions, load_module
+from jinfercept.chat.function_tools import chat_tools
 from jinfercept.errors import RequestError
 from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.tools.calls import CallQueue, CallRequest
@@ -96,3 +98,51 @@ def _module(home: str, folder: Path, modules: dict[Path, ModuleType]) -> ModuleT
     if path not in modules:
         modules[path] = load_module(path)
     return modules[path]
+
+
+def load_functions(path: Path) -> list[Callable[..., object]]:
+    """The public functions that a Python file defines and documents, to be called by a model. The file is run.
+
+    Raises:
+        RequestError: the file cannot be run, or has no such function.
+    """
+    module = load_module(path)
+    functions = [
+        value
+        for key, value in vars(module).items()
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not key.startswith("_")
+        and inspect.getdoc(value)
+    ]
+    if not functions:
+        raise RequestError("the file defines no tool", got=path, fix="define functions with docstrings in it")
+    return functions
+
+
+def load_module(path: Path) -> ModuleType:
+    """Run a Python file of tools. Raises `RequestError` if that fails."""
+    name = f"jinfercept_tools_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file():
+        raise RequestError("there is no such file of tools", got=path, fix="give the path of one that is there")
+    if spec is None or spec.loader is None:
+        raise RequestError("tools need a Python file", got=path, fix="give the path of a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where the annotations of its functions are looked up
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # the file is the user's
+        problem = f"{_line_of(error, path)}: {type(error).__name__}: {error}"
+        raise RequestError("running the file failed", got=problem, fix="correct it; it is run as it is") from error
+    return module
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    """File and line: where the file's text is wrong, or the last line of it that ran."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename or path}, line {error.lineno}"
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path.absolute()
+    ]
+    return f"{path}, line {lines[-1]}" if lines else str(path)

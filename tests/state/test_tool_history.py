@@ -3,8 +3,7 @@
 from typing import Any
 
 from jinfercept.chat.messages import results_behind_calls
-from jinfercept.state.tool_history import ToolHistory
-from jinfercept.tenants.quota import num_bytes_of
+from jinfercept.state.tool_history import ToolHistory, num_bytes_of
 
 ASKED: list[Any] = [{"role": "user", "content": "How much?"}]
 

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jinfercept.tenants.quota import Quota, num_bytes_of
+from jinfercept.state.tool_history import num_bytes_of
+from jinfercept.tenants.quota import Quota
 
 OWNERS = "abcde"
 
