@@ -139,8 +139,8 @@ def test_a_trainer_gets_masks_versions_and_probabilities_of_draws(
     post = partial(served.http.post, f"/v1/{url}")
     body |= {"model": MODEL, "max_tokens": 3, **given}
     choice = post(json=body).json()["choices"][0]
-    count = len(choice["token_ids"])
-    assert (choice["loss_mask"], choice["weight_versions"]) == ([1] * count, [0] * count)
+    count, version = len(choice["token_ids"]), served.llm.weights_version
+    assert (choice["loss_mask"], choice["weight_versions"]) == ([1] * count, [version] * count)
     assert choice["processed_logprobs"] == [0.0] * count
     error = post(json=body | {"stream": True}).json()["error"]
     assert error["param"] == "return_loss_mask"
