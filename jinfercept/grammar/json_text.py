@@ -1,7 +1,7 @@
 """What llguidance leaves without bound in JSON: digits of numbers, and names that an object has already.
 
-Small models at temperature 0 write either until they are cut off. Numbers are told from strings by what the grammar lets
-follow, so that they are found in calls too, which are JSON in part only.
+A small model at temperature 0 repeats a digit or a name of an object until `max_tokens`. A number is told from a string by the
+tokens that the grammar allows next, so numbers are also recognised within calls, of which only the arguments are JSON.
 """
 
 import re

@@ -163,7 +163,7 @@ def _part_schema(
         return [{"anyOf": mentioned}] if mentioned else []
 
     parts = _combined(
-        *(schema, root, lambda part: [said for said in own(part) if isinstance(said, Mapping)]),
+        *(schema, root, lambda part: [schema for schema in own(part) if isinstance(schema, Mapping)]),
         *(lambda _, results: [*chain(*results)], some),
     )
     return {"allOf": parts} if parts else {}

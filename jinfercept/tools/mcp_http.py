@@ -73,12 +73,12 @@ class _McpHttp(httpx2.AsyncClient):
         """As the base class. A POST's error status or failed connection becomes a JSON-RPC error, which the SDK passes on."""
         if request.method != "POST":
             return await super().send(request, **options)
-        asked = json.loads(request.content)
-        if asked.get("method") == _CANCELLED:
+        message = json.loads(request.content)
+        if message.get("method") == _CANCELLED:
             if request.headers.get(MCP_PROTOCOL_VERSION_HEADER) not in MODERN_PROTOCOL_VERSIONS:
                 with suppress(httpx2.RequestError):
-                    asked.pop("id")
-                    await self._notify(request, asked)
+                    message.pop("id")
+                    await self._notify(request, message)
             return httpx2.Response(202, request=request)
         try:
             response = _readable(await super().send(request, **options))

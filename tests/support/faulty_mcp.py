@@ -86,21 +86,21 @@ class FaultyHandler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_POST(self) -> None:
-        server, asked = self.server, json.loads(self.rfile.read(int(self.headers["content-length"])))
-        method, params = asked["method"], asked.get("params", {})
+        server, message = self.server, json.loads(self.rfile.read(int(self.headers["content-length"])))
+        method, params = message["method"], message.get("params", {})
         session = self.headers.get("mcp-session-id")
         if method == "initialize":
             server.opened += 1
             session = f"session {server.opened}"
             server.sessions.add(session)
-            self.reply(asked, server.welcome, {"mcp-session-id": session})
+            self.reply(message, server.welcome, {"mcp-session-id": session})
         elif session is None:
-            self.reply(asked, Http(400))
+            self.reply(message, Http(400))
         elif session not in server.sessions:
-            self.reply(asked, server.no_session)
+            self.reply(message, server.no_session)
         elif method == "tools/list":
             tools, cursor = server.tools[params.get("cursor")]
-            self.reply(asked, {"tools": tools} | ({} if cursor is None else {"nextCursor": cursor}))
+            self.reply(message, {"tools": tools} | ({} if cursor is None else {"nextCursor": cursor}))
         elif method == "tools/call":
             server.ran.append(params["name"])
             if params["name"] == "hang":
@@ -108,26 +108,26 @@ class FaultyHandler(BaseHTTPRequestHandler):
             answer = server.answers[params["name"]]
             held = isinstance(answer, Http) and answer.held
             with suppress(OSError) if held else nullcontext():
-                self.reply(asked, answer)
+                self.reply(message, answer)
                 if held:
                     self.rfile.read(1)
             server.left += [params["name"]] * held
         else:
             server.cancelled += method == "notifications/cancelled"
-            self.reply(asked, {} if "id" in asked else Http(202))
+            self.reply(message, {} if "id" in message else Http(202))
 
     def do_GET(self) -> None:
         self.reply({}, Http(405))
 
     do_DELETE = do_GET
 
-    def reply(self, asked: dict[str, Any], answer: Any, headers: dict[str, str] | None = None) -> None:
+    def reply(self, message: dict[str, Any], answer: Any, headers: dict[str, str] | None = None) -> None:
         if not isinstance(answer, Http):
-            answer = Http(text=json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": answer}))
+            answer = Http(text=json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": answer}))
         if answer.length is None:
             self.close_connection = True
             return
-        body = answer.text.replace('"id": 0', f'"id": {json.dumps(asked.get("id"))}').encode()
+        body = answer.text.replace('"id": 0', f'"id": {json.dumps(message.get("id"))}').encode()
         self.send_response(answer.status)
         for name, value in ({"content-type": "application/json"} | answer.headers | (headers or {})).items():
             self.send_header(name, value)
