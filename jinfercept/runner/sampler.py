@@ -181,7 +181,8 @@ class Sampler:
                     break
             else:  # it waits
                 step, num_rows, kind = steps[0][0], counts[0], least
-            packed = pack_samples(samples, num_rows, self._num_slots)
+            if num_rows != counts[0]:
+                packed = pack_samples(samples, num_rows, self._num_slots)
         return Samples(packed, tuple(reported), forced, step, kind)
 
     def _num_scored(self, bucket: int) -> int:

@@ -272,12 +272,13 @@ class Scheduler:
         if builder.tenants_compete:
             for sequence, chunk in builder.chunks:
                 self._fair.charge(sequence, len(chunk.tokens))
-        builder.link_tokens += self._budget.link_tokens(self._largest - builder.query_tokens, context_tokens) - hidden
+        if (used := self._largest - builder.query_tokens) != len(self.running):
+            builder.link_tokens += self._budget.link_tokens(used, context_tokens) - hidden
         self._chunks.fetch_more(builder)
         self._eviction.move_paused(builder)
         planned = builder.build(
             self.counters.plans,
-            self._budget.bucket(self._largest - builder.query_tokens),
+            self._budget.bucket(used),
             self.kv.take_dropped(),
             self.kv.side_pool.take_dropped() if self.kv.side_pool.is_used else (),
         )
