@@ -17,12 +17,11 @@ class TokenGrammar:
     Args:
         matcher: its state at the beginning of a text.
         vocab_size: see `Grammars`.
-        tokens: of the JSON in a text; None if it has none.
-        is_json: all of a text is JSON.
+        json: of an empty text; None if a text has no JSON.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, tokens: JsonTokens | None, *, is_json: bool) -> None:
-        self._matcher, self._vocab_size, self._tokens, self._is_json = matcher, vocab_size, tokens, is_json
+    def __init__(self, matcher: LLMatcher, vocab_size: int, json: JsonText | None) -> None:
+        self._matcher, self._vocab_size, self._json = matcher, vocab_size, json
 
     def constrain(self, end_token_ids: frozenset[int]) -> "TokenConstraint":
         """The constraint of an empty text.
@@ -31,7 +30,7 @@ class TokenGrammar:
             end_token_ids: tokens that end it where the grammar lets it end; empty for a text that ends only where nothing
                 can follow.
         """
-        json = JsonText(self._tokens, whole=self._is_json) if self._tokens is not None else None
+        json = self._json and self._json.copy()
         return TokenConstraint(self._matcher.deep_copy(), self._vocab_size, end_token_ids, json)
 
 
@@ -56,7 +55,7 @@ class TokenConstraint:
 
     def copy(self) -> "TokenConstraint":
         """The same state; what it accepts does not change this one."""
-        json = self._json.copy() if self._json is not None else None
+        json = self._json and self._json.copy()
         copied = TokenConstraint(self._matcher.deep_copy(), self._vocab_size, self._end_token_ids, json)
         copied.ended = self.ended
         return copied
@@ -74,6 +73,9 @@ class TokenConstraint:
         accepting = self._matcher.is_accepting()
         if self._json is not None and self._json.has_limits:
             words = self._json.limited(words, may_end=accepting and bool(self._end.any()))
+            if self._json.has_patterns and (repeats := self._json.repeats):
+                others = other_names(self._json.tokens, self._matcher, words, repeats)
+                words = others if others.any() else words
         self._allowed = words | self._end if accepting else words
         return self._allowed
 
@@ -100,6 +102,38 @@ class TokenConstraint:
         if self._json is not None:
             self._json.add(token_id)
         self.ended = self._matcher.is_stopped()
+
+
+def other_names(
+    tokens: JsonTokens,
+    matcher: LLMatcher,
+    words: UInt32[np.ndarray, "words"],
+    repeats: list[bytes],
+    *,
+    some: bool = False,
+) -> UInt32[np.ndarray, "words"]:
+    """The tokens of `words` behind which a name can become another than those that its object has already.
+
+    Args:
+        matcher: of the text before these tokens.
+        repeats: what would complete that text to a name that its object has, see `JsonText`.
+        some: some of them suffice.
+    """
+    for rest in repeats:
+        words = words & tokens.without(rest)
+    parts = sorted({rest[:end] for rest in repeats for end in range(1, len(rest))}, key=len)
+    begun = [(part, i) for part in parts for i in tokens.ids_of.get(part, ()) if words[i // 32] >> i % 32 & 1]
+    others = words.copy()
+    for _, token_id in begun:
+        others[token_id // 32] &= ~np.uint32(1 << token_id % 32)
+    if some:  # behind a short part comes what comes behind a longer one
+        begun = [] if others.any() else {part[:1]: (part, token_id) for part, token_id in reversed(begun)}.values()
+    for part, token_id in begun:
+        after, left = matcher.deep_copy(), [rest[len(part) :] for rest in repeats if rest.startswith(part)]
+        after.consume_token(token_id)
+        if other_names(tokens, after, next_tokens(after, tokens.vocab_size), left, some=True).any():
+            others[token_id // 32] |= np.uint32(1 << token_id % 32)
+    return others
 
 
 def next_tokens(matcher: LLMatcher, vocab_size: int) -> UInt32[np.ndarray, "words"]:

@@ -13,7 +13,7 @@ from typing import Protocol, final
 from jinfercept.grammar.compiler import compile_matcher, make_vocabulary
 from jinfercept.grammar.constraint import TokenGrammar
 from jinfercept.grammar.forbidden_text import ForbiddenText
-from jinfercept.grammar.json_text import JsonTokens
+from jinfercept.grammar.json_text import JsonText, JsonTokens
 from jinfercept.grammar.limits import check_limits, num_compiled_bytes
 from jinfercept.tenants.quota import Quota
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -81,8 +81,8 @@ class Grammars:
             vocabulary, earlier = self._vocabulary(), self._compiled.get(name)
         if (compiled := earlier) is None:
             matcher = compile_matcher(vocabulary, self._vocab_size, kind, text)
-            tokens = self._tokens if kind in ("json", "lark") else None
-            compiled = TokenGrammar(matcher, self._vocab_size, tokens, is_json=kind == "json")
+            json_text = JsonText(self._tokens, whole=kind == "json", has_patterns="patternProperties" in text)
+            compiled = TokenGrammar(matcher, self._vocab_size, json_text if kind in ("json", "lark") else None)
         with self._lock:
             self._keep(name, compiled, num_compiled_bytes(text))
         return compiled

@@ -35,25 +35,33 @@ class JsonTokens:
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes], vocab_size: int) -> None:
-        self.token_bytes, self._vocab_size = token_bytes, vocab_size
+        self.token_bytes, self.vocab_size = token_bytes, vocab_size
         self.without = lru_cache(maxsize=256)(self._without)
 
     @cached_property
     def _tokens(self) -> list[bytes]:
-        return [self.token_bytes(token_id) for token_id in range(self._vocab_size)]
+        return [self.token_bytes(token_id) for token_id in range(self.vocab_size)]
 
     @cached_property
     def _sorted(self) -> list[tuple[bytes, int]]:
-        return sorted(zip(self._tokens, range(self._vocab_size), strict=True))
+        return sorted(zip(self._tokens, range(self.vocab_size), strict=True))
 
     def _without(self, start: bytes) -> UInt32[np.ndarray, "words"]:
         """The tokens that do not begin with a text."""
-        others = np.ones(self._vocab_size, np.bool_)
+        others = np.ones(self.vocab_size, np.bool_)
         for written, token_id in self._sorted[bisect_left(self._sorted, (start, -1)) :]:
             if not written.startswith(start):
                 break
             others[token_id] = False
         return _mask(others)
+
+    @cached_property
+    def ids_of(self) -> dict[bytes, list[int]]:
+        """The tokens of a text."""
+        ids: dict[bytes, list[int]] = {}
+        for written, token_id in self._sorted:
+            ids.setdefault(written, []).append(token_id)
+        return ids
 
     @cached_property
     def no_number(self) -> UInt32[np.ndarray, "words"]:
@@ -72,13 +80,15 @@ class JsonText:
 
     Args:
         whole: all of it is JSON.
+        has_patterns: a schema has patterns for names.
 
     Attributes:
+        tokens: of its vocabulary.
         has_limits: `limited` may leave tokens out.
     """
 
-    def __init__(self, tokens: JsonTokens, *, whole: bool) -> None:
-        self._tokens, self._whole = tokens, whole
+    def __init__(self, tokens: JsonTokens, *, whole: bool, has_patterns: bool) -> None:
+        self.tokens, self._whole, self.has_patterns = tokens, whole, has_patterns
         self._tail = b""  # more bytes than a number has
         self._open: list[set[bytes] | None] = []  # names of each open object; None for a list
         self._string: bytes | None = None  # of the open string
@@ -91,7 +101,7 @@ class JsonText:
 
     def add(self, token_id: int) -> None:
         """The next token of the text."""
-        written = self._tokens.token_bytes(token_id)
+        written = self.tokens.token_bytes(token_id)
         self._tail = (self._tail + written)[-_TAIL_BYTES:]
         for at in range(len(written) if self._whole else 0):
             self._add_byte(written[at : at + 1])
@@ -116,6 +126,14 @@ class JsonText:
         elif char in (b":", b","):
             self._is_name = char == b"," and bool(self._open) and self._open[-1] is not None
 
+    @property
+    def repeats(self) -> list[bytes]:
+        """What would complete the open or next name to those that its object has already; each ends with its quote."""
+        if not self._is_name or not self._open or not self._open[-1]:
+            return []
+        opening, written = (b'"', b"") if self._string is None else (b"", self._string)
+        return [opening + name[len(written) :] + b'"' for name in self._open[-1] if name.startswith(written)]
+
     def limited(self, words: UInt32[np.ndarray, "words"], may_end: bool) -> UInt32[np.ndarray, "words"]:
         """The tokens of `words` without further digits and names that come again, unless nothing else may follow.
 
@@ -123,13 +141,10 @@ class JsonText:
             words: the tokens that the grammar allows; bits as in `TokenConstraint.allowed`.
             may_end: the text may end here.
         """
-        tokens = self._tokens
-        if self._is_name and self._open and self._open[-1]:
-            opening, written = (b'"', b"") if self._string is None else (b"", self._string)
-            for name in self._open[-1]:
-                if name.startswith(written):
-                    others = words & tokens.without(opening + name[len(written) :] + b'"')
-                    words = others if others.any() else words
+        tokens = self.tokens
+        for rest in self.repeats:
+            others = words & tokens.without(rest)
+            words = others if others.any() else words
         run = _RUN.search(self._tail) if self._tail[-1:].isdigit() else None
         if run is None or (words & tokens.no_number).any():
             return words

@@ -315,6 +315,11 @@ DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
             {"patternProperties": {"^a[0-9]$": DIGIT}, "type": "object", "maxProperties": 3, "minProperties": 3},
             '{"":"","a":"","aa":""}',
         ),
+        ({**CLOSED, "patternProperties": {"^x*_a$": DIGIT}, "maxProperties": 3}, '{"_a":1,"x_a":1,"xx_a":1}'),
+        (
+            {**CLOSED, "patternProperties": {"^x*_(y1|z1)$": DIGIT}, "minProperties": 4, "maxProperties": 4},
+            '{"_y1":1,"_z1":1,"x_y1":1,"x_z1":1}',
+        ),
         ({**CLOSED, "patternProperties": {"^a|b$": DIGIT}, "maxProperties": 3}, '{"a":1,"aa":1,"aaa":1}'),
         ({**CLOSED, "patternProperties": {"^a": DIGIT}, "minProperties": 2, "maxProperties": 2}, '{"a":1,"aa":1}'),
         ({**CLOSED, "additionalProperties": DIGIT, "minProperties": 3, "maxProperties": 3}, '{"":1,"a":1,"aa":1}'),
