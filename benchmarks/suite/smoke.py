@@ -49,7 +49,7 @@ def rows(sizes: Sizes) -> Iterator[Row]:
     config = next(iter(sizes.models.values()))
     began_s = time.monotonic()
     # a measured profile is what `policies` starts with
-    with closing(set_up(config, load_format="dummy", profile="paper-gptj-6b-a100", **sizes.start)) as setup:
+    with closing(set_up(config, load_format="dummy", profile="paper-gptj-6b-a100", lazy=True, **sizes.start)) as setup:
         yield _started(setup, time.monotonic() - began_s)
         yield from _moved(setup)
     if sizes.one_byte_pool:

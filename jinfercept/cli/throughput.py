@@ -82,7 +82,8 @@ class Throughput:
             from jinfercept.models.load import dtype_name
             from jinfercept.startup.backend import prepare_backend
 
-            prepare_backend(EngineConfig.from_options(self.engine))  # before JAX starts to say what `auto` is
+            # before JAX starts to say what `auto` is
+            prepare_backend(EngineConfig.from_options(self.engine), swap_is_given="swap_space" in self.engine)
             names = list(dict.fromkeys(map(dtype_name, names)))
         if wrong := [name for name in names if name not in DTYPES]:
             raise ConfigError("no such --dtype", got=", ".join(wrong), fix=f"auto, or one of {', '.join(DTYPES)}")

@@ -29,6 +29,8 @@ NO_OPTIONS = ("tpu",)
 """Platforms whose compiler knows none of them."""
 _SEVERAL_HOSTS = {"xla_gpu_shard_autotuning": False}
 """Several processes would time kernels for each other, and each wait for executables that another compiles in its own order."""
+_UNTUNED = {"xla_gpu_autotune_level": 0}
+"""Behind requests kernels are not timed: these would be timed, too, and the pages have taken the memory for it."""
 
 QUIET_S, LONGEST_WAIT_S = 0.5, 5.0
 """Seconds without a call before an executable is compiled behind the calls, and most seconds of waiting for such a pause."""
@@ -190,7 +192,7 @@ class Executables:
         try:
             check_settings()
             with own_settings():
-                compiled = lower().compile(compiler_options=_options())
+                compiled = lower().compile(compiler_options=_options(tuned=not self._behind.is_set()))
         except BaseException as error:
             with self._lock:
                 self._pending[key] = lower
@@ -228,10 +230,10 @@ class Executables:
         return self._stopped.is_set() or not threading.main_thread().is_alive()
 
 
-def _options() -> dict[str, Any]:
+def _options(*, tuned: bool) -> dict[str, Any]:
     if jax.default_backend() in NO_OPTIONS:
         return {}
-    return COMPILER_OPTIONS if jax.process_count() == 1 else COMPILER_OPTIONS | _SEVERAL_HOSTS
+    return COMPILER_OPTIONS | ({} if jax.process_count() == 1 else _SEVERAL_HOSTS) | ({} if tuned else _UNTUNED)
 
 
 def _shape(leaf: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from typing import cast, final
+from typing import TypeGuard, cast, final
 
 import jax
 import numpy as np
@@ -56,3 +56,11 @@ class HostMemory:
     def close(self) -> None:
         """Forget the copies in flight."""
         self._in_flight.clear()
+
+
+def is_whole(array: Array | None) -> TypeGuard[Array]:
+    """Whether an array is there and was computed; waits. A step that fails leaves arrays that are donated, or are its error."""
+    try:
+        return array is not None and array.block_until_ready() is array
+    except RuntimeError:
+        return False

@@ -20,7 +20,7 @@ from jinfercept.layouts.states import StateArray
 from jinfercept.models.mesh import Placed, beside
 from jinfercept.models.parallel import AXIS
 from jinfercept.runner.executables import Executables
-from jinfercept.runner.host_memory import HostMemory
+from jinfercept.runner.host_memory import HostMemory, is_whole
 from jinfercept.runner.state_transfers import STATE_SPEC, HostState, add_state_transfers
 from jinfercept.runner.step_upload import CommonShape, TransferSlots
 
@@ -116,30 +116,38 @@ class LayerStates:
         add_state_transfers(run, self._shapes, self._common_shape)
 
     def reset(self) -> None:
-        """Allocate the arrays, or forget all states; they are zeros."""
-        self.close()
+        """Forget all states. The arrays stay as they are, with what is in them; those that are missing are allocated."""
+        self._forget()
         self.come_back()
 
     def leave_device(self) -> None:
         """Free the arrays, when every copy has arrived. The host's copies stay."""
         self.wait()
-        self._offloads, self._fetches, self._arrived, self.slots.commons = [], [], [], ()
+        self._drop_transfers()
         for array in jax.tree.leaves(self.arrays):
             array.delete()
         self.arrays = ()
 
     def come_back(self) -> None:
-        """Allocate the arrays: zeros."""
-        self.arrays = tuple(
-            tuple(jnp.zeros(shape.shape, shape.dtype, device=shape.sharding) for shape in of_layer)
-            for of_layer in self._shapes
-        )
+        """Allocate the arrays as `KVArrays.come_back` does."""
+
+        def made(shape: jax.ShapeDtypeStruct, array: Array | None = None) -> Array:
+            return array if is_whole(array) else jnp.zeros(shape.shape, shape.dtype, device=shape.sharding)
+
+        self.arrays = jax.block_until_ready(jax.tree.map(made, self._shapes, *([self.arrays] if self.arrays else [])))
 
     def close(self) -> None:
         """Free everything, on the device and on the host."""
-        self.arrays, self._offloads, self._fetches, self._arrived, self.slots.commons = (), [], [], [], ()
+        self._forget()
+        self.arrays = ()
+
+    def _forget(self) -> None:
+        self._drop_transfers()
         self.host.clear()
         self._host_memory.close()
+
+    def _drop_transfers(self) -> None:
+        self._offloads, self._fetches, self._arrived, self.slots.commons = [], [], [], ()
 
     def begin(
         self, fetch: Sequence[PageCopy], drop: Iterable[int], offload: Sequence[PageCopy], first_transfer: int = 0

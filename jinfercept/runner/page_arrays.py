@@ -12,7 +12,6 @@ device has no memory beside the others follow the compute, one transfer after th
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import accumulate, groupby, islice
 from operator import attrgetter
 from typing import Any, NamedTuple, final
@@ -28,7 +27,7 @@ from jinfercept.kv.page import PageCopy
 from jinfercept.layouts.pages import OUT_OF_RANGE, KVPages
 from jinfercept.models.mesh import beside, place
 from jinfercept.runner.executables import Executables
-from jinfercept.runner.host_memory import HostMemory
+from jinfercept.runner.host_memory import HostMemory, is_whole
 from jinfercept.runner.host_pages import HostArray, HostPages, HostSlots
 from jinfercept.runner.page_shapes import heads_spec, layer_pages
 from jinfercept.runner.page_transfers import add_transfers, transfer_sizes
@@ -127,31 +126,35 @@ class KVArrays:
 
     def close(self) -> None:
         """Free everything, on the device and on the host."""
+        self._forget()
         self.layers = ()
-        self.host.clear()
-        self._offloads, self._fetches, self._compactions, self._arrived, self.slots.commons = [], [], [], [], ()
-        self._host_memory.close()
 
     def reset(self) -> None:
-        """Allocate the pool, or forget all pages; it is zeros. The memory of the last one is free by then: a GPU's pool is most
-        of what there is, and what is still being computed keeps it."""
-        for layer in self.layers:
-            with suppress(RuntimeError):  # a step that failed has left no pages
-                layer.block_until_ready()
-        self.close()
+        """Forget all pages. The pool's arrays stay as they are, with what is in them; those that are missing are allocated."""
+        self._forget()
         self.come_back()
 
     def come_back(self) -> None:
-        """Allocate the pool: zeros. Waits, so that memory that lacks is an error here and not of a later step."""
-        self.layers = jax.block_until_ready(tuple(self._zeros() for _ in self.shapes))
+        """Allocate the pool: zeros. Arrays that are there stay, unless a failed step has donated them. Waits, so that memory
+        that lacks is an error here and not of a later step."""
+        layers = self.layers or (None,) * len(self.shapes)
+        self.layers = jax.block_until_ready(tuple(layer if is_whole(layer) else self._zeros() for layer in layers))
 
     def leave_device(self) -> None:
         """Free the pool, when every copy has arrived. The host's copies stay."""
         self.wait()
-        self._offloads, self._fetches, self._compactions, self._arrived, self.slots.commons = [], [], [], [], ()
+        self._drop_transfers()
         for layer in self.layers:
             layer.delete()
         self.layers = ()
+
+    def _forget(self) -> None:
+        self.host.clear()
+        self._drop_transfers()
+        self._host_memory.close()
+
+    def _drop_transfers(self) -> None:
+        self._offloads, self._fetches, self._compactions, self._arrived, self.slots.commons = [], [], [], [], ()
 
     def begin(
         self, fetch: Sequence[PageCopy], drop: Iterable[int], offload: Sequence[PageCopy], first_transfer: int = 0

@@ -301,13 +301,14 @@ class ModelRunner:
         self.executables.compile(progress, most_at_once, only)
         self.allocate()
 
-    def first_executables(self, *, measured: bool, kind: Kind) -> list[Hashable]:
+    def first_executables(self, *, measured: bool, tuned: bool = False, kind: Kind) -> list[Hashable]:
         """Keys of the executables on which every plan can run, if need be in a larger bucket and with more rows, so that no
         request waits for a compilation: those of a lone decode row, of a short prompt, of as many decode rows as there are
         sequences, and of the largest step.
 
         Args:
             measured: whether a profile is measured before, whose steps need those of every bucket.
+            tuned: whether the compiler times kernels of products: all that have some are compiled before the pages are there.
             kind: of the draws of requests that choose nothing.
         """
         shape, run = self._shape, self.executables
@@ -321,7 +322,7 @@ class ModelRunner:
                 case ("head", int(size), int(count)):
                     full = next(number for number in shape.sample_rows if number >= min(size, shape.max_num_seqs))
                     own = size in short and count == max(number for number in counts if number <= size)
-                    return own or (measured and count in (full, min(counts)))
+                    return tuned or own or (measured and count in (full, min(counts)))
                 case ("sample", count, name):
                     return (
                         (count in counts and name == kind)
@@ -329,7 +330,7 @@ class ModelRunner:
                         or (count, name) == (most, KINDS[-1])
                     )
                 case (("embed" | "layers" | "decode embed" | "decode layers"), size, *_):
-                    return measured or size in short
+                    return tuned or measured or size in short
                 case ("shape", count):
                     return measured or count in counts
                 case ("remember", count):
@@ -345,7 +346,7 @@ class ModelRunner:
 
         keys = [key for key in run.pending if is_first(key)]
         if self.drafter is not None:
-            keys += self.drafter.runner.first_executables(measured=measured, kind=KINDS[1])
+            keys += self.drafter.runner.first_executables(measured=measured, tuned=tuned, kind=KINDS[1])
         return [*map(run.whole, keys)]
 
     def allocate(self) -> None:

@@ -16,32 +16,40 @@ from jinfercept.models.jax_settings import check_settings
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.pallas import gpu_kernels
 from jinfercept.startup.compile_cache import check_bucket, drop_damaged
-from jinfercept.startup.memory import GIB
+from jinfercept.startup.memory import (
+    GIB,
+    HOST_MARGIN,
+    HOST_SHARE,
+    PINNED_LIMIT,
+    PINNED_MARGIN_GIB,
+    PREALLOCATE,
+    arrays_per_copy,
+)
 
 log = logging.getLogger(__name__)
 
-PINNED_MARGIN_GIB = 4
-"""Pinned memory beside the host copies: what two steps move, and JAX's own uploads."""
-_PINNED_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
 
-
-def prepare_backend(config: EngineConfig) -> None:
+def prepare_backend(config: EngineConfig, *, swap_is_given: bool = False) -> None:
     """Set what has to be set before JAX's backend starts; what the user has set stays. Logs every change at INFO.
 
-    Environment variables: `XLA_PYTHON_CLIENT_PREALLOCATE=false` (a GPU's memory is taken as it is needed),
-    `XLA_CLIENT_MEM_FRACTION` (the share of it that JAX may take), those of a GPU's pinned memory (`_pinned_memory`) and, if
-    `async_dispatch` asks for it, `PJRT_GPU_ENABLE_ASYNC_DISPATCH=1`. `NPROC`, threads of XLA, where this process may use fewer
-    cores than there are. Where a CPU's kernels compute a model in bfloat16,
-    `NPROC`: as many threads for XLA as there are cores, less one, since the thread that calls a kernel computes too. Where a
-    model is on more devices than half of the cores, two threads for each: CPU devices that wait for each other occupy a thread,
-    and XLA ends a process whose last device finds none for a minute.
+    Environment variables: `XLA_PYTHON_CLIENT_PREALLOCATE` (a GPU's memory is taken at once, in one region, where the KV pool
+    takes all that is left of it; as it is needed where `kv_tokens` says how large the pool is), `XLA_CLIENT_MEM_FRACTION` (the
+    share of it that JAX may take), those of a GPU's pinned memory (`_pinned_memory`) and, if `async_dispatch` asks for it,
+    `PJRT_GPU_ENABLE_ASYNC_DISPATCH=1`. `NPROC`, threads of XLA, where this process may use fewer cores than there are. Where a
+    CPU's kernels compute a model in bfloat16, `NPROC`: as many threads for XLA as there are cores, less one, since the thread
+    that calls a kernel computes too. Where a model is on more devices than half of the cores, two threads for each: CPU devices
+    that wait for each other occupy a thread, and XLA ends a process whose last device finds none for a minute.
 
     Settings of JAX: the directory of the compilation cache, whose damaged entries are dropped, and that all is kept there.
+
+    Args:
+        swap_is_given: `swap_space` is the user's choice.
 
     Raises:
         ConfigError: the user's compilation cache is in a bucket, for which a package is missing.
     """
-    variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **_pinned_memory(config)}
+    variables = {PREALLOCATE: "true" if config.cache.kv_tokens is None else "false"}
+    variables |= _pinned_memory(config, is_given=swap_is_given)
     if config.advanced.async_dispatch:
         variables["PJRT_GPU_ENABLE_ASYNC_DISPATCH"] = "1"
     num_devices, processors = config.model.tensor_parallel_size or 1, num_processors()
@@ -68,20 +76,20 @@ def prepare_backend(config: EngineConfig) -> None:
         check_bucket(jax.config.jax_compilation_cache_dir)
 
 
-def _pinned_memory(config: EngineConfig) -> dict[str, str]:
+def _pinned_memory(config: EngineConfig, *, is_given: bool) -> dict[str, str]:
     """Environment variables of the host memory that a GPU's backend pins.
 
     `XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB` is room for the copies of pages, twice theirs in arrays of several pages, of which up
-    to a half may be empty. `XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE=true` pins all of it at the first use of some, at the start,
-    so that no step waits for the system to pin pages: unless it is more than half of the memory that the machine has left, or
-    the limit is the user's, who may have meant no more than a limit.
+    to a half may be empty; at most half of the memory that the machine has left, unless `swap_space` is the user's choice and
+    fits. `XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE=true` pins all of it at the first use of some, at the start, so that no step
+    waits for the system to pin pages: unless the limit is the user's, who may have meant no more than a limit.
     """
-    cache, advanced = config.cache, config.advanced
-    pinned_per_page = 1 if advanced.staging_pages == 1 else 2  # the bound of `KVArrays`
-    limit_gib = math.ceil(cache.swap_space * pinned_per_page) + PINNED_MARGIN_GIB
-    settings = {_PINNED_LIMIT: str(limit_gib)}
-    fits = 2 * limit_gib * GIB <= memory().available
-    if cache.swap_space and advanced.pinned_memory and fits and _PINNED_LIMIT not in os.environ:
+    cache, free = config.cache, memory().available
+    limit_gib = math.ceil(cache.swap_space * arrays_per_copy(config.advanced)) + PINNED_MARGIN_GIB
+    if limit_gib * GIB > (free - HOST_MARGIN if is_given else free / HOST_SHARE):
+        limit_gib = max(PINNED_MARGIN_GIB, free // HOST_SHARE // GIB)
+    settings = {PINNED_LIMIT: str(limit_gib)}
+    if cache.swap_space and config.advanced.pinned_memory and PINNED_LIMIT not in os.environ:
         settings["XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE"] = "true"
     return settings
 

@@ -5,15 +5,15 @@ steps' temporaries and pages on their way over the link. A CPU's memory is share
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, Self
 
 import jax
-import jax.numpy as jnp
 
-from jinfercept.config import CacheOptions, EngineConfig
+from jinfercept.config import AdvancedOptions, CacheOptions, EngineConfig
 from jinfercept.errors import ConfigError
 from jinfercept.kv.windows import NO_WINDOWS, WindowSizes
 from jinfercept.layouts.kv_rows import stored_dtype
@@ -35,6 +35,12 @@ HOST_SHARE = 2
 """One in so many bytes that these leave goes to copies of pages, unless the user says otherwise."""
 MOVED_BYTES = 1 << 30
 """Most that one step moves over the host link, both ways together: 20 ms at 50 GB/s."""
+PREALLOCATE, GROWING = "XLA_PYTHON_CLIENT_PREALLOCATE", ("false", "False", "0")
+"""Variable of JAX, and its values with which a GPU's memory is taken in regions as it is needed, not in one region at once."""
+UNSPLIT_BYTES = 1 << 27
+"""A GPU's array takes the whole of a free piece of memory of which it would leave less."""
+PINNED_LIMIT, PINNED_MARGIN_GIB = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", 4
+"""Variable of JAX, and pinned memory beside the host copies: what two steps move, and JAX's own uploads."""
 STEPS_UNDER_WAY = 2
 """Steps whose pages are in transfer at once: the one that computes, and the next one, dispatched meanwhile."""
 
@@ -55,10 +61,16 @@ class FreeMemory(NamedTuple):
 
     @classmethod
     def on(cls, *devices: MemoryStats) -> Self:
-        """The free memory now: of GPUs, the bytes that JAX may still take on the fullest one."""
+        """The free memory now: of GPUs, the bytes that JAX may still take on the fullest one. What is dispatched and not
+        computed yet is in no statistics: wait for it before."""
         with suppress(Exception):  # not every backend keeps statistics
-            stats = [device.memory_stats() or {} for device in devices]
-            return cls(min(reported["bytes_limit"] - reported["bytes_in_use"] for reported in stats), shared=False)
+            free = list[int]()
+            for device in devices:
+                stats = device.memory_stats() or {}
+                # one region, which is smaller than the limit where another process has some of the memory
+                region = 0 if os.environ.get(PREALLOCATE) in GROWING else stats.get("pool_bytes", 0)
+                free.append((region or stats["bytes_limit"]) - stats["bytes_in_use"])
+            return cls(min(free), shared=False)
         return cls(max(0, memory().available - HOST_MARGIN) // len(devices), shared=True)
 
 
@@ -81,6 +93,7 @@ class MemoryPlan:
         window_bytes: of that pool.
         window_plan: how it was sized.
         is_shared: the pools are in the host's memory.
+        pinned_gib: GiB of copies for which JAX has pinned memory; infinite where copies are pageable.
     """
 
     weight_bytes: int
@@ -101,6 +114,7 @@ class MemoryPlan:
     window_bytes: int = 0
     window_plan: WindowPlan = NO_WINDOW_PLAN
     is_shared: bool = False
+    pinned_gib: float = math.inf
 
     def __str__(self) -> str:
         reserved = f", {_gib(self.reserved_bytes)} kept free" if self.reserved_bytes else ""
@@ -116,6 +130,17 @@ class MemoryPlan:
             f"{reserved}, host copies up to {_gib(self.host_bytes)} for {self.host_tokens:,} tokens{host}; "
             f"sequences of up to {self.max_model_len:,} tokens{shorter}{self._repeats()}{self._timed()}"
         )
+
+    @contextmanager
+    def placed(self) -> Iterator[None]:
+        """Raise `ConfigError`, which has the plan in it, where a device finds no place for an array of it."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            fix = f"lower kv_tokens or gpu_memory_utilization, end other programs on the device, or leave {PREALLOCATE} out"
+            raise ConfigError("the device finds no place for what was planned", got=str(self), fix=fix) from error
 
     def limited(self, page_size: int, *, kv_tokens: int, max_model_len: int) -> Self:
         """The same with a KV pool and sequences that are at most as large."""
@@ -149,10 +174,17 @@ class MemoryPlan:
         return self.num_devices * self.kv_bytes // (self.kv_tokens + page_size)
 
     def with_host(self, cache: CacheOptions) -> Self:
-        """The same with a host tier of another size. Raises `ConfigError` if the machine has less."""
+        """The same with a host tier of another size. Raises `ConfigError` if the machine has less, or has pinned less."""
         if cache.swap_space * GIB > (total := memory().total):
             raise ConfigError(
                 "swap_space is more than the machine has", got=f"{cache.swap_space} GiB", fix=f"less than {_gib(total)}"
+            )
+        if cache.swap_space > self.pinned_gib:
+            raise ConfigError(
+                "the host has no pinned memory for swap_space",
+                got=f"{cache.swap_space} GiB, room for {self.pinned_gib} GiB since JAX started",
+                fix=f"lower swap_space: half-empty arrays take up to twice as much, and {PINNED_MARGIN_GIB} GiB more; "
+                f"or set staging_pages=1, pinned_memory=False, or {PINNED_LIMIT}",
             )
         token_bytes = self.num_local_devices * self.kv_bytes // (self.kv_tokens + cache.page_size)
         cost = self.windows.page_cost / cache.page_size
@@ -163,25 +195,9 @@ class MemoryPlan:
         return replace(self, windows=windows, **sizes)
 
 
-def missing_bytes(devices: Sequence[Any], num_arrays: int, num_bytes: int) -> int:
-    """Bytes of a pool that find no place on one of the devices now, although so many are free: arrays need memory in one piece.
-    Allocates it, and frees it.
-
-    Args:
-        devices: of this host.
-        num_arrays: of the pool, one for each layer.
-        num_bytes: of all of them, on each device.
-    """
-    size, arrays = num_bytes // num_arrays, list[jax.Array]()
-    try:
-        for _ in range(num_arrays):
-            arrays += jax.block_until_ready([jnp.zeros(size // 4, jnp.float32, device=device) for device in devices])
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-    for array in arrays:
-        array.delete()
-    return (num_arrays - len(arrays) // len(devices)) * size
+def arrays_per_copy(advanced: AdvancedOptions) -> int:
+    """How many times the bytes of pages their copies on a GPU's host take at most, see `KVArrays`."""
+    return 1 if advanced.staging_pages == 1 else 2
 
 
 def check_weights(weight_bytes: int, room: FreeMemory) -> None:
@@ -225,7 +241,8 @@ def plan_memory(
     num_devices, num_local_devices = mesh.size, len(mesh.local_devices)
     token_bytes = token_kv_bytes(model_config, params, cache, draft, windows) // num_devices
     window_bytes = windowed_kv_bytes(model_config, params, cache, windows) // num_devices
-    reserved = 0 if room.shared else step_bytes + (STEPS_UNDER_WAY * MOVED_BYTES if cache.swap_space else 0)
+    moved = STEPS_UNDER_WAY * MOVED_BYTES if cache.swap_space else 0
+    reserved = 0 if room.shared else max(UNSPLIT_BYTES, step_bytes + moved)
     free_bytes, fixed = room.free_bytes - reserved - page_size * window_bytes, windows.of(0, page_size) * window_bytes
     if windows.num_tokens and fixed > free_bytes:
         raise ConfigError(
@@ -274,6 +291,7 @@ def plan_memory(
         _host_tier(cache, host_token_bytes, states, num_local_devices),
         windows.of(kv_tokens, page_size),
     )
+    pinned, per_copy = int(os.environ.get(PINNED_LIMIT, "64")) - PINNED_MARGIN_GIB, arrays_per_copy(config.advanced)
     return MemoryPlan(
         weight_bytes=sum(map(local_bytes, leaves.values())),
         kv_bytes=(kv_tokens + page_size) * token_bytes,
@@ -295,6 +313,7 @@ def plan_memory(
         window_bytes=(window_tokens + page_size) * window_bytes,
         window_plan=windows,
         is_shared=room.shared,
+        pinned_gib=math.inf if room.shared or not config.advanced.pinned_memory else max(0, pinned) / per_copy,
     )
 
 
@@ -356,6 +375,8 @@ def fit_host(plan: MemoryPlan, cache: CacheOptions, *, is_given: bool) -> CacheO
     Args:
         is_given: the user has chosen `swap_space`: it is refused if it does not fit, and does not shrink.
     """
+    if plan.pinned_gib < math.inf:  # it was free when JAX started, and is no longer
+        return cache if is_given else replace(cache, swap_space=min(cache.swap_space, plan.pinned_gib))
     pools = plan.kv_bytes + plan.window_bytes + plan.states.num_bytes if plan.is_shared else 0
     free_bytes = max(0, memory().available - HOST_MARGIN - plan.num_local_devices * pools)
     if not is_given:

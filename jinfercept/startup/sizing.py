@@ -1,6 +1,5 @@
 """Sizes and costs that a start settles: layers per executable, pages of the pools, and the profile of steps and transfers."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +19,7 @@ from jinfercept.models.embedded import cache_directory
 from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import Model
-from jinfercept.models.protocol import Params, ServedModel, num_kv_layers, states_of
+from jinfercept.models.protocol import Params, ServedModel, states_of
 from jinfercept.models.quantized import is_quantized, weights_of
 from jinfercept.pallas.tpu_attention import tables_fit
 from jinfercept.runner.shape import RunnerShape
@@ -32,7 +31,6 @@ from jinfercept.startup.memory import (
     FreeMemory,
     MemoryPlan,
     largest_product_bytes,
-    missing_bytes,
     plan_memory,
     token_kv_bytes,
     windows_pay,
@@ -42,8 +40,6 @@ from jinfercept.startup.profiler import EFFORTS, ProfiledRunner, measure, profil
 from jinfercept.startup.recurrent import plan_states
 from jinfercept.startup.windows import NO_WINDOW_PLAN, plan_windows
 
-log = logging.getLogger(__name__)
-
 GPU_LAYERS_PER_STEP = 4
 """Layers per executable on a GPU unless the user says otherwise: a few executables a step, and short to compile."""
 STAGING_PAGES = 16
@@ -51,8 +47,6 @@ STAGING_PAGES = 16
 
 MEASUREMENT = 2
 """Version of what a profile measures and how: those of another one are not remembered."""
-COMPILING_THREADS = 2
-"""Threads that compile after a lazy start: the engine's, and the one behind it."""
 
 
 class Grouping(NamedTuple):
@@ -105,16 +99,13 @@ def plan_pools(
     config: EngineConfig,
     layers_per_step: int,
     draft: Loaded[ServedModel] | None = None,
-    *,
-    lazy: bool = False,
 ) -> tuple[MemoryPlan, RunnerShape]:
     """Sizes of the pools, and of what is compiled. Raises `ConfigError` if they cannot work.
 
-    A device with memory of its own has its steps compiled first, for a pool of one page, to learn what they take beside it.
-
-    Args:
-        lazy: steps compile executables once the pages are there: what the compiler needs to time kernels is kept free, too.
+    Waits for the weights. A device with memory of its own has its steps compiled first, for a pool of one page, to learn what
+    they take beside it.
     """
+    jax.block_until_ready((params, None if draft is None else draft.params))
     room, routed_experts = FreeMemory.on(*_mesh(params).local_devices), _routed_experts(model, config)
     windows = plan_windows(model, config, config.model.max_model_len or model.config.max_position)
     beside = timed = 0
@@ -128,7 +119,6 @@ def plan_pools(
         if draft is not None:
             beside += step_bytes(draft.model, draft.params, draft_shape(draft.model, model, shape), attention)
     repeats = model.kv_repeats if isinstance(model, Model) else 1
-    beside += COMPILING_THREADS * timed if lazy else 0
     mesh, dtype = _mesh(params), str(weights_of(params)[0].dtype)
     states = plan_states(model, dtype, mesh.size, config, room.free_bytes)
     room = room._replace(free_bytes=room.free_bytes - states.num_bytes)
@@ -142,12 +132,7 @@ def plan_pools(
         shorter = plan_windows(model, config, memory.max_model_len)
         return plan(windows=shorter) if shorter.num_layers < windows.num_layers else memory
 
-    memory, devices = planned(), _mesh(params).local_devices
-    layers = num_kv_layers(model.config)
-    while not room.shared and (missing := missing_bytes(devices, layers, memory.kv_bytes + memory.window_bytes)):
-        log.warning("the device's free memory lies in pieces: the KV pool gets %.2f GiB less", missing / 2**30)
-        beside += missing
-        memory = planned()
+    memory = planned()
     num_pages = memory.kv_tokens // config.cache.page_size
     shape = _runner_shape(model, num_pages, memory.max_model_len, config, layers_per_step)
     shape = replace(shape, num_states=states.num_states, num_window_pages=memory.windows.num_device_pages)

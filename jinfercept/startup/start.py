@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import jax
 from jax.sharding import Mesh
 
 from jinfercept.config import ALIASES, OPTIONS, EngineConfig, RestartOptions
@@ -201,7 +202,7 @@ def set_up(
     effort = None
     if profile is None and (named := config.scheduling.profile) is not None:
         effort, profile = (named, None) if named in EFFORTS else (None, load_profile(named))
-    prepare_backend(config)
+    prepare_backend(config, swap_is_given="swap_space" in flags)
     read = None if tokenizer is None else as_tokenizer(tokenizer)
     if not isinstance(model, str | Path | ModelConfig | ServedModel):
         raise ModelError(
@@ -252,6 +253,7 @@ def _set_up_here(
         log.info("sampling defaults from generation_config.json, which generation_config=vllm ignores: %s", defaults)
     loaded = load_model(model, params, config, devices).for_length(config.model.max_model_len)
     loaded, adapters = add_adapters(loaded, config)
+    jax.block_until_ready(loaded.params)  # a draft model has the memory that is left
     weights_s = time.monotonic()
     tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
     draft = load_draft_model(config, devices, tokenizer, across_hosts=group is not None)
@@ -264,7 +266,7 @@ def _set_up_here(
         grouping = grouping._replace(**group.least({"layers_per_step": grouping.layers_per_step}))
     grouped_s = time.monotonic()
     with closing(CompileCounter()) as compilations:
-        memory_plan, shape = plan_pools(loaded.model, loaded.params, config, grouping.layers_per_step, draft, lazy=lazy)
+        memory_plan, shape = plan_pools(loaded.model, loaded.params, config, grouping.layers_per_step, draft)
         cache = fit_host(memory_plan, config.cache, is_given="swap_space" in flags)
         if group is not None:
             memory_plan, shape = _alike(memory_plan, shape, group)
@@ -286,8 +288,9 @@ def _set_up_here(
         first = None
         if lazy and (profile is not None or draft is None):
             kind = "filtered" if defaults.keys() & {"top_k", "top_p", "min_p"} else "drawn"
-            first = runner.first_executables(measured=profile is None, kind=kind)
-        runner.warm_up(progress, most_at_once(memory_plan, FreeMemory.on(*devices.local_devices)), first)
+            first = runner.first_executables(measured=profile is None, tuned=memory_plan.timed_bytes > 0, kind=kind)
+        with memory_plan.placed():
+            runner.warm_up(progress, most_at_once(memory_plan, FreeMemory.on(*devices.local_devices)), first)
     warm_s = time.monotonic()
     leader = None
     if group is not None:

@@ -13,7 +13,9 @@ from jinfercept.startup.memory import GIB
 LIMIT, PREALLOCATE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE"
 
 
-def pinned(set_by_user: dict[str, str] | None = None, **options: Any) -> tuple[str | None, str | None]:
+def pinned(
+    set_by_user: dict[str, str] | None = None, *, given: bool = False, **options: Any
+) -> tuple[str | None, str | None]:
     """The limit of pinned memory and whether it is pinned at once, after a start with these options."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
@@ -24,7 +26,9 @@ def pinned(set_by_user: dict[str, str] | None = None, **options: Any) -> tuple[s
             patch.delenv(name)
         for name, value in (set_by_user or {}).items():
             patch.setenv(name, value)
-        prepare_backend(EngineConfig.from_options({"compilation_cache": False, "dtype": "float32", **options}))
+        prepare_backend(
+            EngineConfig.from_options({"compilation_cache": False, "dtype": "float32", **options}), swap_is_given=given
+        )
         return os.environ.get(LIMIT), os.environ.get(PREALLOCATE)
 
 
@@ -34,7 +38,9 @@ def test_the_memory_for_host_copies_is_pinned_at_once_where_the_machine_has_it(m
     assert pinned(swap_space=4) == ("12", "true"), "arrays of several pages may be half empty"
     assert pinned(swap_space=4, staging_pages=1) == ("8", "true")
     assert pinned(swap_space=14) == ("32", "true")
-    assert pinned(swap_space=15) == ("34", None), "more than half of what is left"
+    assert pinned(swap_space=15) == ("32", "true"), "half of what is left; the memory plan promises what that holds"
+    assert pinned(swap_space=29, given=True) == ("62", "true")
+    assert pinned(swap_space=30, given=True) == ("32", "true"), "the memory plan refuses it"
     assert pinned(swap_space=0)[1] is None
     assert pinned(swap_space=4, pinned_memory=False)[1] is None
 

@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from types import SimpleNamespace as Namespace
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.machine import Memory
 from jinfercept.models.load import load
 from jinfercept.models.model import kv_bytes_per_token
+from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import step_bytes
 from jinfercept.sched.named_profiles import PROFILES
@@ -27,7 +27,6 @@ from jinfercept.startup.memory import (
     MemoryPlan,
     check_weights,
     largest_product_bytes,
-    missing_bytes,
     most_at_once,
     plan_memory,
 )
@@ -65,40 +64,46 @@ def test_a_device_of_its_own_gives_all_that_is_not_kept_free() -> None:
     assert 0 <= left < 4 * TOKEN_BYTES
     assert plan.kv_tokens % 4 == 0
     assert "kept free" in str(plan)
-    assert planned(room, 1000, swap_space=0).reserved_bytes == 1000
+    assert planned(room, 1000, swap_space=0).reserved_bytes == 1 << 27, "the last array of the pool would take less"
+    assert planned(room, GIB, swap_space=0).reserved_bytes == GIB
 
 
-def test_a_pool_has_as_much_as_finds_a_place_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[jax.Array] = []
-
-    def zeros(*arguments: Any, **options: Any) -> jax.Array:
-        if len(made) == 3:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 3.42GiB")
-        made.append(jnp.zeros(*arguments, **options))
-        return made[-1]
-
-    monkeypatch.setattr(memory, "jnp", Namespace(zeros=zeros, float32=jnp.float32))
-    assert missing_bytes(jax.devices()[:1], 3, 3 * 400) == 0
-    assert missing_bytes(jax.devices()[:1], 5, 5 * 400) == 5 * 400, "what the first call made is full"
-    made.clear()
-    assert missing_bytes(jax.devices()[:1], 5, 5 * 400) == 2 * 400
-    assert all(array.is_deleted() for array in made)
-
-
-def test_the_plan_is_smaller_by_what_finds_no_place(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_memory_in_one_region_is_what_the_device_gave_and_not_what_jax_may_take(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lacking = iter([0, 10_000, 0])
-    monkeypatch.setattr(sizing, "missing_bytes", lambda *_: next(lacking))
-    monkeypatch.setattr(sizing.FreeMemory, "on", lambda *_: FreeMemory(3 * GIB, shared=False))
-    config = EngineConfig.from_options(
-        {"page_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 4, "max_model_len": 64}
-    )
-    whole, _ = sizing.plan_pools(LOADED.model, LOADED.params, config, 1)
-    plan, shape = sizing.plan_pools(LOADED.model, LOADED.params, config, 1)
-    assert 10_000 <= whole.kv_bytes - plan.kv_bytes < 10_000 + 4 * TOKEN_BYTES
-    assert shape.num_pages == plan.kv_tokens // 4
-    assert "in pieces" in caplog.text
+    """Another process has 3 of 8 GiB: JAX's region is smaller than its limit."""
+    stats = {"bytes_limit": 7 * GIB, "bytes_in_use": GIB, "pool_bytes": 5 * GIB}
+    monkeypatch.delenv(memory.PREALLOCATE, raising=False)
+    assert FreeMemory.on(Counted(stats)).free_bytes == 4 * GIB
+    assert FreeMemory.on(Counted(stats | {"pool_bytes": 0})).free_bytes == 6 * GIB, "nothing was allocated yet"
+    monkeypatch.setenv(memory.PREALLOCATE, "false")
+    assert FreeMemory.on(Counted(stats)).free_bytes == 6 * GIB, "further regions come as they are needed"
+
+
+def test_memory_is_read_when_all_weights_are_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 40, lambda _, y: y @ y * 1e-3, x))
+    busy = slow(jnp.ones((512, 512)))
+    late = jax.tree.map(lambda leaf: (leaf + 0 * busy[0, 0]).astype(leaf.dtype), LOADED.params)
+    draft = replace(LOADED, params=jax.tree.map(lambda leaf: leaf + 0 * busy[0, 0], LOADED.params))
+    ready = list[bool]()
+
+    def on(*_: object) -> FreeMemory:
+        ready.extend(leaf.is_ready() for leaf in jax.tree.leaves((late, draft.params)))
+        return FreeMemory(3 * GIB, shared=True)
+
+    monkeypatch.setattr(FreeMemory, "on", on)
+    config = EngineConfig.from_options({"page_size": 4, "max_num_seqs": 4, "swap_space": 0.01})
+    sizing.plan_pools(LOADED.model, late, config, 1, draft)
+    assert ready
+    assert all(ready)
+
+
+def test_a_pool_that_finds_no_place_is_an_error_with_the_memory_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelRunner, "allocate", lambda _: jnp.zeros(1 << 46).block_until_ready())
+    with pytest.raises(
+        ConfigError, match=r"no place for what was planned; got memory plan: weights .*fix: lower kv_tokens"
+    ):
+        tiny_llm(kv_tokens=64, max_num_seqs=1, max_num_batched_tokens=1)
 
 
 def test_no_more_is_compiled_at_once_than_has_room_for_the_largest_product() -> None:
@@ -182,9 +187,14 @@ def test_host_copies_shrink_to_what_a_container_has_and_are_refused_where_they_w
         ConfigError, match=r"swap_space is more than the machine has; got 4\.0 GiB; fix: less than 3\.00"
     ):
         plan.with_host(cache)
+    monkeypatch.setenv(memory.PINNED_LIMIT, "6")
     own = planned(FreeMemory(8 * GIB, shared=False))
-    assert memory.fit_host(own, cache, is_given=False).swap_space == pytest.approx(1.75 / 2)
+    assert memory.fit_host(own, cache, is_given=False).swap_space == 1.0, "half of 2 GiB: arrays may be half empty"
+    pageable = planned(FreeMemory(8 * GIB, shared=False), pinned_memory=False)
+    assert memory.fit_host(pageable, cache, is_given=False).swap_space == pytest.approx(1.75 / 2)
     monkeypatch.setattr(memory, "memory", lambda: Memory(64 * GIB, 50 * GIB))
+    with pytest.raises(ConfigError, match=r"no pinned memory for swap_space; got 4\.0 GiB, room for 1\.0 GiB"):
+        own.with_host(memory.fit_host(own, cache, is_given=True))
     assert memory.fit_host(plan, cache, is_given=False) == memory.fit_host(plan, cache, is_given=True) == cache
 
 
