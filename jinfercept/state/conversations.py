@@ -10,7 +10,7 @@ from typing import Any
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.response_items import Item
 from jinfercept.protocols.openai.response_schemas import MAX_ITEMS
-from jinfercept.state.entries import Entries, Entry, check_loaded
+from jinfercept.state.entries import Entries, StateEntry, check_loaded
 
 
 def create(
@@ -118,7 +118,7 @@ def end_turn(entries: Entries, tenant: str, conversation_id: str, response_id: s
     return True
 
 
-def _find(entries: Entries, tenant: str, conversation_id: str, *, lock: bool = False) -> Entry:
+def _find(entries: Entries, tenant: str, conversation_id: str, *, lock: bool = False) -> StateEntry:
     entry = entries.find(conversation_id, tenant, lock=lock) if conversation_id.startswith("conv_") else None
     if entry is None:
         message = f"no conversation has the id {conversation_id[:200]!r}"
@@ -126,7 +126,7 @@ def _find(entries: Entries, tenant: str, conversation_id: str, *, lock: bool = F
     return entry
 
 
-def _unlocked(entries: Entries, tenant: str, conversation_id: str) -> Entry:
+def _unlocked(entries: Entries, tenant: str, conversation_id: str) -> StateEntry:
     """A conversation in which nothing is generated, until the end of the transaction. OpenAI's clients retry after the 409."""
     entry = _find(entries, tenant, conversation_id, lock=True)
     if entry.is_open and not entry.is_lost:
@@ -136,7 +136,7 @@ def _unlocked(entries: Entries, tenant: str, conversation_id: str) -> Entry:
     return entry
 
 
-def _checked_end(entries: Entries, entry: Entry, number: int, param: str) -> int:
+def _checked_end(entries: Entries, entry: StateEntry, number: int, param: str) -> int:
     """The place behind a conversation's last item. Raises 400 if it would have too many with `number` more."""
     num_before, end = entries.extent(entry.id)
     if num_before + number > MAX_ITEMS:
@@ -147,7 +147,7 @@ def _checked_end(entries: Entries, entry: Entry, number: int, param: str) -> int
     return end
 
 
-def _item(entries: Entries, entry: Entry, item_id: str) -> bytes:
+def _item(entries: Entries, entry: StateEntry, item_id: str) -> bytes:
     document = entries.item(entry.id, item_id)
     if document is None:
         raise ApiError(404, f"no item of this conversation has the id {item_id[:200]!r}", code="item_not_found")

@@ -87,7 +87,7 @@ class StateLimits(NamedTuple):
     most_entries_of_tenant: int | None = None
 
 
-class Entry(NamedTuple):
+class StateEntry(NamedTuple):
     """A row of `ENTRIES`.
 
     Attributes:
@@ -135,7 +135,7 @@ class Entries:
 
     # -- read ----------------------------------------------------------------------------------------------------------
 
-    def find(self, entry_id: str, tenant: str, *, lock: bool = False) -> Entry | None:
+    def find(self, entry_id: str, tenant: str, *, lock: bool = False) -> StateEntry | None:
         """An entry of a tenant; with `lock` no other transaction changes it before the end of this one."""
         if not _ENTRY_ID.fullmatch(entry_id):
             return None
@@ -143,7 +143,7 @@ class Entries:
         row = self._rows.execute(query.with_for_update() if lock else query).one_or_none()
         return None if row is None else self._entry(row)
 
-    def chain(self, entry_id: str) -> list[Entry]:
+    def chain(self, entry_id: str) -> list[StateEntry]:
         """An entry and those that it continues, the youngest first. The tenant is not checked.
 
         Raises:
@@ -226,7 +226,7 @@ class Entries:
         self.new_bytes += num_bytes
 
     def update(
-        self, entry: Entry, body: Mapping[str, Any], items: Sequence[Item] = (), *, first: int = 0, is_open: bool
+        self, entry: StateEntry, body: Mapping[str, Any], items: Sequence[Item] = (), *, first: int = 0, is_open: bool
     ) -> None:
         """Replace the document of an entry, and add items, the first one at the place `first`."""
         document, (rows, num_bytes) = encode(body), self._item_rows(entry.id, entry.tenant, items, first)
@@ -242,7 +242,7 @@ class Entries:
         self._rows.execute(update(ENTRIES).where(*mine).values(expires=0.0, deadline=0.0))
         self._rows.execute(delete(ENTRIES).where(*mine, ~_is_continued()))
 
-    def delete_items(self, entry: Entry, item_id: str) -> Entry:
+    def delete_items(self, entry: StateEntry, item_id: str) -> StateEntry:
         """Delete the items of an entry that have an id; returns the entry that is left."""
         mine = _I.owner == entry.id, _I.name == digest(item_id)
         size = select(func.coalesce(func.sum(func.length(_I.document) + _ITEM_BYTES), 0)).where(*mine)
@@ -292,9 +292,9 @@ class Entries:
             rows = self._rows.execute(unneeded.where(_E.id.in_(earlier))).all()
         return bool(first)
 
-    def _entry(self, row: Row[Any]) -> Entry:
+    def _entry(self, row: Row[Any]) -> StateEntry:
         is_lost = 0 < row.deadline < self._wall_s
-        return Entry(row.id, row.tenant, row.num_bytes, row.document, row.deadline > 0, is_lost)
+        return StateEntry(row.id, row.tenant, row.num_bytes, row.document, row.deadline > 0, is_lost)
 
     def _times(self, is_open: bool) -> dict[str, float]:
         deadline = self._wall_s + OPEN_S if is_open else 0.0

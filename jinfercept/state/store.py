@@ -20,7 +20,7 @@ from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.response_items import Item
 from jinfercept.state import conversations
 from jinfercept.state.database import NUM_CONNECTIONS, StateDatabase, unavailable
-from jinfercept.state.entries import OPEN_S, Entries, Entry, OwnItems
+from jinfercept.state.entries import OPEN_S, Entries, StateEntry, OwnItems
 from jinfercept.state.tenant_pool import TenantPool
 from jinfercept.tenants.expiring import ExpiringEntries
 from jinfercept.tenants.quota import Quota
@@ -186,7 +186,7 @@ class StateStore:
         if opened is not None and opened.tenant == tenant and opened.finishing is not None:
             await asyncio.wait((opened.finishing,), timeout=_RETRY_S)
 
-        def read(entries: Entries) -> list[tuple[Entry, OwnItems]]:
+        def read(entries: Entries) -> list[tuple[StateEntry, OwnItems]]:
             entry = entries.find(response_id, tenant)
             if entry is None or not response_id.startswith("resp_"):
                 raise ApiError(404, f"no response has the id {response_id[:200]!r}", code="response_not_found")
