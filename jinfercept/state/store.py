@@ -20,7 +20,7 @@ from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.response_items import Item
 from jinfercept.state import conversations
 from jinfercept.state.database import NUM_CONNECTIONS, StateDatabase, unavailable
-from jinfercept.state.entries import OPEN_S, Entries, StateEntry, OwnItems
+from jinfercept.state.entries import OPEN_S, Entries, OwnItems, StateEntry
 from jinfercept.state.tenant_pool import TenantPool
 from jinfercept.tenants.expiring import ExpiringEntries
 from jinfercept.tenants.quota import Quota
