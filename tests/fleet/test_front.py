@@ -208,7 +208,7 @@ def test_a_drain_lets_responses_in_the_background_end(scripted: Scripted, gate: 
         begun = fleet.client.responses.create(
             model=MODEL, input="Hi", background=True, max_output_tokens=200, extra_body={"ignore_eos": True}
         )
-        assert any(begun.id in app.service.responses.open for app in fleet.replicas.apps.values())
+        assert any(begun.id in app.service.state.open for app in fleet.replicas.apps.values())
         fleet.server.handle_exit(2, None)
         gate.open()
     with local_fleet([scripted.llm], state_url=state) as fleet:
