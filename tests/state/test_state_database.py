@@ -7,6 +7,7 @@ import sqlite3
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -127,16 +128,15 @@ def test_work_that_ended_is_no_503_where_the_event_loop_was_held_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database, ended = StateDatabase(str(tmp_path / "state.db"), timeout_s=60.0), threading.Event()
-    transact = database.transact
-
-    def noted(work: Any, **options: Any) -> Any:
-        try:
-            return transact(work, **options)
-        finally:
-            threading.Timer(0.0, ended.set).start()
 
     async def tried() -> None:
         state, loop = StateStore(database, 9), asyncio.get_running_loop()
+        run = state._threads.run
+
+        def noted(tenant: str, num_bytes: int, work: Callable[[], object]) -> Any:
+            return run(tenant, num_bytes, lambda: (work(), ended.set()))
+
+        monkeypatch.setattr(state._threads, "run", noted)
         running = asyncio.ensure_future(state.run("me", lambda entries: "stored"))
         await asyncio.sleep(0)
         assert ended.wait(60)
@@ -144,7 +144,6 @@ def test_work_that_ended_is_no_503_where_the_event_loop_was_held_up(
         assert await running == "stored"
         await state.close(1.0)
 
-    monkeypatch.setattr(StateDatabase, "transact", lambda self, work, **options: noted(work, **options))
     asyncio.run(tried())
     database.close()
 
