@@ -42,7 +42,7 @@ def _rows(sizes: Sizes, cases: Sequence[AttentionCase], other_tiles: Sequence[Ti
     def candidates(pages: KVPages, case: AttentionCase) -> dict[str, Measure]:
         measures: dict[str, Measure] = {
             name: partial(time_paged, _attend_by(name, case), _cut_by(name, case, sizes), pages)
-            for name in available(sizes.dtype, sizes.dtype, case.heads.dim, sizes.page_size)
+            for name in available(sizes.dtype, sizes.dtype, _heads(case, sizes), sizes.page_size)
             if name != "mosaic" or case.chunk > 1  # which decodes by the Triton kernels
         }
         if case.chunk > 1:
@@ -67,7 +67,7 @@ def _attend_by(name: str, case: AttentionCase) -> Callable[..., Array]:
 
 
 def _cut_by(name: str, case: AttentionCase, sizes: Sizes) -> WorkCut | None:
-    return cut_for(_heads(case, sizes), sizes.dtype, sizes.dtype, implementation=name)
+    return cut_for(_heads(case, sizes), name)
 
 
 def _tiles_with(chunk: Tile, case: AttentionCase, sizes: Sizes) -> Tiles:

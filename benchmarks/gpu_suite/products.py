@@ -1,23 +1,32 @@
 """What products with quantised weights reach on a GPU beside XLA's product with a dense one, and whether they are right.
 
-Rows: `weight` (how it is stored), `inputs`, `outputs`, `tokens`, `seconds` and its extremes, `bytes_per_s` (the stored weight,
-read once) and `copy_share` of the copy bandwidth, `times` (seconds over those of XLA's product with the weight in bfloat16);
-`off`, the largest difference from a product of the unpacked weight in float32 as a share of the largest number, and `ok`.
+`Sizes.calls` products with weights and rows of their own are one executable, so that dispatch is not what is measured.
+
+Rows: `weight` (how it is stored), `implementation`, `inputs`, `outputs`, `tokens`, `seconds` of one product and its extremes,
+`bytes_per_s` (the stored weight, read once) and `copy_share` of the copy bandwidth, `times` (seconds over those of XLA's
+product with the weight in bfloat16); `off`, the largest difference from a product of the unpacked weight in float32 as a share
+of the largest number, and `ok`. Or `error`, or `skipped` with the reason, in place of all that. Rows of the Triton kernel have
+`tile`: blocks of columns, stored rows of a turn, parts of the inputs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import cycle
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from benchmarks.suite.ceilings import copy_rate
-from benchmarks.suite.expert_timing import DTYPE, MOST_OFF
+from benchmarks.suite.expert_timing import DTYPE, ERROR_CHARACTERS, MOST_OFF
 from benchmarks.suite.sizes import Row, Sizes
 from benchmarks.suite.timing import timed
+from jinfercept.layouts.packed_weights import ORDER
 from jinfercept.models.packed_rows import Packing
 from jinfercept.models.quantized import QuantizedTensor
+from jinfercept.pallas import triton_quantized
+from jinfercept.pallas.gpu_heads import compute_capability
+from jinfercept.pallas.tiles import HOPPER
 
 PACKINGS = {
     "4 bits, groups of 32, offsets (GGUF Q4_1)": Packing("uint32", 32, offset=True),
@@ -26,38 +35,182 @@ PACKINGS = {
     "e4m3 (FP8)": Packing("float8_e4m3fn", 128, "float32"),
     "MXFP4": Packing("uint32", 32, "uint8"),
 }
-UNCACHED_BYTES = 200 << 20
-"""Of copies of a weight that are read in turns: more than a GPU's cache."""
+OTHER_TILES = ((2, 32, 1), (1, 64, 1), (4, 32, 2), (2, 64, 4), (2, 32, 4))
+"""The fastest of the sweep on an H200, timed beside those that the engine takes."""
+GROUP = 128
+FUSED = {"xla_gpu_experimental_enable_subchannel_dequantisation_fusion": True, "xla_gpu_experimental_force_split_k": 1}
+"""XLA fuses scales of groups into a product only with the first, and into one that it has not split only."""
+
+
+class Candidate(NamedTuple):
+    """An implementation of a product.
+
+    Attributes:
+        weight: how the weight is stored.
+        implementation: its name.
+        make: the weight.
+        multiply: rows with it.
+        dense: the numbers that it stands for, `[inputs, outputs]`.
+        options: of XLA.
+        more: what its rows say besides.
+    """
+
+    weight: str
+    implementation: str
+    make: Callable[[], Any]
+    multiply: Callable[[jax.Array, Any], jax.Array]
+    dense: Callable[[Any], jax.Array]
+    options: Mapping[str, Any] = MappingProxyType({})
+    more: Mapping[str, Any] = MappingProxyType({})
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Measure all ways of storing, for all numbers of tokens."""
+    """Measure all implementations, for all numbers of tokens."""
     copy, (inputs, outputs) = copy_rate(sizes), sizes.product
-    dense = jax.random.normal(jax.random.key(0), (inputs, outputs), DTYPE) * inputs**-0.5
-    by_xla, by_ours = jax.jit(jnp.dot), jax.jit(lambda x, weight: weight.product(x))
     for tokens in sizes.product_tokens:
-        x = jax.random.normal(jax.random.key(tokens), (tokens, inputs), DTYPE)
-        base = timed(partial(by_xla, x, dense), sizes.enough_s)
+        keys = jax.random.split(jax.random.key(tokens), sizes.calls)
+        xs = [jax.random.normal(key, (tokens, inputs), DTYPE) for key in keys]
         common = {"inputs": inputs, "outputs": outputs, "tokens": tokens}
-        for name, weight, timing in [
-            ("bfloat16", dense, base),
-            *((name, random_weight((inputs, outputs), how), None) for name, how in PACKINGS.items()),
-        ]:
-            num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(weight))
-            copies = cycle([weight, *(copied(weight) for _ in range(UNCACHED_BYTES // num_bytes))])
-            timing = timing or timed(lambda x=x, copies=copies: by_ours(x, next(copies)), sizes.enough_s)
-            row = {"weight": name, **common, "seconds": timing.seconds, "fastest_s": timing.fastest_s}
-            row |= {"slowest_s": timing.slowest_s, "bytes_per_s": num_bytes / timing.seconds}
-            row |= {"copy_share": num_bytes / timing.seconds / copy, "times": timing.seconds / base.seconds}
-            if isinstance(weight, QuantizedTensor):
-                off = _off(by_ours(x, weight), _exact(x, weight))
-                row |= {"off": off, "ok": off < MOST_OFF}
-            yield row
+        base_s = 0.0
+        for candidate in _candidates(sizes.product, tokens):
+            row = {"weight": candidate.weight, "implementation": candidate.implementation, **common, **candidate.more}
+            if candidate.implementation == "mosaic" and not _is_hopper():
+                yield row | {"skipped": "needs a Hopper"}
+                continue
+            try:
+                measured, base_s = _measured(candidate, xs, sizes, base_s)
+            except Exception as error:  # a peer may refuse a shape, and a tile may not fit
+                yield row | {"error": repr(error)[:ERROR_CHARACTERS]}
+            else:
+                yield row | measured | {"copy_share": measured["bytes_per_s"] / copy}
 
 
-def copied(weight: QuantizedTensor) -> QuantizedTensor:
+def _measured(candidate: Candidate, xs: list[jax.Array], sizes: Sizes, base_s: float) -> tuple[Row, float]:
+    """What a row says, and the seconds of the first candidate."""
+    weight = candidate.make()
+    weights = [weight, *(copied(weight) for _ in xs[1:])]
+
+    def multiply(xs: list[jax.Array], weights: list[Any]) -> list[jax.Array]:
+        outs: list[jax.Array] = []
+        for x, each in zip(xs, weights, strict=True):
+            after, _ = jax.lax.optimization_barrier((x, outs[-1:]))
+            outs.append(candidate.multiply(after, each))
+        return outs
+
+    run = jax.jit(multiply).lower(xs, weights).compile(compiler_options=dict(candidate.options))
+    timing = timed(partial(run, xs, weights), sizes.enough_s)
+    num_bytes = sum(leaf.size * _bits(leaf) // 8 for leaf in jax.tree.leaves(weight))
+    seconds = timing.seconds / len(xs)
+    base_s = base_s or seconds
+    off = _off(run(xs, weights)[0], _exact(xs[0], jax.jit(candidate.dense)(weight)))
+    row = {"seconds": seconds, "fastest_s": timing.fastest_s / len(xs), "slowest_s": timing.slowest_s / len(xs)}
+    return row | {
+        "bytes_per_s": num_bytes / seconds,
+        "times": seconds / base_s,
+        "off": off,
+        "ok": off < MOST_OFF,
+    }, base_s
+
+
+def _candidates(shape: tuple[int, int], tokens: int) -> Iterator[Candidate]:
+    """XLA's product with a dense weight, and after it all others."""
+    inputs, on_gpu = shape[0], jax.default_backend() == "gpu"
+    other_tiles = OTHER_TILES if on_gpu else OTHER_TILES[:1]  # interpreting takes long
+
+    def dense() -> jax.Array:
+        return jax.random.normal(jax.random.key(0), shape, DTYPE) * inputs**-0.5
+
+    yield Candidate("bfloat16", "xla", dense, jnp.dot, lambda weight: weight)
+    for name, how in PACKINGS.items():
+        make = partial(random_weight, shape, how)
+        yield Candidate(name, "jinfercept", make, lambda x, weight: weight.product(x), QuantizedTensor.dense)
+        for tile in dict.fromkeys([_own_tile(shape, how, tokens), *other_tiles]):
+            if tokens <= triton_quantized.MOST_ROWS:
+                multiply = partial(_by_tile, tile)
+                yield Candidate(name, "triton", make, multiply, QuantizedTensor.dense, more={"tile": list(tile)})
+    for kind in ("int4", "int8", "float8_e4m3fn"):
+        for options, depth in (({}, inputs), (FUSED if on_gpu else {}, min(GROUP, inputs // 2))):
+            name = f"{kind}, {'a scale for each column' if depth == inputs else f'groups of {depth}'}"
+            yield Candidate(name, "xla", partial(_plain, shape, kind, depth), _by_xla, _plain_dense, options)
+    make = partial(_plain, shape, "int8", inputs)
+    yield Candidate(
+        "int8, a scale for each column, outputs first",
+        "mosaic",
+        lambda: _turned(make()),
+        _by_mosaic,
+        lambda weight: _plain_dense((weight[0].T, weight[1])),
+    )
+
+
+def _own_tile(shape: tuple[int, int], how: Packing, tokens: int) -> tuple[int, int, int]:
+    cut = _own_cut(shape, how, tokens)
+    return cut.blocks, cut.depth, -(-shape[0] // how.per_value // cut.part)
+
+
+def _own_cut(shape: tuple[int, int], how: Packing, tokens: int) -> triton_quantized.Cut:
+    stored, num_blocks = shape[0] // how.per_value, shape[1] // 32
+    return triton_quantized.cut_for(tokens, num_blocks, stored, how.per_value, how.group, how.zero)
+
+
+def _by_tile(tile: tuple[int, int, int], x: jax.Array, weight: QuantizedTensor) -> jax.Array:
+    blocks, depth, parts = tile
+    stored = weight.values.shape[1]
+    part = -(-stored // depth // parts) * depth
+    own = _own_cut((x.shape[1], weight.values.shape[0] * 32), weight.packing, len(x))
+    cut = own._replace(blocks=blocks, depth=depth, part=part)
+    interpret = jax.default_backend() != "gpu"
+    return triton_quantized.product(weight.zero, x.dtype, ORDER, x, *weight.packed[:3], interpret=interpret, cut=cut)
+
+
+def _plain(shape: tuple[int, int], kind: str, depth: int) -> tuple[jax.Array, jax.Array]:
+    """Numbers `[inputs, outputs]` and scales `[groups, outputs]`, as XLA takes them."""
+    drawn, scaled = jax.random.split(jax.random.key(0))
+    numbers = jnp.round(jax.random.uniform(drawn, shape, minval=-7, maxval=7)).astype(kind)
+    return numbers, jax.random.uniform(scaled, (shape[0] // depth, shape[1]), DTYPE, 0.5, 1.5) * shape[0] ** -0.5 / 8
+
+
+def _plain_dense(weight: tuple[jax.Array, jax.Array]) -> jax.Array:
+    numbers, scales = weight
+    wide = numbers.reshape(len(scales), -1, scales.shape[1]).astype(DTYPE) * scales[:, None]
+    return wide.reshape(numbers.shape)
+
+
+def _by_xla(x: jax.Array, weight: tuple[jax.Array, jax.Array]) -> jax.Array:
+    numbers, scales = weight
+    if len(scales) > 1:
+        return jnp.dot(x, _plain_dense(weight))
+    return (jnp.dot(x, numbers.astype(x.dtype), preferred_element_type=jnp.float32) * scales).astype(x.dtype)
+
+
+def _is_hopper() -> bool:
+    return jax.default_backend() == "gpu" and compute_capability() == HOPPER
+
+
+def _turned(weight: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    return weight[0].T, weight[1]
+
+
+def _by_mosaic(x: jax.Array, weight: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """JAX's kernel, whose first operand is the quantised one: the product's transpose. It wants at least 16 rows."""
+    from jax.experimental.pallas.ops.gpu import hopper_mixed_type_matmul_mgpu as mixed
+
+    numbers, scales = weight
+    most = min(128, max(16, 1 << (len(x) - 1).bit_length()))
+    padded = jnp.pad(x, ((0, -len(x) % most), (0, 0)))
+    config = mixed.TuningConfig(
+        64, most, 128, 4, min(64, most), 64, mixed.MatmulDimension.M, 1, mixed.MatmulDimension.M
+    )
+    y = mixed.mixed_matmul_kernel(numbers, padded.T, out_dtype=jnp.bfloat16, config=config)
+    return (y.T[: len(x)] * scales).astype(x.dtype)
+
+
+def copied(weight: Any) -> Any:
     """The same weight in other memory."""
     return jax.tree.map(jnp.copy, weight)
+
+
+def _bits(array: jax.Array) -> int:
+    return 4 if array.dtype == jnp.int4 else 8 * array.dtype.itemsize
 
 
 def random_weight(shape: tuple[int, int], how: Packing, stack: tuple[int, ...] = ()) -> QuantizedTensor:
@@ -79,9 +232,9 @@ def random_weight(shape: tuple[int, int], how: Packing, stack: tuple[int, ...] =
 
 
 @jax.jit
-def _exact(x: jax.Array, weight: QuantizedTensor) -> jax.Array:
+def _exact(x: jax.Array, dense: jax.Array) -> jax.Array:
     """The product of the unpacked weight, whose numbers are those that a kernel has: rounded to the type of the rows."""
-    return jnp.dot(x.astype(jnp.float32), weight.dense().astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
+    return jnp.dot(x.astype(jnp.float32), dense.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
 
 
 def _off(y: jax.Array, expected: jax.Array) -> float:

@@ -107,10 +107,10 @@ def _check_kernels(checked: Checked, as_tpus: bool) -> Iterator[Row]:
         own = interleaved(own) if as_tpus else own
         with jax.default_matmul_precision("highest"):
             expected = np.asarray(by_reference(q, own if is_quantised(stored) else pages, batch))
-        names = available(dtype, stored, heads.dim, checked.page_size)
+        shape = Heads(heads.query, heads.kv, heads.dim, jnp.dtype(dtype).itemsize, is_quantised(stored))
+        names = available(dtype, stored, shape, checked.page_size)
         for name in [REFERENCE] if as_tpus and jax.default_backend() == "cpu" else names:
-            shape = Heads(heads.query, heads.kv, heads.dim, jnp.dtype(dtype).itemsize, is_quantised(stored))
-            prepared = prepare(batch, cut_for(shape, dtype, stored, implementation=name))
+            prepared = prepare(batch, cut_for(shape, name))
             run = jax.jit(partial(paged_attention, scoring=scoring, implementation=name))
             queries = with_padded_heads(q.astype(dtype), heads.kv, own)
             out = np.asarray(run(queries, own, prepared)[:, : heads.query].astype(jnp.float32))

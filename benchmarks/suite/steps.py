@@ -44,6 +44,7 @@ from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params, abstract_params, kv_bytes_per_token
 from jinfercept.pallas.attention import available
+from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
@@ -130,7 +131,8 @@ def attention_rows(sizes: Sizes) -> Iterator[Row]:
     """The first model's chunk beside decode rows, by every implementation of attention."""
     (name, config), *_ = sizes.models.items()
     layers, cases = sizes.layers_per_step[0], [StepCase(*sizes.mixed)]
-    names = [REFERENCE, *available(sizes.dtype, sizes.dtype, config.head_dim, sizes.page_size)]
+    heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, jnp.dtype(sizes.dtype).itemsize)
+    names = [REFERENCE, *available(sizes.dtype, sizes.dtype, heads, sizes.page_size)]
     expected: np.ndarray | None = None
     for row in _rows(sizes, [Bench(name, layers, cases, attention=each, is_compared=True) for each in names]):
         if "written" in row:

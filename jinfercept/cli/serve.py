@@ -53,7 +53,6 @@ class Serve:
             from jinfercept.server.serve import serve as serve_until_signal
             from jinfercept.server.server_tools import open_server_tools
             from jinfercept.server.service import Service
-            from jinfercept.state.database import StateDatabase
         except ImportError as error:
             raise ConfigError(
                 "the server needs more packages", got=f"no package {error.name}", fix="pip install 'jinfercept[serve]'"
@@ -71,7 +70,7 @@ class Serve:
             with StartDisplay() as progress:
                 LLM(self.model, progress=progress, **self.engine)  # raises SystemExit when host 0 ends
         listener, url = listen(options)
-        database = StateDatabase(options.database_url(), options.state_timeout)
+        database = options.open_state()
         with (
             open_server_tools(options.tools) as tools,
             StartDisplay() as progress,

@@ -76,8 +76,7 @@ def fan_out_router(front: FleetFront) -> APIRouter:
         if not answered:
             return _response(replies[0])
         replied = [call for reply in answered for call in json.loads(reply.body)["data"]]
-        calls = {call["id"]: call for call in replied}  # a replica lists those of all that share its database
-        return EncodedReply({"data": sorted(calls.values(), key=lambda call: call["asked_at"])})
+        return EncodedReply({"data": sorted(replied, key=lambda call: call["asked_at"])})
 
     @router.get("/live")
     async def live(request: Request, replica: str = "") -> Response:

@@ -24,7 +24,6 @@ from jinfercept.server.serve import SWITCH_S
 from jinfercept.server.server_tools import open_server_tools
 from jinfercept.server.service import Service
 from jinfercept.startup.profiler import EFFORTS
-from jinfercept.state.database import StateDatabase
 
 
 class ReplicaSpec(NamedTuple):
@@ -64,7 +63,7 @@ class EngineReplica:
     def _start(self, name: str) -> Service:
         spec = self._spec
         try:
-            database = StateDatabase(spec.server.database_url(), spec.server.state_timeout)
+            database = spec.server.open_state()
             tools = self._ends.enter_context(open_server_tools(spec.server.tools))
             engine = dict(spec.engine)
             with start_turn(spec.secret) as first:

@@ -14,7 +14,6 @@ from jinfercept.fleet.replicas import Replicas
 from jinfercept.models.load import locate
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import listen, serve_app
-from jinfercept.state.database import StateDatabase
 
 APPLICATION = "jinfercept"
 _SECRET_BYTES = 32
@@ -42,7 +41,7 @@ def serve_fleet(
     locate(model)
     listener, url = listen(options)
     if address is None and options.database_url() is not None:  # nodes of a cluster may have other files
-        StateDatabase(options.database_url(), options.state_timeout).close()
+        options.open_state().close()
     with ray_running(address) as folder:
         from ray import serve
 

@@ -100,7 +100,7 @@ class ReplicaApp:
         if kind == "call":
             inbox = self.service.inbox
             return self.name, int(inbox is not None and any(call.id == name for call in inbox.pending(tenant)))
-        return self.name, await self.service.responses.holds(name, tenant or "")
+        return self.name, await self.service.state.holds(name, tenant or "")
 
     def facts(self) -> ReplicaFacts:
         llm = self.service.llm

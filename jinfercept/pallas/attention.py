@@ -56,7 +56,8 @@ def paged_attention(
         ValueError: the implementation is unknown, or does not support these shapes.
     """
     if implementation == "auto":
-        implementation = _best(q.dtype, pages.dtype, q.shape[2])
+        heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
+        implementation = best(q.dtype, pages.dtype, heads, pages.shape[1], plain=scoring.is_plain)
     if implementation not in IMPLEMENTATIONS:
         fix = f"choose auto or one of {', '.join(IMPLEMENTATIONS)}"
         raise ValueError(f"no such attention implementation; got {implementation}; fix: {fix}")
@@ -66,16 +67,9 @@ def paged_attention(
     return IMPLEMENTATIONS[implementation](q, pages, batch, **options)
 
 
-def cut_for(heads: Heads, dtype: DTypeLike, pages: DTypeLike, *, implementation: str = "auto") -> WorkCut | None:
-    """How the implementation cuts a batch on the GPU that code is lowered for; None if it has no work schedules,
-    and no other code for steps of decode rows only.
-
-    Args:
-        dtype, pages: of queries and of pages.
-        implementation: as for `paged_attention`.
-    """
-    if implementation == "auto":
-        implementation = _best(dtype, pages, heads.head_dim)
+def cut_for(heads: Heads, implementation: str) -> WorkCut | None:
+    """How the implementation, not `auto`, cuts a batch on the GPU that code is lowered for; None if it has no work schedules,
+    and no other code for steps of decode rows only."""
     return CUTS[implementation](heads) if implementation in CUTS else None
 
 
@@ -96,21 +90,28 @@ def prepare(batch: Batch, cut: WorkCut | None, *, decode_only: bool = False) -> 
     return batch._replace(work=Work(*numbers, decodes, chunks[0] if chunks else None))
 
 
-def available(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) -> list[str]:
-    """The implementations that support these shapes on JAX's default backend, without the reference."""
-    if jax.default_backend() == "gpu":
-        return gpu_kernels.available_attention(q, pages, head_dim, page_size)
-    best = _best(q, pages, head_dim)
-    return [] if best == "reference" else [best]
+def available(q: DTypeLike, pages: DTypeLike, heads: Heads, page_size: int) -> list[str]:
+    """The implementations that support these shapes on JAX's default backend, without the reference, in the order of `best`.
 
-
-def _best(q: DTypeLike, pages: DTypeLike, head_dim: int) -> str:
+    Args:
+        q, pages: the types of queries and of pages.
+    """
     match jax.default_backend():
         case "cpu":
-            return "cpu"
+            return ["cpu"]
         case "gpu":
-            return gpu_kernels.best_attention(q, pages, head_dim) or "reference"
+            return gpu_kernels.available_attention(q, pages, heads, page_size)
         case "tpu" if tpu_attention.is_supported(q, pages):
-            return "tpu"
+            return ["tpu"]
         case _:
-            return "reference"
+            return []
+
+
+def best(q: DTypeLike, pages: DTypeLike, heads: Heads, page_size: int, *, plain: bool) -> str:
+    """What `auto` stands for on JAX's default backend.
+
+    Args:
+        q, pages, heads, page_size: as for `available`.
+        plain: whether any layer is, see `Scoring`: all layers share a step's schedules, and so an implementation.
+    """
+    return (available(q, pages, heads, page_size) or ["reference"])[0 if plain else -1]

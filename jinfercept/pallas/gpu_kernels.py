@@ -131,20 +131,21 @@ def grouped_product(
     return lambda rows, stack: triton_grouped.product(rows, tiles, stack)
 
 
-def best_attention(q: DTypeLike, pages: DTypeLike, head_dim: int) -> str | None:
-    """The implementation for these shapes on the GPU that code is lowered for, if it has one."""
-    return "triton" if is_supported(q, pages, head_dim) and compute_capability() >= AMPERE else None
+def available_attention(q: DTypeLike, pages: DTypeLike, heads: Heads, page_size: int) -> list[str]:
+    """The implementations for these shapes on the GPU that code is lowered for.
 
-
-def available_attention(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) -> list[str]:
-    """The implementations for these shapes on the GPU that code is lowered for, the best one first."""
-    best = best_attention(q, pages, head_dim)
-    names = [] if best is None else [best]
+    The best one is the first for a model with a plain layer, see `Scoring`, and the last for one without: Triton's kernel for
+    chunks has better tiles where it need not share a step's schedules with Mosaic's. That is for Hopper alone, since neither
+    what came before it nor what follows it has wgmma.
+    """
+    if not is_supported(q, pages, heads.head_dim) or compute_capability() < AMPERE:
+        return []
     if compute_capability() == HOPPER:
         from jinfercept.pallas import mosaic_attention
 
-        names += ["mosaic"] if mosaic_attention.is_supported(q, pages, head_dim, page_size) else []
-    return names
+        if mosaic_attention.is_supported(q, pages, heads, page_size):
+            return ["mosaic", "triton"]
+    return ["triton"]
 
 
 def _mosaic_tiles(heads: Heads, interpret: bool) -> Tiles:

@@ -2,8 +2,8 @@
 
 One block serves one KV head of one tile of queries, the heads of the group side by side. Tiles are gathered before the kernel
 and scattered after it, since TMA copies a tile in one piece. Sums are in float32. Its values are tested in interpret mode, and
-it compiles for H100 without spills, was right on one, and faster than Triton's kernel there (`docs/gpu_kernels.md`). No engine
-has run with it on a GPU, and therefore it runs only where a user selects it.
+it compiles for H100 without spills, was right on one and on an H200, and faster than Triton's kernel there
+(`docs/gpu_kernels.md`).
 """
 
 from functools import partial
@@ -26,17 +26,19 @@ LEAST_PAGE = 8  # a page has a multiple of so many tokens: the rows of a swizzle
 
 def check(q: Float[Array, "T H D"], pages: KVPages) -> None:
     """Raises `ValueError` if the type, the head dim or the page size has no kernel."""
-    head_dim, page_size = q.shape[2], pages.shape[1]
-    if not is_supported(q.dtype, pages.dtype, head_dim, page_size):
-        got = f"queries in {q.dtype}, pages of {page_size} tokens in {pages.dtype}, head dim {head_dim}"
-        fix = f"{' or '.join(DTYPES)} for both, a head dim of 64 or 128 and pages of a multiple of {LEAST_PAGE} tokens"
+    heads, page_size = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize), pages.shape[1]
+    if not is_supported(q.dtype, pages.dtype, heads, page_size):
+        got = f"queries in {q.dtype}, pages of {page_size} tokens in {pages.dtype}, head dim {heads.head_dim}"
+        got += f", {heads.group} query heads for each KV head"
+        fix = f"{' or '.join(DTYPES)} for both, a head dim of 64 or 128, pages of a multiple of {LEAST_PAGE} tokens"
+        fix += f" and at most {ROWS} query heads"
         raise ValueError(f"the Mosaic kernel has no such attention; got {got}; fix: use {fix}, or the kernel triton")
 
 
-def is_supported(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) -> bool:
+def is_supported(q: DTypeLike, pages: DTypeLike, heads: Heads, page_size: int) -> bool:
     """Whether the kernel can be compiled for queries and pages of these types."""
     dtype = jnp.dtype(q)
-    shapes = head_dim in HEAD_DIMS and page_size % LEAST_PAGE == 0
+    shapes = heads.head_dim in HEAD_DIMS and heads.group <= ROWS and page_size % LEAST_PAGE == 0
     return dtype == jnp.dtype(pages) and dtype.name in DTYPES and shapes
 
 

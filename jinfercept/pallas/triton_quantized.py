@@ -29,7 +29,7 @@ PROGRAMS = 264  # two for each multiprocessor of an H100, for words of 4-bit num
 MOST_PARTS = 8
 
 
-class _Cut(NamedTuple):
+class Cut(NamedTuple):
     """How a product is divided.
 
     Attributes:
@@ -60,6 +60,7 @@ def product(
     scales: Shaped[Array, "B G W"],
     offsets: Float[Array, "B G W"] | None,
     interpret: bool = False,
+    cut: Cut | None = None,
 ) -> Float[Array, "T N"]:
     """`x @ weight`, of a weight as `quantized_product.Packed` has it.
 
@@ -69,12 +70,13 @@ def product(
         order: of the inputs in a word of 4-bit numbers.
         x: of 16 bits a number.
         interpret: run the kernel's Python instead of compiling it.
+        cut: None: that of `cut_for`.
     """
     num_blocks, num_stored, width = values.shape
     per_value = x.shape[1] // num_stored
     float8 = values.dtype == jnp.float8_e4m3fn
     values = jax.lax.bitcast_convert_type(values, jnp.int8) if float8 else values  # masked loads know no float8
-    cut = _cut(len(x), num_blocks, num_stored, per_value, x.shape[1] // scales.shape[1], zero)
+    cut = cut or cut_for(len(x), num_blocks, num_stored, per_value, x.shape[1] // scales.shape[1], zero)
     num_parts = pl.cdiv(num_stored, cut.part)
     operands = (by_place(x, num_stored, order), values, scales, *(() if offsets is None else (offsets,)))
     sums = pl.pallas_call(
@@ -100,7 +102,8 @@ def least_capability(values: DTypeLike) -> int:
     return _ADA if values == jnp.float8_e4m3fn else _AMPERE
 
 
-def _cut(num_rows: int, num_blocks: int, num_stored: int, per_value: int, group: int, zero: int) -> _Cut:
+def cut_for(num_rows: int, num_blocks: int, num_stored: int, per_value: int, group: int, zero: int) -> Cut:
+    """How a product of so many rows is divided."""
     rows = max(16, min(ROWS, power_of_two(num_rows)))
     are_words = per_value > 1
     blocks = 4 if are_words and rows > 16 else 2
@@ -108,7 +111,7 @@ def _cut(num_rows: int, num_blocks: int, num_stored: int, per_value: int, group:
     tiles = pl.cdiv(num_blocks, blocks) * pl.cdiv(num_rows, rows)
     num_turns = pl.cdiv(num_stored, depth)
     parts = min(MOST_PARTS, pl.cdiv(PROGRAMS if are_words else 4 * PROGRAMS, tiles), num_turns)
-    return _Cut(rows, blocks, depth, pl.cdiv(num_turns, parts) * depth, per_value, group, zero)
+    return Cut(rows, blocks, depth, pl.cdiv(num_turns, parts) * depth, per_value, group, zero)
 
 
 def _kernel(
@@ -116,7 +119,7 @@ def _kernel(
     values_ref,  # [B, R, W]
     scales_ref,  # [B, G, W]
     *refs,  # offsets [B, G, W], if there are any; the sums [parts, T, N]
-    cut: _Cut,
+    cut: Cut,
     float8: bool,
 ):
     """The sums of one tile of rows and columns over one part of the inputs."""
@@ -147,7 +150,7 @@ class WeightTile(NamedTuple):
         values, scales, offsets: references to the arrays of `Packed`; the last are those in a list, which may be empty.
         block, lane: the blocks of the columns, and their places in these.
         there: whether a column exists `[1, N]`.
-        per_value, group, zero: see `_Cut`.
+        per_value, group, zero: see `Cut`.
         float8: whether values are bytes that stand for float8.
     """
 

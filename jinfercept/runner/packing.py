@@ -29,6 +29,7 @@ class PackedShape(NamedTuple):
         routed_experts: see `RunnerShape`.
         num_adapters: that the weights have room for; with any, the vector says which is every token's.
         window: tokens of the longest window of the layers that have a pool for windows; 0: there is none.
+        attention: its implementation, see `pallas.attention`.
     """
 
     num_tokens: int  # T
@@ -41,6 +42,7 @@ class PackedShape(NamedTuple):
     routed_experts: int = 0
     num_adapters: int = 0
     window: int = 0
+    attention: str = "auto"
 
 
 def enter(
@@ -208,7 +210,7 @@ def _places(shape: PackedShape) -> tuple[_RowPlace, ...]:
     """The parts of the vector: those of the batch, then the schedules field by field, then the slots of states that rows
     write and read, the write index and the page tables of layers with a window, and the tokens' adapters. Each begins at a
     multiple of `ALIGNED`."""
-    num_tokens, num_rows, pages_per_row, cut, decode_only, _, has_states, _, num_adapters, window = shape
+    num_tokens, num_rows, pages_per_row, cut, decode_only, _, has_states, _, num_adapters, window, _ = shape
     shapes = [*((num_tokens,),) * 4, (num_rows + 1,), (num_rows,), (num_rows, pages_per_row), (1,)]
     assert len(shapes) == _BATCH_PARTS
     if cut is not None:

@@ -17,9 +17,9 @@ from jinfercept.layouts.states import StateRows
 from jinfercept.models.adapted import for_rows
 from jinfercept.models.blocks import Attend
 from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices, specs_of
-from jinfercept.models.protocol import MixedModel, Params, ServedModel, Weights, num_kv_layers, states_of
+from jinfercept.models.protocol import MixedModel, Params, ServedModel, Weights, num_kv_layers, states_of, windows_of
 from jinfercept.models.quantized import weights_of
-from jinfercept.pallas.attention import cut_for, paged_attention
+from jinfercept.pallas.attention import best, cut_for, paged_attention
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import joined_attention
 from jinfercept.pallas.rotation import Rotation
@@ -65,7 +65,7 @@ def add_steps(
         groups = {layers_key(layers_name, size, group, kinds): group for group in shape.groups(len(layers))}
         for key, (first, end) in groups.items():
             kinds_of_group = kinds[first:end] or (None,) * (end - first)
-            step = partial(_layers, model, attention, bucket, kinds_of_group, windows[first:end])
+            step = partial(_layers, model, bucket, kinds_of_group, windows[first:end])
             arguments = (params.layers[first:end], x, layers[first:end], batch)
             out = (EVERYWHERE, specs_of(layers[first:end]), *([EVERYWHERE] if shape.routed_experts else []))
             whole = over_devices(step, arguments, out=out)
@@ -96,11 +96,15 @@ def step_shapes(
     num_heads, num_kv_heads = config.num_heads // num_devices, config.num_kv_heads // num_devices
     stored = stored_dtype(shape.kv_cache_dtype, like.dtype)
     heads = Heads(num_heads, num_kv_heads, config.head_dim, like.dtype.itemsize, is_quantised(stored))
-    cut = cut_for(heads, like.dtype, stored, implementation=attention)
+    if attention == "auto":
+        scored = getattr(config, "soft_cap", None) or getattr(config, "sinks", False)
+        plain = not scored and not all(window and window < shape.most_tokens for window in windows_of(model) or (None,))
+        attention = best(like.dtype, stored, heads, shape.page_size, plain=plain)
+    cut = cut_for(heads, attention)
     joined = shape.joined_decode and not is_quantised(stored)  # they attend to the row's own key before it is rounded
     kinds = [(size, False) for size in shape.buckets]
     kinds += [] if cut is None else [(size, True) for size in shape.decode_buckets]
-    own = {"cut": cut, "window": max(pool_windows(model, shape), default=0)}
+    own = {"attention": attention, "cut": cut, "window": max(pool_windows(model, shape), default=0)}
     return {
         (size, alone): shape.bucket(size)._replace(decode_only=alone, joined=alone and joined, **own)
         for size, alone in kinds
@@ -209,7 +213,7 @@ class _NotingRows(StateRows):
         self.noted.append(experts)
 
 
-def _attention(attention: str, shape: PackedShape, step: Batch, noted: list[Int[Array, "T C"]]) -> Attend[KVPages]:
+def _attention(shape: PackedShape, step: Batch, noted: list[Int[Array, "T C"]]) -> Attend[KVPages]:
     """What layers call for attention: it writes keys and values, and notes experts in the list if they are wanted."""
 
     def attend(
@@ -223,7 +227,7 @@ def _attention(attention: str, shape: PackedShape, step: Batch, noted: list[Int[
         scoring = scoring.within(shape.pages_per_row * pages.shape[1])
         queries = with_padded_heads(q, k.shape[1], pages)
         attended = paged_attention(
-            queries, pages, step, scoring=scoring, implementation=attention, decode_only=shape.decode_only
+            queries, pages, step, scoring=scoring, implementation=shape.attention, decode_only=shape.decode_only
         )
         return (attended if queries is q else attended[:, : q.shape[1]]), pages
 
@@ -234,7 +238,6 @@ def _attention(attention: str, shape: PackedShape, step: Batch, noted: list[Int[
 
 def _layers(
     model: ServedModel,
-    attention: str,
     shape: PackedShape,
     kinds: tuple[Hashable, ...],
     windows: tuple[int, ...],
@@ -258,8 +261,8 @@ def _layers(
     noted, written = list[Int[Array, "T C"]](), list[Any]()
     if step.adapters is not None:
         params = for_rows(params, step.adapters, shape.num_adapters)
-    attend = _attention(attention, shape, step, noted)
-    windowed = _attention(attention, shape, step.of_windows, noted) if shape.window else attend
+    attend = _attention(shape, step, noted)
+    windowed = _attention(shape, step.of_windows, noted) if shape.window else attend
     for index, (kind, window, weights, kv) in enumerate(zip(kinds, windows, params, layers, strict=True)):
         layer = model.layer if kind is None else partial(cast(MixedModel, model).layer, kind=kind)
         seam: Any = windowed if window else attend

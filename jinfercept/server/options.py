@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jinfercept.errors import ConfigError, shown
 from jinfercept.parsers.cml import DELIMITERS, Delimiters
@@ -15,6 +15,9 @@ from jinfercept.server.access.key_file import KeyRules, key_digest, read_key_fil
 from jinfercept.server.http.allowed_hosts import AllowedHosts, check_allowed_hosts
 from jinfercept.server.observe.tracing.choice import TracesChoice, traces_choice
 from jinfercept.values.option_types import option
+
+if TYPE_CHECKING:
+    from jinfercept.state.database import StateDatabase
 
 KEY_VARIABLE = "JINFERCEPT_API_KEY"
 STATE_VARIABLE = "JINFERCEPT_STATE_URL"
@@ -93,12 +96,6 @@ class ServerOptions:
         "database of responses and conversations that outlive the server: a path or sqlite:///PATH, or "
         f"postgresql://USER:PASSWORD@HOST/DATABASE; default: memory. Also ${STATE_VARIABLE}; see docs/state.md",
     )
-    state_timeout: float = option(
-        5.0, "seconds after which a request that the database does not answer is answered 503"
-    )
-    state_heartbeat: float = option(
-        2.0, "seconds between heartbeats in the database; after five missed ones a server is lost to the others"
-    )
     max_state_bytes: int = option(
         2**33, "bytes that are stored in the database; beyond it the key that holds the most loses its oldest"
     )
@@ -111,10 +108,10 @@ class ServerOptions:
         "since its last change",
     )
     max_stored_responses: int = option(
-        4096, "responses that are held in memory; beyond it the key that holds the most loses its oldest"
+        4096, "responses and conversations in memory; beyond it the key that holds the most loses its oldest"
     )
     max_stored_responses_per_key: int | None = option(
-        None, "responses that are held in memory for one key; default: all"
+        None, "responses and conversations in memory for one key; default: all"
     )
     max_background_responses: int = option(128, "background responses of one key at a time; more are answered 429")
     header_timeout: float = option(10.0, "seconds until the head of a request has to be there")
@@ -165,8 +162,6 @@ class ServerOptions:
             ("max_body_size", 1),
             ("max_prompt_chars", 1),
             ("max_queue_len", 1),
-            ("state_timeout", 0.1),
-            ("state_heartbeat", 0.05),
             ("max_state_bytes", 0),
             ("max_state_bytes_per_key", 0),
             ("first_token_limit", 0.001),
@@ -246,6 +241,18 @@ class ServerOptions:
     def database_url(self) -> str | None:
         """URL or path of the database of the stored state: of the flag, or else of the environment; None: in memory."""
         return self.state_url or os.environ.get(STATE_VARIABLE) or None
+
+    def open_state(self, timeout_s: float = 5.0) -> "StateDatabase":
+        """The database of the stored state, see `StateDatabase`. Raises `ConfigError`."""
+        from jinfercept.state.database import StateDatabase
+        from jinfercept.state.entries import StateLimits
+
+        url = self.database_url()
+        limits = StateLimits(self.response_ttl, self.max_state_bytes, self.max_state_bytes_per_key)
+        if url is None:
+            own = self.max_stored_responses_per_key
+            limits = limits._replace(most_entries=self.max_stored_responses, most_entries_of_tenant=own)
+        return StateDatabase(url, limits, timeout_s)
 
     def template(self) -> str | None:
         """The chat template's source, if a file of one is named. Raises `ConfigError` if it cannot be read."""

@@ -33,11 +33,9 @@ from jinfercept.server.observe.tracing.current import TRACE
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.server_tools import ServerTools
 from jinfercept.state.database import StateDatabase
-from jinfercept.state.heartbeats import StateUpkeep, new_server
-from jinfercept.state.response_store import ResponseStore
+from jinfercept.state.store import StateStore
 from jinfercept.state.tenant_pool import RETRY_S
 from jinfercept.state.tool_history import ToolHistory
-from jinfercept.state.upkeep import StateLimits
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from jinfercept.tools.inbox import Inbox
@@ -49,8 +47,6 @@ _IDLE_S = 1.0
 """Seconds without requests after which freed memory is returned to the system."""
 _ENDING_S, _MOST_ENDING_S = 1.0, 5.0
 """Seconds for a step of the shutdown, if the drain took all of its time, and if it did not."""
-_MOST_MEMORY_BYTES = 2**29
-"""Maximum bytes of a stored state in memory."""
 _CHARS_PER_TOKEN = 16
 _MIN_PROMPT_CHARS = 2**16
 """Default of `--max-prompt-chars` for small models."""
@@ -78,6 +74,7 @@ class Service:
         draining: whether new requests are refused.
         ignored: unknown fields of bodies that were logged.
         chat_template: source of the template that replaces the model's; None: the model's.
+        state: stored responses and conversations.
         tool_history: turns with calls of the server's tools that clients do not see.
         inbox: where calls wait for a person; None if there is no person tool.
         tracing: traces of requests; None: there are none.
@@ -110,26 +107,8 @@ class Service:
         self.chat_template = options.template()
         self.ignored: set[str] = set()
         self.tool_history = ToolHistory(options.response_ttl, time.monotonic)
-        self.database = database or StateDatabase(options.database_url(), options.state_timeout)
-        self.server = new_server(options.state_heartbeat)
-        self.responses = ResponseStore(
-            self.database,
-            self.server,
-            ttl_s=options.response_ttl,
-            most_background=options.max_background_responses,
-            poll_s=options.state_heartbeat / 2,
-        )
-        limits = StateLimits(options.max_state_bytes, options.max_state_bytes_per_key)
-        if not self.database.outlives:
-            limits = StateLimits(
-                min(options.max_state_bytes, _MOST_MEMORY_BYTES),
-                options.max_state_bytes_per_key,
-                options.max_stored_responses,
-                options.max_stored_responses_per_key,
-            )
-        self._upkeep = StateUpkeep(
-            self.database, self.server, self.responses, lambda: self.inbox, limits, options.state_heartbeat
-        )
+        self.database = database or options.open_state()
+        self.state = StateStore(self.database, options.max_background_responses)
         self.pending_calls = PendingCalls(options.max_pending_calls_per_key)
         self.tracing: Tracing | None = None
         if (choice := options.traces()) is not None:
@@ -163,8 +142,9 @@ class Service:
                 ) from error
 
     async def warm_up(self) -> None:
-        """Load what the first request would wait for, lazy imports and the vocabulary of grammars, and begin heartbeats."""
-        self._upkeep.start()
+        """Load what the first request would wait for, lazy imports and the vocabulary of grammars."""
+        if self.database.outlives:
+            self.state.start()
         await self._threads.run("", 0, self._warm_up)
 
     def _warm_up(self) -> None:
@@ -370,14 +350,13 @@ class Service:
 
     async def close_state(self) -> None:
         """Store the ends of responses, and close the database."""
-        await self.responses.close(self._rest_s(self.options.state_timeout))
-        await self._upkeep.stop(self._rest_s(self.options.state_timeout))
+        await self.state.close(self._rest_s())
         self.database.close()
 
-    def _rest_s(self, most_s: float = _MOST_ENDING_S) -> float:
-        """Seconds for one step of the shutdown: at most `most_s`, and few if the drain took all of its time."""
+    def _rest_s(self) -> float:
+        """Seconds for one step of the shutdown, few if the drain took all of its time."""
         ends_s = self.tools.ends_s
-        return most_s if ends_s is None else min(most_s, max(_ENDING_S, ends_s - time.monotonic()))
+        return _MOST_ENDING_S if ends_s is None else min(_MOST_ENDING_S, max(_ENDING_S, ends_s - time.monotonic()))
 
 
 def service_of(request: HttpRequest) -> Service:

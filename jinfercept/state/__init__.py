@@ -1,5 +1,4 @@
-"""What a server stores: responses, conversations and waiting calls in a database, and the history of its tools in memory.
+"""What a server stores: responses and conversations in a database, and the history of its tools in memory.
 
-The rows are reached through `database.StateDatabase`; the modules `*_rows` have the queries, which run in its threads. Knows no
-HTTP server.
+`StateStore` is what routes use; `Entries` has the queries of a transaction, which `StateDatabase` runs. Knows no HTTP server.
 """

@@ -4,7 +4,6 @@ Tenants are API keys to a server and tenants to an engine; entries are known by 
 limit, the tenant that holds the most drops its oldest entry; a tenant that holds no more than an equal share drops nothing.
 """
 
-from collections.abc import Callable
 from typing import final
 
 UNLIMITED = 2**63
@@ -32,20 +31,11 @@ class Quota:
     Args:
         most_bytes: bytes of all tenants together.
         most_of_tenant: entries of one tenant; None: no more than `most`.
-        pinned: whether an entry, by its name, may not be dropped now. It counts all the same.
     """
 
-    def __init__(
-        self,
-        most: int,
-        most_bytes: int = UNLIMITED,
-        *,
-        most_of_tenant: int | None = None,
-        pinned: Callable[[str], bool] = lambda name: False,
-    ) -> None:
+    def __init__(self, most: int, most_bytes: int = UNLIMITED, *, most_of_tenant: int | None = None) -> None:
         self._most, self._most_bytes = most, most_bytes
         self._most_of_tenant = UNLIMITED if most_of_tenant is None else most_of_tenant
-        self._pinned = pinned
         self._holdings: dict[str, _Holding] = {}
         self._num_entries = self._num_bytes = 0
 
@@ -69,12 +59,10 @@ class Quota:
         self._tidy(tenant)
 
     def victim(self, tenant: str) -> str | None:
-        """Name of the entry to drop next, after a change of a tenant's; None once all fits, or nothing may be dropped."""
+        """Name of the entry to drop next, after a change of a tenant's; None once all fits."""
         own = self._holdings.get(tenant)
         if own is not None and len(own.names) > self._most_of_tenant:
-            name = self._oldest(own)
-            if name is not None:
-                return name
+            return next(iter(own.names))
         for total, most, size_of in (
             (self._num_entries, self._most, _num_entries),
             (self._num_bytes, self._most_bytes, _num_bytes),
@@ -82,19 +70,9 @@ class Quota:
             if total > most:
                 share = most / len(self._holdings)
                 for holding in sorted(self._holdings.values(), key=size_of, reverse=True):
-                    if size_of(holding) > share and (name := self._oldest(holding)) is not None:
-                        return name
+                    if size_of(holding) > share and holding.names:
+                        return next(iter(holding.names))
         return None
-
-    def is_over(self, tenant: str) -> bool:
-        """Whether a tenant holds more bytes than its share while there are too many."""
-        own = self._holdings.get(tenant)
-        if own is None or self._num_bytes <= self._most_bytes:
-            return False
-        return own.num_bytes > self._most_bytes / len(self._holdings)
-
-    def _oldest(self, holding: _Holding) -> str | None:
-        return next((name for name in holding.names if not self._pinned(name)), None)
 
     def _holding(self, tenant: str) -> _Holding:
         holding = self._holdings.get(tenant)

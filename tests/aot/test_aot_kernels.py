@@ -129,7 +129,8 @@ def test_aot_compiling_refuses_what_does_not_fit() -> None:
     assert "the Mosaic kernel is for Hopper" in errors[2]
 
 
-HOPPER_SAMPLE = [case((32, 8), 128, 16, "bfloat16")]
+LONG = {"pages_per_row": 131_072 // 16}
+HOPPER_SAMPLE = [(f"{DECODES}, contexts of 131,072", SIZES | LONG)]
 HOPPER_MATRIX = [
     case(*choice)
     for choice in product([(16, 16), (9, 3), (32, 8), (64, 8)], [64, 128], [16, 48, 128], ["bfloat16", "float16"])

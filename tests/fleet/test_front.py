@@ -14,15 +14,12 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jinfercept.server.server_tools import ServerTools
-from jinfercept.tools.inbox import Inbox
 from tests.support.chat_templates import QWEN
 from tests.support.engine_state import engine_state
 from tests.support.gate import Gate, closed_gate
 from tests.support.live_server import MODEL, until
 from tests.support.local_fleet import LocalFleet, local_fleet
 from tests.support.scripted_model import Make, Scripted
-from tests.support.waiting_calls import ask
 
 LONG: Any = {"max_tokens": 1900, "ignore_eos": True}
 
@@ -208,7 +205,7 @@ def test_a_drain_lets_responses_in_the_background_end(scripted: Scripted, gate: 
         begun = fleet.client.responses.create(
             model=MODEL, input="Hi", background=True, max_output_tokens=200, extra_body={"ignore_eos": True}
         )
-        assert any(begun.id in app.service.responses.open for app in fleet.replicas.apps.values())
+        assert any(begun.id in app.service.state.open for app in fleet.replicas.apps.values())
         fleet.server.handle_exit(2, None)
         gate.open()
     with local_fleet([scripted.llm], state_url=state) as fleet:
@@ -308,20 +305,3 @@ def test_openai_errors_have_the_code_of_a_lost_replica(scripted: Scripted) -> No
             fleet.client.completions.create(model=MODEL, prompt="Hi", max_tokens=4)
         assert lost.value.code == "replica_lost"
         assert fleet.front.routes.totals.retried == 0  # its tools might run twice
-
-
-def test_replicas_that_share_an_inbox_list_each_of_its_calls_once(scripted: Scripted) -> None:
-    inbox = Inbox()
-
-    def shared() -> ServerTools:
-        tools = ServerTools()
-        tools.inbox = inbox
-        return tools
-
-    with local_fleet([scripted.llm, scripted.llm], shared) as fleet:
-        answers = [ask(inbox, amount=amount) for amount in (3, 4)]
-        calls = fleet.http.get("/inbox").json()["data"]
-        assert [call["arguments"]["amount"] for call in calls] == [3, 4]
-        for call in calls:
-            inbox.answer(call["id"], "yes")
-        assert [answer.result(60) for answer in answers] == ["yes", "yes"]

@@ -14,6 +14,7 @@ from jinfercept.cpu_kernels.attention import paged_attention_cpu
 from jinfercept.layouts.kv_rows import STORED, dequantised, quantised, row_width, widened
 from jinfercept.layouts.pages import kv_shape, write_kv
 from jinfercept.pallas.attention import available
+from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import paged_attention_mosaic
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import paged_attention_triton
@@ -110,8 +111,9 @@ def test_every_kernel_reads_quantised_pages_as_the_reference_does(kernel: str, n
 
 def test_quantised_pages_go_to_the_kernels_that_read_them() -> None:
     q, pages, batch = make_step(SHAPES._replace(head_dim=64), 2, ROWS, seed=5, dtype=jnp.bfloat16)
+    heads = Heads(6, 2, 64, 4, quantised=True)
     for stored in STORED.values():
-        assert available("float32", stored, 64, 16)[0] == {"cpu": "cpu", "gpu": "triton"}[jax.default_backend()]
+        assert available("float32", stored, heads, 16) == [{"cpu": "cpu", "gpu": "triton"}[jax.default_backend()]]
         with pytest.raises(ValueError, match=r"the Mosaic kernel has no such attention; .* or the kernel triton"):
             paged_attention_mosaic(q, pack_pages(pages, stored), batch, interpret=True)
 

@@ -11,6 +11,7 @@ from jinfercept.cpu_kernels.attention import CHUNK_QUERIES, DECODE_ROWS, _tiled,
 from jinfercept.layouts.pages import write_kv
 from jinfercept.layouts.scoring import Scoring
 from jinfercept.pallas.attention import IMPLEMENTATIONS, available, paged_attention
+from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.reference import paged_attention_reference
 from tests.support.attention_steps import Shapes, make_step, reference, steps
 
@@ -164,7 +165,7 @@ def test_auto_picks_the_cpu_implementation_on_a_cpu():
 
 
 def test_what_is_available_on_a_cpu_is_its_own():
-    assert available("float32", "float32", 64, 16) == ["cpu"]
+    assert available("float32", "float32", Heads(4, 2, 64, 4), 16) == ["cpu"]
 
 
 def test_an_unknown_implementation_is_refused_by_name():

@@ -1,11 +1,22 @@
 """One file knows which compiler a kernel for NVIDIA GPUs comes from."""
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import pytest
+
 import jinfercept
-from jinfercept.pallas import gpu_kernels
+from benchmarks.suite.models import SMALL_GEMMA2, SMALL_GPT_OSS, SMALL_LLAMA
+from jinfercept.models.config import LayerKind, ModelConfig
+from jinfercept.models.model import Model
+from jinfercept.pallas import attention, gpu_kernels
+from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.tiles import HOPPER
+from jinfercept.runner.shape import RunnerShape
+from jinfercept.runner.steps import step_shapes
 
 PACKAGE = Path(jinfercept.__file__).parent
 KERNELS = PACKAGE / "pallas"
@@ -38,10 +49,65 @@ def test_no_other_file_imports_kernels_or_their_compilers() -> None:
             assert not kernels or path.name == "gpu_kernels.py", f"{path} imports {kernels}"
 
 
-def test_the_implementations_are_listed_best_first(monkeypatch) -> None:
+@pytest.fixture
+def on_gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Code is chosen for an H100, and for another GPU once the test sets its compute capability."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(gpu_kernels, "compute_capability", lambda: HOPPER)
-    assert gpu_kernels.available_attention("bfloat16", "bfloat16", 128, 16) == ["triton", "mosaic"]
-    assert gpu_kernels.available_attention("bfloat16", "bfloat16", 96, 16) == ["triton"]
-    assert gpu_kernels.available_attention("float32", "bfloat16", 128, 16) == []
-    monkeypatch.setattr(gpu_kernels, "compute_capability", lambda: 75)
-    assert gpu_kernels.available_attention("bfloat16", "bfloat16", 128, 16) == []
+    return monkeypatch
+
+
+LLAMA = Heads(32, 8, 128, 2)
+
+
+@pytest.mark.parametrize(
+    ("capability", "q", "pages", "heads", "page_size", "names"),
+    [
+        (HOPPER, "bfloat16", "bfloat16", LLAMA, 16, ["mosaic", "triton"]),
+        (HOPPER, "float16", "float16", LLAMA._replace(num_heads=40, head_dim=64), 8, ["mosaic", "triton"]),
+        (HOPPER, "bfloat16", "bfloat16", LLAMA._replace(head_dim=96), 16, ["triton"]),
+        (HOPPER, "bfloat16", "bfloat16", LLAMA._replace(head_dim=256), 16, ["triton"]),
+        (HOPPER, "bfloat16", "bfloat16", LLAMA._replace(num_heads=8 * 160), 16, ["triton"]),
+        (HOPPER, "bfloat16", "bfloat16", LLAMA, 20, ["triton"]),
+        (HOPPER, "bfloat16", "int32", LLAMA._replace(quantised=True), 16, ["triton"]),
+        (HOPPER, "float32", "float32", LLAMA._replace(itemsize=4), 16, ["triton"]),
+        (HOPPER, "float32", "bfloat16", LLAMA, 16, []),
+        (80, "bfloat16", "bfloat16", LLAMA, 16, ["triton"]),
+        (89, "bfloat16", "bfloat16", LLAMA, 16, ["triton"]),
+        (100, "bfloat16", "bfloat16", LLAMA, 16, ["triton"]),
+        (75, "bfloat16", "bfloat16", LLAMA, 16, []),
+    ],
+)
+def test_chunks_are_mosaics_on_hopper_and_tritons_where_mosaic_refuses(
+    on_gpus: pytest.MonkeyPatch, capability, q, pages, heads, page_size, names
+) -> None:
+    on_gpus.setattr(gpu_kernels, "compute_capability", lambda: capability)
+    assert attention.available(q, pages, heads, page_size) == names
+    assert attention.best(q, pages, heads, page_size, plain=True) == (names or ["reference"])[0]
+    assert attention.best(q, pages, heads, page_size, plain=False) == (names or ["reference"])[-1]
+
+
+WINDOW = LayerKind(window=16)
+
+
+@pytest.mark.parametrize(
+    ("config", "attention", "max_model_len", "name"),
+    [
+        (SMALL_LLAMA, "auto", 64, "mosaic"),
+        (SMALL_LLAMA, "triton", 64, "triton"),
+        (replace(SMALL_LLAMA, kinds=(WINDOW,) * SMALL_LLAMA.num_layers), "auto", 64, "triton"),
+        (replace(SMALL_LLAMA, kinds=(WINDOW,) * SMALL_LLAMA.num_layers), "auto", 16, "mosaic"),
+        (replace(SMALL_LLAMA, kinds=(WINDOW,) * (SMALL_LLAMA.num_layers - 1) + (LayerKind(),)), "auto", 64, "mosaic"),
+        (SMALL_GPT_OSS, "auto", 64, "triton"),
+        (SMALL_GEMMA2, "auto", 64, "triton"),
+    ],
+)
+def test_a_model_with_a_plain_layer_takes_mosaics_chunks(
+    on_gpus: pytest.MonkeyPatch, config: ModelConfig, attention: str, max_model_len: int, name: str
+) -> None:
+    on_gpus.setattr("jinfercept.runner.steps.cut_for", lambda *_: None)
+    shape = RunnerShape(
+        num_pages=6, page_size=8, max_num_seqs=2, max_model_len=max_model_len, buckets=(4,), layers_per_step=1
+    )
+    model, like = Model(replace(config, head_dim=64)), jnp.zeros(1, jnp.bfloat16)
+    assert {bucket.attention for bucket in step_shapes(model, shape, attention, like).values()} == {name}

@@ -18,7 +18,6 @@ from jinfercept.pallas import mosaic_kernel
 from jinfercept.pallas.attention import prepare
 from jinfercept.pallas.gpu_heads import Heads, tiles_for
 from jinfercept.pallas.gpu_kernels import mosaic_cut, paged_attention_mosaic
-from jinfercept.pallas.mosaic_attention import is_supported
 from jinfercept.pallas.tiles import HOPPER
 from jinfercept.pallas.triton_attention import paged_attention_triton
 from tests.support.attention_steps import Shapes, make_step
@@ -131,12 +130,14 @@ def test_every_group_page_size_head_dim_and_type(heads, page_size, head_dim, dty
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head_dim", "page_size"), [("float32", 64, 16), ("bfloat16", 256, 16), ("bfloat16", 64, 20)]
+    ("dtype", "head_dim", "page_size", "heads"),
+    [("float32", 64, 16, 1), ("bfloat16", 256, 16, 1), ("bfloat16", 64, 20, 1), ("bfloat16", 64, 16, 129)],
 )
-def test_what_the_mosaic_kernel_has_not_is_refused(dtype: str, head_dim: int, page_size: int) -> None:
-    q, pages, batch = make_step(Shapes(1, 1, 1, page_size, 1, 1, head_dim), 1, [(1, 1)], seed=7, dtype=jnp.dtype(dtype))
-    assert not is_supported(q.dtype, pages.dtype, head_dim, page_size)
-    with pytest.raises(ValueError, match=f"got queries in {dtype}, pages of {page_size} tokens .* {head_dim}; fix"):
+def test_what_the_mosaic_kernel_has_not_is_refused(dtype: str, head_dim: int, page_size: int, heads: int) -> None:
+    shapes = Shapes(1, 1, 1, page_size, heads, 1, head_dim)
+    q, pages, batch = make_step(shapes, 1, [(1, 1)], seed=7, dtype=jnp.dtype(dtype))
+    got = f"got queries in {dtype}, pages of {page_size} tokens .* head dim {head_dim}, {heads} query heads"
+    with pytest.raises(ValueError, match=got):
         paged_attention_mosaic(q, pages, batch, interpret=True)
 
 

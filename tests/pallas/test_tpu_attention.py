@@ -11,6 +11,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import ref_ra
 from jinfercept.layouts.interleaved import FP8, apart, interleaved_shape, with_padded_heads
 from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.attention import available
+from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.pallas.tpu_attention import (
     CONTEXT_TOKENS,
@@ -134,8 +135,9 @@ def test_the_kernel_itself_attends_to_steps_of_decode_rows_only():
 
 def test_it_is_chosen_on_tpus(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    assert available("bfloat16", "bfloat16", 128, 16) == ["tpu"]
-    assert available("bfloat16", "int32", 128, 16) == [], "quantised pages"
+    heads = Heads(32, 8, 128, 2)
+    assert available("bfloat16", "bfloat16", heads, 16) == ["tpu"]
+    assert available("bfloat16", "int32", heads, 16) == [], "quantised pages"
 
 
 def test_layers_with_sinks_have_the_reference():

@@ -9,7 +9,6 @@ from tests.support.live_server import Running
 from tests.support.scripted_model import Make, Scripted
 from tests.support.served import empty_tables as empty_tables
 from tests.support.served import gate as gate
-from tests.support.served import patient as patient
 from tests.support.served import scripted as scripted
 from tests.support.served import served as served
 from tests.support.served import shared_server as shared_server

@@ -2,7 +2,6 @@
 
 from tests.support.served import empty_tables as empty_tables
 from tests.support.served import gate as gate
-from tests.support.served import patient as patient
 from tests.support.served import scripted as scripted
 from tests.support.served import served as served
 from tests.support.served import shared_server as shared_server

@@ -1,6 +1,5 @@
 """Stored responses: found by their tenants, listed, deleted, and expired."""
 
-from functools import partial
 from typing import Any
 
 import openai
@@ -10,10 +9,7 @@ from sqlalchemy import event
 
 from jinfercept.protocols.openai.response_items import new_item, read_items, references
 from jinfercept.protocols.openai.response_schemas import ResponsesBody
-from jinfercept.state import response_rows
 from jinfercept.state.database import StateDatabase
-from jinfercept.state.queries import ServerClock
-from jinfercept.state.response_rows import ResponseDocuments
 from tests.support.engine_state import engine_state
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import ASKED, QUESTION, answer, says
@@ -31,19 +27,16 @@ class Counted(dict[str, Any]):
 
 
 def test_four_thousand_references_read_no_more_items_than_they_name() -> None:
-    database, server = StateDatabase(None), ServerClock("first", 60.0)
+    database = StateDatabase(None)
     items = [new_item("reasoning", summary=[], content=[]) for _ in range(4000)]
-    response = {"id": f"resp_{'0' * 32}", "status": "completed", "background": False, "output": []}
-    documents = ResponseDocuments(response | {"previous_response_id": None}, items)
-    insert = partial(response_rows.insert_response, ttl_s=9.0, most_background=9)
-    database.run_now(lambda session: insert(session, server, "me", documents))
+    database.transact(lambda entries: entries.insert(f"resp_{'0' * 32}", "me", {}, items))
     references_of = [{"type": "item_reference", "id": item["id"]} for item in items]
     body = ResponsesBody.model_validate({"input": references_of})
     statements: list[str] = []
     event.listen(database._engine, "before_cursor_execute", lambda *about: statements.append(about[2]))
-    read = database.run_now(lambda session: response_rows.read_items(session, "me", references(body.input)))
+    read = database.transact(lambda entries: entries.items_named("me", references(body.input)))
     assert len(statements) < 20
-    assert not database.run_now(lambda session: response_rows.read_items(session, "you", references(body.input)))
+    assert not database.transact(lambda entries: entries.items_named("you", references(body.input)))
     database.close()
     Counted.num_reads = 0
     assert read_items(body.input, (), {name: Counted(item) for name, item in read.items()}) == items
@@ -154,7 +147,7 @@ def test_a_page_of_long_items_ends_before_its_limit(
 ) -> None:
     says(scripted, "23." + END, [*ASKED, *ASKED, *ASKED])
     name = answer(served, [*ASKED, *ASKED, *ASKED]).id
-    monkeypatch.setattr("jinfercept.server.routes.responses._PAGE_BYTES", 300)
+    monkeypatch.setattr("jinfercept.server.routes.item_pages._PAGE_BYTES", 300)
     page: Any = served.client.responses.input_items.list(name)
     assert (len(page.data), page.has_more) == (2, True)
     assert len(list(page)) == 3

@@ -1,4 +1,4 @@
-"""The database of the stored state: opened, migrated, refused, and gone for a while."""
+"""The database of the stored state: opened, refused, and gone for a while."""
 
 import asyncio
 import logging
@@ -7,65 +7,30 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, text
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session
 
 from jinfercept.errors import ConfigError
 from jinfercept.protocols.errors import ApiError
 from jinfercept.state.database import StateDatabase
-from jinfercept.state.heartbeats import StateUpkeep, new_server
-from jinfercept.state.tables import StateTable
-from jinfercept.state.upkeep import StateLimits
-from tests.support.live_server import until
+from jinfercept.state.entries import Entries
+from jinfercept.state.store import StateStore
 from tests.support.postgres import Postgres
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A database without tables."""
-    if request.param == "sqlite":
-        yield str(tmp_path / "state.db")
-        return
-    server: Postgres = request.getfixturevalue("postgres_server")
-    with create_engine(_driven(server.url), isolation_level="AUTOCOMMIT").connect() as connection:
-        connection.execute(text("DROP DATABASE IF EXISTS empty"))
-        connection.execute(text("CREATE DATABASE empty"))
-    yield server.url.replace("/postgres", "/empty").replace("postgresql:empty", "postgresql:")
+def look(entries: Entries) -> object:
+    return entries.find(f"resp_{'0' * 32}", "")
 
 
-def _driven(url: str) -> str:
-    return url.replace("postgresql:", "postgresql+psycopg:") if "://" in url else f"sqlite:///{url}"
-
-
-def test_servers_that_start_at_once_migrate_once_to_the_tables_of_the_code(empty_url: str) -> None:
+def test_servers_that_start_at_once_create_the_tables_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as starts:
-        for database in list(starts.map(StateDatabase, [empty_url] * 4)):
+        for database in list(starts.map(StateDatabase, [str(tmp_path / "state.db")] * 4)):
             database.close()
-    engine = create_engine(_driven(empty_url))
-    with engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), StateTable.metadata) == []
-    engine.dispose()
-
-
-def test_tables_of_a_newer_version_are_refused_by_name(empty_url: str) -> None:
-    StateDatabase(empty_url).close()
-    engine = create_engine(_driven(empty_url))
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    engine.dispose()
-    with pytest.raises(ConfigError, match=r"newer version of jinfercept.*revision 9999"):
-        StateDatabase(empty_url)
 
 
 @pytest.mark.parametrize(
@@ -135,73 +100,49 @@ def test_a_file_is_readable_by_its_user_only(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o077 for path in tmp_path.iterdir()} == {0}
 
 
-def test_work_waits_for_a_lock_and_then_is_503_by_name_while_the_event_loop_runs(tmp_path: Path) -> None:
+def test_work_waits_for_a_lock_and_then_is_503_by_name_while_others_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = str(tmp_path / "state.db")
     database = StateDatabase(path, timeout_s=0.2)
-    engine = create_engine(f"sqlite:///{path}", connect_args={"check_same_thread": False})
-
-    def look(session: Session) -> Any:
-        return session.scalar(text("SELECT 1"))
-
-    async def with_turns(work: Any, fifth: Callable[[], object]) -> None:
-        """Await work while the event loop takes turns, and call a function after five of them."""
-        turns, waiting = 0, asyncio.ensure_future(work)
-        while not waiting.done():
-            turns += 1
-            await asyncio.sleep(0.005)
-            if turns == 5:
-                fifth()
-        waiting.result()
-        assert turns >= 5
 
     async def tried() -> None:
-        with engine.connect() as other:
-            other.exec_driver_sql("BEGIN IMMEDIATE")
+        state = StateStore(database, 9)
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
             with pytest.raises(ApiError) as refused:
-                await database.run("me", look)
+                await state.run("me", look)
             assert (refused.value.status_code, refused.value.code) == (503, "state_unavailable")
             assert refused.value.headers == {"Retry-After": "1"}
-            database._timeout_s = 60.0
-            await database.run("me", look, only_reads=True)  # readers do not wait
-            await with_turns(database.run("me", look), lambda: other.exec_driver_sql("ROLLBACK"))
+            assert await state.run("me", look, writes=False) is None  # readers do not wait
+            other.execute("ROLLBACK")
+        assert await state.run("me", look) is None
+        await state.close(1.0)
 
     asyncio.run(tried())
-    engine.dispose()
     database.close()
+    assert "database is locked" in caplog.text
 
 
-def test_work_that_ends_late_is_503_and_not_committed(tmp_path: Path) -> None:
-    database = StateDatabase(str(tmp_path / "state.db"), timeout_s=0.1)
-    database.run_now(lambda session: session.execute(text("CREATE TABLE seen (number INTEGER)")))
-
-    def write(session: Session) -> None:
-        session.execute(text("INSERT INTO seen VALUES (1)"))
-        time.sleep(0.15)
-
-    with pytest.raises(ApiError, match="does not answer"):
-        asyncio.run(database.run("me", write))
-    assert database.run_now(lambda session: session.scalar(text("SELECT count(*) FROM seen"))) == 0
-    database.close()
-
-
-def test_work_that_ended_in_time_is_no_503_where_the_event_loop_was_held_up(
+def test_work_that_ended_is_no_503_where_the_event_loop_was_held_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database, ended = StateDatabase(str(tmp_path / "state.db"), timeout_s=60.0), threading.Event()
-    run = database._threads.run
-
-    def told(tenant: str, num_bytes: int, work: Callable[[], object]) -> Any:
-        return run(tenant, num_bytes, lambda: (work(), ended.set()))
 
     async def tried() -> None:
-        loop = asyncio.get_running_loop()
-        running = asyncio.ensure_future(database.run("me", lambda session: "stored"))
+        state, loop = StateStore(database, 9), asyncio.get_running_loop()
+        run = state._threads.run
+
+        def noted(tenant: str, num_bytes: int, work: Callable[[], object]) -> Any:
+            return run(tenant, num_bytes, lambda: (work(), ended.set()))
+
+        monkeypatch.setattr(state._threads, "run", noted)
+        running = asyncio.ensure_future(state.run("me", lambda entries: "stored"))
         await asyncio.sleep(0)
         assert ended.wait(60)
         monkeypatch.setattr(loop, "time", lambda: time.monotonic() + 100.0)  # so long it was held up
         assert await running == "stored"
-
-    monkeypatch.setattr(database._threads, "run", told)
+        await state.close(1.0)
 
     asyncio.run(tried())
     database.close()
@@ -211,36 +152,35 @@ def test_a_key_with_much_waiting_work_is_429_and_others_are_served(tmp_path: Pat
     database, go = StateDatabase(str(tmp_path / "state.db"), timeout_s=60.0), threading.Event()
 
     async def tried() -> None:
-        slow = [asyncio.ensure_future(database.run("greedy", lambda session: go.wait(60))) for _ in range(400)]
+        state = StateStore(database, 9)
+        slow = [asyncio.ensure_future(state.run("greedy", lambda entries: go.wait(60))) for _ in range(400)]
         await asyncio.sleep(0)
-        assert await database.run("modest", lambda session: "served", only_reads=True) == "served"
+        assert await state.run("modest", lambda entries: "served", writes=False) == "served"
         go.set()
         ends = await asyncio.gather(*slow, return_exceptions=True)
         refused = [error for error in ends if isinstance(error, ApiError)]
         assert {error.status_code for error in refused} == {429}
         assert 100 < len(refused) < 200
+        await state.close(1.0)
 
     asyncio.run(tried())
     database.close()
 
 
 @pytest.mark.slow
-def test_a_postgresql_that_crashes_or_hangs_is_503_until_it_answers_again(
+def test_a_postgresql_that_stops_or_hangs_is_503_until_it_answers_again(
     postgres_server: Postgres, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    before = set(threading.enumerate())
     database = StateDatabase(postgres_server.url, timeout_s=0.5)
-    read = text("SELECT 1")
 
     async def tried() -> None:
-        async def ask() -> Any:
-            return await database.run("me", lambda session: session.scalar(read))
+        state = StateStore(database, 9)
 
         async def answers() -> None:
-            while True:  # work that began before the start is repeated, and a busy machine is late
+            while True:  # a busy machine is late
                 try:
-                    assert await ask() == 1
+                    assert await state.run("me", look) is None
                     return
                 except ApiError:
                     continue
@@ -248,50 +188,21 @@ def test_a_postgresql_that_crashes_or_hangs_is_503_until_it_answers_again(
         await answers()
         postgres_server.stop()
         with pytest.raises(ApiError, match="does not answer"):
-            await ask()
-        starting = asyncio.get_running_loop().run_in_executor(None, postgres_server.start)
-        await answers()
-        await starting
-        postgres_server.pause()
-        try:
-            with pytest.raises(ApiError, match="does not answer"):
-                await ask()
-        finally:
-            postgres_server.resume()
+            await state.run("me", look)
+        await asyncio.to_thread(postgres_server.start)
         await answers()
         postgres_server.pause()
         try:
             with pytest.raises(ApiError, match="does not answer"):
-                await ask()
-            database.close()
-            until(lambda: not any(thread.name.startswith("jinfercept-state") for thread in _new_threads(before)))
+                await state.run("me", look)
         finally:
             postgres_server.resume()
-
-    asyncio.run(tried())
-    assert "secret-word" not in caplog.text
-
-
-def _new_threads(before: set[threading.Thread]) -> set[threading.Thread]:
-    return set(threading.enumerate()) - before
-
-
-def test_the_log_says_why_the_database_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    database = StateDatabase(str(tmp_path / "state.db"), timeout_s=0.2)
-    responses: Any = SimpleNamespace(open={}, inserted=set)
-    upkeep = StateUpkeep(database, new_server(0.01), responses, lambda: None, StateLimits(2**20, None), 0.01)
-    database.run_now(lambda session: session.execute(text("DROP TABLE servers")))
-
-    async def tried() -> None:
-        upkeep.start()
-        async with asyncio.timeout(60):
-            while "the database of the stored state fails" not in caplog.text:
-                await asyncio.sleep(0.005)
-        await upkeep.stop(1.0)
+        await answers()
+        await state.close(1.0)
 
     asyncio.run(tried())
     database.close()
-    assert "no such table: servers" in caplog.text
+    assert "secret-word" not in caplog.text
 
 
 def test_a_file_that_is_moved_away_takes_no_more_writes_until_it_is_back(tmp_path: Path) -> None:
@@ -299,17 +210,15 @@ def test_a_file_that_is_moved_away_takes_no_more_writes_until_it_is_back(tmp_pat
     database = StateDatabase(str(path), timeout_s=0.2)
     try:
         path.rename(moved)
-        for work in ("DELETE FROM servers", "SELECT 1"):
-            with pytest.raises(OperationalError, match="was moved or replaced"):
-                database.run_now(lambda session, work=work: session.execute(text(work)))
-        with pytest.raises(ApiError, match="does not answer") as refused:
-            asyncio.run(database.run("", lambda session: session.execute(text("SELECT 1"))))
-        assert (refused.value.status_code, refused.value.code) == (503, "state_unavailable")
+        for writes in (True, False):
+            with pytest.raises(ApiError, match="does not answer") as refused:
+                database.transact(look, writes=writes)
+            assert (refused.value.status_code, refused.value.code) == (503, "state_unavailable")
         path.touch()
-        with pytest.raises(OperationalError, match="was moved or replaced"):
-            database.run_now(lambda session: session.execute(text("SELECT 1")))
+        with pytest.raises(ApiError, match="does not answer"):
+            database.transact(look)
         moved.rename(path)
-        assert database.run_now(lambda session: session.execute(text("SELECT 1")).scalar()) == 1
+        assert database.transact(look) is None
     finally:
         database.close()
 
@@ -321,6 +230,6 @@ def test_a_database_is_the_same_file_when_the_working_directory_changes(
     monkeypatch.chdir(tmp_path)
     database = StateDatabase("state.db")
     monkeypatch.chdir(tmp_path / "other")
-    assert asyncio.run(database.run("", lambda session: session.execute(text("SELECT 1")).scalar())) == 1
+    assert database.transact(look) is None
     database.close()
     assert not (tmp_path / "other" / "state.db").exists()

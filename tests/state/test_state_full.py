@@ -1,33 +1,25 @@
-"""Stored state on a full disk: what is stored is read and deleted, nothing new is stored, and a start says why it fails."""
+"""Stored state on a full disk: what is stored is read, nothing new is stored, and a start says why it fails."""
 
-import asyncio
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
-from sqlalchemy.orm import Session
 
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.response_items import new_item
-from jinfercept.state import response_rows, upkeep
 from jinfercept.state.database import StateDatabase
-from jinfercept.state.queries import ServerClock
-from jinfercept.state.response_rows import ResponseDocuments
-from jinfercept.state.upkeep import StateLimits
+from tests.support.gate import Gate
 from tests.support.http_errors import shape
-from tests.support.live_server import END, running
+from tests.support.live_server import END, running, until
 from tests.support.responses import QUESTION, answer, says
 from tests.support.scripted_model import Scripted
 from tests.support.small_disk import SmallDisk, small_disk
 
-SERVER = ServerClock("here", 60.0)
 TEXT = "a text " * 8000
 
 
@@ -49,87 +41,61 @@ def short_files(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-async def _insert(database: StateDatabase, number: int) -> str:
-    """Store a response that has ended; returns its id. Raises `ApiError`."""
-    name = f"resp_{number:032x}"
-    response = {"id": name, "status": "completed", "background": False, "created_at": 1, "previous_response_id": None}
-    documents = ResponseDocuments(response | {"output": []}, [new_item("message", role="user", content=TEXT)])
-
-    def insert(session: Session) -> object:
-        return response_rows.insert_response(session, SERVER, "me", documents, ttl_s=100.0, most_background=9)
-
-    await database.run("me", insert, len(TEXT))
-    return name
-
-
-async def _insert_until_full(database: StateDatabase) -> list[str]:
-    names = list[str]()
-    refusals = list[ApiError]()
-    while not refusals:
-        try:
-            names.append(await _insert(database, len(names)))
-        except ApiError as refused:
-            refusals.append(refused)
-        assert len(names) < 1000
-    assert (refusals[0].status_code, refusals[0].code) == (503, "state_full")
-    return names
-
-
-async def _fill_and_delete(path: Path) -> None:
-    database = StateDatabase(str(path))
+def fill_and_read(path: Path) -> None:
+    database, names = StateDatabase(str(path)), list[str]()
+    items = [new_item("message", role="user", content=TEXT)]
     try:
-        names = await _insert_until_full(database)
+
+        def insert_all() -> None:
+            while len(names) < 1000:
+                name = f"resp_{len(names):032x}"
+                database.transact(lambda entries, name=name: entries.insert(name, "me", {}, items))
+                names.append(name)
+
+        with pytest.raises(ApiError) as refused:
+            insert_all()
+        assert (refused.value.status_code, refused.value.code) == (503, "state_full")
         assert len(names) > 4
-        rows = await database.run("me", lambda session: response_rows.read_responses(session, names), only_reads=True)
-        assert list(rows) == names
-        database.run_now(lambda session: upkeep.beat(session, SERVER, ()), frees=True)
-        for name in names:
-            delete = partial(response_rows.delete_response, response_id=name, tenant="me")
-            await database.run("me", delete, frees=True)
-        assert len(await _insert_until_full(database)) > len(names) // 2
-        database.run_now(lambda session: upkeep.sweep(session, SERVER, StateLimits(0, None)), frees=True)
-        await _insert(database, 0)
+        kept = database.transact(lambda entries: entries.items_of(names), writes=False)
+        assert all(kept[name].outputs == items for name in names)
     finally:
         database.close()
 
 
-def test_responses_that_fill_a_disk_are_read_and_deleted_and_make_room_for_others(disk: SmallDisk) -> None:
-    asyncio.run(_fill_and_delete(disk.state))
+def test_responses_that_fill_a_disk_are_all_there(disk: SmallDisk) -> None:
+    fill_and_read(disk.state)
 
 
 def test_a_limit_of_the_size_of_files_is_a_full_disk(tmp_path: Path) -> None:
     with short_files(2**20):
-        asyncio.run(_fill_and_delete(tmp_path / "state.db"))
+        fill_and_read(tmp_path / "state.db")
 
 
-def test_what_is_stored_is_deleted_while_another_program_fills_the_disk(scripted: Scripted, disk: SmallDisk) -> None:
-    says(scripted, "23." + END)
-    long: Any = {"max_output_tokens": 1900, "extra_body": {"ignore_eos": True}}
-    with running(scripted.llm, state_url=str(disk.state), state_heartbeat=60.0) as server:
+def test_on_a_full_disk_what_stores_is_503_by_name_and_all_else_goes_on(
+    scripted: Scripted, gate: Gate, disk: SmallDisk
+) -> None:
+    says(scripted, "It costs 23. " * 40 + END)
+    with running(scripted.llm, state_url=str(disk.state)) as server:
         responses: Any = server.client.responses
-        conversations: Any = server.client.conversations
-        done = answer(server)
-        talk = conversations.create(items=[{"role": "user", "content": TEXT}, {"role": "user", "content": "Hi"}])
-        [*_, item] = conversations.items.list(talk.id, order="asc").data
-        begun = answer(server, "Tell me more", background=True, **long)
+        events = iter(answer(server, stream=True))
+        connected = next(events).response.id
         disk.fill()
+        gate.open()
+        last = list(events)[-1]
+        assert (last.type, last.response.error.code) == ("response.failed", "state_full")
         for path, body in (("/v1/responses", {"input": QUESTION}), ("/v1/conversations", {})):
             assert shape(server.http.post(path, json=body)) == (503, "state_full")
-        assert answer(server, store=False).output_text == "23."
-        assert responses.retrieve(done.id).output_text == "23."
-        ended = responses.cancel(begun.id)
-        assert (ended.status, ended.error.code) == ("failed", "state_full")
-        rows = server.service.database.run_now(lambda session: response_rows.read_responses(session, [begun.id]))
-        row = rows[begun.id].response
-        assert (row["status"], row["error"]["code"]) == ("failed", "state_full")
-        assert conversations.items.delete(item.id, conversation_id=talk.id).id == talk.id
-        assert conversations.delete(talk.id).deleted
-        for name in (done.id, begun.id):
-            responses.delete(name)
-            with pytest.raises(openai.NotFoundError):
-                responses.retrieve(name)
+        assert answer(server, store=False).status == "completed"
         disk.empty()
-        assert answer(server).output_text == "23."
+        done = answer(server)
+        assert responses.retrieve(done.id) == done
+        server.service.database.transact(_lapse)
+        until(lambda: responses.retrieve(connected).status == "failed")
+
+
+def _lapse(entries: Any) -> None:
+    entries._wall_s += 100.0
+    entries.end_lost()
 
 
 def test_a_start_on_a_full_disk_ends_by_name_before_the_model_is_loaded(

@@ -16,12 +16,6 @@ from tests.support.responses import ASKED, QUESTION, says
 from tests.support.scripted_model import Scripted
 
 
-@pytest.fixture(autouse=True)
-def swept_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a lost server held is free soon."""
-    monkeypatch.setattr("jinfercept.state.heartbeats._SWEEP_S", 0.2)
-
-
 def test_a_killed_server_has_stored_what_it_has_answered(scripted: Scripted, state_path: str) -> None:
     _kill(scripted, state_path)
 
@@ -69,7 +63,7 @@ def _kill(scripted: Scripted, url: str) -> None:
                     thread.join()
         finally:
             process.kill()
-    with running(scripted.llm, state_url=url, state_heartbeat=0.2) as server:
+    with running(scripted.llm, state_url=url) as server:
         responses: Any = server.client.responses
         for done in [turn, *answered]:
             assert responses.retrieve(done.id) == done

@@ -8,63 +8,36 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.exc import IntegrityError
 
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.response_items import new_item
-from jinfercept.state import conversation_rows, response_rows, upkeep
-from jinfercept.state.conversation_rows import StoredConversation
+from jinfercept.state import conversations
 from jinfercept.state.database import StateDatabase
-from jinfercept.state.queries import ServerClock
-from jinfercept.state.response_rows import ResponseDocuments
-from jinfercept.state.tables import ResponseItemRow, ResponseRow
-from jinfercept.state.upkeep import StateLimits
+from jinfercept.state.entries import Entries, StateLimits, excess
 
-SERVERS = ServerClock("first", 60.0), ServerClock("second", 60.0)
-NO_LIMITS = StateLimits(2**60, None)
+NO_LIMITS = StateLimits()
 
 
 @pytest.fixture
 def databases(state_url: str) -> Iterator[tuple[StateDatabase, StateDatabase]]:
     """One database, as two servers have it open."""
     both = StateDatabase(state_url), StateDatabase(state_url)
-    for database, server in zip(both, SERVERS, strict=True):
-        database.run_now(lambda session, server=server: upkeep.beat(session, server, ()))
     yield both
     for database in both:
         database.close()
 
 
-def begun(previous: str | None = None, text: str = "", background: bool = False) -> ResponseDocuments:
-    """A response that begins, with one item of input."""
-    response = {
-        "id": f"resp_{uuid.uuid4().hex}",
-        "status": "in_progress",
-        "background": background,
-        "created_at": 1,
-        "output": [],
-        "previous_response_id": previous,
-    }
-    return ResponseDocuments(response, [new_item("message", role="user", content=[{"text": text}])])
+def add(database: StateDatabase, tenant: str, previous: str | None = None, text: str = "") -> str:
+    """Store a response with an item; returns its id."""
+    name, item = f"resp_{uuid.uuid4().hex}", new_item("message", role="user", content=[{"text": text}])
+    database.transact(lambda entries: entries.insert(name, tenant, {"id": name}, [item], first=-1, previous=previous))
+    return name
 
 
-def insert(database: StateDatabase, server: ServerClock, tenant: str, documents: ResponseDocuments) -> int:
-    return database.run_now(
-        lambda session: response_rows.insert_response(
-            session, server, tenant, documents, ttl_s=100.0, most_background=9
-        )
-    )
-
-
-def settle(
-    database: StateDatabase, server: ServerClock, tenant: str, documents: ResponseDocuments, begun_bytes: int
-) -> int | None:
-    documents.response["status"] = "completed"
-    documents.response["output"] = [new_item("message", role="assistant", content=[])]
-    return database.run_now(
-        lambda session: response_rows.settle_response(session, server, tenant, documents, begun_bytes)
-    )
+def sweep(database: StateDatabase, limits: StateLimits = NO_LIMITS) -> None:
+    while database.transact(lambda entries: entries.tend((), limits)):
+        pass
 
 
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -75,113 +48,92 @@ def settle(
         max_size=20,
     )
 )
-def test_conversations_stay_whole_whatever_two_servers_add_delete_and_sweep(
+def test_chains_stay_whole_whatever_two_servers_add_delete_and_sweep(
     databases: tuple[StateDatabase, StateDatabase], steps: list[tuple[str, int, int]]
 ) -> None:
     tenant = uuid.uuid4().hex
     chains: dict[str, list[str]] = {}  # of what is not deleted, the youngest first
     for step, place, which in steps:
-        database, server = databases[place], SERVERS[place]
+        database = databases[place]
         chosen = list(chains)[-1 - which] if which < len(chains) else None
         if step == "add":
-            documents = begun(chosen)
-            number = insert(database, server, tenant, documents)
-            assert insert(database, server, tenant, documents) == number  # an attempt that is repeated changes nothing
-            assert settle(database, server, tenant, documents, number)
-            assert database.run_now(
-                lambda session, d=documents, n=number, s=server: response_rows.settle_response(session, s, tenant, d, n)
-            )
-            chains[documents.response["id"]] = [documents.response["id"], *(chains[chosen] if chosen else ())]
+            name = add(database, tenant, chosen)
+            chains[name] = [name, *(chains[chosen] if chosen else ())]
         elif step == "delete" and chosen is not None:
-            database.run_now(lambda session, name=chosen: response_rows.delete_response(session, name, tenant))
+            database.transact(lambda entries, name=chosen: entries.delete(name, tenant))
             del chains[chosen]
         elif step == "sweep":
-            database.run_now(lambda session, server=server: upkeep.sweep(session, server, NO_LIMITS))
+            sweep(database)
 
-        def read(session: Session, server: ServerClock = server) -> dict[str, list[str]]:
-            heads = {name: response_rows.read_head(session, server, name, tenant) for name in chains}
-            return {name: [row_id for row_id, _ in head.chain] for name, head in heads.items() if head is not None}
+        def read(entries: Entries) -> dict[str, list[str]]:
+            found = [name for name in chains if entries.find(name, tenant)]
+            return {name: [entry.id for entry in entries.chain(name)] for name in found}
 
-        assert database.run_now(read) == chains
+        assert database.transact(read) == chains
+    every = {name for chain in chains.values() for name in chain}
     for name in chains:
-        databases[0].run_now(lambda session, name=name: response_rows.delete_response(session, name, tenant))
-    databases[1].run_now(lambda session: upkeep.sweep(session, SERVERS[1], NO_LIMITS))
-    for table in (ResponseRow, ResponseItemRow):
-        number = select(func.count()).where(table.tenant == tenant)
-        assert databases[0].run_now(lambda session, number=number: session.scalar(number)) == 0
+        databases[0].transact(lambda entries, name=name: entries.delete(name, tenant))
+    sweep(databases[1])
+    left = databases[0].transact(lambda entries: entries.items_of(every))
+    assert not any(items.inputs for items in left.values())
 
 
-def test_a_response_that_continues_one_that_is_gone_is_404(databases: tuple[StateDatabase, StateDatabase]) -> None:
-    for previous in ("resp_" + "0" * 32, None):
-        documents = begun(previous)
-        if previous is None:
-            insert(databases[0], SERVERS[0], "me", documents)
-            continue
-        with pytest.raises(ApiError) as refused:
-            insert(databases[0], SERVERS[0], "me", documents)
-        assert (refused.value.status_code, refused.value.code) == (404, "previous_response_not_found")
-
-
-def test_what_a_lost_server_has_left_fails_at_a_sweep_and_its_turns_are_free(
+def test_a_response_that_continues_one_that_is_gone_is_refused(
     databases: tuple[StateDatabase, StateDatabase],
 ) -> None:
-    database, tenant, lost = databases[0], uuid.uuid4().hex, ServerClock("lost", 60.0)
-    documents = begun(background=True)
-    response_id, conversation_id = documents.response["id"], f"conv_{uuid.uuid4().hex}"
-    made = StoredConversation(conversation_id, 1.0, {})
-    database.run_now(lambda session: upkeep.beat(session, lost, (response_id,)))
-    number = insert(database, lost, tenant, documents)
-    database.run_now(lambda session: conversation_rows.create_conversation(session, tenant, made, (), 100.0))
+    def insert(entries: Entries) -> None:
+        with pytest.raises(IntegrityError):
+            entries.insert(f"resp_{'1' * 32}", "me", {}, previous=f"resp_{'0' * 32}")
 
-    def begin(server: ServerClock, name: str) -> Any:
-        return databases[1].run_now(
-            lambda session: conversation_rows.begin_turn(session, server, conversation_id, tenant, name, 1)
-        )
+    databases[0].transact(insert)
 
-    begin(lost, response_id)
+
+def test_an_open_entry_is_lost_unless_its_server_extends_it(databases: tuple[StateDatabase, StateDatabase]) -> None:
+    tenant, name = uuid.uuid4().hex, f"resp_{uuid.uuid4().hex}"
+    talk = databases[0].transact(lambda entries: conversations.create(entries, tenant, 1, {}, ()))["id"]
+
+    def begin(entries: Entries) -> None:
+        entries.insert(name, tenant, {"id": name}, is_open=True)
+        conversations.begin_turn(entries, tenant, talk, name, 1)
+
+    def after(seconds: float, own: tuple[str, ...]) -> Any:
+        def work(entries: Entries) -> Any:
+            entries._wall_s += seconds
+            entries.tend(own, NO_LIMITS)
+            return entries.find(name, tenant)
+
+        return databases[1].transact(work)
+
+    databases[0].transact(begin)
+    assert after(20.0, (name, talk)).is_open
     with pytest.raises(ApiError, match="another response is being generated"):
-        begin(SERVERS[1], "other")
-    impatient = ServerClock("first", 0.0)
-    databases[1].run_now(lambda session: upkeep.sweep(session, impatient, NO_LIMITS))
-    head = database.run_now(lambda session: response_rows.read_head(session, SERVERS[0], response_id, tenant))
-    assert head is not None
-    assert head.status == "failed"
-    assert settle(database, lost, tenant, documents, number) is None  # what has failed stays failed
-    assert begin(SERVERS[1], "other").items == []
-    for database, server in zip(databases, SERVERS, strict=True):
-        database.run_now(lambda session, server=server: upkeep.beat(session, server, ("other",)))
-
-
-def test_a_server_that_sweeps_late_keeps_its_own(databases: tuple[StateDatabase, StateDatabase]) -> None:
-    tenant, late, documents = uuid.uuid4().hex, ServerClock(SERVERS[0].server_id, -1.0), begun()
-    number = insert(databases[0], SERVERS[0], tenant, documents)
-    databases[0].run_now(lambda session: upkeep.sweep(session, late, NO_LIMITS))
-    assert settle(databases[0], SERVERS[0], tenant, documents, number) is not None
+        databases[1].transact(lambda entries: conversations.begin_turn(entries, tenant, talk, "other", 1))
+    assert after(40.0, ()).is_open, "extended before"
+    assert after(200.0, (name, talk)).is_open, "its own server never takes it for lost"
+    assert not after(300.0, ()).is_open
+    items, _ = databases[1].transact(lambda entries: conversations.begin_turn(entries, tenant, talk, "other", 1))
+    assert items == []
+    late = databases[0].transact(lambda entries: conversations.end_turn(entries, tenant, talk, name, ()))
+    assert not late, "another response has begun meanwhile"
 
 
 def test_beyond_a_limit_a_key_loses_its_oldest_and_modest_keys_nothing(
-    databases: tuple[StateDatabase, StateDatabase], monkeypatch: pytest.MonkeyPatch
+    databases: tuple[StateDatabase, StateDatabase],
 ) -> None:
-    monkeypatch.setattr(upkeep, "_AT_ONCE", 2)  # it takes several sweeps
     database, modest, greedy = databases[0], uuid.uuid4().hex, uuid.uuid4().hex
-    names: dict[str, list[str]] = {modest: [], greedy: []}
-    for tenant, number in ((modest, 2), (greedy, 12)):
-        for _ in range(number):
-            documents = begun(text="x" * 10_000)
-            settle(database, SERVERS[0], tenant, documents, insert(database, SERVERS[0], tenant, documents))
-            names[tenant].append(documents.response["id"])
-    limits, num_sweeps = StateLimits(2**60, 60_000), 1
-    while database.run_now(lambda session: upkeep.sweep(session, SERVERS[0], limits)):
-        num_sweeps += 1
-    assert num_sweeps > 2
+    names = {modest: [add(database, modest, text="x" * 10_000) for _ in range(2)]}
+    names[greedy] = [add(database, greedy, text="x" * 10_000) for _ in range(12)]
 
     def left(tenant: str) -> list[str]:
-        mine = select(ResponseRow.id).where(ResponseRow.tenant == tenant).order_by(ResponseRow.created_at)
-        return list(database.run_now(lambda session: session.scalars(mine).all()))
+        return database.transact(lambda entries: [name for name in names[tenant] if entries.find(name, tenant)])
 
-    assert left(modest) == names[modest]
-    assert left(greedy) == names[greedy][-len(left(greedy)) :]
-    assert 3 <= len(left(greedy)) <= 5
+    for limits, most in (
+        (StateLimits(most_bytes_of_tenant=60_000), 5),
+        (StateLimits(most_entries_of_tenant=3), 3),
+    ):
+        sweep(database, limits)
+        assert left(modest) == names[modest]
+        assert left(greedy) == names[greedy][-most:]
 
 
 @given(
@@ -192,7 +144,7 @@ def test_beyond_a_limit_a_key_loses_its_oldest_and_modest_keys_nothing(
 def test_excess_makes_all_fit_and_takes_nothing_from_who_holds_an_equal_share(
     sizes: dict[str, int], most: int, own: int | None
 ) -> None:
-    over = upkeep.excess(sizes, most, own)
+    over = excess(sizes, most, own)
     kept = {tenant: size - over.get(tenant, 0) for tenant, size in sizes.items()}
     assert sum(kept.values()) <= most
     assert all(size >= 0 for size in kept.values())
@@ -206,33 +158,28 @@ def test_excess_makes_all_fit_and_takes_nothing_from_who_holds_an_equal_share(
 
 
 def test_turns_of_two_servers_at_once_follow_one_another(databases: tuple[StateDatabase, StateDatabase]) -> None:
-    tenant, conversation_id = uuid.uuid4().hex, f"conv_{uuid.uuid4().hex}"
-    made = StoredConversation(conversation_id, 1.0, {})
-    databases[0].run_now(lambda session: conversation_rows.create_conversation(session, tenant, made, (), 100.0))
+    tenant = uuid.uuid4().hex
+    talk = databases[0].transact(lambda entries: conversations.create(entries, tenant, 1, {}, ()))["id"]
     seen: list[list[str]] = []
 
-    def talk(place: int) -> None:
+    def converse(place: int) -> None:
         for turn in range(5):
-            name = f"{place}-{turn}"
+            name, database = f"{place}-{turn}", databases[place]
             while True:
                 try:
-                    begun = databases[place].run_now(
-                        lambda session, name=name: conversation_rows.begin_turn(
-                            session, SERVERS[place], conversation_id, tenant, name, 1
-                        )
+                    items, _ = database.transact(
+                        lambda entries, name=name: conversations.begin_turn(entries, tenant, talk, name, 1)
                     )
                     break
                 except ApiError:  # locked
                     continue
-            seen.append([item["name"] for item in begun.items])
+            seen.append([item["name"] for item in items])
             item = new_item("message", name=name)
-            databases[place].run_now(
-                lambda session, name=name, item=item: conversation_rows.end_turn(
-                    session, conversation_id, tenant, name, [item], 100.0
-                )
+            database.transact(
+                lambda entries, name=name, item=item: conversations.end_turn(entries, tenant, talk, name, [item])
             )
 
-    clients = [threading.Thread(target=talk, args=(place,)) for place in (0, 1)]
+    clients = [threading.Thread(target=converse, args=(place,)) for place in (0, 1)]
     for client in clients:
         client.start()
     for client in clients:

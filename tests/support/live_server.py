@@ -84,9 +84,9 @@ def until(reached: Callable[[], bool], timeout_s: float = 60.0) -> None:
 @contextmanager
 def running(llm: LLM, tools: ServerTools | None = None, **options: Any) -> Iterator[Running]:
     """Serve a model, and tools, at a port that is free."""
-    patient = {"port": 0, "served_model_name": (MODEL,), "drain_timeout": 2.0, "state_timeout": 60.0}
+    patient = {"port": 0, "served_model_name": (MODEL,), "drain_timeout": 2.0}
     settings = ServerOptions(**(patient | options))
-    service = Service(llm, "tiny", settings, tools)
+    service = Service(llm, "tiny", settings, tools, settings.open_state(60.0))
     listener, url = listen(settings)
     server = DrainingServer(create_app(service), service, listener)
     thread = threading.Thread(target=server.serve_until_signal)

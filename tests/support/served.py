@@ -44,12 +44,6 @@ def served(scripted: Scripted, shared_server: Running) -> Iterator[Running]:
     shared_server.wait_idle()
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has servers with quick heartbeats miss many of them on a busy machine before they are lost."""
-    monkeypatch.setattr("jinfercept.state.heartbeats.LOST_BEATS", 600)
-
-
 @pytest.fixture(scope="session")
 def empty_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of SQLite's with empty tables."""
@@ -65,7 +59,7 @@ def state_path(tmp_path: Path, empty_tables: Path) -> str:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def state_url(request: pytest.FixtureRequest, patient: None) -> str:
+def state_url(request: pytest.FixtureRequest) -> str:
     """URL of a database for stored state; tests share PostgreSQL's tables."""
     if request.param == "sqlite":
         return request.getfixturevalue("state_path")

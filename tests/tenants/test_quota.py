@@ -20,18 +20,17 @@ def drop_all(quota: Quota, tenants: dict[str, str], sizes: dict[str, int], tenan
 
 
 @given(
-    steps=st.lists(st.tuples(st.sampled_from(OWNERS), st.integers(0, 40), st.booleans()), max_size=60),
+    steps=st.lists(st.tuples(st.sampled_from(OWNERS), st.integers(0, 40)), max_size=60),
     most=st.integers(0, 12),
     most_bytes=st.integers(0, 200),
     of_tenant=st.none() | st.integers(0, 8),
 )
 def test_a_tenant_that_stays_under_an_equal_share_loses_nothing(
-    steps: list[tuple[str, int, bool]], most: int, most_bytes: int, of_tenant: int | None
+    steps: list[tuple[str, int]], most: int, most_bytes: int, of_tenant: int | None
 ) -> None:
-    tenants = {f"{number}": tenant for number, (tenant, _, _) in enumerate(steps)}
-    sizes = {f"{number}": size for number, (_, size, _) in enumerate(steps)}
-    pinned = {f"{number}" for number, (_, _, pin) in enumerate(steps) if pin}
-    quota = Quota(most, most_bytes, most_of_tenant=of_tenant, pinned=lambda name: name in pinned)
+    tenants = {f"{number}": tenant for number, (tenant, _) in enumerate(steps)}
+    sizes = {f"{number}": size for number, (_, size) in enumerate(steps)}
+    quota = Quota(most, most_bytes, most_of_tenant=of_tenant)
     left: list[str] = []
     for name, tenant in tenants.items():
         quota.add(tenant, name)
@@ -43,13 +42,12 @@ def test_a_tenant_that_stays_under_an_equal_share_loses_nothing(
             above = len(holding) > most / num_tenants or num_bytes > most_bytes / num_tenants
             own = of_tenant is not None and len(holding) > of_tenant
             assert above or (own and tenants[lost] == tenant)
-            assert lost == next(other for other in holding if other not in pinned)
+            assert lost == holding[0]
             quota.remove(tenants[lost], lost)
             quota.charge(tenants[lost], -sizes[lost])
             left.remove(lost)
-        if not pinned:
-            assert len(left) <= most
-            assert sum(sizes[other] for other in left) <= most_bytes
+        assert len(left) <= most
+        assert sum(sizes[other] for other in left) <= most_bytes
 
 
 def test_the_tenant_that_holds_the_most_loses_its_oldest_first() -> None:

@@ -1,10 +1,9 @@
 """`/inbox`: lists, answers and declines calls that wait for a person. A key has its own calls, an operator's key all calls.
 
-The arguments of calls are shown. With a database the calls of all its servers are listed; an answer to a call at another server
-reaches it at its next heartbeat.
+The arguments of calls are shown. The calls are those that this server runs.
 """
 
-import re
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -18,13 +17,10 @@ from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.schemas import Body, Text
 from jinfercept.server.routes.guarded_route import GuardedRoute
 from jinfercept.server.service import service_of, tenant_of
-from jinfercept.state import inbox_rows
-from jinfercept.state.inbox_rows import TakenAnswer
 from jinfercept.tools.inbox import Inbox
 
 router = APIRouter(route_class=GuardedRoute, tags=["tools"])
 
-_CALL_ID = re.compile(r"[0-9a-f]{12}")
 _CallId = Annotated[str, Field(max_length=64)]
 
 
@@ -65,51 +61,30 @@ class Taken(BaseModel):
 
 @router.get("/inbox", response_model=WaitingCalls)
 async def list_calls(request: Request) -> Response:
-    """The waiting calls, of all servers that share a database."""
+    """The waiting calls."""
     calls = [asdict(pending) for pending in _inbox(request).pending(_watched(request))]
-    service, watched = service_of(request), _watched(request)
-    if service.database.outlives:
-        tenant = tenant_of(request)
-        calls += await service.database.run(
-            tenant, lambda session: inbox_rows.other_calls(session, service.server, watched), only_reads=True
-        )
-        calls.sort(key=lambda call: call["asked_at"])
-    shown = [{name: call[name] for name in WaitingCall.model_fields} for call in calls]
-    return EncodedReply({"data": shown})
+    return EncodedReply({"data": [{name: call[name] for name in WaitingCall.model_fields} for call in calls]})
 
 
 @router.post("/inbox/{call_id}/answer")
 async def answer(call_id: _CallId, body: AnswerBody, request: Request) -> Taken:
     """Give a call its result."""
     service_of(request).check_chars(body.text, "text")
-    try:
-        _inbox(request).answer(call_id, body.text, _watched(request))
-    except RequestError as error:
-        await _leave(request, TakenAnswer(call_id, body.text, is_declined=False), error)
-    return Taken(id=call_id)
+    return _taken(call_id, _inbox(request).answer, body.text, request)
 
 
 @router.post("/inbox/{call_id}/decline")
 async def decline(call_id: _CallId, request: Request, body: DeclineBody | None = None) -> Taken:
     """Give a call the result that it is declined."""
-    why = body.why if body else ""
+    return _taken(call_id, _inbox(request).decline, body.why if body else "", request)
+
+
+def _taken(call_id: str, take: Callable[[str, str, str | None], None], text: str, request: Request) -> Taken:
     try:
-        _inbox(request).decline(call_id, why, _watched(request))
+        take(call_id, text, _watched(request))
     except RequestError as error:
-        await _leave(request, TakenAnswer(call_id, why, is_declined=True), error)
-    return Taken(id=call_id)
-
-
-async def _leave(request: Request, answer: TakenAnswer, error: RequestError) -> None:
-    """Leave an answer for the server at which a call waits. Raises 404 if it waits at none."""
-    service, watched = service_of(request), _watched(request)
-    was_left = service.database.outlives and _CALL_ID.fullmatch(answer.id)
-    if was_left:
-        was_left = await service.database.run(
-            tenant_of(request), lambda session: inbox_rows.leave_answer(session, service.server, watched, answer)
-        )
-    if not was_left:
         raise ApiError(404, str(error), param="call_id", code="call_not_found") from error
+    return Taken(id=call_id)
 
 
 def _watched(request: Request) -> str | None:

@@ -18,7 +18,7 @@ from jinfercept.protocols.openai.response_items import Item
 from jinfercept.protocols.openai.response_writer import ResponseWriter
 from jinfercept.server.observe.tracing.current import TRACE
 from jinfercept.server.service import Service
-from jinfercept.state.stored_response import StoredResponse
+from jinfercept.state.store import StoredResponse
 
 _ABORT_S = 1.0
 """Seconds that an aborted request may take to end."""
@@ -26,6 +26,10 @@ _EVENT_BYTES = 64
 """Overhead of a stored event in memory."""
 BACKGROUND = "jinfercept.background"
 """Key of a request's scope: the `BackgroundRun` of its response, if that is generated in the background."""
+EVENTS_NOT_KEPT = (
+    "the events of this response are not kept here: it was created without stream, there was no room for them, "
+    "or another server generates it; fix: poll the response"
+)
 _MOST_JOINED = 256
 """Maximum stored events that are sent at a time."""
 
@@ -54,7 +58,7 @@ class Generation:
             self.writer.cancel()
             for _ in self.writer.fail(ApiError(499, "the client has gone")):
                 pass
-            self.service.responses.end(self.stored)
+            self.service.state.end(self.stored)
 
 
 async def write(generation: Generation) -> AsyncGenerator[bytes]:
@@ -87,7 +91,7 @@ async def _stored_event(generation: Generation, event: Mapping[str, Any]) -> byt
     writer = generation.writer
     if writer.response["completed_at"] is not None:
         try:
-            await generation.service.responses.finish(generation.stored)
+            await generation.service.state.finish(generation.stored)
         except ApiError as error:
             event = writer.unsaved(error, {**event})
     return await _event(writer, event)
@@ -139,7 +143,7 @@ def _copied(item: Item) -> Item:
 
 @final
 class BackgroundRun:
-    """A response that is generated without a connected client (`stored_response.BackgroundRuns`).
+    """A response that is generated without a connected client (`store.BackgroundRuns`).
 
     Args:
         replayable: whether its events are stored for `follow`.
@@ -148,7 +152,7 @@ class BackgroundRun:
     def __init__(self, generation: Generation, replayable: bool) -> None:
         self._service = generation.service
         self._running: Generation | None = generation  # until the response ends
-        self._replayable, self._events = replayable, list[bytes]()
+        self._replayable, self._events, self._num_bytes = replayable, list[bytes](), 0
         self._changed = asyncio.Event()
         if (trace := TRACE.get()) is not None:
             trace.hold()
@@ -159,7 +163,7 @@ class BackgroundRun:
         try:
             async for event in write(generation):
                 if self._replayable:
-                    self._store(generation.stored.name, event)
+                    self._store(generation.stored, event)
         finally:
             self._service.request_ended()
             self._running = None
@@ -167,14 +171,15 @@ class BackgroundRun:
             if (trace := TRACE.get()) is not None:
                 trace.release()
 
-    def _store(self, response_id: str, event: bytes) -> None:
-        """Store an event; if the store has no room for it, drop all events."""
-        responses, num_bytes = self._service.responses, _EVENT_BYTES + len(event)
-        if responses.background.charge(response_id, num_bytes):
+    def _store(self, stored: StoredResponse, event: bytes) -> None:
+        """Store an event; if the store has no room for them, drop all events."""
+        events = self._service.state.events
+        if not self._events or events.peek(stored.name) is self:
             self._events.append(event)
-        else:
+            self._num_bytes += _EVENT_BYTES + len(event)
+            events.put(stored.tenant, stored.name, self, self._num_bytes)
+        if events.peek(stored.name) is not self:
             self._replayable = False
-            responses.background.charge(response_id, -sum(_EVENT_BYTES + len(stored) for stored in self._events))
             self._events.clear()
         self._changed.set()
 
@@ -192,7 +197,7 @@ class BackgroundRun:
 
     def follow(self, start: int) -> AsyncGenerator[bytes]:
         if not self._replayable:
-            raise ApiError.bad("this response's events were not stored; fix: create it with stream: true", "stream")
+            raise ApiError.bad(EVENTS_NOT_KEPT, "stream")
         return self._follow(start)
 
     async def _follow(self, start: int) -> AsyncGenerator[bytes]:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from jinfercept.events import Token
-from jinfercept.protocols.encoding import EncodedReply, encode
+from jinfercept.protocols.encoding import EncodedReply
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.chat_schemas import ChatBody, Message
 from jinfercept.protocols.openai.logprobs import chat_logprobs, check_report
@@ -55,18 +55,22 @@ from jinfercept.server.observe.tracing.current import TRACE
 from jinfercept.server.routes.chat_completions import make_chat, rendered_chat, server_tool_calls
 from jinfercept.server.routes.engine_requests import RequestHints, read_hints
 from jinfercept.server.routes.guarded_route import GuardedRoute
-from jinfercept.server.routes.response_run import BACKGROUND, BackgroundRun, Generation, reply, write, written
+from jinfercept.server.routes.item_pages import item_page
+from jinfercept.server.routes.response_run import (
+    BACKGROUND,
+    EVENTS_NOT_KEPT,
+    BackgroundRun,
+    Generation,
+    reply,
+    write,
+    written,
+)
 from jinfercept.server.service import BODY_BYTES, Service, service_of, tenant_of
-from jinfercept.state.conversation_rows import ConversationTurn
-from jinfercept.state.stored_response import StoredResponse
+from jinfercept.state.store import ANSWERED, StoredResponse
 
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
 _CHARS_PER_TOKEN = 4
-_ANSWERED = ("completed", "incomplete")
-"""Statuses of responses that a follow-up can continue."""
-_PAGE_BYTES = 2**24
-"""Bytes of items after which a page ends, whatever its limit."""
 
 
 @router.post("/v1/responses", response_model=ResponseObject)
@@ -79,24 +83,27 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     log_left_out("items", types_left_out(body.input), service.ignored)
     given_tools = [*(body.tools or ()), *tools_of_items(body.input)]
     log_left_out("tools", tool_types_left_out(given_tools), service.ignored)
-    tenant, responses = tenant_of(request), service.responses
-    previous = await _previous(service, body.previous_response_id, tenant)
-    check_length(body.input, previous.num_items if previous else 0)
-    referred = await responses.items(references(body.input), tenant) if references(body.input) else {}
+    tenant, state = tenant_of(request), service.state
+    previous = await _previous(service, body, tenant)
+    referred = await state.items(references(body.input), tenant)
     name = f"resp_{uuid.uuid4().hex}"
+    stored = StoredResponse(name, tenant, previous, body.conversation_id, request.scope.get(BODY_BYTES, 0))
     number = 1 if isinstance(body.input, str) else len(body.input)
-    turn = await responses.begin_turn(body.conversation_id, tenant, name, number) if body.conversation_id else None
+    before, follows = None, body.previous_response_id
     try:
-        generation = await _begun(service, body, request, model, name, previous, turn, referred)
+        if body.conversation_id:
+            before, follows = await state.begin_turn(stored, number)
+        hints = replace(read_hints(body, request), follows=follows)
+        generation = await _begun(service, body, request, model, stored, before, referred, hints)
     except BaseException:
-        responses.abandon(name)
+        state.abandon(stored)
         raise
-    if (run := generation.stored.background) is not None:
-        return EventStream(run.follow(0)) if body.stream else reply(generation.stored.response)
+    if stored.background is not None:
+        return EventStream(stored.background.follow(0)) if body.stream else reply(stored.response)
     if body.stream:
         return EventStream(write(generation), generation.close)
     await unless_disconnected(request, written(generation))
-    return reply(generation.stored.response)
+    return reply(stored.response)
 
 
 @router.post("/v1/responses/input_tokens")
@@ -108,9 +115,8 @@ async def count_input_tokens(body: InputTokensBody, request: Request) -> InputTo
     check_supported(body)
     if body.conversation_id:
         raise ApiError.bad("conversation cannot be counted: its last response has usage", "conversation")
-    previous = await _previous(service, body.previous_response_id, tenant)
-    check_length(body.input, previous.num_items if previous else 0)
-    referred = await service.responses.items(references(body.input), tenant) if references(body.input) else {}
+    previous = await _previous(service, body, tenant)
+    referred = await service.state.items(references(body.input), tenant)
 
     def count() -> int:
         before = previous.conversation if previous else []
@@ -132,44 +138,41 @@ async def _begun(
     body: ResponsesBody,
     request: Request,
     model: str,
-    name: str,
-    previous: StoredResponse | None,
-    turn: ConversationTurn | None,
+    stored: StoredResponse,
+    before: Sequence[Item] | None,
     referred: Mapping[str, Item],
+    hints: RequestHints,
 ) -> Generation:
     """Begin the response of a body: prepare its request, store it, submit it.
 
     Args:
+        before: the items of its conversation; None: those of the response that it continues.
         referred: the items to which the body refers, by id.
     """
-    tenant, responses = tenant_of(request), service.responses
-    follows = turn.last_response_id if turn else body.previous_response_id
-    hints = replace(read_hints(body, request), follows=follows)
     if (trace := TRACE.get()) is not None:
         trace.name_conversation(body.conversation_id)
 
-    def make() -> tuple[list[EngineRequest], ClientTools, ServerToolCalls, StoredResponse]:
-        before = turn.items if turn else previous.conversation if previous else []
-        own_items = read_items(body.input, before, referred)
-        items = [*before, *own_items]
+    def make() -> tuple[list[EngineRequest], ClientTools, ServerToolCalls]:
+        earlier = stored.before if before is None else before
+        own_items = read_items(body.input, earlier, referred)
+        items = [*earlier, *own_items]
         tools = ClientTools(body.tools or (), items)
-        messages = messages_of(items, body.instructions)
-        requests, tool_calls = _make_chat(service, body, messages, tools, hints, name)
-        response = _new_response(name, model, body, service.llm.get_default_sampling_params())
-        body_bytes = request.scope.get(BODY_BYTES, 0)
-        inputs = [*map(dict, own_items)]  # which the store keeps without what was computed of them
-        return requests, tools, tool_calls, StoredResponse(tenant, response, previous, inputs, body_bytes=body_bytes)
+        requests, tool_calls = _make_chat(
+            service, body, messages_of(items, body.instructions), tools, hints, stored.name
+        )
+        stored.response = _new_response(stored.name, model, body, service.llm.get_default_sampling_params())
+        stored.inputs = [*map(dict, own_items)]  # which the store keeps without what was computed of them
+        return requests, tools, tool_calls
 
-    requests, tools, tool_calls, stored = await service.prepare(request, make, 1, _num_bytes(previous))
-    await responses.begin(stored)
+    requests, tools, tool_calls = await service.prepare(request, make, 1, _num_bytes(stored.previous))
+    await service.state.begin(stored)
     usage = UsageCount(requests, request.scope[DETAILS])
     writer = ResponseWriter(stored.response, usage, tools, tool_calls, _logprobs(service, body))
     stream = service.submit(requests, patient=bool(body.background))
     generation = Generation(service, stream, writer, stored)
-    request.scope[DETAILS]["id"] = name
+    request.scope[DETAILS]["id"] = stored.name
     if body.background:
         request.scope[BACKGROUND] = stored.background = BackgroundRun(generation, replayable=bool(body.stream))
-    responses.start(stored)
     return generation
 
 
@@ -199,8 +202,10 @@ async def get_response(
     stored = await _stored(request, response_id)
     if not stream:
         return reply(stored.response)
-    if stored.background is None:
+    if not stored.response["background"]:
         raise ApiError.bad("only a response with background: true can be streamed again", "stream")
+    if stored.background is None:
+        raise ApiError.bad(EVENTS_NOT_KEPT, "stream")
     return EventStream(stored.background.follow(0 if starting_after is None else starting_after + 1))
 
 
@@ -208,7 +213,7 @@ async def get_response(
 async def delete_response(response_id: str, request: Request) -> Response:
     """Delete a stored response and release its context. A response that is generated in the background is cancelled."""
     service = service_of(request)
-    stored = await service.responses.delete(response_id, tenant_of(request))
+    stored = await service.state.delete(response_id, tenant_of(request))
     if stored.background is not None and stored.is_open:
         await stored.background.cancel()
     service.llm.engine.release(response_id)
@@ -219,9 +224,13 @@ async def delete_response(response_id: str, request: Request) -> Response:
 async def cancel_response(response_id: str, request: Request) -> Response:
     """Cancel a response in the background. A response that has ended is unchanged."""
     stored = await _stored(request, response_id)
-    if stored.background is None:
+    if not stored.response["background"]:
         raise ApiError.bad("only a response with background: true can be cancelled: close other connections")
     if stored.is_open:
+        if stored.background is None:
+            raise ApiError(
+                409, "another server generates this response; fix: cancel it there", code="not_generated_here"
+            )
         await stored.background.cancel()
         stored = await _stored(request, response_id)
     return reply(stored.response)
@@ -240,50 +249,31 @@ async def list_input_items(
     A page has fewer items than `limit` if they are long.
     """
     service = service_of(request)
-    stored = await service.responses.load(response_id, tenant_of(request))
-    return await service.prepare(request, lambda: _page(stored, limit, order, after))
-
-
-def _page(stored: StoredResponse, limit: int, order: str, after: str | None) -> Response:
-    items = [*stored.before, *stored.inputs]
-    if order == "desc":
-        items.reverse()
-    if after is not None:
-        places = [place for place, item in enumerate(items) if item["id"] == after]
-        if not places:
-            raise ApiError.bad(f"no item of this list has the id {after[:200]!r}", "after")
-        items = items[places[-1] + 1 :]
-    shown: list[bytes] = []
-    num_bytes = 0
-    for item in items[:limit]:
-        if num_bytes < _PAGE_BYTES:
-            shown.append(encode(item))
-            num_bytes += len(shown[-1])
-    number = len(shown)
-    first, last = (items[0]["id"], items[number - 1]["id"]) if number else (None, None)
-    head = encode({"object": "list", "first_id": first, "last_id": last, "has_more": len(items) > number})
-    return Response(head[:-1] + b',"data":[' + b",".join(shown) + b"]}", media_type="application/json")
+    stored = await service.state.find(response_id, tenant_of(request), whole=True)
+    return await service.prepare(request, lambda: item_page([*stored.before, *stored.inputs], limit, order, after))
 
 
 async def _stored(request: Request, response_id: str) -> StoredResponse:
-    return await service_of(request).responses.find(response_id, tenant_of(request))
+    return await service_of(request).state.find(response_id, tenant_of(request))
 
 
-async def _previous(service: Service, previous_id: str | None, tenant: str) -> StoredResponse | None:
-    """The response that a body continues. Raises 404 and 400."""
-    if previous_id is None:
+async def _previous(service: Service, body: ResponsesBody | InputTokensBody, tenant: str) -> StoredResponse | None:
+    """The response that a body continues, loaded with its conversation. Raises 404 and 400, also for too many items."""
+    if (previous_id := body.previous_response_id) is None:
+        check_length(body.input, 0)
         return None
     field = "previous_response_id"
     try:
-        previous = await service.responses.load(previous_id, tenant)
+        previous = await service.state.find(previous_id, tenant, whole=True)
     except ApiError as error:
         if error.status_code != 404:
             raise
         raise ApiError(404, error.detail, param=field, code="previous_response_not_found") from error
-    if previous.response["status"] not in _ANSWERED:
+    if previous.response["status"] not in ANSWERED:
         raise ApiError.bad(f"the previous response is {previous.response['status']}", field)
     if (conversation := previous.response.get("conversation")) is not None:
         raise ApiError.bad(f"this response belongs to a conversation: send {conversation['id']!r} instead", field)
+    check_length(body.input, len(previous.conversation))
     return previous
 
 

@@ -1,11 +1,14 @@
 """Limits that keys share: stored responses, responses in the background. A key at its limit takes nothing from another."""
 
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
 from openai import OpenAI
 
+from jinfercept.tenants.expiring import ExpiringEntries
 from jinfercept.tenants.quota import Quota
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import QUESTION, answer, says
@@ -13,10 +16,10 @@ from tests.support.scripted_model import Scripted
 
 
 @pytest.fixture
-def shared(scripted: Scripted, patient: None) -> Iterator[Running]:
+def shared(scripted: Scripted) -> Iterator[Running]:
     """A server for two keys, with room for six responses and two places in the background for each key."""
     keys = ("hostile", "polite")
-    limits = {"max_stored_responses": 6, "max_background_responses": 2, "state_heartbeat": 0.1}
+    limits: Any = {"max_stored_responses": 6, "max_background_responses": 2}
     with running(scripted.llm, api_key=keys, **limits) as server:
         yield server
 
@@ -57,16 +60,16 @@ def test_events_for_which_there_is_no_room_are_not_kept(
     served: Running, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says(scripted, "It costs 23. " * 30 + END)
-    responses = served.service.responses
-    monkeypatch.setattr(responses.background, "_events", Quota(9, 2_000, pinned=responses.open.__contains__))
+    kept = ExpiringEntries[Any](Quota(9, 2_000), 60.0, time.monotonic)
+    monkeypatch.setattr(served.service.state, "events", kept)
     whole = answer(served, background=True, stream=True)
     name = next(iter(whole)).response.id
     with pytest.raises(openai.APIError, match="no room to keep events"):
         list(whole)
     until(lambda: served.client.responses.retrieve(name).status == "completed")
-    with pytest.raises(openai.BadRequestError, match="this response's events were not stored"):
+    with pytest.raises(openai.BadRequestError, match="events of this response are not kept here"):
         served.client.responses.retrieve(name, stream=True)
-    assert not responses.background._events.is_over("")
+    assert len(kept) == 0
 
 
 def _is_stored(client: OpenAI, name: str) -> bool:

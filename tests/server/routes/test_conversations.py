@@ -8,7 +8,6 @@ import openai
 import pytest
 from openai import OpenAI
 
-from jinfercept.state import conversation_rows
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import ASKED, QUESTION, answer, says
 from tests.support.scripted_model import Scripted
@@ -17,14 +16,14 @@ LONG: Any = {"max_output_tokens": 1900, "extra_body": {"ignore_eos": True}}
 
 
 @pytest.fixture(params=["memory", "postgresql", pytest.param("sqlite", marks=pytest.mark.slow)])
-def talking(request: pytest.FixtureRequest, scripted: Scripted, patient: None) -> Iterator[Running]:
+def talking(request: pytest.FixtureRequest, scripted: Scripted) -> Iterator[Running]:
     """A server without a database, and one with each kind."""
     url = None
     if request.param == "postgresql":
         url = request.getfixturevalue("postgres_server").url
     elif request.param == "sqlite":
         url = request.getfixturevalue("state_path")
-    with running(scripted.llm, state_url=url, state_heartbeat=0.1, api_key=("mine", "yours")) as server:
+    with running(scripted.llm, state_url=url, api_key=("mine", "yours")) as server:
         yield server
 
 
@@ -214,7 +213,7 @@ def test_pages_and_ids_that_are_wrong_are_errors(talking: Running) -> None:
 
 
 def test_a_conversation_has_so_many_items(talking: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jinfercept.state.conversation_rows.MAX_ITEMS", 3)
+    monkeypatch.setattr("jinfercept.state.conversations.MAX_ITEMS", 3)
     made = talking.client.conversations.create(items=[user("a"), user("b")])
     for ask in (
         lambda: talking.client.conversations.items.create(made.id, items=[user("c"), user("d")]),
@@ -224,16 +223,3 @@ def test_a_conversation_has_so_many_items(talking: Running, monkeypatch: pytest.
             ask()
         assert refused.value.code == "too_many_items"
     talking.client.conversations.items.create(made.id, items=[user("c")])
-
-
-def test_bytes_that_others_write_meanwhile_are_counted(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jinfercept.state.heartbeats._SWEEP_S", float("inf"))
-    made, add_items = served.client.conversations.create(), conversation_rows.add_items
-
-    def added(*args: Any, **options: Any) -> int:
-        served.service.database.written_bytes += 10**6  # of a transaction that ends meanwhile
-        return add_items(*args, **options)
-
-    monkeypatch.setattr(conversation_rows, "add_items", added)
-    served.client.conversations.items.create(made.id, items=[user("a")])
-    assert served.service.database.written_bytes > 10**6

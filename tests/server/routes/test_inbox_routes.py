@@ -1,8 +1,6 @@
 """`/inbox`: calls that wait for a person, over HTTP."""
 
-import signal
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -66,45 +64,25 @@ def test_without_an_inbox_there_is_none_and_with_keys_it_needs_one(served: Runni
         assert server.http.get("/inbox", headers={"authorization": "Bearer one"}).json() == {"data": []}
 
 
-def test_a_call_at_one_server_is_listed_and_answered_at_another_with_its_database(
-    scripted: Scripted, state_url: str
-) -> None:
-    options: Any = {"state_url": state_url, "state_heartbeat": 0.1, "api_key": ("mine", "yours")}
-    with running(scripted.llm, **options) as first, running(scripted.llm, **options) as second:
-        here = first.service.inbox = Inbox()
-        second.service.inbox = Inbox()
-        headers = {"authorization": "Bearer mine"}
-        tenant = key_digest("mine")
+def test_a_key_lists_and_answers_its_own_calls_only(scripted: Scripted) -> None:
+    with running(scripted.llm, api_key=("mine", "yours"), operator_key=("all",)) as server:
+        inbox = server.service.inbox = Inbox()
+        answer = ask(inbox, key_digest("mine"), amount=3)
 
-        def listed() -> list[Any]:
-            return second.http.get("/inbox", headers=headers).json()["data"]
+        def listed(key: str) -> int:
+            return len(server.http.get("/inbox", headers={"authorization": f"Bearer {key}"}).json()["data"])
 
-        def post(call_id: str, what: str, body: Any, key: str = "mine") -> int:
-            path = f"/inbox/{call_id}/{what}"
-            return second.http.post(path, json=body, headers={"authorization": f"Bearer {key}"}).status_code
+        def post(call_id: str, key: str) -> int:
+            headers = {"authorization": f"Bearer {key}"}
+            return server.http.post(f"/inbox/{call_id}/answer", json={"text": "yes\x00"}, headers=headers).status_code
 
-        answer = ask(here, tenant, amount=3)
-        until(lambda: len(listed()) == 1)
-        [call] = listed()
-        assert call == first.http.get("/inbox", headers=headers).json()["data"][0]
-        assert second.http.get("/inbox", headers={"authorization": "Bearer yours"}).json()["data"] == []
-        assert post(call["id"], "answer", {"text": "no"}, key="yours") == 404
-        assert post("0" * 12, "answer", {"text": "no"}) == post("%00", "answer", {"text": "no"}) == 404
-        assert post(call["id"], "answer", {"text": "yes\x00"}) == 200
+        until(lambda: listed("mine") == 1)
+        assert (listed("yours"), listed("all")) == (0, 1)
+        call_id = inbox.pending()[0].id
+        assert post(call_id, "yours") == post("0" * 12, "mine") == post("%00", "mine") == 404
+        assert post(call_id, "mine") == 200
         assert answer.result(60) == "yes\x00"
-        assert listed() == []
-        until(lambda: post(call["id"], "answer", {"text": "again"}) == 404)
-        answer = ask(here, tenant, amount=4)
-        until(lambda: len(listed()) == 1)
-        assert post(listed()[0]["id"], "decline", {"why": "too much"}) == 200
-        with pytest.raises(CallFailed, match="too much"):
-            answer.result(60)
-        answer = ask(here, tenant, amount=5)
-        until(lambda: len(listed()) == 1)
-        first.server.handle_exit(signal.SIGTERM, None)
-        until(lambda: listed() == [])  # its server has ended
-        here.answer(here.pending()[0].id, "late")
-        assert answer.result(60) == "late"
+        assert listed("mine") == 0
 
 
 def test_an_argument_with_half_a_character_is_listed_with_a_question_mark(asking: Running) -> None:

@@ -139,7 +139,7 @@ def test_a_response_in_the_background_is_polled(served: Running, scripted: Scrip
     done = retrieve(begun.id)
     assert (done.status, done.output_text) == ("completed", "It costs 23.")
     assert served.client.responses.cancel(begun.id).status == "completed"
-    with pytest.raises(openai.BadRequestError, match="this response's events were not stored"):
+    with pytest.raises(openai.BadRequestError, match="the events of this response are not kept here"):
         retrieve(begun.id, stream=True)
 
 
