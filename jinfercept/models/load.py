@@ -14,6 +14,7 @@ import jax
 
 from jinfercept.cpu_kernels import native
 from jinfercept.errors import ModelError
+from jinfercept.machine import return_freed_memory
 from jinfercept.models import embedded
 from jinfercept.models.checkpoint import Checkpoint, PackedCheckpoint, StoredExperts, StoredTensor
 from jinfercept.models.config import ModelConfig
@@ -291,10 +292,11 @@ def _read_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMes
         return {name: weight.make() for name, weight in block.items()}
 
     weights = _lazy_params(checkpoint, cut, dtype, mesh)
-    layers = tuple(  # one after the other: a layer may be in memory twice while it is joined
-        jax.block_until_ready(serve_layer(read(layer))) for layer in weights.layers
-    )
-    return tied(checkpoint.config, Params(read(weights.embed), layers, read(weights.head)))
+    layers = list[Weights]()
+    for layer in weights.layers:  # one after the other: a layer may be in memory twice while it is joined
+        layers.append(jax.block_until_ready(serve_layer(read(layer))))
+        return_freed_memory()
+    return tied(checkpoint.config, Params(read(weights.embed), tuple(layers), read(weights.head)))
 
 
 def _lazy_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMesh) -> Params:
