@@ -62,11 +62,11 @@ class Model:
         object.__setattr__(self, "_head", blocks.head.static)
 
     def on_devices(self, num_devices: int) -> "Model":
-        """The model as so many devices serve it, with KV heads repeated where they do not divide evenly. Raises `ConfigError`
-        if the model cannot be cut into so many parts."""
+        """The model as so many devices serve it, with KV heads repeated where they do not divide evenly, and with the weights
+        joined that are served joined. Raises `ConfigError` if the model cannot be cut into so many parts."""
         config = serving_config(self.config, num_devices)
         repeats = config.num_kv_heads // self.config.num_kv_heads
-        return replace(self, config=config, kv_repeats=self.kv_repeats * repeats)
+        return replace(self, config=config, kv_repeats=self.kv_repeats * repeats, joined=joins())
 
     @property
     def checkpoint_config(self) -> ModelConfig:
