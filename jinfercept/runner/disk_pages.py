@@ -19,7 +19,7 @@ from jinfercept.disk.record import Root
 from jinfercept.disk.store import DiskStore
 from jinfercept.kv.context import Context
 from jinfercept.kv.extent import TOKEN_BYTES, token_bytes
-from jinfercept.runner.host_pages import HostPages
+from jinfercept.runner.host_pages import KeptPages
 from jinfercept.runner.page_arrays import KVArrays
 
 PIECE_BYTES = 64 << 20
@@ -43,7 +43,7 @@ class ReadPiece(NamedTuple):
     key: int
     num_pages: int
     is_last: bool
-    arrays: tuple[tuple[int, list[HostPages]], ...]
+    arrays: tuple[tuple[int, list[KeptPages]], ...]
 
 
 @final
@@ -200,7 +200,7 @@ class DiskPages:
         self._writing.shutdown(cancel_futures=True)
 
     def _write(
-        self, key: Context, root: Root, tokens: bytes, first: int, pages: Sequence[tuple[Sequence[HostPages], int]]
+        self, key: Context, root: Root, tokens: bytes, first: int, pages: Sequence[tuple[Sequence[KeptPages], int]]
     ) -> None:
         num_stored = 0
         try:

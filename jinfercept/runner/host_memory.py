@@ -38,9 +38,9 @@ class HostMemory:
         self._in_flight.append([])
         self.is_busy = any(self._in_flight)
 
-    def to_device(self, arrays: Sequence[Array]) -> list[Array]:
+    def to_device(self, arrays: Sequence[Array | np.ndarray]) -> list[Array]:
         """Dispatch copies to the devices."""
-        return move(arrays, self._on_device)
+        return move(cast(Sequence[Array], arrays), self._on_device)
 
     def to_host(self, arrays: Sequence[Array]) -> list[Array]:
         """Dispatch copies of arrays of the devices to the host."""
@@ -49,9 +49,9 @@ class HostMemory:
         self.is_busy = True
         return copies
 
-    def keep(self, arrays: Sequence[np.ndarray]) -> list[Array]:
+    def keep(self, arrays: Sequence[np.ndarray]) -> list[Array | np.ndarray]:
         """Arrays of numpy as arrays in the host memory that copies lie in. Any thread may call it."""
-        return jax.device_put(list(arrays), self._on_host) if self._pinned else cast(list[Array], list(arrays))
+        return jax.device_put(list(arrays), self._on_host) if self._pinned else list(arrays)
 
     def close(self) -> None:
         """Forget the copies in flight."""

@@ -8,10 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
+import numpy as np
 from jaxtyping import Array, Num
 
 HostPages = Num[Array, "k l B *sides heads W"]
 """One part of the layers of several pages."""
+KeptPages = Num[Array | np.ndarray, "k l B *sides heads W"]
+"""The same; NumPy has those that are in pageable memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +29,7 @@ class HostArray:
 
     size: int
     slots: dict[int, int]
-    parts: list[HostPages] = field(default_factory=list)
+    parts: list[KeptPages] = field(default_factory=list)
 
     @property
     def is_sparse(self) -> bool:

@@ -28,12 +28,12 @@ from jinfercept.layouts.pages import OUT_OF_RANGE, KVPages
 from jinfercept.models.mesh import beside, place
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.host_memory import HostMemory, is_whole
-from jinfercept.runner.host_pages import HostArray, HostPages, HostSlots
+from jinfercept.runner.host_pages import HostArray, HostPages, HostSlots, KeptPages
 from jinfercept.runner.page_shapes import heads_spec, layer_pages
 from jinfercept.runner.page_transfers import add_transfers, transfer_sizes
 from jinfercept.runner.step_upload import CommonShape, TransferSlots
 
-Fetched = Sequence[Num[Array, "_ _ B *sides heads W"]]
+Fetched = Sequence[KeptPages]
 """The parts of an array that is on its way to the device. Pages in it without a slot are not wanted."""
 
 
@@ -45,7 +45,7 @@ class Compaction(NamedTuple):
         into: the smaller array, which gets its data part by part.
     """
 
-    parts: Sequence[HostPages]
+    parts: Sequence[KeptPages]
     into: HostArray
 
 
@@ -202,11 +202,11 @@ class KVArrays:
         size, layer = 1 << (num_pages - 1).bit_length(), self.shapes[0]
         return [np.empty((size, end - first, *layer.shape[1:]), layer.dtype) for first, end in self.parts]
 
-    def to_host(self, arrays: Sequence[Num[np.ndarray, "k l B *sides heads W"]]) -> list[HostPages]:
+    def to_host(self, arrays: Sequence[Num[np.ndarray, "k l B *sides heads W"]]) -> list[KeptPages]:
         """Such arrays in the memory of host copies. From any thread."""
         return self._host_memory.keep(arrays)
 
-    def adopt(self, arrays: list[HostPages], slots: Sequence[int | None]) -> None:
+    def adopt(self, arrays: list[KeptPages], slots: Sequence[int | None]) -> None:
         """Take arrays of `to_host` as the copies of these slots' pages; None: the page is of no use."""
         if any(slot is not None for slot in slots):
             self.host.add(slots, arrays[0].shape[0]).parts = arrays
