@@ -45,7 +45,12 @@ SMALL = replace(
     policies=LARGE.policies._replace(model="llama-3.2-3b"),
     agents=LARGE.agents._replace(model="llama-3.2-3b", kv_tokens=30_000, host_tokens=30_000),
 )
-ON_CPU = replace(TINY, one_byte_pool=0, interleaved=True)
+ON_CPU = replace(
+    TINY,
+    one_byte_pool=0,
+    checked=tuple(shape._replace(quantised=()) for shape in TINY.checked),  # pages of TPUs have no scales
+    interleaved=True,
+)
 
 
 def full() -> Sizes:
