@@ -27,7 +27,7 @@ DECODE_REGISTERS = {False: {64: 128, 128: 168, 256: 168}, True: {64: 168, 128: 1
 The blocks that run at once on a multiprocessor follow from them: `tests/aot` compares both with compiled kernels.
 """
 
-EXACT_DECODE_BLOCKS = 2  # of 8 warps, in float32
+EXACT_DECODE_BLOCKS = 2  # in float32
 BLOCK_BYTES = 3584  # of shared memory that a block has beside queries, keys and values: page numbers, and the system's
 
 
@@ -83,7 +83,8 @@ def choose_tiles(
     width, rows = power_of_two(head_dim), max(LEAST_ROWS, power_of_two(group))
     if itemsize == 4:  # multiplied without tensor cores, from registers
         exact = Tile(rows, LEAST_TOKENS, num_warps=8, num_stages=3)
-        return Tiles(exact, exact, num_multiprocessors * EXACT_DECODE_BLOCKS)
+        decode = exact._replace(num_stages=1) if compute_capability >= HOPPER else exact  # more would spill registers
+        return Tiles(decode, exact, num_multiprocessors * EXACT_DECODE_BLOCKS)
     shared_bytes = SHARED_MEMORY_BYTES.get(compute_capability, LITTLE_SHARED_MEMORY_BYTES)
     decode_tokens = _tokens(rows, width * itemsize, 1, shared_bytes // 4)
     hopper = compute_capability >= HOPPER
