@@ -73,6 +73,7 @@ class Got:
         id: of a response.
         choices: by index.
         first_s: seconds from the request to its first token, of a stream of text or chat.
+        prompt_ids: of a chat.
     """
 
     end: End = "lost"
@@ -81,6 +82,7 @@ class Got:
     id: str = ""
     choices: dict[int, Said] = field(default_factory=dict)
     first_s: float | None = None
+    prompt_ids: list[int] = field(default_factory=list)
 
     @property
     def first(self) -> Said:
@@ -194,6 +196,7 @@ def _take_whole(answer: Mapping[str, Any], got: Got) -> None:
                 reply.text += "".join(part["text"] for part in item["content"])
                 reply.logprobs += [logprob for part in item["content"] for logprob in part.get("logprobs") or ()]
     else:
+        got.prompt_ids = answer.get("prompt_token_ids") or got.prompt_ids
         for choice in answer["choices"]:
             _take_choice(choice, choice.get("message") or choice, got)
     if not all(reply.finish_reason for reply in got.choices.values()):
@@ -202,6 +205,7 @@ def _take_whole(answer: Mapping[str, Any], got: Got) -> None:
 
 
 def _take_chunk(chunk: Mapping[str, Any], got: Got) -> None:
+    got.prompt_ids = chunk.get("prompt_token_ids") or got.prompt_ids
     for choice in chunk["choices"]:
         _take_choice(choice, choice.get("delta") or choice, got)
 

@@ -92,7 +92,7 @@ def soak_command(
 
 def table(tally: Tally) -> Table:
     """A row for each kind of visit."""
-    columns = ("visits", "requests", "answered", "left", "refused", "checked", "ties")
+    columns = ("visits", "requests", "answered", "left", "refused", "checked", "ties", "rewritten")
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     shown.add_column("tried")
     for name in (*columns, *FAILURES):

@@ -224,6 +224,15 @@ async def _check(http: "AsyncClient", plan: Plan, answered: Sequence[_Answered],
             "jinfercept": body.get("jinfercept", {}) | {"release": True},
         }
         again = await send(http, Ask(ask.path, body | _reported(ask.path)), plan.patience_s)
+        if ask.body.get("previous_response_id") or again.prompt_ids != got.prompt_ids:
+            # a follow-up has the tokens that the model wrote, and what is asked alone those of the text
+            if "tools" in body or not got.prompt_ids:
+                tally.rewritten[kind] += 1
+                continue
+            body = {
+                name: body[name] for name in ("model", "max_tokens", "temperature", "return_token_ids", "cache_salt")
+            }
+            again = await send(http, Ask(TEXT, body | {"prompt": got.prompt_ids} | _reported(TEXT)), plan.patience_s)
         if again.end != "answered":
             tally.fail("hung" if again.end == "hung" else "lost", f"check of {kind}", again.detail)
             continue
@@ -234,7 +243,7 @@ async def _check(http: "AsyncClient", plan: Plan, answered: Sequence[_Answered],
                 if is_tied(choice, expected):
                     tally.ties[kind] += 1
                 else:
-                    why = f"{ask.path} {str(ask.body)[:300]}: {_shown(choice)}, alone {_shown(expected)}"
+                    why = f"{ask.path} {str(ask.body)[:300]}: {_parted(choice, expected)}"
                     tally.fail("wrong", kind, why)
 
 
@@ -266,5 +275,9 @@ def _gap(reported: Any) -> float:
     return best[0] - best[1] if len(best) > 1 else 1.0
 
 
-def _shown(reply: Said) -> str:
-    return f"{reply.token_ids or reply.text!r} {list(reply.calls.values()) or ''}"[:200]
+def _parted(reply: Said, expected: Said) -> str:
+    """Where two answers part, and how they go on from there."""
+    got, alone = (answer.token_ids or answer.text for answer in (reply, expected))
+    pairs = enumerate(zip(got, alone, strict=False))
+    place = next((at for at, pair in pairs if pair[0] != pair[1]), min(len(got), len(alone)))
+    return f"at {place} of {len(got)}: {got[place : place + 9]!r}, alone {alone[place : place + 9]!r}"

@@ -26,7 +26,8 @@ class Tally:
     """Of one soak.
 
     Attributes:
-        visits, requests, answered, left, refused, same, ties, checked: numbers by kind of visit.
+        visits, requests, answered, left, refused, checked, ties: numbers by kind of visit.
+        rewritten: follow-ups that are not checked, since what is asked alone has other tokens of the same text.
         failed: numbers by kind of failure and of visit.
         failures: the first of them, in words.
         holdings: of the server after each round.
@@ -43,6 +44,7 @@ class Tally:
     refused: Counter[str] = field(default_factory=Counter)
     checked: Counter[str] = field(default_factory=Counter)
     ties: Counter[str] = field(default_factory=Counter)
+    rewritten: Counter[str] = field(default_factory=Counter)
     failed: Counter[tuple[Failure, str]] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     holdings: list[Held] = field(default_factory=list)
@@ -121,7 +123,7 @@ class Tally:
 
     def as_json(self) -> dict[str, Any]:
         """All of it."""
-        names = ("visits", "requests", "answered", "left", "refused", "checked", "ties")
+        names = ("visits", "requests", "answered", "left", "refused", "checked", "ties", "rewritten")
         totals: dict[str, Any] = {failure: self.total(failure) for failure in FAILURES}
         kinds = {kind: {name: getattr(self, name)[kind] for name in names} for kind in self.visits}
         for (failure, kind), number in self.failed.items():
