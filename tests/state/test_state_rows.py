@@ -66,8 +66,8 @@ def test_chains_stay_whole_whatever_two_servers_add_delete_and_sweep(
             sweep(database)
 
         def read(entries: Entries) -> dict[str, list[str]]:
-            found = [name for name in chains if entries.find(name, tenant)]
-            return {name: [entry.id for entry in entries.chain(name)] for name in found}
+            readable = [name for name in chains if entries.find(name, tenant)]
+            return {name: [entry.id for entry in entries.chain(name)] for name in readable}
 
         assert database.transact(read) == chains
     every = {name for chain in chains.values() for name in chain}
